@@ -1,0 +1,91 @@
+"""Guards: the conditions under which an export holds, as arithmetic over named dims.
+
+An expression is an integer, a dim's name, or `[op, left, right]` in JSON: `["le", "T", 512]`, `["eq", ["mod", "H", 32], 0]`, `["and", g, g]`, `["not", g]`.
+Evaluating one runs no code of the file and ends: the size of an expression is bounded, integers are checked, division by zero is a failed guard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .errors import ArtifactError
+
+Expr = Any  # int | str | list: JSON has no recursive type
+
+_BINARY: dict[str, tuple[str, Callable[[int, int], int | bool]]] = {
+    "add": ("+", lambda a, b: a + b),
+    "sub": ("-", lambda a, b: a - b),
+    "mul": ("*", lambda a, b: a * b),
+    "floordiv": ("//", lambda a, b: a // b),
+    "mod": ("%", lambda a, b: a % b),
+    "min": ("min", min),
+    "max": ("max", max),
+    "eq": ("==", lambda a, b: a == b),
+    "ne": ("!=", lambda a, b: a != b),
+    "lt": ("<", lambda a, b: a < b),
+    "le": ("<=", lambda a, b: a <= b),
+    "gt": (">", lambda a, b: a > b),
+    "ge": (">=", lambda a, b: a >= b),
+    "and": ("and", lambda a, b: bool(a) and bool(b)),
+    "or": ("or", lambda a, b: bool(a) or bool(b)),
+}
+OPS = (*_BINARY, "not")
+MAX_TERMS = 1000
+_LIMIT = 2**63
+
+
+def check(expr: Expr, dims: Mapping[str, Any]) -> None:
+    """Refuse an expression that is malformed, too large, or names an unknown dim. Raises: ArtifactError."""
+    budget = [MAX_TERMS]
+
+    def walk(e: Expr, depth: int) -> None:
+        budget[0] -= 1
+        if budget[0] < 0 or depth > 64:
+            raise ArtifactError(f"guard: an expression of over {MAX_TERMS} terms, or nested over 64 deep")
+        if isinstance(e, str):
+            if e not in dims:
+                raise ArtifactError(f"guard: the dim {e!r} is none of {', '.join(dims)}")
+        elif isinstance(e, list) and e and e[0] in OPS and len(e) == (2 if e[0] == "not" else 3):
+            for part in e[1:]:
+                walk(part, depth + 1)
+        elif type(e) is not int or abs(e) >= _LIMIT:
+            raise ArtifactError(f"guard: {str(e)[:60]!r} is no expression")
+
+    walk(expr, 0)
+
+
+def evaluate(expr: Expr, dims: Mapping[str, int]) -> int | bool:
+    """The value of an expression at these sizes. Raises: ZeroDivisionError, OverflowError past 64 bits."""
+    if isinstance(expr, int):
+        return expr
+    if isinstance(expr, str):
+        return dims[expr]
+    if expr[0] == "not":
+        return not evaluate(expr[1], dims)
+    value = _BINARY[expr[0]][1](evaluate(expr[1], dims), evaluate(expr[2], dims))
+    if abs(value) >= _LIMIT:
+        raise OverflowError("a guard's value is outside 64 bits")
+    return value
+
+
+def holds(expr: Expr, dims: Mapping[str, int]) -> bool:
+    """Whether the guard holds at these sizes; one that cannot be evaluated does not."""
+    try:
+        return bool(evaluate(expr, dims))
+    except (ZeroDivisionError, OverflowError):
+        return False
+
+
+def text(expr: Expr, inner: bool = False) -> str:
+    """The expression as a person writes it: `T <= 512`, `H % 32 == 0`."""
+    if not isinstance(expr, list):
+        return str(expr)
+    if expr[0] == "not":
+        return f"not {text(expr[1], True)}"
+    symbol = _BINARY[expr[0]][0]
+    left, right = text(expr[1], True), text(expr[2], True)
+    if symbol in ("min", "max"):
+        return f"{symbol}({left}, {right})"
+    joined = f"{left} {symbol} {right}"
+    return f"({joined})" if inner and expr[0] not in ("mod", "mul", "floordiv") else joined

@@ -1,0 +1,453 @@
+"""The folder of an artifact: `Writer` publishes it whole or not at all, `Reader` believes nothing it finds there. No torch is imported.
+
+Order of publishing:
+
+1. every file is written under a temporary name beside its place, flushed to the disk, and renamed to a name that carries its content's hash;
+2. `manifest.json` is written under a temporary name, flushed, and renamed: this rename is the commit point;
+3. files of ours that the new manifest does not name are removed.
+
+Until 2 the old artifact is whole, and from 2 on the new one is. One writer at a time holds `.widepack.lock`; readers need no lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+from . import strict_json
+from .errors import ArtifactError
+from .manifest import FORMAT, MAX_BYTES, File, Manifest, file_name
+from .program import Program
+
+MANIFEST = "manifest.json"
+PROGRAMS = "programs"
+LOCK = ".widepack.lock"
+MAX_PROGRAM_BYTES = 256 * 2**20
+_TEMPORARY = ".tmp-"
+_OURS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]*-[0-9a-f]{16}\.[a-z0-9]+\Z|\.tmp-[0-9a-f]{16}\Z")
+_CHUNK = 4 * 2**20
+
+
+class ArtifactExists(ArtifactError):
+    """An output path that is taken."""
+
+    exit_code = 2
+
+
+class Stream:
+    """A file being written: hashed on the way, named by its content when it is closed.
+
+    name: relative to the artifact, empty until closed. bytes: written so far.
+    """
+
+    def __init__(self, file: BinaryIO, refused: Callable[[OSError], ArtifactError]) -> None:
+        self.name = ""
+        self.bytes = 0
+        self._file = file
+        self._refused = refused
+        self._hash = hashlib.sha256()
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        view = memoryview(data)
+        view = view.cast("B") if view.nbytes else view
+        try:
+            for start in range(0, view.nbytes, _CHUNK):
+                part = view[start : start + _CHUNK]
+                self._hash.update(part)
+                self._file.write(part)
+                self.bytes += part.nbytes
+        except OSError as e:
+            raise self._refused(e) from e
+        return view.nbytes
+
+    def tell(self) -> int:
+        return self.bytes
+
+    def flush(self) -> None:
+        """Nothing waits here: closing the stream flushes it to the disk."""
+
+    def seekable(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    def finish(self) -> str:
+        """Flush to the disk and close. Gives the SHA-256. Raises: OSError."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return self._hash.hexdigest()
+
+
+class Writer:
+    """Writes one artifact: `with Writer("ens.wide") as writer: ...; writer.publish(manifest)`.
+
+    path: the folder; it is made if it is not there. force: replace an artifact that is there; whatever else stands at the path is never replaced.
+    Leaving the block without `publish`, by an exception or not, removes what was written and leaves what was there before.
+    Raises: ArtifactExists for a path that is taken; ArtifactError where the system refuses to write.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], force: bool = False) -> None:
+        self.path = Path(path)
+        self.force = force
+        self.files: dict[str, File] = {}
+        self._root = Path(os.path.realpath(path))
+        self._made: list[Path] = []  # folders, outermost first
+        self._new: list[Path] = []  # files that were not there before
+        self._lock: int | None = None
+        self._committing = ""  # the digest of the manifest that is being renamed
+
+    def __enter__(self) -> Writer:
+        self._admit()
+        try:
+            try:
+                self._make_folder(self._root)
+            except OSError as e:
+                raise self._refused("make the folder", 0, e) from e
+            self._lock = _lock(self._root / LOCK, self.path)
+            self._admit()  # again: another writer may have been quicker
+        except BaseException:
+            self._abandon()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if not self._committed():
+            self._abandon()
+        elif self._lock is not None:
+            with contextlib.suppress(OSError):
+                (self._root / LOCK).unlink()
+            os.close(self._lock)
+        self._lock = None
+
+    def reserve(self, needed: int) -> None:
+        """Refuse at once what the disk cannot hold. needed: bytes. Raises: ArtifactError."""
+        try:
+            free = shutil.disk_usage(self._root).free
+        except OSError as e:
+            raise self._refused("ask for space", needed, e) from e
+        if needed > free:
+            raise ArtifactError(f"{self.path}: {needed:,} bytes are to be written, {free:,} are free there; make room or give another path")
+
+    def file(self, stem: str, suffix: str, data: bytes) -> str:
+        """Write a file and give its name in the artifact, `stem-<hash>.suffix`. stem may stand in the folder `programs/`."""
+        with self.stream(stem, suffix) as out:
+            out.write(data)
+        return out.name
+
+    @contextlib.contextmanager
+    def stream(self, stem: str, suffix: str) -> Iterator[Stream]:
+        """A file object to write into; its `.name` is set when the block ends without an exception."""
+        file_name(stem, suffix, "0" * 64)  # a bad stem is refused before anything is written
+        temporary = (self._root / stem).parent / f"{_TEMPORARY}{secrets.token_hex(8)}"
+        self._new.append(temporary)
+        try:
+            self._make_folder(temporary.parent)
+            file = open(temporary, "xb")  # noqa: SIM115  closed by finish(), which may fail in its own words
+        except OSError as e:
+            raise self._refused(f"write {stem}", 0, e) from e
+        out = Stream(file, lambda e: self._refused(f"write {stem}", out.bytes, e))
+        try:
+            yield out
+            try:
+                out.name = file_name(stem, suffix, sha256 := out.finish())
+                place = self._root / out.name
+                if not os.path.lexists(place):
+                    self._new.append(place)
+                # A file of this name that is there already has these bytes, or is damaged. Either way a rename harms nobody who has it open.
+                os.replace(temporary, place)
+            except OSError as e:
+                raise self._refused(f"write {stem}", out.bytes, e) from e
+            self.files[out.name] = File(out.bytes, sha256)
+        finally:
+            with contextlib.suppress(OSError):
+                file.close()
+            with contextlib.suppress(OSError):
+                temporary.unlink()  # not there where all went well
+            self._new.remove(temporary)
+
+    def publish(self, manifest: Manifest) -> Manifest:
+        """Make the written files the artifact, by one rename. Gives the manifest with files and digest. Raises: ArtifactError."""
+        sealed = manifest.sealed(self.files)
+        data = sealed.to_bytes()
+        if len(data) > MAX_BYTES:
+            raise ArtifactError(f"{self.path}: a manifest of {len(data):,} bytes; the format's limit is {MAX_BYTES:,}")
+        if Manifest.from_bytes(data).to_bytes() != data:  # what no reader would take is not published
+            raise ArtifactError(f"{self.path}: the manifest does not read back as it was written; please report it")
+        temporary = self._root / f"{_TEMPORARY}{secrets.token_hex(8)}"
+        self._new.append(temporary)
+        try:
+            with open(temporary, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            for folder in {self._root, *((self._root / name).parent for name in sealed.files)}:
+                _sync_folder(folder)
+            self._committing = sealed.digest
+            os.replace(temporary, self._root / MANIFEST)
+        except OSError as e:
+            raise self._refused("publish", len(data), e) from e
+        for folder in (self._root, *(made.parent for made in self._made)):
+            with contextlib.suppress(OSError):
+                _sync_folder(folder)
+        self._sweep(sealed)
+        return sealed
+
+    def _admit(self) -> None:
+        """Refuse a path that holds what must not be replaced."""
+        state = _state(self._root)
+        if state == "artifact" and not self.force:
+            raise ArtifactExists(f"{self.path} is an artifact already; give another path, or force to replace it")
+        if state == "other":
+            what = "a folder that holds something else than an artifact" if self._root.is_dir() else "no folder"
+            raise ArtifactExists(f"{self.path} exists and is {what}; it is never replaced, give another path")
+
+    def _make_folder(self, folder: Path) -> None:
+        missing = [f for f in (folder, *folder.parents) if not os.path.lexists(f)]
+        for part in reversed(missing):
+            with contextlib.suppress(FileExistsError):
+                part.mkdir()
+                self._made.append(part)
+
+    def _refused(self, action: str, count: int, e: OSError) -> ArtifactError:
+        """What the system refused, as one paragraph. count: bytes of the file at work."""
+        total = sum(f.bytes for f in self.files.values()) + count
+        written = f" after {total:,} bytes" if total else ""
+        out = ""
+        if e.errno in (errno.ENOSPC, errno.EDQUOT):
+            with contextlib.suppress(OSError):
+                out = f" ({shutil.disk_usage(self._root).free:,} bytes are free there); make room or give another path"
+        return ArtifactError(
+            f"{self.path}: cannot {action}{written}: {e.strerror or e}{out}. Nothing was published, and what was there before is as it was"
+        )
+
+    def _committed(self) -> bool:
+        """Whether the manifest on the disk is ours: asked of the disk, since an interrupt can come right after the rename."""
+        if not self._committing:
+            return False
+        try:
+            found = strict_json.parse(_read(self._root / MANIFEST, MAX_BYTES), "manifest")
+        except ArtifactError:
+            return False
+        return isinstance(found, dict) and found.get("digest") == self._committing
+
+    def _abandon(self) -> None:
+        """Remove what this writer made. Errors are passed over: the exception on its way says more."""
+        for path in reversed(self._new):
+            with contextlib.suppress(OSError):
+                path.unlink()
+        if self._lock is not None:  # from here on another writer may begin, so the files went first
+            with contextlib.suppress(OSError):
+                (self._root / LOCK).unlink()
+        for folder in reversed(self._made):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        if self._lock is not None:
+            os.close(self._lock)
+        self._new, self._made, self._lock = [], [], None
+
+    def _sweep(self, manifest: Manifest) -> None:
+        """Remove files with names of ours that no manifest names, as an earlier build or a killed one left them. A failure costs only space."""
+        for folder in (self._root, self._root / PROGRAMS):
+            with contextlib.suppress(OSError):
+                for path in sorted(folder.iterdir()) if not folder.is_symlink() or folder == self._root else ():
+                    if _OURS.match(path.name) and path.relative_to(self._root).as_posix() not in manifest.files:
+                        with contextlib.suppress(OSError):
+                            path.unlink()
+
+
+class Reader:
+    """Opens an artifact: reads and checks the manifest at once, every other file when it is asked for.
+
+    expect: the digest that the manifest must have, `sha256:<hex>`, where the caller knows it from elsewhere.
+    Raises: ArtifactError for what is no artifact, damaged, or not what is expected.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], expect: str | None = None) -> None:
+        self.root = Path(path)
+        if not self.root.is_dir():
+            raise ArtifactError(f"{self.root}: {'an artifact is a folder, this is a file' if self.root.exists() else 'there is nothing'}")
+        if not os.path.lexists(self.root / MANIFEST):
+            raise ArtifactError(f"{self.root}: a folder without {MANIFEST} is no artifact; `widepack build ... -o {self.root}` makes one")
+        data = _read(self.root / MANIFEST, MAX_BYTES)
+        try:
+            self.manifest = Manifest.from_bytes(data)
+        except ArtifactError as e:
+            raise ArtifactError(f"{self.root}: {e}") from e
+        if expect is not None and expect != self.manifest.digest:
+            raise ArtifactError(f"{self.root}: expected the artifact {expect}, this one is {self.manifest.digest}")
+        self._programs: dict[str, Program] = {}
+
+    def path(self, name: str) -> Path:
+        """Where a file of the manifest is: a plain file inside the folder, through no links. Raises: ArtifactError."""
+        if name not in self.manifest.files:
+            raise ArtifactError(f"{self.root}: {name[:80]!r} is not in the manifest's list of files")
+        path = self.root
+        parts = name.split("/")  # manifest.py lets no "..", absolute or empty part through
+        for i, part in enumerate(parts):
+            path = path / part
+            try:
+                mode = os.lstat(path).st_mode
+            except OSError as e:
+                raise ArtifactError(f"{path}: {e.strerror}; the artifact is incomplete, or was replaced while it was opened: open it again") from e
+            if not (stat.S_ISREG(mode) if i == len(parts) - 1 else stat.S_ISDIR(mode)):
+                raise ArtifactError(f"{path}: a link or special file; an artifact has plain files only")
+        return path
+
+    def check_sizes(self) -> None:
+        """Refuse files that are missing or of another size; all of them in one error."""
+        self._check(_size_problem)
+
+    def check_hashes(self) -> None:
+        """Refuse files whose content has another hash; all of them in one error. Reads everything."""
+        self._check(lambda path, file: _size_problem(path, file) or _hash_problem(path, file))
+
+    def _check(self, problem: Callable[[Path, File], str]) -> None:
+        found: list[str] = []
+        for name, file in self.manifest.files.items():
+            try:
+                said = problem(self.path(name), file)
+                found += [f"{name}: {said}"] if said else []
+            except ArtifactError as e:
+                found.append(str(e))
+        if found:
+            raise ArtifactError(f"{self.root}: {len(found)} of {len(self.manifest.files)} files are not what was written:\n  " + "\n  ".join(found))
+
+    def bytes(self, name: str) -> bytes:
+        """The content of a small file, its hash checked. Raises: ArtifactError."""
+        path, file = self.path(name), self.manifest.files[name]
+        if file.bytes > MAX_PROGRAM_BYTES:
+            raise ArtifactError(f"{path}: {file.bytes:,} bytes; at most {MAX_PROGRAM_BYTES:,} are read at once")
+        data = _read(path, file.bytes)
+        if hashlib.sha256(data).hexdigest() != file.sha256:
+            raise ArtifactError(f"{path}: its content is not what was written (SHA-256 {file.sha256[:16]}...); copy or build the artifact again")
+        return data
+
+    def json(self, name: str) -> Any:
+        """The JSON document in a file, its hash checked. Raises: ArtifactError."""
+        return strict_json.parse(self.bytes(name), f"{self.root / name}")
+
+    def program(self, name: str) -> Program:
+        """A program, its hash and every node checked; read once. Raises: ArtifactError."""
+        if name not in self._programs:
+            data = self.json(name)
+            try:
+                self._programs[name] = Program.from_json(data)
+            except ArtifactError as e:
+                raise ArtifactError(f"{self.root / name}: {e}") from e
+        return self._programs[name]
+
+    def weights_files(self) -> list[Path]:
+        """The safetensors files that hold the weights, sorted by name."""
+        return [self.path(n) for n in sorted(self.manifest.files) if n.startswith("weights-") and n.endswith(".safetensors")]
+
+
+def _state(root: Path) -> str:
+    """What stands at a path: `nothing` (or an empty folder, or what a killed first build left), `artifact`, or `other`."""
+    if not os.path.lexists(root):
+        return "nothing"
+    if not root.is_dir():
+        return "other"
+    if os.path.lexists(root / MANIFEST):
+        try:
+            found = strict_json.parse(_read(root / MANIFEST, MAX_BYTES), "manifest")
+        except ArtifactError:
+            return "other"
+        return "artifact" if isinstance(found, dict) and found.get("format") == FORMAT else "other"
+    left = set(os.listdir(root))
+    if not left:
+        return "nothing"
+    # A killed first build leaves its lock and files with names of ours. Without the lock such names prove nothing.
+    inside = set(os.listdir(root / PROGRAMS)) if (root / PROGRAMS).is_dir() and not (root / PROGRAMS).is_symlink() else set()
+    ours = all(_OURS.match(n) for n in (left - {LOCK, PROGRAMS}) | inside)
+    return "nothing" if ours and LOCK in left else "other"
+
+
+def _read(path: Path, limit: int) -> bytes:
+    """A plain file's content of at most `limit` bytes; a link is not followed, a pipe not waited for."""
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+    try:
+        handle = os.open(path, flags)
+        with os.fdopen(handle, "rb") as file:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise ArtifactError(f"{path}: a link or special file; an artifact has plain files only")
+            data = file.read(limit + 1)
+    except OSError as e:
+        if e.errno == errno.ELOOP:
+            raise ArtifactError(f"{path}: a link or special file; an artifact has plain files only") from e
+        raise ArtifactError(f"{path}: {e.strerror or e}") from e
+    if len(data) > limit:
+        raise ArtifactError(f"{path}: over {limit:,} bytes, which is more than it may have")
+    return data
+
+
+def _size_problem(path: Path, file: File) -> str:
+    size = os.lstat(path).st_size
+    return "" if size == file.bytes else f"{size:,} bytes, {file.bytes:,} were written"
+
+
+def _hash_problem(path: Path, file: File) -> str:
+    found = hashlib.sha256()
+    with open(path, "rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            found.update(chunk)
+    return "" if found.hexdigest() == file.sha256 else f"SHA-256 {found.hexdigest()[:16]}..., {file.sha256[:16]}... was written"
+
+
+def _sync_folder(folder: Path) -> None:
+    """Flush a folder's entries to the disk, where the system can."""
+    if sys.platform == "win32":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network file systems refuse it, and have then written through
+            os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _lock(place: Path, path: Path) -> int:
+    """Take the writers' lock. Raises: ArtifactError where another writer holds it, or the file cannot be made."""
+    while True:
+        try:
+            handle = os.open(place, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+        except OSError as e:
+            raise ArtifactError(f"{path}: cannot write there: {e.strerror or e}") from e
+        try:
+            _hold(handle)
+        except OSError as e:
+            os.close(handle)
+            raise ArtifactError(f"{path}: another process is writing this artifact; wait until it has ended") from e
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(handle), os.stat(place)):
+                return handle
+        os.close(handle)  # the holder before us has removed the file that we waited for
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _hold(handle: int) -> None:
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+
+else:
+    import fcntl
+
+    def _hold(handle: int) -> None:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as e:
+            if e.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):  # a file system without locks: one writer is the user's care
+                raise

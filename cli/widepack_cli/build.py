@@ -1,0 +1,179 @@
+"""`widepack build`: checkpoints in, an artifact out."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from widepack_bench.text import duration, plural, size
+
+from .common import emit, example, json_option, model_options, stdout_kept
+from .main import Refusal
+from .progress import Progress
+
+if TYPE_CHECKING:
+    from widepack import BuildReport
+
+EPILOG = example(
+    'widepack build ckpts/*.pt -o ens.wide --model net.py:make --input "x=float32[B,3,32,32]"',
+    'widepack build runs/*/best.pt -o ens.wide --model pkg.net:Net --model-arg width=64 --input "ids=int64[B,T]:0..30521" --input T=2..512',
+    "widepack build ckpts/*.pt --dry-run        with model and input in ckpts/widepack.toml",
+)
+
+
+@click.command(epilog=EPILOG)
+@click.argument("checkpoints", metavar="CKPT...", nargs=-1, required=True)
+@click.option("-o", "--out", metavar="ARTIFACT", help="The folder to write, such as ens.wide. Needed unless --dry-run.")
+@model_options
+@click.option("--key", help="Where the state dict is inside a checkpoint that holds more, such as ema.model.")
+@click.option("--input", "inputs", metavar="SPEC", multiple=True, help='An input, such as "x=float32[B,3,32,32]"; or a bound, T=2..512. Repeatable.')
+@click.option(
+    "--sample",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="A .pt file with example inputs: a tensor, a tuple of them, or a dict of keyword inputs.",
+)
+@click.option("--names", metavar="A,B,...", help="The members' names. Without it: the shortest distinguishing parts of the paths.")
+@click.option(
+    "--strategy",
+    "strategies",
+    metavar="NAME",
+    multiple=True,
+    help="auto, wide, loop, or a strategy that ops shall prefer (widepack primitives). Repeatable.",
+)
+@click.option(
+    "--share",
+    type=click.Choice(["auto", "none"]),
+    default="auto",
+    show_default=True,
+    help="Whether weights that are equal in all members are kept once.",
+)
+@click.option("--no-pt2", is_flag=True, help="Leave out the torch.export programs, which others read.")
+@click.option("--dry-run", is_flag=True, help="Do everything but writing, and say what would be written.")
+@click.option("--force", is_flag=True, help="Replace an artifact that is there.")
+@json_option
+def command(
+    checkpoints: tuple[str, ...],
+    out: str | None,
+    model: str | None,
+    model_args: tuple[str, ...],
+    key: str | None,
+    inputs: tuple[str, ...],
+    sample: Path | None,
+    names: str | None,
+    strategies: tuple[str, ...],
+    share: str,
+    no_pt2: bool,
+    dry_run: bool,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Turn the checkpoints CKPT... of one architecture into one artifact that runs them all.
+
+    Reads state dicts in .pt, .pth and .safetensors. Options that are not given are taken from a widepack.toml beside the checkpoints (model,
+    model_arg, input, key). Nothing is written before the answers are proved to be the members' own.
+    """
+    if out is None and not dry_run:
+        raise click.UsageError("Missing option '-o': where shall the artifact go? (or give --dry-run)")
+    paths = expand(checkpoints)
+    settings = beside(paths)
+    if model:  # the arguments beside the checkpoints are those of the model that is named there
+        settings = {"input": settings.get("input"), "key": settings.get("key")}
+    args, kwargs = read_sample(sample) if sample else (None, None)
+    from widepack import build
+    from widepack.specs import parse_model_args
+
+    with stdout_kept(as_json), Progress() as progress:
+        report = build(
+            paths,
+            out if out is not None else "ens.wide",
+            model=model or settings.get("model"),
+            model_args={**settings.get("model_arg", {}), **parse_model_args(model_args)} or None,
+            inputs=list(inputs) or settings.get("input"),
+            sample=args,
+            sample_kwargs=kwargs,
+            names=[n.strip() for n in names.split(",")] if names is not None else None,
+            key=key or settings.get("key"),
+            strategy=strategies[0] if len(strategies) == 1 else strategies or "auto",
+            share=share,
+            pt2=not no_pt2,
+            force=force,
+            progress=progress,
+            dry_run=dry_run,
+        )
+    if as_json:
+        emit(report.to_json())
+    else:
+        click.echo("\n".join(lines(report, dry_run)))
+
+
+def expand(checkpoints: tuple[str, ...]) -> list[str]:
+    """The checkpoints, with patterns that no shell has expanded. Raises: Refusal for a pattern that matches nothing."""
+    paths: list[str] = []
+    for path in checkpoints:
+        if not glob.has_magic(path) or os.path.lexists(path):
+            paths.append(path)
+            continue
+        found = sorted(glob.glob(path))
+        if not found:
+            raise Refusal(f"no checkpoint matches {path}")
+        paths += found
+    return paths
+
+
+def beside(paths: list[str]) -> dict[str, Any]:
+    """What widepack.toml says in the folder that all checkpoints are in; a model file named there is meant from that folder."""
+    folder = Path(os.path.commonpath([os.path.abspath(os.path.dirname(p)) for p in paths]))
+    if not (folder / "widepack.toml").is_file():
+        return {}
+    from widepack.specs import read_toml
+
+    found = read_toml(folder)
+    file, colon, name = str(found.get("model", "")).rpartition(":")
+    if colon and file.endswith(".py") and not os.path.isabs(file):
+        found["model"] = f"{os.path.relpath(folder / file)}:{name}"
+    click.echo(f"taken from {os.path.relpath(folder / 'widepack.toml')} where no option says otherwise: {', '.join(found) or 'nothing'}", err=True)
+    return found
+
+
+def read_sample(path: Path) -> tuple[tuple[Any, ...] | None, dict[str, Any] | None]:
+    """Example inputs from a file, read as data only: (positional, keyword). Raises: Refusal in words."""
+    import torch
+
+    if not path.is_file():
+        raise Refusal(f"--sample {path}: there is no such file")
+    try:
+        value = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever torch says about a file that is none
+        raise Refusal(
+            f"--sample {path} cannot be read as tensors saved with torch.save ({type(error).__name__}); "
+            "save a tensor, a tuple of them or a dict of keyword inputs"
+        ) from error
+    if isinstance(value, torch.Tensor):
+        return (value,), None
+    if isinstance(value, Mapping) and all(isinstance(k, str) for k in value):
+        return (), dict(value)
+    if isinstance(value, (tuple, list)):
+        return tuple(value), None
+    raise Refusal(f"--sample {path} holds a {type(value).__name__}; it must hold a tensor, a tuple of inputs or a dict of keyword inputs")
+
+
+def lines(report: BuildReport, dry_run: bool) -> list[str]:
+    """What was built, or would be."""
+    weights = ", ".join(f"{size(count)} {kind}" for kind, count in report.weights.items() if count)
+    kinds = ", ".join(f"{count} {kind}" for kind, count in report.kinds.items() if count)
+    used = ", ".join(f"{name} {count}" for name, count in sorted(report.strategies.items(), key=lambda item: -item[1]))
+    text = [
+        f"{plural(len(report.members), 'member')}: {', '.join(report.members)}",
+        f"weights      {weights or 'none'}; {size(report.bytes_disk)} on disk, {size(report.bytes_memory)} in memory",
+        f"nodes        {kinds}",
+        f"strategies   {used}",
+        f"wide share   {report.wide_share:.0%} of the nodes that read a stacked weight",
+        f"kernels      {report.kernels_wide} for all members, {report.kernels_member} for one",
+        f"time         {', '.join(f'{stage} {duration(1000 * s)}' for stage, s in report.seconds.items())}",
+    ]
+    return [*text, "dry run: nothing was written"] if dry_run else [*text, f"wrote {report.path}"]

@@ -1,0 +1,90 @@
+"""What several commands need."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+ARTIFACT = click.argument("artifact", metavar="ARTIFACT", type=click.Path(path_type=Path))
+
+
+def json_option(f: F) -> F:
+    """`--json`: one document on standard output, all else on standard error."""
+    return click.option("--json", "as_json", is_flag=True, help="Write one JSON document to standard output, all else to standard error.")(f)
+
+
+def model_options(f: F) -> F:
+    """`--model` and `--model-arg`."""
+    f = click.option(
+        "--model-arg", "model_args", metavar="K=V", multiple=True, help="An argument of the factory; V is JSON where it parses. Repeatable."
+    )(f)
+    return click.option("--model", metavar="FACTORY", help="What makes one member: package.module:factory or path/file.py:factory.")(f)
+
+
+def example(*lines: str) -> str:
+    """An epilog with a command's examples, kept line by line."""
+    return "Example:\n\n\b\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def emit(document: Any) -> None:
+    """The one JSON document of a command, on standard output."""
+    click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+@contextlib.contextmanager
+def stdout_kept(kept: bool) -> Iterator[None]:
+    """While `kept`, whatever is printed (by the user's own model too) goes to standard error, so that standard output holds the document alone."""
+    with contextlib.redirect_stdout(sys.stderr) if kept else contextlib.nullcontext():
+        yield
+
+
+def batch_list(_ctx: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
+    """A click callback: `1,8,32` as numbers."""
+    try:
+        found = tuple(int(part) for part in value.split(","))
+    except ValueError:
+        found = ()
+    if not found or min(found) < 1:
+        raise click.BadParameter(f"{value!r} is no list of whole numbers from 1, such as 1,8,32", param=parameter)
+    return found
+
+
+def write_whole(path: Path, write: Callable[[Path], None], force: bool) -> None:
+    """Write a file so that it appears whole or not at all, through a temporary one beside it.
+
+    Raises: click.UsageError where the path is taken and `force` is not given, or is a folder in any case.
+    """
+    taken = f"{path} exists; give another path, or --force to replace it"
+    if path.is_dir():
+        raise click.UsageError(f"{path} is a folder; give the path of a file")
+    if not force and os.path.lexists(path):
+        raise click.UsageError(taken)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        temporary.unlink()  # for the permissions that a new file of this user has
+        write(temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        if force:
+            os.replace(temporary, path)
+            return
+        try:
+            os.link(temporary, path)  # unlike a rename it never replaces a file that has come in between
+        except FileExistsError:
+            raise click.UsageError(taken) from None
+        except OSError:  # a file system without hard links
+            os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,63 @@
+"""`widepack extract`: one member's weights as a checkpoint of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from widepack_bench.text import plural
+
+from .common import ARTIFACT, example, write_whole
+from .main import Refusal
+
+
+@click.command(
+    epilog=example(
+        "widepack extract ens.wide fold3", "widepack extract ens.wide 0 -o first.safetensors", "widepack extract ens.wide fold3 -o fold3.pt --force"
+    )
+)
+@ARTIFACT
+@click.argument("member")
+@click.option("-o", "--out", type=click.Path(path_type=Path), help="A .pt, .pth or .safetensors file. Without it: MEMBER.safetensors in this folder.")
+@click.option("--force", is_flag=True, help="Replace a file that is there.")
+def command(artifact: Path, member: str, out: Path | None, force: bool) -> None:
+    """Write the weights of MEMBER (a name or a number from 0) of ARTIFACT to a state dict of their own.
+
+    Bit for bit those of the checkpoint that the artifact was built from, under the same names.
+    """
+    from widepack_artifacts.store import Reader
+
+    index = find([m.name for m in Reader(artifact).manifest.members], member)
+    name = Reader(artifact).manifest.members[index].name
+    out = out or Path(f"{name.replace('/', '-')}.safetensors")
+    if out.suffix not in (".pt", ".pth", ".safetensors"):
+        raise click.BadParameter(f"{out} ends in none of .pt, .pth, .safetensors", param_hint="--out")
+    import widepack
+
+    # clones: a file of its own, and no two names over one memory
+    state = {k: v.detach().clone() for k, v in widepack.load(artifact, prologue=False).state_dict(index).items()}
+    write_whole(out, lambda path: save(state, path, out.suffix), force)
+    click.echo(f"wrote {out}: {plural(len(state), 'tensor')} of member {name}")
+
+
+def find(names: list[str], member: str) -> int:
+    """A member's index by its name, or by its number where no member is called so. Raises: Refusal naming the members."""
+    if member in names:
+        return names.index(member)
+    if member.isdecimal() and int(member) < len(names):
+        return int(member)
+    shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    raise Refusal(f"there is no member {member!r}; the {len(names)} members are {shown}, or 0 to {len(names) - 1}")
+
+
+def save(state: dict[str, Any], path: Path, suffix: str) -> None:
+    """Write a state dict in the format that the suffix names."""
+    if suffix == ".safetensors":
+        from safetensors.torch import save_file
+
+        save_file({k: v.contiguous() for k, v in state.items()}, path)
+    else:
+        import torch
+
+        torch.save(state, path)

@@ -1,0 +1,121 @@
+"""`widepack inspect`: what is in an artifact, from its manifest alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import click
+from widepack_artifacts import guards
+from widepack_artifacts.manifest import Entry, Input, Manifest
+from widepack_artifacts.store import Reader
+from widepack_bench.text import columns, plural, size
+
+from .common import ARTIFACT, emit, example, json_option
+
+
+@click.command(epilog=example("widepack inspect ens.wide", "widepack inspect ens.wide --weights", "widepack inspect ens.wide --json | jq .summary"))
+@ARTIFACT
+@click.option("--weights", is_flag=True, help="List every weight with its kind, type and shape.")
+@click.option("--files", is_flag=True, help="List every file with its size and hash.")
+@json_option
+def command(artifact: Path, weights: bool, files: bool, as_json: bool) -> None:
+    """Say what is in ARTIFACT: members, inputs, conditions, outputs, weights, programs, what was verified.
+
+    Reads the manifest alone and checks its digest; `widepack verify` checks the files.
+    """
+    manifest = Reader(artifact).manifest
+    if as_json:
+        emit({"path": str(artifact), "summary": summary(manifest), "manifest": manifest.to_json()})
+        return
+    click.echo("\n".join(lines(str(artifact), manifest, weights, files)))
+
+
+def summary(manifest: Manifest) -> dict[str, Any]:
+    """The figures of an artifact that a program asks for first."""
+    return {
+        "members": [m.name for m in manifest.members],
+        "entries": list(manifest.entries),
+        "weights": dict(Counter(w.kind for w in manifest.weights)),
+        "bytes": sum(f.bytes for f in manifest.files.values()),
+        "strategies": {name: {f"{w.device}.{w.pattern}": strategies(w.plan) for w in entry.wide} for name, entry in manifest.entries.items()},
+    }
+
+
+def strategies(plan: dict[str, Any]) -> dict[str, int]:
+    """How many nodes of the member program run in each strategy, most frequent first."""
+    counts: Counter[str] = Counter()
+    for region in plan.get("regions", []):
+        if region["strategy"] == "loop":
+            counts["loop"] += len(region["nodes"])
+    counts.update(choice[0] for choice in plan.get("choices", {}).values())
+    return dict(counts.most_common())
+
+
+def lines(path: str, manifest: Manifest, weights: bool, files: bool) -> list[str]:
+    """The artifact as text."""
+    total = sum(f.bytes for f in manifest.files.values())
+    text = [
+        (
+            f"{path}: {plural(len(manifest.members), 'member')}, {plural(len(manifest.files), 'file')} of {size(total)}, "
+            f"format {'.'.join(map(str, manifest.version))}"
+        ),
+        f"{manifest.digest}",
+        "",
+        "members",
+        *_indent(columns([["", "name", "checkpoint", "size"], *([str(i), m.name, m.source, size(m.bytes)] for i, m in enumerate(manifest.members))])),
+    ]
+    for name, entry in manifest.entries.items():
+        text += ["", f"entry {name}", *_indent(_entry(entry))]
+    text += ["", "weights", *_indent(_weights(manifest, weights))]
+    text += ["", "provenance", *_indent(f"{k}: {_short(v)}" for k, v in manifest.provenance.items())] if manifest.provenance else []
+    if files:
+        rows = [[name, size(f.bytes), f.sha256] for name, f in manifest.files.items()]
+        text += ["", "files", *_indent(columns([["name", "size", "sha256"], *rows]))]
+    return text
+
+
+def _entry(entry: Entry) -> list[str]:
+    text = [f"input   {i.name}: {i.type}{_bounds(i)}" for i in entry.inputs]
+    text += [f"output  {o.name or '(the only one)'}: {o.type}, {o.kind}" for o in entry.outputs]
+    for name, dim in entry.dims.items():
+        text.append(f"dim     {name} from {dim.min} to {'any' if dim.max is None else dim.max}{_where(dim.source)}")
+    text += [f"guard   {guards.text(g.expr)}{_where(g.source)}" for g in entry.guards]
+    text += [f"fixed   {sentence}" for sentence in entry.fixed]
+    for wide in entry.wide:
+        batch = (
+            "" if wide.batch[1] is None and wide.batch[0] <= 1 else f", batch {wide.batch[0]} to {'any' if wide.batch[1] is None else wide.batch[1]}"
+        )
+        used = ", ".join(f"{strategy} {count}" for strategy, count in strategies(wide.plan).items())
+        text.append(f"program {wide.device}, {wide.pattern}{batch}: {used or 'no strategies recorded'}")
+    text += [f"pt2     {pattern}: {file}" for pattern, file in entry.pt2.items()]
+    return text
+
+
+def _bounds(spec: Input) -> str:
+    if spec.low is None and spec.high is None:
+        return ""
+    return f" from {'any' if spec.low is None else spec.low} to {'any' if spec.high is None else spec.high}"
+
+
+def _where(source: str) -> str:
+    return f"  ({source})" if source else ""
+
+
+def _weights(manifest: Manifest, listed: bool) -> list[str]:
+    kinds = Counter(w.kind for w in manifest.weights)
+    text = [", ".join(f"{kinds[k]} {k}" for k in ("shared", "stacked", "ragged") if kinds[k]) or "none"]
+    if listed:
+        rows = [[w.name, w.kind, w.role, w.dtype, str(w.shape)] for w in manifest.weights]
+        text += columns([["name", "kind", "role", "dtype", "shape of one member"], *rows])
+    return text
+
+
+def _short(value: Any) -> str:
+    text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+def _indent(rows: Any) -> list[str]:
+    return [f"  {row}" for row in rows]

@@ -1,0 +1,41 @@
+"""`widepack primitives`: the registry, for a person."""
+
+from __future__ import annotations
+
+import click
+
+from .common import emit, example, json_option
+from .main import Refusal
+
+
+@click.command(epilog=example("widepack primitives", "widepack primitives conv", "widepack primitives --json"))
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@json_option
+def command(names: tuple[str, ...], as_json: bool) -> None:
+    """List the ops that run wide, by primitive, with the strategies of each in the order in which they are tried.
+
+    NAME is a primitive (linear, conv, pointwise) or an op (aten.linear.default, linear). Any strategy can be given to `widepack build --strategy`.
+    """
+    import widepack.primitives  # noqa: F401  # fills the registry
+    from widepack.registry import Primitive, families, full_name
+
+    def wanted(family: str, primitive: Primitive) -> bool:
+        return not names or family in names or primitive.op in names or primitive.op in {full_name(n) for n in names}
+
+    found = [(family, kept) for family, ops in families() if (kept := [p for p in ops if wanted(family, p)])]
+    if not found:
+        raise Refusal(f"there is no primitive or op called {' or '.join(map(repr, names))}; primitives: {', '.join(f for f, _ in families())}")
+    if as_json:
+        emit({family: {p.op: [{"strategy": s.name, "note": s.note} for s in p.strategies.values()] for p in ops} for family, ops in found})
+        return
+    for index, (family, ops) in enumerate(found):
+        click.echo(("\n" if index else "") + family)
+        groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
+        for primitive in ops:
+            groups.setdefault(tuple((s.name, s.note) for s in primitive.strategies.values()), []).append(
+                primitive.op.removeprefix("aten.").removesuffix(".default")
+            )
+        for strategies, short in groups.items():
+            click.echo(click.wrap_text(", ".join(short), width=118, initial_indent="  ", subsequent_indent="  "))
+            for name, note in strategies:
+                click.echo(f"      {name:<16} {note}".rstrip())

@@ -1,0 +1,141 @@
+"""`widepack trace`: how each op of the member runs for all members, from programs and plan alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from widepack_artifacts.manifest import Manifest, WideProgram
+from widepack_artifacts.program import Node, Program, refs
+from widepack_artifacts.store import Reader
+from widepack_bench.text import columns, plural
+
+from .common import ARTIFACT, emit, example, json_option
+from .main import Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A node of the member program. kinds: of what it reads and of what it makes; becomes: the ops of the wide program that stand for it."""
+
+    node: str
+    op: str
+    reads: tuple[str, ...]
+    kind: str
+    strategy: str
+    why: str
+    becomes: tuple[str, ...]
+    out: str
+    source: str
+
+
+@click.command(
+    epilog=example(
+        "widepack trace ens.wide", "widepack trace ens.wide --device cuda --pattern each", "widepack trace ens.wide --strategy sequential --source"
+    )
+)
+@ARTIFACT
+@click.option("--entry", default="forward", show_default=True, help="The entry to trace.")
+@click.option("--device", default="cpu", show_default=True, help="The plan for this kind of device.")
+@click.option("--pattern", type=click.Choice(["shared", "each"]), default="shared", show_default=True, help="The plan for this pattern of inputs.")
+@click.option("--batch", type=click.IntRange(min=1), help="The plan for this batch, where there are several.")
+@click.option("--strategy", "only", multiple=True, help="Only nodes that run in this strategy. Repeatable.")
+@click.option("--source", is_flag=True, help="Show the line of your code that each node comes from.")
+@json_option
+def command(artifact: Path, entry: str, device: str, pattern: str, batch: int | None, only: tuple[str, ...], source: bool, as_json: bool) -> None:
+    """Say how each op of the member runs for all members of ARTIFACT, and why.
+
+    A line a node of the member program: what it reads and makes (Shared, Stacked, Ragged), the strategy, the reason, and the ops that stand for it.
+    """
+    reader = Reader(artifact)
+    wide = find(reader.manifest, entry, device, pattern, batch)
+    found = steps(reader.program(reader.manifest.entries[entry].member[0]), reader.program(wide.file), wide.plan)
+    shown = [s for s in found if not only or s.strategy in only]
+    if as_json:
+        emit(
+            {
+                "path": str(artifact),
+                "entry": entry,
+                "device": device,
+                "pattern": pattern,
+                "batch": list(wide.batch),
+                "steps": [asdict(s) for s in shown],
+            }
+        )
+        return
+    head = ["node", "op", "kinds", "strategy", "becomes", "why", *(["source"] if source else [])]
+    rows = [[s.node, short(s.op), kinds(s), s.strategy, becomes(s), s.why, *([s.source] if source else [])] for s in shown]
+    click.echo("\n".join([_title(artifact, wide, reader.manifest, len(found)), "", *(columns([head, *rows]) if rows else ["no node runs so"])]))
+    loops = [r for r in wide.plan.get("regions", []) if r["strategy"] == "loop"]
+    if loops:
+        click.echo("\n".join(["", *(f"region {r['name']}, {plural(len(r['nodes']), 'node')} in a loop: {r['because']}" for r in loops)]))
+
+
+def find(manifest: Manifest, entry: str, device: str, pattern: str, batch: int | None) -> WideProgram:
+    """The wide program that a call would run. Raises: Refusal naming those that there are."""
+    if entry not in manifest.entries:
+        raise Refusal(f"there is no entry {entry!r}; this artifact has {', '.join(manifest.entries)}")
+    kind = device.partition(":")[0]
+    there = manifest.entries[entry].wide
+    for wide in there:
+        least, most = wide.batch
+        if (wide.device, wide.pattern) == (kind, pattern) and (batch is None or (least <= batch and (most is None or batch <= most))):
+            return wide
+    wanted = f"{kind}, {pattern}" + ("" if batch is None else f", batch {batch}")
+    raise Refusal(f"there is no wide program for {wanted}; this artifact has {'; '.join(f'{w.device}, {w.pattern}' for w in there) or 'none'}")
+
+
+def steps(member: Program, wide: Program, plan: dict[str, Any]) -> list[Step]:
+    """Every node of the member program with what became of it."""
+    made: dict[str, list[str]] = {}
+    for node in wide.nodes:
+        for owner in {n.member for n in node.body.nodes} if node.body else {node.member}:
+            made.setdefault(owner, []).append(node.op)
+    of_slot = {s.source: s.kind for s in (*wide.weights, *wide.inputs)}
+    found: dict[str, str] = {s.name: of_slot.get(s.source, s.kind) for s in (*member.weights, *member.inputs)}
+    chosen: dict[str, tuple[str, str]] = {n: (c[0], c[1]) for n, c in plan.get("choices", {}).items()}
+    for region in plan.get("regions", []):
+        if region["strategy"] == "loop":
+            chosen.update((n, ("loop", region["because"])) for n in region["nodes"])
+    result = []
+    for node in member.nodes:
+        reads = tuple(found[r] for r in dict.fromkeys(refs((node.args, node.kwargs))))
+        strategy, why = chosen.get(node.name, ("-", "" if node.name in made else "simplified away"))
+        found[node.name] = _kind(strategy, reads, node)
+        result.append(Step(node.name, node.op, reads, found[node.name], strategy, why, tuple(made.get(node.name, ())), node.out, node.source))
+    return result
+
+
+def _kind(strategy: str, reads: Iterable[str], node: Node) -> str:
+    """What a node makes: Shared where it ran once, else as its widest argument."""
+    kinds = set(reads)
+    if strategy == "once" or (strategy in ("-", "part") and kinds <= {"shared"}):
+        return "shared"
+    return "ragged" if "ragged" in kinds else "stacked"
+
+
+def kinds(step: Step) -> str:
+    """`Shared Stacked -> Stacked`."""
+    return f"{' '.join(k.capitalize() for k in dict.fromkeys(step.reads)) or '()'} -> {step.kind.capitalize()}"
+
+
+def becomes(step: Step) -> str:
+    """The wide ops in short, equal ones counted."""
+    counts: dict[str, int] = {}
+    for op in step.becomes:
+        counts[short(op)] = counts.get(short(op), 0) + 1
+    return ", ".join(op if count == 1 else f"{count} x {op}" for op, count in counts.items()) or "-"
+
+
+def short(op: str) -> str:
+    """`aten.linear.default` -> `linear`, `aten.max.dim` -> `max.dim`."""
+    return op.removeprefix("aten.").removesuffix(".default").removeprefix("operator.")
+
+
+def _title(artifact: Path, wide: WideProgram, manifest: Manifest, count: int) -> str:
+    most = "any" if wide.batch[1] is None else wide.batch[1]
+    which = f"{wide.device}, {wide.pattern}, batch {wide.batch[0]} to {most}"
+    return f"{artifact}: {plural(len(manifest.members), 'member')}, {which}: {plural(count, 'node')} of the member program"

@@ -1,0 +1,99 @@
+"""The networks that widepack is tested on: one small file each, sizes for a CPU, shapes as people train them.
+
+Every module has
+
+| name | what it is |
+|---|---|
+| `model(**kwargs)` | the factory, as a user gives it to `--model cases.mlp:model`, or `tests/cases/mlp.py:model` |
+| `INPUTS` | the input specs |
+| `N` | how many members |
+| `RECURRENT` | whether its time goes into a recurrent op |
+| `sample(batch, seed)` | `(args, kwargs)` for one call |
+| `member(i)` | trained-like member i in eval mode: its own weights, norms and running statistics |
+
+`NAMES` are the twelve networks; `GUARDED` branch on a size, so that their export holds under a condition only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+NAMES = [
+    "mlp",
+    "resnet18",
+    "depthwise",
+    "unet",
+    "vit",
+    "bert",
+    "gpt2",
+    "encoder",
+    "lstm",
+    "textcnn",
+    "frozen_trunk",
+    "ragged_heads",
+]
+GUARDED = ["guard_pad", "guard_size"]
+
+
+def load(name: str) -> ModuleType:
+    """The module of one case."""
+    return import_module(f"{__name__}.{name}")
+
+
+def write_checkpoints(case: str | ModuleType, folder: str | Path) -> list[str]:
+    """Save every member's state dict as `<case>-<i>.pt` into the folder; returns the paths, in order."""
+    module = load(case) if isinstance(case, str) else case
+    stem = module.__name__.rpartition(".")[2]
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [str(folder / f"{stem}-{i}.pt") for i in range(module.N)]
+    for i, path in enumerate(paths):
+        torch.save(module.member(i).state_dict(), path)
+    return paths
+
+
+def generator(seed: int) -> torch.Generator:
+    """A generator of its own, so that a sample depends on its seed only."""
+    return torch.Generator().manual_seed(seed)
+
+
+def trained(build: Callable[[], nn.Module], seed: int, batches: Iterable[tuple[tuple[Any, ...], dict[str, Any]]] = ()) -> nn.Module:
+    """A module as training leaves it, without the training: drawn weights, norms away from 1 and 0, statistics of the batches.
+
+    Fresh norms and biases are equal in all members and would be found Shared, which trained ones are not.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = build().eval()
+        with torch.no_grad():
+            for parameter in module.parameters():
+                if parameter.dim() <= 1:
+                    parameter.add_(0.1 * torch.randn_like(parameter))
+            calibrate(module, batches)
+    return module.eval()
+
+
+@torch.no_grad()
+def calibrate(module: nn.Module, batches: Iterable[tuple[tuple[Any, ...], dict[str, Any]]]) -> None:
+    """Set the running statistics of every BatchNorm to those of the batches, layer by layer in one pass each."""
+    norms = [m for m in module.modules() if isinstance(m, _BatchNorm)]
+    if not norms:
+        return
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # None: the plain average over the batches
+        norm.train()
+    for args, kwargs in batches:
+        module(*args, **kwargs)
+    for norm, momentum in zip(norms, momenta):
+        norm.momentum = momentum
+        norm.eval()

@@ -1,0 +1,133 @@
+"""What "right" means: the bound that a wide answer is held to.
+
+For each output, with the members' own error (in their own dtype against float64) pooled over all members and calls:
+
+    rms error      at most 2x the members' own + 1 ulp
+    largest error  at most 4x the members' own + 4 ulp       of the output's rms (float64, pooled)
+
+NaN and inf stand in the same places as in the member's own answer; integers and booleans are equal.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+@dataclass
+class Pool:
+    """Errors of one output, pooled over members and calls. eps: of the output's dtype."""
+
+    name: str
+    eps: float = 0.0
+    own_square: float = 0.0
+    own_max: float = 0.0
+    scale_square: float = 0.0
+    count: int = 0
+    wide: list[Wrong] = field(default_factory=list)
+
+    @property
+    def scale(self) -> float:
+        return math.sqrt(self.scale_square / self.count) if self.count else 0.0
+
+    @property
+    def own_rms(self) -> float:
+        return math.sqrt(self.own_square / self.count) if self.count else 0.0
+
+    @property
+    def rms_bound(self) -> float:
+        return 2 * self.own_rms + self.eps * self.scale
+
+    @property
+    def max_bound(self) -> float:
+        return 4 * self.own_max + 4 * self.eps * self.scale
+
+    def add_own(self, own: torch.Tensor, truth: torch.Tensor) -> None:
+        """One member's own answer beside its float64 answer."""
+        if not floating(own):
+            return
+        self.eps = torch.finfo(own.dtype).eps
+        fine = torch.isfinite(own) & torch.isfinite(truth)
+        error = (own.to(truth.dtype)[fine] - truth[fine]).abs()
+        if error.numel():
+            self.own_square += float(error.square().sum())
+            self.own_max = max(self.own_max, float(error.max()))
+            self.scale_square += float(truth[fine].abs().square().sum())
+            self.count += error.numel()
+
+    def add_wide(self, member: str, call: str, wide: torch.Tensor, own: torch.Tensor, truth: torch.Tensor) -> None:
+        """One member's wide answer beside its own and its float64 answer."""
+        self.wide.append(measure(member, call, wide, own, truth))
+
+    def wrong(self) -> str:
+        """The first answer out of bounds, in words; empty when all are right."""
+        for w in self.wide:
+            if w.words:
+                return f"output {self.name or '0'}, member {w.member}, {w.call}: {w.words}"
+            if not (w.rms <= self.rms_bound and w.largest <= self.max_bound):
+                return (
+                    f"output {self.name or '0'}, member {w.member}, {w.call}: rms error {w.rms:.2e} (bound {self.rms_bound:.2e}), largest {w.largest:.2e} "
+                    f"(bound {self.max_bound:.2e}); the members' own largest error in their own dtype is {self.own_max:.2e}"
+                )
+        return ""
+
+    def record(self) -> dict[str, Any]:
+        """What the manifest keeps."""
+        by: dict[str, list[Wrong]] = {}
+        for w in self.wide:
+            by.setdefault(w.member, []).append(w)
+        return {
+            "output": self.name,
+            "scale": self.scale,
+            "eps": self.eps,
+            "own_rms": self.own_rms,
+            "own_max": self.own_max,
+            "samples": self.count,
+            "members": {m: {"rms": max(w.rms for w in ws), "max": max(w.largest for w in ws)} for m, ws in by.items()},
+        }
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """One answer's error against float64. words: what is wrong whatever the bound."""
+
+    member: str
+    call: str
+    rms: float
+    largest: float
+    words: str
+
+
+def floating(t: torch.Tensor) -> bool:
+    return t.is_floating_point() or t.is_complex()
+
+
+def measure(member: str, call: str, wide: torch.Tensor, own: torch.Tensor, truth: torch.Tensor) -> Wrong:
+    """A wide answer against the member's own (shape, dtype, NaN and inf) and its float64 answer (error)."""
+    words = ""
+    if wide.shape != own.shape:
+        words = f"shape {list(wide.shape)}, the member's own {list(own.shape)}"
+    elif wide.dtype != own.dtype:
+        words = f"{wide.dtype}, the member's own {own.dtype}"
+    elif not floating(own):
+        differ = int((wide != own).sum())
+        words = f"{differ} of {own.numel()} values differ from the member's own" if differ else ""
+    elif not same_places(wide, own):
+        words = "NaN or inf in other places than in the member's own answer"
+    if words or not floating(own):
+        return Wrong(member, call, 0.0, 0.0, words)
+    fine = torch.isfinite(own) & torch.isfinite(truth)
+    error = (wide.to(truth.dtype)[fine] - truth[fine]).abs()
+    if not error.numel():
+        return Wrong(member, call, 0.0, 0.0, "")
+    return Wrong(member, call, float(error.square().mean().sqrt()), float(error.max()), "")
+
+
+def same_places(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether NaN, inf and -inf stand in the same places."""
+    if a.is_complex():
+        return same_places(torch.view_as_real(a), torch.view_as_real(b))
+    return torch.equal(torch.isnan(a), torch.isnan(b)) and torch.equal(torch.isposinf(a), torch.isposinf(b)) and torch.equal(torch.isneginf(a), torch.isneginf(b))

@@ -1,0 +1,120 @@
+"""torch.export programs of a wide program, for readers without widepack: weightless, loops written out, ATen ops only.
+
+The ExportedProgram is put together from the nodes that are there already instead of being exported again: an export would add conditions of its own
+(a convolution's choice of kernel limits the batch to below 16) and take seconds. widepack itself never opens a `.pt2`: loading one can run code.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch.export import ExportedProgram
+from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
+from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
+from widepack_artifacts import tree
+from widepack_artifacts.program import Node, Output, Program, Ref
+
+from .replay import CPU, Fakes, replay
+from .runtime import graph_module, unroll
+
+
+def export_program(program: Program, sizes: Mapping[str, int], dims: Mapping[str, tuple[int, int | None]], result: tree.Tree, keywords: frozenset[str]) -> bytes:
+    """A wide program as the bytes of a weightless `.pt2`.
+
+    sizes: an example size of each dim; dims: their bounds. result: the member's result; leaves come out `[N, ...]`, or as lists of N where Ragged.
+    keywords: the inputs that are given by keyword. In `state_dict` the weights have the names that they have in the weights file (`name@i` where Ragged).
+    """
+    flat = spread(unroll(flat_weights(program)))
+    fakes = Fakes(sizes)
+    values = replay(flat, fakes)
+    module = graph_module(flat, CPU)
+    inputs = [_placeholder(s.source) for s in flat.inputs]
+    nodes = [n for n in module.graph.nodes if n.op != "output"]
+    names = [s.name for s in (*flat.weights, *flat.inputs)] + [n.name for n in flat.nodes]
+    for node, name in zip(nodes, names):
+        node.meta["val"] = values[name]
+    for node, wish in zip(nodes[len(flat.weights) :], inputs):
+        node._rename(wish)
+        node.target = node.name
+    specs = [InputSpec(InputKind.BUFFER, TensorArgument(n.name), s.source, True) for n, s in zip(nodes, flat.weights)]
+    specs += [InputSpec(InputKind.USER_INPUT, TensorArgument(n.name), None) for n in nodes[len(flat.weights) : len(flat.weights) + len(inputs)]]
+    (output,) = (n for n in module.graph.nodes if n.op == "output")
+    leaves = list(output.args[0])
+    parts = iter(range(len(pytree.tree_leaves(leaves, is_leaf=lambda x: isinstance(x, torch.fx.Node)))))
+    numbered = [[next(parts) for _ in leaf] if isinstance(leaf, (list, tuple)) else next(parts) for leaf in leaves]
+    flat_nodes = [n for leaf in leaves for n in (leaf if isinstance(leaf, (list, tuple)) else [leaf])]
+    output.args = (tuple(flat_nodes),)
+    shape = tree.build(_plain(result), numbered, lambda name, rows: dict(rows))
+    args = tuple(i for i, s in enumerate(flat.inputs) if s.source not in keywords)
+    kwargs = {_placeholder(s.source): i for i, s in enumerate(flat.inputs) if s.source in keywords}
+    call = ModuleCallSignature([], [], pytree.tree_structure((args, kwargs)), pytree.tree_structure(shape), [n.name for n in nodes[len(flat.weights) : len(flat.weights) + len(inputs)]])
+    module.graph.lint()
+    module.recompile()
+    with torch.device("meta"):
+        state = {s.source: torch.empty(values[s.name].shape, dtype=values[s.name].dtype) for s in flat.weights}
+    exported = ExportedProgram(
+        root=module,
+        graph=module.graph,
+        graph_signature=ExportGraphSignature(specs, [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(n.name), None) for n in flat_nodes]),
+        state_dict=state,
+        range_constraints={fakes.dims[d].node.expr: ValueRanges(least, int_oo if most is None else most) for d, (least, most) in dims.items()},
+        module_call_graph=[ModuleCallEntry("", call)],
+        example_inputs=None,
+        constants={},
+    )
+    file = io.BytesIO()
+    torch.export.save(exported, file)
+    return file.getvalue()
+
+
+def _placeholder(name: str) -> str:
+    return name.replace(".", "_")
+
+
+def _plain(result: tree.Tree) -> tree.Tree:
+    """The result's tree without literals: every leaf of a torch.export program is a tensor."""
+    ((form, value),) = result.items()
+    if form in ("tuple", "list"):
+        return {form: [_plain(t) for t in value if "const" not in t]}
+    if form == "dict":
+        return {form: [[k, _plain(t)] for k, t in value if "const" not in t]}
+    if form == "output":
+        return {"dict": [[k, _plain(t)] for k, t in value[1] if "const" not in t]}
+    return result
+
+
+def flat_weights(program: Program) -> Program:
+    """Ragged weights as N weights of their own; the values that loops take apart are then lists of them."""
+    slots, lists = [], {}
+    for slot in program.weights:
+        if slot.kind != "ragged":
+            slots.append(slot)
+            continue
+        types = slot.type.split("|")
+        parts = [replace(slot, name=f"{slot.name}_{i}", source=f"{slot.source}@{i}", kind="shared", type=t) for i, t in enumerate(types)]
+        slots += parts
+        lists[slot.name] = [Ref(p.name) for p in parts]
+    if not lists:
+        return program
+    nodes = [replace(n, args=tuple(lists.get(a.name, a) if isinstance(a, Ref) else a for a in n.args)) for n in program.nodes]
+    return replace(program, weights=tuple(slots), nodes=tuple(nodes))
+
+
+def spread(program: Program) -> Program:
+    """Shared outputs expanded to `[N, ...]`, as a caller sees them."""
+    nodes, outputs = list(program.nodes), []
+    for k, output in enumerate(program.outputs):
+        if output.kind != "shared" or not isinstance(output.value, Ref):
+            outputs.append(output)
+            continue
+        nodes.append(Node(f"border_{k}", "aten.unsqueeze.default", (output.value, 0)))
+        nodes.append(Node(f"border_{k}_stacked", "aten.repeat_interleave.self_int", (Ref(f"border_{k}"), program.members, 0)))
+        outputs.append(Output(Ref(f"border_{k}_stacked"), "stacked"))
+    return replace(program, nodes=tuple(nodes), outputs=tuple(outputs))

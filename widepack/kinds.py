@@ -1,0 +1,53 @@
+"""Kinds: what is equal for all members, found by abstract interpretation of the member program.
+
+1. A weight's kind comes from the checkpoints, an input's from the pattern.
+2. What is made of sizes alone is Shared, whatever it is made from (`SIZES`): all Stacked members have one shape.
+3. A node that reads a Ragged value is Ragged.
+4. A node that reads a Stacked value is Stacked; so is one that draws random numbers: one draw a member.
+5. Everything else is Shared, and runs once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from widepack_artifacts.program import Kind, Program, refs
+
+from . import ops
+from .registry import full_name
+
+SIZES = frozenset(full_name(n) for n in "sym_size.int sym_numel zeros_like ones_like empty_like full_like new_zeros new_ones new_full new_empty fill.Scalar".split())
+
+
+def kinds(program: Program, slots: Mapping[str, Kind]) -> dict[str, Kind]:
+    """The kind of every value of a member program. slots: the kinds of its weights and inputs, by value name."""
+    found: dict[str, Kind] = {s.name: slots[s.name] for s in (*program.weights, *program.inputs)}
+    for node in program.nodes:
+        read = {found[r] for r in refs((node.args, node.kwargs))}
+        if "ragged" in read:
+            found[node.name] = "ragged"
+        elif node.op in SIZES:
+            found[node.name] = "stacked" if any(found[r] == "stacked" for r in refs((node.args[1:], node.kwargs))) else "shared"
+        elif "stacked" in read or not ops.tensors_only(node.op):
+            found[node.name] = "stacked"
+        else:
+            found[node.name] = "shared"
+    return found
+
+
+def weights_only(program: Program) -> set[str]:
+    """The values that depend on weights and literals alone: the weight prologue."""
+    found = {s.name for s in program.weights}
+    for node in program.nodes:
+        if all(r in found for r in refs((node.args, node.kwargs))) and ops.tensors_only(node.op):
+            found.add(node.name)
+    return found
+
+
+def reaches(program: Program, start: set[str]) -> set[str]:
+    """All values that depend on one of `start`, sizes included."""
+    found = set(start)
+    for node in program.nodes:
+        if any(r in found for r in refs((node.args, node.kwargs))):
+            found.add(node.name)
+    return found

@@ -1,0 +1,186 @@
+"""Lowering: member program + kinds + plan -> wide program.
+
+requires: a member program, functional, its kinds, one fake value for each of its nodes. ensures: a wide program of allowed ops, every node with the member's
+node that it was made for; no value that nothing reads; outputs of the member's shapes behind the member axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from widepack_artifacts.program import Kind, Node, Output, Program, Ref, Slot, refs, substitute
+
+from .errors import LoweringError
+from .interpret import ProgramWriter, run_node
+from .kinds import kinds
+from .plan import Plan
+from .replay import Fakes, member_slice, replay, slot_value
+from .simplify import sweep
+from .values import Ragged, Shared, Stacked, Value
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """program: the wide program. used: the strategy of each node of the member program. kinds: of each value. values: each node's value name."""
+
+    program: Program
+    used: dict[str, str]
+    kinds: dict[str, Kind]
+    values: dict[str, str]
+
+
+def lower(members: Sequence[Program], signatures: Sequence[int], slots: Mapping[str, Kind], plan: Plan, sizes: Mapping[str, int]) -> Lowered:
+    """Write the wide program.
+
+    members: the member programs, one for each shape signature (one unless a weight is Ragged); signatures: each member's index into them.
+    slots: kinds of weights and inputs by value name. sizes: an example size of each named dim.
+    Raises: LoweringError with node, op, kinds, shapes and source line.
+    """
+    first, count = members[0], len(signatures)
+    found = kinds(first, slots)
+    fakes = Fakes(sizes)
+    own = replay(first, fakes)
+    w = ProgramWriter(count, plan.device, fakes)
+    values: dict[str, Any] = {}
+    weights, inputs = [], []
+    for slot, into in [(s, weights) for s in first.weights] + [(s, inputs) for s in first.inputs]:
+        kind = slots[slot.name]
+        type_ = "|".join(_slot(members[signatures[i]], slot.name).type for i in range(count)) if kind == "ragged" else slot.type
+        made = Slot(w.name(slot.name), slot.source, kind, type_)
+        held = Value(Ref(made.name), slot_value(fakes, made, count))
+        values[slot.name] = Shared(held) if kind == "shared" else Stacked(held) if kind == "stacked" else Ragged(held)
+        into.append(made)
+    loops = {n: r.name for r in plan.regions if r.strategy == "loop" for n in r.nodes}
+    regions = {r.name: [n for n in first.nodes if n.name in set(r.nodes)] for r in plan.regions if r.strategy == "loop"}
+    used: dict[str, str] = {}
+    for node in _order(first, loops):
+        if node.name in loops:
+            region = regions.pop(loops[node.name], None)
+            if region is not None:
+                _loop(w, region, members, signatures, first, values, own, found, loops[node.name])
+            used[node.name] = "loop"
+        else:
+            values[node.name], used[node.name] = run_node(w, node, values, plan.choices.get(node.name), own[node.name])
+    outputs = []
+    for i, o in enumerate(first.outputs):
+        outputs.append(_output(w, o, values, i))
+    fakes.check()
+    program = Program(tuple(weights), tuple(inputs), tuple(w.nodes), tuple(outputs), count)
+    names = {n: r for n, v in values.items() if (r := _name(v))}
+    return Lowered(sweep(program), used, found, names)
+
+
+def _name(value: Any) -> str:
+    inner = value.members if isinstance(value, Ragged) else value.value if isinstance(value, (Shared, Stacked)) else None
+    return inner.ref.name if isinstance(inner, Value) and inner.ref else ""
+
+
+def _slot(program: Program, name: str) -> Slot:
+    return next(s for s in (*program.weights, *program.inputs) if s.name == name)
+
+
+def _output(w: ProgramWriter, output: Output, values: Mapping[str, Any], i: int) -> Output:
+    value = substitute(output.value, values.__getitem__)
+    if isinstance(value, (Shared, Stacked, Ragged)):
+        kind: Kind = "shared" if isinstance(value, Shared) else "stacked" if isinstance(value, Stacked) else "ragged"
+        inner = value.members if isinstance(value, Ragged) else value.value
+        return Output(inner.ref if isinstance(inner, Value) else inner, kind)
+    return Output(value, "shared")
+
+
+def _order(program: Program, loops: Mapping[str, str]) -> list[Node]:
+    """The nodes with every loop region moved behind all that it reads: nothing outside a region reads it but what comes after it anyway."""
+    if not loops:
+        return list(program.nodes)
+    outside, made = [], {s.name for s in (*program.weights, *program.inputs)}
+    waiting = list(program.nodes)
+    # nodes of no region as soon as they can run, then the regions, until all are placed
+    while waiting:
+        ready = [n for n in waiting if n.name not in loops and all(r in made for r in refs((n.args, n.kwargs)))]
+        if ready:
+            for n in ready:
+                made.add(n.name)
+        else:
+            name = next((loops[n.name] for n in waiting if n.name in loops), None)
+            ready = [n for n in waiting if loops.get(n.name) == name]
+            inside = made | {n.name for n in ready}
+            if name is None or any(r not in inside for n in ready for r in refs((n.args, n.kwargs))):
+                raise LoweringError(f"plan: region {name} and the rest of the program wait for each other; a region must not be left and entered again")
+            made = inside
+        outside += ready
+        gone = {n.name for n in ready}
+        waiting = [n for n in waiting if n.name not in gone]
+    return outside
+
+
+def _loop(w: ProgramWriter, region: list[Node], members: Sequence[Program], signatures: Sequence[int], first: Program, values: dict[str, Any], own: Mapping[str, Any],
+          found: Mapping[str, Kind], name: str) -> None:
+    """A region as ONE node: its body once, its inputs bound to the values before it, its results Stacked or Ragged."""
+    inside = {n.name for n in region}
+    by_name = [{n.name: n for n in m.nodes} for m in members]
+    reads: list[str] = list(dict.fromkeys(r for n in region for r in refs((n.args, n.kwargs)) if r not in inside))
+    later = {r for n in first.nodes if n.name not in inside for r in refs((n.args, n.kwargs))} | {r for o in first.outputs for r in refs(o.value)}
+    results = [n for n in region if n.name in later]
+    slots, args = [], []
+    for r in reads:
+        value = values[r]
+        kind: Kind = "shared" if isinstance(value, Shared) else "stacked" if isinstance(value, Stacked) else "ragged"
+        inner = value.members if isinstance(value, Ragged) else value.value
+        slots.append(Slot(r, r, kind, ""))
+        args.append(inner.ref if isinstance(inner, Value) else inner)
+    body_nodes = []
+    for node in region:
+        variants = [by[node.name] for by in by_name]
+        merged = _merge(node, variants, signatures, slots, args)
+        body_nodes.append(replace(merged, out="", member=node.name))
+    outputs = []
+    for n in results:
+        outputs.append(Output(Ref(n.name), "stacked" if _equal_types(members, n.name) else "ragged"))
+    body = Program((), tuple(slots), tuple(body_nodes), tuple(outputs), 0)
+    made = w.name(name)
+    node = Node(made, "loop", tuple(args), {}, "", region[0].source, region[0].name, body)
+    one = {}
+    for s, r in zip(slots, args):
+        held = values[s.source] if s.source in values else None
+        inner = held.members if isinstance(held, Ragged) else held.value if held is not None else None
+        one[s.name] = member_slice(w.fakes, inner.held if isinstance(inner, Value) else r, s.kind, 0)
+    inner_values = replay(body, w.fakes, one)
+    with w.fakes.on():
+        held_out = [
+            [inner_values[n.name]] * w.members if o.kind == "ragged" or not isinstance(inner_values[n.name], torch.Tensor)
+            else torch.empty([w.members, *inner_values[n.name].shape], dtype=inner_values[n.name].dtype)
+            for n, o in zip(results, outputs)
+        ]
+    loop = w.add(node, held_out)
+    w.at = region[0]
+    for i, (n, o) in enumerate(zip(results, outputs)):
+        part = w.call("operator.getitem", loop, i)
+        values[n.name] = Stacked(part) if o.kind == "stacked" else Ragged(part)
+
+
+def _equal_types(members: Sequence[Program], name: str) -> bool:
+    types = {next(n.out for n in m.nodes if n.name == name) for m in members}
+    return len(types) == 1
+
+
+def _merge(node: Node, variants: Sequence[Node], signatures: Sequence[int], slots: list[Slot], args: list[Any]) -> Node:
+    """One node for members whose graphs differ in integer literals: each literal that differs becomes an input with N integers."""
+    if len(variants) == 1 or all(v.args == node.args and v.kwargs == node.kwargs for v in variants):
+        return node
+
+    def walk(parts: list[Any]) -> Any:
+        if all(p == parts[0] for p in parts):
+            return parts[0]
+        if all(isinstance(p, (list, tuple)) and len(p) == len(parts[0]) for p in parts):
+            return [walk(list(p)) for p in zip(*parts)]
+        if all(type(p) is int for p in parts):
+            slot = f"number_{len(slots)}"
+            slots.append(Slot(slot, "", "ragged", "|".join("int" for _ in signatures)))
+            args.append([parts[s] for s in signatures])
+            return Ref(slot)
+        raise LoweringError(f"node {node.name} ({node.op}, {node.source}) differs between members of other shapes in more than integers: {parts[0]!r} and {parts[1]!r}")
+
+    return replace(node, args=tuple(walk([list(v.args) for v in variants])), kwargs={k: walk([v.kwargs.get(k) for v in variants]) for k in node.kwargs})

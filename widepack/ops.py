@@ -1,0 +1,99 @@
+"""Names of ops and the ops themselves.
+
+`aten.linear.default` <-> `torch.ops.aten.linear.default`, `operator.mul` <-> `operator.mul`. Only names of the format's allow-list (and those that a
+service adds itself with `allow_ops`) are looked up: a name from a file never reaches `getattr` before that check.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from widepack_artifacts.opset import OPS
+
+from .errors import ArtifactError
+
+Op = Callable[..., Any]
+
+PYTHON = {
+    "operator.getitem": operator.getitem,
+    "operator.add": operator.add,
+    "operator.sub": operator.sub,
+    "operator.mul": operator.mul,
+    "operator.floordiv": operator.floordiv,
+    "operator.mod": operator.mod,
+    "operator.neg": operator.neg,
+    "operator.truediv": operator.truediv,
+    "operator.pow": operator.pow,
+    "operator.eq": operator.eq,
+    "operator.ne": operator.ne,
+    "operator.lt": operator.lt,
+    "operator.le": operator.le,
+    "operator.gt": operator.gt,
+    "operator.ge": operator.ge,
+    "math.ceil": lambda x: -(-x // 1),
+    "torch.sym_max": torch.sym_max,
+    "torch.sym_min": torch.sym_min,
+    "torch.sym_float": torch.sym_float,
+    "torch.sym_int": torch.sym_int,
+    "torch.sym_not": torch.sym_not,
+    "torch.sym_ite": torch.sym_ite,
+}
+_NAMES = {op: name for name, op in PYTHON.items()}
+_DIMS = {"dim", "dims", "dim0", "dim1", "start_dim", "end_dim", "axis", "source", "destination", "dimension", "dim2"}
+
+
+@lru_cache(maxsize=None)
+def resolve(name: str) -> Op:
+    """The op of this name. Raises: ArtifactError when it is not on the list, or this torch does not have it."""
+    if name in PYTHON:
+        return PYTHON[name]
+    if name not in OPS:
+        raise ArtifactError(f"the op {name!r} is not on the list of allowed ops")
+    space, op, overload = name.split(".")
+    try:
+        return getattr(getattr(getattr(torch.ops, space), op), overload)  # type: ignore[no-any-return]
+    except AttributeError as e:
+        raise ArtifactError(f"torch {torch.__version__} has no op {name!r}; load the artifact with the torch that wrote it, or a newer one") from e
+
+
+def name_of(op: Any) -> str:
+    """The name under which an op is written, known to the format or not."""
+    if op in _NAMES:
+        return _NAMES[op]
+    if isinstance(op, torch._ops.OpOverload):
+        return f"{op.namespace}.{op._schema.name.split('::')[1]}.{op._overloadname}"
+    return f"{getattr(op, '__module__', '')}.{getattr(op, '__name__', op)}"
+
+
+@lru_cache(maxsize=None)
+def arguments(name: str) -> tuple[tuple[str, str, Any], ...]:
+    """(name, type, default) of the op's arguments by its schema; empty for Python's operators."""
+    op = resolve(name)
+    if not isinstance(op, torch._ops.OpOverload):
+        return ()
+    return tuple((a.name, str(a.type), a.default_value if a.has_default_value() else None) for a in op._schema.arguments)
+
+
+def bind(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by their schema's names, defaults left out."""
+    names = [a[0] for a in arguments(name)]
+    return {**dict(zip(names, args)), **kwargs}
+
+
+@lru_cache(maxsize=None)
+def dim_arguments(name: str) -> tuple[str, ...]:
+    """The names of those arguments that number dims."""
+    return tuple(a for a, type_, _ in arguments(name) if a in _DIMS and ("int" in type_ or "Int" in type_))
+
+
+@lru_cache(maxsize=None)
+def tensors_only(name: str) -> bool:
+    """Whether the op is pure: writes to nothing, returns no alias that it could write through, draws no random numbers."""
+    op = resolve(name)
+    if not isinstance(op, torch._ops.OpOverload):
+        return True
+    return not op._schema.is_mutable and torch.Tag.nondeterministic_seeded not in op.tags

@@ -1,0 +1,74 @@
+"""The plan: region -> strategy, and why. Frozen, JSON in and out; one for each device kind, pattern and batch class.
+
+A region is a connected part of the member program. `wide` regions hold one choice a node; a `loop` region runs member after member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .errors import ArtifactError
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """nodes: names in the member program. strategy: `wide` or `loop`. because: one sentence."""
+
+    name: str
+    strategy: str
+    nodes: tuple[str, ...]
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The strategy of one node of a wide region, and why."""
+
+    strategy: str
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """batch: the sizes of the first dim that the plan is for, (least, most or None). choices: by node of the member program."""
+
+    device: str
+    pattern: str
+    batch: tuple[int, int | None]
+    regions: tuple[Region, ...]
+    choices: Mapping[str, Choice] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "device": self.device,
+            "pattern": self.pattern,
+            "batch": list(self.batch),
+            "regions": [{"name": r.name, "strategy": r.strategy, "nodes": list(r.nodes), "because": r.because} for r in self.regions],
+            "choices": {n: [c.strategy, c.because] for n, c in self.choices.items()},
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> Plan:
+        """Raises: ArtifactError for what is no plan."""
+        try:
+            return cls(
+                device=str(data["device"]),
+                pattern=str(data["pattern"]),
+                batch=(int(data["batch"][0]), None if data["batch"][1] is None else int(data["batch"][1])),
+                regions=tuple(Region(str(r["name"]), str(r["strategy"]), tuple(map(str, r["nodes"])), str(r["because"])) for r in data["regions"]),
+                choices={str(n): Choice(str(c[0]), str(c[1])) for n, c in data["choices"].items()},
+            )
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as e:
+            raise ArtifactError(f"plan: {e!r} in what should be a plan; build the artifact again") from e
+
+    def strategies(self) -> dict[str, int]:
+        """How many nodes run in each strategy."""
+        counts: dict[str, int] = {}
+        for region in self.regions:
+            if region.strategy == "loop":
+                counts["loop"] = counts.get("loop", 0) + len(region.nodes)
+        for choice in self.choices.values():
+            counts[choice.strategy] = counts.get(choice.strategy, 0) + 1
+        return counts

@@ -1,0 +1,34 @@
+"""Attention: `softmax(q k^T * scale + mask) v`, q: [N, B, H, T, D], k and v: [N, B, H, S, D]."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..registry import strategy
+from ..values import Shared, Stacked, Value, Wide
+from ..writer import Writer, rank
+
+
+@strategy("scaled_dot_product_attention", "folded", family="attention")
+def folded(w: Writer, q: Wide, k: Wide, v: Wide, mask: Wide | None = None, *rest: Any, **kwargs: Any) -> Wide:
+    """members folded into the batch; a mask that is the same for the whole batch is not repeated"""
+    if max(map(rank, (q, k, v))) < 4:  # no heads, or no batch: the member axis is one more leading dim
+        m = None if mask is None else w.align(mask, rank(q)) if isinstance(mask, Stacked) else mask.value  # type: ignore[union-attr]
+        return Stacked(w.call("scaled_dot_product_attention", w.stack(q), w.stack(k), w.stack(v), m, *rest, **kwargs))
+    q, k, v = (Stacked(w.stack(t)) for t in (q, k, v))
+    y = w.call("scaled_dot_product_attention", w.fold(q), w.fold(k), w.fold(v), _mask(w, mask, q), *rest, **kwargs)
+    return w.unfold(y, q)  # type: ignore[no-any-return]
+
+
+def _mask(w: Writer, mask: Wide | None, q: Stacked) -> Value | None:
+    """The mask for `[N*B, H, T, S]`."""
+    if mask is None:
+        return None
+    value: Value = mask.value  # type: ignore[union-attr]
+    if isinstance(mask, Shared) and (value.ndim < 4 or value.sizes[0] == 1):
+        return value
+    value = w.align(mask, 4) if isinstance(mask, Stacked) else w.stack(mask)  # [N, B or 1, H or 1, T, S]
+    if value.sizes[1] == 1:
+        batch = w.sizes(q)[0]
+        value = w.call("expand", value, [w.members, batch, *(-1 for _ in range(value.ndim - 2))])
+    return w.call("flatten.using_ints", value, 0, 1)

@@ -1,0 +1,106 @@
+"""Convolutions and transposed convolutions.
+
+    y[i] = conv(x[i], W[i]) + b[i]    x: [N, B, C, *s] or [B, C, *s]    W: [N, O, C/g, *k]    b: [N, O]    y: [N, B, O, *s']
+
+| strategy | when | how |
+|---|---|---|
+| `one_conv` | x Shared | one convolution with `N*O` outputs |
+| `fold` | W Shared | members in the batch |
+| `grouped` | both Stacked | one convolution of `N*g` groups over `[B, N*C, *s]`; its result is channel-packed, so that a chain of them copies nothing |
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..registry import strategy
+from ..values import Shared, Stacked, Value, Wide
+from ..writer import Writer, put_shared, rank
+
+_CONV = "conv1d conv2d conv3d conv1d.padding conv2d.padding conv3d.padding"
+_TRANSPOSED = "conv_transpose1d conv_transpose2d.input conv_transpose3d.input"
+
+
+def _spatial(weight: Wide) -> int:
+    return rank(weight) - 2
+
+
+def _flat(w: Writer, x: Wide | None) -> Value | None:
+    """`[N, O, ...] -> [N*O, ...]` of weights and biases."""
+    return None if x is None else w.call("flatten.using_ints", w.stack(x), 0, 1)
+
+
+def _batched(w: Writer, x: Wide, weight: Wide) -> tuple[Wide, Any]:
+    """x with a batch, and what takes the batch away again from an unbatched one's result."""
+    if rank(x) == _spatial(weight) + 2:
+        return x, lambda y: y
+    if isinstance(x, Stacked):
+        return Stacked(w.call("unsqueeze", x.value, 1)), lambda y: Stacked(w.call("squeeze.dim", y.value, 1))
+    return Shared(w.call("unsqueeze", x.value, 0)), lambda y: Stacked(w.call("squeeze.dim", y.value, 1))  # type: ignore[union-attr]
+
+
+def _groups(w: Writer, args: tuple[Any, ...], kwargs: dict[str, Any], at: int) -> tuple[list[Any], int]:
+    """The arguments behind the bias, filled up to `groups` (at index `at`), and the member's groups."""
+    from .. import ops
+
+    names = [(n, d) for n, _, d in ops.arguments(w.op)][3:]
+    rest = [args[i] if i < len(args) else kwargs.get(n, d) for i, (n, d) in enumerate(names)]
+    return rest, int(rest[at])
+
+
+def _weight_shared(w: Writer, x: Wide, weight: Wide, bias: Wide | None = None, *args: Any, **kwargs: Any) -> bool:
+    return isinstance(weight, Shared)
+
+
+def _x_shared(w: Writer, x: Wide, weight: Wide, bias: Wide | None = None, *args: Any, **kwargs: Any) -> bool:
+    return isinstance(x, Shared) and isinstance(weight, Stacked)
+
+
+@strategy(f"{_CONV} {_TRANSPOSED}", "fold", family="conv", when=_weight_shared)
+def fold(w: Writer, x: Wide, weight: Shared, bias: Wide | None = None, *args: Any, **kwargs: Any) -> Wide:
+    """a Shared weight: members in the batch"""
+    x, back = _batched(w, x, weight)
+    if not isinstance(bias, Stacked):
+        assert isinstance(x, Stacked)
+        return back(w.unfold(w.call(w.op, w.fold(x), weight.value, put_shared(bias), *args, **kwargs), x))  # type: ignore[no-any-return]
+    y = w.call(w.op, w.fold(x) if isinstance(x, Stacked) else x.value, weight.value, None, *args, **kwargs)  # type: ignore[union-attr]
+    out: Value = w.unfold(y, x).value if isinstance(x, Stacked) else y
+    b = w.call("unsqueeze", bias.value, 1)  # [N, 1, O]
+    for _ in range(_spatial(weight)):
+        b = w.call("unsqueeze", b, -1)
+    return back(Stacked(w.call("add.Tensor", out, b)))  # type: ignore[no-any-return]
+
+
+@strategy(_CONV, "one_conv", family="conv", when=_x_shared)
+def one_conv(w: Writer, x: Shared, weight: Stacked, bias: Wide | None = None, *args: Any, **kwargs: Any) -> Wide:
+    """a Shared input: one convolution with N*O outputs"""
+    rest, groups = _groups(w, args, kwargs, 3)
+    x, back = _batched(w, x, weight)  # type: ignore[assignment]
+    if groups == 1:
+        return back(w.unpack(w.call(w.op, x.value, _flat(w, weight), _flat(w, bias), *rest)))  # type: ignore[no-any-return]
+    # each group sees its own channels: weights in the order [g, N, O/g], so that the input is not repeated
+    split = w.call("flatten.using_ints", w.call("transpose.int", w.call("unflatten.int", weight.value, 1, [groups, -1]), 0, 1), 0, 2)
+    b = None if bias is None else w.call("flatten.using_ints", w.call("transpose.int", w.call("unflatten.int", w.stack(bias), 1, [groups, -1]), 0, 1), 0, 2)
+    y = w.call("unflatten.int", w.call(w.op, x.value, split, b, *rest), 1, [groups, w.members, -1])  # [B, g, N, O/g, *s]
+    y = w.call("movedim.int", y, 2, 0)  # [N, B, g, O/g, *s]
+    return back(Stacked(w.call("flatten.using_ints", y, 2, 3)))  # type: ignore[no-any-return]
+
+
+@strategy(_CONV, "grouped", family="conv")
+def grouped(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None, *args: Any, **kwargs: Any) -> Wide:
+    """one convolution of N*g groups over [B, N*C, *s]"""
+    rest, groups = _groups(w, args, kwargs, 3)
+    rest[3] = groups * w.members
+    x, back = _batched(w, x, weight)
+    stacked = x if isinstance(x, Stacked) else Stacked(w.stack(x))
+    return back(w.unpack(w.call(w.op, w.pack(stacked), _flat(w, weight), _flat(w, bias), *rest)))  # type: ignore[no-any-return]
+
+
+@strategy(_TRANSPOSED, "grouped", family="conv")
+def grouped_transposed(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None, *args: Any, **kwargs: Any) -> Wide:
+    """one transposed convolution of N*g groups; its weight [C, O/g, *k] packs on axis 0 too"""
+    rest, groups = _groups(w, args, kwargs, 3)
+    rest[3] = groups * w.members
+    x, back = _batched(w, x, weight)
+    stacked = x if isinstance(x, Stacked) else Stacked(w.stack(x))
+    return back(w.unpack(w.call(w.op, w.pack(stacked), _flat(w, weight), _flat(w, bias), *rest)))  # type: ignore[no-any-return]

@@ -1,0 +1,118 @@
+"""Linear layers and products of matrices.
+
+    y[i] = x[i] W[i]^T + b[i]        x: [N, *, I] or [*, I]    W: [N, O, I]    b: [N, O]    y: [N, *, O]
+
+| strategy | when | how |
+|---|---|---|
+| `one_gemm` | x Shared | one product with `N*O` outputs |
+| `shared_weight` | W Shared | one product over all members' rows |
+| `bmm` | both Stacked | one batched product |
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..registry import strategy
+from ..values import Shared, Stacked, Value, Wide
+from ..writer import Writer, put_shared, rank
+
+
+def _x_shared(w: Writer, x: Wide, weight: Wide, bias: Wide | None = None) -> bool:
+    return isinstance(x, Shared) and isinstance(weight, Stacked) and rank(weight) == 2
+
+
+def _w_shared(w: Writer, x: Wide, weight: Wide, bias: Wide | None = None) -> bool:
+    return isinstance(weight, Shared)
+
+
+def _both(w: Writer, x: Wide, weight: Wide, bias: Wide | None = None) -> bool:
+    return isinstance(weight, Stacked) and rank(weight) == 2
+
+
+@strategy("linear", "one_gemm", family="linear", when=_x_shared)
+def one_gemm(w: Writer, x: Shared, weight: Stacked, bias: Wide | None = None) -> Wide:
+    """a Shared input: one product with N*O outputs"""
+    flat = None if bias is None else w.call("flatten.using_ints", w.stack(bias), 0, 1)  # [N*O]
+    y = w.call("linear", x.value, w.call("flatten.using_ints", weight.value, 0, 1), flat)  # [*, N*O]
+    y = w.call("unflatten.int", y, -1, [w.members, -1])  # [*, N, O]
+    return Stacked(w.call("movedim.int", y, -2, 0))
+
+
+@strategy("linear", "shared_weight", family="linear", when=_w_shared)
+def shared_weight(w: Writer, x: Wide, weight: Shared, bias: Wide | None = None) -> Wide:
+    """a Shared weight: one product over all members' rows"""
+    if not isinstance(bias, Stacked):
+        return Stacked(w.call("linear", x.value, weight.value, put_shared(bias)))  # type: ignore[union-attr]
+    y = w.call("linear", x.value, weight.value)  # type: ignore[union-attr]
+    return Stacked(w.call("add.Tensor", y, w.align(bias, rank(x))))
+
+
+@strategy("linear", "bmm", family="linear", when=_both)
+def bmm(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None) -> Wide:
+    """one batched product, the bias added in it"""
+    rows, back = _rows(w, w.stack(x), rank(x))  # [N, R, I]
+    turned = w.call("transpose.int", weight.value, 1, 2)  # [N, I, O]
+    if bias is None:
+        y = w.call("bmm", rows, turned)
+    else:
+        y = w.call("baddbmm", w.call("unsqueeze", w.stack(bias), 1), rows, turned)  # [N, R, O]
+    return Stacked(back(y))
+
+
+def _rows(w: Writer, x: Value, rank: int) -> tuple[Value, Any]:
+    """`[N, *, I] -> [N, R, I]` and the way back."""
+    if rank == 2:
+        return x, lambda y: y
+    if rank == 1:
+        return w.call("unsqueeze", x, 1), lambda y: w.call("squeeze.dim", y, 1)
+    sizes = [s if s is not None else w.call("sym_size.int", x, d) for d, s in enumerate(x.sizes)][1:-1]
+    return w.call("flatten.using_ints", x, 1, -2), lambda y: w.call("unflatten.int", y, 1, sizes)
+
+
+@strategy("matmul mm bmm mv dot", "matmul", family="linear")
+def matmul(w: Writer, a: Wide, b: Wide) -> Wide:
+    """one broadcast product; vectors become matrices and back"""
+    ra, rb = rank(a), rank(b)
+    out = max(ra, rb, 2)
+    left = _matrix(w, a, out, -2 if ra == 1 else None)
+    right = _matrix(w, b, out, -1 if rb == 1 else None)
+    y = w.call("matmul", left, right)
+    if rb == 1:
+        y = w.call("squeeze.dim", y, -1)
+    if ra == 1:
+        y = w.call("squeeze.dim", y, -2 if rb > 1 else -1)
+    return Stacked(y)
+
+
+def _matrix(w: Writer, x: Wide, out: int, at: int | None) -> Value:
+    """An operand of a product with the member's rank raised to `out`; a vector gets a size-1 dim at `at` first."""
+    value: Value = x.value  # type: ignore[union-attr]
+    if at is not None:
+        value = w.call("unsqueeze", value, at)
+    return w.align(Stacked(value), out) if isinstance(x, Stacked) else value
+
+
+@strategy("addmm baddbmm", "matmul", family="linear")
+def addmm(w: Writer, bias: Wide, a: Wide, b: Wide, *, beta: float = 1, alpha: float = 1) -> Wide:
+    """one broadcast product, then the addition"""
+    y = w.call("matmul", a.value, b.value)  # type: ignore[union-attr]
+    if alpha != 1:
+        y = w.call("mul.Scalar", y, alpha)
+    if beta == 0:  # the bias is not read then, not even its NaN
+        return Stacked(y)
+    c = w.align(bias, max(rank(a), rank(b))) if isinstance(bias, Stacked) else bias.value  # type: ignore[union-attr]
+    return Stacked(w.call("add.Tensor", y, c if beta == 1 else w.call("mul.Scalar", c, beta)))
+
+
+@strategy("einsum", "letter", family="linear", when=lambda w, equation, operands, path=None: all(isinstance(o, (Shared, Stacked)) for o in operands))
+def einsum(w: Writer, equation: str, operands: list[Wide], path: Any = None) -> Wide:
+    """one more letter, for the member axis, on every Stacked operand and on the output"""
+    text = equation.replace(" ", "")
+    terms, _, out = text.partition("->")
+    if "->" not in text:
+        letters = [c for c in terms.replace("...", "") if c != ","]
+        out = ("..." if "..." in terms else "") + "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
+    member = next(c for c in "NMLKJIHGFEDCBAZYXWVUTSRQPOnmlkjihgfedcbazyxwvutsrqpo" if c not in text)
+    given = [member + t if isinstance(o, Stacked) else t for t, o in zip(terms.split(","), operands)]
+    return Stacked(w.call("einsum", f"{','.join(given)}->{member}{out}", [o.value for o in operands], path=path))  # type: ignore[union-attr]

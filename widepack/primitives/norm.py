@@ -1,0 +1,123 @@
+"""Norms.
+
+    layer_norm, rms_norm      normalise the trailing dims; the members' own scale and shift are one more kernel (`addcmul`)
+    batch_norm (eval)         y = x * scale + shift, both made from the statistics in float64, once, in the prologue
+    group_norm                `packed`: N*G groups over [B, N*C, *]; `fold`: members in the batch, then scale and shift
+    instance_norm             `packed`: channels of all members side by side
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..registry import strategy
+from ..values import Shared, Stacked, Value, Wide
+from ..writer import Writer, put_shared, rank
+
+
+def affine(w: Writer, y: Value, weight: Wide | None, bias: Wide | None, rank_: int, trailing: int = 0) -> Value:
+    """`y * weight + bias`, parameters `[N, *p]` or `[*p]` aligned to the member's rank, `trailing` dims of size 1 behind them."""
+
+    def ready(p: Wide | None) -> Value | None:
+        if p is None:
+            return None
+        value: Value = p.value  # type: ignore[union-attr]
+        for _ in range(trailing):
+            value = w.call("unsqueeze", value, -1)
+        return w.align(Stacked(value), rank_) if isinstance(p, Stacked) else value
+
+    scale, shift = ready(weight), ready(bias)
+    if scale is not None and shift is not None:
+        return w.call("addcmul", shift, y, scale)
+    if scale is not None:
+        return w.call("mul.Tensor", y, scale)
+    return y if shift is None else w.call("add.Tensor", y, shift)
+
+
+@strategy("layer_norm", "fused", family="norm")
+def layer_norm(w: Writer, x: Wide, shape: list[int], weight: Wide | None = None, bias: Wide | None = None, eps: float = 1e-5, cudnn: bool = True) -> Wide:
+    """one layer norm over all members' rows; scale and shift of their own in one kernel behind it"""
+    if not isinstance(weight, Stacked) and not isinstance(bias, Stacked):
+        return Stacked(w.call("layer_norm", x.value, shape, put_shared(weight), put_shared(bias), eps))  # type: ignore[union-attr]
+    y = w.call("layer_norm", x.value, shape, None, None, eps)  # type: ignore[union-attr]
+    return Stacked(affine(w, y, weight, bias, rank(x)))
+
+
+@strategy("rms_norm", "fused", family="norm")
+def rms_norm(w: Writer, x: Wide, shape: list[int], weight: Wide | None = None, eps: float | None = None) -> Wide:
+    """one RMS norm over all members' rows; a scale of their own in one kernel behind it"""
+    if not isinstance(weight, Stacked):
+        return Stacked(w.call("rms_norm", x.value, shape, put_shared(weight), eps))  # type: ignore[union-attr]
+    return Stacked(affine(w, w.call("rms_norm", x.value, shape, None, eps), weight, None, rank(x)))  # type: ignore[union-attr]
+
+
+def scale_and_shift(w: Writer, weight: Wide | None, bias: Wide | None, mean: Wide, var: Wide, eps: float, dtype: torch.dtype) -> tuple[Wide, Wide]:
+    """Statistics and parameters `[C]` of a batch norm as one scale and one shift, made in float64 and rounded once."""
+
+    def double(p: Wide) -> Value:
+        return w.call("_to_copy", p.value, dtype=torch.float64)  # type: ignore[union-attr]
+
+    many = any(isinstance(p, Stacked) for p in (weight, bias, mean, var))
+    scale = w.call("rsqrt", w.call("add.Scalar", double(var), eps))
+    if weight is not None:
+        scale = w.call("mul.Tensor", double(weight), scale)
+    shift = w.call("neg", w.call("mul.Tensor", double(mean), scale))
+    if bias is not None:
+        shift = w.call("add.Tensor", double(bias), shift)
+
+    def wrap(value: Value) -> Wide:
+        value = w.call("_to_copy", value, dtype=dtype)
+        return Stacked(value) if many and value.ndim == 2 else Shared(value)
+
+    return wrap(scale), wrap(shift)
+
+
+@strategy("_native_batch_norm_legit_no_training", "scale_shift", family="norm")
+def batch_norm(w: Writer, x: Wide, weight: Wide | None, bias: Wide | None, mean: Wide, var: Wide, momentum: float, eps: float) -> Any:
+    """y = x * scale + shift, both from the prologue"""
+    scale, shift = scale_and_shift(w, weight, bias, mean, var, eps, x.value.dtype)  # type: ignore[union-attr]
+    y = affine(w, x.value, scale, shift, rank(x), trailing=rank(x) - 2)  # type: ignore[union-attr]
+    return Stacked(y, isinstance(x, Stacked) and x.packed), None, None
+
+
+@strategy("_native_batch_norm_legit.no_stats", "packed", family="norm")
+def batch_norm_of_batch(w: Writer, x: Wide, weight: Wide | None, bias: Wide | None, training: bool, momentum: float, eps: float) -> Any:
+    """statistics of the batch itself: the channels of all members side by side"""
+    packed = w.pack(x if isinstance(x, Stacked) else Stacked(w.stack(x)))
+    y = w.call("_native_batch_norm_legit.no_stats", packed, _flat(w, weight), _flat(w, bias), training, momentum, eps)
+    return w.unpack(w.call("operator.getitem", y, 0)), None, None
+
+
+def _flat(w: Writer, p: Wide | None) -> Value | None:
+    return None if p is None else w.call("flatten.using_ints", w.stack(p), 0, 1)
+
+
+def _is_packed(w: Writer, x: Wide, *args: Any, **kwargs: Any) -> bool:
+    return isinstance(x, Stacked) and x.packed
+
+
+@strategy("group_norm", "packed", family="norm", when=_is_packed)
+def group_norm_packed(w: Writer, x: Stacked, groups: int, weight: Wide | None = None, bias: Wide | None = None, eps: float = 1e-5, cudnn: bool = True) -> Wide:
+    """N*G groups over [B, N*C, *]: one kernel, scale and shift in it"""
+    return w.unpack(w.call("group_norm", w.pack(x), groups * w.members, _flat(w, weight), _flat(w, bias), eps))  # type: ignore[no-any-return]
+
+
+@strategy("group_norm", "fold", family="norm")
+def group_norm(w: Writer, x: Wide, groups: int, weight: Wide | None = None, bias: Wide | None = None, eps: float = 1e-5, cudnn: bool = True) -> Wide:
+    """members in the batch; scale and shift of their own in one kernel behind it"""
+    own = isinstance(weight, Stacked) or isinstance(bias, Stacked)
+    params = (None, None) if own else (put_shared(weight), put_shared(bias))
+    if isinstance(x, Stacked):
+        y = w.unfold(w.call("group_norm", w.fold(x), groups, *params, eps), x).value
+    else:
+        y = w.call("group_norm", x.value, groups, *params, eps)  # type: ignore[union-attr]
+    return Stacked(affine(w, y, weight, bias, rank(x), trailing=rank(x) - 2) if own else y)
+
+
+@strategy("instance_norm", "packed", family="norm")
+def instance_norm(w: Writer, x: Wide, weight: Wide | None, bias: Wide | None, mean: Wide | None, var: Wide | None, *rest: Any) -> Wide:
+    """the channels of all members side by side"""
+    packed = w.pack(x if isinstance(x, Stacked) else Stacked(w.stack(x)))
+    return w.unpack(w.call("instance_norm", packed, *(_flat(w, p) for p in (weight, bias, mean, var)), *rest))  # type: ignore[no-any-return]

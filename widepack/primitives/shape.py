@@ -1,0 +1,144 @@
+"""Shapes, indices and values made from shapes.
+
+A view of a Stacked value is a `reshape`: its memory need not be member-major. Sizes of a Stacked value, and what is made of sizes alone
+(`zeros_like`, `new_ones`), are the same for all members: Shared.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..registry import strategy
+from ..values import Shared, Stacked, Value, Wide
+from ..writer import Writer, put_shared, rank
+
+
+@strategy("view _unsafe_view reshape", "shape", family="shape")
+def view(w: Writer, x: Stacked, size: list[Any]) -> Wide:
+    """N in front of the size"""
+    return Stacked(w.call("reshape", x.value, [w.members, *put_shared(size)]))
+
+
+@strategy("expand", "shape", family="shape")
+def expand(w: Writer, x: Stacked, size: list[Any], *, implicit: bool = False) -> Wide:
+    """N in front of the size"""
+    return Stacked(w.call("expand", w.align(x, len(size)), [w.members, *put_shared(size)]))
+
+
+@strategy("repeat", "shape", family="shape")
+def repeat(w: Writer, x: Stacked, repeats: list[Any]) -> Wide:
+    """1 in front of the repeats"""
+    return Stacked(w.call("repeat", w.align(x, len(repeats)), [1, *put_shared(repeats)]))
+
+
+@strategy("permute", "shape", family="shape")
+def permute(w: Writer, x: Stacked, dims: list[int]) -> Wide:
+    """the member axis stays in front"""
+    return Stacked(w.call("permute", x.value, [0, *(1 + d % x.rank for d in dims)]))
+
+
+@strategy("t numpy_T", "shape", family="shape")
+def t(w: Writer, x: Stacked) -> Wide:
+    """the member's dims turned round"""
+    return Stacked(w.call("permute", x.value, [0, *range(x.rank, 0, -1)]))
+
+
+@strategy("sym_size.int", "shape", family="shape")
+def sym_size(w: Writer, x: Stacked, dim: int) -> Wide:
+    """the member's size: the same for all"""
+    return Shared(w.call("sym_size.int", x.value, 1 + dim % x.rank))
+
+
+@strategy("sym_numel", "shape", family="shape")
+def sym_numel(w: Writer, x: Stacked) -> Wide:
+    """the member's number of elements: the same for all"""
+    return Shared(w.call("operator.floordiv", w.call("sym_numel", x.value), w.members))
+
+
+_LIKE = {"zeros_like": "new_zeros", "ones_like": "new_ones", "empty_like": "new_zeros"}  # what `empty` holds means nothing; zeros are the same on every run
+
+
+@strategy("zeros_like ones_like empty_like", "sizes", family="shape")
+def like(w: Writer, x: Stacked, *, dtype: torch.dtype | None = None, **_: Any) -> Wide:
+    """made from sizes alone: Shared"""
+    return Shared(w.call(_LIKE[w.op.split(".")[1]], x.value, w.sizes(x), dtype=dtype))
+
+
+@strategy("full_like", "sizes", family="shape")
+def full_like(w: Writer, x: Stacked, fill: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Wide:
+    """made from sizes alone: Shared"""
+    return Shared(w.call("new_full", x.value, w.sizes(x), put_shared(fill), dtype=dtype or x.value.dtype))
+
+
+@strategy("new_zeros new_ones new_full new_empty", "sizes", family="shape")
+def new(w: Writer, x: Stacked, size: list[Any], *args: Any, dtype: torch.dtype | None = None, **_: Any) -> Wide:
+    """made from sizes alone: Shared"""
+    op = "new_zeros" if "new_empty" in w.op else w.op
+    return Shared(w.call(op, x.value, put_shared(size), *put_shared(args), dtype=dtype or x.value.dtype))
+
+
+@strategy("fill.Scalar", "sizes", family="shape")
+def fill(w: Writer, x: Stacked, value: Any) -> Wide:
+    """made from sizes alone: Shared"""
+    return Shared(w.call("new_full", x.value, w.sizes(x), put_shared(value), dtype=x.value.dtype))
+
+
+@strategy("copy", "expand", family="shape")
+def copy(w: Writer, x: Wide, source: Wide, non_blocking: bool = False) -> Wide:
+    """the source, in the shape and dtype of what it is copied over"""
+    dtype = x.value.dtype  # type: ignore[union-attr]
+    if isinstance(source, Stacked):
+        value = w.call("expand", w.align(source, rank(x)), [w.members, *w.sizes(x)])
+        return Stacked(w.call("_to_copy", value, dtype=dtype) if value.dtype != dtype else value)
+    value = w.call("expand", source.value, w.sizes(x))  # type: ignore[union-attr]
+    return Shared(w.call("_to_copy", value, dtype=dtype) if value.dtype != dtype else value)
+
+
+@strategy("index_select", "index_select", family="index", when=lambda w, x, dim, index: isinstance(index, Shared))
+def index_select(w: Writer, x: Stacked, dim: int, index: Shared) -> Wide:
+    """Shared indices: the dim shifted"""
+    return Stacked(w.call("index_select", x.value, 1 + dim % x.rank, index.value))
+
+
+def _adjacent(indices: list[Any]) -> bool:
+    at = [i for i, v in enumerate(indices) if v is not None]
+    return at == list(range(at[0], at[-1] + 1))
+
+
+def _plain_index(w: Writer, x: Wide, indices: list[Any]) -> bool:
+    given = [i for i in indices if i is not None]
+    shared = all(isinstance(i, Shared) for i in given)
+    return shared and isinstance(x, Stacked) and _adjacent(indices)
+
+
+@strategy("index.Tensor", "shared", family="index", when=_plain_index)
+def index_shared(w: Writer, x: Stacked, indices: list[Any]) -> Wide:
+    """Shared indices: one more None in front"""
+    return Stacked(w.call("index.Tensor", x.value, [None, *put_shared(indices)]))
+
+
+def _own_index(w: Writer, x: Wide, indices: list[Any]) -> bool:
+    given = [i for i in indices if i is not None]
+    return all(i.value.dtype != torch.bool for i in given) and _adjacent(indices)
+
+
+@strategy("index.Tensor", "members", family="index", when=_own_index)
+def index_own(w: Writer, x: Wide, indices: list[Any]) -> Wide:
+    """indices of their own: the members' numbers are one more index tensor"""
+    given = [i for i in indices if i is not None]
+    top = max(map(rank, given))
+    device_of: Value = given[0].value
+    numbers = w.call("arange", w.members, dtype=torch.int64, device=device_of.held.device)
+    for _ in range(top):
+        numbers = w.call("unsqueeze", numbers, -1)  # [N, 1, ..., 1]
+    ready = [i if i is None else w.align(i, top) if isinstance(i, Stacked) else i.value for i in indices]
+    first = next(i for i, v in enumerate(indices) if v is not None)
+    y = w.call("index.Tensor", w.stack(x), [numbers, *ready])
+    if first == 0:
+        return Stacked(y)
+    # the index tensors are not adjacent any more (N comes first, dims that are not indexed lie between): their dims come out in front
+    dims = list(range(1 + top, 1 + top + first))  # the dims before the first index
+    order = [0, *dims, *range(1, 1 + top), *range(1 + top + first, y.ndim)]
+    return Stacked(w.call("permute", y, order))

@@ -1,0 +1,109 @@
+"""The probe: a few inputs and every member's float64 answers, kept in the artifact, so that what is loaded is verified too.
+
+Outputs that are large are kept thinly: every k-th number, so that a probe stays under `LIMIT_BYTES`. A pass is remembered in the user's cache by program,
+weights, device, dtype and torch version; anything else runs it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from widepack_artifacts.errors import ArtifactError
+
+from .compare import Pool, floating, same_places
+from .errors import VerificationError
+
+LIMIT_BYTES = 1_000_000
+_FACTOR = 4  # another device or torch adds errors of its own kind: four times the bounds of the build
+
+
+def make(calls: Mapping[str, tuple[Sequence[torch.Tensor], Sequence[Sequence[torch.Tensor]]]]) -> dict[str, torch.Tensor]:
+    """The probe's tensors.
+
+    calls: pattern -> (inputs as the wide program takes them, [member][output] float64 answers).
+    Returns: `<pattern>.x<k>` inputs and `<pattern>.y<k>.<i>` answers, thinned, member by member.
+    """
+    room = LIMIT_BYTES / max(1, len(calls))
+    made: dict[str, torch.Tensor] = {}
+    for pattern, (inputs, truths) in calls.items():
+        for k, x in enumerate(inputs):
+            made[f"{pattern}.x{k}"] = x.contiguous().clone()
+        used = sum(x.numel() * x.element_size() for x in inputs)
+        total = sum(t.numel() * 8 for outs in truths for t in outs)
+        stride = max(1, math.ceil(total / max(room - used, room / 4)))
+        for i, outs in enumerate(truths):
+            for k, t in enumerate(outs):
+                made[f"{pattern}.y{k}.{i}"] = thin(t, stride)
+    return made
+
+
+def thin(t: torch.Tensor, stride: int) -> torch.Tensor:
+    """Every `stride`-th number of a tensor, flat, with one number in front that says the stride."""
+    flat = t.detach().reshape(-1)[::stride]
+    wide = torch.complex128 if flat.is_complex() else torch.float64
+    return torch.cat([torch.tensor([stride], dtype=wide), flat.to(wide)])
+
+
+def check(tensors: Mapping[str, torch.Tensor], pattern: str, outputs: Sequence[Any], kinds: Sequence[str], records: Sequence[Mapping[str, Any]], members: Sequence[int]) -> None:
+    """Hold a loaded program's answers to the probe.
+
+    outputs: what the wide program gave for `<pattern>.x*`. kinds: of each output. records: the manifest's, by output. members: which of the artifact's members these are.
+    Raises: VerificationError.
+    """
+    for k, (output, kind, record) in enumerate(zip(outputs, kinds, records)):
+        for at, i in enumerate(members):
+            kept = tensors[f"{pattern}.y{k}.{i}"]
+            stride = int(kept[0].real)
+            value = output if kind == "shared" else output[at]
+            flat = value.detach().cpu().reshape(-1)[::stride]
+            truth = kept[1:]
+            if flat.numel() != truth.numel():
+                raise VerificationError(f"probe: output {record['output'] or k} of member {i} has {value.numel()} numbers, the artifact's answer is of another size; the artifact and this program do not belong together")
+            if not floating(value):
+                if not torch.equal(flat.to(truth.dtype), truth):
+                    raise VerificationError(f"probe: output {record['output'] or k} of member {i} differs from the answer that was recorded when the artifact was built")
+                continue
+            pool = Pool(str(record["output"]), float(torch.finfo(value.dtype).eps), own_max=float(record["own_max"]), scale_square=float(record["scale"]) ** 2, count=1)
+            pool.own_square = float(record["own_rms"]) ** 2
+            fine = torch.isfinite(truth)
+            error = (flat.to(truth.dtype)[fine] - truth[fine]).abs()
+            if not same_places(flat.to(truth.dtype), truth) or (error.numel() and not float(error.max()) <= _FACTOR * pool.max_bound):
+                largest = float(error.max()) if error.numel() else float("nan")
+                raise VerificationError(
+                    f"probe: output {record['output'] or k} of member {i} is off by {largest:.2e} from the float64 answer recorded at build, the bound is "
+                    f"{_FACTOR * pool.max_bound:.2e}; this torch ({torch.__version__}) or device runs the program differently. Build the artifact again here, or load(strategies='loop')"
+                )
+
+
+def cache_folder() -> Path:
+    """Where passes are remembered: `$XDG_CACHE_HOME/widepack` or `~/.cache/widepack`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "widepack"
+
+
+def cache_key(*parts: str) -> str:
+    return hashlib.sha256("\n".join([*parts, torch.__version__]).encode()).hexdigest()
+
+
+def passed(key: str) -> bool:
+    """Whether this probe passed here before."""
+    with contextlib.suppress(OSError):
+        return (cache_folder() / "probes" / key).is_file()
+    return False
+
+
+def remember(key: str) -> None:
+    """Note a pass; a cache that cannot be written only means that the probe runs again."""
+    with contextlib.suppress(OSError):
+        folder = cache_folder() / "probes"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (folder / key).touch()
+
+
+__all__ = ["ArtifactError", "cache_folder", "cache_key", "check", "make", "passed", "remember", "thin"]

@@ -1,0 +1,33 @@
+"""Stages of long work, told to whoever asked: `progress(stage, done, total)`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Report = Callable[[str, int, int], None]
+
+
+class Stages:
+    """Times the stages of a build and passes progress on. seconds: by stage, in order."""
+
+    def __init__(self, report: Report | None) -> None:
+        self.report = report
+        self.seconds: dict[str, float] = {}
+        self._at = ""
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        self._at = name
+        start = time.perf_counter()
+        self.step(0, 1)
+        try:
+            yield
+        finally:
+            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - start, 3)
+        self.step(1, 1)
+
+    def step(self, done: int, total: int) -> None:
+        if self.report is not None:
+            self.report(self._at, done, total)

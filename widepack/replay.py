@@ -1,0 +1,114 @@
+"""Fake values for a program: every node's shape and dtype, with named dims as symbols, without memory and without data."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from widepack_artifacts.program import Node, Program, Ref, Slot, substitute
+
+from . import ops
+from .codec import decode, dtype_of
+from .errors import LoweringError
+from .specs import parse_type
+from .values import known
+
+CPU = torch.device("cpu")
+
+
+class Fakes:
+    """A fake world with one symbol a named dim.
+
+    sizes: an example size of each dim (at least 2, and such that the guards hold). static: take these sizes as they are instead of symbols.
+    """
+
+    def __init__(self, sizes: Mapping[str, int], *, static: bool = False) -> None:
+        shapes = None if static else ShapeEnv(specialize_zero_one=True, duck_shape=False)
+        self.mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
+        self.dims: dict[str, Any] = dict(sizes)
+        if shapes is not None:
+            for name, size in sizes.items():
+                source = ConstantSource(name)
+                symbol = shapes.create_unspecified_symbol(size, source, dynamic_dim=DimDynamic.DYNAMIC)
+                self.dims[name] = shapes.create_symintnode(symbol, hint=size, source=source)
+
+    @contextlib.contextmanager
+    def on(self) -> Iterator[None]:
+        # the dispatcher makes composite ops accept symbolic sizes; no gradients: in grad mode some ops choose other kernels
+        with torch.no_grad(), self.mode, enable_python_dispatcher():
+            yield
+
+    def tensor(self, type_: str, members: int = 0) -> torch.Tensor:
+        """A fake tensor of a type such as `float32[B,3,32*H]`, with the member axis in front when `members` is given."""
+        dtype, dims = parse_type(type_)
+        shape = [d if isinstance(d, int) else self.dims[d.letter] * d.factor for d in dims]
+        with self.on():
+            return torch.empty(([members] if members else []) + shape, dtype=dtype_of(dtype))
+
+    def run(self, op: str, args: Any, kwargs: Any) -> Any:
+        with self.on():
+            return ops.resolve(op)(*args, **kwargs)
+
+    def check(self) -> None:
+        """Refuse a program that fixed a dim without saying so. Raises: LoweringError."""
+        for name, dim in self.dims.items():
+            if not isinstance(dim, int) and known(dim) is not None:
+                raise LoweringError(f"the dim {name} was fixed to {known(dim)} while the program was read: an op of this model does not keep it dynamic")
+
+
+def slot_value(fakes: Fakes, slot: Slot, members: int) -> Any:
+    """The fake value of a weight or an input: a tensor, `[N, ...]` when Stacked, a list of N when Ragged (types parted by `|`); `int` is a number."""
+    if slot.kind == "ragged":
+        parts = slot.type.split("|")
+        return [2 + i if p == "int" else fakes.tensor(p) for i, p in enumerate(parts)]
+    return fakes.tensor(slot.type, members if slot.kind == "stacked" else 0)
+
+
+def replay(program: Program, fakes: Fakes, given: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Every value's fake, by name, of a member program, or of a wide one. given: values of inputs that are there already."""
+    values: dict[str, Any] = {}
+    for slot in (*program.weights, *program.inputs):
+        values[slot.name] = given[slot.name] if given and slot.name in given else slot_value(fakes, slot, program.members)
+    for node in program.nodes:
+        values[node.name] = run_node(node, values, fakes, program.members)
+    return values
+
+
+def run_node(node: Node, values: dict[str, Any], fakes: Fakes, members: int) -> Any:
+    """One node on fake values; a loop's outputs get their member axis."""
+    args = decode(substitute(node.args, values.__getitem__), CPU)
+    if node.body is None:
+        return fakes.run(node.op, args, decode(substitute(node.kwargs, values.__getitem__), CPU))
+    one = {s.name: member_slice(fakes, a, s.kind, 0) for s, a in zip(node.body.inputs, args)}
+    inner = replay(node.body, fakes, one)
+    with fakes.on():
+        outs = [substitute(o.value, inner.__getitem__) for o in node.body.outputs]
+        return [torch.empty([members, *o.shape], dtype=o.dtype) if k.kind == "stacked" else [o] * members for o, k in zip(outs, node.body.outputs)]
+
+
+def member_slice(fakes: Fakes, value: Any, kind: str, i: int) -> Any:
+    """Member i's part of a value."""
+    if kind == "shared":
+        return value
+    if kind == "ragged":
+        return value[i]
+    with fakes.on():
+        return value[i]
+
+
+def type_text(value: Any) -> str:
+    """A value's type for a reader: `float32[s0, 3]`; of several outputs the first that is a tensor."""
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).split('.')[1]}[{','.join(str(s) for s in value.shape)}]"
+    if isinstance(value, (tuple, list)):
+        return "(" + ", ".join(type_text(v) for v in value) + ")"
+    return type(value).__name__
+
+
+__all__ = ["CPU", "Fakes", "Ref", "member_slice", "replay", "run_node", "slot_value", "type_text"]

@@ -1,0 +1,201 @@
+"""Running a program: our own form -> a flat fx graph -> one Python function.
+
+The graph takes its weights as arguments, calls ops only, and frees each value after its last use. Text from a file never reaches the generated code: values
+get names of our own, ops are objects, and keywords are names of the op's own schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+from widepack_artifacts.program import Node, Program, Ref, refs, substitute
+
+from . import ops
+from .codec import decode
+from .errors import ArtifactError
+from .kinds import weights_only
+
+Function = Callable[..., Any]
+
+
+class Loop(nn.Module):
+    """A loop region: the body once a member, results written into preallocated `[N, ...]`."""
+
+    def __init__(self, body: Program, members: int, device: torch.device) -> None:
+        super().__init__()
+        self.run = graph_module(body, device).forward
+        self.members = members
+        self.split = [s.kind != "shared" for s in body.inputs]
+        self.kinds = [o.kind for o in body.outputs]
+
+    def forward(self, *args: Any) -> list[Any]:
+        """args: a value for each input of the body: shared ones as they are, stacked ones `[N, ...]` or a list of N, ragged ones a list of N."""
+        own = [(a.unbind(0) if isinstance(a, torch.Tensor) else a) if s else None for a, s in zip(args, self.split)]
+        outs: list[Any] = [[] for _ in self.kinds]
+        for i in range(self.members):
+            given = [a if o is None else o[i] for a, o in zip(args, own)]
+            for k, (value, kind) in enumerate(zip(self.run(*given), self.kinds)):
+                if kind == "stacked":
+                    if i == 0:
+                        outs[k] = torch.empty((self.members, *value.shape), dtype=value.dtype, device=value.device)
+                    outs[k][i] = value
+                else:
+                    outs[k].append(value)
+        return outs
+
+
+def graph_module(program: Program, device: torch.device) -> fx.GraphModule:
+    """The program as a flat GraphModule: weights first, then inputs, in the program's order; gives a tuple of output values."""
+    graph = fx.Graph()
+    root = nn.Module()
+    at: dict[str, fx.Node] = {}
+    for i, slot in enumerate((*program.weights, *program.inputs)):
+        at[slot.name] = graph.placeholder(f"{'w' if i < len(program.weights) else 'x'}{i}")
+    for i, node in enumerate(program.nodes):
+        args = decode(substitute(node.args, at.__getitem__), device)
+        if node.body is not None:
+            root.add_module(f"loop{i}", Loop(node.body, program.members, device))
+            at[node.name] = graph.call_module(f"loop{i}", tuple(args))
+            continue
+        known = {a for a, _, _ in ops.arguments(node.op)}
+        unknown = set(node.kwargs) - known
+        if unknown:
+            raise ArtifactError(f"program: node {node.name} gives {node.op} the keyword {sorted(unknown)[0]!r}, which it does not have")
+        made = graph.call_function(ops.resolve(node.op), tuple(args), decode(substitute(node.kwargs, at.__getitem__), device))
+        at[node.name] = made
+    graph.output(tuple(substitute(o.value, at.__getitem__) for o in program.outputs))
+    return fx.GraphModule(root, graph)
+
+
+@dataclass(frozen=True)
+class Split:
+    """A program in two: the prologue makes `names` from weights, the main program takes them in place of weights."""
+
+    prologue: Program
+    main: Program
+    names: tuple[str, ...]
+
+
+def split(program: Program) -> Split:
+    """Part the nodes that depend on weights alone from the rest."""
+    early = weights_only(program)
+    first = tuple(n for n in program.nodes if n.name in early)
+    rest = tuple(n for n in program.nodes if n.name not in early)
+    read = {r for n in rest for r in refs((n.args, n.kwargs))} | {r for o in program.outputs for r in refs(o.value)}
+    names = tuple(n for n in [*(s.name for s in program.weights), *(n.name for n in first)] if n in read)
+    slots = {s.name: s for s in program.weights}
+    from widepack_artifacts.program import Output, Slot
+
+    prologue = replace(program, inputs=(), nodes=first, outputs=tuple(Output(Ref(n), "shared") for n in names))
+    main = replace(program, weights=tuple(slots.get(n, Slot(n, "", "shared", "")) for n in names), nodes=rest)
+    return Split(prologue, main, names)
+
+
+def needed(program: Program, names: Sequence[str]) -> list[Node]:
+    """The nodes that these values need, in order."""
+    live = set(names)
+    kept = []
+    for node in reversed(program.nodes):
+        if node.name in live:
+            kept.append(node)
+            live.update(refs((node.args, node.kwargs)))
+    return kept[::-1]
+
+
+class Executable:
+    """A program bound to its weights on a device: `run(inputs)` gives its output values.
+
+    weights: a value for each weight's source name: a tensor, or a list of N for a Ragged one. prologue: run weights-only nodes once, now.
+    """
+
+    def __init__(self, program: Program, weights: Mapping[str, Any], device: torch.device, *, prologue: bool = True) -> None:
+        given = [weights[s.source] for s in program.weights]
+        if prologue:
+            parts = split(program)
+            with torch.inference_mode():
+                given = list(graph_module(parts.prologue, device).forward(*given))
+            program = parts.main
+        self.program, given = _lists(program, given)
+        self.weights = given
+        self.forward: Function = graph_module(self.program, device).forward
+
+    def run(self, *inputs: Any) -> tuple[Any, ...]:
+        with torch.inference_mode():
+            return self.forward(*self.weights, *inputs)  # type: ignore[no-any-return]
+
+
+def _lists(program: Program, given: list[Any]) -> tuple[Program, list[Any]]:
+    """Weights that loop regions take apart are taken apart once, here, and not at every call (the `list` form)."""
+    at = {s.name: i for i, s in enumerate(program.weights)}
+    slots, values, nodes = list(program.weights), list(given), []
+    for node in program.nodes:
+        if node.body is None:
+            nodes.append(node)
+            continue
+        args = list(node.args)
+        for k, (slot, arg) in enumerate(zip(node.body.inputs, args)):
+            if slot.kind == "stacked" and isinstance(arg, Ref) and arg.name in at:
+                name = f"{arg.name}__members"
+                if name not in at:
+                    at[name] = len(slots)
+                    slots.append(replace(program.weights[at[arg.name]], name=name))
+                    values.append(list(values[at[arg.name]].unbind(0)))
+                args[k] = Ref(name)
+        nodes.append(replace(node, args=tuple(args)))
+    return replace(program, weights=tuple(slots), nodes=tuple(nodes)), values
+
+
+def unroll(program: Program) -> Program:
+    """The program with every loop written out once a member: its ATen decomposition, for readers that do not know loops."""
+    if not any(n.body for n in program.nodes):
+        return program
+    nodes: list[Node] = []
+    lists: dict[str, list[Any]] = {}  # a value that is a list of N: its N parts
+
+    def part(arg: Any, kind: str, i: int, name: str) -> Any:
+        if kind == "shared":
+            return arg
+        if isinstance(arg, Ref) and arg.name in lists:
+            return lists[arg.name][i]
+        if not isinstance(arg, Ref):
+            return arg[i]
+        if kind == "ragged":
+            nodes.append(Node(name, "operator.getitem", (arg, i)))
+        else:
+            nodes.append(Node(name, "aten.select.int", (arg, 0, i)))
+        return Ref(name)
+
+    for node in program.nodes:
+        if node.op == "operator.getitem" and isinstance(node.args[0], Ref) and node.args[0].name in lists:
+            made = lists[node.args[0].name][node.args[1]]
+            if isinstance(made, list):
+                lists[node.name] = made
+            else:
+                nodes.append(Node(node.name, "aten.alias.default", (made,), out=node.out, member=node.member))
+            continue
+        if node.body is None:
+            nodes.append(node)
+            continue
+        outs: list[list[Any]] = [[] for _ in node.body.outputs]
+        for i in range(program.members):
+            at = {s.name: part(a, s.kind, i, f"{node.name}_{s.name}_{i}") for s, a in zip(node.body.inputs, node.args)}
+            for inner in node.body.nodes:
+                name = f"{node.name}_{inner.name}_{i}"
+                nodes.append(replace(inner, name=name, args=substitute(inner.args, at.__getitem__), kwargs=substitute(inner.kwargs, at.__getitem__)))
+                at[inner.name] = Ref(name)
+            for k, o in enumerate(node.body.outputs):
+                outs[k].append(substitute(o.value, at.__getitem__))
+        parts: list[Any] = []
+        for k, o in enumerate(node.body.outputs):
+            if o.kind == "stacked":
+                nodes.append(Node(f"{node.name}_stack_{k}", "aten.stack.default", (outs[k],)))
+                parts.append(Ref(f"{node.name}_stack_{k}"))
+            else:
+                parts.append(outs[k])
+        lists[node.name] = parts
+    outputs = tuple(replace(o, value=lists[o.value.name]) if isinstance(o.value, Ref) and o.value.name in lists else o for o in program.outputs)
+    return replace(program, nodes=tuple(nodes), outputs=outputs)
