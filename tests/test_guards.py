@@ -12,6 +12,15 @@ from widepack_artifacts.errors import ArtifactError
 
 DIMS = {"B": 2, "T": 7, "H": 64}
 BINARY = [op for op in guards.OPS if op != "not"]
+ARITHMETIC, COMPARISONS = BINARY[:7], BINARY[7:13]
+SUMS = st.recursive(
+    st.integers(-4, 4) | st.sampled_from(list(DIMS)), lambda e: st.tuples(st.sampled_from(ARITHMETIC), e, e).map(list), max_leaves=6
+)
+CONDITIONS = st.recursive(
+    st.tuples(st.sampled_from(COMPARISONS), SUMS, SUMS).map(list),
+    lambda e: st.tuples(st.sampled_from(["and", "or"]), e, e).map(list) | e.map(lambda v: ["not", v]),
+    max_leaves=4,
+)
 EXPRESSIONS = st.recursive(
     st.integers(-(2**63) + 1, 2**63 - 1) | st.integers(-4, 4) | st.sampled_from(list(DIMS)),
     lambda e: st.tuples(st.sampled_from(BINARY), e, e).map(list) | e.map(lambda v: ["not", v]),
@@ -26,7 +35,7 @@ def test_every_expression_has_an_answer(expr: Any) -> None:
     assert guards.text(expr)
 
 
-@given(EXPRESSIONS)
+@given(CONDITIONS)
 def test_text_means_what_is_evaluated(expr: Any) -> None:
     try:
         value = guards.evaluate(expr, DIMS)
@@ -51,6 +60,19 @@ def test_text_means_what_is_evaluated(expr: Any) -> None:
 def test_text_and_truth(expr: Any, said: str, holds: bool) -> None:
     assert guards.text(expr) == said
     assert guards.holds(expr, DIMS) is holds
+
+
+@pytest.mark.xfail(strict=True, reason="text() shows T % (2 * H) as T % 2 * H")
+def test_text_keeps_the_order_of_operations() -> None:
+    dims = {"B": 3, "T": 50, "H": 7}
+    wrong = []
+    for outer in ARITHMETIC:
+        for inner in ARITHMETIC:
+            for expr in ([outer, "T", [inner, "H", "B"]], [outer, [inner, "T", "H"], "B"]):
+                said = guards.text(expr)
+                if eval(said, {"min": min, "max": max, **dims}) != guards.evaluate(expr, dims):
+                    wrong.append(f"{expr} is shown as {said}")
+    assert not wrong
 
 
 def chain(levels: int) -> Any:

@@ -155,7 +155,7 @@ def test_weight_knows_its_tensors() -> None:
         (lambda d: entry_of(d)["signature"][0].__setitem__(2, {"code": "x"}), ["is no tree"]),
         (lambda d: entry_of(d).update(result={"leaf": 0}), ["all 2 output leaves"]),
         (lambda d: entry_of(d)["outputs"][0].update(kind="both"), ["'both' is unknown"]),
-        (lambda d: entry_of(d)["dims"].update({"a-b": {"min": 1, "max": None, "source": ""}}), ["'a-b' is no name of a dim"]),
+        (lambda d: entry_of(d)["dims"].update({"a-b": entry_of(d)["dims"]["B"]}), ["'a-b' is no name of a dim"]),
         (lambda d: entry_of(d)["dims"]["H"].update(max=0), ["from 1 to 0 there is nothing"]),
         (lambda d: entry_of(d)["guards"][0].update(expr=["exec", "H", 1]), ["is no expression"]),
         (lambda d: entry_of(d)["guards"][0].update(expr=["le", "Q", 1]), ["'Q' is none of B, H"]),
@@ -176,7 +176,7 @@ def test_refuses_in_words(edit: Callable[[Json], object], words: list[str]) -> N
 
 @pytest.mark.parametrize(
     "name",
-    ["../x", "/etc/x", "programs/../x", "programs//x", "a/b/x", "other/x", "C:\\x", "manifest", ".tmp", "x\n", "-x", "é", "a" * 200],
+    ["../x", "/etc/x", "programs/../x", "programs//x", "a/b/x", "other/x", "C:\\x", ".tmp", "x\n", "-x", "é", "a" * 200],
 )
 def test_refuses_names_that_lead_elsewhere(name: str) -> None:
     odd = f"{name}-{HASH[:16]}.json"
@@ -210,9 +210,9 @@ def test_digest_is_checked() -> None:
         (b'{"a": 1e999}', "outside float64"),
         (b'{"a": ' + b"9" * 19 + b"}", "outside 64 bits"),
         (b'{"a": -' + b"9" * 100_000 + b"}", "outside 64 bits"),
-        (b'{"a": ' + b"[" * 65 + b"]" * 65 + b"}", "nested over 64 deep"),
-        (b"[" * 1_000_000, "nested over 64 deep"),
-        (b'{"a":' * 1_000_000, "nested over 64 deep"),
+        (b'{"a": ' + b"[" * 200 + b"]" * 200 + b"}", "nested over 200 deep"),
+        (b"[" * 1_000_000, "nested over 200 deep"),
+        (b'{"a":' * 1_000_000, "nested over 200 deep"),
         (b'{"a": 1} x', "no JSON"),
         (b"\x80\x04\x95", "no JSON"),
     ],

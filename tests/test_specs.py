@@ -58,6 +58,12 @@ def test_any_text_is_read_or_refused_in_words(text: str) -> None:
             assert set(lines[2].strip()) == {"^"}
 
 
+def test_a_weight_may_have_a_dtype_that_no_input_has() -> None:
+    assert parse_type("uint16[3]") == ("uint16", (3,))
+    with pytest.raises(UsageError, match="unknown dtype 'uint16'"):
+        parse_input("x=uint16[B]")
+
+
 def test_what_the_examples_mean() -> None:
     b, t, h, w = (DimExpr(c) for c in "BTHW")
     assert parse_input("x=float32[B,3,32,32]") == InputSpec("x", "float32", (b, 3, 32, 32))

@@ -71,7 +71,7 @@ def deep(levels: int) -> Any:
         None, 3, [], {}, {"leaf": 1}, {"leaf": -1}, {"leaf": True}, {"leaf": 0.0}, {"leaf": "0"}, {"leaf": 0, "list": []}, {"call": "f"},
         {"list": {}}, {"list": [3]}, {"tuple": [{"leaf": 9}]}, {"dict": {"a": {"leaf": 0}}}, {"dict": [["a"]]}, {"dict": [[None, {"leaf": 0}]]},
         {"dict": [[["a"], {"leaf": 0}]]}, {"output": []}, {"output": [3, []]}, {"output": ["R", {}]}, {"output": ["R", [["a", 3]]]},
-        {"const": []}, {"const": {}}, deep(33), deep(500),
+        {"const": []}, {"const": {}}, deep(33), deep(100),
     ],
 )  # fmt: skip  # a line a kind
 def test_refuses_what_is_no_tree(value: Any) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -43,6 +43,8 @@ DTYPES: dict[str, tuple[int, int] | None] = {
     "int32": (-(2**31), 2**31 - 1),
     "int64": (-(2**63), 2**63 - 1),
 }
+# Weights may have these too; few ops take them, so no input does.
+STORED_DTYPES = ("uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2")
 TOML_KEYS = ("model", "input", "key", "model_arg")
 EXAMPLE = "The right form: x=float32[B,3,32,32], or ids=int64[B,T]:0..30521, and T=2..512 for a dim's bounds."
 
@@ -97,7 +99,7 @@ def type_text(spec: InputSpec) -> str:
 
 def parse_type(text: str) -> tuple[str, Dims]:
     """Read `float32[B,3,32*H]`; returns dtype and dims. Raises: UsageError that points at the first mistake."""
-    return _type(_Part(text, 0, len(text)))
+    return _type(_Part(text, 0, len(text)), (*DTYPES, *STORED_DTYPES))
 
 
 def parse_input(text: str) -> InputSpec:
@@ -239,7 +241,7 @@ def _input(part: _Part) -> InputSpec:
         name.refuse(f"{name.text!r} is no parameter's name" if name.text else "the name before = is missing")
     close = rest.text.rfind("]")
     head, tail = (rest, None) if close < 0 else rest.cut(close + 1, 0)
-    dtype, dims = _type(head)
+    dtype, dims = _type(head, DTYPES)
     for dim, where in zip(dims, _dim_parts(head)):
         if dim == 0:
             where.refuse("a size must be at least 1")
@@ -253,14 +255,14 @@ def _dim_parts(part: _Part) -> list[_Part]:
     return inner.split(",") if inner.text.strip() else []
 
 
-def _type(part: _Part) -> tuple[str, Dims]:
+def _type(part: _Part, known: Collection[str]) -> tuple[str, Dims]:
     part = part.strip()
     at = part.text.find("[")
     dtype = part.strip() if at < 0 else part.cut(at)[0]
-    if dtype.text not in DTYPES:
+    if dtype.text not in known:
         short = _SHORT.get(dtype.text)
-        hint = f", did you mean {short}?" if short else _nearest(dtype.text, DTYPES)
-        dtype.refuse(f"unknown dtype {dtype.text!r}{hint or '; known: ' + ', '.join(DTYPES)}")
+        hint = f", did you mean {short}?" if short else _nearest(dtype.text, known)
+        dtype.refuse(f"unknown dtype {dtype.text!r}{hint or '; known: ' + ', '.join(known)}")
     if at < 0:
         part.refuse(f"the shape is missing; write {dtype.text}[B,3], or {dtype.text}[] for a single number")
     if not part.text.endswith("]") or part.text.count("]") > 1 or part.text.count("[") > 1:

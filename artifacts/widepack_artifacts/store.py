@@ -135,7 +135,7 @@ class Writer:
     def reserve(self, needed: int) -> None:
         """Refuse at once what the disk cannot hold. needed: bytes. Raises: ArtifactError."""
         try:
-            free = shutil.disk_usage(self._root).free
+            free = _free(self._root)
         except OSError as e:
             raise self._refused("ask for space", needed, e) from e
         if needed > free:
@@ -228,7 +228,7 @@ class Writer:
         out = ""
         if e.errno in (errno.ENOSPC, errno.EDQUOT):
             with contextlib.suppress(OSError):
-                out = f" ({shutil.disk_usage(self._root).free:,} bytes are free there); make room or give another path"
+                out = f" ({_free(self._root):,} bytes are free there); make room or give another path"
         return ArtifactError(
             f"{self.path}: cannot {action}{written}: {e.strerror or e}{out}. Nothing was published, and what was there before is as it was"
         )
@@ -404,6 +404,11 @@ def _hash_problem(path: Path, file: File) -> str:
         while chunk := stream.read(_CHUNK):
             found.update(chunk)
     return "" if found.hexdigest() == file.sha256 else f"SHA-256 {found.hexdigest()[:16]}..., {file.sha256[:16]}... was written"
+
+
+def _free(path: Path) -> int:
+    """Bytes free where a path is, or will be."""
+    return shutil.disk_usage(next(p for p in (path, *path.parents) if p.exists())).free
 
 
 def _sync_folder(folder: Path) -> None:

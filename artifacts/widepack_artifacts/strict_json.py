@@ -12,7 +12,7 @@ from typing import Any
 
 from .errors import ArtifactError
 
-MAX_DEPTH = 64
+MAX_DEPTH = 200  # a tree of 32 levels has at most four of JSON each
 _INT_DIGITS = 20  # "-9223372036854775808"; longer ones are refused before Python spends quadratic time on them
 
 

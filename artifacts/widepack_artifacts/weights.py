@@ -3,6 +3,8 @@
 The file format is https://github.com/huggingface/safetensors#format: 8 bytes of header length (little-endian), a JSON header, the data. Its rule that
 the data has no holes leaves two freedoms, which serve alignment: the header is padded so that data starts at a multiple of 64 bytes, and the tensors
 are ordered by the largest power of two that divides their size, so that each starts at a multiple of it (64 at most).
+
+safetensors has no complex128: such a tensor is stored as float64 `[..., 2]` and named in the metadata, `"complex128": '["name", ...]'`.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from . import strict_json
 from .errors import ArtifactError
 from .manifest import ITEM_BYTES, Weight
 
+_PAIRS = "complex128"
 ALIGNMENT = 64  # a cache line, and the widest vector load
 _CODES = {
     "bool": "BOOL",
@@ -42,8 +46,9 @@ _CODES = {
     "uint64": "U64",
     "float64": "F64",
     "complex64": "C64",
+    "complex128": "F64",  # and a last dim of 2
 }
-_NAMES = {code: name for name, code in _CODES.items()}
+_NAMES = {code: name for name, code in _CODES.items() if name != _PAIRS}
 _CHUNK_BYTES = 64 * 2**20
 
 Source = Callable[[], Iterator[Tensor]]
@@ -67,12 +72,15 @@ def write(file: Sink, entries: Iterable[tuple[str, Sequence[int], torch.dtype, S
         if dtype not in ITEM_BYTES:
             raise ArtifactError(f"weight {name} is {dtype}, which has no form in an artifact; known: {', '.join(ITEM_BYTES)}")
     rows.sort(key=lambda row: -_alignment(_bytes(row[1], row[2])))
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    notes = dict(metadata or {})
+    if any(dtype == _PAIRS for _, _, dtype, _ in rows):
+        notes[_PAIRS] = json.dumps([name for name, _, dtype, _ in rows if dtype == _PAIRS])
+    header: dict[str, Any] = {"__metadata__": notes} if notes else {}
     at = 0
     for name, shape, dtype, _ in rows:
         if name in header or name == "__metadata__":
             raise ArtifactError(f"weight {name}: the name stands twice or is the format's own")
-        header[name] = {"dtype": _CODES[dtype], "shape": shape, "data_offsets": [at, at := at + _bytes(shape, dtype)]}
+        header[name] = {"dtype": _CODES[dtype], "shape": _stored(shape, dtype), "data_offsets": [at, at := at + _bytes(shape, dtype)]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-(8 + len(text)) % ALIGNMENT)
     file.write(memoryview(struct.pack("<Q", len(text)) + text))
@@ -83,6 +91,10 @@ def write(file: Sink, entries: Iterable[tuple[str, Sequence[int], torch.dtype, S
 
 def _bytes(shape: Sequence[int], dtype: str) -> int:
     return math.prod(shape) * ITEM_BYTES[dtype]
+
+
+def _stored(shape: list[int], dtype: str) -> list[int]:
+    return [*shape, 2] if dtype == _PAIRS else shape
 
 
 def _alignment(size: int) -> int:
@@ -123,11 +135,13 @@ class Weights:
 
     def __init__(self, files: Sequence[str | os.PathLike[str]]) -> None:
         self._open: dict[str, Any] = {}
+        self._pairs: set[str] = set()
         for file in files:
             try:
                 opened: Any = safe_open(Path(file), framework="pt")
             except (SafetensorError, OSError) as e:
                 raise ArtifactError(f"{file}: not a whole safetensors file: {e}") from e
+            self._pairs |= _pairs(opened, str(file))
             for name in opened.keys():  # noqa: SIM118  it is no dict
                 if name in self._open:
                     raise ArtifactError(f"{file}: the weight {name!r} is in another file already")
@@ -147,12 +161,14 @@ class Weights:
     def info(self, name: str) -> tuple[str, list[int]]:
         """(dtype, shape) from the header alone."""
         found = self._of(name).get_slice(name)
+        if name in self._pairs:
+            return _PAIRS, list(found.get_shape())[:-1]
         return _NAMES.get(found.get_dtype(), str(found.get_dtype())), list(found.get_shape())
 
     def get(self, name: str) -> Tensor:
         """The tensor, uncopied. Raises: ArtifactError for a name that is not there."""
         found: Tensor = self._of(name).get_tensor(name)
-        return found
+        return torch.view_as_complex(found) if name in self._pairs else found
 
     def slice(self, name: str, i: int) -> Tensor:
         """`[i]` of the tensor, uncopied: the weight of one member."""
@@ -175,6 +191,18 @@ class Weights:
         if name not in self._open:
             raise ArtifactError(f"weight {name!r} is in none of the weights files")
         return self._open[name]
+
+
+def _pairs(opened: Any, file: str) -> set[str]:
+    """The names of the tensors that are complex128."""
+    names = strict_json.parse((opened.metadata() or {}).get(_PAIRS, "[]").encode(), f"{file}: metadata {_PAIRS}")
+    if not isinstance(names, list):
+        raise ArtifactError(f"{file}: metadata {_PAIRS} is no list of names")
+    for name in names:
+        found = opened.get_slice(name) if isinstance(name, str) and name in opened.keys() else None  # noqa: SIM118  it is no dict
+        if found is None or found.get_dtype() != _CODES[_PAIRS] or list(found.get_shape())[-1:] != [2]:
+            raise ArtifactError(f"{file}: metadata {_PAIRS} names {str(name)[:60]!r}, which is not stored as pairs of float64")
+    return set(names)
 
 
 def _said(info: tuple[str, list[int]] | None) -> str:

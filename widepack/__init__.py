@@ -1,0 +1,54 @@
+"""widepack: N trained models of one architecture as one.
+
+    widepack.build(checkpoints, "ens.wide", model="pkg.mod:factory", inputs=["x=float32[B,3,32,32]"])
+    ens = widepack.load("ens.wide")
+    y = ens(x)        # every member sees x; each output leaf [N, *the member's shape]
+    y = ens.each(xs)  # member i sees xs[i]
+
+Importing this package imports neither torch nor the rules until one of these names is used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from .build import BuildReport as BuildReport
+    from .build import build as build
+    from .errors import ArtifactError as ArtifactError
+    from .errors import CaptureError as CaptureError
+    from .errors import CheckpointError as CheckpointError
+    from .errors import InputError as InputError
+    from .errors import LoweringError as LoweringError
+    from .errors import MemberMismatch as MemberMismatch
+    from .errors import UsageError as UsageError
+    from .errors import VerificationError as VerificationError
+    from .errors import WidepackError as WidepackError
+    from .inputs import each as each
+    from .load import load as load
+    from .output import Output as Output
+    from .wide_model import WideModel as WideModel
+
+_WHERE = {
+    "build": "build",
+    "BuildReport": "build",
+    "load": "load",
+    "WideModel": "wide_model",
+    "each": "inputs",
+    "Output": "output",
+    **{n: "errors" for n in ("WidepackError", "UsageError", "CheckpointError", "MemberMismatch", "CaptureError", "LoweringError", "VerificationError", "InputError", "ArtifactError")},
+}
+__all__ = ["__version__", *_WHERE]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'widepack' has no attribute {name!r}")
+    from importlib import import_module
+
+    module = import_module(f".{_WHERE[name]}", __name__)
+    value = getattr(module, name)
+    globals()[name] = value  # `build` and `load` are functions here, though modules of these names exist
+    return value

@@ -1,0 +1,172 @@
+"""Calls of a wide model: inputs bound to the forward's parameters and checked before anything runs.
+
+Checked, in this order: names, kinds of values, dtype, device, the member axis where an input is one a member, rank, static sizes, named dims (equal letters,
+bounds), guards. Each refusal is one sentence that names both sides. Integer values are not looked at: an index out of range is refused by the op itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from widepack_artifacts import guards as guard_forms
+from widepack_artifacts.manifest import Entry
+from widepack_artifacts.tree import Tree
+
+from .codec import dtype_of
+from .errors import InputError
+from .specs import DimExpr, parse_type
+
+
+class Each:
+    """Marks an input that holds one value a member, `[N, ...]`."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return f"widepack.each({self.value!r})"
+
+
+def each(value: Any) -> Each:
+    """Mark an input as one a member: `ens(x, h=widepack.each(h))`. value: `[N, ...]`, or a list of N tensors of one shape."""
+    return Each(value)
+
+
+@dataclass(frozen=True, slots=True)
+class LeafSpec:
+    """One tensor of a call. dims: numbers and dim expressions of the member's own shape."""
+
+    name: str
+    dtype: torch.dtype
+    dims: tuple[int | DimExpr, ...]
+    text: str
+
+
+class Binder:
+    """Binds and checks calls of one entry.
+
+    members: N of the loaded model. names: theirs, for messages. device: where inputs must be. dtype: the floating dtype that stands for the artifact's own.
+    """
+
+    def __init__(self, entry: Entry, members: int, device: torch.device) -> None:
+        self.members = members
+        self.device = device
+        self.leaves = [LeafSpec(i.name, dtype_of(parse_type(i.type)[0]), parse_type(i.type)[1], i.type) for i in entry.inputs]
+        self.parameters: list[tuple[str, str, Tree]] = [(p.name, p.kind, p.tree) for p in entry.signature]
+        self.names = [p for p, _, _ in self.parameters]
+        self.dims = {d: (v.min, v.max, v.source) for d, v in entry.dims.items()}
+        self.guards = [(g.expr, g.source) for g in entry.guards]
+        self.simple = all(set(t) == {"leaf"} for _, _, t in self.parameters)
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[torch.Tensor], list[bool]]:
+        """The call's tensors, leaf by leaf, and which of them hold one value a member. Raises: InputError."""
+        if len(args) > len(self.names):
+            raise InputError(f"the model takes {len(self.names)} inputs ({', '.join(self.names)}), the call gives {len(args)}")
+        given = dict(zip(self.names, args))
+        for name, value in kwargs.items():
+            if name not in self.names:
+                raise InputError(f"the model has no input {name!r}; its inputs are {', '.join(self.names)}")
+            if name in given:
+                raise InputError(f"input {name} is given twice, by position and by name")
+            given[name] = value
+        values: list[Any] = [None] * len(self.leaves)
+        marks = [False] * len(self.leaves)
+        for name, _, tree in self.parameters:
+            if name in given:
+                value = given[name]
+                own = isinstance(value, Each)
+                self._leaves(tree, value.value if isinstance(value, Each) else value, name, own, values, marks)
+            elif "leaf" in tree or not _constant(tree):
+                raise InputError(f"input {name} is missing; the model takes {', '.join(self.names)}")
+        return values, marks
+
+    def _leaves(self, tree: Tree, value: Any, name: str, own: bool, values: list[Any], marks: list[bool]) -> None:
+        ((form, inner),) = tree.items()
+        if form == "leaf":
+            if isinstance(value, Each):
+                value, own = value.value, True
+            if own and isinstance(value, (list, tuple)):
+                if len(value) != self.members or not all(isinstance(v, torch.Tensor) and v.shape == value[0].shape for v in value):
+                    raise InputError(f"input {name}: one a member needs {self.members} tensors of one shape, or one tensor [{self.members}, ...]; got {len(value)}")
+                value = torch.stack(list(value))
+            if not isinstance(value, torch.Tensor):
+                raise InputError(f"input {name} is a {type(value).__name__}; the model takes a tensor {self.leaves[inner].text}")
+            values[inner], marks[inner] = value, own
+        elif form == "const":
+            if value is not inner and value != inner:
+                raise InputError(f"input {name} is {value!r}; the model was built with {inner!r} there, which is part of its program. Build another artifact for other values")
+        elif form in ("tuple", "list"):
+            if not isinstance(value, (list, tuple)) or len(value) != len(inner):
+                raise InputError(f"input {name} needs a {form} of {len(inner)}; got {type(value).__name__}")
+            for i, (t, v) in enumerate(zip(inner, value)):
+                self._leaves(t, v, f"{name}.{i}", own, values, marks)
+        else:
+            keys = [k for k, _ in inner]
+            if not isinstance(value, Mapping) or set(value) != set(keys):
+                raise InputError(f"input {name} needs a dict with the keys {', '.join(map(str, keys))}; got {type(value).__name__}")
+            for k, t in inner:
+                self._leaves(t, value[k], f"{name}.{k}", own, values, marks)
+
+    def check(self, values: Sequence[torch.Tensor], marks: Sequence[bool]) -> dict[str, int]:
+        """Hold a call's tensors to the entry. Returns: the size of each named dim. Raises: InputError."""
+        sizes: dict[str, int] = {}
+        from_: dict[str, str] = {}
+        for leaf, value, own in zip(self.leaves, values, marks):
+            if value.dtype != leaf.dtype:
+                raise InputError(f"input {leaf.name} is {_short(value.dtype)}, the model takes {_short(leaf.dtype)} ({leaf.text}); convert it with .to(torch.{_short(leaf.dtype)})")
+            if value.device != self.device:
+                raise InputError(f"input {leaf.name} is on {value.device}, the model on {self.device}; move it with .to({str(self.device)!r}), or load(..., device={str(value.device)!r})")
+            shape = value.shape
+            if own:
+                if not shape or shape[0] != self.members:
+                    raise InputError(f"input {leaf.name} has shape {list(shape)}; one a member means a first axis of {self.members} members, [{self.members}, {leaf.text[leaf.text.index('[') + 1 :]}")
+                shape = shape[1:]
+            if len(shape) != len(leaf.dims):
+                hint = "; for one input a member call ens.each" if not own and len(shape) == len(leaf.dims) + 1 else ""
+                raise InputError(f"input {leaf.name} has {len(shape)} dims, {list(shape)}; the model takes {leaf.text}, {len(leaf.dims)} dims{hint}")
+            for axis, (size, dim) in enumerate(zip(shape, leaf.dims)):
+                if isinstance(dim, int):
+                    if size != dim:
+                        raise InputError(f"input {leaf.name} has {size} at axis {axis}, {list(shape)}; the model takes {dim} there, {leaf.text}")
+                    continue
+                if size % dim.factor:
+                    raise InputError(f"input {leaf.name} has {size} at axis {axis}; the model takes {dim}, a multiple of {dim.factor}")
+                got = size // dim.factor
+                if sizes.setdefault(dim.letter, got) != got:
+                    raise InputError(f"input {leaf.name} has {dim.letter} = {got} at axis {axis}, but {from_[dim.letter]} has {dim.letter} = {sizes[dim.letter]}; equal letters are equal sizes")
+                from_.setdefault(dim.letter, f"input {leaf.name}")
+        for letter, (least, most, source) in self.dims.items():
+            if letter in sizes and not (least <= sizes[letter] and (most is None or sizes[letter] <= most)):
+                bound = f"{least} <= {letter}" + ("" if most is None else f" <= {most}")
+                raise InputError(f"{letter} = {sizes[letter]} ({from_[letter]}); the model holds for {bound}{_source(source)}")
+        for expr, source in self.guards:
+            if not guard_forms.holds(expr, sizes):
+                raise InputError(
+                    f"the model was captured under the condition {guard_forms.text(expr)}, and this call has {', '.join(f'{d} = {s}' for d, s in sizes.items())}{_source(source)}; "
+                    f"the member's code takes another way there. Build an artifact with a sample of such sizes"
+                )
+        return sizes
+
+
+def _constant(tree: Tree) -> bool:
+    ((form, value),) = tree.items()
+    if form == "const":
+        return True
+    rows = value if form in ("tuple", "list") else [t for _, t in value] if form == "dict" else []
+    return form != "leaf" and all(map(_constant, rows))
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).split(".")[1]
+
+
+def _source(source: str) -> str:
+    return f" (from {source})" if source else ""
+
+
+Runner = Callable[..., Any]

@@ -1,0 +1,91 @@
+"""`widepack.load`: artifact -> `WideModel`. Reads JSON and safetensors only; imports no module that a file names, and the rules only when it has to lower."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+
+import torch
+from widepack_artifacts.store import Reader
+from widepack_artifacts.weights import Weights
+
+from .errors import UsageError
+from .wide_model import ENTRY, WideModel
+
+VERIFY = ("sizes", "hashes", "off")
+
+
+def load(
+    path: str | PathLike[str],
+    *,
+    device: str | torch.device | None = None,
+    members: Sequence[int | str] | None = None,
+    strategies: str | Sequence[str] | None = None,
+    backend: str = "auto",
+    verify: str = "sizes",
+    expect: str | None = None,
+    prologue: bool = True,
+    warmup: bool = True,
+    threads: int | None = None,
+) -> WideModel:
+    """Open an artifact.
+
+    path: the folder. device: where to run; default the CPU. members: some of them, by number or name. strategies: None for the artifact's plans, or what
+    `build --strategy` takes: the programs are lowered again then. backend: `auto` or `eager`. verify: `sizes` (of all files), `hashes` (of all files), `off`
+    (the manifest's digest and the programs' hashes are always checked). expect: the manifest's digest, `sha256:...`, pins a deployment. prologue: run nodes that
+    depend on weights alone once, now; False keeps every weight in the mapped file. warmup: bind the programs of pattern `shared` and run the probe now, not at
+    the first call. threads: torch's threads for the process.
+
+    Returns: a WideModel. Raises: ArtifactError for what is damaged or not what it says; VerificationError when the probe fails here; UsageError.
+    """
+    if verify not in VERIFY:
+        raise UsageError(f"verify={verify!r} is unknown; known: {', '.join(VERIFY)}")
+    if backend not in ("auto", "eager"):
+        raise UsageError(f"backend={backend!r} is unknown; this version runs 'eager' (or 'auto', which chooses it)")
+    if threads is not None:
+        torch.set_num_threads(threads)
+    where = _device(device)
+    reader = Reader(path, expect)
+    if ENTRY not in reader.manifest.entries:
+        raise UsageError(f"{path}: has no entry {ENTRY!r}; its entries are {', '.join(reader.manifest.entries)}")
+    if verify == "sizes":
+        reader.check_sizes()
+    elif verify == "hashes":
+        reader.check_hashes()
+    weights = Weights(reader.weights_files())
+    weights.check(reader.manifest.weights, len(reader.manifest.members))
+    chosen = _members(reader, members)
+    model = WideModel(reader, weights, chosen, where, prologue=prologue, strategies=strategies, verified=verify != "off")
+    if warmup:
+        model.warmup()
+    return model
+
+
+def _device(device: str | torch.device | None) -> torch.device:
+    try:
+        found = torch.device(device or "cpu")
+    except RuntimeError as e:
+        raise UsageError(f"device {device!r}: {str(e).splitlines()[0]}") from e
+    if found.type == "cuda":
+        if not torch.cuda.is_available():
+            raise UsageError(f"device {device!r}: this torch ({torch.__version__}) sees no CUDA device; load on 'cpu', or install a CUDA build of torch")
+        return torch.device("cuda", found.index if found.index is not None else torch.cuda.current_device())
+    return found
+
+
+def _members(reader: Reader, members: Sequence[int | str] | None) -> list[int]:
+    names = [m.name for m in reader.manifest.members]
+    if members is None:
+        return list(range(len(names)))
+    if not members:
+        raise UsageError("members is empty; name at least one, or leave it out for all")
+    chosen = []
+    for m in members:
+        if isinstance(m, str) and m not in names:
+            raise UsageError(f"no member is called {m!r}; the members are {', '.join(names[:20])}")
+        if not isinstance(m, str) and not 0 <= m < len(names):
+            raise UsageError(f"member {m} of {len(names)}; members are numbered from 0")
+        chosen.append(names.index(m) if isinstance(m, str) else m)
+    if len(set(chosen)) != len(chosen):
+        raise UsageError("a member is named twice")
+    return chosen

@@ -1,0 +1,37 @@
+"""One member of an artifact as a plain module: its own program, its own weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from widepack_artifacts import tree
+from widepack_artifacts.manifest import Entry
+from widepack_artifacts.program import Program
+
+from .inputs import Binder
+from .output import Output
+from .runtime import graph_module
+
+
+class Member(nn.Module):
+    """A member as a flat module, called as the original was and answering in its form; weights are buffers under flat names."""
+
+    def __init__(self, name: str, entry: Entry, program: Program, weights: Mapping[str, torch.Tensor], device: torch.device) -> None:
+        super().__init__()
+        self.name = name
+        self._entry = entry
+        self._binder = Binder(entry, 1, device)
+        self._run = graph_module(program, device).forward
+        self._slots = [s.name for s in program.weights]
+        for slot in program.weights:
+            self.register_buffer(slot.name, weights[slot.source], persistent=False)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The member's own answer. Raises: InputError."""
+        values, marks = self._binder.bind(args, kwargs)
+        self._binder.check(values, marks)
+        outs = self._run(*(self._buffers[s] for s in self._slots), *values)
+        return tree.build(self._entry.result, list(outs), Output)

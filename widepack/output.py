@@ -1,0 +1,47 @@
+"""Results of a wide call: the member's own structure with a member axis on every leaf."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from widepack_artifacts import tree
+from widepack_artifacts.program import Output as Leaf
+
+
+class Output(Mapping[str, Any]):
+    """What a member returned as a dataclass, named tuple or mapping class: by key, by attribute, and by number, in the class's order.
+
+    `kind` is the name of that class.
+    """
+
+    def __init__(self, kind: str, rows: Sequence[tuple[str, Any]]) -> None:
+        self.__dict__["kind"] = kind
+        self.__dict__["_rows"] = dict(rows)
+
+    def __getitem__(self, key: str | int) -> Any:
+        return self._rows[key] if isinstance(key, str) else list(v for v in self._rows.values() if v is not None)[key]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["_rows"][name]
+        except KeyError:
+            raise AttributeError(f"{self.kind} has no {name!r}; it has {', '.join(self._rows)}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        return f"Output({self.kind}: {', '.join(f'{k}={type(v).__name__}' for k, v in self._rows.items())})"
+
+
+def present(values: Sequence[Any], outputs: Sequence[Leaf], members: int, result: tree.Tree) -> Any:
+    """Output values of a program as the caller sees them: a Shared leaf is expanded to `[N, ...]`, a Ragged one is a list of N."""
+    leaves = [v.unsqueeze(0).expand(members, *v.shape) if o.kind == "shared" and isinstance(v, torch.Tensor) else v for v, o in zip(values, outputs)]
+    if "leaf" in result:
+        return leaves[result["leaf"]]
+    return tree.build(result, leaves, Output)
