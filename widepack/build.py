@@ -332,7 +332,7 @@ def _wides(job: _Job, asked: Choice, targets: Sequence[str]) -> list[Wide]:
     made: dict[str, Wide] = {}
     for pattern in PATTERNS:
         slots = job.slots(pattern)
-        programs = simplify_all(job.programs, slots)
+        programs = simplify_all(job.programs, slots, job.first.sizes)
         for device in targets:
             for plan in plans(programs[0], slots, job.count, job.first.sizes, job.batch, device, pattern, asked):
                 loops = sorted(n for r in plan.regions if r.strategy == "loop" for n in r.nodes)
@@ -355,7 +355,7 @@ def _filled_plan(plan: Plan, lowered: Lowered) -> Plan:
 def _report(job: _Job, wides: Sequence[Wide], out: str, stages: Stages) -> BuildReport:
     wide = next(w for w in wides if w.pattern == "shared")
     slots = job.slots("shared")
-    program = simplify_all(job.programs, slots)[0]
+    program = simplify_all(job.programs, slots, job.first.sizes)[0]
     found = kinds(program, slots)
     by_kind = {k: sum(found[n.name] == k for n in program.nodes) for k in ("shared", "stacked", "ragged")}
     weights = {k: sum(r.weight.bytes(job.count) for r in job.rows if r.weight.kind == k) for k in ("shared", "stacked", "ragged")}
@@ -451,7 +451,7 @@ def _verify(job: _Job, wides: Sequence[Wide], held: weight_files.Weights, stages
         checked = verify.check_wide(subject, wide.lowered.program, weights, wide.pattern, made, found, pools)
         wrong = next((w for p in checked if (w := p.wrong())), "")
         if wrong:
-            simplified = simplify_all(job.programs, job.slots(wide.pattern))
+            simplified = simplify_all(job.programs, job.slots(wide.pattern), job.first.sizes)
             call = next(c for c in made if c.pattern == wide.pattern)
             where = verify.bisect(subject, simplified, wide.lowered, weights, call)
             raise VerificationError(f"the wide program ({wide.pattern}) is wrong: {wrong}. {where or 'no single node is out of bounds'}. Nothing was written; please report it, or build with --strategy loop")
@@ -520,7 +520,7 @@ def _write_programs(writer: Writer, job: _Job, wides: Sequence[Wide], held: weig
 def _wide_only(job: _Job, wides: Sequence[Wide], pattern: str) -> Program:
     """The program of a pattern without loops but for Ragged values: what torch.export programs are made of."""
     slots = job.slots(pattern)
-    programs = simplify_all(job.programs, slots)
+    programs = simplify_all(job.programs, slots, job.first.sizes)
     (plan,) = plans(programs[0], slots, job.count, job.first.sizes, job.batch, "cpu", pattern, Choice("wide"))
     for wide in wides:
         if wide.pattern == pattern and any(p.regions == plan.regions and p.choices.keys() >= plan.choices.keys() for p in wide.uses):

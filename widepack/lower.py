@@ -18,7 +18,7 @@ from .interpret import ProgramWriter, run_node
 from .kinds import kinds
 from .plan import Plan
 from .replay import Fakes, member_slice, replay, slot_value
-from .simplify import sweep
+from .graph import sweep
 from .values import Ragged, Shared, Stacked, Value
 
 

@@ -52,6 +52,11 @@ def known(size: Any) -> int | None:
     return int(expr) if expr is not None and expr.is_number else None
 
 
+def hint(size: Any) -> int:
+    """A size, or its example where it is only known at run time: for choices that cost time and never a result."""
+    return size if isinstance(size, int) else int(size.node.hint)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Shared:
     value: Any

@@ -15,6 +15,7 @@ from widepack.errors import UsageError
 from . import noise
 from .baselines import BASELINES, Run, difference, loop, padding_kept
 from .errors import BenchError
+from .flat import flat_members
 from .inputs import make
 from .report import Report, Row, environment
 
@@ -84,7 +85,7 @@ def compare(
     """
     check(batches, baselines, pattern)
     own = OWN if modules is not None else FLAT
-    members = [m.to(device).eval() for m in (modules if modules is not None else [ens.member(i) for i in range(len(ens))])]
+    members = [m.to(device).eval() for m in (modules if modules is not None else flat_members(ens))]
     if len(members) != len(ens):
         raise BenchError(f"{len(members)} modules were given to compare with, and the wide model has {len(ens)} members")
     each = pattern == "each"

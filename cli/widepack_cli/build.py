@@ -173,7 +173,7 @@ def lines(report: BuildReport, dry_run: bool) -> list[str]:
         f"nodes        {kinds}",
         f"strategies   {used}",
         f"wide share   {report.wide_share:.0%} of the nodes that read a stacked weight",
-        f"kernels      {report.kernels_wide} for all members, {report.kernels_member} for one",
+        *([f"kernels      {report.kernels_wide} for all members, {report.kernels_member} for one"] if report.kernels_wide else []),
         f"time         {', '.join(f'{stage} {duration(1000 * s)}' for stage, s in report.seconds.items())}",
     ]
     return [*text, "dry run: nothing was written"] if dry_run else [*text, f"wrote {report.path}"]

@@ -69,6 +69,7 @@ def lines(path: str, manifest: Manifest, weights: bool, files: bool) -> list[str
     for name, entry in manifest.entries.items():
         text += ["", f"entry {name}", *_indent(_entry(entry))]
     text += ["", "weights", *_indent(_weights(manifest, weights))]
+    text += ["", "verified", *_indent(_verified(manifest.verification))]
     text += ["", "provenance", *_indent(f"{k}: {_short(v)}" for k, v in manifest.provenance.items())] if manifest.provenance else []
     if files:
         rows = [[name, size(f.bytes), f.sha256] for name, f in manifest.files.items()]
@@ -91,6 +92,22 @@ def _entry(entry: Entry) -> list[str]:
         text.append(f"program {wide.device}, {wide.pattern}{batch}: {used or 'no strategies recorded'}")
     text += [f"pt2     {pattern}: {file}" for pattern, file in entry.pt2.items()]
     return text
+
+
+def _verified(record: dict[str, Any]) -> list[str]:
+    """What was compared when the artifact was built: for each output, the wide programs' largest error beside the members' own."""
+    if not record:
+        return ["nothing is recorded"]
+    worst: dict[str, tuple[float, float]] = {}
+    for rows in record.get("wide", {}).values():
+        for row in rows:
+            errors = [float(m.get("max", 0.0)) for m in row.get("members", {}).values()]
+            before, own = worst.get(row.get("output", ""), (0.0, 0.0))
+            worst[row.get("output", "")] = (max([before, *errors]), max(own, float(row.get("own_max", 0.0))))
+    text = [
+        f"{plural(len(record.get('calls', [])), 'call')} of every member and program against {record.get('truth', 'float64')}, torch {record.get('torch', '?')}"
+    ]
+    return text + [f"{name or 'output'}: off by at most {wide:.2e}, the members themselves by {own:.2e}" for name, (wide, own) in worst.items()]
 
 
 def _bounds(spec: Input) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import traceback
+import warnings
 from importlib import import_module, metadata
 from typing import Any
 
@@ -52,6 +53,8 @@ class Lazy(click.Group):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
+        if not ctx.params.get("debug"):
+            warnings.simplefilter("ignore", FutureWarning)  # of torch about torch: nothing that the user could change
         try:
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):

@@ -69,9 +69,19 @@ def command(artifact: Path, entry: str, device: str, pattern: str, batch: int | 
     head = ["node", "op", "kinds", "strategy", "becomes", "why", *(["source"] if source else [])]
     rows = [[s.node, short(s.op), kinds(s), s.strategy, becomes(s), s.why, *([s.source] if source else [])] for s in shown]
     click.echo("\n".join([_title(artifact, wide, reader.manifest, len(found)), "", *(columns([head, *rows]) if rows else ["no node runs so"])]))
-    loops = [r for r in wide.plan.get("regions", []) if r["strategy"] == "loop"]
-    if loops:
-        click.echo("\n".join(["", *(f"region {r['name']}, {plural(len(r['nodes']), 'node')} in a loop: {r['because']}" for r in loops)]))
+    click.echo("\n".join(["", *_regions(wide.plan)]))
+
+
+def _regions(plan: dict[str, Any]) -> list[str]:
+    """Why the regions run as they do, equal reasons once."""
+    why: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for region in plan.get("regions", []):
+        why.setdefault((region["strategy"], region["because"]), []).append(region)
+    return [
+        f"{strategy}: {'region' if len(rows) == 1 else 'regions'} {', '.join(r['name'] for r in rows)}, "
+        f"{plural(sum(len(r['nodes']) for r in rows), 'node')}: {because}"
+        for (strategy, because), rows in why.items()
+    ]
 
 
 def find(manifest: Manifest, entry: str, device: str, pattern: str, batch: int | None) -> WideProgram:
@@ -97,16 +107,27 @@ def steps(member: Program, wide: Program, plan: dict[str, Any]) -> list[Step]:
     of_slot = {s.source: s.kind for s in (*wide.weights, *wide.inputs)}
     found: dict[str, str] = {s.name: of_slot.get(s.source, s.kind) for s in (*member.weights, *member.inputs)}
     chosen: dict[str, tuple[str, str]] = {n: (c[0], c[1]) for n, c in plan.get("choices", {}).items()}
+    planned: set[str] = set()
     for region in plan.get("regions", []):
+        planned.update(region["nodes"])
         if region["strategy"] == "loop":
-            chosen.update((n, ("loop", region["because"])) for n in region["nodes"])
+            chosen.update((n, ("loop", f"region {region['name']}")) for n in region["nodes"])
     result = []
     for node in member.nodes:
         reads = tuple(found[r] for r in dict.fromkeys(refs((node.args, node.kwargs))))
-        strategy, why = chosen.get(node.name, ("-", "" if node.name in made else "simplified away"))
+        strategy, why = chosen.get(node.name) or _unchosen(node, reads, node.name in planned)
         found[node.name] = _kind(strategy, reads, node)
         result.append(Step(node.name, node.op, reads, found[node.name], strategy, why, tuple(made.get(node.name, ())), node.out, node.source))
     return result
+
+
+def _unchosen(node: Node, reads: tuple[str, ...], planned: bool) -> tuple[str, str]:
+    """What became of a node that the plan gives no strategy."""
+    if not planned:
+        return "-", "simplified away"
+    if node.op == "operator.getitem":
+        return "part", "one of the results of what it reads"
+    return ("once", "nothing it reads differs by member") if set(reads) <= {"shared"} else ("-", "")
 
 
 def _kind(strategy: str, reads: Iterable[str], node: Node) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..registry import strategy
-from ..values import Shared, Stacked, Value, Wide
+from ..values import Shared, Stacked, Value, Wide, hint
 from ..writer import Writer, put_shared, rank
 
 
@@ -61,13 +61,22 @@ def bmm(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None) -> Wide:
 
 
 def _rows(w: Writer, x: Value, rank: int) -> tuple[Value, Any]:
-    """`[N, *, I] -> [N, R, I]` and the way back."""
+    """`[N, *, I] -> [N, R, I]` and the way back. Rows are taken in the order in which they lie in memory, so that a transposed value is not copied."""
     if rank == 2:
         return x, lambda y: y
     if rank == 1:
         return w.call("unsqueeze", x, 1), lambda y: w.call("squeeze.dim", y, 1)
+    strides = [hint(s) for s in x.held.stride()]
+    order = sorted(range(1, rank), key=lambda d: -strides[d])
+    if order != list(range(1, rank)):
+        x = w.call("permute", x, [0, *order, rank])
     sizes = [s if s is not None else w.call("sym_size.int", x, d) for d, s in enumerate(x.sizes)][1:-1]
-    return w.call("flatten.using_ints", x, 1, -2), lambda y: w.call("unflatten.int", y, 1, sizes)
+
+    def back(y: Value) -> Value:
+        y = w.call("unflatten.int", y, 1, sizes)
+        return y if order == list(range(1, rank)) else w.call("permute", y, [0, *(1 + order.index(d) for d in range(1, rank)), rank])
+
+    return w.call("flatten.using_ints", x, 1, -2), back
 
 
 @strategy("matmul mm bmm mv dot", "matmul", family="linear")

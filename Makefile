@@ -1,0 +1,56 @@
+# Each target sets up .venv by itself on a fresh machine: only make and a Python with venv are needed.
+#
+#   make demo      train eight small classifiers and take them all the way
+#   make test      the tests             make test ARGS='tests/test_store.py -k writer' MARK='not slow' WORKERS=4
+#   make check     lint, format, types, import direction
+#   make bench     time the demo's artifact beside its members
+#   make format    mend what ruff can mend alone
+#   make clean     remove what these targets made, the environment too
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+WORKERS ?= 2
+MARK ?=
+ARGS ?=
+
+# A test process has one thread, so that the workers do not fight for cores.
+TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test check bench format clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+venv: $(STAMP)
+
+# torch alone first and pinned, so that a CPU build which pip finds at hand is taken. The stamp comes last: a broken setup is done again.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("widepack needs Python 3.10 or newer; name one: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -c constraints.txt torch
+	$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/widepack demo
+
+test: $(STAMP)
+	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(if $(MARK),-m '$(MARK)') $(ARGS)
+
+check: $(STAMP)
+	scripts/check
+
+bench: $(STAMP)
+	@test -d demo/digits.wide || $(BIN)/widepack demo
+	$(BIN)/widepack bench demo/digits.wide --model demo/digits_model.py:make
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean:
+	rm -rf $(VENV) demo build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

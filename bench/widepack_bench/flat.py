@@ -1,0 +1,59 @@
+"""The artifact's members as lean modules: what the baselines run where the user's own modules are not at hand."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from widepack.member import Member
+
+_CAPTURED_BATCH_NORM = torch.ops.aten._native_batch_norm_legit_no_training.default
+
+
+class Flat(nn.Module):
+    """A member's program over its own weights, without the checks of its inputs, which a user's own module does not have either."""
+
+    def __init__(self, member: Member, inputs: list[str]) -> None:
+        super().__init__()
+        self._inputs = inputs
+        self._program = _as_written(member._run.__self__)  # type: ignore[attr-defined]  # the forward of a GraphModule
+        self._slots = member._slots
+        for name, value in member.named_buffers():
+            self.register_buffer(name, value, persistent=False)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        weights = [self._buffers[slot] for slot in self._slots]
+        outputs = self._program(*weights, *args, *[kwargs[name] for name in self._inputs[len(args) :]])
+        return outputs[0] if len(outputs) == 1 else outputs
+
+
+def flat_members(ens: Any) -> list[nn.Module]:
+    """Every member of a loaded model; as `ens.member(i)` gives them where an input is more than one tensor."""
+    members = [ens.member(i) for i in range(len(ens))]
+    if not all(isinstance(m, Member) for m in members):
+        return members
+    signature = ens.manifest.entries["forward"].signature
+    if not all("leaf" in tree for _, _, tree, *_ in signature):
+        return members
+    return [Flat(m, [name for name, *_ in signature]) for m in members]
+
+
+def _as_written(program: fx.GraphModule) -> fx.GraphModule:
+    """The program with batch norms as a person writes them: vmap has no rule for the form that capture gives, and would run it member by member."""
+    program = copy.deepcopy(program)
+    for node in program.graph.find_nodes(op="call_function", target=_CAPTURED_BATCH_NORM):
+        if node.kwargs or not all(user.target is operator.getitem and user.args[1] == 0 for user in node.users):
+            continue
+        x, weight, bias, mean, variance, momentum, eps = node.args
+        with program.graph.inserting_before(node):
+            plain = program.graph.call_function(nn.functional.batch_norm, (x, mean, variance, weight, bias, False, momentum, eps))
+        for user in list(node.users):
+            user.replace_all_uses_with(plain)
+            program.graph.erase_node(user)
+        program.graph.erase_node(node)
+    program.recompile()
+    return program

@@ -1,0 +1,155 @@
+"""`widepack verify`: an artifact's files and answers, checked here and now."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from widepack_artifacts.errors import WidepackError
+from widepack_bench.text import plural, size
+
+from .common import ARTIFACT, emit, example, json_option, model_options, stdout_kept
+
+BATCHES = (1, 2, 5)
+
+
+@click.command(
+    epilog=example(
+        "widepack verify ens.wide",
+        "widepack verify ens.wide ckpts/*.pt --model net.py:make",
+        "widepack verify ens.wide --device cuda --json",
+    )
+)
+@ARTIFACT
+@click.argument("checkpoints", metavar="[CKPT]...", nargs=-1)
+@model_options
+@click.option("--key", help="Where the state dict is inside a checkpoint that holds more.")
+@click.option("--device", default="cpu", show_default=True, help="Where the answers are checked.")
+@json_option
+def command(
+    artifact: Path, checkpoints: tuple[str, ...], model: str | None, model_args: tuple[str, ...], key: str | None, device: str, as_json: bool
+) -> None:
+    """Check ARTIFACT: its manifest, the size and hash of every file, and the probe, which holds its answers to those recorded at build.
+
+    With the checkpoints that it was built from: whether it holds their weights, bit for bit. With --model: whether it answers as your own modules do.
+    Exit code 1 at the first check that fails.
+    """
+    done: list[dict[str, Any]] = []
+    document = {"path": str(artifact), "device": device, "ok": False, "checks": done}
+    try:
+        with stdout_kept(as_json):
+            for name, found in checks(artifact, checkpoints, model, model_args, key, device):
+                done.append({"check": name, "found": found})
+                if not as_json:
+                    click.echo(f"{name:<12} ok  {found}")
+        document["ok"] = True
+    except WidepackError as error:
+        document["error"] = str(error)
+        raise
+    finally:
+        if as_json:
+            emit(document)
+
+
+def checks(
+    artifact: Path, checkpoints: tuple[str, ...], model: str | None, model_args: tuple[str, ...], key: str | None, device: str
+) -> Iterator[tuple[str, str]]:
+    """Each check that passed: its name and what was found. Raises: WidepackError at the first that fails."""
+    from widepack_artifacts.store import Reader
+
+    reader = Reader(artifact)
+    manifest = reader.manifest
+    yield "digest", manifest.digest
+    total = sum(f.bytes for f in manifest.files.values())
+    reader.check_sizes()
+    yield "sizes", f"{plural(len(manifest.files), 'file')}, {size(total)}"
+    reader.check_hashes()
+    yield "hashes", f"{plural(len(manifest.files), 'file')}, SHA-256"
+    import widepack
+
+    ens = widepack.load(artifact, device=device, verify="off" if not manifest.probe else "sizes", warmup=False)
+    if manifest.probe:
+        with _nothing_remembered():
+            ens.probe()
+        yield "probe", f"{plural(len(ens), 'member')} on {device}, patterns shared and each, against the float64 answers recorded at build"
+    if checkpoints:
+        yield "checkpoints", _same_weights(ens, checkpoints, key)
+    if model is not None:
+        from widepack.members import load_factory
+        from widepack.specs import parse_model_args
+
+        yield "answers", _same_answers(ens, load_factory(model, parse_model_args(model_args)), device)
+
+
+@contextmanager
+def _nothing_remembered() -> Iterator[None]:
+    """With an empty cache: a probe that passed here before runs again, since that is what was asked for."""
+    before = os.environ.get("XDG_CACHE_HOME")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_CACHE_HOME"] = folder
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["XDG_CACHE_HOME"]
+            else:
+                os.environ["XDG_CACHE_HOME"] = before
+
+
+def _same_weights(ens: Any, checkpoints: tuple[str, ...], key: str | None) -> str:
+    """Hold the members' weights to the checkpoints, in their order. Raises: VerificationError with all that differs."""
+    from widepack.checkpoints import open_all
+    from widepack.errors import VerificationError
+    from widepack.members import bit_equal
+
+    from .build import expand
+
+    opened = open_all(expand(checkpoints), key)
+    if len(opened) != len(ens):
+        raise VerificationError(f"checkpoints: {len(opened)} were given, the artifact has {len(ens)} members: {', '.join(ens.members[:20])}")
+    wrong: list[str] = []
+    count = 0
+    for name, checkpoint in zip(ens.members, opened, strict=True):
+        state, own = ens.state_dict(name), checkpoint.state_dict()
+        count += len(own)
+        wrong += [f"member {name}: {k} is not in {checkpoint.path}" for k in sorted(set(state) - set(own))]
+        wrong += [f"member {name}: {k} of {checkpoint.path} is not in the artifact" for k in sorted(set(own) - set(state))]
+        wrong += [f"member {name}: {k} is not that of {checkpoint.path}" for k in sorted(set(own) & set(state)) if not bit_equal(state[k], own[k])]
+    if wrong:
+        more = f"; and {len(wrong) - 8} more" if len(wrong) > 8 else ""
+        raise VerificationError(f"checkpoints: {'; '.join(wrong[:8])}{more}. Were these checkpoints given in the order of the members?")
+    return f"{plural(count, 'tensor')} of {plural(len(opened), 'checkpoint')}, bit for bit"
+
+
+def _same_answers(ens: Any, factory: Callable[..., Any], device: str) -> str:
+    """Hold the wide model's answers to the user's own modules, both patterns. Raises: VerificationError."""
+    import torch
+    from widepack_bench.baselines import difference, loop, padding_kept
+    from widepack_bench.errors import BenchError
+    from widepack_bench.inputs import make
+    from widepack_bench.suite import own_module
+
+    from widepack.errors import VerificationError
+
+    modules = [own_module(factory, ens.state_dict(name), name).to(device) for name in ens.members]
+    entry = ens.manifest.entries["forward"]
+    compared = []
+    with torch.inference_mode(), padding_kept():
+        for batch in BATCHES:
+            for each in (False, True):
+                try:
+                    args, kwargs, _ = make(entry, batch, members=len(ens) if each else 0, device=device)
+                except BenchError:  # a batch that the model is not for
+                    continue
+                wrong = difference((ens.each if each else ens)(*args, **kwargs), loop(modules, each)(*args, **kwargs))
+                if wrong:
+                    raise VerificationError(f"answers: batch {batch}, {'each' if each else 'shared'}: not those of your modules: {wrong}")
+                compared.append(batch)
+    if not compared:
+        raise VerificationError(f"answers: no inputs could be made at batch {', '.join(map(str, BATCHES))}")
+    return f"as your own modules, patterns shared and each, batch {', '.join(map(str, dict.fromkeys(compared)))}"

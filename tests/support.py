@@ -1,0 +1,134 @@
+"""What several test files need: the cases' artifacts, fresh processes, and the bound that answers are held to, written down a second time."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import cases
+import torch
+from torch import Tensor, nn
+
+from widepack import BuildReport, build
+
+
+class Artifacts:
+    """`artifacts("mlp")` is the path of the case's artifact with the default plan, `artifacts("mlp", "wide")` with strategy wide."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.reports: dict[tuple[str, str], BuildReport] = {}
+
+    def __call__(self, name: str, strategy: str = "auto") -> Path:
+        path = self.folder / name / f"{strategy}.wide"
+        if (name, strategy) not in self.reports:
+            case = cases.load(name)
+            more: dict[str, Any] = {} if strategy == "auto" else {"pt2": False, "targets": ("cpu",)}
+            self.reports[name, strategy] = build(self.checkpoints(name), path, model=case.model, inputs=case.INPUTS, strategy=strategy, **more)
+        return path
+
+    def report(self, name: str, strategy: str = "auto") -> BuildReport:
+        self(name, strategy)
+        return self.reports[name, strategy]
+
+    def checkpoints(self, name: str) -> list[str]:
+        folder = self.folder / name
+        if not folder.is_dir():
+            return cases.write_checkpoints(name, folder)
+        return [str(folder / f"{name}-{i}.pt") for i in range(cases.load(name).N)]
+
+
+def fresh(code: str, *words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """A new Python process with one thread; its words are `sys.argv[1:]`."""
+    command = [sys.executable, "-W", "error", "-c", code, *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1", **env})
+
+
+def must(done: subprocess.CompletedProcess[str]) -> str:
+    """What a process printed that has to succeed."""
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@contextmanager
+def plain_attention() -> Iterator[None]:
+    """Without the nested-tensor fast path of nn.TransformerEncoder, which answers differently where positions are padded."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+def run(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The member alone."""
+    with plain_attention(), torch.no_grad():
+        return module(*args, **kwargs)
+
+
+def double(value: Any) -> Any:
+    """Every floating tensor of a call in float64."""
+    if isinstance(value, Tensor):
+        return value.double() if value.is_floating_point() else value
+    if isinstance(value, Mapping):
+        return {k: double(v) for k, v in value.items()}
+    return tuple(map(double, value)) if isinstance(value, (tuple, list)) else value
+
+
+def leaves(result: Any) -> list[Tensor]:
+    """The tensors of a result of a member alone, in order."""
+    if isinstance(result, Tensor):
+        return [result]
+    rows = result.values() if isinstance(result, Mapping) else result if isinstance(result, (tuple, list)) else ()
+    return [leaf for row in rows for leaf in leaves(row)]
+
+
+def stack(values: Sequence[Any]) -> Any:
+    """Inputs of N calls as one: every tensor `[N, ...]`."""
+    first = values[0]
+    if isinstance(first, Tensor):
+        return torch.stack(list(values))
+    if isinstance(first, Mapping):
+        return {k: stack([v[k] for v in values]) for k in first}
+    return tuple(stack(v) for v in zip(*values)) if isinstance(first, (tuple, list)) else first
+
+
+@dataclass
+class Bound:
+    """DESIGN.md "Correct means" for one output: errors against float64, the members' own ones pooled.
+
+        rms error at most 2x the members' own + 1 ulp, largest at most 4x their own + 4 ulp, of the output's rms
+    """
+
+    own: list[Tensor] = field(default_factory=list)
+    truth: list[Tensor] = field(default_factory=list)
+    wide: list[Tensor] = field(default_factory=list)
+
+    def add(self, wide: Tensor, own: Tensor, truth: Tensor) -> None:
+        assert wide.shape == own.shape
+        assert wide.dtype == own.dtype
+        self.eps = torch.finfo(own.dtype).eps
+        fine = torch.isfinite(own)
+        assert torch.equal(fine, torch.isfinite(wide))
+        assert torch.equal(own[~fine].nan_to_num(), wide[~fine].nan_to_num())
+        self.truth.append(truth[fine].flatten())
+        self.own.append(own[fine].flatten().double() - self.truth[-1])
+        self.wide.append(wide[fine].flatten().double() - self.truth[-1])
+
+    def check(self) -> None:
+        own, truth = torch.cat(self.own), torch.cat(self.truth)
+        assert own.numel() >= 64
+        ulp = self.eps * float(truth.square().mean().sqrt())
+        rms, largest = 2 * float(own.square().mean().sqrt()) + ulp, 4 * float(own.abs().max()) + 4 * ulp
+        assert math.isfinite(rms)
+        for error in self.wide:
+            assert float(error.square().mean().sqrt()) <= rms
+            assert float(error.abs().max()) <= largest

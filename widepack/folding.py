@@ -1,0 +1,183 @@
+"""Norms folded into the weights behind or before them; no kind rises.
+
+1. An eval-mode batch norm behind a convolution, of which it is the only reader, goes into the convolution's weight and bias:
+   W' = W * g / sqrt(v + eps), b' = (b - m) * g / sqrt(v + eps) + beta.
+2. The scale and shift of a layer norm that differ by member go into the linear layers that are its only readers: W' = W * g, b' = b + W beta. The norm
+   itself then is one kernel for all members, where members' own scale and shift would need a second one.
+
+The new weights are made in float64 and rounded once, by nodes of the program itself: they depend on weights alone, so the weight prologue runs them once.
+Folding a member's own norm into a Shared weight would make a frozen trunk N times dearer: never done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from widepack_artifacts.program import Kind, Node, Program, Ref, Tag
+
+from . import ops
+from .graph import readers, renamed, uses, with_nodes
+from .kinds import kinds
+from .specs import parse_type
+
+_CONVOLUTIONS = {f"aten.conv{d}d.{o}" for d in (1, 2, 3) for o in ("default", "padding")}
+_NORM = "aten._native_batch_norm_legit_no_training.default"
+_RANK = {"shared": 0, "stacked": 1, "ragged": 2}
+
+
+class Maker:
+    """Makes the nodes of new weights. stem: what their names begin with; source: the user's line of the norm."""
+
+    def __init__(self, stem: str, source: str) -> None:
+        self.stem, self.source = stem, source
+        self.nodes: list[Node] = []
+
+    def __call__(self, what: str, op: str, *args: Any, **kwargs: Any) -> Ref:
+        self.nodes.append(Node(f"{self.stem}_{what}", f"aten.{op}", args, kwargs, "", self.source))
+        return Ref(self.nodes[-1].name)
+
+    def double(self, what: str, value: Ref) -> Ref:
+        return self(what, "_to_copy.default", value, dtype=Tag("dtype", "float64"))
+
+    def rounded(self, what: str, value: Ref, dtype: str) -> Ref:
+        return self(what, "_to_copy.default", value, dtype=Tag("dtype", dtype))
+
+
+def fold_batch_norms(program: Program, slots: Mapping[str, Kind]) -> Program:
+    """conv -> batch_norm (eval) -> getitem 0 becomes conv with other weights."""
+    found, count = kinds(program, slots), uses(program)
+    made_by = {n.name: n for n in program.nodes}
+    types = {s.name: s.type for s in program.weights}
+    into: dict[str, tuple[Node, Node]] = {}  # convolution -> (norm, its getitem)
+    for node in program.nodes:
+        if node.op != "operator.getitem" or node.args[1] != 0 or not isinstance(node.args[0], Ref):
+            continue
+        norm = made_by.get(node.args[0].name)
+        if norm is None or norm.op != _NORM or count[norm.name] != 1 or not isinstance(norm.args[0], Ref):
+            continue
+        conv = made_by.get(norm.args[0].name)
+        if conv is None or conv.op not in _CONVOLUTIONS or count[conv.name] != 1:
+            continue
+        given = ops.bind(conv.op, conv.args, conv.kwargs)
+        parameters = [p for p in (*norm.args[1:5], given.get("bias")) if isinstance(p, Ref)]
+        if may_fold(given["weight"], parameters, found, types):
+            into[conv.name] = (norm, node)
+    gone = {n.name for pair in into.values() for n in pair}
+    kept: list[Node] = []
+    to: dict[str, Any] = {}
+    for node in program.nodes:
+        if node.name in into:
+            norm, item = into[node.name]
+            kept += _conv(renamed(node, to), norm, types)
+            to[item.name] = Ref(node.name)
+        elif node.name not in gone:
+            kept.append(renamed(node, to))
+    return with_nodes(program, kept, to)
+
+
+def may_fold(weight: Any, parameters: list[Ref], found: Mapping[str, Kind], types: Mapping[str, str]) -> bool:
+    """Whether a weight may take these parameters in: all are weights of the program, none Ragged, and the weight's kind does not rise."""
+    named = [weight, *parameters]
+    known = all(isinstance(p, Ref) and p.name in types and found[p.name] != "ragged" for p in named)
+    return known and max((_RANK[found[p.name]] for p in parameters), default=0) <= _RANK[found[weight.name]]
+
+
+def _conv(conv: Node, norm: Node, types: Mapping[str, str]) -> list[Node]:
+    given = ops.bind(conv.op, conv.args, conv.kwargs)
+    _, gamma, beta, mean, var, _, eps = norm.args
+    dtype, shape = parse_type(types[given["weight"].name])
+    make = Maker(f"{conv.name}_fold", norm.source)
+    scale = make("rsqrt", "rsqrt.default", make("var_eps", "add.Scalar", make.double("var", var), eps))
+    if gamma is not None:
+        scale = make("scale", "mul.Tensor", make.double("gamma", gamma), scale)
+    shift, bias = make.double("mean", mean), given.get("bias")
+    shift = make("minus", "sub.Tensor", make.double("bias", bias), shift) if bias is not None else make("minus", "neg.default", shift)
+    shift = make("shifted", "mul.Tensor", shift, scale)
+    if beta is not None:
+        shift = make("beta_sum", "add.Tensor", shift, make.double("beta", beta))
+    column = make("column", "reshape.default", scale, [-1] + [1] * (len(shape) - 1))
+    given["weight"] = make.rounded("weight", make("scaled", "mul.Tensor", make.double("weight64", given["weight"]), column), dtype)
+    given["bias"] = make.rounded("new_bias", shift, dtype)
+    order = [a for a, _, _ in ops.arguments(conv.op)]
+    return [*make.nodes, replace(conv, args=tuple(given[a] for a in order[:3]), kwargs={a: given[a] for a in order[3:] if a in given})]
+
+
+def fold_layer_norms(program: Program, slots: Mapping[str, Kind]) -> Program:
+    """Scale and shift of a member's own layer norm go into the linear layers that alone read it."""
+    found, by, count = kinds(program, slots), readers(program), uses(program)
+    types = {s.name: s.type for s in program.weights}
+    outs = {r for o in program.outputs if isinstance(o.value, Ref) for r in [o.value.name]}
+    bare: dict[str, Node] = {}
+    into: dict[str, Node] = {}  # linear layer -> the norm that it takes in
+    for norm in program.nodes:
+        given = ops.bind(norm.op, norm.args, norm.kwargs) if norm.op == "aten.layer_norm.default" else {}
+        parameters = [p for p in (given.get("weight"), given.get("bias")) if isinstance(p, Ref)]
+        if not parameters or len(given["normalized_shape"]) != 1 or all(found[p.name] == "shared" for p in parameters):
+            continue
+        layers = _layers(norm.name, by, outs, given["normalized_shape"][0])
+        fits = layers and all(may_fold(_weight(n), [*parameters, *_bias(n)], found, types) and count[n.name] and n.name not in into for n in layers)
+        if fits:
+            bare[norm.name] = replace(norm, args=(given["input"], given["normalized_shape"], None, None, *norm.args[4:]), kwargs={k: v for k, v in norm.kwargs.items() if k not in ("weight", "bias")})
+            into.update({n.name: norm for n in layers})
+    kept: list[Node] = []
+    for node in program.nodes:
+        if node.name in bare:
+            kept.append(bare[node.name])
+        elif node.name in into:
+            kept += _linear(node, into[node.name], types)
+        else:
+            kept.append(node)
+    return with_nodes(program, kept, {})
+
+
+def _layers(value: str, by: Mapping[str, list[Node]], outs: set[str], width: int) -> list[Node]:
+    """The linear layers behind a value if nothing else reads it, rows picked or regrouped on the way; else nothing."""
+    found: list[Node] = []
+    if value in outs:
+        return []
+    for node in by.get(value, []):
+        if node.op == "aten.linear.default" and node.args[0] == Ref(value):
+            found.append(node)
+        elif node.op == "aten.addmm.default" and len(node.args) == 3 and node.args[1] == Ref(value) and not node.kwargs:
+            found.append(node)
+        elif node.op in ("aten.select.int", "aten.slice.Tensor", "aten.reshape.default", "aten.transpose.int") and node.out.endswith(f",{width}]"):
+            behind = _layers(node.name, by, outs, width)
+            if not behind:
+                return []
+            found += behind
+        else:
+            return []
+    return found
+
+
+def _weight(node: Node) -> Any:
+    return node.args[1] if node.op == "aten.linear.default" else node.args[2]
+
+
+def _bias(node: Node) -> list[Any]:
+    bias = (node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")) if node.op == "aten.linear.default" else node.args[0]
+    return [] if bias is None else [bias]
+
+
+def _linear(node: Node, norm: Node, types: Mapping[str, str]) -> list[Node]:
+    given = ops.bind(norm.op, norm.args, norm.kwargs)
+    gamma, beta = given.get("weight"), given.get("bias")
+    make = Maker(f"{node.name}_fold", norm.source)
+    weight, bias = _weight(node), _bias(node)
+    dtype, _ = parse_type(types[weight.name])
+    turned = node.op == "aten.addmm.default"  # its weight is [I, O]
+    wide = make.double("weight64", weight)
+    shift: Ref | None = make.double("bias64", bias[0]) if bias else None
+    if beta is not None:
+        product = make("product", "mul.Tensor", wide, make("beta_column", "unsqueeze.default", make.double("beta", beta), -1) if turned else make.double("beta", beta))
+        moved = make("moved", "sum.dim_IntList", product, [0 if turned else 1])
+        shift = moved if shift is None else make("shift", "add.Tensor", shift, moved)
+    if gamma is not None:
+        scale = make.double("gamma", gamma)
+        wide = make("scaled", "mul.Tensor", wide, make("gamma_column", "unsqueeze.default", scale, -1) if turned else scale)
+    new_weight = make.rounded("weight", wide, dtype)
+    new_bias = None if shift is None else make.rounded("new_bias", shift, dtype)
+    args = (new_bias, node.args[1], new_weight) if turned else (node.args[0], new_weight, new_bias)
+    return [*make.nodes, replace(node, args=args, kwargs={})]
