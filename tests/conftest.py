@@ -10,10 +10,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 from hypothesis import HealthCheck, settings
+
 from support import Artifacts
 
 settings.register_profile("widepack", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("widepack")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Warnings are errors; this one is torch.export's of torch's own code."""
+    config.addinivalue_line("filterwarnings", r"ignore:.isinstance\(treespec, LeafSpec\):FutureWarning")
 
 
 @pytest.fixture(scope="session", autouse=True)

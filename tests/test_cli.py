@@ -7,10 +7,10 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 import torch
 from cases import load, write_checkpoints
@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from widepack_artifacts.errors import ArtifactError
 from widepack_cli import build as build_command
 from widepack_cli import common
-from widepack_cli.main import COMMANDS, cli
+from widepack_cli.main import COMMANDS, Refusal, cli
 from widepack_cli.progress import Progress
 
 from widepack.errors import UsageError
@@ -97,7 +97,9 @@ def test_every_command_has_an_example(name: str) -> None:
 
 
 def test_unknown_command_and_option_are_usage_errors() -> None:
-    assert widepack("biuld").exit_code == 2
+    result = widepack("biuld")
+    assert result.exit_code == 2
+    assert "No such command 'biuld'. Did you mean build?" in result.stderr
     assert widepack("info", "--jsn").exit_code == 2
     assert widepack("build").exit_code == 2
 
@@ -123,7 +125,7 @@ def test_errors_are_one_paragraph(error: BaseException, code: int, words: str, m
     def fails(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr("widepack.build", fails)
+    monkeypatch.setattr(import_module("widepack.build"), "build", fails)
     result = widepack("build", *checkpoints, "-o", "never.wide")
     assert result.exit_code == code
     assert words in result.stderr
@@ -183,7 +185,7 @@ def test_write_whole(tmp_path: Path) -> None:
         return lambda p: p.write_text(text)
 
     common.write_whole(path, write("one"), force=False)
-    with pytest.raises(click.UsageError, match="exists; give another path, or --force"):
+    with pytest.raises(Refusal, match="exists; give another path, or --force"):
         common.write_whole(path, write("two"), force=False)
     assert path.read_text() == "one"
 
@@ -197,7 +199,7 @@ def test_write_whole(tmp_path: Path) -> None:
     common.write_whole(path, write("two"), force=True)
     assert path.read_text() == "two"
     assert os.listdir(tmp_path) == ["a.json"], "no temporary file is left"
-    with pytest.raises(click.UsageError, match="is a folder"):
+    with pytest.raises(Refusal, match="is a folder"):
         common.write_whole(tmp_path, write("x"), force=True)
 
 
@@ -217,7 +219,7 @@ def test_settings_beside_the_checkpoints(tmp_path: Path, monkeypatch: pytest.Mon
         seen.update(given)
         raise UsageError("enough")
 
-    monkeypatch.setattr("widepack.build", record)
+    monkeypatch.setattr(import_module("widepack.build"), "build", record)
     refused(2, "build", *paths, "--dry-run", "--model-arg", "depth=2")
     assert (seen["model"], seen["model_args"], seen["inputs"]) == ("runs/net.py:make", {"width": 8, "depth": 2}, ["x=float32[B,4]"])
     refused(2, "build", *paths, "--dry-run", "--model", "other:make", "--input", "y=float32[B]")
@@ -271,7 +273,7 @@ def test_dry_run_writes_nothing(checkpoints: list[str], tmp_path: Path, monkeypa
 def test_build_refuses(artifact: Path, checkpoints: list[str], tmp_path: Path) -> None:
     out = tmp_path / "x.wide"
     assert "-o" in refused(2, "build", *checkpoints, *options())
-    assert "exist" in refused(2, "build", *checkpoints, "-o", artifact, *options())
+    assert "is an artifact already" in refused(2, "build", *checkpoints, "-o", artifact, *options())
     words = refused(2, "build", *checkpoints, "-o", out, *options(), "--strategy", "bm")
     assert "'bm'" in words
     assert "bmm" in words

@@ -7,15 +7,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from widepack_artifacts import guards
 from widepack_artifacts.errors import ArtifactError
 
 DIMS = {"B": 2, "T": 7, "H": 64}
 BINARY = [op for op in guards.OPS if op != "not"]
 ARITHMETIC, COMPARISONS = BINARY[:7], BINARY[7:13]
-SUMS = st.recursive(
-    st.integers(-4, 4) | st.sampled_from(list(DIMS)), lambda e: st.tuples(st.sampled_from(ARITHMETIC), e, e).map(list), max_leaves=6
-)
+SUMS = st.recursive(st.integers(-4, 4) | st.sampled_from(list(DIMS)), lambda e: st.tuples(st.sampled_from(ARITHMETIC), e, e).map(list), max_leaves=6)
 CONDITIONS = st.recursive(
     st.tuples(st.sampled_from(COMPARISONS), SUMS, SUMS).map(list),
     lambda e: st.tuples(st.sampled_from(["and", "or"]), e, e).map(list) | e.map(lambda v: ["not", v]),

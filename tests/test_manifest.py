@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from widepack_artifacts import strict_json
 from widepack_artifacts.errors import ArtifactError
 from widepack_artifacts.manifest import (
@@ -44,7 +45,10 @@ def example() -> Manifest:
     """A manifest with something in every field."""
     entry = Entry(
         inputs=(Input("x", "float32[B,3,32*H,7]"), Input("opts.ids", "int64[B]", 0, 99)),
-        signature=[Parameter("x", "positional", {"leaf": 0}), Parameter("opts", "keyword", {"dict": [["ids", {"leaf": 1}], ["k", {"const": 2}]]}, True)],
+        signature=[
+            Parameter("x", "positional", {"leaf": 0}),
+            Parameter("opts", "keyword", {"dict": [["ids", {"leaf": 1}], ["k", {"const": 2}]]}, True),
+        ],
         outputs=(OutputLeaf("logits", "float32[B,10]", "stacked"), OutputLeaf("boxes.0", "float32[B,4]", "shared")),
         result={"output": ["Result", [["logits", {"leaf": 0}], ["boxes", {"tuple": [{"leaf": 1}]}]]]},
         dims={"B": Dim(1), "H": Dim(1, 16, "net.py:12 in forward")},
@@ -239,7 +243,8 @@ def test_canonical_json_reads_back(value: Any) -> None:
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["shared", "stacked", "ragged"]), st.sampled_from(list(ITEM_BYTES)), st.lists(st.integers(0, 9), max_size=4)), max_size=5
+        st.tuples(st.sampled_from(["shared", "stacked", "ragged"]), st.sampled_from(list(ITEM_BYTES)), st.lists(st.integers(0, 9), max_size=4)),
+        max_size=5,
     )
 )
 def test_weight_tables_read_back(rows: list[tuple[str, str, list[int]]]) -> None:
@@ -263,7 +268,11 @@ def test_no_edit_of_the_bytes_passes(data: st.DataObject) -> None:
     assert found == example()
 
 
-@given(st.recursive(st.none() | st.integers() | st.text(max_size=5), lambda v: st.lists(v, max_size=4) | st.dictionaries(st.text(max_size=5), v, max_size=4)))
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(max_size=5), lambda v: st.lists(v, max_size=4) | st.dictionaries(st.text(max_size=5), v, max_size=4)
+    )
+)
 def test_no_value_anywhere_brings_another_exception(value: Any) -> None:
     for key in example().to_json():
         try:

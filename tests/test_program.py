@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from widepack_artifacts import strict_json
 from widepack_artifacts.errors import ArtifactError
 from widepack_artifacts.opset import OPS
@@ -59,14 +60,18 @@ def test_reads_back_what_was_written() -> None:
     assert strict_json.canonical(Program.from_json(example().to_json()).to_json()) == strict_json.canonical(example().to_json())
 
 
-LITERALS = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(st.characters(exclude_categories=["Cs"]))
+LITERALS = (
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(st.characters(exclude_categories=["Cs"]))
+)
 TAGGED = st.builds(Tag, st.sampled_from(TAGS), st.text("abc123_", min_size=1)) | st.complex_numbers(allow_nan=False) | st.just(Ref("x"))
 ARGUMENTS = st.recursive(LITERALS | TAGGED, lambda v: st.lists(v, max_size=4), max_leaves=8)
 
 
 @given(st.lists(ARGUMENTS, max_size=4), st.dictionaries(st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True), ARGUMENTS, max_size=3))
 def test_arguments_read_back(args: list[Any], kwargs: dict[str, Any]) -> None:
-    program = Program((), (Slot("x", "x", "shared", "float32[]"),), (Node("y", "aten.relu.default", tuple(args), kwargs),), (Output(Ref("y"), "shared"),))
+    program = Program(
+        (), (Slot("x", "x", "shared", "float32[]"),), (Node("y", "aten.relu.default", tuple(args), kwargs),), (Output(Ref("y"), "shared"),)
+    )
     again = Program.from_json(strict_json.parse(strict_json.canonical(program.to_json()), "program"))
     assert again == program
     assert [type(a) for a in again.nodes[0].args] == [type(a) for a in args], "1, 1.0 and True are three arguments"
@@ -162,12 +167,16 @@ def test_complex_numbers_cannot_be_nested() -> None:
 
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6) | st.sampled_from(["ref", "x", "loop", "shared", "h"]),
-    lambda v: st.lists(v, max_size=4) | st.dictionaries(st.sampled_from(["ref", "str", "name", "op", "args", "body", "complex", "dtype"]), v, max_size=4),
+    lambda v: (
+        st.lists(v, max_size=4) | st.dictionaries(st.sampled_from(["ref", "str", "name", "op", "args", "body", "complex", "dtype"]), v, max_size=4)
+    ),
     max_leaves=8,
 )
 
 
-@given(st.sampled_from(["format", "members", "weights", "inputs", "nodes", "outputs", ("nodes", 0, "args"), ("nodes", 2, "body"), ("nodes", 0)]), JUNK)
+@given(
+    st.sampled_from(["format", "members", "weights", "inputs", "nodes", "outputs", ("nodes", 0, "args"), ("nodes", 2, "body"), ("nodes", 0)]), JUNK
+)
 def test_no_value_anywhere_brings_another_exception(where: Any, value: Any) -> None:
     data: Any = copy.deepcopy(example().to_json())
     at = data

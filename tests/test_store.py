@@ -10,13 +10,14 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from widepack_artifacts import store, strict_json
 from widepack_artifacts.errors import ArtifactError
 from widepack_artifacts.manifest import Dim, Entry, Input, Manifest, Member, OutputLeaf, Parameter
@@ -103,13 +104,13 @@ def test_a_stream_is_the_sum_of_its_parts(tmp_path_factory: pytest.TempPathFacto
                 assert out.write(memoryview(part)) == len(part)
             assert out.tell() == out.bytes == len(b"".join(parts))
         assert out.name == f"weights-{hashlib.sha256(b''.join(parts)).hexdigest()[:16]}.safetensors"
-        assert (writer.path / out.name).read_bytes() == b"".join(parts)
+        assert writer.place(out.name).read_bytes() == b"".join(parts)
 
 
 def test_an_artifact_is_replaced_only_when_asked(path: Path) -> None:
     build(path)
     before = content(path)
-    refused(lambda: build(path), "ens.wide is an artifact already", "force", kind=ArtifactExists)
+    refused(lambda: build(path), "ens.wide is an artifact already", "--force (force=True)", kind=ArtifactExists)
     assert ArtifactExists.exit_code == 2
     assert content(path) == before
     after = build(path, force=True, weights=b"v")
@@ -316,7 +317,7 @@ def test_what_the_system_refuses_comes_in_words(
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patch:
-        patch.setattr(*((Path, call) if call == "mkdir" else (os, call)), refuse)
+        patch.setattr("pathlib.Path.mkdir" if call == "mkdir" else f"os.{call}", refuse)
         refused(lambda: build(path, force=True, weights=b"v" * 1000), "ens.wide: cannot", "Nothing was published", *words)
     assert content(path.parent) == before
 
@@ -373,8 +374,8 @@ def reseal(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
 
 
 @pytest.fixture
-def made(path: Path) -> Iterator[Manifest]:
-    yield build(path)
+def made(path: Path) -> Manifest:
+    return build(path)
 
 
 def program_of(found: Manifest) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from widepack_artifacts import tree
 from widepack_artifacts.errors import ArtifactError
 

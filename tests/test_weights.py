@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load as reference_load
 from torch import Tensor
+
 from widepack_artifacts import weights
 from widepack_artifacts.errors import ArtifactError
 from widepack_artifacts.manifest import ITEM_BYTES, Weight
@@ -187,7 +188,13 @@ def test_refuses_to_write_in_words(entries: Callable[[], list[tuple[str, list[in
 def test_refuses_files_that_are_none(tmp_path: Path) -> None:
     whole_file = io.BytesIO()
     weights.write(whole_file, [("a", [400], torch.float32, whole(torch.zeros(400)))])
-    for name, data in {"empty": b"", "text": b"hello, world", "cut": whole_file.getvalue()[:-1], "long": whole_file.getvalue() + b"x", "huge": b"\xff" * 64}.items():
+    for name, data in {
+        "empty": b"",
+        "text": b"hello, world",
+        "cut": whole_file.getvalue()[:-1],
+        "long": whole_file.getvalue() + b"x",
+        "huge": b"\xff" * 64,
+    }.items():
         path = tmp_path / name
         path.write_bytes(data)
         with pytest.raises(ArtifactError, match=f"{name}: not a whole safetensors file"):

@@ -37,7 +37,7 @@ from .members import Alignment, Factory, align, bit_equal, load_factory
 from .plan import Choice as PlanChoice
 from .plan import Plan
 from .progress import Report, Stages
-from .registry import Choice
+from .registry import REGISTRY, Choice
 from .replay import CPU
 from .rules_of_thumb import plans
 from .runtime import Executable, graph_module, split
@@ -339,16 +339,21 @@ def _wides(job: _Job, asked: Choice, targets: Sequence[str]) -> list[Wide]:
                 key = f"{pattern} {loops} {sorted((n, c.strategy) for n, c in plan.choices.items())}"
                 if key not in made:
                     made[key] = Wide(pattern, lower(programs, job.captures.signatures, slots, plan, job.first.sizes), [])
-                made[key].uses.append(_filled_plan(plan, made[key].lowered))
+                made[key].uses.append(_filled_plan(plan, made[key].lowered, programs[0]))
     return list(made.values())
 
 
-def _filled_plan(plan: Plan, lowered: Lowered) -> Plan:
-    """The plan with the strategy of every node that it did not name itself."""
+_WHY = {"once": "all that it reads is the same for all members", "part": "one of several results", "sequential": "no strategy of the op applies"}
+
+
+def _filled_plan(plan: Plan, lowered: Lowered, program: Program) -> Plan:
+    """The plan with the strategy of every node that it did not name itself, and why."""
     choices = dict(plan.choices)
-    for name, used in lowered.used.items():
-        if name not in choices and used not in ("loop", "part", "once"):
-            choices[name] = PlanChoice(used, "the first strategy that applies" if used != "sequential" else "no strategy applies")
+    for node in program.nodes:
+        used = lowered.used[node.name]
+        if node.name not in choices and used != "loop":
+            known = REGISTRY[node.op].strategies if node.op in REGISTRY else {}
+            choices[node.name] = PlanChoice(used, known[used].note if used in known else _WHY.get(used, ""))
     return replace(plan, choices=choices)
 
 

@@ -10,6 +10,7 @@ import ast
 import inspect
 import re
 import traceback
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ import sympy
 import torch
 import torch.utils._pytree as pytree
 from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import Dim
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from widepack_artifacts.guards import Expr
@@ -184,9 +186,11 @@ def _export(module: nn.Module, call: Call) -> torch.export.ExportedProgram:
     fast = torch.backends.mha.get_fastpath_enabled()  # its nested tensors answer differently where positions are padded
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        exported = torch.export.export(module, args, kwargs, strict=False, dynamic_shapes=_dynamic(module, call))
-        _drop_dropout(exported)
-        return exported.run_decompositions({})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own, about what export does with the module's internals
+            exported = torch.export.export(module, args, kwargs, strict=False, dynamic_shapes=_dynamic(module, call))
+            _drop_dropout(exported)
+            return exported.run_decompositions({})
     except Exception as e:
         raise CaptureError(explain(e, module)) from e
     finally:
@@ -435,13 +439,24 @@ def _guards(exported: torch.export.ExportedProgram, call: Call, module: nn.Modul
             if expr is False:
                 raise CaptureError(f"{type(module).__name__}: the condition {code!r} does not hold for the example")
             continue
-        made.setdefault(str(expr), GuardSource(expr, sources.get(len(made), "")))
+        numbers = set(re.findall(r"(?<![a-z\[\d])\d+(?![\]\d])", code))
+        made.setdefault(str(expr), GuardSource(expr, next((where for found, where in sources if found and found <= numbers), "")))
     return tuple(made.values())
 
 
-def _guard_sources(exported: torch.export.ExportedProgram) -> dict[int, str]:
-    """The user's line of each guard, in order, as far as the shape environment kept it."""
-    return {}
+def _guard_sources(exported: torch.export.ExportedProgram) -> list[tuple[set[str], str]]:
+    """The numbers in each of the shape environment's conditions, and the user's line that it comes from."""
+    values = [n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"]
+    modes = [v.fake_mode for v in values if isinstance(v, FakeTensor)]
+    if not modes or modes[0].shape_env is None:
+        return []
+    rows = []
+    for guard in modes[0].shape_env.guards:
+        frame = getattr(guard.sloc, "framework_loc", None)
+        name = getattr(frame, "filename", "") or ""
+        if name and not name.startswith(str(Path(torch.__file__).parent)):
+            rows.append((set(re.findall(r"(?<![a-z\d])\d+", str(guard.expr))), f"{Path(name).name}:{frame.lineno} in {frame.name}"))
+    return rows
 
 
 _COMPARE = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge"}

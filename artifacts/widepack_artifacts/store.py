@@ -147,6 +147,10 @@ class Writer:
             out.write(data)
         return out.name
 
+    def place(self, name: str) -> Path:
+        """Where a file that was written stands, for reading it back before it is published."""
+        return self._root / name
+
     @contextlib.contextmanager
     def stream(self, stem: str, suffix: str) -> Iterator[Stream]:
         """A file object to write into; its `.name` is set when the block ends without an exception."""
@@ -209,7 +213,7 @@ class Writer:
         """Refuse a path that holds what must not be replaced."""
         state = _state(self._root)
         if state == "artifact" and not self.force:
-            raise ArtifactExists(f"{self.path} is an artifact already; give another path, or force to replace it")
+            raise ArtifactExists(f"{self.path} is an artifact already; give another path, or --force (force=True) to replace it")
         if state == "other":
             what = "a folder that holds something else than an artifact" if self._root.is_dir() else "no folder"
             raise ArtifactExists(f"{self.path} exists and is {what}; it is never replaced, give another path")

@@ -104,8 +104,8 @@ def compare(
                 refused[batch] = str(refusal)
                 continue
             rows.append(contest.row(batch, args, kwargs, sizes))
-    if progress:
-        progress("done", len(batches), len(batches))
+            if progress:
+                progress(f"batch {batch}", done + 1, len(batches))
     return Report(name, len(ens), pattern, own, tuple(rows), refused, environment(device, torch.get_num_threads()))
 
 

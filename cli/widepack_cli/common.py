@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 import click
 
+from .main import Refusal
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 ARTIFACT = click.argument("artifact", metavar="ARTIFACT", type=click.Path(path_type=Path))
@@ -62,13 +64,15 @@ def batch_list(_ctx: click.Context, parameter: click.Parameter, value: str) -> t
 def write_whole(path: Path, write: Callable[[Path], None], force: bool) -> None:
     """Write a file so that it appears whole or not at all, through a temporary one beside it.
 
-    Raises: click.UsageError where the path is taken and `force` is not given, or is a folder in any case.
+    Raises: Refusal where the path is taken and `force` is not given, is a folder, or is in none that exists.
     """
     taken = f"{path} exists; give another path, or --force to replace it"
     if path.is_dir():
-        raise click.UsageError(f"{path} is a folder; give the path of a file")
+        raise Refusal(f"{path} is a folder; give the path of a file")
+    if not path.parent.is_dir():
+        raise Refusal(f"{path}: there is no folder {path.parent}")
     if not force and os.path.lexists(path):
-        raise click.UsageError(taken)
+        raise Refusal(taken)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     os.close(handle)
     temporary = Path(name)
@@ -83,7 +87,7 @@ def write_whole(path: Path, write: Callable[[Path], None], force: bool) -> None:
         try:
             os.link(temporary, path)  # unlike a rename it never replaces a file that has come in between
         except FileExistsError:
-            raise click.UsageError(taken) from None
+            raise Refusal(taken) from None
         except OSError:  # a file system without hard links
             os.replace(temporary, path)
     finally:

@@ -36,7 +36,7 @@ def command(artifact: Path, member: str, out: Path | None, force: bool) -> None:
     import widepack
 
     # clones: a file of its own, and no two names over one memory
-    state = {k: v.detach().clone() for k, v in widepack.load(artifact, prologue=False).state_dict(index).items()}
+    state = {k: v.detach().clone() for k, v in widepack.load(artifact, prologue=False, warmup=False).state_dict(index).items()}
     write_whole(out, lambda path: save(state, path, out.suffix), force)
     click.echo(f"wrote {out}: {plural(len(state), 'tensor')} of member {name}")
 

@@ -6,6 +6,7 @@ import errno
 import os
 import traceback
 import warnings
+from difflib import get_close_matches
 from importlib import import_module, metadata
 from typing import Any
 
@@ -47,6 +48,15 @@ class Lazy(click.Group):
             return None
         command: click.Command = import_module(f".{COMMANDS[cmd_name][0]}", __package__).command
         return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = get_close_matches(args[0], COMMANDS, n=1)
+            if near and "mean" not in error.message:
+                error.message += f" Did you mean {near[0]}?"
+            raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

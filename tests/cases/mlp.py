@@ -1,4 +1,4 @@
-"""A multilayer perceptron on tables: Linear, LayerNorm, GELU, dropout."""
+"""A multilayer perceptron on tables: Linear, GELU, dropout."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ INPUTS = ["input=float32[B,64]"]
 def model(width: int = 128, depth: int = 3, classes: int = 10) -> nn.Module:
     layers: list[nn.Module] = []
     for i in range(depth):
-        layers += [nn.Linear(width if i else 64, width), nn.LayerNorm(width), nn.GELU(), nn.Dropout(0.1)]
+        layers += [nn.Linear(width if i else 64, width), nn.GELU(), nn.Dropout(0.1)]
     return nn.Sequential(*layers, nn.Linear(width, classes))
 
 

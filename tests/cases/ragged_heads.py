@@ -17,18 +17,13 @@ CLASSES = (3, 5, 10)
 class Ragged(nn.Module):
     def __init__(self, width: int, classes: int) -> None:
         super().__init__()
-        self.trunk = nn.Sequential(
-            nn.Conv2d(1, width, 3, padding=1),
-            nn.BatchNorm2d(width),
-            nn.ReLU(inplace=True),
-            nn.MaxPool2d(2),
-            nn.Conv2d(width, 2 * width, 3, padding=1),
-            nn.ReLU(inplace=True),
-            nn.AdaptiveAvgPool2d(2),
-            nn.Flatten(),
-            nn.Linear(8 * width, 32),
-            nn.ReLU(),
-        )
+        widths = (1, width, width, 2 * width, 2 * width)
+        blocks = [
+            part
+            for i, (before, after) in enumerate(zip(widths, widths[1:]))
+            for part in (nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU(inplace=True), *([nn.MaxPool2d(2)] if i % 2 else []))
+        ]
+        self.trunk = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(8 * width, 32), nn.ReLU())
         self.head = nn.Linear(32, classes)
 
     def forward(self, x: Tensor) -> Tensor:  # [B, 1, 16, 16]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..registry import strategy
+from ..samples_of_ops import B, Draw, Sample, call, samples
 from ..values import Shared, Stacked, Value, Wide
 from ..writer import Writer, rank
 
@@ -32,3 +33,33 @@ def _mask(w: Writer, mask: Wide | None, q: Stacked) -> Value | None:
         batch = w.sizes(q)[0]
         value = w.call("expand", value, [w.members, batch, *(-1 for _ in range(value.ndim - 2))])
     return w.call("flatten.using_ints", value, 0, 1)
+
+
+@samples("scaled_dot_product_attention")
+def _attention(draw: Draw) -> list[Sample]:
+    def qkv(*lead: int, t: int = 3, s: int = 6) -> tuple[Any, ...]:
+        return draw.normal(*lead, t, 4), draw.normal(*lead, s, 4), draw.normal(*lead, s, 4)
+
+    def mask(*shape: int) -> Any:
+        allowed = draw.bools(*shape)
+        allowed[..., 0] = True  # a row that sees nothing has no answer
+        return allowed
+
+    four = qkv(B, 2)
+    shapes = [(3, 6), (6,), (2, 3, 6), (1, 3, 6), (B, 1, 1, 6), (B, 2, 3, 6), (1, 1, 3, 6), (1, 2, 1, 6)]
+    return [
+        call(*four),
+        call(*four, None, 0.0, False, scale=0.3),
+        call(*qkv(B, 2, t=6), None, 0.0, True),
+        *(call(*four, mask(*s)) for s in shapes if len(s) > 1),
+        *(call(*four, draw.normal(*s)) for s in shapes if len(s) > 1),
+        call(draw.normal(B, 6, 3, 4), draw.normal(B, 2, 6, 4), draw.normal(B, 2, 6, 4), enable_gqa=True),
+        call(draw.normal(B, 6, 6, 4), draw.normal(B, 2, 6, 4), draw.normal(B, 2, 6, 4), None, 0.0, True, enable_gqa=True),
+        call(*qkv(B)),
+        call(*qkv(B), mask(3, 6)),
+        call(*qkv(B), draw.normal(B, 3, 6)),
+        call(*qkv(B, t=6), None, 0.0, True),
+        call(*qkv()),
+        call(*qkv(), mask(3, 6)),
+        call(draw.normal(B, 2, 3, 4), draw.normal(1, 2, 6, 4), draw.normal(1, 2, 6, 4)),
+    ]

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..registry import strategy
+from ..samples_of_ops import B, Draw, Make, Sample, call, samples
 from ..values import Shared, Stacked, Value, Wide
 from ..writer import Writer, put_shared, rank
 
@@ -104,3 +105,59 @@ def grouped_transposed(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = 
     x, back = _batched(w, x, weight)
     stacked = x if isinstance(x, Stacked) else Stacked(w.stack(x))
     return back(w.unpack(w.call(w.op, w.pack(stacked), _flat(w, weight), _flat(w, bias), *rest)))  # type: ignore[no-any-return]
+
+
+def _convolutions(spatial: int) -> Make:
+    def make(draw: Draw) -> list[Sample]:
+        s = (7, 6, 6)[:spatial]
+
+        def one(channels: int, out: int, groups: int, bias: bool, batch: bool = True, **options: Any) -> Sample:
+            x = draw.normal(*((B,) if batch else ()), channels, *s)
+            rest = [options.get(k, [d] * spatial) for k, d in (("stride", 1), ("padding", 0), ("dilation", 1))]
+            return call(x, draw.normal(out, channels // groups, *[3, 2, 2][:spatial]), draw.normal(out) if bias else None, *rest, groups)
+
+        return [
+            one(4, 6, 1, True, padding=[1] * spatial),
+            one(4, 6, 2, False, stride=[2] * spatial),
+            one(4, 4, 4, True, dilation=[2] * spatial),
+            one(4, 8, 4, True, stride=[2], padding=[1]) if spatial > 1 else one(4, 8, 4, True),
+            one(4, 6, 2, True, batch=False),
+            one(1, 3, 1, False, batch=False),
+            call(draw.normal(B, 4, *s), draw.normal(3, 4, *[1] * spatial)),
+            call(draw.normal(B, 4, *s), draw.normal(6, 2, *[1] * spatial), groups=2),
+        ]
+
+    return make
+
+
+def _named_padding(spatial: int) -> Make:
+    def make(draw: Draw) -> list[Sample]:
+        x, s = (B, 4, *(7, 6, 6)[:spatial]), [3, 3, 3][:spatial]
+        return [
+            call(draw.normal(*x), draw.normal(6, 4, *s), draw.normal(6), [1] * spatial, "same"),
+            call(draw.normal(*x), draw.normal(6, 2, *s), None, [1] * spatial, "same", [1] * spatial, 2),
+            call(draw.normal(*x), draw.normal(6, 4, *s), draw.normal(6), padding="valid"),
+            call(draw.normal(*x[1:]), draw.normal(8, 1, *s), draw.normal(8), [1] * spatial, "same", [1] * spatial, 4),
+        ]
+
+    return make
+
+
+def _transposed(spatial: int) -> Make:
+    def make(draw: Draw) -> list[Sample]:
+        x, s, one, two = (B, 4, *(6, 4, 4)[:spatial]), [3, 2, 2][:spatial], [1] * spatial, [2] * spatial
+        return [
+            call(draw.normal(*x), draw.normal(4, 6, *s), draw.normal(6)),
+            call(draw.normal(*x), draw.normal(4, 3, *s), draw.normal(6), two, one, one, 2),
+            call(draw.normal(*x), draw.normal(4, 1, *s), None, two, one, one, 4, two),
+            call(draw.normal(*x[1:]), draw.normal(4, 3, *s), draw.normal(6), two, groups=2),
+        ]
+
+    return make
+
+
+for _n, _op in enumerate(("conv1d", "conv2d", "conv3d"), 1):
+    samples(_op)(_convolutions(_n))
+    samples(f"{_op}.padding")(_named_padding(_n))
+for _n, _op in enumerate(_TRANSPOSED.split(), 1):
+    samples(_op)(_transposed(_n))

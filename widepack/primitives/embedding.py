@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..registry import strategy
+from ..samples_of_ops import B, Draw, Sample, call, samples
 from ..values import Shared, Stacked, Wide
 from ..writer import Writer, rank
 
@@ -53,3 +54,10 @@ def _flat(w: Writer, ids: Any, first: int, rank_: int) -> tuple[Any, Any]:
         return w.call("unsqueeze", ids, first), lambda y: w.call("squeeze.dim", y, 1)
     sizes = [s if s is not None else w.call("sym_size.int", ids, d) for d, s in enumerate(ids.sizes)][first:]
     return w.call("flatten.using_ints", ids, first, -1), lambda y: w.call("unflatten.int", y, 1, sizes)
+
+
+@samples("embedding")
+def _embedding(draw: Draw) -> list[Sample]:
+    shapes: list[tuple[int, ...]] = [(), (B,), (B, 3), (2, B, 3)]
+    own = [call(draw.normal(7, 4), draw.ints(0, 7, *s)) for s in shapes]
+    return [*own, call(draw.normal(7, 4), draw.ints(0, 7, B, 3), 2), call(draw.normal(7, 4), draw.ints(0, 7, B, 3, dtype=torch.int32))]

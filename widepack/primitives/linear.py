@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..registry import strategy
+from ..samples_of_ops import B, Draw, Sample, call, samples
 from ..values import Shared, Stacked, Value, Wide, hint
 from ..writer import Writer, put_shared, rank
 
@@ -104,7 +105,10 @@ def _matrix(w: Writer, x: Wide, out: int, at: int | None) -> Value:
 
 @strategy("addmm baddbmm", "matmul", family="linear")
 def addmm(w: Writer, bias: Wide, a: Wide, b: Wide, *, beta: float = 1, alpha: float = 1) -> Wide:
-    """one broadcast product, then the addition"""
+    """one batched product, the addition in it where shapes allow"""
+    if isinstance(a, Stacked) and isinstance(b, Stacked) and a.rank == b.rank == 2:
+        c = w.align(bias, 2) if isinstance(bias, Stacked) else bias.value  # type: ignore[union-attr]
+        return Stacked(w.call("baddbmm", c, a.value, b.value, beta=beta, alpha=alpha))
     y = w.call("matmul", a.value, b.value)  # type: ignore[union-attr]
     if alpha != 1:
         y = w.call("mul.Scalar", y, alpha)
@@ -125,3 +129,41 @@ def einsum(w: Writer, equation: str, operands: list[Wide], path: Any = None) -> 
     member = next(c for c in "NMLKJIHGFEDCBAZYXWVUTSRQPOnmlkjihgfedcbazyxwvutsrqpo" if c not in text)
     given = [member + t if isinstance(o, Stacked) else t for t, o in zip(terms.split(","), operands)]
     return Stacked(w.call("einsum", f"{','.join(given)}->{member}{out}", [o.value for o in operands], path=path))  # type: ignore[union-attr]
+
+
+@samples("linear")
+def _linear(draw: Draw) -> list[Sample]:
+    made = [call(draw.normal(*x, 4), draw.normal(3, 4), *b) for x in ((), (B,), (B, 2), (2, B, 6)) for b in ((draw.normal(3),), (), (None,))]
+    return [*made, call(draw.normal(B, 4), draw.normal(4)), call(draw.normal(B, 4), draw.normal(4), draw.normal())]
+
+
+@samples("matmul")
+def _matmul(draw: Draw) -> list[Sample]:
+    shapes = [((4,), (4,)), ((B, 4), (4,)), ((4,), (4, 3)), ((B, 4), (4, 3)), ((B, 2, 4), (4, 3)), ((B, 2, 4), (B, 4, 3)), ((2, 4), (B, 4, 3)), ((4,), (B, 4, 3)), ((B, 2, 4), (4,)), ((B, 1, 2, 4), (6, 4, 3))]
+    return [call(draw.normal(*a), draw.normal(*b)) for a, b in shapes]
+
+
+samples("mm")(lambda draw: [call(draw.normal(B, 4), draw.normal(4, 3)), call(draw.ints(0, 9, B, 4), draw.ints(0, 9, 4, 3))])
+samples("bmm")(lambda draw: [call(draw.normal(B, 2, 4), draw.normal(B, 4, 3))])
+samples("mv")(lambda draw: [call(draw.normal(B, 4), draw.normal(4))])
+samples("dot")(lambda draw: [call(draw.normal(B), draw.normal(B))])
+
+
+@samples("addmm")
+def _addmm(draw: Draw) -> list[Sample]:
+    a, b = draw.normal(B, 4), draw.normal(4, 3)
+    made = [call(draw.normal(*c), a, b, **k) for c in ((3,), (B, 3), (B, 1), ()) for k in ({}, {"beta": 0.5, "alpha": 2.0})]
+    return [*made, call(draw.normal(3) * float("nan"), a, b, beta=0)]
+
+
+@samples("baddbmm")
+def _baddbmm(draw: Draw) -> list[Sample]:
+    a, b = draw.normal(B, 2, 4), draw.normal(B, 4, 3)
+    return [call(draw.normal(*c), a, b, **k) for c in ((B, 2, 3), (B, 1, 3), (3,), (1, 1, 1)) for k in ({}, {"beta": 0.5, "alpha": 2.0}, {"beta": 0})]
+
+
+@samples("einsum")
+def _einsum(draw: Draw) -> list[Sample]:
+    equations = [("bi,oi->bo", (B, 4), (3, 4)), ("bi, oi", (B, 4), (3, 4)), ("...i,oi->...o", (B, 2, 4), (3, 4)), ("...ij,jk", (B, 2, 4), (4, 3)), ("bhtd,bhsd->bhts", (B, 2, 3, 4), (B, 2, 6, 4))]
+    more = [("ii->i", (4, 4)), ("ii", (4, 4)), ("i->", (4,)), ("zyx", (B, 2, 3)), ("bij,jk,k->bi", (B, 2, 4), (4, 3), (3,)), ("i,j", (4,), (3,)), ("bNi,NM->bMi", (B, 2, 4), (2, 3))]
+    return [call(e, [draw.normal(*s) for s in shapes]) for e, *shapes in (*equations, *more)]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..registry import strategy
+from ..samples_of_ops import B, Draw, Sample, call, samples
 from ..values import Shared, Stacked, Value, Wide
 from ..writer import Writer, put_shared, rank
 
@@ -121,3 +122,58 @@ def instance_norm(w: Writer, x: Wide, weight: Wide | None, bias: Wide | None, me
     """the channels of all members side by side"""
     packed = w.pack(x if isinstance(x, Stacked) else Stacked(w.stack(x)))
     return w.unpack(w.call("instance_norm", packed, *(_flat(w, p) for p in (weight, bias, mean, var)), *rest))  # type: ignore[no-any-return]
+
+
+@samples("layer_norm")
+def _layer_norms(draw: Draw) -> list[Sample]:
+    p = [draw.normal(4) for _ in range(2)]
+    return [
+        call(draw.normal(B, 3, 4), [4], *p),
+        call(draw.normal(B, 4), [4]),
+        call(draw.normal(B, 3, 4), [3, 4], draw.normal(3, 4), draw.normal(3, 4), 1e-3),
+        call(draw.normal(B, 4), [4], p[0], None),
+        call(draw.normal(B, 4), [4], None, p[1]),
+        call(draw.normal(4), [4], *p),
+    ]
+
+
+@samples("rms_norm")
+def _rms_norms(draw: Draw) -> list[Sample]:
+    return [call(draw.normal(B, 3, 4), [4], draw.normal(4)), call(draw.normal(B, 4), [4]), call(draw.normal(B, 3, 4), [3, 4], draw.normal(3, 4), 1e-3), call(draw.normal(4), [4], draw.normal(4))]
+
+
+@samples("_native_batch_norm_legit_no_training")
+def _batch_norms(draw: Draw) -> list[Sample]:
+    def statistics() -> tuple[Any, Any]:
+        return draw.normal(4), draw.uniform(0.5, 2, 4)
+
+    return [
+        call(draw.normal(B, 4), draw.normal(4), draw.normal(4), *statistics(), 0.1, 1e-5),
+        call(draw.normal(B, 4, 3), None, None, *statistics(), 0.1, 1e-3),
+        call(draw.normal(B, 4, 3, 2), draw.normal(4), draw.normal(4), *statistics(), 0.1, 1e-5),
+        call(draw.normal(B, 4, 3, 2), draw.normal(4), None, *statistics(), 0.1, 1e-5),
+        call(draw.normal(B, 4, 3, 2, 2), draw.normal(4), draw.normal(4), *statistics(), 0.1, 1e-5),
+    ]
+
+
+@samples("_native_batch_norm_legit.no_stats")
+def _batch_norms_of_batch(draw: Draw) -> list[Sample]:
+    shapes = [(B, 4), (B, 4, 3), (B, 4, 3, 2)]
+    return [call(draw.normal(*s), *p, True, 0.1, 1e-5) for s in shapes for p in ((draw.normal(4), draw.normal(4)), (None, None))]
+
+
+@samples("group_norm")
+def _group_norms(draw: Draw) -> list[Sample]:
+    shapes = [(B, 4), (B, 4, 3), (B, 4, 3, 2)]
+    made = [call(draw.normal(*s), 2, *p) for s in shapes for p in ((draw.normal(4), draw.normal(4)), ())]
+    return [*made, call(draw.normal(B, 4, 3), 4, draw.normal(4), None, 1e-3), call(draw.normal(B, 4, 3), 1, None, draw.normal(4))]
+
+
+@samples("instance_norm")
+def _instance_norms(draw: Draw) -> list[Sample]:
+    tail = (0.1, 1e-5, False)
+    return [
+        call(draw.normal(B, 4, 3, 2), draw.normal(4), draw.normal(4), None, None, True, *tail),
+        call(draw.normal(B, 4, 3), None, None, None, None, True, *tail),
+        call(draw.normal(B, 4, 3), draw.normal(4), draw.normal(4), draw.normal(4), draw.uniform(0.5, 2, 4), False, *tail),
+    ]

@@ -7,8 +7,26 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from ..families import broadcast, identity, pointwise
 from ..registry import strategy
+from ..samples_of_ops import (
+    B,
+    Draw,
+    Sample,
+    binary,
+    binary_bits,
+    binary_bools,
+    binary_mixed,
+    bits,
+    call,
+    complexes,
+    integers,
+    samples,
+    unary,
+    with_scalar,
+)
 from ..values import Wide
 from ..writer import Writer
 
@@ -34,3 +52,75 @@ def masked_fill(w: Writer, x: Wide, mask: Wide, value: Wide) -> Any:
     """a fill value that differs by member is no 0-dim tensor any more: `where` takes it"""
     a, m, v = broadcast(w, [x, mask, value])
     return w.stacked(w.call("where.self", m, w.call("_to_copy", v, dtype=a.dtype), a))
+
+
+samples("""
+    acos acosh asin asinh atan atanh ceil cos cosh deg2rad digamma erf erfc erfinv exp exp2 expm1 floor frac i0 lgamma log log10 log1p log2 log_sigmoid logit nan_to_num
+    rad2deg reciprocal round rsqrt sigmoid sin sinc sinh special_erf special_expm1 special_log1p sqrt tan tanh trunc
+    celu elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu mish relu relu6 selu silu softplus softshrink
+    alias detach lift_fresh lift_fresh_copy lift positive
+""")(unary)
+samples("abs neg sign square isnan isinf isfinite logical_not signbit")(lambda draw: [*unary(draw), *integers(draw)])
+samples("sgn angle conj_physical")(lambda draw: [*unary(draw), *complexes(draw)])
+samples("real imag")(complexes)
+samples("bitwise_not")(bits)
+samples("round.decimals")(with_scalar(decimals=1))
+samples("threshold")(with_scalar(0.1, 0.2))
+samples("clone contiguous")(lambda draw: [*unary(draw), call(draw.normal(B, 3, 4), memory_format=torch.contiguous_format)])
+samples("dropout feature_dropout alpha_dropout")(with_scalar(0.5, False))
+
+samples("add.Tensor sub.Tensor rsub.Tensor")(lambda draw: [*binary_mixed(draw), call(draw.normal(B, 3), draw.normal(3), alpha=0.5)])
+samples("subtract.Tensor")(binary_mixed)
+samples("""
+    mul.Tensor multiply.Tensor div.Tensor true_divide.Tensor divide.Tensor floor_divide fmod.Tensor remainder.Tensor pow.Tensor_Tensor
+    eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor maximum minimum fmax fmin
+""")(binary_mixed)
+samples("atan2 arctan2 hypot copysign.Tensor heaviside logaddexp logaddexp2 xlogy.Tensor complex polar clamp_max.Tensor clamp_min.Tensor")(binary)
+samples("bitwise_left_shift.Tensor bitwise_right_shift.Tensor")(binary_bits)
+samples("bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor __and__.Tensor __or__.Tensor __xor__.Tensor logical_and logical_or logical_xor")(binary_bools)
+samples("div.Tensor_mode")(lambda draw: [call(*args, rounding_mode=mode) for mode, (args, _) in zip((None, "floor", "trunc", "floor", None, "trunc"), binary(draw))])
+samples("div.Scalar_mode")(with_scalar(0.7, rounding_mode="floor"))
+samples("add.Scalar sub.Scalar rsub.Scalar")(with_scalar(1.5, 2))
+samples("mul.Scalar div.Scalar floor_divide.Scalar fmod.Scalar remainder.Scalar pow.Tensor_Scalar clamp_max clamp_min")(with_scalar(0.7))
+samples("eq.Scalar ne.Scalar lt.Scalar le.Scalar gt.Scalar ge.Scalar")(with_scalar(4, whole=True))
+samples("bitwise_and.Scalar bitwise_or.Scalar __and__.Scalar __or__.Scalar")(with_scalar(6, whole=True))
+samples("pow.Scalar")(lambda draw: [call(2.0, draw.normal(B, 3)), call(1.5, draw.normal())])
+samples("clamp")(with_scalar(-0.5, 0.5))
+samples("clamp.Tensor")(
+    lambda draw: [call(draw.normal(B, 3), draw.normal(3), None), call(draw.normal(B, 3), draw.normal(), draw.uniform(2, 3, 3)), call(draw.normal(3), max=draw.normal(B, 3))]
+)
+samples("lerp.Scalar")(lambda draw: [call(*args, 0.3) for args, _ in binary(draw)])
+samples("_to_copy")(lambda draw: [call(draw.normal(B, 3, 4), dtype=torch.float64), call(draw.ints(0, 9), dtype=torch.float32), call(draw.normal(B, 3), dtype=torch.int32)])
+
+
+@samples("addcmul addcdiv lerp.Tensor")
+def _three(draw: Draw) -> list[Sample]:
+    shapes = [((B, 3, 4), (B, 3, 4), (4,)), ((4,), (B, 3, 4), (3, 1)), ((B, 3), (B, 3), ()), ((), (B, 3), (3,))]
+    return [call(draw.normal(*a), draw.normal(*b), draw.uniform(0.5, 2, *c)) for a, b, c in shapes]
+
+
+@samples("where.self")
+def _where(draw: Draw) -> list[Sample]:
+    shapes = [((B, 3, 4), (B, 3, 4), (4,)), ((B, 1), (3,), ()), ((), (B, 3), (3,)), ((), (), ()), ((B, 1, 4), (), (3, 1))]
+    double = torch.float64
+    return [
+        *(call(draw.bools(*c), draw.normal(*a), draw.normal(*b)) for c, a, b in shapes),
+        call(draw.bools(B, 3), draw.normal(B, 3), draw.normal(dtype=double)),
+        call(draw.bools(), draw.normal(B, 3), draw.normal(dtype=double)),
+        call(draw.bools(B, 3), draw.ints(0, 9), draw.normal(3)),
+    ]
+
+
+samples("where.ScalarOther")(lambda draw: [call(draw.bools(B, 3), draw.normal(B, 3), 0.5), call(draw.bools(), draw.normal(3), -1.0), call(draw.bools(B, 3), draw.normal(), 0.5)])
+samples("where.ScalarSelf")(lambda draw: [call(draw.bools(B, 3), 0.5, draw.normal(B, 3)), call(draw.bools(), -1.0, draw.normal(3)), call(draw.bools(B, 3), 0.5, draw.normal())])
+samples("where.Scalar")(lambda draw: [call(draw.bools(B, 3), 0.5, 2.0), call(draw.bools(), 1.0, 0.0)])
+samples("masked_fill.Scalar")(
+    lambda draw: [call(draw.normal(B, 3), draw.bools(B, 3), float("-inf")), call(draw.normal(B, 3, 4), draw.bools(3, 1), 0.5), call(draw.normal(B, 3), draw.bools(), 0.5)]
+)
+samples("masked_fill.Tensor")(
+    lambda draw: [
+        call(draw.normal(B, 3), draw.bools(B, 3), draw.normal()),
+        call(draw.normal(B, 3, 4), draw.bools(3, 1), draw.normal(dtype=torch.float64)),
+        call(draw.normal(B, 3), draw.bools(), draw.normal()),
+    ]
+)

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..families import fold
 from ..registry import strategy
+from ..samples_of_ops import B, Draw, Make, Sample, call, samples
 from ..values import Stacked, Wide
 from ..writer import Writer, put_shared, rank
 
@@ -49,3 +50,48 @@ def prelu(w: Writer, x: Wide, weight: Wide) -> Wide:
     if slopes.sizes[1] == 1 and channels != 1:
         slopes = w.call("expand", slopes, [-1, channels])
     return w.unpack(w.call("prelu", w.pack(stacked), w.call("flatten.using_ints", slopes, 0, 1)))  # type: ignore[no-any-return]
+
+
+def _planes(spatial: int, *calls: tuple[tuple[Any, ...], dict[str, Any]], unbatched: bool = True) -> Make:
+    """Each call's arguments behind `[B, C, *s]` and, where the op takes it, `[C, *s]`."""
+
+    def make(draw: Draw) -> list[Sample]:
+        s = (8, 6, 6)[:spatial]
+        shapes = [(B, 4, *s), *([(4, *s)] if unbatched else [])]
+        return [call(draw.normal(*shape), *args, **kwargs) for shape in shapes for args, kwargs in calls]
+
+    return make
+
+
+for _dims in (1, 2, 3):
+    _n = f"{_dims}d"
+    _k, _1 = [2] * _dims, [1] * _dims
+    samples(f"max_pool{_n}")(_planes(_dims, call(_k), call([3] * _dims, _k, _1), call([3] * _dims, _1, _1, _k, True)))
+    samples(f"avg_pool{_n}")(_planes(_dims, call(_k), call([3] * _dims, _k, _1, True, False)))
+    samples(f"adaptive_avg_pool{_n} adaptive_max_pool{_n}")(_planes(_dims, call(_1), call([3] * _dims)))
+    if _dims > 1:
+        samples(f"max_pool{_n}_with_indices")(_planes(_dims, call(_k), call([3] * _dims, _k, _1)))
+for _op, _dims in (("nearest1d", 1), ("nearest2d", 2), ("nearest3d", 3)):
+    samples(f"upsample_{_op}.vec")(_planes(_dims, call([9] * _dims, None), call(None, [2.0] * _dims), unbatched=False))
+for _op, _dims in (("upsample_linear1d", 1), ("upsample_bilinear2d", 2), ("upsample_bicubic2d", 2), ("upsample_trilinear3d", 3), ("_upsample_bilinear2d_aa", 2), ("_upsample_bicubic2d_aa", 2)):
+    samples(f"{_op}.vec")(_planes(_dims, call([9] * _dims, True, None), call(None, False, [1.5] * _dims), call([3] * _dims, False, None), unbatched=False))
+samples("im2col")(_planes(2, call([2, 2], [1, 1], [0, 0], [1, 1]), call([3, 2], [2, 1], [1, 0], [2, 1])))
+samples("channel_shuffle")(lambda draw: [call(draw.normal(B, 4, *s), 2) for s in ((3, 2), (3,), (3, 2, 2))])
+
+
+@samples("pad")
+def _pads(draw: Draw) -> list[Sample]:
+    constant = [call(draw.normal(*s), p) for s, p in (((B, 3, 4), [1, 2]), ((B, 3, 4, 6), [1, 0, -1, 2]), ((4,), [1, 1]), ((B, 3), [0, 1, 2, 0]))]
+    modes = [call(draw.normal(*s), p, m) for m in ("reflect", "replicate", "circular") for s, p in (((B, 3, 4), [1, 2]), ((3, 4), [1, 2]), ((B, 3, 4, 6), [1, 2, 1, 0]), ((3, 4, 6), [1, 2, 1, 0]))]
+    return [*constant, call(draw.normal(B, 3, 4), [1, 2], "constant", 0.5), call(draw.normal(B, 3, 4), [1, 2], mode="reflect"), *modes]
+
+
+samples("constant_pad_nd")(lambda draw: [call(draw.normal(B, 3, 4), [1, 2]), call(draw.normal(B, 3, 4), [1, -1, 0, 2], float("-inf")), call(draw.ints(0, 9, 4), [1, 1], 7)])
+samples("prelu")(
+    lambda draw: [
+        *(call(draw.normal(*s), draw.normal(p)) for s in ((B, 4), (B, 4, 3), (B, 4, 3, 2)) for p in (1, 4)),
+        call(draw.normal(B, 1, 3), draw.normal(1)),
+        call(draw.normal(4), draw.normal(1)),
+        call(draw.normal(B, 4), draw.normal()),
+    ]
+)

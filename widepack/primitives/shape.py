@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..registry import strategy
+from ..samples_of_ops import B, Draw, Sample, bits, call, samples, unary
 from ..values import Shared, Stacked, Value, Wide
 from ..writer import Writer, put_shared, rank
 
@@ -142,3 +143,64 @@ def index_own(w: Writer, x: Wide, indices: list[Any]) -> Wide:
     dims = list(range(1 + top, 1 + top + first))  # the dims before the first index
     order = [0, *dims, *range(1, 1 + top), *range(1 + top + first, y.ndim)]
     return Stacked(w.call("permute", y, order))
+
+
+samples("view _unsafe_view reshape")(lambda draw: [call(draw.normal(B, 4, 6), s) for s in ([B, 24], [-1, 6], [B, 2, 2, 6], [-1], [1, B, 4, 6])] + [call(draw.normal(), [1, 1]), call(draw.normal(1), [])])
+samples("expand")(
+    lambda draw: [call(draw.normal(*s), t) for s, t in (((1, 3), [B, 3]), ((3,), [B, -1]), ((B, 1, 4), [-1, 3, -1]), ((), [B, 2]), ((4,), [2, B, 4]))] + [call(draw.normal(1, 3), [B, 3], implicit=True)]
+)
+samples("repeat")(lambda draw: [call(draw.normal(B, 3), r) for r in ([1, 2], [2, 1, 3], [1, 1])] + [call(draw.normal(), [2, 3])])
+samples("permute")(lambda draw: [call(draw.normal(B, 3, 4), d) for d in ([2, 0, 1], [0, -1, 1], [-3, -2, -1])] + [call(draw.normal(), [])])
+samples("t")(lambda draw: [call(draw.normal(B, 3)), call(draw.normal(3)), call(draw.normal())])
+samples("numpy_T")(lambda draw: [call(draw.normal(B, 3))])
+samples("sym_size.int")(lambda draw: [call(draw.normal(B, 3, 4), d) for d in (0, 1, -1, -3)])
+samples("sym_numel")(unary)
+
+
+@samples("zeros_like ones_like empty_like")
+def _likes(draw: Draw) -> list[Sample]:
+    return [*unary(draw), *bits(draw), call(draw.normal(B, 3), dtype=torch.int64), call(draw.normal(B, 3, 4), memory_format=torch.preserve_format)]
+
+
+samples("full_like")(lambda draw: [call(draw.normal(B, 3), 0.5), call(draw.ints(0, 9, B, 3), 2), call(draw.normal(), 1, dtype=torch.int64), call(draw.bools(B), True)])
+samples("fill.Scalar")(lambda draw: [call(draw.normal(B, 3), 0.5), call(draw.ints(0, 9, B, 3), 2), call(draw.normal(), 1)])
+samples("new_zeros new_ones new_empty")(lambda draw: [call(draw.normal(B, 3), [2, B]), call(draw.normal(), []), call(draw.normal(3), [4], dtype=torch.int64)])
+samples("new_full")(lambda draw: [call(draw.normal(B, 3), [2, B], 0.5), call(draw.ints(0, 9), [], 3), call(draw.normal(3), [4], 1, dtype=torch.bool)])
+samples("copy")(
+    lambda draw: [call(draw.normal(*a), draw.normal(*b)) for a, b in (((B, 3), (B, 3)), ((B, 3), (3,)), ((B, 3), ()), ((), ()))]
+    + [call(draw.ints(0, 9, B, 3), draw.normal(3)), call(draw.normal(B, 3), draw.normal(3, dtype=torch.float64))]
+)
+
+
+@samples("index_select")
+def _index_selects(draw: Draw) -> list[Sample]:
+    x = draw.normal(B, 4, 6)
+    return [call(x, 0, draw.ints(0, B, 3)), call(x, 1, draw.ints(0, 4, 7)), call(x, -1, draw.ints(0, 6, 2)), call(x, -1, draw.ints(0, 6)), call(draw.normal(4), 0, draw.ints(0, 4, 2)), call(draw.normal(), 0, draw.ints(0, 1, 1))]
+
+
+@samples("index.Tensor")
+def _indices(draw: Draw) -> list[Sample]:
+    x = draw.normal(B, 4, 6, 3)
+
+    def ids(high: int, *shape: int) -> torch.Tensor:
+        return draw.ints(-high, high, *shape)
+
+    mask = torch.tensor([True, False, True, True])  # of one number of hits whatever the seed: else the result is Ragged
+    return [
+        call(x, [ids(B, 2)]),
+        call(x, [ids(B, 2), ids(4, 2)]),
+        call(x, [ids(B, 2, 1), ids(4, 7)]),
+        call(x, [None, ids(4, 2)]),
+        call(x, [None, ids(4, 2), ids(6, 2)]),
+        call(x, [None, ids(4, 2, 7)]),
+        call(x, [None, None, ids(6, 7)]),
+        call(x, [None, ids(4), ids(6, 2)]),
+        call(x, [ids(B)]),
+        call(x, [None, ids(4)]),
+        call(x, [ids(B, 2), None, ids(6, 2)]),
+        call(x, [None, ids(4, 2), None, ids(3, 2)]),
+        call(x, [None, ids(4, 2), None]),
+        call(x, [None, mask]),
+        call(x, [None, mask, ids(6, 3)]),
+        call(x, [ids(B, 2).to(torch.int32)]),
+    ]
