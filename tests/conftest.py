@@ -17,11 +17,6 @@ settings.register_profile("widepack", deadline=None, max_examples=50, suppress_h
 settings.load_profile("widepack")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Warnings are errors; this one is torch.export's of torch's own code."""
-    config.addinivalue_line("filterwarnings", r"ignore:.isinstance\(treespec, LeafSpec\):FutureWarning")
-
-
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The user's cache is left alone; processes that tests start inherit this one."""

@@ -219,6 +219,10 @@ def test_digest_is_checked() -> None:
         (b'{"a":' * 1_000_000, "nested over 200 deep"),
         (b'{"a": 1} x', "no JSON"),
         (b"\x80\x04\x95", "no JSON"),
+        (b'{"a": "\\ud800"}', "no Unicode"),
+        (b'{"a": "\\uDFFF\\uD800"}', "no Unicode"),
+        (b'{"\\udC00": 1}', "no Unicode"),
+        (b'{"a": "\\ud83d\\ude00"}', "no widepack manifest"),
     ],
 )
 def test_refuses_odd_json(data: bytes, words: str) -> None:

@@ -39,7 +39,7 @@ OTHER_SIZES: dict[str, list[dict[str, int]]] = {
     "bert": [{"length": t} for t in (2, 37, 64)],
     "gpt2": [{"length": t} for t in (2, 33, 64)],
     "encoder": [{"length": t} for t in (2, 17, 48)],
-    "textcnn": [{"length": t} for t in (5, 6, 64)],
+    "textcnn": [{"length": t} for t in (6, 7, 64)],
     "unet": [{"height": 2, "width": 2}, {"height": 5, "width": 11}, {"height": 16, "width": 3}],
 }
 

@@ -190,7 +190,8 @@ def _export(module: nn.Module, call: Call) -> torch.export.ExportedProgram:
             warnings.simplefilter("ignore")  # torch's own, about what export does with the module's internals
             exported = torch.export.export(module, args, kwargs, strict=False, dynamic_shapes=_dynamic(module, call))
             _drop_dropout(exported)
-            return exported.run_decompositions({})
+            functional: torch.export.ExportedProgram = exported.run_decompositions({})
+            return functional
     except Exception as e:
         raise CaptureError(explain(e, module)) from e
     finally:
@@ -332,7 +333,7 @@ def _node(n: fx.Node, renamed: Mapping[str, str], symbols: Mapping[Any, str]) ->
     if name not in OPS:
         raise CaptureError(f"node {n.name} is {name}, {f'from {source}, ' if source else ''}an op that widepack does not know; please report it")
 
-    def ref(value: fx.Node) -> Ref:
+    def ref(value: fx.Node) -> Any:
         return Ref(renamed.get(value.name, _clean(value.name)))
 
     args = encode(fx.node.map_arg(n.args, ref))
@@ -440,7 +441,7 @@ def _guards(exported: torch.export.ExportedProgram, call: Call, module: nn.Modul
                 raise CaptureError(f"{type(module).__name__}: the condition {code!r} does not hold for the example")
             continue
         numbers = set(re.findall(r"(?<![a-z\[\d])\d+(?![\]\d])", code))
-        made.setdefault(str(expr), GuardSource(expr, next((where for found, where in sources if found and found <= numbers), "")))
+        made.setdefault(str(expr), GuardSource(expr, next((where for found, where in sources if found - {"0", "1"} and found <= numbers), "")))
     return tuple(made.values())
 
 
@@ -454,7 +455,7 @@ def _guard_sources(exported: torch.export.ExportedProgram) -> list[tuple[set[str
     for guard in modes[0].shape_env.guards:
         frame = getattr(guard.sloc, "framework_loc", None)
         name = getattr(frame, "filename", "") or ""
-        if name and not name.startswith(str(Path(torch.__file__).parent)):
+        if frame is not None and name and not name.startswith(str(Path(torch.__file__).parent)):
             rows.append((set(re.findall(r"(?<![a-z\d])\d+", str(guard.expr))), f"{Path(name).name}:{frame.lineno} in {frame.name}"))
     return rows
 
@@ -505,7 +506,7 @@ def _size_of(node: ast.Subscript, leaves: Mapping[str, Leaf]) -> Expr:
         parts.insert(0, str(at.slice.value))
         at = at.value
     leaf = leaves.get(".".join(parts)) or leaves.get("_".join(parts))
-    axis = int(node.slice.value)
+    axis = int(str(node.slice.value))
     if leaf is None:
         raise ValueError(f"{ast.unparse(node)} is of no input that is known")
     if axis not in leaf.axes:

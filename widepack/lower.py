@@ -45,7 +45,8 @@ def lower(members: Sequence[Program], signatures: Sequence[int], slots: Mapping[
     own = replay(first, fakes)
     w = ProgramWriter(count, plan.device, fakes)
     values: dict[str, Any] = {}
-    weights, inputs = [], []
+    weights: list[Slot] = []
+    inputs: list[Slot] = []
     for slot, into in [(s, weights) for s in first.weights] + [(s, inputs) for s in first.inputs]:
         kind = slots[slot.name]
         type_ = "|".join(_slot(members[signatures[i]], slot.name).type for i in range(count)) if kind == "ragged" else slot.type
@@ -60,7 +61,7 @@ def lower(members: Sequence[Program], signatures: Sequence[int], slots: Mapping[
         if node.name in loops:
             region = regions.pop(loops[node.name], None)
             if region is not None:
-                _loop(w, region, members, signatures, first, values, own, found, loops[node.name])
+                _loop(w, region, members, signatures, first, values, loops[node.name])
             used[node.name] = "loop"
         else:
             values[node.name], used[node.name] = run_node(w, node, values, plan.choices.get(node.name), own[node.name])
@@ -116,49 +117,59 @@ def _order(program: Program, loops: Mapping[str, str]) -> list[Node]:
     return outside
 
 
-def _loop(w: ProgramWriter, region: list[Node], members: Sequence[Program], signatures: Sequence[int], first: Program, values: dict[str, Any], own: Mapping[str, Any],
-          found: Mapping[str, Kind], name: str) -> None:
+class _Reads:
+    """What a loop reads, in order: its body's inputs, the arguments of the node, and their fake values."""
+
+    def __init__(self) -> None:
+        self.slots: list[Slot] = []
+        self.args: list[Any] = []
+        self.held: list[Any] = []
+
+    def value(self, name: str, value: Any) -> None:
+        kind: Kind = "shared" if isinstance(value, Shared) else "stacked" if isinstance(value, Stacked) else "ragged"
+        inner = value.members if isinstance(value, Ragged) else value.value
+        self.slots.append(Slot(name, name, kind, ""))
+        self.args.append(inner.ref if isinstance(inner, Value) else inner)
+        self.held.append(inner.held if isinstance(inner, Value) else inner)
+
+    def numbers(self, found: list[int]) -> Ref:
+        """N integers, one a member."""
+        name = f"number_{len(self.slots)}"
+        self.slots.append(Slot(name, "", "ragged", "|".join("int" for _ in found)))
+        self.args.append(found)
+        self.held.append(found)
+        return Ref(name)
+
+
+def _loop(
+    w: ProgramWriter, region: list[Node], members: Sequence[Program], signatures: Sequence[int], first: Program, values: dict[str, Any], name: str
+) -> None:
     """A region as ONE node: its body once, its inputs bound to the values before it, its results Stacked or Ragged."""
     inside = {n.name for n in region}
     by_name = [{n.name: n for n in m.nodes} for m in members]
-    reads: list[str] = list(dict.fromkeys(r for n in region for r in refs((n.args, n.kwargs)) if r not in inside))
     later = {r for n in first.nodes if n.name not in inside for r in refs((n.args, n.kwargs))} | {r for o in first.outputs for r in refs(o.value)}
-    results = [n for n in region if n.name in later]
-    slots, args = [], []
-    for r in reads:
-        value = values[r]
-        kind: Kind = "shared" if isinstance(value, Shared) else "stacked" if isinstance(value, Stacked) else "ragged"
-        inner = value.members if isinstance(value, Ragged) else value.value
-        slots.append(Slot(r, r, kind, ""))
-        args.append(inner.ref if isinstance(inner, Value) else inner)
-    body_nodes = []
-    for node in region:
-        variants = [by[node.name] for by in by_name]
-        merged = _merge(node, variants, signatures, slots, args)
-        body_nodes.append(replace(merged, out="", member=node.name))
-    outputs = []
-    for n in results:
-        outputs.append(Output(Ref(n.name), "stacked" if _equal_types(members, n.name) else "ragged"))
-    body = Program((), tuple(slots), tuple(body_nodes), tuple(outputs), 0)
-    made = w.name(name)
-    node = Node(made, "loop", tuple(args), {}, "", region[0].source, region[0].name, body)
-    one = {}
-    for s, r in zip(slots, args):
-        held = values[s.source] if s.source in values else None
-        inner = held.members if isinstance(held, Ragged) else held.value if held is not None else None
-        one[s.name] = member_slice(w.fakes, inner.held if isinstance(inner, Value) else r, s.kind, 0)
-    inner_values = replay(body, w.fakes, one)
-    with w.fakes.on():
-        held_out = [
-            [inner_values[n.name]] * w.members if o.kind == "ragged" or not isinstance(inner_values[n.name], torch.Tensor)
-            else torch.empty([w.members, *inner_values[n.name].shape], dtype=inner_values[n.name].dtype)
-            for n, o in zip(results, outputs)
-        ]
-    loop = w.add(node, held_out)
+    reads = _Reads()
+    for r in dict.fromkeys(r for n in region for r in refs((n.args, n.kwargs)) if r not in inside):
+        reads.value(r, values[r])
+    nodes = [replace(_merge(n, [by[n.name] for by in by_name], signatures, reads), out="", member=n.name) for n in region]
+    outputs = [Output(Ref(n.name), "stacked" if _equal_types(members, n.name) else "ragged") for n in region if n.name in later]
+    body = Program((), tuple(reads.slots), tuple(nodes), tuple(outputs), 0)
+    one = {s.name: member_slice(w.fakes, held, s.kind, 0) for s, held in zip(reads.slots, reads.held)}
+    inner = replay(body, w.fakes, one)
+    made = [_result(w, inner[o.value.name], o.kind) for o in outputs]
+    loop = w.add(Node(w.name(name), "loop", tuple(reads.args), {}, "", region[0].source, region[0].name, body), made)
     w.at = region[0]
-    for i, (n, o) in enumerate(zip(results, outputs)):
+    for i, o in enumerate(outputs):
         part = w.call("operator.getitem", loop, i)
-        values[n.name] = Stacked(part) if o.kind == "stacked" else Ragged(part)
+        values[o.value.name] = Stacked(part) if o.kind == "stacked" else Ragged(part)
+
+
+def _result(w: ProgramWriter, value: Any, kind: Kind) -> Any:
+    """The fake value of a loop's result."""
+    if kind == "ragged" or not isinstance(value, torch.Tensor):
+        return [value] * w.members
+    with w.fakes.on():
+        return torch.empty([w.members, *value.shape], dtype=value.dtype)
 
 
 def _equal_types(members: Sequence[Program], name: str) -> bool:
@@ -166,9 +177,9 @@ def _equal_types(members: Sequence[Program], name: str) -> bool:
     return len(types) == 1
 
 
-def _merge(node: Node, variants: Sequence[Node], signatures: Sequence[int], slots: list[Slot], args: list[Any]) -> Node:
+def _merge(node: Node, variants: Sequence[Node], signatures: Sequence[int], reads: _Reads) -> Node:
     """One node for members whose graphs differ in integer literals: each literal that differs becomes an input with N integers."""
-    if len(variants) == 1 or all(v.args == node.args and v.kwargs == node.kwargs for v in variants):
+    if all(v.args == node.args and v.kwargs == node.kwargs for v in variants):
         return node
 
     def walk(parts: list[Any]) -> Any:
@@ -177,10 +188,10 @@ def _merge(node: Node, variants: Sequence[Node], signatures: Sequence[int], slot
         if all(isinstance(p, (list, tuple)) and len(p) == len(parts[0]) for p in parts):
             return [walk(list(p)) for p in zip(*parts)]
         if all(type(p) is int for p in parts):
-            slot = f"number_{len(slots)}"
-            slots.append(Slot(slot, "", "ragged", "|".join("int" for _ in signatures)))
-            args.append([parts[s] for s in signatures])
-            return Ref(slot)
-        raise LoweringError(f"node {node.name} ({node.op}, {node.source}) differs between members of other shapes in more than integers: {parts[0]!r} and {parts[1]!r}")
+            return reads.numbers([parts[s] for s in signatures])
+        raise LoweringError(
+            f"node {node.name} ({node.op}, {node.source}) differs between members of other shapes in more than integers: {parts[0]!r} and {parts[1]!r}"
+        )
 
-    return replace(node, args=tuple(walk([list(v.args) for v in variants])), kwargs={k: walk([v.kwargs.get(k) for v in variants]) for k in node.kwargs})
+    args = tuple(walk([v.args[i] for v in variants]) for i in range(len(node.args)))
+    return replace(node, args=args, kwargs={k: walk([v.kwargs.get(k) for v in variants]) for k in node.kwargs})

@@ -18,7 +18,7 @@ from .errors import ArtifactError
 
 Op = Callable[..., Any]
 
-PYTHON = {
+PYTHON: dict[str, Op] = {
     "operator.getitem": operator.getitem,
     "operator.add": operator.add,
     "operator.sub": operator.sub,
@@ -50,7 +50,8 @@ _DIMS = {"dim", "dims", "dim0", "dim1", "start_dim", "end_dim", "axis", "source"
 def resolve(name: str) -> Op:
     """The op of this name. Raises: ArtifactError when it is not on the list, or this torch does not have it."""
     if name in PYTHON:
-        return PYTHON[name]
+        known: Op = PYTHON[name]
+        return known
     if name not in OPS:
         raise ArtifactError(f"the op {name!r} is not on the list of allowed ops")
     space, op, overload = name.split(".")

@@ -152,18 +152,15 @@ class WideModel:
         row = next((w for w in self.manifest.weights if w.name == name), None)
         if row is None:
             raise ArtifactError(f"a program reads the weight {name!r}, which the manifest's table does not have")
-        if name not in self._values:
-            whole = len(self._chosen) == len(self.manifest.members)
-            if row.kind == "ragged":
-                value: Any = [self._held.get(f"{name}@{i}").to(self._device) for i in self._chosen]
-            elif row.kind == "stacked" and not whole:
-                value = torch.stack([self._held.slice(name, i) for i in self._chosen]).to(self._device)
-            else:
-                value = self._held.get(name).to(self._device)
-            if self._device.type == "cpu" and row.kind != "stacked" or not whole or row.kind == "ragged":
-                self._values[name] = value
-            return value
-        return self._values[name]
+        if name in self._values:
+            return self._values[name]
+        if row.kind == "ragged":
+            value: Any = [self._held.get(f"{name}@{i}").to(self._device) for i in self._chosen]
+        elif row.kind == "stacked" and len(self._chosen) < len(self.manifest.members):
+            value = self._values[name] = torch.stack([self._held.slice(name, i) for i in self._chosen]).to(self._device)  # a copy: one for all programs
+        else:
+            value = self._held.get(name).to(self._device)
+        return value
 
     # ---------------------------------------------------------------- probe
 
@@ -241,7 +238,8 @@ class WideModel:
     def vote(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The class that most members choose, ties to the lowest number: argmax over the last dim, then the mode over members."""
         chosen = self._leaf(self(*args, **kwargs)).argmax(-1)
-        return chosen.mode(0).values
+        voted: torch.Tensor = chosen.mode(0).values
+        return voted
 
     def _leaf(self, result: Any) -> torch.Tensor:
         if isinstance(result, (Output, Mapping)):

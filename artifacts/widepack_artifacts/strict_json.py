@@ -8,11 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from typing import Any
 
 from .errors import ArtifactError
 
 MAX_DEPTH = 200  # a tree of 32 levels has at most four of JSON each
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # an escape that may stand for half a character
 _INT_DIGITS = 20  # "-9223372036854775808"; longer ones are refused before Python spends quadratic time on them
 
 
@@ -49,6 +51,11 @@ def parse(data: bytes, what: str) -> Any:
     except ValueError as e:  # UnicodeDecodeError and JSONDecodeError are both
         raise ArtifactError(f"{what}: no JSON: {e}") from None
     _bounded(found, what)
+    if _SURROGATE.search(data):
+        try:
+            canonical(found)
+        except ArtifactError as e:
+            raise ArtifactError(f"{what}: {e}") from None
     return found
 
 

@@ -11,7 +11,8 @@ from torch import fx, nn
 
 from widepack.member import Member
 
-_CAPTURED_BATCH_NORM = torch.ops.aten._native_batch_norm_legit_no_training.default
+_BATCH_NORM = torch.ops.aten._native_batch_norm_legit_no_training.default
+_VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 
 
 class Flat(nn.Module):
@@ -43,9 +44,12 @@ def flat_members(ens: Any) -> list[nn.Module]:
 
 
 def _as_written(program: fx.GraphModule) -> fx.GraphModule:
-    """The program with batch norms as a person writes them: vmap has no rule for the form that capture gives, and would run it member by member."""
+    """The program with batch norms and reshapes as a person writes them, which vmap has rules for; of a captured batch norm it would run each member."""
     program = copy.deepcopy(program)
-    for node in program.graph.find_nodes(op="call_function", target=_CAPTURED_BATCH_NORM):
+    for view in _VIEWS:
+        for node in program.graph.find_nodes(op="call_function", target=view):
+            node.target = torch.ops.aten.reshape.default
+    for node in program.graph.find_nodes(op="call_function", target=_BATCH_NORM):
         if node.kwargs or not all(user.target is operator.getitem and user.args[1] == 0 for user in node.users):
             continue
         x, weight, bias, mean, variance, momentum, eps = node.args

@@ -69,7 +69,9 @@ def command(artifact: Path, entry: str, device: str, pattern: str, batch: int | 
     head = ["node", "op", "kinds", "strategy", "becomes", "why", *(["source"] if source else [])]
     rows = [[s.node, short(s.op), kinds(s), s.strategy, becomes(s), s.why, *([s.source] if source else [])] for s in shown]
     click.echo("\n".join([_title(artifact, wide, reader.manifest, len(found)), "", *(columns([head, *rows]) if rows else ["no node runs so"])]))
-    click.echo("\n".join(["", *_regions(wide.plan)]))
+    folded = set(wide.plan.get("choices", {})) - {s.node for s in found}
+    early = [f"{plural(len(folded), 'node')} more, made of weights alone: run once, at load"] if folded else []
+    click.echo("\n".join(["", *_regions(wide.plan), *early]))
 
 
 def _regions(plan: dict[str, Any]) -> list[str]:
@@ -115,25 +117,25 @@ def steps(member: Program, wide: Program, plan: dict[str, Any]) -> list[Step]:
     result = []
     for node in member.nodes:
         reads = tuple(found[r] for r in dict.fromkeys(refs((node.args, node.kwargs))))
-        strategy, why = chosen.get(node.name) or _unchosen(node, reads, node.name in planned)
+        strategy, why = chosen.get(node.name) or _unchosen(node, reads, node.name in planned, node.name in made)
         found[node.name] = _kind(strategy, reads, node)
         result.append(Step(node.name, node.op, reads, found[node.name], strategy, why, tuple(made.get(node.name, ())), node.out, node.source))
     return result
 
 
-def _unchosen(node: Node, reads: tuple[str, ...], planned: bool) -> tuple[str, str]:
+def _unchosen(node: Node, reads: tuple[str, ...], planned: bool, made: bool) -> tuple[str, str]:
     """What became of a node that the plan gives no strategy."""
-    if not planned:
-        return "-", "simplified away"
-    if node.op == "operator.getitem":
+    if planned and node.op == "operator.getitem":
         return "part", "one of the results of what it reads"
-    return ("once", "nothing it reads differs by member") if set(reads) <= {"shared"} else ("-", "")
+    if made:
+        return "once", "nothing it reads differs by member" if set(reads) <= {"shared"} else "a size: equal for all members"
+    return "-", "simplified away"
 
 
 def _kind(strategy: str, reads: Iterable[str], node: Node) -> str:
     """What a node makes: Shared where it ran once, else as its widest argument."""
     kinds = set(reads)
-    if strategy == "once" or (strategy in ("-", "part") and kinds <= {"shared"}):
+    if strategy == "once" or kinds <= {"shared"}:
         return "shared"
     return "ragged" if "ragged" in kinds else "stacked"
 
