@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+
+from widepack.errors import UsageError
 from widepack_artifacts.manifest import Dim, Entry, Guard, Input, Parameter
 from widepack_bench import Report, compare, inputs, noise
 from widepack_bench.baselines import BASELINES, difference, leaves, loop, stack
 from widepack_bench.errors import BenchError
 from widepack_bench.report import Row
 from widepack_bench.text import columns, duration, plural, size
-
-from widepack.errors import UsageError
 
 
 class Machine:

@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 import torch
-from cases import load, write_checkpoints
 from click.testing import CliRunner, Result
 from safetensors.torch import load_file
+
+from cases import load, write_checkpoints
+from widepack.errors import UsageError
 from widepack_artifacts.errors import ArtifactError
 from widepack_cli import build as build_command
 from widepack_cli import common
 from widepack_cli.main import COMMANDS, Refusal, cli
 from widepack_cli.progress import Progress
-
-from widepack.errors import UsageError
 
 CASE = load("mlp")
 FILE = Path(CASE.__file__ or "").resolve()

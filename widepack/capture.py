@@ -94,7 +94,9 @@ def arrange(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], a
     try:
         bound = forward.bind(*args, **kwargs)
     except TypeError as e:
-        raise CaptureError(f"{type(module).__name__}.forward{forward} does not take the inputs {_names(args, kwargs)}: {e}; name each input as forward does") from e
+        raise CaptureError(
+            f"{type(module).__name__}.forward{forward} does not take the inputs {_names(args, kwargs)}: {e}; name each input as forward does"
+        ) from e
     leaves: list[Leaf] = []
     signature: list[tuple[str, str, Tree]] = []
     found: dict[str, int] = dict(sizes)
@@ -111,7 +113,9 @@ def arrange(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], a
             return {form: [walk(v, f"{name}.{i}", dims[i] if isinstance(dims, (list, tuple)) else dims) for i, v in enumerate(value)]}
         if isinstance(value, dict):
             return {"dict": [[k, walk(v, f"{name}.{k}", dims.get(k) if isinstance(dims, dict) else None)] for k, v in value.items()]}
-        raise CaptureError(f"input {name} is a {type(value).__name__}; inputs are tensors, numbers, strings, None, and lists, tuples and dicts of them")
+        raise CaptureError(
+            f"input {name} is a {type(value).__name__}; inputs are tensors, numbers, strings, None, and lists, tuples and dicts of them"
+        )
 
     for name, value in bound.arguments.items():
         kind = forward.parameters[name].kind
@@ -139,7 +143,9 @@ def _leaf_type(value: torch.Tensor, axes: Axis, name: str, sizes: dict[str, int]
         factor, letter = _factor(text)
         size = value.shape[axis]
         if size % factor or sizes.setdefault(letter, size // factor) != size // factor:
-            raise CaptureError(f"input {name}: axis {axis} is {text} and has {size} in the example, but {letter} = {sizes.get(letter)} elsewhere; equal letters are equal sizes")
+            raise CaptureError(
+                f"input {name}: axis {axis} is {text} and has {size} in the example, but {letter} = {sizes.get(letter)} elsewhere; equal letters are equal sizes"
+            )
         shape[axis] = text
     return f"{dtype_name(value.dtype)}[{','.join(shape)}]"
 
@@ -235,11 +241,15 @@ def _drop_dropout(exported: torch.export.ExportedProgram) -> None:
         module.recompile()
 
 
-def _read(exported: torch.export.ExportedProgram, module: nn.Module, call: Call) -> tuple[dict[str, tuple[str, torch.Tensor]], Program, dict[Any, str]]:
+def _read(
+    exported: torch.export.ExportedProgram, module: nn.Module, call: Call
+) -> tuple[dict[str, tuple[str, torch.Tensor]], Program, dict[Any, str]]:
     signature = exported.graph_signature
     changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
     if changed:
-        raise CaptureError(f"{type(module).__name__} changes {', '.join(sorted(map(str, changed)))} when it runs in eval mode; a member program has no side effects: make forward return the new value instead")
+        raise CaptureError(
+            f"{type(module).__name__} changes {', '.join(sorted(map(str, changed)))} when it runs in eval mode; a member program has no side effects: make forward return the new value instead"
+        )
     exported.graph.eliminate_dead_code()
     by_name = {n.name: n for n in exported.graph.nodes}
     weights: dict[str, tuple[str, torch.Tensor]] = {}
@@ -376,7 +386,9 @@ def _outputs(exported: torch.export.ExportedProgram, symbols: Mapping[Any, str])
         else:
             value = getattr(spec.arg, "value", None)
             if not (value is None or isinstance(value, (bool, int, float, str))):
-                raise CaptureError(f"an output is a {type(value).__name__}; outputs are tensors, numbers, strings and None, in tuples, lists and dicts")
+                raise CaptureError(
+                    f"an output is a {type(value).__name__}; outputs are tensors, numbers, strings and None, in tuples, lists and dicts"
+                )
             numbers.append({"const": value})
     marks = [_Mark(n) for n in numbers]
     result = _result(pytree.tree_unflatten(marks, exported.call_spec.out_spec), "output")
@@ -435,7 +447,9 @@ def _guards(exported: torch.export.ExportedProgram, call: Call, module: nn.Modul
         try:
             expr = _expr(ast.parse(code.strip(), mode="eval").body, leaves)
         except (SyntaxError, ValueError) as e:
-            raise CaptureError(f"{type(module).__name__} holds only while {code!r}, a condition that cannot be written as arithmetic over named dims ({e}); change the member's code") from e
+            raise CaptureError(
+                f"{type(module).__name__} holds only while {code!r}, a condition that cannot be written as arithmetic over named dims ({e}); change the member's code"
+            ) from e
         if isinstance(expr, bool) or expr[1] == expr[2] and expr[0] in ("eq", "le", "ge"):
             if expr is False:
                 raise CaptureError(f"{type(module).__name__}: the condition {code!r} does not hold for the example")
@@ -496,7 +510,9 @@ def _expr(node: ast.expr, leaves: Mapping[str, Leaf]) -> Expr:
 def _size_of(node: ast.Subscript, leaves: Mapping[str, Leaf]) -> Expr:
     """`L['x'].size()[1]`, also of a nested input, as its letter."""
     call = node.value
-    if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "size" and isinstance(node.slice, ast.Constant)):
+    if not (
+        isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "size" and isinstance(node.slice, ast.Constant)
+    ):
         raise ValueError(f"{ast.unparse(node)} is no size of an input")
     parts: list[str] = []
     at: ast.expr = call.func.value

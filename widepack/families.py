@@ -13,7 +13,10 @@ An op belongs to a family only when the oracle test proves it: every op register
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
+
+import torch
 
 from . import ops
 from .registry import full_name, register
@@ -24,21 +27,33 @@ from .writer import Writer, category, is_tensor, put_shared, rank, wide_items
 def broadcast(w: Writer, values: list[Wide]) -> list[Any]:
     """Values made ready to broadcast behind the member axis; type promotion stays the member's own.
 
-    A Stacked 0-dim operand would promote like a tensor with dims, where the member's own did not: it is cast to the dtype of the operands with dims.
+    A Stacked 0-dim operand would promote like a tensor with dims, where the member's own did not: it is cast to the dtype of the operands with dims. Where
+    it does promote (of a higher category than they), a Shared 0-dim operand gets a dim too, so that they promote each other as in the member.
     """
     tensors = [v for v in values if is_tensor(v)]
     out = max([0, *map(rank, tensors)])
     dims = [v.value.dtype for v in tensors if rank(v) > 0]  # type: ignore[union-attr]  # is_tensor leaves Shared and Stacked
+    top = max(map(category, dims), default=-1)
     made: list[Any] = []
     for v in values:
-        if not isinstance(v, Stacked):
-            made.append(v.value)  # type: ignore[union-attr]  # a Ragged value never reaches a rule
-            continue
-        value = w.align(v, out)
-        if v.rank == 0 and dims and value.dtype not in dims and category(value.dtype) <= max(map(category, dims)):
-            value = w.call("_to_copy", value, dtype=max(dims, key=category))
-        made.append(value)
+        if isinstance(v, Stacked):
+            value = w.align(v, out)
+            dtype = promoted(value.dtype, dims) if v.rank == 0 and dims else value.dtype
+            made.append(value if dtype == value.dtype else w.call("_to_copy", value, dtype=dtype))
+        elif is_tensor(v) and rank(v) == 0 and category(v.value.dtype) > top:  # type: ignore[union-attr]  # a Ragged value never reaches a rule
+            made.append(w.call("unsqueeze", v.value, 0))  # type: ignore[union-attr]
+        else:
+            made.append(v.value)  # type: ignore[union-attr]
     return made
+
+
+def promoted(zero: torch.dtype, dims: list[torch.dtype]) -> torch.dtype:
+    """What a 0-dim operand may be cast to, so that with dims it promotes the operands with dims no more than without."""
+    top = max(map(category, dims))
+    among = reduce(torch.promote_types, [d for d in dims if category(d) == top])
+    if category(zero) == top:
+        return among
+    return among.to_real() if among.is_complex and zero.is_floating_point else zero
 
 
 def put(arg: Any, ready: dict[int, Any]) -> Any:
@@ -75,17 +90,17 @@ def shift(dim: Any) -> Any:
     return dim + 1 if isinstance(dim, int) and dim >= 0 else dim
 
 
-def along(names: str, *, all_dims: str | None = None, needs: str | None = None, mixed: bool = False, family: str = "dim") -> None:
+def along(names: str, *, all_dims: str | None = None, empty: bool = True, needs: str | None = None, mixed: bool = False, family: str = "dim") -> None:
     """Register ops that work along the dims that their schemas name.
 
-    all_dims: the argument that means every dim when it is None or empty. needs: an argument without which the op flattens, and the family does not apply.
-    mixed: tensor arguments may differ in rank.
+    all_dims: the argument that means every dim when it is None, or empty unless `empty` is False. needs: an argument without which the op flattens, and the
+    family does not apply. mixed: tensor arguments may differ in rank.
     """
     for op in names.split():
-        _along(full_name(op), all_dims, needs, mixed, family)
+        _along(full_name(op), all_dims, (None, [], ()) if empty else (None,), needs, mixed, family)
 
 
-def _along(name: str, all_dims: str | None, needs: str | None, mixed: bool, family: str) -> None:
+def _along(name: str, all_dims: str | None, every: tuple[Any, ...], needs: str | None, mixed: bool, family: str) -> None:
     def applies(w: Writer, *args: Any, **kwargs: Any) -> bool:
         ranks = {rank(t) for t in wide_items([args, kwargs]) if is_tensor(t)}
         given = needs is None or ops.bind(name, args, kwargs).get(needs) not in (None, [], ())
@@ -98,15 +113,12 @@ def _along(name: str, all_dims: str | None, needs: str | None, mixed: bool, fami
         ready = {id(t): w.stack(t) if is_tensor(t) else t.value for t in wides}  # type: ignore[union-attr]
         defaults = {a: d for a, _, d in ops.arguments(name)}
         for d in ops.dim_arguments(name):
-            if d == all_dims and given.get(d) in (None, [], ()):
+            if d == all_dims and given.get(d) in every:
                 given[d] = list(range(1, 1 + max(map(rank, wides))))
             elif given.get(d, defaults[d]) is not None:
                 given[d] = shift(given.get(d, defaults[d]))
-        positional = []  # the first argument is often called `self`, which no keyword can be
-        for a, _, _ in ops.arguments(name):
-            if a not in given:
-                break
-            positional.append(put(given.pop(a), ready))
+        # positional stays positional: the first argument is often called `self`, which no keyword can be, and some may be given by keyword only
+        positional = [put(given.pop(a), ready) for a, _, _ in ops.arguments(name)[: len(args)]]
         return w.stacked(w.call(name, *positional, **{k: put(v, ready) for k, v in given.items()}))
 
     register(name, "dim", rule, family=family, when=applies)
@@ -167,4 +179,4 @@ def _identity(w: Writer, x: Wide, *_: Any, **__: Any) -> Wide:
 
 def value_of(x: Wide) -> Value:
     """What a Shared or Stacked value holds."""
-    return x.value  # type: ignore[union-attr,no-any-return]
+    return x.value  # type: ignore[union-attr]

@@ -109,7 +109,9 @@ def _order(program: Program, loops: Mapping[str, str]) -> list[Node]:
             ready = [n for n in waiting if loops.get(n.name) == name]
             inside = made | {n.name for n in ready}
             if name is None or any(r not in inside for n in ready for r in refs((n.args, n.kwargs))):
-                raise LoweringError(f"plan: region {name} and the rest of the program wait for each other; a region must not be left and entered again")
+                raise LoweringError(
+                    f"plan: region {name} and the rest of the program wait for each other; a region must not be left and entered again"
+                )
             made = inside
         outside += ready
         gone = {n.name for n in ready}

@@ -63,6 +63,10 @@ class Plan:
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as e:
             raise ArtifactError(f"plan: {e!r} in what should be a plan; build the artifact again") from e
 
+    def looped(self) -> frozenset[str]:
+        """The nodes that run in loop regions."""
+        return frozenset(n for r in self.regions if r.strategy == "loop" for n in r.nodes)
+
     def strategies(self) -> dict[str, int]:
         """How many nodes run in each strategy."""
         counts: dict[str, int] = {}

@@ -181,7 +181,7 @@ def read_toml(folder: str | Path) -> dict[str, Any]:
         found["input"] = rows
     if not isinstance(found.get("model_arg", {}), dict):
         raise UsageError(f"{path}: model_arg is {_kind(found['model_arg'])}; it must be a table: [model_arg], then width = 64")
-    return found
+    return dict(found)
 
 
 def _kind(value: object) -> str:

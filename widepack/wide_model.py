@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from widepack_artifacts import tree
 from widepack_artifacts.manifest import Entry, Manifest
 from widepack_artifacts.program import Kind, Program
 from widepack_artifacts.store import Reader
@@ -48,7 +47,16 @@ class WideModel:
     """
 
     def __init__(
-        self, reader: Reader, weights: Weights, chosen: Sequence[int], device: torch.device, *, prologue: bool, strategies: str | Sequence[str] | None, verified: bool, output: str | None = None
+        self,
+        reader: Reader,
+        weights: Weights,
+        chosen: Sequence[int],
+        device: torch.device,
+        *,
+        prologue: bool,
+        strategies: str | Sequence[str] | None,
+        verified: bool,
+        output: str | None = None,
     ) -> None:
         self._reader = reader
         self._held = weights
@@ -101,7 +109,9 @@ class WideModel:
 
     def each(self, *args: Any, **kwargs: Any) -> Any:
         """Member i sees `[i]` of every input. Inputs: `[N, ...]`, or lists of N tensors. Returns and raises: as a call."""
-        values, marks = self._binder.bind([Each(a) if _holds_tensor(a) else a for a in args], {k: Each(v) if _holds_tensor(v) else v for k, v in kwargs.items()})
+        values, marks = self._binder.bind(
+            [Each(a) if _holds_tensor(a) else a for a in args], {k: Each(v) if _holds_tensor(v) else v for k, v in kwargs.items()}
+        )
         return self._answer(values, [True] * len(marks))
 
     def _answer(self, values: list[torch.Tensor], marks: list[bool]) -> Any:
@@ -136,7 +146,13 @@ class WideModel:
 
         programs = [self._reader.program(f) for f in self._entry.member]
         signatures = [self._entry.signatures[i] for i in self._chosen]
-        own = [True] * len(self._binder.leaves) if pattern == "each" else [False] * len(self._binder.leaves) if pattern == "shared" else [leaf.name in pattern.split(",") for leaf in self._binder.leaves]
+        own = (
+            [True] * len(self._binder.leaves)
+            if pattern == "each"
+            else [False] * len(self._binder.leaves)
+            if pattern == "shared"
+            else [leaf.name in pattern.split(",") for leaf in self._binder.leaves]
+        )
         kinds: dict[str, Kind] = {w.name: w.kind for w in self.manifest.weights}  # type: ignore[misc]
         sizes = {d: v.example for d, v in self._entry.dims.items()}
         return relower(programs, signatures, kinds, own, sizes, self._letter, self._device.type, pattern, self._strategies or "auto")
@@ -157,7 +173,9 @@ class WideModel:
         if row.kind == "ragged":
             value: Any = [self._held.get(f"{name}@{i}").to(self._device) for i in self._chosen]
         elif row.kind == "stacked" and len(self._chosen) < len(self.manifest.members):
-            value = self._values[name] = torch.stack([self._held.slice(name, i) for i in self._chosen]).to(self._device)  # a copy: one for all programs
+            value = self._values[name] = torch.stack([self._held.slice(name, i) for i in self._chosen]).to(
+                self._device
+            )  # a copy: one for all programs
         else:
             value = self._held.get(name).to(self._device)
         return value
@@ -172,7 +190,12 @@ class WideModel:
         stored = self._strategies is None and len(self._chosen) == len(self.manifest.members) and len(names) == len(made)
         tensors: Weights | None = None
         for number, bound in enumerate(made):
-            key = probe.cache_key(self.manifest.digest, names[number] if stored else f"{pattern} {bound.plan.to_json()} {self._chosen}", str(self._device), str(self._prologue))
+            key = probe.cache_key(
+                self.manifest.digest,
+                names[number] if stored else f"{pattern} {bound.plan.to_json()} {self._chosen}",
+                str(self._device),
+                str(self._prologue),
+            )
             if probe.passed(key):
                 continue
             tensors = tensors or Weights([self._reader.path(self.manifest.probe)])
@@ -284,7 +307,7 @@ def _average(x: torch.Tensor, weights: Sequence[float] | None) -> torch.Tensor:
     if len(weights) != x.shape[0]:
         raise UsageError(f"{len(weights)} weights for {x.shape[0]} members; give one a member")
     w = torch.tensor(weights, dtype=x.dtype, device=x.device)
-    return torch.tensordot(w / w.sum(), x, 1)
+    averaged: torch.Tensor = torch.tensordot(w / w.sum(), x, 1)
+    return averaged
 
 
-__all__ = ["Bound", "WideModel", "tree"]

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from widepack_artifacts import guards, tree
-from widepack_artifacts.manifest import Entry
 
 from widepack.samples import Source, draw_all
 from widepack.specs import DimExpr, parse_type
+from widepack_artifacts import guards, tree
+from widepack_artifacts.manifest import Entry
 
 from .errors import BenchError
 
@@ -42,7 +42,7 @@ def sizes(entry: Entry, batch: int) -> dict[str, int]:
     for limit in (LIMIT, 1024):
         choices = [_candidates(entry, name, limit, fixed)[: KEPT if len(others) < 3 else KEPT_OF_MANY] for name in others]
         for picked in _nearest(choices):
-            found = dict(zip(others, picked, strict=True)) | fixed
+            found = fixed | dict(zip(others, picked, strict=True))
             if all(guards.holds(g.expr, found) for g in entry.guards):
                 return found
         if not others:

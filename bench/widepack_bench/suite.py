@@ -140,7 +140,7 @@ def _made(members: Sequence[nn.Module], names: Sequence[str], each: bool) -> tup
     for name in names:
         try:
             runs[name] = BASELINES[name](members, each)
-        except Exception as error:  # torch raises whatever it likes; a baseline that cannot be made is a result
+        except Exception as error:  # noqa: BLE001  # torch raises whatever it likes; a baseline that cannot be made is a result
             skipped[name] = _reason(error)
     return runs, skipped
 
@@ -192,7 +192,7 @@ def _wrong(run: Run, args: tuple[Any, ...], kwargs: dict[str, Any], expected: An
         with padding_kept():
             wrong = difference(run(*args, **kwargs), expected)
         run(*args, **kwargs)  # as it will be timed: what is compiled for that is compiled now
-    except Exception as error:  # compilers fail in their own ways, and that is a result
+    except Exception as error:  # noqa: BLE001  # compilers fail in their own ways, and that is a result
         return _reason(error)
     return wrong and f"its answers are not the loop's: {wrong}"
 

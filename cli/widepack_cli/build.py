@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
 from widepack_bench.text import duration, plural, size
 
 from .common import emit, example, json_option, model_options, stdout_kept

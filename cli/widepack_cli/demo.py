@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import click
+
 from widepack_bench.text import columns, plural
 
 from .bench import Noisy

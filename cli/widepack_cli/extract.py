@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+
 from widepack_bench.text import plural
 
 from .common import ARTIFACT, example, write_whole

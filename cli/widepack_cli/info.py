@@ -33,6 +33,7 @@ def command(as_json: bool) -> None:
 def collect() -> dict[str, dict[str, Any]]:
     """Packages, the machine, its devices."""
     import torch
+
     from widepack_bench.report import commit, cpu_name
 
     devices: dict[str, Any] = {

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+
 from widepack_artifacts import guards
 from widepack_artifacts.manifest import Entry, Input, Manifest
 from widepack_artifacts.store import Reader

@@ -11,6 +11,7 @@ from importlib import import_module, metadata
 from typing import Any
 
 import click
+
 from widepack_artifacts.errors import WidepackError
 
 # Name -> module and one line for --help, so that it loads none of them; in the order in which a user meets them.
@@ -54,9 +55,9 @@ class Lazy(click.Group):
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
             near = get_close_matches(args[0], COMMANDS, n=1)
-            if near and "mean" not in error.message:
-                error.message += f" Did you mean {near[0]}?"
-            raise
+            if not near or "mean" in error.message:
+                raise
+            raise click.UsageError(f"{error.message} Did you mean {near[0]}?", ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

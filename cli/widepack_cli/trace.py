@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+
 from widepack_artifacts.manifest import Manifest, WideProgram
 from widepack_artifacts.program import Node, Program, refs
 from widepack_artifacts.store import Reader

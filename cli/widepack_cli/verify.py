@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+
 from widepack_artifacts.errors import WidepackError
 from widepack_bench.text import plural, size
 
@@ -129,12 +130,12 @@ def _same_weights(ens: Any, checkpoints: tuple[str, ...], key: str | None) -> st
 def _same_answers(ens: Any, factory: Callable[..., Any], device: str) -> str:
     """Hold the wide model's answers to the user's own modules, both patterns. Raises: VerificationError."""
     import torch
+
+    from widepack.errors import VerificationError
     from widepack_bench.baselines import difference, loop, padding_kept
     from widepack_bench.errors import BenchError
     from widepack_bench.inputs import make
     from widepack_bench.suite import own_module
-
-    from widepack.errors import VerificationError
 
     modules = [own_module(factory, ens.state_dict(name), name).to(device) for name in ens.members]
     entry = ens.manifest.entries["forward"]

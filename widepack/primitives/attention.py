@@ -16,9 +16,15 @@ def folded(w: Writer, q: Wide, k: Wide, v: Wide, mask: Wide | None = None, *rest
     if max(map(rank, (q, k, v))) < 4:  # no heads, or no batch: the member axis is one more leading dim
         m = None if mask is None else w.align(mask, rank(q)) if isinstance(mask, Stacked) else mask.value  # type: ignore[union-attr]
         return Stacked(w.call("scaled_dot_product_attention", w.stack(q), w.stack(k), w.stack(v), m, *rest, **kwargs))
-    q, k, v = (Stacked(w.stack(t)) for t in (q, k, v))
+    q, k, v = _batches(w, [Stacked(w.stack(t)) for t in (q, k, v)])
     y = w.call("scaled_dot_product_attention", w.fold(q), w.fold(k), w.fold(v), _mask(w, mask, q), *rest, **kwargs)
     return w.unfold(y, q)  # type: ignore[no-any-return]
+
+
+def _batches(w: Writer, values: list[Stacked]) -> list[Stacked]:
+    """Batches of 1 repeated where another operand has a batch: folded with the members they would broadcast no more."""
+    batch = next((s for v in values if (s := w.sizes(v)[0]) != 1), 1)
+    return [v if batch == 1 or v.value.sizes[1] != 1 else Stacked(w.call("expand", v.value, [-1, batch, *(-1 for _ in range(v.rank - 1))])) for v in values]
 
 
 def _mask(w: Writer, mask: Wide | None, q: Stacked) -> Value | None:

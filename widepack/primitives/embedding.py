@@ -37,13 +37,14 @@ def index_select(w: Writer, weight: Stacked, ids: Shared, *_: Any, **__: Any) ->
 
 
 @strategy("embedding", "gather", family="embedding")
-def gather(w: Writer, weight: Stacked, ids: Stacked, *_: Any, **__: Any) -> Wide:
+def gather(w: Writer, weight: Wide, ids: Wide, *_: Any, **__: Any) -> Wide:
     """ids of their own: a gather along each table's rows"""
-    flat, back = _flat(w, ids.value, 1, rank(ids))  # [N, R]
-    width = weight.value.sizes[2]
-    rows = w.call("expand", w.call("unsqueeze", flat, -1), [-1, -1, width if width is not None else w.call("sym_size.int", weight.value, 2)])
+    table = w.stack(weight)  # [N, V, D]
+    flat, back = _flat(w, w.stack(ids), 1, rank(ids))  # [N, R]
+    width = table.sizes[2]
+    rows = w.call("expand", w.call("unsqueeze", flat, -1), [-1, -1, width if width is not None else w.call("sym_size.int", table, 2)])
     rows = w.call("_to_copy", rows, dtype=torch.int64) if rows.dtype != torch.int64 else rows
-    return Stacked(back(w.call("gather", weight.value, 1, rows)))
+    return Stacked(back(w.call("gather", table, 1, rows)))
 
 
 def _flat(w: Writer, ids: Any, first: int, rank_: int) -> tuple[Any, Any]:

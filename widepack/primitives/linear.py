@@ -110,6 +110,8 @@ def addmm(w: Writer, bias: Wide, a: Wide, b: Wide, *, beta: float = 1, alpha: fl
         c = w.align(bias, 2) if isinstance(bias, Stacked) else bias.value  # type: ignore[union-attr]
         return Stacked(w.call("baddbmm", c, a.value, b.value, beta=beta, alpha=alpha))
     y = w.call("matmul", a.value, b.value)  # type: ignore[union-attr]
+    if isinstance(a, Shared) and isinstance(b, Shared):
+        y = w.stack(Shared(y))
     if alpha != 1:
         y = w.call("mul.Scalar", y, alpha)
     if beta == 0:  # the bias is not read then, not even its NaN
@@ -134,7 +136,7 @@ def einsum(w: Writer, equation: str, operands: list[Wide], path: Any = None) -> 
 @samples("linear")
 def _linear(draw: Draw) -> list[Sample]:
     made = [call(draw.normal(*x, 4), draw.normal(3, 4), *b) for x in ((), (B,), (B, 2), (2, B, 6)) for b in ((draw.normal(3),), (), (None,))]
-    return [*made, call(draw.normal(B, 4), draw.normal(4)), call(draw.normal(B, 4), draw.normal(4), draw.normal())]
+    return [*made, call(draw.normal(B, 4), draw.normal(4))]
 
 
 @samples("matmul")

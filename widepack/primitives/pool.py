@@ -18,7 +18,7 @@ for _op, _dims in (("nearest1d", 1), ("nearest2d", 2), ("nearest3d", 3), ("linea
     fold(f"upsample_{_op}.vec", _dims, channels=True, family="resample")
 fold("_upsample_bilinear2d_aa.vec _upsample_bicubic2d_aa.vec", 2, channels=True, family="resample")
 fold("im2col", 2, family="resample")
-fold("channel_shuffle", 2, family="resample")
+fold("channel_shuffle", -1, family="resample")  # `[B, C, *]` of any rank, never without a batch
 
 
 @strategy("pad", "trailing", family="pad", when=lambda w, x, pad, mode="constant", value=None: isinstance(x, Stacked) and mode == "constant")
@@ -27,7 +27,7 @@ def constant(w: Writer, x: Stacked, pad: list[Any], mode: str = "constant", valu
     return Stacked(w.call("pad", x.value, put_shared(pad), mode, value), x.packed)
 
 
-@strategy("pad", "fold", family="pad", when=lambda w, x, pad, *a: isinstance(x, Stacked) and rank(x) == len(pad) // 2 + 2)
+@strategy("pad", "fold", family="pad", when=lambda w, x, pad, *_, **__: isinstance(x, Stacked) and rank(x) == len(pad) // 2 + 2)
 def reflected(w: Writer, x: Stacked, pad: list[Any], mode: str = "constant", value: float | None = None) -> Any:
     """members folded into the batch, or into the channels where memory is channel-packed"""
     if x.packed:
@@ -35,13 +35,13 @@ def reflected(w: Writer, x: Stacked, pad: list[Any], mode: str = "constant", val
     return w.unfold(w.call("pad", w.fold(x), put_shared(pad), mode, value), x)
 
 
-@strategy("constant_pad_nd", "trailing", family="pad", when=lambda w, x, *a: isinstance(x, Stacked))
+@strategy("constant_pad_nd", "trailing", family="pad", when=lambda w, x, *_, **__: isinstance(x, Stacked))
 def constant_nd(w: Writer, x: Stacked, pad: list[Any], value: float = 0) -> Wide:
     """a constant is put around trailing dims"""
     return Stacked(w.call("constant_pad_nd", x.value, put_shared(pad), value), x.packed)
 
 
-@strategy("prelu", "packed", family="norm", when=lambda w, x, weight: rank(x) >= 2)
+@strategy("prelu", "packed", family="norm", when=lambda w, x, weight: rank(x) >= 2 and rank(weight) == 1)
 def prelu(w: Writer, x: Wide, weight: Wide) -> Wide:
     """one slope a channel, the channels of all members side by side"""
     stacked = x if isinstance(x, Stacked) else Stacked(w.stack(x))

@@ -97,7 +97,7 @@ def copy(w: Writer, x: Wide, source: Wide, non_blocking: bool = False) -> Wide:
     return Shared(w.call("_to_copy", value, dtype=dtype) if value.dtype != dtype else value)
 
 
-@strategy("index_select", "index_select", family="index", when=lambda w, x, dim, index: isinstance(index, Shared))
+@strategy("index_select", "index_select", family="index", when=lambda w, x, dim, index: isinstance(index, Shared) and rank(x) > 0)
 def index_select(w: Writer, x: Stacked, dim: int, index: Shared) -> Wide:
     """Shared indices: the dim shifted"""
     return Stacked(w.call("index_select", x.value, 1 + dim % x.rank, index.value))
@@ -122,7 +122,7 @@ def index_shared(w: Writer, x: Stacked, indices: list[Any]) -> Wide:
 
 def _own_index(w: Writer, x: Wide, indices: list[Any]) -> bool:
     given = [i for i in indices if i is not None]
-    return all(i.value.dtype != torch.bool for i in given) and _adjacent(indices)
+    return all(i.value.dtype not in (torch.bool, torch.uint8) for i in given) and _adjacent(indices)
 
 
 @strategy("index.Tensor", "members", family="index", when=_own_index)

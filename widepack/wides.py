@@ -1,0 +1,78 @@
+"""The wide programs of a build: plans by rules of thumb for every target and pattern, and each different program once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from widepack_artifacts.program import Kind, Program, refs
+
+from .job import Job
+from .kinds import weights_only
+from .lower import Lowered, lower
+from .plan import Choice as PlanChoice
+from .plan import Plan
+from .registry import REGISTRY, Choice
+from .rules_of_thumb import plans
+
+PATTERNS = ("shared", "each")
+
+
+@dataclass(frozen=True)
+class Wide:
+    """One wide program and all that it is for: (device, pattern, batch class, plan)."""
+
+    pattern: str
+    lowered: Lowered
+    uses: list[Plan]
+
+
+def make_wides(job: Job, asked: Choice, targets: Sequence[str]) -> list[Wide]:
+    """Plans by rules of thumb for every target and pattern, and the wide program of each different one."""
+    made: dict[str, Wide] = {}
+    for pattern in PATTERNS:
+        slots = job.slots(pattern)
+        programs = job.simple(pattern)
+        for device in targets:
+            for plan in plans(programs[0], slots, job.count, job.first.sizes, job.batch, device, pattern, asked):
+                key = f"{pattern} {sorted(plan.looped())} {sorted((n, c.strategy) for n, c in plan.choices.items())}"
+                if key not in made:
+                    made[key] = Wide(pattern, lower(programs, job.captures.signatures, slots, plan, job.first.sizes), [])
+                made[key].uses.append(_filled_plan(plan, made[key].lowered, programs[0]))
+    return list(made.values())
+
+
+_WHY = {"once": "all that it reads is the same for all members", "part": "one of several results", "sequential": "no strategy of the op applies"}
+
+
+def _filled_plan(plan: Plan, lowered: Lowered, program: Program) -> Plan:
+    """The plan with the strategy of every node that it did not name itself, and why."""
+    choices = dict(plan.choices)
+    for node in program.nodes:
+        used = lowered.used[node.name]
+        if node.name not in choices and used != "loop":
+            known = REGISTRY[node.op].strategies if node.op in REGISTRY else {}
+            choices[node.name] = PlanChoice(used, known[used].note if used in known else _WHY.get(used, ""))
+    return replace(plan, choices=choices)
+
+
+def wide_share(program: Program, found: Mapping[str, Kind], used: Mapping[str, str]) -> float:
+    """Of the nodes that read a Stacked weight (or one made of such) and run at every call, the part in a strategy other than sequential and loop."""
+    early = weights_only(program)
+    reading = [n.name for n in program.nodes if n.name not in early and any(r in early and found[r] == "stacked" for r in refs((n.args, n.kwargs)))]
+    return sum(used[n] not in ("sequential", "loop") for n in reading) / len(reading) if reading else 1.0
+
+
+def wide_only(job: Job, wides: Sequence[Wide], pattern: str) -> Program:
+    """The program of a pattern without loops but for Ragged values: what torch.export programs are made of."""
+    programs = job.simple(pattern)
+    (plan,) = plans(programs[0], job.slots(pattern), job.count, job.first.sizes, job.batch, "cpu", pattern, Choice("wide"))
+    for wide in wides:
+        if wide.pattern == pattern and any(p.looped() == plan.looped() and not asked_for(p) for p in wide.uses):
+            return wide.lowered.program
+    return lower(programs, job.captures.signatures, job.slots(pattern), plan, job.first.sizes).program
+
+
+def asked_for(plan: Plan) -> bool:
+    """Whether the user named strategies of ops in it."""
+    return any(c.because == "asked for" for c in plan.choices.values())
