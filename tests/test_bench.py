@@ -17,11 +17,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import cases
+import widepack
+from support import Artifacts
 from widepack.errors import UsageError
 from widepack_artifacts.manifest import Dim, Entry, Guard, Input, Parameter
-from widepack_bench import Report, compare, inputs, noise
+from widepack_bench import Report, bench, compare, inputs, noise
 from widepack_bench.baselines import BASELINES, difference, leaves, loop, stack
 from widepack_bench.errors import BenchError
+from widepack_bench.flat import Flat, flat_members
 from widepack_bench.report import Row
 from widepack_bench.text import columns, duration, plural, size
 
@@ -299,6 +303,32 @@ def test_a_baseline_that_fails_is_a_result(monkeypatch: pytest.MonkeyPatch) -> N
     report = compare(Wide(nets), nets, (2,), budget_s=0.5, inputs=lambda b: ((torch.randn(b, 4),), {}))
     assert report.rows[0].skipped["vmap"] == "RuntimeError: no compiler"
     assert "not the loop's" in report.rows[0].skipped["vmap-compiled"]
+
+
+@pytest.mark.parametrize("name", ["frozen_trunk", "bert"])
+def test_an_artifacts_own_members_are_fair_baselines(name: str, artifacts: Artifacts) -> None:
+    """Lean modules without widepack's checks, in a form that vmap takes: batch norms, reshapes, several keyword inputs."""
+    ens = widepack.load(artifacts(name))
+    flat = flat_members(ens)
+    assert all(isinstance(m, Flat) for m in flat)
+    for each in (False, True):
+        args, kwargs, _ = inputs.make(ens.manifest.entries["forward"], 3, members=len(ens) if each else 0)
+        with torch.inference_mode():
+            expected = (ens.each if each else ens)(*args, **kwargs)
+            for baseline in ("loop", "vmap"):
+                assert difference(BASELINES[baseline](flat, each)(*args, **kwargs), expected) == "", baseline
+
+
+def test_bench_of_an_artifact_with_your_own_modules(artifacts: Artifacts) -> None:
+    case = cases.load("mlp")
+    words: dict[str, Any] = {"batches": (2,), "baselines": ("loop",), "budget_s": 0.5, "threads": 1}
+    report = bench(artifacts("mlp"), factory=lambda state: case.model(), **words)
+    assert (report.modules, report.members, report.rows[0].batch) == ("your own modules", case.N, 2)
+    assert "member programs" in bench(artifacts("mlp"), **words).modules
+    with pytest.raises(BenchError, match=r"has other shapes in .*, which the given model needs"):
+        bench(artifacts("mlp"), factory=lambda state: case.model(width=7), **words)
+    with pytest.raises(BenchError, match=r"the artifact has no .*, which the given model needs"):
+        bench(artifacts("mlp"), factory=lambda state: Net(), **words)
 
 
 def row(**changes: Any) -> Row:

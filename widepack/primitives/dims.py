@@ -118,7 +118,7 @@ samples("var.dim std.dim")(lambda draw: [*reduced_none(draw)[:-1], call(draw.nor
 samples("var.correction std.correction var_mean.correction")(
     lambda draw: [*(call(*a[:2], correction=c, keepdim=k) for a, _ in reduced_none(draw)[:-1] for c, k in ((0, False), (1, True))), call(draw.normal(B, 4)), call(draw.normal(B, 4), [0], correction=None)]
 )
-samples("logsumexp")(lambda draw: [s for s in reduced_dims(draw) if s[0][1:] != ([], True)])  # which torch itself refuses
+samples("logsumexp")(lambda draw: [s for s in reduced_dims(draw) if s[0][1]])  # torch itself refuses no dims
 samples("amax amin")(lambda draw: [*reduced_dims(draw), call(draw.normal(B, 4)), call(draw.normal())])
 samples("any.dims all.dims")(lambda draw: [*reduced_none(draw)[:-1], call(draw.bools(B, 4, 3), [0, -1]), call(draw.bools(B, 4))])
 samples("linalg_vector_norm")(lambda draw: [call(a[0], p, *a[1:]) for p in (2, 1, float("inf")) for a, _ in reduced_none(draw)[:-1]] + [call(draw.normal(B, 4)), call(draw.normal(), 2)])
