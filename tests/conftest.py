@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from support import Artifacts
 
-settings.register_profile("widepack", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("widepack", deadline=None, derandomize=True, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("widepack")
 
 

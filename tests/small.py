@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from widepack_artifacts.program import Kind, Node, Output, Program, Ref, Slot
 
 from widepack.codec import dtype_of
 from widepack.lower import Lowered, lower
@@ -14,6 +13,7 @@ from widepack.plan import Plan, Region
 from widepack.registry import full_name
 from widepack.runtime import Executable, graph_module
 from widepack.specs import parse_type
+from widepack_artifacts.program import Kind, Node, Output, Program, Ref, Slot
 
 CPU = torch.device("cpu")
 SIZES = {"B": 4, "T": 6}
@@ -85,7 +85,9 @@ def lowered(made: Program, kinds: Mapping[str, Kind], chosen: Plan, members: int
     return lower([made], [0] * members, kinds, chosen, SIZES)
 
 
-def check(made: Program, wide: Program, kinds: Mapping[str, Kind], members: int = 3, sizes: Mapping[str, int] = SIZES, *, prologue: bool = True) -> None:
+def check(
+    made: Program, wide: Program, kinds: Mapping[str, Kind], members: int = 3, sizes: Mapping[str, int] = SIZES, *, prologue: bool = True
+) -> None:
     """The wide program's outputs are each member's own."""
     weights, inputs = values(made.weights, kinds, members, sizes), values(made.inputs, kinds, members, sizes)
     by_name = {s.source: held(w, kinds[s.name]) for s, w in zip(made.weights, weights)}

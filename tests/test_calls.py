@@ -87,18 +87,18 @@ X, STATE, MORE = forms_call()[0][0], forms_call()[0][1], forms_call()[1]["more"]
 @pytest.mark.parametrize(
     ("args", "kwargs", "words"),
     [
-        ((X, STATE, MORE, None, 3.0, X), {}, ["takes 5 inputs", "x, state, more", "gives 6"]),
+        ((X, STATE, MORE, None, 3.0, X), {}, ["takes 4 inputs (x, state, more, scale)", "gives 6"]),
         ((X, STATE), {"more": MORE, "scale": 3.0, "h": X}, ["no input 'h'", "x, state, more"]),
         ((X, STATE), {"more": MORE, "scale": 3.0, "x": X}, ["x is given twice", "by position and by name"]),
         ((X,), {"more": MORE, "scale": 3.0}, ["state is missing"]),
         ((X.numpy(), STATE), {"more": MORE}, ["x is a ndarray", "takes a tensor float32[B,4]"]),
-        ((None, STATE), {"more": MORE}, ["x is a NoneType", "takes a tensor"]),
+        ((None, STATE), {"more": MORE}, ["x is None", "takes a tensor"]),
         ((X, STATE), {"more": MORE, "scale": 4.0}, ["scale is 4.0", "built with 3.0"]),
         ((X, STATE), {"more": MORE, "scale": X}, ["scale is a Tensor", "built with 3.0"]),
         ((X, STATE), {"more": MORE, "scale": X.numpy()}, ["scale is a ndarray", "built with 3.0"]),
         ((X, STATE[:1]), {"more": MORE}, ["state needs a tuple of 2", "got a tuple of 1"]),
         ((X, X), {"more": MORE}, ["state needs a tuple of 2", "got a Tensor"]),
-        ((X, STATE), {"more": {"b": X}}, ["more needs a dict with the keys a", "b"]),
+        ((X, STATE), {"more": {"b": X}}, ["more needs a dict with the keys a; got a dict with the keys b"]),
         ((X, STATE), {"more": X}, ["more needs a dict with the keys a", "got a Tensor"]),
         ((X.double(), STATE), {"more": MORE}, ["x is float64", "takes float32", ".to(torch.float32)"]),
         ((X, (STATE[0], STATE[1].long())), {"more": MORE}, ["state.1 is int64", "takes float32"]),
@@ -108,13 +108,13 @@ X, STATE, MORE = forms_call()[0][0], forms_call()[0][1], forms_call()[1]["more"]
         ((X[:, :3], STATE), {"more": MORE}, ["x has 3 at axis 1", "takes 4 there"]),
         ((X[:2], STATE), {"more": MORE}, ["B = 3 at axis 0", "input x has B = 2", "equal sizes"]),
         ((X[:0], (STATE[0][:0], STATE[1][:0])), {"more": {"a": X[:0]}}, ["B = 0", "1 <= B"]),
-        ((widepack.each(X), STATE), {"more": MORE}, ["x has shape [3, 4]", "2 dims"]),
+        ((widepack.each(X), STATE), {"more": MORE}, ["x has 1 dims, [4]", "float32[B,4], 2 dims"]),
         ((widepack.each(torch.stack([X] * 2)), STATE), {"more": MORE}, ["x has shape [2, 3, 4]", "3 members", "[3, B,4]"]),
-        ((widepack.each([X, X]), STATE), {"more": MORE}, ["x: one a member needs 3 tensors of one shape", "got 2"]),
+        ((widepack.each([X, X]), STATE), {"more": MORE}, ["x: one a member needs 3 tensors of one shape", "got a list of 2"]),
         ((widepack.each([X, X, X[:2]]), STATE), {"more": MORE}, ["x: one a member needs 3 tensors of one shape"]),
         ((widepack.each([X, X, None]), STATE), {"more": MORE}, ["x: one a member needs 3 tensors"]),
         ((widepack.each([]), STATE), {"more": MORE}, ["x: one a member needs 3 tensors"]),
-        (([X, X, X], STATE), {"more": MORE}, ["x is a list", "takes a tensor"]),
+        (([X, X, X], STATE), {"more": MORE}, ["x is a list of 3", "takes a tensor"]),
     ],
 )
 def test_wrong_inputs_are_refused_in_one_sentence(forms: WideModel, args: Any, kwargs: Any, words: list[str]) -> None:
@@ -155,6 +155,37 @@ def test_a_member_refuses_like_the_ensemble(mlp: WideModel) -> None:
         mlp.member(0)(torch.zeros(2, 63))
     with pytest.raises(InputError, match="no input 'y'"):
         mlp.member(0)(y=torch.zeros(2, 64))
+
+
+class Skips(nn.Module):
+    """A forward of which a build may leave the second input out."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.fc = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, first: Tensor | None = None, second: Tensor | None = None, scale: float = 1.0) -> Tensor:
+        y = self.fc(x) * scale
+        y = y if first is None else y + first
+        return y if second is None else y * second
+
+
+@pytest.mark.xfail(reason="capture keeps neither the positions nor the defaults of forward's parameters", strict=True)
+@pytest.mark.parametrize("call", [lambda ens, x, other: ens(x, other, scale=2.0), lambda ens, x, other: ens(x, second=other)])
+def test_an_input_is_never_taken_for_another(call: Any, tmp_path: Path) -> None:
+    """`forward(x, first, second, scale=1)` built with x, second and scale=2: the member takes another second argument for `first`, and no scale for 1."""
+    paths = [tmp_path / f"m{i}.pt" for i in range(2)]
+    for i, path in enumerate(paths):
+        torch.save(Skips(i).state_dict(), path)
+    g = torch.Generator().manual_seed(0)
+    x, other = torch.randn(3, 4, generator=g), torch.randn(3, 3, generator=g)
+    build(paths, tmp_path / "e.wide", model=Skips, sample=(x,), sample_kwargs={"second": other, "scale": 2.0}, pt2=False, targets=("cpu",))
+    ens = load(tmp_path / "e.wide")
+    close(ens(x, second=other, scale=2.0), torch.stack([run(Skips(i), (x,), {"second": other, "scale": 2.0}) for i in range(2)]))
+    with pytest.raises(InputError):
+        call(ens, x, other)
 
 
 # Forms
@@ -440,7 +471,7 @@ def test_the_loader_imports_no_rules_until_it_has_to_lower(artifacts: Artifacts)
     code = """
 import sys, torch, widepack
 def rules():
-    names = ("capture", "interpret", "primitives", "families", "registry", "fallback", "lower", "simplify", "rules_of_thumb", "build", "verify", "checkpoints", "members")
+    names = ("capture", "interpret", "primitives", "families", "fallback", "lower", "simplify", "rules_of_thumb", "build", "verify", "checkpoints", "members")
     return sorted(n for n in names if f"widepack.{n}" in sys.modules) + sorted({"click", "transformers", "widepack_cli", "widepack_bench", "cases"} & set(sys.modules))
 ens = widepack.load(sys.argv[1])
 x = torch.zeros(2, 64)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from small import all_kinds, classifier, lowered, node, plan, program
-from widepack_artifacts.program import Kind, Node, Program, Ref, refs
 
+from small import all_kinds, classifier, lowered, node, plan, program
 from widepack import primitives as primitives  # fills the registry
 from widepack.kinds import SIZES, kinds, reaches, weights_only
 from widepack.registry import REGISTRY
+from widepack_artifacts.program import Kind, Node, Program, Ref, refs
 
 ORDER: tuple[Kind, ...] = ("shared", "stacked", "ragged")
 
@@ -85,7 +85,9 @@ def test_every_op_of_sizes_alone_has_a_rule() -> None:
 def test_the_prologue_is_what_depends_on_weights_alone() -> None:
     made = classifier()
     assert weights_only(made) == {s.name for s in made.weights} | {"h", "doubled"}
-    noisy = program({"w": "float32[4]"}, {}, [node("n", "rand_like", Ref("w")), node("y", "mul.Tensor", Ref("w"), Ref("n")), node("z", "ones", [2])], ["y", "z"])
+    noisy = program(
+        {"w": "float32[4]"}, {}, [node("n", "rand_like", Ref("w")), node("y", "mul.Tensor", Ref("w"), Ref("n")), node("z", "ones", [2])], ["y", "z"]
+    )
     assert weights_only(noisy) == {"w", "z"}  # a draw at load would be the same at every call
 
 

@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import small
 import torch
-from small import all_kinds, classifier, lowered, node, plan, program
-from widepack_artifacts.program import Kind, Program, Ref, refs
 
+import small
+from small import all_kinds, classifier, lowered, node, plan, program
 from widepack.errors import ArtifactError, LoweringError
 from widepack.fallback import sequential
 from widepack.lower import lower
@@ -19,6 +18,7 @@ from widepack.plan import Choice, Plan, Region
 from widepack.registry import REGISTRY, Rule, Strategy, always
 from widepack.runtime import Executable
 from widepack.values import Shared, Stacked
+from widepack_artifacts.program import Kind, Program, Ref, refs
 
 OWN_HEAD: dict[str, Kind] = {"w_head": "stacked", "w_bias": "stacked"}
 PLANS = {
@@ -148,7 +148,12 @@ def stumbles(w: Any, x: Stacked) -> Any:
 )
 def test_a_wrong_rule_is_reported_at_its_node(rule: Rule, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(REGISTRY["aten.relu.default"], "strategies", {"wrong": Strategy("wrong", rule, always, "")})
-    made = program({"w": "float32[5,4]"}, {"x": "float32[B,4]"}, [node("y", "linear", Ref("x"), Ref("w")), node("r", "relu", Ref("y"), source="net.py:7 in forward")], ["r"])
+    made = program(
+        {"w": "float32[5,4]"},
+        {"x": "float32[B,4]"},
+        [node("y", "linear", Ref("x"), Ref("w")), node("r", "relu", Ref("y"), source="net.py:7 in forward")],
+        ["r"],
+    )
     with pytest.raises(LoweringError) as caught:
         lowered(made, all_kinds(made, w="stacked"), plan())
     for word in ("node r (aten.relu.default)", "Stacked float32[3,", "net.py:7 in forward", words):
@@ -175,7 +180,9 @@ def test_random_numbers_are_drawn_once_a_member() -> None:
 
 
 def test_a_dim_that_the_program_fixes_is_an_error() -> None:
-    made = program({"w": "float32[4,4]"}, {"x": "float32[B,4]"}, [node("y", "reshape", Ref("x"), [4, 4]), node("z", "matmul", Ref("y"), Ref("w"))], ["z"])
+    made = program(
+        {"w": "float32[4,4]"}, {"x": "float32[B,4]"}, [node("y", "reshape", Ref("x"), [4, 4]), node("z", "matmul", Ref("y"), Ref("w"))], ["z"]
+    )
     with pytest.raises(LoweringError, match="the dim B was fixed to 4 while the program was read"):
         lowered(made, all_kinds(made, w="stacked"), plan())
 
@@ -224,7 +231,10 @@ def test_a_ragged_region_gives_each_member_its_own_shape(kind: Kind) -> None:
 
 
 def test_members_of_other_shapes_may_differ_in_integers_only() -> None:
-    with pytest.raises(LoweringError, match=r"node s \(aten\.mul\.Scalar, net\.py:1 in forward\) differs between members of other shapes in more than integers: 2\.0 and 3\.0"):
+    with pytest.raises(
+        LoweringError,
+        match=r"node s \(aten\.mul\.Scalar, net\.py:1 in forward\) differs between members of other shapes in more than integers: 2\.0 and 3\.0",
+    ):
         lower([heads(3), heads(5, scale=3.0)], SIGNATURES, {"w_head": "ragged", "x": "shared"}, RAGGED, small.SIZES)
 
 

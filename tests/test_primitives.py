@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from widepack import ops, values
 from widepack import primitives as primitives  # fills the registry
 from widepack.fallback import sequential
@@ -27,7 +28,10 @@ EXACT = {"identity", "shape", "index", "embedding", "pad"}  # families that move
 ULPS = 32  # of the answer's largest number: sums of a few dozen terms in another order, vectorised and scalar code of one function
 UNDEFINED = {"aten.empty_like.default", "aten.new_empty.default"}  # what they hold means nothing: shape and dtype are compared
 COMBINATIONS = 7
-VIEWS = {"aten.view.default", "aten._unsafe_view.default"}  # simplify.py makes `reshape` of them: once a member they would ask for memory of their own
+VIEWS = {
+    "aten.view.default",
+    "aten._unsafe_view.default",
+}  # simplify.py makes `reshape` of them: once a member they would ask for memory of their own
 SEQUENTIAL = Strategy("sequential", lambda w, *args, **kwargs: sequential(w, w.op, args, kwargs), always, "once a member")
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -68,7 +72,8 @@ def wide(many: list[Sample], kinds: tuple[bool, ...], memory: str, nan: int | No
     memory: member-major ("major"), channel-packed ("packed"), or member-major and said to be packed ("hint": a hint is no promise).
     nan: the member whose floats are all NaN.
     """
-    columns, own = [], []
+    columns: list[Shared | Stacked] = []
+    own: list[list[torch.Tensor]] = []
     for stacked, parts in zip(kinds, zip(*(tensors(s) for s in many))):
         if not stacked:
             columns.append(Shared(Value(None, parts[0])))
@@ -84,7 +89,7 @@ def wide(many: list[Sample], kinds: tuple[bool, ...], memory: str, nan: int | No
     return args, kwargs, [put(many[0], iter([o[i] for o in own])) for i in range(len(many))]
 
 
-def outputs(result: Any, members: int) -> list[list[Any]]:
+def outputs(result: Any, members: int) -> list[Any]:
     """A rule's result as each member's outputs; None for what the rule leaves out."""
     if isinstance(result, (tuple, list)):
         return [list(row) for row in zip(*(outputs(r, members) for r in result))]
@@ -164,7 +169,9 @@ def test_every_strategy_equals_the_op_once_a_member(op: str, monkeypatch: pytest
                 ran.add(where.rpartition(" ")[2])
                 for i, (got, sample) in enumerate(zip(outputs(result, members), own)):
                     assert_equal(op, got, member(op, sample), f"{where}, {batch} batch, member {i}")
-    assert ran - {"sequential"} == set(REGISTRY[op].strategies), f"{op}: no sample reaches the strategies {sorted(set(REGISTRY[op].strategies) - ran)}"
+    assert ran - {"sequential"} == set(REGISTRY[op].strategies), (
+        f"{op}: no sample reaches the strategies {sorted(set(REGISTRY[op].strategies) - ran)}"
+    )
 
 
 @pytest.mark.parametrize("op", sorted(REGISTRY))
@@ -178,7 +185,9 @@ def test_nan_in_one_member_changes_no_bit_of_another(op: str) -> None:
                 clean, dirty = (outputs(s.rule(w, *a, **k), 3) for a, k in ((args, kwargs), (args_nan, kwargs_nan)))
                 for i in (0, 2):
                     for a, b in zip(tensors([clean[i]]), tensors([dirty[i]])):
-                        assert op in UNDEFINED or a.shape == b.shape and torch.equal(bits(a), bits(b)), f"{where}, {memory}, strategy {s.name}: NaN in member 1 reached member {i}"
+                        assert op in UNDEFINED or (a.shape == b.shape and torch.equal(bits(a), bits(b))), (
+                            f"{where}, {memory}, strategy {s.name}: NaN in member 1 reached member {i}"
+                        )
 
 
 @pytest.mark.parametrize("bad", [-1, 7, 20])
@@ -186,7 +195,7 @@ def test_nan_in_one_member_changes_no_bit_of_another(op: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 def test_an_id_that_the_member_refuses_is_refused_by_every_strategy(bad: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     op, ran = "aten.embedding.default", set()
-    for where, many, kinds in runs(op, 3):
+    for _, many, kinds in runs(op, 3):
         sample = [call(s[0][0], torch.zeros(shape, dtype=dtype)) for s in many]
         sample[0][0][1].view(-1)[-1:] = bad
         args, kwargs, own = wide(sample, kinds, "major")
@@ -196,7 +205,7 @@ def test_an_id_that_the_member_refuses_is_refused_by_every_strategy(bad: int, sh
         w.op = op
         for s in applicable(w, op, args, kwargs):
             ran.add(s.name)
-            with pytest.raises((IndexError, RuntimeError), match="(?i)out of .*(range|bounds)"):
+            with pytest.raises((IndexError, RuntimeError), match=r"(?i)out of .*(range|bounds)"):
                 s.rule(w, *args, **kwargs)
     assert ran == set(REGISTRY[op].strategies)
 

@@ -156,7 +156,6 @@ def nested(levels: int) -> Any:
     return made
 
 
-@pytest.mark.xfail(strict=True, raises=TypeError, reason="Program.from_json lets complex() refuse what is no number")
 def test_complex_numbers_cannot_be_nested() -> None:
     """`{"complex": [...]}` takes numbers: nothing else may raise something else."""
     for part in (None, [1], {"ref": "x"}, {"complex": [1, 2]}, {"str": "1"}):

@@ -6,15 +6,15 @@ import itertools
 from typing import Any
 
 import pytest
+
 import small
 from small import all_kinds, node, program
-from widepack_artifacts.program import Kind, Node, Program, Ref, Tag
-
 from widepack.folding import fold_batch_norms
 from widepack.graph import sweep
 from widepack.kinds import kinds
 from widepack.lower import lower
 from widepack.simplify import drop_copies, simplify, simplify_all
+from widepack_artifacts.program import Kind, Node, Program, Ref, Tag
 
 NORM = ("gamma", "beta", "mean", "var")
 
@@ -23,7 +23,9 @@ def ops_of(made: Program) -> list[str]:
     return [n.op.split(".")[1] for n in made.nodes]
 
 
-def conv_norm(bias: bool = True, affine: bool = True, more: tuple[Node, ...] = (), outputs: tuple[str, ...] = ("r",), conv: Node | None = None) -> Program:
+def conv_norm(
+    bias: bool = True, affine: bool = True, more: tuple[Node, ...] = (), outputs: tuple[str, ...] = ("r",), conv: Node | None = None
+) -> Program:
     """conv -> eval batch norm -> relu."""
     weights = {"w": "float32[6,2,3,3]", **({"b": "float32[6]"} if bias else {}), **dict.fromkeys(NORM if affine else NORM[2:], "float32[6]")}
     made = conv or node("c", "conv2d", Ref("x"), Ref("w"), Ref("b") if bias else None, [2, 1], [1, 1], [1, 1], 2)
@@ -119,8 +121,18 @@ def test_two_norms_one_behind_the_other_fold_each_into_its_convolution() -> None
 def layer_norm(layers: int = 2, width: int = 4, **options: Any) -> Program:
     nodes = [node("n", "layer_norm", Ref("x"), [width], Ref("gamma"), Ref("beta"), out=f"float32[B,T,{width}]")]
     nodes += [node(f"y{i}", "linear", Ref("n"), Ref(f"w{i}"), *((Ref(f"b{i}"),) if i else ()), out="float32[B,T,3]") for i in range(layers)]
-    weights = {"gamma": f"float32[{width}]", "beta": f"float32[{width}]", **{f"w{i}": f"float32[3,{width}]" for i in range(layers)}, "b1": "float32[3]"}
-    return program(weights, {"x": f"float32[B,T,{width}]"}, [*nodes, *options.get("more", ())], [f"y{i}" for i in range(layers)] + list(options.get("outputs", ())))
+    weights = {
+        "gamma": f"float32[{width}]",
+        "beta": f"float32[{width}]",
+        **{f"w{i}": f"float32[3,{width}]" for i in range(layers)},
+        "b1": "float32[3]",
+    }
+    return program(
+        weights,
+        {"x": f"float32[B,T,{width}]"},
+        [*nodes, *options.get("more", ())],
+        [f"y{i}" for i in range(layers)] + list(options.get("outputs", ())),
+    )
 
 
 @pytest.mark.parametrize("own", list(itertools.product(("shared", "stacked"), repeat=3)), ids="-".join)
@@ -196,10 +208,15 @@ def test_views_that_are_merged_mean_the_same(own: dict[str, Kind]) -> None:
         small.check(made, wide_of(simple, slots), slots, sizes=sizes)
 
 
-UNTYPED = pytest.mark.xfail(raises=(RuntimeError, AssertionError), reason="folding leaves its nodes untyped, and a cast between two untyped values is taken for one that changes nothing")
+UNTYPED = pytest.mark.xfail(
+    raises=(RuntimeError, AssertionError),
+    reason="folding leaves its nodes untyped, and a cast between two untyped values is taken for one that changes nothing",
+)
 
 
-@pytest.mark.parametrize("make", [pytest.param(conv_norm, marks=UNTYPED), pytest.param(layer_norm, marks=UNTYPED), copies, attention_views, small.classifier])
+@pytest.mark.parametrize(
+    "make", [pytest.param(conv_norm, marks=UNTYPED), pytest.param(layer_norm, marks=UNTYPED), copies, attention_views, small.classifier]
+)
 def test_simplifying_twice_is_simplifying_once(make: Any) -> None:
     made = make()
     slots = all_kinds(made, **dict.fromkeys((s.name for s in made.weights), "stacked"))  # type: ignore[arg-type]

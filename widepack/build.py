@@ -132,7 +132,7 @@ def build(
         assert isinstance(writer, Writer)
         with stages.stage("write weights"):
             weights_name = _write_weights(writer, job)
-        held = weight_files.Weights([writer._root / weights_name])
+        held = weight_files.Weights([writer.place(weights_name)])
         with stages.stage("verify"):
             verification, probe_tensors, counts = _verify(job, wides, held, stages)
         with stages.stage("export"):

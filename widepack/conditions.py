@@ -102,7 +102,7 @@ def specializations() -> Iterator[dict[int, str]]:
             lines.setdefault(int(target), user_frame(traceback.extract_stack()))
         return original(self, symbol, target, *rest)
 
-    ShapeEnv._set_replacement = watch  # type: ignore[method-assign]
+    ShapeEnv._set_replacement = watch  # type: ignore[method-assign, assignment]
     try:
         yield lines
     finally:

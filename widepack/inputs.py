@@ -92,23 +92,25 @@ class Binder:
                 value, own = value.value, True
             if own and isinstance(value, (list, tuple)):
                 if len(value) != self.members or not all(isinstance(v, torch.Tensor) and v.shape == value[0].shape for v in value):
-                    raise InputError(f"input {name}: one a member needs {self.members} tensors of one shape, or one tensor [{self.members}, ...]; got {len(value)}")
+                    raise InputError(f"input {name}: one a member needs {self.members} tensors of one shape, or one tensor [{self.members}, ...]; got {_a(value)}")
                 value = torch.stack(list(value))
             if not isinstance(value, torch.Tensor):
-                raise InputError(f"input {name} is a {type(value).__name__}; the model takes a tensor {self.leaves[inner].text}")
+                raise InputError(f"input {name} is {_a(value)}; the model takes a tensor {self.leaves[inner].text}")
             values[inner], marks[inner] = value, own
         elif form == "const":
-            if value is not inner and value != inner:
+            if not (value is None or isinstance(value, (bool, int, float, str))):
+                raise InputError(f"input {name} is {_a(value)}; the model was built with {inner!r} there, which is part of its program. Build another artifact for other values")
+            if value != inner:
                 raise InputError(f"input {name} is {value!r}; the model was built with {inner!r} there, which is part of its program. Build another artifact for other values")
         elif form in ("tuple", "list"):
             if not isinstance(value, (list, tuple)) or len(value) != len(inner):
-                raise InputError(f"input {name} needs a {form} of {len(inner)}; got {type(value).__name__}")
+                raise InputError(f"input {name} needs a {form} of {len(inner)}; got {_a(value)}")
             for i, (t, v) in enumerate(zip(inner, value)):
                 self._leaves(t, v, f"{name}.{i}", own, values, marks)
         else:
             keys = [k for k, _ in inner]
             if not isinstance(value, Mapping) or set(value) != set(keys):
-                raise InputError(f"input {name} needs a dict with the keys {', '.join(map(str, keys))}; got {type(value).__name__}")
+                raise InputError(f"input {name} needs a dict with the keys {', '.join(map(str, keys))}; got {_a(value)}")
             for k, t in inner:
                 self._leaves(t, value[k], f"{name}.{k}", own, values, marks)
 
@@ -159,6 +161,15 @@ def _constant(tree: Tree) -> bool:
         return True
     rows = value if form in ("tuple", "list") else [t for _, t in value] if form == "dict" else []
     return form != "leaf" and all(map(_constant, rows))
+
+
+def _a(value: Any) -> str:
+    """What was given, for messages: `a tuple of 2`, `a dict with the keys a, b`, `a Tensor`, `None`."""
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    count = f" of {len(value)}" if isinstance(value, (list, tuple)) else f" with the keys {', '.join(map(str, value))}" if isinstance(value, Mapping) else ""
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}{count}"
 
 
 def _short(dtype: torch.dtype) -> str:

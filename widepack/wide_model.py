@@ -7,7 +7,7 @@ bound function. Calls may come from several threads at once: nothing that a call
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -71,6 +71,7 @@ class WideModel:
         self._bound: dict[str, list[Bound]] = {}
         self._values: dict[str, Any] = {}
         self._lock = threading.RLock()
+        self._closed = False
         self._letter = next((d.letter for leaf in self._binder.leaves for d in leaf.dims if not isinstance(d, int)), "")
         self.members: tuple[str, ...] = tuple(reader.manifest.members[i].name for i in self._chosen)
 
@@ -127,6 +128,8 @@ class WideModel:
     def _programs(self, pattern: str) -> list[Bound]:
         """The bound programs of a pattern; made, probed and kept on first use."""
         with self._lock:
+            if self._closed:
+                raise UsageError("this model was closed; widepack.load opens its artifact again")
             if pattern not in self._bound:
                 made = [self._bind(p, plan) for p, plan in self._wide(pattern)]
                 if self._verify and pattern in ("shared", "each"):
@@ -182,8 +185,8 @@ class WideModel:
 
     # ---------------------------------------------------------------- probe
 
-    def _probe(self, pattern: str, made: Sequence[Bound]) -> None:
-        """Run the artifact's probe through each program that has not passed it here. Raises: VerificationError."""
+    def _probe(self, pattern: str, made: Sequence[Bound], again: bool = False) -> None:
+        """Run the artifact's probe through each program that has not passed it here; again: through all. Raises: VerificationError."""
         if not self.manifest.probe:
             return
         names = [f for f, p in ((w.file, w) for w in self._entry.wide) if p.pattern == pattern and p.device == self._device.type]
@@ -196,7 +199,7 @@ class WideModel:
                 str(self._device),
                 str(self._prologue),
             )
-            if probe.passed(key):
+            if not again and probe.passed(key):
                 continue
             tensors = tensors or Weights([self._reader.path(self.manifest.probe)])
             inputs = [tensors.get(f"{pattern}.x{k}") for k in range(len(self._binder.leaves))]
@@ -206,13 +209,16 @@ class WideModel:
             record = next((r for k, r in self.manifest.verification.get("wide", {}).items() if k.startswith(pattern)), None)
             if record is None:
                 raise VerificationError("the artifact has a probe but no record of its verification; build it again")
-            probe.check({n: tensors.get(n) for n in tensors.names}, pattern, answers, [o.kind for o in bound.program.outputs], record, self._chosen)
+            try:
+                probe.check({n: tensors.get(n) for n in tensors.names}, pattern, answers, [o.kind for o in bound.program.outputs], record, self._chosen)
+            except (KeyError, TypeError, ValueError) as e:
+                raise ArtifactError(f"the probe and the record of the artifact's verification do not belong together ({e!r}); build it again") from e
             probe.remember(key)
 
     def probe(self) -> None:
         """Run the probe of both presets now, whether or not it passed here before. Raises: VerificationError."""
         for pattern in ("shared", "each"):
-            self._programs(pattern)
+            self._probe(pattern, self._programs(pattern), again=True)
 
     # ---------------------------------------------------------------- members
 
@@ -234,6 +240,9 @@ class WideModel:
 
     def __getitem__(self, member: int | str) -> Member:
         return self.member(member)
+
+    def __iter__(self) -> Iterator[Member]:
+        return (self.member(i) for i in range(len(self)))
 
     def _slice(self, name: str, i: int) -> torch.Tensor:
         row = next(w for w in self.manifest.weights if w.name == name)
@@ -281,6 +290,7 @@ class WideModel:
     def close(self) -> None:
         """Let go of programs and weights; the model cannot be called afterwards."""
         with self._lock:
+            self._closed = True
             self._bound.clear()
             self._values.clear()
 

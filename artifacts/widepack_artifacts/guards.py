@@ -77,15 +77,25 @@ def holds(expr: Expr, dims: Mapping[str, int]) -> bool:
         return False
 
 
-def text(expr: Expr, inner: bool = False) -> str:
-    """The expression as a person writes it: `T <= 512`, `H % 32 == 0`."""
+_BINDS = {"mul": 3, "floordiv": 3, "mod": 3, "add": 2, "sub": 2, "and": 0, "or": 0}  # comparisons bind with 1
+
+
+def text(expr: Expr) -> str:
+    """The expression as a person writes it: `T <= 512`, `H % 32 == 0`, `T % (2 * H) == 0`."""
+    return _text(expr, -1)
+
+
+def _text(expr: Expr, around: int) -> str:
+    """around: how tightly the expression around this one binds; one that binds no tighter is put in parentheses."""
     if not isinstance(expr, list):
         return str(expr)
     if expr[0] == "not":
-        return f"not {text(expr[1], True)}"
+        said = f"not {_text(expr[1], 4)}"
+        return f"({said})" if around >= 1 else said
     symbol = _BINARY[expr[0]][0]
-    left, right = text(expr[1], True), text(expr[2], True)
     if symbol in ("min", "max"):
-        return f"{symbol}({left}, {right})"
-    joined = f"{left} {symbol} {right}"
-    return f"({joined})" if inner and expr[0] not in ("mod", "mul", "floordiv") else joined
+        return f"{symbol}({_text(expr[1], -1)}, {_text(expr[2], -1)})"
+    binds = _BINDS.get(expr[0], 1)
+    left = _text(expr[1], binds if binds == 1 else binds - 1)  # a left side of equal strength needs none: a * b % c
+    joined = f"{left} {symbol} {_text(expr[2], binds)}"
+    return f"({joined})" if binds <= around else joined

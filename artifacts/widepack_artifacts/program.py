@@ -288,7 +288,9 @@ def _in(value: Any, depth: int) -> Any:
         if kind == "float" and inner in ("inf", "-inf", "nan"):
             return float(inner)
         if kind == "complex" and isinstance(inner, list) and len(inner) == 2:
-            return complex(_in(inner[0], depth + 1), _in(inner[1], depth + 1))
+            parts = [_in(v, depth + 1) for v in inner]
+            if all(type(p) in (int, float) for p in parts):
+                return complex(*parts)
         if kind in TAGS and isinstance(inner, str):
             return Tag(kind, inner)
     raise ArtifactError(f"program: {str(value)[:60]!r} is no argument")

@@ -24,7 +24,10 @@ def folded(w: Writer, q: Wide, k: Wide, v: Wide, mask: Wide | None = None, *rest
 def _batches(w: Writer, values: list[Stacked]) -> list[Stacked]:
     """Batches of 1 repeated where another operand has a batch: folded with the members they would broadcast no more."""
     batch = next((s for v in values if (s := w.sizes(v)[0]) != 1), 1)
-    return [v if batch == 1 or v.value.sizes[1] != 1 else Stacked(w.call("expand", v.value, [-1, batch, *(-1 for _ in range(v.rank - 1))])) for v in values]
+    return [
+        v if batch == 1 or v.value.sizes[1] != 1 else Stacked(w.call("expand", v.value, [-1, batch, *(-1 for _ in range(v.rank - 1))]))
+        for v in values
+    ]
 
 
 def _mask(w: Writer, mask: Wide | None, q: Stacked) -> Value | None:

@@ -81,7 +81,11 @@ def one_conv(w: Writer, x: Shared, weight: Stacked, bias: Wide | None = None, *a
         return back(w.unpack(w.call(w.op, x.value, _flat(w, weight), _flat(w, bias), *rest)))  # type: ignore[no-any-return]
     # each group sees its own channels: weights in the order [g, N, O/g], so that the input is not repeated
     split = w.call("flatten.using_ints", w.call("transpose.int", w.call("unflatten.int", weight.value, 1, [groups, -1]), 0, 1), 0, 2)
-    b = None if bias is None else w.call("flatten.using_ints", w.call("transpose.int", w.call("unflatten.int", w.stack(bias), 1, [groups, -1]), 0, 1), 0, 2)
+    b = (
+        None
+        if bias is None
+        else w.call("flatten.using_ints", w.call("transpose.int", w.call("unflatten.int", w.stack(bias), 1, [groups, -1]), 0, 1), 0, 2)
+    )
     y = w.call("unflatten.int", w.call(w.op, x.value, split, b, *rest), 1, [groups, w.members, -1])  # [B, g, N, O/g, *s]
     y = w.call("movedim.int", y, 2, 0)  # [N, B, g, O/g, *s]
     return back(Stacked(w.call("flatten.using_ints", y, 2, 3)))  # type: ignore[no-any-return]

@@ -35,7 +35,10 @@ along("""
 along("select_scatter", mixed=True)
 along("roll", needs="dims")
 along("argmax argmin repeat_interleave.self_int", needs="dim")
-along("mean.dim sum.dim_IntList amax amin logsumexp var.dim var.correction std.dim std.correction var_mean.correction linalg_vector_norm norm.ScalarOpt_dim", all_dims="dim")
+along(
+    "mean.dim sum.dim_IntList amax amin logsumexp var.dim var.correction std.dim std.correction var_mean.correction linalg_vector_norm norm.ScalarOpt_dim",
+    all_dims="dim",
+)
 along("any.dims all.dims", all_dims="dim", empty=False)
 leading("tril triu pixel_shuffle pixel_unshuffle one_hot")
 
@@ -82,21 +85,35 @@ def whole_var(w: Writer, x: Stacked, unbiased: bool = True) -> Any:
     return Stacked(w.call("std.dim" if ".std." in w.op else "var.dim", x.value, list(range(1, 1 + x.rank)), unbiased))
 
 
-samples("softmax.int log_softmax.int cumsum cumprod")(lambda draw: [*along_dim()(draw), call(draw.normal(), 0), call(draw.normal(B, 3), -1, dtype=torch.float64)])
+samples("softmax.int log_softmax.int cumsum cumprod")(
+    lambda draw: [*along_dim()(draw), call(draw.normal(), 0), call(draw.normal(B, 3), -1, dtype=torch.float64)]
+)
 samples("_softmax _log_softmax")(along_dim(False))
 samples("cummax cummin logcumsumexp argsort sort unbind.int")(along_dim())
 samples("unsqueeze")(lambda draw: [call(draw.normal(B, 3), d) for d in (0, 1, 2, -1, -3)] + [call(draw.normal(), 0)])
 samples("glu")(lambda draw: [call(draw.normal(2, 4, 6), d) for d in (0, 1, -1)] + [call(draw.normal(B, 4))])
 samples("flip")(lambda draw: [call(draw.normal(B, 3, 4), d) for d in ([0], [1, -1], [0, 1, 2])])
 samples("topk")(lambda draw: [call(draw.normal(B, 4, 6), 2, *d) for d in ((), (0,), (1, False), (-1, True, True))] + [call(draw.normal(), 1)])
-samples("sort.stable argsort.stable")(lambda draw: [call(draw.ints(0, 3, B, 4), stable=True, dim=d, descending=o) for d, o in ((0, False), (1, True), (-1, False))])
+samples("sort.stable argsort.stable")(
+    lambda draw: [call(draw.ints(0, 3, B, 4), stable=True, dim=d, descending=o) for d, o in ((0, False), (1, True), (-1, False))]
+)
 samples("kthvalue")(lambda draw: [call(draw.normal(B, 4, 6), 2, 0), call(draw.normal(B, 4, 6), 3, 1, True), call(draw.normal(4), 1)])
 samples("median.dim mode max.dim min.dim")(reduced)
 samples("prod.dim_int")(lambda draw: [*reduced(draw), call(draw.normal(B, 3), 1, dtype=torch.float64)])
 samples("any.dim all.dim")(lambda draw: [*reduced(draw), call(draw.bools(B, 3), 0), call(draw.bools(B, 3), -1, True)])
-samples("argmax argmin")(lambda draw: [*reduced(draw), call(draw.normal(B, 4)), call(draw.normal(B, 4), None, True), call(draw.normal()), call(draw.normal(B, 4), keepdim=False)])
+samples("argmax argmin")(
+    lambda draw: [
+        *reduced(draw),
+        call(draw.normal(B, 4)),
+        call(draw.normal(B, 4), None, True),
+        call(draw.normal()),
+        call(draw.normal(B, 4), keepdim=False),
+    ]
+)
 samples("select.int")(lambda draw: [call(draw.normal(B, 4, 6), d, i) for d, i in ((0, 1), (1, -1), (-1, 2))])
-samples("slice.Tensor")(lambda draw: [call(draw.normal(B, 4, 6), *a) for a in ((), (0, 1), (1, 0, -1), (-1, 1, 9223372036854775807, 2), (0, None, 3))])
+samples("slice.Tensor")(
+    lambda draw: [call(draw.normal(B, 4, 6), *a) for a in ((), (0, 1), (1, 0, -1), (-1, 1, 9223372036854775807, 2), (0, None, 3))]
+)
 samples("narrow")(lambda draw: [call(draw.normal(B, 4, 6), *a) for a in ((0, 1, 2), (1, 2, 2), (-1, -3, 2))])
 samples("split.Tensor chunk")(lambda draw: [call(draw.normal(B, 4, 6), 2, *d) for d in ((), (1,), (-1,))])
 samples("split_with_sizes split.sizes")(lambda draw: [call(draw.normal(B, 4, 6), s, *d) for s, d in (([2, 3], ()), ([1, 3], (1,)), ([2, 4], (-1,)))])
@@ -109,19 +126,40 @@ samples("unflatten.int")(lambda draw: [call(draw.normal(B, 4, 6), d, s) for d, s
 samples("flatten.using_ints")(lambda draw: [call(draw.normal(B, 4, 6), *d) for d in ((), (0, 1), (1,), (1, -1), (-2, 2))] + [call(draw.normal())])
 samples("diagonal")(lambda draw: [call(draw.normal(B, 4, 6), *a) for a in ((), (1, 1, 2), (-1, -1, -2), (0, 0, 2))])
 samples("unfold")(lambda draw: [call(draw.normal(B, 4, 6), *a) for a in ((0, 2, 1), (1, 2, 2), (-1, 3, 1))])
-samples("diff")(lambda draw: [call(draw.normal(B, 4)), call(draw.normal(B, 4), 2, 0), call(draw.normal(B, 4), 1, -1, draw.normal(B, 2), draw.normal(B, 1)), call(draw.normal(B, 4), 1, 0, draw.normal(1, 4))])
-samples("linalg_cross")(lambda draw: [call(draw.normal(B, 3), draw.normal(B, 3)), call(draw.normal(3, 4), draw.normal(3, 4), dim=0), call(draw.normal(B, 3), draw.normal(1, 3), dim=-1)])
+samples("diff")(
+    lambda draw: [
+        call(draw.normal(B, 4)),
+        call(draw.normal(B, 4), 2, 0),
+        call(draw.normal(B, 4), 1, -1, draw.normal(B, 2), draw.normal(B, 1)),
+        call(draw.normal(B, 4), 1, 0, draw.normal(1, 4)),
+    ]
+)
+samples("linalg_cross")(
+    lambda draw: [
+        call(draw.normal(B, 3), draw.normal(B, 3)),
+        call(draw.normal(3, 4), draw.normal(3, 4), dim=0),
+        call(draw.normal(B, 3), draw.normal(1, 3), dim=-1),
+    ]
+)
 samples("roll")(lambda draw: [call(draw.normal(B, 4), *a) for a in (([1], [0]), ([1, -1], [0, 1]), ([2], [-1]), ([1],), ([2], []))])
 samples("repeat_interleave.self_int")(lambda draw: [call(draw.normal(B, 4), 2, 0), call(draw.normal(B, 4), 3, -1), call(draw.normal(B, 4), 2)])
 samples("sum.dim_IntList mean.dim")(lambda draw: [*reduced_none(draw), call(draw.normal(B, 3), [0], dtype=torch.float64), call(draw.normal(), [0])])
 samples("var.dim std.dim")(lambda draw: [*reduced_none(draw)[:-1], call(draw.normal(B, 4), [1], False), call(draw.normal(B, 4), None, False, True)])
 samples("var.correction std.correction var_mean.correction")(
-    lambda draw: [*(call(*a[:2], correction=c, keepdim=k) for a, _ in reduced_none(draw)[:-1] for c, k in ((0, False), (1, True))), call(draw.normal(B, 4)), call(draw.normal(B, 4), [0], correction=None)]
+    lambda draw: [
+        *(call(*a[:2], correction=c, keepdim=k) for a, _ in reduced_none(draw)[:-1] for c, k in ((0, False), (1, True))),
+        call(draw.normal(B, 4)),
+        call(draw.normal(B, 4), [0], correction=None),
+    ]
 )
 samples("logsumexp")(lambda draw: [s for s in reduced_dims(draw) if s[0][1]])  # torch itself refuses no dims
 samples("amax amin")(lambda draw: [*reduced_dims(draw), call(draw.normal(B, 4)), call(draw.normal())])
 samples("any.dims all.dims")(lambda draw: [*reduced_none(draw)[:-1], call(draw.bools(B, 4, 3), [0, -1]), call(draw.bools(B, 4))])
-samples("linalg_vector_norm")(lambda draw: [call(a[0], p, *a[1:]) for p in (2, 1, float("inf")) for a, _ in reduced_none(draw)[:-1]] + [call(draw.normal(B, 4)), call(draw.normal(), 2)])
+samples("linalg_vector_norm")(
+    lambda draw: (
+        [call(a[0], p, *a[1:]) for p in (2, 1, float("inf")) for a, _ in reduced_none(draw)[:-1]] + [call(draw.normal(B, 4)), call(draw.normal(), 2)]
+    )
+)
 samples("norm.ScalarOpt_dim")(lambda draw: [call(a[0], p, *a[1:]) for p in (2, 1, None) for a, _ in reduced_dims(draw)])
 samples("mean sum prod any all max min")(whole)
 samples("std var")(lambda draw: [call(draw.normal(B, 4, 3)), call(draw.normal(4), False), call(draw.normal(B, 4), unbiased=False)])
@@ -133,7 +171,10 @@ samples("one_hot")(lambda draw: [call(draw.ints(0, 4, B, 3), 4), call(draw.ints(
 
 @samples("gather")
 def _gathers(draw: Draw) -> list[Sample]:
-    return [call(draw.normal(B, 4, 6), d, draw.ints(0, 4, 3, 2, 6)) for d in (0, 1, -1)] + [call(draw.normal(4), 0, draw.ints(0, 4, 2)), call(draw.normal(), 0, draw.ints(0, 1))]
+    return [call(draw.normal(B, 4, 6), d, draw.ints(0, 4, 3, 2, 6)) for d in (0, 1, -1)] + [
+        call(draw.normal(4), 0, draw.ints(0, 4, 2)),
+        call(draw.normal(), 0, draw.ints(0, 1)),
+    ]
 
 
 def _rows(draw: Draw, *shape: int) -> torch.Tensor:
@@ -143,15 +184,36 @@ def _rows(draw: Draw, *shape: int) -> torch.Tensor:
 
 @samples("scatter.src scatter_add")
 def _scatters(draw: Draw) -> list[Sample]:
-    return [call(draw.normal(4, 6), 0, _rows(draw, 3, 6), draw.normal(3, 6)), call(draw.normal(6, 4), -1, _rows(draw, 2, 6).t(), draw.normal(6, 2)), call(draw.normal(4, 6), 0, _rows(draw, 3, 2), draw.normal(4, 6))]
+    return [
+        call(draw.normal(4, 6), 0, _rows(draw, 3, 6), draw.normal(3, 6)),
+        call(draw.normal(6, 4), -1, _rows(draw, 2, 6).t(), draw.normal(6, 2)),
+        call(draw.normal(4, 6), 0, _rows(draw, 3, 2), draw.normal(4, 6)),
+    ]
 
 
-samples("scatter.value")(lambda draw: [call(draw.normal(4, 6), 0, draw.ints(0, 4, 3, 6), 0.5), call(draw.normal(B, 4), -1, draw.ints(0, 4, B, 2), 1.0)])
-samples("scatter_reduce.two")(
-    lambda draw: [call(draw.normal(B, 4), d, draw.ints(0, 4, 3, 2), draw.normal(3, 2), r, include_self=own) for d, r, own in ((0, "sum", True), (1, "amax", False), (-1, "mean", True), (0, "prod", True))]
+samples("scatter.value")(
+    lambda draw: [call(draw.normal(4, 6), 0, draw.ints(0, 4, 3, 6), 0.5), call(draw.normal(B, 4), -1, draw.ints(0, 4, B, 2), 1.0)]
 )
-samples("slice_scatter")(lambda draw: [call(draw.normal(B, 4), draw.normal(2, 4), 0, 1, 3), call(draw.normal(B, 4), draw.normal(B, 2), 1, 0, 4, 2), call(draw.normal(B, 4), draw.normal(B, 1), -1, -1)])
-samples("select_scatter")(lambda draw: [call(draw.normal(B, 4), draw.normal(4), 0, 1), call(draw.normal(B, 4), draw.normal(B), -1, -2), call(draw.normal(4), draw.normal(), 0, 1)])
+samples("scatter_reduce.two")(
+    lambda draw: [
+        call(draw.normal(B, 4), d, draw.ints(0, 4, 3, 2), draw.normal(3, 2), r, include_self=own)
+        for d, r, own in ((0, "sum", True), (1, "amax", False), (-1, "mean", True), (0, "prod", True))
+    ]
+)
+samples("slice_scatter")(
+    lambda draw: [
+        call(draw.normal(B, 4), draw.normal(2, 4), 0, 1, 3),
+        call(draw.normal(B, 4), draw.normal(B, 2), 1, 0, 4, 2),
+        call(draw.normal(B, 4), draw.normal(B, 1), -1, -1),
+    ]
+)
+samples("select_scatter")(
+    lambda draw: [
+        call(draw.normal(B, 4), draw.normal(4), 0, 1),
+        call(draw.normal(B, 4), draw.normal(B), -1, -2),
+        call(draw.normal(4), draw.normal(), 0, 1),
+    ]
+)
 
 
 @samples("cat")
@@ -165,4 +227,6 @@ def _cats(draw: Draw) -> list[Sample]:
     ]
 
 
-samples("stack")(lambda draw: [call([draw.normal(B, 3), draw.normal(B, 3)], *d) for d in ((), (1,), (-1,), (2,))] + [call([draw.normal(), draw.normal()])])
+samples("stack")(
+    lambda draw: [call([draw.normal(B, 3), draw.normal(B, 3)], *d) for d in ((), (1,), (-1,), (2,))] + [call([draw.normal(), draw.normal()])]
+)

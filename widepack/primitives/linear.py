@@ -55,10 +55,8 @@ def bmm(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None) -> Wide:
     rows, back = _rows(w, w.stack(x), rank(x))  # [N, R, I]
     turned = w.call("transpose.int", weight.value, 1, 2)  # [N, I, O]
     if bias is None:
-        y = w.call("bmm", rows, turned)
-    else:
-        y = w.call("baddbmm", w.call("unsqueeze", w.stack(bias), 1), rows, turned)  # [N, R, O]
-    return Stacked(back(y))
+        return Stacked(back(w.call("bmm", rows, turned)))
+    return Stacked(back(w.call("baddbmm", w.call("unsqueeze", w.stack(bias), 1), rows, turned)))  # [N, R, O]
 
 
 def _rows(w: Writer, x: Value, rank: int) -> tuple[Value, Any]:
@@ -141,7 +139,18 @@ def _linear(draw: Draw) -> list[Sample]:
 
 @samples("matmul")
 def _matmul(draw: Draw) -> list[Sample]:
-    shapes = [((4,), (4,)), ((B, 4), (4,)), ((4,), (4, 3)), ((B, 4), (4, 3)), ((B, 2, 4), (4, 3)), ((B, 2, 4), (B, 4, 3)), ((2, 4), (B, 4, 3)), ((4,), (B, 4, 3)), ((B, 2, 4), (4,)), ((B, 1, 2, 4), (6, 4, 3))]
+    shapes = [
+        ((4,), (4,)),
+        ((B, 4), (4,)),
+        ((4,), (4, 3)),
+        ((B, 4), (4, 3)),
+        ((B, 2, 4), (4, 3)),
+        ((B, 2, 4), (B, 4, 3)),
+        ((2, 4), (B, 4, 3)),
+        ((4,), (B, 4, 3)),
+        ((B, 2, 4), (4,)),
+        ((B, 1, 2, 4), (6, 4, 3)),
+    ]
     return [call(draw.normal(*a), draw.normal(*b)) for a, b in shapes]
 
 
@@ -166,6 +175,20 @@ def _baddbmm(draw: Draw) -> list[Sample]:
 
 @samples("einsum")
 def _einsum(draw: Draw) -> list[Sample]:
-    equations = [("bi,oi->bo", (B, 4), (3, 4)), ("bi, oi", (B, 4), (3, 4)), ("...i,oi->...o", (B, 2, 4), (3, 4)), ("...ij,jk", (B, 2, 4), (4, 3)), ("bhtd,bhsd->bhts", (B, 2, 3, 4), (B, 2, 6, 4))]
-    more = [("ii->i", (4, 4)), ("ii", (4, 4)), ("i->", (4,)), ("zyx", (B, 2, 3)), ("bij,jk,k->bi", (B, 2, 4), (4, 3), (3,)), ("i,j", (4,), (3,)), ("bNi,NM->bMi", (B, 2, 4), (2, 3))]
+    equations = [
+        ("bi,oi->bo", (B, 4), (3, 4)),
+        ("bi, oi", (B, 4), (3, 4)),
+        ("...i,oi->...o", (B, 2, 4), (3, 4)),
+        ("...ij,jk", (B, 2, 4), (4, 3)),
+        ("bhtd,bhsd->bhts", (B, 2, 3, 4), (B, 2, 6, 4)),
+    ]
+    more = [
+        ("ii->i", (4, 4)),
+        ("ii", (4, 4)),
+        ("i->", (4,)),
+        ("zyx", (B, 2, 3)),
+        ("bij,jk,k->bi", (B, 2, 4), (4, 3), (3,)),
+        ("i,j", (4,), (3,)),
+        ("bNi,NM->bMi", (B, 2, 4), (2, 3)),
+    ]
     return [call(e, [draw.normal(*s) for s in shapes]) for e, *shapes in (*equations, *more)]

@@ -1,9 +1,9 @@
 """Norms.
 
-    layer_norm, rms_norm      normalise the trailing dims; the members' own scale and shift are one more kernel (`addcmul`)
-    batch_norm (eval)         y = x * scale + shift, both made from the statistics in float64, once, in the prologue
-    group_norm                `packed`: N*G groups over [B, N*C, *]; `fold`: members in the batch, then scale and shift
-    instance_norm             `packed`: channels of all members side by side
+layer_norm, rms_norm      normalise the trailing dims; the members' own scale and shift are one more kernel (`addcmul`)
+batch_norm (eval)         y = x * scale + shift, both made from the statistics in float64, once, in the prologue
+group_norm                `packed`: N*G groups over [B, N*C, *]; `fold`: members in the batch, then scale and shift
+instance_norm             `packed`: channels of all members side by side
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def affine(w: Writer, y: Value, weight: Wide | None, bias: Wide | None, rank_: i
 
 
 @strategy("layer_norm", "fused", family="norm")
-def layer_norm(w: Writer, x: Wide, shape: list[int], weight: Wide | None = None, bias: Wide | None = None, eps: float = 1e-5, cudnn: bool = True) -> Wide:
+def layer_norm(
+    w: Writer, x: Wide, shape: list[int], weight: Wide | None = None, bias: Wide | None = None, eps: float = 1e-5, cudnn: bool = True
+) -> Wide:
     """one layer norm over all members' rows; scale and shift of their own in one kernel behind it"""
     if not isinstance(weight, Stacked) and not isinstance(bias, Stacked):
         return Stacked(w.call("layer_norm", x.value, shape, put_shared(weight), put_shared(bias), eps))  # type: ignore[union-attr]
@@ -100,7 +102,9 @@ def _is_packed(w: Writer, x: Wide, *args: Any, **kwargs: Any) -> bool:
 
 
 @strategy("group_norm", "packed", family="norm", when=_is_packed)
-def group_norm_packed(w: Writer, x: Stacked, groups: int, weight: Wide | None = None, bias: Wide | None = None, eps: float = 1e-5, cudnn: bool = True) -> Wide:
+def group_norm_packed(
+    w: Writer, x: Stacked, groups: int, weight: Wide | None = None, bias: Wide | None = None, eps: float = 1e-5, cudnn: bool = True
+) -> Wide:
     """N*G groups over [B, N*C, *]: one kernel, scale and shift in it"""
     return w.unpack(w.call("group_norm", w.pack(x), groups * w.members, _flat(w, weight), _flat(w, bias), eps))  # type: ignore[no-any-return]
 
@@ -139,7 +143,12 @@ def _layer_norms(draw: Draw) -> list[Sample]:
 
 @samples("rms_norm")
 def _rms_norms(draw: Draw) -> list[Sample]:
-    return [call(draw.normal(B, 3, 4), [4], draw.normal(4)), call(draw.normal(B, 4), [4]), call(draw.normal(B, 3, 4), [3, 4], draw.normal(3, 4), 1e-3), call(draw.normal(4), [4], draw.normal(4))]
+    return [
+        call(draw.normal(B, 3, 4), [4], draw.normal(4)),
+        call(draw.normal(B, 4), [4]),
+        call(draw.normal(B, 3, 4), [3, 4], draw.normal(3, 4), 1e-3),
+        call(draw.normal(4), [4], draw.normal(4)),
+    ]
 
 
 @samples("_native_batch_norm_legit_no_training")

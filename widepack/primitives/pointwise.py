@@ -77,8 +77,12 @@ samples("""
 """)(binary_mixed)
 samples("atan2 arctan2 hypot copysign.Tensor heaviside logaddexp logaddexp2 xlogy.Tensor complex polar clamp_max.Tensor clamp_min.Tensor")(binary)
 samples("bitwise_left_shift.Tensor bitwise_right_shift.Tensor")(binary_bits)
-samples("bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor __and__.Tensor __or__.Tensor __xor__.Tensor logical_and logical_or logical_xor")(binary_bools)
-samples("div.Tensor_mode")(lambda draw: [call(*args, rounding_mode=mode) for mode, (args, _) in zip((None, "floor", "trunc", "floor", None, "trunc"), binary(draw))])
+samples("bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor __and__.Tensor __or__.Tensor __xor__.Tensor logical_and logical_or logical_xor")(
+    binary_bools
+)
+samples("div.Tensor_mode")(
+    lambda draw: [call(*args, rounding_mode=mode) for mode, (args, _) in zip((None, "floor", "trunc", "floor", None, "trunc"), binary(draw))]
+)
 samples("div.Scalar_mode")(with_scalar(0.7, rounding_mode="floor"))
 samples("add.Scalar sub.Scalar rsub.Scalar")(with_scalar(1.5, 2))
 samples("mul.Scalar div.Scalar floor_divide.Scalar fmod.Scalar remainder.Scalar pow.Tensor_Scalar clamp_max clamp_min")(with_scalar(0.7))
@@ -87,10 +91,20 @@ samples("bitwise_and.Scalar bitwise_or.Scalar __and__.Scalar __or__.Scalar")(wit
 samples("pow.Scalar")(lambda draw: [call(2.0, draw.normal(B, 3)), call(1.5, draw.normal())])
 samples("clamp")(with_scalar(-0.5, 0.5))
 samples("clamp.Tensor")(
-    lambda draw: [call(draw.normal(B, 3), draw.normal(3), None), call(draw.normal(B, 3), draw.normal(), draw.uniform(2, 3, 3)), call(draw.normal(3), max=draw.normal(B, 3))]
+    lambda draw: [
+        call(draw.normal(B, 3), draw.normal(3), None),
+        call(draw.normal(B, 3), draw.normal(), draw.uniform(2, 3, 3)),
+        call(draw.normal(3), max=draw.normal(B, 3)),
+    ]
 )
 samples("lerp.Scalar")(lambda draw: [call(*args, 0.3) for args, _ in binary(draw)])
-samples("_to_copy")(lambda draw: [call(draw.normal(B, 3, 4), dtype=torch.float64), call(draw.ints(0, 9), dtype=torch.float32), call(draw.normal(B, 3), dtype=torch.int32)])
+samples("_to_copy")(
+    lambda draw: [
+        call(draw.normal(B, 3, 4), dtype=torch.float64),
+        call(draw.ints(0, 9), dtype=torch.float32),
+        call(draw.normal(B, 3), dtype=torch.int32),
+    ]
+)
 
 
 @samples("addcmul addcdiv lerp.Tensor")
@@ -111,11 +125,27 @@ def _where(draw: Draw) -> list[Sample]:
     ]
 
 
-samples("where.ScalarOther")(lambda draw: [call(draw.bools(B, 3), draw.normal(B, 3), 0.5), call(draw.bools(), draw.normal(3), -1.0), call(draw.bools(B, 3), draw.normal(), 0.5)])
-samples("where.ScalarSelf")(lambda draw: [call(draw.bools(B, 3), 0.5, draw.normal(B, 3)), call(draw.bools(), -1.0, draw.normal(3)), call(draw.bools(B, 3), 0.5, draw.normal())])
+samples("where.ScalarOther")(
+    lambda draw: [
+        call(draw.bools(B, 3), draw.normal(B, 3), 0.5),
+        call(draw.bools(), draw.normal(3), -1.0),
+        call(draw.bools(B, 3), draw.normal(), 0.5),
+    ]
+)
+samples("where.ScalarSelf")(
+    lambda draw: [
+        call(draw.bools(B, 3), 0.5, draw.normal(B, 3)),
+        call(draw.bools(), -1.0, draw.normal(3)),
+        call(draw.bools(B, 3), 0.5, draw.normal()),
+    ]
+)
 samples("where.Scalar")(lambda draw: [call(draw.bools(B, 3), 0.5, 2.0), call(draw.bools(), 1.0, 0.0)])
 samples("masked_fill.Scalar")(
-    lambda draw: [call(draw.normal(B, 3), draw.bools(B, 3), float("-inf")), call(draw.normal(B, 3, 4), draw.bools(3, 1), 0.5), call(draw.normal(B, 3), draw.bools(), 0.5)]
+    lambda draw: [
+        call(draw.normal(B, 3), draw.bools(B, 3), float("-inf")),
+        call(draw.normal(B, 3, 4), draw.bools(3, 1), 0.5),
+        call(draw.normal(B, 3), draw.bools(), 0.5),
+    ]
 )
 samples("masked_fill.Tensor")(
     lambda draw: [

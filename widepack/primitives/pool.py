@@ -73,8 +73,17 @@ for _dims in (1, 2, 3):
         samples(f"max_pool{_n}_with_indices")(_planes(_dims, call(_k), call([3] * _dims, _k, _1)))
 for _op, _dims in (("nearest1d", 1), ("nearest2d", 2), ("nearest3d", 3)):
     samples(f"upsample_{_op}.vec")(_planes(_dims, call([9] * _dims, None), call(None, [2.0] * _dims), unbatched=False))
-for _op, _dims in (("upsample_linear1d", 1), ("upsample_bilinear2d", 2), ("upsample_bicubic2d", 2), ("upsample_trilinear3d", 3), ("_upsample_bilinear2d_aa", 2), ("_upsample_bicubic2d_aa", 2)):
-    samples(f"{_op}.vec")(_planes(_dims, call([9] * _dims, True, None), call(None, False, [1.5] * _dims), call([3] * _dims, False, None), unbatched=False))
+for _op, _dims in (
+    ("upsample_linear1d", 1),
+    ("upsample_bilinear2d", 2),
+    ("upsample_bicubic2d", 2),
+    ("upsample_trilinear3d", 3),
+    ("_upsample_bilinear2d_aa", 2),
+    ("_upsample_bicubic2d_aa", 2),
+):
+    samples(f"{_op}.vec")(
+        _planes(_dims, call([9] * _dims, True, None), call(None, False, [1.5] * _dims), call([3] * _dims, False, None), unbatched=False)
+    )
 samples("im2col")(_planes(2, call([2, 2], [1, 1], [0, 0], [1, 1]), call([3, 2], [2, 1], [1, 0], [2, 1])))
 samples("channel_shuffle")(lambda draw: [call(draw.normal(B, 4, *s), 2) for s in ((3, 2), (3,), (3, 2, 2))])
 
@@ -82,11 +91,17 @@ samples("channel_shuffle")(lambda draw: [call(draw.normal(B, 4, *s), 2) for s in
 @samples("pad")
 def _pads(draw: Draw) -> list[Sample]:
     constant = [call(draw.normal(*s), p) for s, p in (((B, 3, 4), [1, 2]), ((B, 3, 4, 6), [1, 0, -1, 2]), ((4,), [1, 1]), ((B, 3), [0, 1, 2, 0]))]
-    modes = [call(draw.normal(*s), p, m) for m in ("reflect", "replicate", "circular") for s, p in (((B, 3, 4), [1, 2]), ((3, 4), [1, 2]), ((B, 3, 4, 6), [1, 2, 1, 0]), ((3, 4, 6), [1, 2, 1, 0]))]
+    modes = [
+        call(draw.normal(*s), p, m)
+        for m in ("reflect", "replicate", "circular")
+        for s, p in (((B, 3, 4), [1, 2]), ((3, 4), [1, 2]), ((B, 3, 4, 6), [1, 2, 1, 0]), ((3, 4, 6), [1, 2, 1, 0]))
+    ]
     return [*constant, call(draw.normal(B, 3, 4), [1, 2], "constant", 0.5), call(draw.normal(B, 3, 4), [1, 2], mode="reflect"), *modes]
 
 
-samples("constant_pad_nd")(lambda draw: [call(draw.normal(B, 3, 4), [1, 2]), call(draw.normal(B, 3, 4), [1, -1, 0, 2], float("-inf")), call(draw.ints(0, 9, 4), [1, 1], 7)])
+samples("constant_pad_nd")(
+    lambda draw: [call(draw.normal(B, 3, 4), [1, 2]), call(draw.normal(B, 3, 4), [1, -1, 0, 2], float("-inf")), call(draw.ints(0, 9, 4), [1, 1], 7)]
+)
 samples("prelu")(
     lambda draw: [
         *(call(draw.normal(*s), draw.normal(p)) for s in ((B, 4), (B, 4, 3), (B, 4, 3, 2)) for p in (1, 4)),

@@ -58,7 +58,11 @@ def sym_numel(w: Writer, x: Stacked) -> Wide:
     return Shared(w.call("operator.floordiv", w.call("sym_numel", x.value), w.members))
 
 
-_LIKE = {"zeros_like": "new_zeros", "ones_like": "new_ones", "empty_like": "new_zeros"}  # what `empty` holds means nothing; zeros are the same on every run
+_LIKE = {
+    "zeros_like": "new_zeros",
+    "ones_like": "new_ones",
+    "empty_like": "new_zeros",
+}  # what `empty` holds means nothing; zeros are the same on every run
 
 
 @strategy("zeros_like ones_like empty_like", "sizes", family="shape")
@@ -145,9 +149,17 @@ def index_own(w: Writer, x: Wide, indices: list[Any]) -> Wide:
     return Stacked(w.call("permute", y, order))
 
 
-samples("view _unsafe_view reshape")(lambda draw: [call(draw.normal(B, 4, 6), s) for s in ([B, 24], [-1, 6], [B, 2, 2, 6], [-1], [1, B, 4, 6])] + [call(draw.normal(), [1, 1]), call(draw.normal(1), [])])
+samples("view _unsafe_view reshape")(
+    lambda draw: (
+        [call(draw.normal(B, 4, 6), s) for s in ([B, 24], [-1, 6], [B, 2, 2, 6], [-1], [1, B, 4, 6])]
+        + [call(draw.normal(), [1, 1]), call(draw.normal(1), [])]
+    )
+)
 samples("expand")(
-    lambda draw: [call(draw.normal(*s), t) for s, t in (((1, 3), [B, 3]), ((3,), [B, -1]), ((B, 1, 4), [-1, 3, -1]), ((), [B, 2]), ((4,), [2, B, 4]))] + [call(draw.normal(1, 3), [B, 3], implicit=True)]
+    lambda draw: (
+        [call(draw.normal(*s), t) for s, t in (((1, 3), [B, 3]), ((3,), [B, -1]), ((B, 1, 4), [-1, 3, -1]), ((), [B, 2]), ((4,), [2, B, 4]))]
+        + [call(draw.normal(1, 3), [B, 3], implicit=True)]
+    )
 )
 samples("repeat")(lambda draw: [call(draw.normal(B, 3), r) for r in ([1, 2], [2, 1, 3], [1, 1])] + [call(draw.normal(), [2, 3])])
 samples("permute")(lambda draw: [call(draw.normal(B, 3, 4), d) for d in ([2, 0, 1], [0, -1, 1], [-3, -2, -1])] + [call(draw.normal(), [])])
@@ -162,20 +174,33 @@ def _likes(draw: Draw) -> list[Sample]:
     return [*unary(draw), *bits(draw), call(draw.normal(B, 3), dtype=torch.int64), call(draw.normal(B, 3, 4), memory_format=torch.preserve_format)]
 
 
-samples("full_like")(lambda draw: [call(draw.normal(B, 3), 0.5), call(draw.ints(0, 9, B, 3), 2), call(draw.normal(), 1, dtype=torch.int64), call(draw.bools(B), True)])
+samples("full_like")(
+    lambda draw: [call(draw.normal(B, 3), 0.5), call(draw.ints(0, 9, B, 3), 2), call(draw.normal(), 1, dtype=torch.int64), call(draw.bools(B), True)]
+)
 samples("fill.Scalar")(lambda draw: [call(draw.normal(B, 3), 0.5), call(draw.ints(0, 9, B, 3), 2), call(draw.normal(), 1)])
-samples("new_zeros new_ones new_empty")(lambda draw: [call(draw.normal(B, 3), [2, B]), call(draw.normal(), []), call(draw.normal(3), [4], dtype=torch.int64)])
+samples("new_zeros new_ones new_empty")(
+    lambda draw: [call(draw.normal(B, 3), [2, B]), call(draw.normal(), []), call(draw.normal(3), [4], dtype=torch.int64)]
+)
 samples("new_full")(lambda draw: [call(draw.normal(B, 3), [2, B], 0.5), call(draw.ints(0, 9), [], 3), call(draw.normal(3), [4], 1, dtype=torch.bool)])
 samples("copy")(
-    lambda draw: [call(draw.normal(*a), draw.normal(*b)) for a, b in (((B, 3), (B, 3)), ((B, 3), (3,)), ((B, 3), ()), ((), ()))]
-    + [call(draw.ints(0, 9, B, 3), draw.normal(3)), call(draw.normal(B, 3), draw.normal(3, dtype=torch.float64))]
+    lambda draw: (
+        [call(draw.normal(*a), draw.normal(*b)) for a, b in (((B, 3), (B, 3)), ((B, 3), (3,)), ((B, 3), ()), ((), ()))]
+        + [call(draw.ints(0, 9, B, 3), draw.normal(3)), call(draw.normal(B, 3), draw.normal(3, dtype=torch.float64))]
+    )
 )
 
 
 @samples("index_select")
 def _index_selects(draw: Draw) -> list[Sample]:
     x = draw.normal(B, 4, 6)
-    return [call(x, 0, draw.ints(0, B, 3)), call(x, 1, draw.ints(0, 4, 7)), call(x, -1, draw.ints(0, 6, 2)), call(x, -1, draw.ints(0, 6)), call(draw.normal(4), 0, draw.ints(0, 4, 2)), call(draw.normal(), 0, draw.ints(0, 1, 1))]
+    return [
+        call(x, 0, draw.ints(0, B, 3)),
+        call(x, 1, draw.ints(0, 4, 7)),
+        call(x, -1, draw.ints(0, 6, 2)),
+        call(x, -1, draw.ints(0, 6)),
+        call(draw.normal(4), 0, draw.ints(0, 4, 2)),
+        call(draw.normal(), 0, draw.ints(0, 1, 1)),
+    ]
 
 
 @samples("index.Tensor")
