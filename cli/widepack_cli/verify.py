@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +72,7 @@ def checks(
 
     ens = widepack.load(artifact, device=device, verify="off" if not manifest.probe else "sizes", warmup=False)
     if manifest.probe:
-        with _nothing_remembered():
-            ens.probe()
+        ens.probe()
         yield "probe", f"{plural(len(ens), 'member')} on {device}, patterns shared and each, against the float64 answers recorded at build"
     if checkpoints:
         yield "checkpoints", _same_weights(ens, checkpoints, key)
@@ -85,21 +81,6 @@ def checks(
         from widepack.specs import parse_model_args
 
         yield "answers", _same_answers(ens, load_factory(model, parse_model_args(model_args)), device)
-
-
-@contextmanager
-def _nothing_remembered() -> Iterator[None]:
-    """With an empty cache: a probe that passed here before runs again, since that is what was asked for."""
-    before = os.environ.get("XDG_CACHE_HOME")
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["XDG_CACHE_HOME"] = folder
-        try:
-            yield
-        finally:
-            if before is None:
-                del os.environ["XDG_CACHE_HOME"]
-            else:
-                os.environ["XDG_CACHE_HOME"] = before
 
 
 def _same_weights(ens: Any, checkpoints: tuple[str, ...], key: str | None) -> str:

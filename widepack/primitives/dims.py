@@ -40,7 +40,7 @@ along(
     all_dims="dim",
 )
 along("any.dims all.dims", all_dims="dim", empty=False)
-leading("tril triu pixel_shuffle pixel_unshuffle one_hot")
+leading("tril triu pixel_shuffle pixel_unshuffle")
 
 
 def _whole(op: str, named: str) -> None:
@@ -55,6 +55,12 @@ def _whole(op: str, named: str) -> None:
 
 for _op, _named in (("prod", "prod.dim_int"), ("any", "any.dim"), ("all", "all.dim"), ("max", "max.dim"), ("min", "min.dim")):
     _whole(_op, _named)
+
+
+@strategy("one_hot", "leading", family="leading", when=lambda w, x, classes=-1: classes >= 0)
+def one_hot(w: Writer, x: Stacked, classes: int = -1) -> Any:
+    """one more trailing dim; without a number of classes each member would count its own"""
+    return Stacked(w.call("one_hot", x.value, classes))
 
 
 @strategy("mean sum", "all_dims", family="dim")
@@ -166,7 +172,9 @@ samples("std var")(lambda draw: [call(draw.normal(B, 4, 3)), call(draw.normal(4)
 samples("tril triu")(lambda draw: [call(draw.normal(B, 4), *d) for d in ((), (1,), (-1,))] + [call(draw.normal(B, 3, 4))])
 samples("pixel_shuffle")(lambda draw: [call(draw.normal(*s), 2) for s in ((B, 8, 2, 3), (4, 2, 3), (2, B, 4, 2, 3))])
 samples("pixel_unshuffle")(lambda draw: [call(draw.normal(*s), 2) for s in ((B, 2, 4, 6), (2, 4, 2))])
-samples("one_hot")(lambda draw: [call(draw.ints(0, 4, B, 3), 4), call(draw.ints(0, 4), 6)])
+samples("one_hot")(
+    lambda draw: [call(draw.ints(0, 4, B, 3), 4), call(draw.ints(0, 4), 6)]
+)  # without a number of classes the shape hangs on what the tensor holds
 
 
 @samples("gather")
