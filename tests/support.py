@@ -16,7 +16,7 @@ import cases
 import torch
 from torch import Tensor, nn
 
-from widepack.build import BuildReport, build
+from widepack.building import BuildReport, build
 
 
 class Artifacts:

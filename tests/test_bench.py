@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import cases
 import widepack
 from support import Artifacts
-from widepack.build import build
+from widepack.building import build
 from widepack.errors import UsageError
 from widepack_artifacts.manifest import Dim, Entry, Guard, Input, Parameter
 from widepack_bench import Report, bench, compare, inputs, noise

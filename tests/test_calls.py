@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 import widepack
 from widepack import probe
-from widepack.build import build
+from widepack.building import build
 from widepack.errors import ArtifactError, InputError, UsageError, VerificationError
-from widepack.load import load
+from widepack.loading import load
 from widepack.output import Output
 from widepack.wide_model import WideModel
 
@@ -463,7 +463,7 @@ def test_import_widepack_imports_no_torch() -> None:
 
 
 def test_public_names_do_not_depend_on_the_order_of_imports() -> None:
-    code = "import widepack; widepack.BuildReport, widepack.WideModel; from widepack.load import load; from widepack.build import build; print(callable(widepack.build), callable(widepack.load))"
+    code = "import widepack; widepack.BuildReport, widepack.WideModel; from widepack.loading import load; from widepack.building import build; print(callable(widepack.build), callable(widepack.load))"
     assert must(fresh(code)).split() == ["True", "True"]
 
 

@@ -126,7 +126,7 @@ def test_errors_are_one_paragraph(error: BaseException, code: int, words: str, m
     def fails(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr(import_module("widepack.build"), "build", fails)
+    monkeypatch.setattr(import_module("widepack.building"), "build", fails)
     result = widepack("build", *checkpoints, "-o", "never.wide")
     assert result.exit_code == code
     assert words in result.stderr
@@ -220,7 +220,7 @@ def test_settings_beside_the_checkpoints(tmp_path: Path, monkeypatch: pytest.Mon
         seen.update(given)
         raise UsageError("enough")
 
-    monkeypatch.setattr(import_module("widepack.build"), "build", record)
+    monkeypatch.setattr(import_module("widepack.building"), "build", record)
     refused(2, "build", *paths, "--dry-run", "--model-arg", "depth=2")
     assert (seen["model"], seen["model_args"], seen["inputs"]) == ("runs/net.py:make", {"width": 8, "depth": 2}, ["x=float32[B,4]"])
     refused(2, "build", *paths, "--dry-run", "--model", "other:make", "--input", "y=float32[B]")

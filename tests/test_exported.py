@@ -10,7 +10,7 @@ import pytest
 import torch
 from support import Artifacts, fresh, leaves, must, stack
 
-from widepack.load import load
+from widepack.loading import load
 
 LINES = """\
 import json

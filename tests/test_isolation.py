@@ -15,7 +15,7 @@ import torch
 from support import Artifacts, leaves, run, stack
 from widepack_artifacts.store import Reader
 
-from widepack.load import load
+from widepack.loading import load
 from widepack.wide_model import WideModel
 
 STRATEGIES = ("wide", "loop")

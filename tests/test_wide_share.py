@@ -11,7 +11,7 @@ from support import Artifacts
 from torch.utils._python_dispatch import TorchDispatchMode
 from widepack_artifacts.store import Reader
 
-from widepack.load import load
+from widepack.loading import load
 
 @pytest.mark.parametrize("name", [n for n in cases.NAMES if not cases.load(n).RECURRENT])
 def test_nearly_all_runs_wide(name: str, artifacts: Artifacts) -> None:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from .build import BuildReport as BuildReport
-    from .build import build as build
+    from .building import BuildReport as BuildReport
+    from .building import build as build
     from .errors import ArtifactError as ArtifactError
     from .errors import CaptureError as CaptureError
     from .errors import CheckpointError as CheckpointError
@@ -27,18 +27,31 @@ if TYPE_CHECKING:
     from .errors import VerificationError as VerificationError
     from .errors import WidepackError as WidepackError
     from .inputs import each as each
-    from .load import load as load
+    from .loading import load as load
     from .output import Output as Output
     from .wide_model import WideModel as WideModel
 
 _WHERE = {
-    "build": "build",
-    "BuildReport": "build",
-    "load": "load",
+    "build": "building",
+    "BuildReport": "building",
+    "load": "loading",
     "WideModel": "wide_model",
     "each": "inputs",
     "Output": "output",
-    **{n: "errors" for n in ("WidepackError", "UsageError", "CheckpointError", "MemberMismatch", "CaptureError", "LoweringError", "VerificationError", "InputError", "ArtifactError")},
+    **{
+        n: "errors"
+        for n in (
+            "WidepackError",
+            "UsageError",
+            "CheckpointError",
+            "MemberMismatch",
+            "CaptureError",
+            "LoweringError",
+            "VerificationError",
+            "InputError",
+            "ArtifactError",
+        )
+    },
 }
 __all__ = ["__version__", *_WHERE]
 
@@ -50,5 +63,5 @@ def __getattr__(name: str) -> Any:
 
     module = import_module(f".{_WHERE[name]}", __name__)
     value = getattr(module, name)
-    globals()[name] = value  # `build` and `load` are functions here, though modules of these names exist
+    globals()[name] = value
     return value

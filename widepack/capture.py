@@ -88,7 +88,7 @@ def arrange(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], a
 
     def walk(value: Any, name: str, dims: Any) -> Tree:
         if isinstance(value, torch.Tensor):
-            named = {int(a): str(d) for a, d in (dims or {}).items()}
+            named = {int(a) % max(value.ndim, 1) if -value.ndim <= int(a) < 0 else int(a): str(d) for a, d in (dims or {}).items()}
             leaves.append(Leaf(name, _leaf_type(value, named, name, found), value, named))
             return {"leaf": len(leaves) - 1}
         if value is None or isinstance(value, (bool, int, float, str)):

@@ -130,4 +130,8 @@ def same_places(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether NaN, inf and -inf stand in the same places."""
     if a.is_complex():
         return same_places(torch.view_as_real(a), torch.view_as_real(b))
-    return torch.equal(torch.isnan(a), torch.isnan(b)) and torch.equal(torch.isposinf(a), torch.isposinf(b)) and torch.equal(torch.isneginf(a), torch.isneginf(b))
+    return (
+        torch.equal(torch.isnan(a), torch.isnan(b))
+        and torch.equal(torch.isposinf(a), torch.isposinf(b))
+        and torch.equal(torch.isneginf(a), torch.isneginf(b))
+    )

@@ -59,7 +59,7 @@ def guards_of(exported: torch.export.ExportedProgram, inputs: Sequence[Leaf], na
             raise CaptureError(
                 f"{name} holds only while {code!r}, a condition that cannot be written as arithmetic over named dims ({e}); change the member's code"
             ) from e
-        if isinstance(expr, bool) or (expr[1] == expr[2] and expr[0] in ("eq", "le", "ge")):
+        if isinstance(expr, bool) or (expr[0] in ("eq", "le", "ge") and expr[1] == expr[2]):
             if expr is False:
                 raise CaptureError(f"{name}: the condition {code!r} does not hold for the example")
             continue

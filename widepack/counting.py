@@ -27,7 +27,17 @@ def is_view(op: Any) -> bool:
     """Whether the op's result aliases its input and nothing is computed."""
     schema = op._schema
     aliased = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
-    return aliased or op._opname in ("_unsafe_view", "detach", "alias", "_reshape_alias", "empty", "empty_strided", "sym_size", "sym_numel", "sym_stride")
+    return aliased or op._opname in (
+        "_unsafe_view",
+        "detach",
+        "alias",
+        "_reshape_alias",
+        "empty",
+        "empty_strided",
+        "sym_size",
+        "sym_numel",
+        "sym_stride",
+    )
 
 
 def kernels(run: Callable[..., Any], args: Sequence[Any]) -> int:

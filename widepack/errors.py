@@ -1,15 +1,15 @@
 """widepack's exceptions.
 
-    WidepackError                 exit code 1; the root: catch this one
-    |-- UsageError                2: arguments that cannot be meant: an input spec, an unknown strategy, no checkpoints
-    |-- CheckpointError           1: a file that is no checkpoint, or one that cannot be read safely
-    |   `-- MemberMismatch        1: checkpoints that are not of one architecture; all differences in one error
-    |-- CaptureError              1: a member that torch.export cannot capture, or not without losing a condition
-    |-- LoweringError             1: an op that no rule, family or fallback can run for all members
-    |-- VerificationError         1: the wide program, or the capture, does not give the members' own answers
-    |-- InputError                1: a call with inputs that the model was not built for
-    `-- ArtifactError             1: an artifact that is damaged, unknown, or not what it says
-        `-- ArtifactExists        2: an output path that is taken
+WidepackError                 exit code 1; the root: catch this one
+|-- UsageError                2: arguments that cannot be meant: an input spec, an unknown strategy, no checkpoints
+|-- CheckpointError           1: a file that is no checkpoint, or one that cannot be read safely
+|   `-- MemberMismatch        1: checkpoints that are not of one architecture; all differences in one error
+|-- CaptureError              1: a member that torch.export cannot capture, or not without losing a condition
+|-- LoweringError             1: an op that no rule, family or fallback can run for all members
+|-- VerificationError         1: the wide program, or the capture, does not give the members' own answers
+|-- InputError                1: a call with inputs that the model was not built for
+`-- ArtifactError             1: an artifact that is damaged, unknown, or not what it says
+    `-- ArtifactExists        2: an output path that is taken
 """
 
 from __future__ import annotations

@@ -25,7 +25,9 @@ from .replay import CPU, Fakes, replay
 from .runtime import graph_module, unroll
 
 
-def export_program(program: Program, sizes: Mapping[str, int], dims: Mapping[str, tuple[int, int | None]], result: tree.Tree, keywords: frozenset[str]) -> bytes:
+def export_program(
+    program: Program, sizes: Mapping[str, int], dims: Mapping[str, tuple[int, int | None]], result: tree.Tree, keywords: frozenset[str]
+) -> bytes:
     """A wide program as the bytes of a weightless `.pt2`.
 
     sizes: an example size of each dim; dims: their bounds. result: the member's result; leaves come out `[N, ...]`, or as lists of N where Ragged.
@@ -54,7 +56,13 @@ def export_program(program: Program, sizes: Mapping[str, int], dims: Mapping[str
     shape = tree.build(_plain(result), numbered, lambda name, rows: dict(rows))
     args = tuple(i for i, s in enumerate(flat.inputs) if s.source not in keywords)
     kwargs = {_placeholder(s.source): i for i, s in enumerate(flat.inputs) if s.source in keywords}
-    call = ModuleCallSignature([], [], pytree.tree_structure((args, kwargs)), pytree.tree_structure(shape), [n.name for n in nodes[len(flat.weights) : len(flat.weights) + len(inputs)]])
+    call = ModuleCallSignature(
+        [],
+        [],
+        pytree.tree_structure((args, kwargs)),
+        pytree.tree_structure(shape),
+        [n.name for n in nodes[len(flat.weights) : len(flat.weights) + len(inputs)]],
+    )
     module.graph.lint()
     module.recompile()
     with torch.device("meta"):

@@ -119,7 +119,11 @@ def fold_layer_norms(program: Program, slots: Mapping[str, Kind]) -> Program:
         layers = _layers(norm.name, by, outs, given["normalized_shape"][0])
         fits = layers and all(may_fold(_weight(n), [*parameters, *_bias(n)], found, types) and count[n.name] and n.name not in into for n in layers)
         if fits:
-            bare[norm.name] = replace(norm, args=(given["input"], given["normalized_shape"], None, None, *norm.args[4:]), kwargs={k: v for k, v in norm.kwargs.items() if k not in ("weight", "bias")})
+            bare[norm.name] = replace(
+                norm,
+                args=(given["input"], given["normalized_shape"], None, None, *norm.args[4:]),
+                kwargs={k: v for k, v in norm.kwargs.items() if k not in ("weight", "bias")},
+            )
             into.update({n.name: norm for n in layers})
     kept: list[Node] = []
     for node in program.nodes:
@@ -171,7 +175,12 @@ def _linear(node: Node, norm: Node, types: Mapping[str, str]) -> list[Node]:
     wide = make.double("weight64", weight)
     shift: Ref | None = make.double("bias64", bias[0]) if bias else None
     if beta is not None:
-        product = make("product", "mul.Tensor", wide, make("beta_column", "unsqueeze.default", make.double("beta", beta), -1) if turned else make.double("beta", beta))
+        product = make(
+            "product",
+            "mul.Tensor",
+            wide,
+            make("beta_column", "unsqueeze.default", make.double("beta", beta), -1) if turned else make.double("beta", beta),
+        )
         moved = make("moved", "sum.dim_IntList", product, [0 if turned else 1])
         shift = moved if shift is None else make("shift", "add.Tensor", shift, moved)
     if gamma is not None:

@@ -21,7 +21,9 @@ def renamed(node: Node, to: Mapping[str, Any]) -> Node:
 
 def with_nodes(program: Program, nodes: list[Node], to: Mapping[str, Any]) -> Program:
     """The program with other nodes, its outputs reading what stands in the place of old values."""
-    return replace(program, nodes=tuple(nodes), outputs=tuple(replace(o, value=substitute(o.value, lambda n: to.get(n, Ref(n)))) for o in program.outputs))
+    return replace(
+        program, nodes=tuple(nodes), outputs=tuple(replace(o, value=substitute(o.value, lambda n: to.get(n, Ref(n)))) for o in program.outputs)
+    )
 
 
 def readers(program: Program) -> dict[str, list[Node]]:

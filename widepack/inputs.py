@@ -92,16 +92,22 @@ class Binder:
                 value, own = value.value, True
             if own and isinstance(value, (list, tuple)):
                 if len(value) != self.members or not all(isinstance(v, torch.Tensor) and v.shape == value[0].shape for v in value):
-                    raise InputError(f"input {name}: one a member needs {self.members} tensors of one shape, or one tensor [{self.members}, ...]; got {_a(value)}")
+                    raise InputError(
+                        f"input {name}: one a member needs {self.members} tensors of one shape, or one tensor [{self.members}, ...]; got {_a(value)}"
+                    )
                 value = torch.stack(list(value))
             if not isinstance(value, torch.Tensor):
                 raise InputError(f"input {name} is {_a(value)}; the model takes a tensor {self.leaves[inner].text}")
             values[inner], marks[inner] = value, own
         elif form == "const":
             if not (value is None or isinstance(value, (bool, int, float, str))):
-                raise InputError(f"input {name} is {_a(value)}; the model was built with {inner!r} there, which is part of its program. Build another artifact for other values")
+                raise InputError(
+                    f"input {name} is {_a(value)}; the model was built with {inner!r} there, which is part of its program. Build another artifact for other values"
+                )
             if value != inner:
-                raise InputError(f"input {name} is {value!r}; the model was built with {inner!r} there, which is part of its program. Build another artifact for other values")
+                raise InputError(
+                    f"input {name} is {value!r}; the model was built with {inner!r} there, which is part of its program. Build another artifact for other values"
+                )
         elif form in ("tuple", "list"):
             if not isinstance(value, (list, tuple)) or len(value) != len(inner):
                 raise InputError(f"input {name} needs a {form} of {len(inner)}; got {_a(value)}")
@@ -120,13 +126,19 @@ class Binder:
         from_: dict[str, str] = {}
         for leaf, value, own in zip(self.leaves, values, marks):
             if value.dtype != leaf.dtype:
-                raise InputError(f"input {leaf.name} is {_short(value.dtype)}, the model takes {_short(leaf.dtype)} ({leaf.text}); convert it with .to(torch.{_short(leaf.dtype)})")
+                raise InputError(
+                    f"input {leaf.name} is {_short(value.dtype)}, the model takes {_short(leaf.dtype)} ({leaf.text}); convert it with .to(torch.{_short(leaf.dtype)})"
+                )
             if value.device != self.device:
-                raise InputError(f"input {leaf.name} is on {value.device}, the model on {self.device}; move it with .to({str(self.device)!r}), or load(..., device={str(value.device)!r})")
+                raise InputError(
+                    f"input {leaf.name} is on {value.device}, the model on {self.device}; move it with .to({str(self.device)!r}), or load(..., device={str(value.device)!r})"
+                )
             shape = value.shape
             if own:
                 if not shape or shape[0] != self.members:
-                    raise InputError(f"input {leaf.name} has shape {list(shape)}; one a member means a first axis of {self.members} members, [{self.members}, {leaf.text[leaf.text.index('[') + 1 :]}")
+                    raise InputError(
+                        f"input {leaf.name} has shape {list(shape)}; one a member means a first axis of {self.members} members, [{self.members}, {leaf.text[leaf.text.index('[') + 1 :]}"
+                    )
                 shape = shape[1:]
             if len(shape) != len(leaf.dims):
                 hint = "; for one input a member call ens.each" if not own and len(shape) == len(leaf.dims) + 1 else ""
@@ -140,7 +152,9 @@ class Binder:
                     raise InputError(f"input {leaf.name} has {size} at axis {axis}; the model takes {dim}, a multiple of {dim.factor}")
                 got = size // dim.factor
                 if sizes.setdefault(dim.letter, got) != got:
-                    raise InputError(f"input {leaf.name} has {dim.letter} = {got} at axis {axis}, but {from_[dim.letter]} has {dim.letter} = {sizes[dim.letter]}; equal letters are equal sizes")
+                    raise InputError(
+                        f"input {leaf.name} has {dim.letter} = {got} at axis {axis}, but {from_[dim.letter]} has {dim.letter} = {sizes[dim.letter]}; equal letters are equal sizes"
+                    )
                 from_.setdefault(dim.letter, f"input {leaf.name}")
         for letter, (least, most, source) in self.dims.items():
             if letter in sizes and not (least <= sizes[letter] and (most is None or sizes[letter] <= most)):
@@ -168,7 +182,13 @@ def _a(value: Any) -> str:
     if value is None:
         return "None"
     name = type(value).__name__
-    count = f" of {len(value)}" if isinstance(value, (list, tuple)) else f" with the keys {', '.join(map(str, value))}" if isinstance(value, Mapping) else ""
+    count = (
+        f" of {len(value)}"
+        if isinstance(value, (list, tuple))
+        else f" with the keys {', '.join(map(str, value))}"
+        if isinstance(value, Mapping)
+        else ""
+    )
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}{count}"
 
 

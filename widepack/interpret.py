@@ -96,7 +96,9 @@ def run_node(w: ProgramWriter, node: Node, values: Mapping[str, Any], choice: Ch
         raise LoweringError(f"{describe(node, values)} cannot be run for all members: {type(e).__name__}: {str(e)[:300]}") from e
     difference = compare(made, own, w.members)
     if difference:
-        raise LoweringError(f"{describe(node, values)} came out wrong in strategy {name!r}: {difference}. This is an error of widepack; please report it, or build with --strategy loop")
+        raise LoweringError(
+            f"{describe(node, values)} came out wrong in strategy {name!r}: {difference}. This is an error of widepack; please report it, or build with --strategy loop"
+        )
     return made, name
 
 

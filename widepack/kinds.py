@@ -16,7 +16,9 @@ from widepack_artifacts.program import Kind, Program, refs
 from . import ops
 from .registry import full_name
 
-SIZES = frozenset(full_name(n) for n in "sym_size.int sym_numel zeros_like ones_like empty_like full_like new_zeros new_ones new_full new_empty fill.Scalar".split())
+SIZES = frozenset(
+    full_name(n) for n in "sym_size.int sym_numel zeros_like ones_like empty_like full_like new_zeros new_ones new_full new_empty fill.Scalar".split()
+)
 
 
 def kinds(program: Program, slots: Mapping[str, Kind]) -> dict[str, Kind]:

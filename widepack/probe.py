@@ -51,7 +51,14 @@ def thin(t: torch.Tensor, stride: int) -> torch.Tensor:
     return torch.cat([torch.tensor([stride], dtype=wide), flat.to(wide)])
 
 
-def check(tensors: Mapping[str, torch.Tensor], pattern: str, outputs: Sequence[Any], kinds: Sequence[str], records: Sequence[Mapping[str, Any]], members: Sequence[int]) -> None:
+def check(
+    tensors: Mapping[str, torch.Tensor],
+    pattern: str,
+    outputs: Sequence[Any],
+    kinds: Sequence[str],
+    records: Sequence[Mapping[str, Any]],
+    members: Sequence[int],
+) -> None:
     """Hold a loaded program's answers to the probe.
 
     outputs: what the wide program gave for `<pattern>.x*`. kinds: of each output. records: the manifest's, by output. members: which of the artifact's members these are.
@@ -65,12 +72,22 @@ def check(tensors: Mapping[str, torch.Tensor], pattern: str, outputs: Sequence[A
             flat = value.detach().cpu().reshape(-1)[::stride]
             truth = kept[1:]
             if flat.numel() != truth.numel():
-                raise VerificationError(f"probe: output {record['output'] or k} of member {i} has {value.numel()} numbers, the artifact's answer is of another size; the artifact and this program do not belong together")
+                raise VerificationError(
+                    f"probe: output {record['output'] or k} of member {i} has {value.numel()} numbers, the artifact's answer is of another size; the artifact and this program do not belong together"
+                )
             if not floating(value):
                 if not torch.equal(flat.to(truth.dtype), truth):
-                    raise VerificationError(f"probe: output {record['output'] or k} of member {i} differs from the answer that was recorded when the artifact was built")
+                    raise VerificationError(
+                        f"probe: output {record['output'] or k} of member {i} differs from the answer that was recorded when the artifact was built"
+                    )
                 continue
-            pool = Pool(str(record["output"]), float(torch.finfo(value.dtype).eps), own_max=float(record["own_max"]), scale_square=float(record["scale"]) ** 2, count=1)
+            pool = Pool(
+                str(record["output"]),
+                float(torch.finfo(value.dtype).eps),
+                own_max=float(record["own_max"]),
+                scale_square=float(record["scale"]) ** 2,
+                count=1,
+            )
             pool.own_square = float(record["own_rms"]) ** 2
             fine = torch.isfinite(truth)
             error = (flat.to(truth.dtype)[fine] - truth[fine]).abs()

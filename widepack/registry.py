@@ -105,7 +105,9 @@ class Choice:
         known = strategy_names()
         unknown = [n for n in names if n not in known]
         if unknown:
-            raise UsageError(f"unknown strategy {', '.join(map(repr, unknown))}; known: {', '.join(sorted(known))} (`widepack primitives` says what each does)")
+            raise UsageError(
+                f"unknown strategy {', '.join(map(repr, unknown))}; known: {', '.join(sorted(known))} (`widepack primitives` says what each does)"
+            )
         whole = [n for n in names if n in WHOLE]
         if len(set(whole)) > 1:
             raise UsageError(f"strategies {' and '.join(map(repr, whole))} exclude each other: give one of {', '.join(WHOLE)}")

@@ -59,7 +59,9 @@ class Fakes:
         """Refuse a program that fixed a dim without saying so. Raises: LoweringError."""
         for name, dim in self.dims.items():
             if not isinstance(dim, int) and known(dim) is not None:
-                raise LoweringError(f"the dim {name} was fixed to {known(dim)} while the program was read: an op of this model does not keep it dynamic")
+                raise LoweringError(
+                    f"the dim {name} was fixed to {known(dim)} while the program was read: an op of this model does not keep it dynamic"
+                )
 
 
 def slot_value(fakes: Fakes, slot: Slot, members: int) -> Any:

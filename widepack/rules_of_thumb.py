@@ -23,10 +23,14 @@ from .registry import Choice as Asked
 from .replay import Fakes, replay
 
 CACHE_BYTES = 1 << 20
-_VIEWS = set("reshape view transpose permute unsqueeze squeeze select slice expand split split_with_sizes unbind flatten unflatten getitem sym_size alias detach t".split())
+_VIEWS = set(
+    "reshape view transpose permute unsqueeze squeeze select slice expand split split_with_sizes unbind flatten unflatten getitem sym_size alias detach t".split()
+)
 
 
-def plans(program: Program, slots: Mapping[str, Kind], members: int, sizes: Mapping[str, int], batch: str, device: str, pattern: str, asked: Asked) -> list[Plan]:
+def plans(
+    program: Program, slots: Mapping[str, Kind], members: int, sizes: Mapping[str, int], batch: str, device: str, pattern: str, asked: Asked
+) -> list[Plan]:
     """The plans of one device kind and pattern, one a batch class, least batch first.
 
     sizes: an example size of each dim; batch: the dim that batch classes are made of, or "".

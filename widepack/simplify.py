@@ -20,7 +20,14 @@ from .folding import fold_batch_norms, fold_layer_norms
 from .graph import renamed, sweep, with_nodes
 from .views import merge_views
 
-_COPIES = {"aten.clone.default", "aten.contiguous.default", "aten.alias.default", "aten.detach.default", "aten.lift_fresh_copy.default", "aten.dropout.default"}
+_COPIES = {
+    "aten.clone.default",
+    "aten.contiguous.default",
+    "aten.alias.default",
+    "aten.detach.default",
+    "aten.lift_fresh_copy.default",
+    "aten.dropout.default",
+}
 _VIEWS = {"aten.view.default", "aten._unsafe_view.default"}
 
 
@@ -45,7 +52,7 @@ def drop_copies(program: Program) -> Program:
         source = node.args[0] if node.args else None
         if node.op in _VIEWS:  # without the copy before it, memory may need one here
             node = replace(node, op="aten.reshape.default")
-        same = isinstance(source, Ref) and types[source.name] == types[node.name]
+        same = isinstance(source, Ref) and types[node.name] != "" and types[source.name] == types[node.name]
         if node.op in _COPIES and isinstance(source, Ref):
             to[node.name] = source
         elif node.op == "aten._to_copy.default" and same:

@@ -83,7 +83,9 @@ def calls(subject: Subject, patterns: Sequence[str]) -> list[Call]:
     letter = subject.batch
     large = _large(subject) if letter else 0
     for pattern in patterns:
-        whole = [draw_all(subject.sources, {**subject.sizes, **({letter: large} if letter else {})}, 1 + (i if pattern == "each" else 0)) for i in range(n)]
+        whole = [
+            draw_all(subject.sources, {**subject.sizes, **({letter: large} if letter else {})}, 1 + (i if pattern == "each" else 0)) for i in range(n)
+        ]
         made.append(Call(f"{letter or 'size'}={large or 'fixed'}", pattern, whole, not letter))
         for b in (1, 2, 5) if letter else ():
             if b < large and subject.fits({**subject.sizes, letter: b}):
@@ -98,7 +100,9 @@ def calls(subject: Subject, patterns: Sequence[str]) -> list[Call]:
 def _large(subject: Subject) -> int:
     """The large batch: enough rows for SAMPLES numbers in the smallest output."""
     least = 6
-    values = Executable(subject.programs[0], subject.weights(0), CPU, prologue=False).run(*draw_all(subject.sources, {**subject.sizes, subject.batch: least}, 1))
+    values = Executable(subject.programs[0], subject.weights(0), CPU, prologue=False).run(
+        *draw_all(subject.sources, {**subject.sizes, subject.batch: least}, 1)
+    )
     smallest = min((v.numel() for v in values if isinstance(v, torch.Tensor) and v.numel()), default=SAMPLES)
     wanted = max(least, min(SAMPLES, math.ceil(SAMPLES * least / smallest)))
     return next((b for b in range(wanted, 0, -1) if subject.fits({**subject.sizes, subject.batch: b})), subject.sizes[subject.batch])
@@ -129,7 +133,9 @@ def fitting(dims: Mapping[str, tuple[int, int | None]], guards: Sequence[Any]) -
     return fits
 
 
-def answers(subject: Subject, made: Sequence[Call], pools: Sequence[Pool], progress: Callable[[int, int], None] | None = None) -> tuple[list[Answers], list[Pool], bool]:
+def answers(
+    subject: Subject, made: Sequence[Call], pools: Sequence[Pool], progress: Callable[[int, int], None] | None = None
+) -> tuple[list[Answers], list[Pool], bool]:
     """Every member's own and float64 answers, and comparison (a).
 
     Returns: the answers by call; the pools of comparison (a); whether there is a float64 truth (else the member's own answers stand for it).
@@ -138,7 +144,9 @@ def answers(subject: Subject, made: Sequence[Call], pools: Sequence[Pool], progr
     found = [Answers() for _ in made]
     captured = [Pool(p.name) for p in pools]
     raised = True
-    runners = {s: (graph_module(subject.programs[s], CPU), graph_module(raise_program(subject.programs[s]), CPU)) for s in sorted(set(subject.signatures))}
+    runners = {
+        s: (graph_module(subject.programs[s], CPU), graph_module(raise_program(subject.programs[s]), CPU)) for s in sorted(set(subject.signatures))
+    }
     for i, name in enumerate(subject.members):
         weights = subject.weights(i)
         program = subject.programs[subject.signatures[i]]
@@ -166,7 +174,13 @@ def answers(subject: Subject, made: Sequence[Call], pools: Sequence[Pool], progr
         if progress:
             progress(i + 1, len(subject.members))
     for pool, whole in zip(captured, pools):
-        pool.eps, pool.own_square, pool.own_max, pool.scale_square, pool.count = whole.eps, whole.own_square, whole.own_max, whole.scale_square, whole.count
+        pool.eps, pool.own_square, pool.own_max, pool.scale_square, pool.count = (
+            whole.eps,
+            whole.own_square,
+            whole.own_max,
+            whole.scale_square,
+            whole.count,
+        )
         if not raised:
             pool.own_max, pool.own_square = max(pool.own_max, 1e-5 * pool.scale), max(pool.own_square, (1e-5 * pool.scale) ** 2 * pool.count)
         if wrong := pool.wrong():
@@ -194,10 +208,14 @@ def run_module(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 def _same_outputs(member: str, theirs: Sequence[torch.Tensor], own: Sequence[torch.Tensor]) -> None:
     if len(theirs) != len(own):
-        raise VerificationError(f"member {member} gives {len(theirs)} tensors, the captured program {len(own)}; what forward returns must not depend on values")
+        raise VerificationError(
+            f"member {member} gives {len(theirs)} tensors, the captured program {len(own)}; what forward returns must not depend on values"
+        )
 
 
-def check_wide(subject: Subject, program: Program, weights: Weights, pattern: str, made: Sequence[Call], found: Sequence[Answers], pools: Sequence[Pool]) -> list[Pool]:
+def check_wide(
+    subject: Subject, program: Program, weights: Weights, pattern: str, made: Sequence[Call], found: Sequence[Answers], pools: Sequence[Pool]
+) -> list[Pool]:
     """Comparison (b) of one wide program.
 
     weights: by source name, `[N, ...]` or shared, or a list of N. Returns: the pools with the wide answers' errors in them; `wrong()` tells.
@@ -231,7 +249,9 @@ def bisect(subject: Subject, simplified: Sequence[Program], lowered: Lowered, we
         program = simplified[subject.signatures[i]]
         own = values_of(program, subject.weights(i), call.inputs[i])
         with double_by_default():
-            truth = values_of(raise_program(program), {k: raise_value(v) for k, v in subject.weights(i).items()}, [raise_value(x) for x in call.inputs[i]])
+            truth = values_of(
+                raise_program(program), {k: raise_value(v) for k, v in subject.weights(i).items()}, [raise_value(x) for x in call.inputs[i]]
+            )
         for node in program.nodes:
             at = lowered.values.get(node.name, "")
             if at in wide and isinstance(own[node.name], torch.Tensor):

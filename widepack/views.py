@@ -66,7 +66,9 @@ def _step(node: Node, chains: Mapping[str, Chain], values: Mapping[str, Any]) ->
         return None
     source = node.args[0].name
     shape = [expr(s) for s in values[source].shape]
-    start = chains.get(source) or Chain(source, tuple((i, s, i) for i, s in enumerate(shape)), tuple((i,) if s != 1 else () for i, s in enumerate(shape)))
+    start = chains.get(source) or Chain(
+        source, tuple((i, s, i) for i, s in enumerate(shape)), tuple((i,) if s != 1 else () for i, s in enumerate(shape))
+    )
     rank = len(start.groups)
     groups = list(start.groups)
     if node.op in _RESHAPES:

@@ -210,7 +210,9 @@ class WideModel:
             if record is None:
                 raise VerificationError("the artifact has a probe but no record of its verification; build it again")
             try:
-                probe.check({n: tensors.get(n) for n in tensors.names}, pattern, answers, [o.kind for o in bound.program.outputs], record, self._chosen)
+                probe.check(
+                    {n: tensors.get(n) for n in tensors.names}, pattern, answers, [o.kind for o in bound.program.outputs], record, self._chosen
+                )
             except (KeyError, TypeError, ValueError) as e:
                 raise ArtifactError(f"the probe and the record of the artifact's verification do not belong together ({e!r}); build it again") from e
             probe.remember(key)
@@ -319,5 +321,3 @@ def _average(x: torch.Tensor, weights: Sequence[float] | None) -> torch.Tensor:
     w = torch.tensor(weights, dtype=x.dtype, device=x.device)
     averaged: torch.Tensor = torch.tensordot(w / w.sum(), x, 1)
     return averaged
-
-

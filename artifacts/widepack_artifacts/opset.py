@@ -15,7 +15,7 @@ _ATEN = """
     adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d add:Scalar,Tensor
     addcdiv addcmul addmm adjoint affine_grid_generator alias alias_copy all:default,dim,dims alpha_dropout amax amin angle any:default,dim,dims
     arange:default,start,start_step arctan2 argmax argmin argsort:default,stable argwhere as_strided asin asinh atan atan2 atanh atleast_1d
-    avg_pool1d avg_pool2d avg_pool3d baddbmm batch_norm bernoulli:default,p bilinear bincount bitwise_and:Scalar,Tensor
+    avg_pool1d avg_pool2d avg_pool3d baddbmm bernoulli:default,p bilinear bincount bitwise_and:Scalar,Tensor
     bitwise_left_shift:Tensor bitwise_not bitwise_or:Scalar,Tensor bitwise_right_shift:Tensor bitwise_xor:Tensor block_diag bmm
     broadcast_tensors bucketize:Tensor cartesian_prod cat cdist ceil celu channel_shuffle cholesky chunk clamp:Tensor,default
     clamp_max:Tensor,default clamp_min:Tensor,default clone col2im column_stack complex conj conj_physical constant_pad_nd contiguous
@@ -34,7 +34,7 @@ _ATEN = """
     lstm_cell lt:Scalar,Tensor mH mT masked_fill:Scalar,Tensor masked_scatter masked_select matmul max:default,dim max_pool1d
     max_pool1d_with_indices max_pool2d max_pool2d_with_indices max_pool3d max_pool3d_with_indices maximum mean:default,dim median:dim
     meshgrid:default,indexing min:default,dim minimum mish mm mode movedim:int,intlist mse_loss mul:Scalar,Tensor multinomial multiply:Tensor mv
-    mvlgamma nan_to_num narrow native_batch_norm native_channel_shuffle native_dropout native_group_norm native_layer_norm ne:Scalar,Tensor neg
+    mvlgamma nan_to_num narrow native_channel_shuffle native_dropout native_group_norm native_layer_norm ne:Scalar,Tensor neg
     new_empty new_full new_ones new_zeros nll_loss2d nonzero norm:ScalarOpt_dim normal:Tensor_Tensor nuclear_norm numpy_T one_hot ones ones_like
     outer pad pairwise_distance pdist permute pixel_shuffle pixel_unshuffle polar polygamma positive pow:Scalar,Tensor_Scalar,Tensor_Tensor
     prelu prod:default,dim_int rad2deg rand rand_like randint:low randn randn_like ravel real reciprocal relu relu6 remainder:Scalar,Tensor

@@ -85,7 +85,7 @@ def command(
     if model:  # the arguments beside the checkpoints are those of the model that is named there
         settings = {"input": settings.get("input"), "key": settings.get("key")}
     args, kwargs = read_sample(sample) if sample else (None, None)
-    from widepack.build import build
+    from widepack.building import build
     from widepack.specs import parse_model_args
 
     with stdout_kept(as_json), Progress() as progress:

@@ -68,7 +68,9 @@ def _device(device: str | torch.device | None) -> torch.device:
         raise UsageError(f"device {device!r}: {str(e).splitlines()[0]}") from e
     if found.type == "cuda":
         if not torch.cuda.is_available():
-            raise UsageError(f"device {device!r}: this torch ({torch.__version__}) sees no CUDA device; load on 'cpu', or install a CUDA build of torch")
+            raise UsageError(
+                f"device {device!r}: this torch ({torch.__version__}) sees no CUDA device; load on 'cpu', or install a CUDA build of torch"
+            )
         return torch.device("cuda", found.index if found.index is not None else torch.cuda.current_device())
     return found
 

@@ -1,4 +1,4 @@
-"""`widepack.build`: checkpoints -> artifact.
+"""`widepack.build`: checkpoints -> artifact. (A module of the function's own name would take its place in the package.)
 
 Stages: read, align, capture, lower, write weights, verify, export, publish. Nothing is published before both comparisons have passed.
 """
