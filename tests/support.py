@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import cases
 import torch
 from torch import Tensor, nn
 
-from widepack.building import BuildReport, build
+import cases
+from widepack import BuildReport, build
 
 
 class Artifacts:
@@ -105,7 +105,7 @@ def stack(values: Sequence[Any]) -> Any:
 class Bound:
     """DESIGN.md "Correct means" for one output: errors against float64, the members' own ones pooled.
 
-        rms error at most 2x the members' own + 1 ulp, largest at most 4x their own + 4 ulp, of the output's rms
+    rms error at most 2x the members' own + 1 ulp, largest at most 4x their own + 4 ulp, of the output's rms
     """
 
     own: list[Tensor] = field(default_factory=list)

@@ -11,17 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import cases
 import pytest
 import torch
-from support import Artifacts, fresh, leaves, must, run, stack
 from torch import Tensor, nn
 
+import cases
 import widepack
-from widepack import probe
-from widepack.building import build
+from support import Artifacts, fresh, leaves, must, run, stack
+from widepack import build, load, probe
 from widepack.errors import ArtifactError, InputError, UsageError, VerificationError
-from widepack.loading import load
 from widepack.output import Output
 from widepack.wide_model import WideModel
 
@@ -38,7 +36,9 @@ class Forms(nn.Module):
             self.fc = nn.Linear(4, 3)
             self.register_buffer("offset", torch.randn(3))
 
-    def forward(self, x: Tensor, state: tuple[Tensor, Tensor], more: dict[str, Tensor], mask: Tensor | None = None, scale: float = 2.0) -> dict[str, Any]:
+    def forward(
+        self, x: Tensor, state: tuple[Tensor, Tensor], more: dict[str, Tensor], mask: Tensor | None = None, scale: float = 2.0
+    ) -> dict[str, Any]:
         y = self.fc(x) * scale + self.offset
         low, high = state
         return {
@@ -234,7 +234,9 @@ def test_nested_inputs_one_a_member(forms: WideModel) -> None:
     calls = [forms_call(2, 10 + i) for i in range(3)]
     args, kwargs = stack([a for a, _ in calls]), {"more": stack([k["more"] for _, k in calls]), "scale": 3.0}
     y = forms.each(*args, **kwargs)
-    as_lists = forms.each([a[0] for a, _ in calls], tuple([a[1][k] for a, _ in calls] for k in range(2)), more={"a": [k["more"]["a"] for _, k in calls]}, scale=3.0)
+    as_lists = forms.each(
+        [a[0] for a, _ in calls], tuple([a[1][k] for a, _ in calls] for k in range(2)), more={"a": [k["more"]["a"] for _, k in calls]}, scale=3.0
+    )
     for i in range(3):
         alone = leaves(run(Forms(i).eval(), *calls[i]))
         for a, b, c in zip(_tensors(y), alone, _tensors(as_lists), strict=True):
@@ -525,7 +527,9 @@ def other_weight(name: str, values: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("stem", "change", "member"), [("probe", off, "1"), ("weights", other_weight, "7")])
-def test_a_tampered_artifact_is_refused_at_load(stem: str, change: Any, member: str, artifacts: Artifacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tampered_artifact_is_refused_at_load(
+    stem: str, change: Any, member: str, artifacts: Artifacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = tampered(artifacts("mlp"), tmp_path / "e.wide", stem, change)
     for _ in range(2):  # a refusal is not remembered as a pass

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import cases
 import pytest
 import torch
-from support import Artifacts, fresh, leaves, must, stack
 
-from widepack.loading import load
+import cases
+from support import Artifacts, fresh, leaves, must, stack
+from widepack import Output, load
+from widepack_artifacts.store import Reader
 
 LINES = """\
-import json
-import torch
+import json, pathlib, torch
 from safetensors.torch import load_file
 
-manifest = json.load(open("ens.wide/manifest.json"))
+manifest = json.loads(pathlib.Path("ens.wide/manifest.json").read_text())
 weights = load_file("ens.wide/" + next(name for name in manifest["files"] if name.startswith("weights-")))
 exported = torch.export.load("ens.wide/" + manifest["entries"]["forward"]["pt2"]["shared"])
 exported.state_dict.update({name: weights[name] for name in exported.state_dict})
@@ -40,42 +41,71 @@ for name in ("widepack", "widepack_artifacts"):
     raise SystemExit(f"{name} could be imported")
 """
 CALLS = """
-torch.set_num_threads(1)
-calls, answers = torch.load("calls.pt"), []
 with torch.no_grad():
-    for args, kwargs in calls:
-        answers.append(model(*args, **kwargs))
+    answers = [model(*args, **kwargs) for args, kwargs in torch.load("calls.pt")]
 torch.save(answers, "answers.pt")
 """
+EACH_FOLDER = """
+import os, pathlib, torch, traceback
+
+torch.set_num_threads(1)
+for folder in sys.argv[1:]:
+    os.chdir(folder)
+    try:
+        exec(pathlib.Path("lines.py").read_text(), {})
+    except Exception:
+        pathlib.Path("error.txt").write_text(traceback.format_exc())
+"""
+Calls = list[tuple[Any, Any]]
 
 
-def outside(artifact: Path, pattern: str, calls: list[tuple[Any, Any]], folder: Path) -> list[Any]:
-    """What the lines answer in a process of their own, in a folder where the artifact is `ens.wide`."""
-    (folder / "ens.wide").symlink_to(artifact)
-    torch.save(calls, folder / "calls.pt")
-    must(fresh(f"import os; os.chdir({str(folder)!r})\n{BLOCKED}{LINES.replace('shared', pattern)}{CALLS}"))
-    return torch.load(folder / "answers.pt")  # type: ignore[no-any-return]
+def outside(jobs: Sequence[tuple[Path, Path, str, Calls]]) -> None:
+    """Run the lines in one process of their own. jobs: a folder, the artifact that is `ens.wide` there, the pattern, and the calls."""
+    for folder, artifact, pattern, calls in jobs:
+        folder.mkdir()
+        (folder / "ens.wide").symlink_to(artifact)
+        (folder / "lines.py").write_text(LINES.replace("shared", pattern) + CALLS)
+        torch.save(calls, folder / "calls.pt")
+    must(fresh(BLOCKED + EACH_FOLDER, *(folder for folder, *_ in jobs)))
 
 
-def called(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """A call by the inputs' names, as an artifact built from `--input` takes it."""
-    names = [spec.partition("=")[0] for spec in cases.load(name).INPUTS]
-    return (), {**dict(zip(names, args)), **kwargs}
+def called(artifact: Path, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """A call by position and by name as the program takes it: torch.export knows one way only."""
+    parameters = Reader(artifact).manifest.entries["forward"].signature
+    given = {**dict(zip([p.name for p in parameters], args)), **kwargs}
+    return tuple(given[p.name] for p in parameters if p.kind == "positional"), {p.name: given[p.name] for p in parameters if p.kind == "keyword"}
 
 
-@pytest.mark.parametrize(("name", "pattern"), [(name, "shared") for name in cases.NAMES] + [("mlp", "each"), ("bert", "each"), ("ragged_heads", "each")])
-def test_the_lines_answer_as_the_ensemble(name: str, pattern: str, artifacts: Artifacts, tmp_path: Path) -> None:
-    case = cases.load(name)
-    calls = []
+JOBS = [(name, "shared") for name in cases.NAMES] + [("mlp", "each"), ("bert", "each"), ("ragged_heads", "each")]
+
+
+def calls_of(name: str, pattern: str, artifact: Path) -> Calls:
+    case, calls = cases.load(name), []
     for batch in (1, 5, 40):
         own = [case.sample(batch, 60 + i) for i in range(case.N)]
         args, kwargs = own[0] if pattern == "shared" else (stack([a for a, _ in own]), stack([k for _, k in own]))
-        calls.append(called(name, args, kwargs))
-    found = outside(artifacts(name), pattern, calls, tmp_path)
+        calls.append(called(artifact, args, kwargs))
+    return calls
+
+
+@pytest.fixture(scope="module")
+def answered(artifacts: Artifacts, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the lines' answers for every job, and for one call that they must refuse."""
+    folder = tmp_path_factory.mktemp("outside")
+    jobs = [(folder / f"{name}-{pattern}", artifacts(name), pattern, calls_of(name, pattern, artifacts(name))) for name, pattern in JOBS]
+    long = called(artifacts("bert"), *cases.load("bert").sample(2, 0, length=65))
+    outside([*jobs, (folder / "refused", artifacts("bert"), "shared", [long])])
+    return folder
+
+
+@pytest.mark.parametrize(("name", "pattern"), JOBS)
+def test_the_lines_answer_as_the_ensemble(name: str, pattern: str, artifacts: Artifacts, answered: Path) -> None:
+    folder = answered / f"{name}-{pattern}"
+    assert not (folder / "error.txt").exists(), (folder / "error.txt").read_text()
     ens = load(artifacts(name))
-    for (args, kwargs), got in zip(calls, found):
+    for (args, kwargs), got in zip(calls_of(name, pattern, artifacts(name)), torch.load(folder / "answers.pt"), strict=True):
         want = ens(*args, **kwargs) if pattern == "shared" else ens.each(*args, **kwargs)
-        if isinstance(want, dict) or hasattr(want, "kind"):
+        if isinstance(want, Output):
             assert list(got) == list(want)
             want = dict(want)
         else:
@@ -85,13 +115,9 @@ def test_the_lines_answer_as_the_ensemble(name: str, pattern: str, artifacts: Ar
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_the_lines_refuse_what_the_bounds_refuse(artifacts: Artifacts, tmp_path: Path) -> None:
-    args, kwargs = called("bert", *cases.load("bert").sample(2, 0, length=65))
-    (tmp_path / "ens.wide").symlink_to(artifacts("bert"))
-    torch.save([(args, kwargs)], tmp_path / "calls.pt")
-    done = fresh(f"import os; os.chdir({str(tmp_path)!r})\n{BLOCKED}{LINES}{CALLS}")
-    assert done.returncode == 1
-    assert not (tmp_path / "answers.pt").exists()
+def test_the_lines_refuse_what_the_bounds_refuse(answered: Path) -> None:
+    assert (answered / "refused" / "error.txt").exists()
+    assert not (answered / "refused" / "answers.pt").exists()
 
 
 def test_the_programs_hold_no_weights(artifacts: Artifacts) -> None:

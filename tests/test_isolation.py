@@ -9,14 +9,14 @@ import struct
 from pathlib import Path
 from typing import Any
 
-import cases
 import pytest
 import torch
-from support import Artifacts, leaves, run, stack
-from widepack_artifacts.store import Reader
 
-from widepack.loading import load
+import cases
+from support import Artifacts, leaves, run, stack
+from widepack import load
 from widepack.wide_model import WideModel
+from widepack_artifacts.store import Reader
 
 STRATEGIES = ("wide", "loop")
 PATTERNS = ("shared", "each")

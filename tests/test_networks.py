@@ -8,9 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import cases
 import pytest
 import torch
+
+import cases
 from support import Artifacts, Bound, double, fresh, leaves, must, run, stack
 
 SERVE = """
@@ -104,7 +105,9 @@ def test_ragged_heads_give_a_list(artifacts: Artifacts, tmp_path: Path) -> None:
         ("bert", {"batch": 2, "length": 64}, {"batch": 2, "length": 65}, ["T <= 64", "T = 65"]),
     ],
 )
-def test_the_other_branch_is_refused_in_words(name: str, fine: dict[str, int], other: dict[str, int], words: list[str], artifacts: Artifacts, tmp_path: Path) -> None:
+def test_the_other_branch_is_refused_in_words(
+    name: str, fine: dict[str, int], other: dict[str, int], words: list[str], artifacts: Artifacts, tmp_path: Path
+) -> None:
     right, wrong = own_calls(name, seed=0, **fine), own_calls(name, seed=0, **other)
     calls: list[Call] = []
     for own in (right, wrong):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import cases
 import pytest
 import torch
-from support import Artifacts
 from torch.utils._python_dispatch import TorchDispatchMode
+
+import cases
+from support import Artifacts
+from widepack import load
 from widepack_artifacts.store import Reader
 
-from widepack.loading import load
 
 @pytest.mark.parametrize("name", [n for n in cases.NAMES if not cases.load(n).RECURRENT])
 def test_nearly_all_runs_wide(name: str, artifacts: Artifacts) -> None:

@@ -44,6 +44,6 @@ def sample(batch: int, seed: int) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
 
 def member(i: int) -> nn.Module:
     module = trained(model, 1100, [sample(16, 11000)])
-    own = trained(lambda: model().head, 1101 + i)
+    own = trained(lambda: model().get_submodule("head"), 1101 + i)
     module.get_submodule("head").load_state_dict(own.state_dict())
     return module

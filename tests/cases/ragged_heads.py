@@ -1,6 +1,7 @@
 """One trunk architecture, heads of 3, 5 and 10 classes: the factory takes `state_dict=` and builds the head that the weights need."""
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ class Ragged(nn.Module):
         widths = (1, width, width, 2 * width, 2 * width)
         blocks = [
             part
-            for i, (before, after) in enumerate(zip(widths, widths[1:]))
+            for i, (before, after) in enumerate(pairwise(widths))
             for part in (nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU(inplace=True), *([nn.MaxPool2d(2)] if i % 2 else []))
         ]
         self.trunk = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(8 * width, 32), nn.ReLU())

@@ -91,9 +91,9 @@ def one_conv(w: Writer, x: Shared, weight: Stacked, bias: Wide | None = None, *a
     return back(Stacked(w.call("flatten.using_ints", y, 2, 3)))  # type: ignore[no-any-return]
 
 
-@strategy(_CONV, "grouped", family="conv")
+@strategy(f"{_CONV} {_TRANSPOSED}", "grouped", family="conv")
 def grouped(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None, *args: Any, **kwargs: Any) -> Wide:
-    """one convolution of N*g groups over [B, N*C, *s]"""
+    """one convolution of N*g groups over [B, N*C, *s]; a transposed one's weight [C, O/g, *k] packs on axis 0 as well"""
     rest, groups = _groups(w, args, kwargs, 3)
     rest[3] = groups * w.members
     x, back = _batched(w, x, weight)
@@ -101,14 +101,6 @@ def grouped(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None, *args
     return back(w.unpack(w.call(w.op, w.pack(stacked), _flat(w, weight), _flat(w, bias), *rest)))  # type: ignore[no-any-return]
 
 
-@strategy(_TRANSPOSED, "grouped", family="conv")
-def grouped_transposed(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None, *args: Any, **kwargs: Any) -> Wide:
-    """one transposed convolution of N*g groups; its weight [C, O/g, *k] packs on axis 0 too"""
-    rest, groups = _groups(w, args, kwargs, 3)
-    rest[3] = groups * w.members
-    x, back = _batched(w, x, weight)
-    stacked = x if isinstance(x, Stacked) else Stacked(w.stack(x))
-    return back(w.unpack(w.call(w.op, w.pack(stacked), _flat(w, weight), _flat(w, bias), *rest)))  # type: ignore[no-any-return]
 
 
 def _convolutions(spatial: int) -> Make:
