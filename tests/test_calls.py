@@ -172,7 +172,6 @@ class Skips(nn.Module):
         return y if second is None else y * second
 
 
-@pytest.mark.xfail(reason="capture keeps neither the positions nor the defaults of forward's parameters", strict=True)
 @pytest.mark.parametrize("call", [lambda ens, x, other: ens(x, other, scale=2.0), lambda ens, x, other: ens(x, second=other)])
 def test_an_input_is_never_taken_for_another(call: Any, tmp_path: Path) -> None:
     """`forward(x, first, second, scale=1)` built with x, second and scale=2: the member takes another second argument for `first`, and no scale for 1."""

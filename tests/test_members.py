@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import cases
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import cases
 from widepack.checkpoints import Checkpoint, TensorInfo, open_all
 from widepack.errors import MemberMismatch, UsageError
 from widepack.members import AlignedWeight, align, bit_equal, load_factory

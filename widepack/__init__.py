@@ -38,9 +38,8 @@ _WHERE = {
     "WideModel": "wide_model",
     "each": "inputs",
     "Output": "output",
-    **{
-        n: "errors"
-        for n in (
+    **dict.fromkeys(
+        (
             "WidepackError",
             "UsageError",
             "CheckpointError",
@@ -50,8 +49,9 @@ _WHERE = {
             "VerificationError",
             "InputError",
             "ArtifactError",
-        )
-    },
+        ),
+        "errors",
+    ),
 }
 __all__ = ["__version__", *_WHERE]
 

@@ -227,7 +227,7 @@ def _subject(job: Job, held: weight_files.Weights) -> verify.Subject:
     first = job.first
 
     def bind(leaves: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        built = [(n, k, tree.build(t, list(leaves), lambda name, rows: dict(rows))) for n, k, t in first.signature]
+        built = [(n, k, tree.build(t, list(leaves), lambda name, rows: dict(rows))) for n, k, t, _ in first.signature]
         return tuple(v for _, k, v in built if k == "positional"), {n: v for n, k, v in built if k == "keyword"}
 
     return verify.Subject(
@@ -309,14 +309,14 @@ def _write_programs(
             rows.append(form.WideProgram(plan.device, plan.pattern, name, plan.batch, plan.to_json()))
     kinds_out = [o.kind for o in next(w for w in wides if w.pattern == "shared").lowered.program.outputs]
     exported: dict[str, str] = {}
-    keywords = frozenset(first.inputs[i].name for _, k, t in first.signature if k == "keyword" for i in tree.paths(t))
+    keywords = frozenset(first.inputs[i].name for _, k, t, _ in first.signature if k == "keyword" for i in tree.paths(t))
     for pattern in PATTERNS if pt2 else ():
         program = wide_only(job, wides, pattern)
         data = export_program(program, first.sizes, {d: (a, b) for d, (a, b, _) in first.dims.items()}, first.result, keywords)
         exported[pattern] = writer.file(f"programs/forward.{pattern}", "pt2", data)
     entry = form.Entry(
         inputs=tuple(form.Input(s.name, s.type, s.low, s.high) for s in job.sources),
-        signature=[form.Parameter(n, k, t, False) for n, k, t in first.signature],
+        signature=list(first.signature),
         outputs=tuple(form.OutputLeaf(n, t, k) for (n, t), k in zip(first.outputs, kinds_out)),
         result=first.result,
         dims={d: form.Dim(least, most, source, first.sizes[d]) for d, (least, most, source) in first.dims.items()},

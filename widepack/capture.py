@@ -23,6 +23,7 @@ from torch import fx, nn
 from torch.export import Dim
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 
+from widepack_artifacts.manifest import Parameter
 from widepack_artifacts.opset import OPS
 from widepack_artifacts.program import Node, Output, Program, Ref, Slot
 from widepack_artifacts.tree import Tree, paths
@@ -49,7 +50,7 @@ class Captured:
     program: Program
     weights: dict[str, tuple[str, torch.Tensor]]
     inputs: tuple[Leaf, ...]
-    signature: tuple[tuple[str, str, Tree], ...]
+    signature: tuple[Parameter, ...]
     outputs: tuple[tuple[str, str], ...]
     result: Tree
     dims: dict[str, tuple[int, int | None, str]]
@@ -65,7 +66,7 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     leaves: tuple[Leaf, ...]
-    signature: tuple[tuple[str, str, Tree], ...]
+    signature: tuple[Parameter, ...]
     sizes: dict[str, int]
 
 
@@ -83,7 +84,7 @@ def arrange(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], a
             f"{type(module).__name__}.forward{forward} does not take the inputs {_names(args, kwargs)}: {e}; name each input as forward does"
         ) from e
     leaves: list[Leaf] = []
-    signature: list[tuple[str, str, Tree]] = []
+    signature: list[Parameter] = []
     found: dict[str, int] = dict(sizes)
 
     def walk(value: Any, name: str, dims: Any) -> Tree:
@@ -102,17 +103,28 @@ def arrange(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], a
             f"input {name} is a {type(value).__name__}; inputs are tensors, numbers, strings, None, and lists, tuples and dicts of them"
         )
 
-    for name, value in bound.arguments.items():
-        kind = forward.parameters[name].kind
-        if kind is inspect.Parameter.VAR_POSITIONAL:
-            signature += [(f"{name}_{i}", "positional", walk(v, f"{name}_{i}", axes.get(f"{name}_{i}"))) for i, v in enumerate(value)]
-        elif kind is inspect.Parameter.VAR_KEYWORD:
-            signature += [(k, "keyword", walk(v, k, axes.get(k))) for k, v in value.items()]
+    positional = True  # a caller may give a parameter by position until forward forbids it, or one has no place in the signature
+    for name, parameter in forward.parameters.items():
+        positional = positional and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        kind = "positional" if positional else "keyword"
+        if name not in bound.arguments:
+            # a default belongs to the program: its place among the positions is kept, and no other value is taken for it
+            if parameter.default is None or isinstance(parameter.default, (bool, int, float, str)):
+                signature.append(Parameter(name, kind, {"const": parameter.default}, True))
+            elif parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                positional = False
+            continue
+        value = bound.arguments[name]
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            signature += [Parameter(f"{name}_{i}", "positional", walk(v, f"{name}_{i}", axes.get(f"{name}_{i}"))) for i, v in enumerate(value)]
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            signature += [Parameter(k, "keyword", walk(v, k, axes.get(k))) for k, v in value.items()]
         else:
-            positional = name not in kwargs and kind is not inspect.Parameter.KEYWORD_ONLY
-            signature.append((name, "positional" if positional else "keyword", walk(value, name, axes.get(name))))
-    ordered = {n: bound.arguments.get(n, kwargs.get(n)) for n, k, _ in signature if k == "keyword"}
-    return Call(bound.args if not ordered else tuple(args), {k: kwargs.get(k, v) for k, v in ordered.items()}, tuple(leaves), tuple(signature), found)
+            shape = walk(value, name, axes.get(name))
+            default = "const" in shape and type(shape["const"]) is type(parameter.default) and shape["const"] == parameter.default
+            signature.append(Parameter(name, kind, shape, default))
+    ordered = {p.name: kwargs[p.name] for p in signature if p.name in kwargs}
+    return Call(tuple(args), ordered, tuple(leaves), tuple(signature), found)
 
 
 def _names(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

@@ -377,7 +377,7 @@ def _pick(found: object, key: str | None) -> dict[str, torch.Tensor]:
         raise _Refused(f"holds a single tensor, {info_of(found)}, not a state dict; {_SAVE}")
     if not isinstance(found, Mapping):
         raise _Refused(f"holds {an(found)}, not a state dict; {_SAVE}")
-    candidates = {path: value for path, value in _dicts(found)}
+    candidates = dict(_dicts(found))
     first = next(iter(candidates), "")
     hint = f" Dicts of tensors in it: {', '.join(candidates)}; name one, for example --key {first}." if candidates else ""
     if key:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+
 from widepack_artifacts.program import Tag
 
 from .errors import ArtifactError

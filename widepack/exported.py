@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
@@ -18,6 +17,7 @@ from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
+
 from widepack_artifacts import tree
 from widepack_artifacts.program import Node, Output, Program, Ref
 

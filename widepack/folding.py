@@ -142,9 +142,9 @@ def _layers(value: str, by: Mapping[str, list[Node]], outs: set[str], width: int
     if value in outs:
         return []
     for node in by.get(value, []):
-        if node.op == "aten.linear.default" and node.args[0] == Ref(value):
-            found.append(node)
-        elif node.op == "aten.addmm.default" and len(node.args) == 3 and node.args[1] == Ref(value) and not node.kwargs:
+        if (node.op == "aten.linear.default" and node.args[0] == Ref(value)) or (
+            node.op == "aten.addmm.default" and len(node.args) == 3 and node.args[1] == Ref(value) and not node.kwargs
+        ):
             found.append(node)
         elif node.op in ("aten.select.int", "aten.slice.Tensor", "aten.reshape.default", "aten.transpose.int") and node.out.endswith(f",{width}]"):
             behind = _layers(node.name, by, outs, width)

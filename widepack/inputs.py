@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
 from widepack_artifacts import guards as guard_forms
 from widepack_artifacts.manifest import Entry
 from widepack_artifacts.tree import Tree
@@ -57,17 +58,18 @@ class Binder:
         self.members = members
         self.device = device
         self.leaves = [LeafSpec(i.name, dtype_of(parse_type(i.type)[0]), parse_type(i.type)[1], i.type) for i in entry.inputs]
-        self.parameters: list[tuple[str, str, Tree]] = [(p.name, p.kind, p.tree) for p in entry.signature]
-        self.names = [p for p, _, _ in self.parameters]
+        self.parameters = entry.signature
+        self.names = [p.name for p in self.parameters]
+        self.positions = [p.name for p in self.parameters if p.kind == "positional"]
+        self.takes = ", ".join(p.name for p in self.parameters if not p.default)
         self.dims = {d: (v.min, v.max, v.source) for d, v in entry.dims.items()}
         self.guards = [(g.expr, g.source) for g in entry.guards]
-        self.simple = all(set(t) == {"leaf"} for _, _, t in self.parameters)
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[torch.Tensor], list[bool]]:
         """The call's tensors, leaf by leaf, and which of them hold one value a member. Raises: InputError."""
-        if len(args) > len(self.names):
-            raise InputError(f"the model takes {len(self.names)} inputs ({', '.join(self.names)}), the call gives {len(args)}")
-        given = dict(zip(self.names, args))
+        if len(args) > len(self.positions):
+            raise InputError(f"the model takes {len(self.positions)} inputs by position ({', '.join(self.positions)}), the call gives {len(args)}")
+        given = dict(zip(self.positions, args))
         for name, value in kwargs.items():
             if name not in self.names:
                 raise InputError(f"the model has no input {name!r}; its inputs are {', '.join(self.names)}")
@@ -76,13 +78,14 @@ class Binder:
             given[name] = value
         values: list[Any] = [None] * len(self.leaves)
         marks = [False] * len(self.leaves)
-        for name, _, tree in self.parameters:
+        for name, _, tree, default in self.parameters:
             if name in given:
                 value = given[name]
                 own = isinstance(value, Each)
                 self._leaves(tree, value.value if isinstance(value, Each) else value, name, own, values, marks)
-            elif "leaf" in tree or not _constant(tree):
-                raise InputError(f"input {name} is missing; the model takes {', '.join(self.names)}")
+            elif not default:
+                built = f"; it was built with {tree['const']!r}, which is not forward's default" if "const" in tree else ""
+                raise InputError(f"input {name} is missing; the model takes {self.takes}{built}")
         return values, marks
 
     def _leaves(self, tree: Tree, value: Any, name: str, own: bool, values: list[Any], marks: list[bool]) -> None:
@@ -167,14 +170,6 @@ class Binder:
                     f"the member's code takes another way there. Build an artifact with a sample of such sizes"
                 )
         return sizes
-
-
-def _constant(tree: Tree) -> bool:
-    ((form, value),) = tree.items()
-    if form == "const":
-        return True
-    rows = value if form in ("tuple", "list") else [t for _, t in value] if form == "dict" else []
-    return form != "leaf" and all(map(_constant, rows))
 
 
 def _a(value: Any) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+
 from widepack_artifacts.program import Node, Ref, substitute
 
 from . import ops

@@ -17,7 +17,20 @@ from . import ops
 from .registry import full_name
 
 SIZES = frozenset(
-    full_name(n) for n in "sym_size.int sym_numel zeros_like ones_like empty_like full_like new_zeros new_ones new_full new_empty fill.Scalar".split()
+    full_name(n)
+    for n in [
+        "sym_size.int",
+        "sym_numel",
+        "zeros_like",
+        "ones_like",
+        "empty_like",
+        "full_like",
+        "new_zeros",
+        "new_ones",
+        "new_full",
+        "new_empty",
+        "fill.Scalar",
+    ]
 )
 
 

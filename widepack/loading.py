@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from os import PathLike
 
 import torch
+
 from widepack_artifacts.store import Reader
 from widepack_artifacts.weights import Weights
 

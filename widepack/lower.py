@@ -11,14 +11,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+
 from widepack_artifacts.program import Kind, Node, Output, Program, Ref, Slot, refs, substitute
 
 from .errors import LoweringError
+from .graph import sweep
 from .interpret import ProgramWriter, run_node
 from .kinds import kinds
 from .plan import Plan
 from .replay import Fakes, member_slice, replay, slot_value
-from .graph import sweep
 from .values import Ragged, Shared, Stacked, Value
 
 

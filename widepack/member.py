@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+
 from widepack_artifacts import tree
 from widepack_artifacts.manifest import Entry
 from widepack_artifacts.program import Program

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
+
 from widepack_artifacts.opset import OPS
 
 from .errors import ArtifactError
@@ -46,7 +47,7 @@ _NAMES = {op: name for name, op in PYTHON.items()}
 _DIMS = {"dim", "dims", "dim0", "dim1", "start_dim", "end_dim", "axis", "source", "destination", "dimension", "dim2"}
 
 
-@lru_cache(maxsize=None)
+@cache
 def resolve(name: str) -> Op:
     """The op of this name. Raises: ArtifactError when it is not on the list, or this torch does not have it."""
     if name in PYTHON:
@@ -70,7 +71,7 @@ def name_of(op: Any) -> str:
     return f"{getattr(op, '__module__', '')}.{getattr(op, '__name__', op)}"
 
 
-@lru_cache(maxsize=None)
+@cache
 def arguments(name: str) -> tuple[tuple[str, str, Any], ...]:
     """(name, type, default) of the op's arguments by its schema; empty for Python's operators."""
     op = resolve(name)
@@ -85,13 +86,13 @@ def bind(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, 
     return {**dict(zip(names, args)), **kwargs}
 
 
-@lru_cache(maxsize=None)
+@cache
 def dim_arguments(name: str) -> tuple[str, ...]:
     """The names of those arguments that number dims."""
     return tuple(a for a, type_, _ in arguments(name) if a in _DIMS and ("int" in type_ or "Int" in type_))
 
 
-@lru_cache(maxsize=None)
+@cache
 def tensors_only(name: str) -> bool:
     """Whether the op is pure: writes to nothing, returns no alias that it could write through, draws no random numbers."""
     op = resolve(name)

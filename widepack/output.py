@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+
 from widepack_artifacts import tree
 from widepack_artifacts.program import Output as Leaf
 
@@ -21,7 +22,7 @@ class Output(Mapping[str, Any]):
         self.__dict__["_rows"] = dict(rows)
 
     def __getitem__(self, key: str | int) -> Any:
-        return self._rows[key] if isinstance(key, str) else list(v for v in self._rows.values() if v is not None)[key]
+        return self._rows[key] if isinstance(key, str) else [v for v in self._rows.values() if v is not None][key]
 
     def __getattr__(self, name: str) -> Any:
         try:

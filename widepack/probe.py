@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from widepack_artifacts.errors import ArtifactError
 
 from .compare import Pool, floating, same_places

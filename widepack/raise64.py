@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+
 from widepack_artifacts.program import Program, Tag
 
 _UP = {"float16": "float64", "bfloat16": "float64", "float32": "float64", "complex32": "complex128", "complex64": "complex128"}

@@ -11,6 +11,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
 from widepack_artifacts.program import Node, Program, Ref, Slot, substitute
 
 from . import ops

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+
 from widepack_artifacts.program import Kind, Program, refs
 
 from .kinds import kinds, reaches, weights_only
@@ -23,9 +24,27 @@ from .registry import Choice as Asked
 from .replay import Fakes, replay
 
 CACHE_BYTES = 1 << 20
-_VIEWS = set(
-    "reshape view transpose permute unsqueeze squeeze select slice expand split split_with_sizes unbind flatten unflatten getitem sym_size alias detach t".split()
-)
+_VIEWS = {
+    "reshape",
+    "view",
+    "transpose",
+    "permute",
+    "unsqueeze",
+    "squeeze",
+    "select",
+    "slice",
+    "expand",
+    "split",
+    "split_with_sizes",
+    "unbind",
+    "flatten",
+    "unflatten",
+    "getitem",
+    "sym_size",
+    "alias",
+    "detach",
+    "t",
+}
 
 
 def plans(

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+
 from widepack_artifacts.program import Node, Program, Ref, refs, substitute
 
 from . import ops

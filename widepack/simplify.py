@@ -53,9 +53,7 @@ def drop_copies(program: Program) -> Program:
         if node.op in _VIEWS:  # without the copy before it, memory may need one here
             node = replace(node, op="aten.reshape.default")
         same = isinstance(source, Ref) and types[node.name] != "" and types[source.name] == types[node.name]
-        if node.op in _COPIES and isinstance(source, Ref):
-            to[node.name] = source
-        elif node.op == "aten._to_copy.default" and same:
+        if (node.op in _COPIES and isinstance(source, Ref)) or (node.op == "aten._to_copy.default" and same):
             to[node.name] = source
         else:
             kept.append(node)

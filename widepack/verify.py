@@ -16,9 +16,11 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import nn
+
 from widepack_artifacts import guards as guard_forms
 from widepack_artifacts.program import Program, substitute
 
+from . import ops
 from .codec import decode
 from .compare import Pool, floating
 from .errors import VerificationError
@@ -27,7 +29,6 @@ from .raise64 import double_by_default, raise_program, raise_value
 from .replay import CPU
 from .runtime import Executable, Loop, graph_module
 from .samples import Source, draw_all, rows
-from . import ops
 
 SAMPLES = 64  # numbers per output and member that a comparison needs, at least
 Weights = Mapping[str, Any]

@@ -17,6 +17,7 @@ from typing import Any
 
 import sympy
 import torch
+
 from widepack_artifacts.program import Node, Program, Ref
 
 from .graph import renamed, sweep, with_nodes
@@ -106,7 +107,7 @@ def _regroup(start: Chain, shape: list[Any]) -> Chain | None:
                 room = rest
                 continue
             other = sympy.cancel(have / room)
-            if sympy.denom(other) != 1 or other.free_symbols and room.free_symbols:
+            if sympy.denom(other) != 1 or (other.free_symbols and room.free_symbols):
                 return None
             new = max(atoms) + 1
             atoms[new], atoms[new + 1] = (room, dim), (other, dim)

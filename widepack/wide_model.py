@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+
 from widepack_artifacts.manifest import Entry, Manifest
 from widepack_artifacts.program import Kind, Program
 from widepack_artifacts.store import Reader

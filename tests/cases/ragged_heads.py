@@ -22,7 +22,12 @@ class Ragged(nn.Module):
         blocks = [
             part
             for i, (before, after) in enumerate(pairwise(widths))
-            for part in (nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU(inplace=True), *([nn.MaxPool2d(2)] if i % 2 else []))
+            for part in (
+                nn.Conv2d(before, after, 3, padding=1, bias=False),
+                nn.BatchNorm2d(after),
+                nn.ReLU(inplace=True),
+                *([nn.MaxPool2d(2)] if i % 2 else []),
+            )
         ]
         self.trunk = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(8 * width, 32), nn.ReLU())
         self.head = nn.Linear(32, classes)

@@ -101,8 +101,6 @@ def grouped(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None, *args
     return back(w.unpack(w.call(w.op, w.pack(stacked), _flat(w, weight), _flat(w, bias), *rest)))  # type: ignore[no-any-return]
 
 
-
-
 def _convolutions(spatial: int) -> Make:
     def make(draw: Draw) -> list[Sample]:
         s = (7, 6, 6)[:spatial]
