@@ -87,7 +87,7 @@ X, STATE, MORE = forms_call()[0][0], forms_call()[0][1], forms_call()[1]["more"]
 @pytest.mark.parametrize(
     ("args", "kwargs", "words"),
     [
-        ((X, STATE, MORE, None, 3.0, X), {}, ["takes 4 inputs (x, state, more, scale)", "gives 6"]),
+        ((X, STATE, MORE, None, 3.0, X), {}, ["takes 5 inputs by position (x, state, more, mask, scale)", "gives 6"]),
         ((X, STATE), {"more": MORE, "scale": 3.0, "h": X}, ["no input 'h'", "x, state, more"]),
         ((X, STATE), {"more": MORE, "scale": 3.0, "x": X}, ["x is given twice", "by position and by name"]),
         ((X,), {"more": MORE, "scale": 3.0}, ["state is missing"]),

@@ -73,7 +73,9 @@ def called(artifact: Path, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """A call by position and by name as the program takes it: torch.export knows one way only."""
     parameters = Reader(artifact).manifest.entries["forward"].signature
     given = {**dict(zip([p.name for p in parameters], args)), **kwargs}
-    return tuple(given[p.name] for p in parameters if p.kind == "positional"), {p.name: given[p.name] for p in parameters if p.kind == "keyword"}
+    return tuple(given[p.name] for p in parameters if p.kind == "positional" and p.name in given), {
+        p.name: given[p.name] for p in parameters if p.kind == "keyword" and p.name in given
+    }
 
 
 JOBS = [(name, "shared") for name in cases.NAMES] + [("mlp", "each"), ("bert", "each"), ("ragged_heads", "each")]
@@ -127,3 +129,8 @@ def test_the_programs_hold_no_weights(artifacts: Artifacts) -> None:
     assert set(manifest.entries["forward"].pt2) == {"shared", "each"}
     for name in manifest.entries["forward"].pt2.values():
         assert sizes[name] < sum(report.weights.values()) / 4
+
+
+def test_the_readme_shows_these_lines() -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    assert LINES + "y = model(x)\n" in readme
