@@ -49,7 +49,7 @@ def served(artifact: Path, calls: list[Call], folder: Path) -> list[Any]:
     """The answers of a fresh process, in order; a refused call is answered by its message."""
     torch.save(calls, folder / "calls.pt")
     must(fresh(SERVE, artifact, folder / "calls.pt", folder / "answers.pt"))
-    return torch.load(folder / "answers.pt")  # type: ignore[no-any-return]
+    return torch.load(folder / "answers.pt")
 
 
 def own_calls(name: str, batch: int, seed: int, **sizes: int) -> list[tuple[Any, Any]]:

@@ -37,6 +37,7 @@ from .progress import Report, Stages
 from .registry import Choice
 from .replay import CPU
 from .runtime import Executable
+from .specs import parse_inputs
 from .version import __version__
 from .wides import PATTERNS, Wide, make_wides, wide_only, wide_share
 
@@ -111,6 +112,8 @@ def build(
         raise UsageError(
             "no model: a state dict holds weights and no code, so name what makes the module: --model package.module:factory, or file.py:factory"
         )
+    if inputs:
+        parse_inputs(inputs)  # a typo is told before anything is read
     stages = Stages(progress)
     with Writer(out, force=force) if not dry_run else _Nothing() as writer:
         with stages.stage("read"):
@@ -241,6 +244,7 @@ def _subject(job: Job, held: weight_files.Weights) -> verify.Subject:
         weights=lambda i: job.weights_of(i, held),
         module=lambda i: filled_member(job.factory, job.aligned, i),
         bind=bind,
+        numbers=tree.numbers(first.result),
         fits=verify.fitting({d: (least, most) for d, (least, most, _) in first.dims.items()}, [g.expr for g in first.guards]),
     )
 
@@ -249,6 +253,9 @@ def _verify(
     job: Job, wides: Sequence[Wide], held: weight_files.Weights, stages: Stages
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor], tuple[int, int]]:
     """Both comparisons of every program; the record, the probe, and the kernels of a call."""
+    for letter in job.first.sizes:
+        if why := verify.way_at_one(_subject(job, held), letter):
+            job.at_least_two(letter, why)
     subject = _subject(job, held)
     made = verify.calls(subject, PATTERNS)
     pools = [Pool(n) for n, _ in job.first.outputs]

@@ -359,6 +359,17 @@ def _node(n: fx.Node, renamed: Mapping[str, str], symbols: Mapping[Any, str]) ->
     if name not in OPS:
         raise CaptureError(f"node {n.name} is {name}, {f'from {source}, ' if source else ''}an op that widepack does not know; please report it")
 
+    if name == "aten.squeeze.default":  # the rank is the captured one: a batch of 1 is no dim to drop
+        ones = [d for d, size in enumerate(n.args[0].meta["val"].shape) if known(size) == 1]
+        return Node(
+            _clean(n.name),
+            "aten.squeeze.dims",
+            (Ref(renamed.get(n.args[0].name, _clean(n.args[0].name))), ones),
+            {},
+            _type(n.meta.get("val"), symbols),
+            source,
+        )
+
     def ref(value: fx.Node) -> Any:
         return Ref(renamed.get(value.name, _clean(value.name)))
 
@@ -392,7 +403,9 @@ def _outputs(exported: torch.export.ExportedProgram, symbols: Mapping[Any, str])
             numbers.append({"leaf": len(types)})
             types.append(_type(by_name[spec.arg.name].meta["val"], symbols))
         else:
-            value = getattr(spec.arg, "value", None)
+            if not hasattr(spec.arg, "value"):
+                raise CaptureError("an output is a number that depends on the inputs' sizes; return tensors, and read sizes from their shapes")
+            value = spec.arg.value
             if not (value is None or isinstance(value, (bool, int, float, str))):
                 raise CaptureError(
                     f"an output is a {type(value).__name__}; outputs are tensors, numbers, strings and None, in tuples, lists and dicts"

@@ -116,7 +116,7 @@ def fold_layer_norms(program: Program, slots: Mapping[str, Kind]) -> Program:
         parameters = [p for p in (given.get("weight"), given.get("bias")) if isinstance(p, Ref)]
         if not parameters or len(given["normalized_shape"]) != 1 or all(found[p.name] == "shared" for p in parameters):
             continue
-        layers = _layers(norm.name, by, outs, given["normalized_shape"][0])
+        layers = _layers(norm.name, by, outs, given["normalized_shape"][0], rank_of(norm.out))
         fits = layers and all(may_fold(_weight(n), [*parameters, *_bias(n)], found, types) and count[n.name] and n.name not in into for n in layers)
         if fits:
             bare[norm.name] = replace(
@@ -136,7 +136,7 @@ def fold_layer_norms(program: Program, slots: Mapping[str, Kind]) -> Program:
     return with_nodes(program, kept, {})
 
 
-def _layers(value: str, by: Mapping[str, list[Node]], outs: set[str], width: int) -> list[Node]:
+def _layers(value: str, by: Mapping[str, list[Node]], outs: set[str], width: int, rank: int) -> list[Node]:
     """The linear layers behind a value if nothing else reads it, rows picked or regrouped on the way; else nothing."""
     found: list[Node] = []
     if value in outs:
@@ -146,14 +146,33 @@ def _layers(value: str, by: Mapping[str, list[Node]], outs: set[str], width: int
             node.op == "aten.addmm.default" and len(node.args) == 3 and node.args[1] == Ref(value) and not node.kwargs
         ):
             found.append(node)
-        elif node.op in ("aten.select.int", "aten.slice.Tensor", "aten.reshape.default", "aten.transpose.int") and node.out.endswith(f",{width}]"):
-            behind = _layers(node.name, by, outs, width)
+        elif _keeps_rows(node, rank, width):
+            behind = _layers(node.name, by, outs, width, rank_of(node.out))
             if not behind:
                 return []
             found += behind
         else:
             return []
     return found
+
+
+def rank_of(type_: str) -> int:
+    """The rank of a node's type text; a size may hold commas of its own, in parentheses. 0 where the type is not known."""
+    depth, dims = 0, 1
+    for c in type_.partition("[")[2].rpartition("]")[0]:
+        depth += (c == "(") - (c == ")")
+        dims += c == "," and depth == 0
+    return dims if type_.endswith("]") else 0
+
+
+def _keeps_rows(node: Node, rank: int, width: int) -> bool:
+    """Whether the node picks or regroups rows and leaves each row, along the last dim, as it is. rank: of the value that it reads."""
+    if node.op == "aten.reshape.default":
+        return node.out.endswith(f",{width}]")  # row-major: an equal last size keeps the rows whole
+    if node.op not in ("aten.select.int", "aten.slice.Tensor") or rank < 2:
+        return False
+    dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+    return isinstance(dim, int) and dim % rank != rank - 1
 
 
 def _weight(node: Node) -> Any:

@@ -192,7 +192,7 @@ def _short(dtype: torch.dtype) -> str:
 
 
 def _source(source: str) -> str:
-    return f" (from {source})" if source else ""
+    return f" ({source})" if " " in source.partition(":")[0] else f" (from {source})" if source else ""
 
 
 Runner = Callable[..., Any]

@@ -73,7 +73,12 @@ def capture_members(
             low_high = {s.name: (s.low, s.high) for s in specs}
             call = arrange(module, (), values, axes, sizes)
         elif sample is not None or sample_kwargs is not None:
-            args, kwargs = tuple(sample or ()), dict(sample_kwargs or {})
+            args, kwargs = (sample,) if isinstance(sample, torch.Tensor) else tuple(sample or ()), dict(sample_kwargs or {})
+            unknown = sorted(set(dynamic or ()) - set(inspect.signature(module.forward).parameters) - set(kwargs))
+            if unknown and not any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(module.forward).parameters.values()):
+                raise UsageError(
+                    f"dynamic names {', '.join(unknown)}, which forward does not take; it takes {', '.join(inspect.signature(module.forward).parameters)}"
+                )
             names = list(inspect.signature(module.forward).parameters)
             call = arrange(module, args, kwargs, dynamic if dynamic is not None else default_axes(names, args, kwargs), {})
         else:
@@ -85,7 +90,10 @@ def capture_members(
     for other in made[1:]:
         _same_graph(first, other)
     dims = {d: _meet(found, bounds.get(d)) for d, found in first.dims.items()}
-    return Captures(tuple(made), signatures, replace(first, dims=dims), low_high)
+    for other in made[1:]:  # every condition that one member's export holds under binds all of them
+        dims = {d: _meet(dims[d], other.dims[d][:2]) for d in dims}
+    guards = {str(g.expr): g for c in made for g in c.guards}
+    return Captures(tuple(made), signatures, replace(first, dims=dims, guards=tuple(guards.values())), low_high)
 
 
 def _meet(found: tuple[int, int | None, str], asked: tuple[int, int | None] | None) -> tuple[int, int | None, str]:
@@ -97,8 +105,19 @@ def _meet(found: tuple[int, int | None, str], asked: tuple[int, int | None] | No
 
 
 def _same_graph(a: Captured, b: Captured) -> None:
-    if [(n.name, n.op) for n in a.program.nodes] != [(n.name, n.op) for n in b.program.nodes]:
-        raise CaptureError("members of other shapes give other programs: only sizes may differ between them, the ops must be the same")
+    """Refuse members of other shapes whose programs differ in more than sizes."""
+    for x, y in zip(a.program.nodes, b.program.nodes):
+        if (x.name, x.op) != (y.name, y.op):
+            where = x.source or y.source
+            raise CaptureError(
+                f"members of other shapes give other programs, from {where or x.name} on: {x.op} in one, {y.op} in another; only sizes may differ between them"
+            )
+    if len(a.program.nodes) != len(b.program.nodes):
+        raise CaptureError(
+            f"members of other shapes give programs of {len(a.program.nodes)} and {len(b.program.nodes)} ops; only sizes may differ between them"
+        )
+    if a.result != b.result:
+        raise CaptureError("members of other shapes return different numbers beside their tensors; return tensors, or leave such numbers out")
 
 
 @dataclass(frozen=True)
@@ -128,6 +147,11 @@ class Job:
         ]
         self.batch = self._batch()
         self._simple: dict[str, list[Program]] = {}
+
+    def at_least_two(self, letter: str, why: str) -> None:
+        """Raise a dim's lower bound to 2: the program does not hold where it is 1."""
+        _, most, _ = self.first.dims[letter]
+        self.first = replace(self.first, dims={**self.first.dims, letter: (2, most, f"at {letter} = 1 the program does not hold: {why}")})
 
     def _batch(self) -> str:
         """The dim that batch classes are made of: the first dynamic dim of the first input that has one."""

@@ -45,6 +45,8 @@ def load(
         raise UsageError(f"backend={backend!r} is unknown; this version runs 'eager' (or 'auto', which chooses it)")
     if threads is not None:
         torch.set_num_threads(threads)
+    if not isinstance(path, (str, PathLike)):
+        raise UsageError(f"path is a {type(path).__name__}; give the artifact's folder")
     where = _device(device)
     reader = Reader(path, expect)
     if ENTRY not in reader.manifest.entries:
@@ -67,6 +69,8 @@ def _device(device: str | torch.device | None) -> torch.device:
         found = torch.device(device or "cpu")
     except RuntimeError as e:
         raise UsageError(f"device {device!r}: {str(e).splitlines()[0]}") from e
+    if found.type not in ("cpu", "cuda"):
+        raise UsageError(f"device {str(device)!r}: artifacts run on cpu and cuda")
     if found.type == "cuda":
         if not torch.cuda.is_available():
             raise UsageError(
@@ -80,10 +84,14 @@ def _members(reader: Reader, members: Sequence[int | str] | None) -> list[int]:
     names = [m.name for m in reader.manifest.members]
     if members is None:
         return list(range(len(names)))
+    if isinstance(members, str):
+        raise UsageError(f"members is the string {members!r}; give a list, for example [{members!r}]")
     if not members:
         raise UsageError("members is empty; name at least one, or leave it out for all")
     chosen = []
     for m in members:
+        if isinstance(m, bool) or not isinstance(m, (int, str)):
+            raise UsageError(f"member {m!r} is a {type(m).__name__}; members are named by number or by name")
         if isinstance(m, str) and m not in names:
             raise UsageError(f"no member is called {m!r}; the members are {', '.join(names[:20])}")
         if not isinstance(m, str) and not 0 <= m < len(names):

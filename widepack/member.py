@@ -14,7 +14,7 @@ from widepack_artifacts.program import Program
 
 from .inputs import Binder
 from .output import Output
-from .runtime import graph_module
+from .runtime import graph_module, storage
 
 
 class Member(nn.Module):
@@ -34,5 +34,7 @@ class Member(nn.Module):
         """The member's own answer. Raises: InputError."""
         values, marks = self._binder.bind(args, kwargs)
         self._binder.check(values, marks)
-        outs = self._run(*(self._buffers[s] for s in self._slots), *values)
-        return tree.build(self._entry.result, list(outs), Output)
+        weights = [self._buffers[s] for s in self._slots]
+        owned = {storage(w) for w in weights} - {0}
+        outs = [o.clone() if storage(o) in owned else o for o in self._run(*weights, *values)]  # the caller may write into what it gets
+        return tree.build(self._entry.result, outs, Output)

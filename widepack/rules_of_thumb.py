@@ -84,7 +84,10 @@ def plans(
 
 def crossover(program: Program, found: Mapping[str, Kind], members: int, sizes: Mapping[str, int], batch: str) -> tuple[int | None, str]:
     """The largest batch to run wide on a CPU (None: every batch), and why."""
-    low, high = (working_set(program, found, {**sizes, batch: b} if batch else sizes) for b in (4, 8))
+    try:
+        low, high = (working_set(program, found, {**sizes, batch: b} if batch else sizes) for b in (4, 8))
+    except RuntimeError:  # the batch cannot change alone: a condition ties it to another dim
+        low = high = working_set(program, found, sizes)
     slope = (high - low) / 4 * members
     fixed = low * members - 4 * slope
     words = f"an op's activations of all {members} members are {(fixed + slope) / 1024:.0f} KiB on average at {batch or 'this size'}{' = 1' if batch else ''}"

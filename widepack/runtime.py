@@ -123,10 +123,22 @@ class Executable:
         self.program, given = _lists(program, given)
         self.weights = given
         self.forward: Function = graph_module(self.program, device).forward
+        self._owned = {storage(t) for w in given for t in (w if isinstance(w, (list, tuple)) else [w])} - {0}
 
     def run(self, *inputs: Any) -> tuple[Any, ...]:
         with torch.inference_mode():
-            return self.forward(*self.weights, *inputs)  # type: ignore[no-any-return]
+            return tuple(self._free(v) for v in self.forward(*self.weights, *inputs))
+
+    def _free(self, value: Any) -> Any:
+        """An output that the caller may write into: one that lies in a weight's memory is copied."""
+        if isinstance(value, list):
+            return [self._free(v) for v in value]
+        return value.clone() if isinstance(value, torch.Tensor) and storage(value) in self._owned else value
+
+
+def storage(value: Any) -> int:
+    """Where a tensor's memory begins; 0 for what is none, or has none."""
+    return value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) else 0
 
 
 def _lists(program: Program, given: list[Any]) -> tuple[Program, list[Any]]:

@@ -62,6 +62,7 @@ class Subject:
 
     programs, signatures: member programs and each member's index into them. sources: how inputs are drawn. weights(i): member i's weights by source name.
     module(i): the user's own module with member i's weights, or None. bind: leaves -> (args, kwargs) of the module. fits(sizes): whether all guards hold.
+    numbers: what the member returns beside tensors, in order.
     """
 
     members: tuple[str, ...]
@@ -75,6 +76,7 @@ class Subject:
     module: Callable[[int], nn.Module] | None
     bind: Callable[[Sequence[torch.Tensor]], tuple[tuple[Any, ...], dict[str, Any]]]
     fits: Callable[[Mapping[str, int]], bool]
+    numbers: Sequence[Any] = ()
 
 
 def calls(subject: Subject, patterns: Sequence[str]) -> list[Call]:
@@ -90,7 +92,7 @@ def calls(subject: Subject, patterns: Sequence[str]) -> list[Call]:
         made.append(Call(f"{letter or 'size'}={large or 'fixed'}", pattern, whole, not letter))
         for b in (1, 2, 5) if letter else ():
             if b < large and subject.fits({**subject.sizes, letter: b}):
-                made.append(Call(f"{letter}={b}", pattern, [rows(v, subject.sources, letter, b) for v in whole], b != 1))
+                made.append(Call(f"{letter}={b}", pattern, [rows(v, subject.sources, letter, b) for v in whole], True))
         other = _other_sizes(subject)
         if other != dict(subject.sizes):
             label = ", ".join(f"{k}={v}" for k, v in other.items())
@@ -168,12 +170,16 @@ def answers(
             for pool, o, t in zip(pools, own, into.truth[-1]):
                 pool.add_own(o, t)
             if module is not None and call.user:
-                theirs = run_module(module, *subject.bind(call.inputs[i]))
-                _same_outputs(name, theirs, own)
+                theirs = _tensors(name, run_module(module, *subject.bind(call.inputs[i])), own, subject.numbers)
                 for pool, y, o in zip(captured, theirs, own):
                     pool.add_wide(name, call.label, y, o, o.to(torch.complex128 if o.is_complex() else torch.float64) if floating(o) else o)
         if progress:
             progress(i + 1, len(subject.members))
+    if unsteady := next((w for p in pools if raised and (w := p.unsteady())), ""):
+        raise VerificationError(
+            f"{unsteady}: nothing can be proved of such a model. Random numbers or state in eval mode do this, and so do weights at which the model is "
+            f"ill-conditioned; make forward deterministic, or check the checkpoints"
+        )
     for pool, whole in zip(captured, pools):
         pool.eps, pool.own_square, pool.own_max, pool.scale_square, pool.count = (
             whole.eps,
@@ -192,7 +198,7 @@ def answers(
     return found, captured, raised
 
 
-def run_module(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+def run_module(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The user's module on one call, without the nested-tensor path that answers differently at padded positions; buffers are restored."""
     before = {n: b.clone() for n, b in module.named_buffers()}
     fast = torch.backends.mha.get_fastpath_enabled()
@@ -204,14 +210,53 @@ def run_module(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
                 b.copy_(before[n])
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-    return [x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
+    return pytree.tree_leaves(result)
 
 
-def _same_outputs(member: str, theirs: Sequence[torch.Tensor], own: Sequence[torch.Tensor]) -> None:
+def _tensors(member: str, found: Sequence[Any], own: Sequence[torch.Tensor], numbers: Sequence[Any]) -> list[torch.Tensor]:
+    """The tensors of what a module returned; the rest must be what the captured program returns for everybody."""
+    theirs = [x for x in found if isinstance(x, torch.Tensor)]
+    rest = [x for x in found if not isinstance(x, torch.Tensor)]
+    if rest != list(numbers):
+        raise VerificationError(
+            f"member {member} returns {rest} beside its tensors, the captured program {list(numbers)}: numbers in the result belong to the program and "
+            f"must be the same for all members and calls; return them as tensors, or leave them out"
+        )
     if len(theirs) != len(own):
         raise VerificationError(
             f"member {member} gives {len(theirs)} tensors, the captured program {len(own)}; what forward returns must not depend on values"
         )
+    return theirs
+
+
+def way_at_one(subject: Subject, letter: str) -> str:
+    """Whether the member takes another way where a dim is 1, in words; empty when its program holds there.
+
+    Export takes every dynamic dim to be at least 2, and follows `if x.shape[0] > 1` without a condition: only the member itself can tell.
+    """
+    sizes = {**subject.sizes, letter: 1}
+    if subject.module is None or not subject.fits(sizes):
+        return ""
+    module, weights = subject.module(0), subject.weights(0)
+    program = subject.programs[subject.signatures[0]]
+    inputs = draw_all(subject.sources, sizes, 3)
+    try:
+        with torch.inference_mode():
+            own = graph_module(program, CPU).forward(*(weights[s.source] for s in program.weights), *inputs)
+        theirs = [x for x in run_module(module, *subject.bind(inputs)) if isinstance(x, torch.Tensor)]
+    except (RuntimeError, ValueError, IndexError) as e:
+        return f"the member or its program fails there: {str(e).splitlines()[0][:200]}"
+    for o, t in zip(own, theirs):
+        if o.shape != t.shape:
+            return f"the member gives {list(t.shape)} there, its program {list(o.shape)}"
+        close = (
+            torch.allclose(o, t, rtol=1e-3, atol=1e-4 * float(t.abs().max()) if t.numel() else 0.0, equal_nan=True)
+            if floating(t)
+            else torch.equal(o, t)
+        )
+        if not close:
+            return "the member's code takes another way there"
+    return ""
 
 
 def check_wide(

@@ -118,7 +118,7 @@ class WideModel:
 
     def _answer(self, values: list[torch.Tensor], marks: list[bool]) -> Any:
         sizes = self._binder.check(values, marks)
-        pattern = "shared" if not any(marks) else "each" if all(marks) else ",".join(leaf.name for leaf, m in zip(self._binder.leaves, marks) if m)
+        pattern = "shared" if not any(marks) else "each" if all(marks) else "mixed:" + "".join("e" if m else "s" for m in marks)
         bound = self._bound.get(pattern) or self._programs(pattern)
         size = sizes.get(self._letter)
         program = bound[0] if len(bound) == 1 else next((b for b in bound if b.fits(size)), bound[-1])
@@ -150,13 +150,8 @@ class WideModel:
 
         programs = [self._reader.program(f) for f in self._entry.member]
         signatures = [self._entry.signatures[i] for i in self._chosen]
-        own = (
-            [True] * len(self._binder.leaves)
-            if pattern == "each"
-            else [False] * len(self._binder.leaves)
-            if pattern == "shared"
-            else [leaf.name in pattern.split(",") for leaf in self._binder.leaves]
-        )
+        letters = {"shared": "s" * len(self._binder.leaves), "each": "e" * len(self._binder.leaves)}.get(pattern) or pattern.partition(":")[2]
+        own = [letter == "e" for letter in letters]
         kinds: dict[str, Kind] = {w.name: w.kind for w in self.manifest.weights}  # type: ignore[misc]
         sizes = {d: v.example for d, v in self._entry.dims.items()}
         return relower(programs, signatures, kinds, own, sizes, self._letter, self._device.type, pattern, self._strategies or "auto")

@@ -69,3 +69,12 @@ def paths(tree: Tree, prefix: str = "") -> dict[int, str]:
     for key, part in rows:
         found.update(paths(part, f"{prefix}.{key}" if prefix else str(key)))
     return found
+
+
+def numbers(tree: Tree) -> list[Any]:
+    """The literals of a tree, in order."""
+    ((form, value),) = tree.items()
+    if form == "const":
+        return [value]
+    rows = value if form in ("tuple", "list") else [] if form == "leaf" else [t for _, t in (value if form == "dict" else value[1])]
+    return [n for t in rows for n in numbers(t)]
