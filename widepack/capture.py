@@ -359,19 +359,13 @@ def _node(n: fx.Node, renamed: Mapping[str, str], symbols: Mapping[Any, str]) ->
     if name not in OPS:
         raise CaptureError(f"node {n.name} is {name}, {f'from {source}, ' if source else ''}an op that widepack does not know; please report it")
 
-    if name == "aten.squeeze.default":  # the rank is the captured one: a batch of 1 is no dim to drop
-        ones = [d for d, size in enumerate(n.args[0].meta["val"].shape) if known(size) == 1]
-        return Node(
-            _clean(n.name),
-            "aten.squeeze.dims",
-            (Ref(renamed.get(n.args[0].name, _clean(n.args[0].name))), ones),
-            {},
-            _type(n.meta.get("val"), symbols),
-            source,
-        )
-
     def ref(value: fx.Node) -> Any:
         return Ref(renamed.get(value.name, _clean(value.name)))
+
+    if name == "aten.squeeze.default":  # the rank is the captured one: a batch of 1 is no dim to drop
+        value: Any = n.args[0]
+        ones = [d for d, size in enumerate(value.meta["val"].shape) if known(size) == 1]
+        return Node(_clean(n.name), "aten.squeeze.dims", (ref(value), ones), {}, _type(n.meta.get("val"), symbols), source)
 
     args = encode(fx.node.map_arg(n.args, ref))
     kwargs = {k: encode(fx.node.map_arg(v, ref)) for k, v in n.kwargs.items() if k not in ("pin_memory", "layout") and v is not None}
