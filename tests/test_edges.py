@@ -1,0 +1,155 @@
+"""What torch.export does not tell: branches on a size of 1, numbers in results, randomness; and what a caller may do to what it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import widepack
+from widepack.errors import CaptureError, InputError, VerificationError
+
+X = ["x=float32[B,8]"]
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+
+class OneStep(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(x)
+        return y * 100 if x.shape[1] == 1 else y
+
+
+class Centred(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(x)
+        return y - y.mean(0) if x.shape[0] > 1 else y
+
+
+class Counts(Base):
+    def forward(self, x: Tensor) -> tuple[Tensor, int]:
+        return self.fc(x), x.shape[0]
+
+
+class Noisy(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x) + torch.rand_like(x)
+
+
+class Scaled(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.fc(x) * self.scale, self.scale, self.scale.exp()
+
+
+class Squeezed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x).squeeze()
+
+
+class Mixer(nn.Module):
+    """The norm's width equals the other dim's size: only the dims' order tells them apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.fc = nn.LayerNorm(16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.norm(x).transpose(1, 2)) + self.fc(self.norm(x)[:, :, 3]).unsqueeze(1)
+
+
+class Named(Base):
+    def forward(self, x: Tensor, shared: Tensor) -> Tensor:
+        return self.fc(x) + shared
+
+
+def member(make: Callable[[], nn.Module], i: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(40 + i)
+        module = make().eval()
+        with torch.no_grad():
+            for p in module.parameters():
+                p.add_(0.1 * torch.randn_like(p))
+    return module
+
+
+def made(make: Callable[[], nn.Module], inputs: Sequence[str], folder: Path, count: int = 3) -> widepack.WideModel:
+    paths = [folder / f"m{i}.pt" for i in range(count)]
+    for i, path in enumerate(paths):
+        torch.save(member(make, i).state_dict(), path)
+    widepack.build(paths, folder / "e.wide", model=make, inputs=inputs, pt2=False, targets=("cpu",))
+    return widepack.load(folder / "e.wide")
+
+
+@pytest.mark.parametrize(
+    ("make", "inputs", "call", "letter"), [(OneStep, ["x=float32[B,T,8]"], (2, 1, 8), "T"), (Centred, X, (1, 8), "B"), (Squeezed, X, (1, 8), "B")]
+)
+def test_another_way_at_one_is_refused(make: Callable[[], nn.Module], inputs: list[str], call: tuple[int, ...], letter: str, tmp_path: Path) -> None:
+    ens = made(make, inputs, tmp_path)
+    with pytest.raises(InputError, match=f"{letter} = 1 .*2 <= {letter}.* the program does not hold"):
+        ens(torch.randn(call))
+    x = torch.randn([3 if s == 1 else s for s in call])
+    with torch.no_grad():
+        torch.testing.assert_close(ens(x).clone(), torch.stack([member(make, i)(x) for i in range(3)]))
+
+
+def test_a_number_made_of_sizes_is_no_output(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="a number that depends on the inputs' sizes"):
+        made(Counts, X, tmp_path)
+    assert not (tmp_path / "e.wide").exists()
+
+
+def test_randomness_proves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(VerificationError, match="nothing can be proved of such a model"):
+        made(Noisy, X, tmp_path)
+    assert not (tmp_path / "e.wide").exists()
+
+
+def test_what_a_caller_writes_into_an_answer_stays_there(tmp_path: Path) -> None:
+    ens, x = made(Scaled, X, tmp_path), torch.randn(2, 8)
+    with torch.inference_mode():
+        first = ens(x)[0].clone()
+        for again in (ens(x), ens.each(torch.stack([x] * 3))):
+            again[1].zero_()
+            again[2].zero_()
+        assert torch.equal(ens(x)[0], first)
+
+
+def test_a_norm_is_folded_along_its_own_dim_only(tmp_path: Path) -> None:
+    ens, x = made(Mixer, ["x=float32[B,16,16]"], tmp_path), torch.randn(5, 16, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(ens(x).clone(), torch.stack([member(Mixer, i)(x) for i in range(3)]))
+
+
+def test_an_input_may_be_called_as_a_preset_is(tmp_path: Path) -> None:
+    ens = made(Named, [*X, "shared=float32[B,8]"], tmp_path)
+    x, own = torch.randn(2, 8), torch.randn(3, 2, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(ens(x, shared=widepack.each(own)).clone(), torch.stack([member(Named, i)(x, own[i]) for i in range(3)]))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_few_numbers_raise_no_false_alarm(seed: int, tmp_path: Path) -> None:
+    """One logit a row: a member's rms error counts over all calls, since two numbers have none worth the name."""
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+
+    paths = [tmp_path / f"m{i}.pt" for i in range(8)]
+    for i, path in enumerate(paths):
+        torch.save(member(make, 100 * seed + i).state_dict(), path)
+    widepack.build(paths, tmp_path / "e.wide", model=make, inputs=["input=float32[B,16]"], pt2=False, targets=("cpu",))
