@@ -18,7 +18,7 @@ from typing import Any
 from widepack_artifacts.program import Kind, Node, Program, Ref, Tag
 
 from . import ops
-from .graph import readers, renamed, uses, with_nodes
+from .graph import rank_of, readers, renamed, uses, with_nodes
 from .kinds import kinds
 from .specs import parse_type
 
@@ -154,15 +154,6 @@ def _layers(value: str, by: Mapping[str, list[Node]], outs: set[str], width: int
         else:
             return []
     return found
-
-
-def rank_of(type_: str) -> int:
-    """The rank of a node's type text; a size may hold commas of its own, in parentheses. 0 where the type is not known."""
-    depth, dims = 0, 1
-    for c in type_.partition("[")[2].rpartition("]")[0]:
-        depth += (c == "(") - (c == ")")
-        dims += c == "," and depth == 0
-    return dims if type_.endswith("]") else 0
 
 
 def _keeps_rows(node: Node, rank: int, width: int) -> bool:

@@ -49,3 +49,12 @@ def sweep(program: Program) -> Program:
             kept.append(node)
             live.update(refs((node.args, node.kwargs)))
     return replace(program, nodes=tuple(reversed(kept)), weights=tuple(s for s in program.weights if s.name in live))
+
+
+def rank_of(type_: str) -> int:
+    """The rank of a node's type text; a size may hold commas of its own, in parentheses. 0 where the type is not known."""
+    depth, dims = 0, 1
+    for c in type_.partition("[")[2].rpartition("]")[0]:
+        depth += (c == "(") - (c == ")")
+        dims += c == "," and depth == 0
+    return dims if type_.endswith("]") else 0

@@ -32,7 +32,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """batch: the sizes of the first dim that the plan is for, (least, most or None). choices: by node of the member program."""
+    """batch: the sizes of the first dim that the plan is for, (least, most or None), counted at the example's sizes of the other dims. choices: by node of the member program."""
 
     device: str
     pattern: str

@@ -3,7 +3,7 @@
 requires: a functional member program and the kinds of its slots. ensures: equal answers but for rounding; no value has a higher kind than the one it replaces.
 
 1. Copies and casts that change nothing go.
-2. Chains of reshapes and transposes that come down to views become views (views.py).
+2. Linear layers come before transposes of their rows, and chains of reshapes and transposes that come down to views become views (views.py).
 3. Norms are folded into the weights next to them where no kind rises (folding.py).
 4. What nothing reads goes.
 """
@@ -18,7 +18,7 @@ from widepack_artifacts.program import Kind, Node, Program, Ref
 
 from .folding import fold_batch_norms, fold_layer_norms
 from .graph import renamed, sweep, with_nodes
-from .views import merge_views
+from .views import merge_views, sink_transposes
 
 _COPIES = {
     "aten.clone.default",
@@ -33,7 +33,7 @@ _VIEWS = {"aten.view.default", "aten._unsafe_view.default"}
 
 def simplify(program: Program, slots: Mapping[str, Kind], sizes: Mapping[str, int]) -> Program:
     """The simplified program. slots: kinds of weights and inputs by value name. sizes: an example size of each dim."""
-    plain = merge_views(drop_copies(program), sizes)
+    plain = merge_views(sink_transposes(drop_copies(program)), sizes)
     return sweep(fold_layer_norms(fold_batch_norms(plain, slots), slots))
 
 

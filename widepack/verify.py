@@ -210,7 +210,7 @@ def run_module(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
                 b.copy_(before[n])
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-    return pytree.tree_leaves(result)
+    return [x.detach() if isinstance(x, torch.Tensor) else x for x in pytree.tree_leaves(result)]  # a parameter may be an output
 
 
 def _tensors(member: str, found: Sequence[Any], own: Sequence[torch.Tensor], numbers: Sequence[Any]) -> list[torch.Tensor]:

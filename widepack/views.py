@@ -20,7 +20,7 @@ import torch
 
 from widepack_artifacts.program import Node, Program, Ref
 
-from .graph import renamed, sweep, with_nodes
+from .graph import rank_of, renamed, sweep, with_nodes
 from .replay import Fakes, replay
 
 _RESHAPES = {"aten.reshape.default", "aten.view.default", "aten._unsafe_view.default", "aten.flatten.using_ints", "aten.unflatten.int"}
@@ -35,6 +35,28 @@ class Chain:
     atoms: tuple[tuple[int, Any, int], ...]
     groups: tuple[tuple[int, ...], ...]
     reshapes: int = 0
+
+
+def sink_transposes(program: Program) -> Program:
+    """A linear layer over transposed rows becomes the transpose of the linear layer: rows in memory order are one product, others a copy or many products."""
+    types = {s.name: s.type for s in (*program.weights, *program.inputs)} | {n.name: n.out for n in program.nodes}
+    made_by = {n.name: n for n in program.nodes}
+    nodes: list[Node] = []
+    for node in program.nodes:
+        turn = made_by.get(node.args[0].name) if node.op == "aten.linear.default" and isinstance(node.args[0], Ref) else None
+        if turn is None or not _turns_rows(turn, rank_of(types[turn.args[0].name]) if turn.args and isinstance(turn.args[0], Ref) else 0):
+            nodes.append(node)
+            continue
+        rows = replace(node, name=f"{node.name}_rows", args=(turn.args[0], *node.args[1:]), out="")
+        nodes += [rows, replace(turn, name=node.name, args=(Ref(rows.name), *turn.args[1:]), out=node.out, source=node.source)]
+    return sweep(replace(program, nodes=tuple(nodes)))
+
+
+def _turns_rows(node: Node, rank: int) -> bool:
+    """Whether the node is a transpose of leading dims that leaves the last dim, and so each row, in place."""
+    if node.op == "aten.transpose.int" and rank > 2:
+        return all(isinstance(d, int) and d % rank != rank - 1 for d in node.args[1:3])
+    return node.op == "aten.permute.default" and rank > 2 and node.args[1][-1] % rank == rank - 1
 
 
 def merge_views(program: Program, sizes: Mapping[str, int]) -> Program:

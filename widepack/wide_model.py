@@ -6,6 +6,7 @@ bound function. Calls may come from several threads at once: nothing that a call
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -120,9 +121,19 @@ class WideModel:
         sizes = self._binder.check(values, marks)
         pattern = "shared" if not any(marks) else "each" if all(marks) else "mixed:" + "".join("e" if m else "s" for m in marks)
         bound = self._bound.get(pattern) or self._programs(pattern)
-        size = sizes.get(self._letter)
+        size = self._scaled(sizes) if len(bound) > 1 else None
         program = bound[0] if len(bound) == 1 else next((b for b in bound if b.fits(size)), bound[-1])
         return present(program.run(*values), program.program.outputs, len(self._chosen), self._entry.result)
+
+    def _scaled(self, sizes: Mapping[str, int]) -> int | None:
+        """The batch, counted at the example's sizes of the other dims: batch classes are about how much a call has to work on."""
+        if self._letter not in sizes:
+            return None
+        size = float(sizes[self._letter])
+        for letter, dim in self._entry.dims.items():
+            if letter != self._letter and letter in sizes:
+                size *= sizes[letter] / max(dim.example, 1)
+        return max(1, math.ceil(size))
 
     # ---------------------------------------------------------------- programs
 

@@ -219,7 +219,7 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class WideProgram:
-    """A wide program. batch: the sizes of the batch that its plan is for, (least, most or None). plan: as `widepack.plan.Plan` writes it."""
+    """A wide program. batch: the sizes of the batch that its plan is for, (least, most or None), counted at the example's sizes of the other dims. plan: as `widepack.plan.Plan` writes it."""
 
     device: str
     pattern: str
