@@ -45,7 +45,7 @@ def sweep(program: Program) -> Program:
     live = {r for o in program.outputs for r in refs(o.value)}
     kept: list[Node] = []
     for node in reversed(program.nodes):
-        if node.name in live or not (node.body or ops.tensors_only(node.op)):
+        if node.name in live or not (node.body or ops.pure(node.op, node.args, node.kwargs)):
             kept.append(node)
             live.update(refs((node.args, node.kwargs)))
     return replace(program, nodes=tuple(reversed(kept)), weights=tuple(s for s in program.weights if s.name in live))

@@ -58,7 +58,7 @@ class ProgramWriter(Writer):
         value = Value(Ref(self.name(self.at.name or "made")), held)
         assert value.ref is not None
         self.nodes.append(Node(value.ref.name, op, tuple(given), named, type_text(held), self.at.source, self.at.name))
-        if ops.tensors_only(op):
+        if ops.pure(op, args, kwargs):
             self._made[key] = value
         return value
 
@@ -107,7 +107,7 @@ def _run(w: ProgramWriter, node: Node, args: Any, kwargs: Any, choice: Choice | 
     wides = wide_items([args, kwargs])
     if any(isinstance(x, Ragged) for x in wides):
         raise LoweringError(f"node {node.name} reads a Ragged value outside a loop region")
-    if all(isinstance(x, Shared) for x in wides) and ops.tensors_only(node.op):
+    if all(isinstance(x, Shared) for x in wides) and ops.pure(node.op, node.args, node.kwargs):
         return w.shared(w.call(node.op, *shared(args), **shared(kwargs))), "once"
     strategies = REGISTRY[node.op].strategies if node.op in REGISTRY else {}
     if choice is not None and choice.strategy in strategies and strategies[choice.strategy].when(w, *args, **kwargs):

@@ -43,7 +43,7 @@ def kinds(program: Program, slots: Mapping[str, Kind]) -> dict[str, Kind]:
             found[node.name] = "ragged"
         elif node.op in SIZES:
             found[node.name] = "stacked" if any(found[r] == "stacked" for r in refs((node.args[1:], node.kwargs))) else "shared"
-        elif "stacked" in read or not ops.tensors_only(node.op):
+        elif "stacked" in read or not ops.pure(node.op, node.args, node.kwargs):
             found[node.name] = "stacked"
         else:
             found[node.name] = "shared"
@@ -54,7 +54,7 @@ def weights_only(program: Program) -> set[str]:
     """The values that depend on weights and literals alone: the weight prologue."""
     found = {s.name for s in program.weights}
     for node in program.nodes:
-        if all(r in found for r in refs((node.args, node.kwargs))) and ops.tensors_only(node.op):
+        if all(r in found for r in refs((node.args, node.kwargs))) and ops.pure(node.op, node.args, node.kwargs):
             found.add(node.name)
     return found
 

@@ -7,8 +7,9 @@ service adds itself with `allow_ops`) are looked up: a name from a file never re
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -45,6 +46,8 @@ PYTHON: dict[str, Op] = {
 }
 _NAMES = {op: name for name, op in PYTHON.items()}
 _DIMS = {"dim", "dims", "dim0", "dim1", "start_dim", "end_dim", "axis", "source", "destination", "dimension", "dim2"}
+_TRAINING = ("train", "training")
+_CHANCES = ("dropout_p", "dropout", "p")
 
 
 @cache
@@ -92,10 +95,23 @@ def dim_arguments(name: str) -> tuple[str, ...]:
     return tuple(a for a, type_, _ in arguments(name) if a in _DIMS and ("int" in type_ or "Int" in type_))
 
 
-@cache
-def tensors_only(name: str) -> bool:
-    """Whether the op is pure: writes to nothing, returns no alias that it could write through, draws no random numbers."""
-    op = resolve(name)
-    if not isinstance(op, torch._ops.OpOverload):
+def pure(name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = MappingProxyType({})) -> bool:
+    """Whether this call writes to nothing and draws no random numbers; an op that could drop out does not where it is told not to."""
+    if _pure(name):
         return True
-    return not op._schema.is_mutable and torch.Tag.nondeterministic_seeded not in op.tags
+    if _writes(name):
+        return False
+    given = {a: default for a, _, default in arguments(name)} | bind(name, tuple(args), dict(kwargs))
+    return any(given.get(a) is False for a in _TRAINING) or any(isinstance(p := given.get(a), (int, float)) and p == 0 for a in _CHANCES)
+
+
+@cache
+def _pure(name: str) -> bool:
+    op = resolve(name)
+    return not isinstance(op, torch._ops.OpOverload) or (not op._schema.is_mutable and torch.Tag.nondeterministic_seeded not in op.tags)
+
+
+@cache
+def _writes(name: str) -> bool:
+    op = resolve(name)
+    return isinstance(op, torch._ops.OpOverload) and op._schema.is_mutable

@@ -3,9 +3,10 @@
 requires: a functional member program and the kinds of its slots. ensures: equal answers but for rounding; no value has a higher kind than the one it replaces.
 
 1. Copies and casts that change nothing go.
-2. Linear layers come before transposes of their rows, and chains of reshapes and transposes that come down to views become views (views.py).
-3. Norms are folded into the weights next to them where no kind rises (folding.py).
-4. What nothing reads goes.
+2. Linear layers come before a new order of their rows (rows.py), and chains of reshapes and transposes that come down to views become views (views.py).
+3. Where one position of a dim is read, one is computed (narrowing.py).
+4. Norms are folded into the weights next to them where no kind rises (folding.py).
+5. What nothing reads goes.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ from typing import Any
 
 from widepack_artifacts.program import Kind, Node, Program, Ref
 
+from . import ops
 from .folding import fold_batch_norms, fold_layer_norms
 from .graph import renamed, sweep, with_nodes
-from .views import merge_views, sink_transposes
+from .narrowing import narrow
+from .rows import rows_in_order
+from .views import merge_views
 
 _COPIES = {
     "aten.clone.default",
@@ -28,12 +32,13 @@ _COPIES = {
     "aten.lift_fresh_copy.default",
     "aten.dropout.default",
 }
+END = (1 << 63) - 1  # what export writes for no end
 _VIEWS = {"aten.view.default", "aten._unsafe_view.default"}
 
 
 def simplify(program: Program, slots: Mapping[str, Kind], sizes: Mapping[str, int]) -> Program:
     """The simplified program. slots: kinds of weights and inputs by value name. sizes: an example size of each dim."""
-    plain = merge_views(sink_transposes(drop_copies(program)), sizes)
+    plain = narrow(merge_views(rows_in_order(drop_copies(program), sizes), sizes), sizes)
     return sweep(fold_layer_norms(fold_batch_norms(plain, slots), slots))
 
 
@@ -53,8 +58,16 @@ def drop_copies(program: Program) -> Program:
         if node.op in _VIEWS:  # without the copy before it, memory may need one here
             node = replace(node, op="aten.reshape.default")
         same = isinstance(source, Ref) and types[node.name] != "" and types[source.name] == types[node.name]
-        if (node.op in _COPIES and isinstance(source, Ref)) or (node.op == "aten._to_copy.default" and same):
+        if (node.op in _COPIES and isinstance(source, Ref)) or (node.op == "aten._to_copy.default" and same) or _all(node):
             to[node.name] = source
         else:
             kept.append(node)
     return with_nodes(program, kept, to)
+
+
+def _all(node: Node) -> bool:
+    """Whether the node is `x[:]`: a slice that takes everything."""
+    if node.op != "aten.slice.Tensor":
+        return False
+    given = ops.bind(node.op, node.args, node.kwargs)
+    return given.get("start") in (None, 0) and given.get("end") in (None, END) and given.get("step", 1) == 1

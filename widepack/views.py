@@ -20,7 +20,7 @@ import torch
 
 from widepack_artifacts.program import Node, Program, Ref
 
-from .graph import rank_of, renamed, sweep, with_nodes
+from .graph import renamed, sweep, with_nodes
 from .replay import Fakes, replay
 
 _RESHAPES = {"aten.reshape.default", "aten.view.default", "aten._unsafe_view.default", "aten.flatten.using_ints", "aten.unflatten.int"}
@@ -37,28 +37,6 @@ class Chain:
     reshapes: int = 0
 
 
-def sink_transposes(program: Program) -> Program:
-    """A linear layer over transposed rows becomes the transpose of the linear layer: rows in memory order are one product, others a copy or many products."""
-    types = {s.name: s.type for s in (*program.weights, *program.inputs)} | {n.name: n.out for n in program.nodes}
-    made_by = {n.name: n for n in program.nodes}
-    nodes: list[Node] = []
-    for node in program.nodes:
-        turn = made_by.get(node.args[0].name) if node.op == "aten.linear.default" and isinstance(node.args[0], Ref) else None
-        if turn is None or not _turns_rows(turn, rank_of(types[turn.args[0].name]) if turn.args and isinstance(turn.args[0], Ref) else 0):
-            nodes.append(node)
-            continue
-        rows = replace(node, name=f"{node.name}_rows", args=(turn.args[0], *node.args[1:]), out="")
-        nodes += [rows, replace(turn, name=node.name, args=(Ref(rows.name), *turn.args[1:]), out=node.out, source=node.source)]
-    return sweep(replace(program, nodes=tuple(nodes)))
-
-
-def _turns_rows(node: Node, rank: int) -> bool:
-    """Whether the node is a transpose of leading dims that leaves the last dim, and so each row, in place."""
-    if node.op == "aten.transpose.int" and rank > 2:
-        return all(isinstance(d, int) and d % rank != rank - 1 for d in node.args[1:3])
-    return node.op == "aten.permute.default" and rank > 2 and node.args[1][-1] % rank == rank - 1
-
-
 def merge_views(program: Program, sizes: Mapping[str, int]) -> Program:
     """The program with chains that come down to views written as such. sizes: an example size of each dim."""
     values = replay(program, Fakes(sizes))
@@ -66,10 +44,10 @@ def merge_views(program: Program, sizes: Mapping[str, int]) -> Program:
     kept: list[Node] = []
     to: dict[str, Any] = {}
     for node in program.nodes:
-        chain = _step(node, chains, values)
+        chain = link(node, chains, values)
         if chain is not None:
             chains[node.name] = chain
-            made = _views(node, chain) if chain.reshapes > 1 and node.op in _RESHAPES else None
+            made = _views(node, chain) if (chain.reshapes > 1 and node.op in _RESHAPES) or (node.op in _ORDERS and _nothing(chain)) else None
             if made is not None:
                 kept += made
                 if made[-1].name != node.name if made else True:
@@ -83,9 +61,19 @@ def expr(size: Any) -> Any:
     return sympy.Integer(size) if isinstance(size, int) else size.node.expr
 
 
-def _step(node: Node, chains: Mapping[str, Chain], values: Mapping[str, Any]) -> Chain | None:
+def links(node: Node) -> bool:
+    """Whether the node is a link of a chain: it moves dims about and leaves what they hold."""
+    return node.op in _RESHAPES | _ORDERS
+
+
+def _nothing(chain: Chain) -> bool:
+    """Whether the chain ends where it began."""
+    return list(chain.groups) == [(i,) for i, _, _ in chain.atoms] and not any(s == 1 for _, s, _ in chain.atoms)
+
+
+def link(node: Node, chains: Mapping[str, Chain], values: Mapping[str, Any]) -> Chain | None:
     """The description of a node's value, if it is a link of a chain."""
-    if node.op not in _RESHAPES | _ORDERS or not isinstance(node.args[0], Ref) or not isinstance(values[node.args[0].name], torch.Tensor):
+    if not links(node) or not isinstance(node.args[0], Ref) or not isinstance(values[node.args[0].name], torch.Tensor):
         return None
     source = node.args[0].name
     shape = [expr(s) for s in values[source].shape]
