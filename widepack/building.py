@@ -139,7 +139,7 @@ def build(
         with stages.stage("verify"):
             verification, probe_tensors, counts = _verify(job, wides, held, stages)
         with stages.stage("export"):
-            manifest = _write_programs(writer, job, wides, held, pt2, inputs)
+            manifest = _write_programs(writer, job, wides, pt2)
             probe_name = _write_tensors(writer, "probe", probe_tensors)
         with stages.stage("publish"):
             provenance = _provenance(factory, opened, asked, stages)
@@ -303,9 +303,7 @@ def _kernels(job: Job, wides: Sequence[Wide], held: weight_files.Weights, call: 
     return kernels(own.forward, [*own.weights, *call.inputs[0]]), kernels(run.forward, [*run.weights, *call.inputs[0]])
 
 
-def _write_programs(
-    writer: Writer, job: Job, wides: Sequence[Wide], held: weight_files.Weights, pt2: bool, inputs: Sequence[str] | None
-) -> form.Manifest:
+def _write_programs(writer: Writer, job: Job, wides: Sequence[Wide], pt2: bool) -> form.Manifest:
     first = job.first
     members = [writer.file("programs/member.forward", "json", strict_json.canonical(p.to_json())) for p in job.programs]
     rows: list[form.WideProgram] = []
