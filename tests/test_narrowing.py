@@ -12,6 +12,7 @@ from widepack import ops
 from widepack.kinds import kinds
 from widepack.lower import lower
 from widepack.narrowing import narrow
+from widepack.replay import Shapes
 from widepack.rows import rows_in_order
 from widepack.simplify import simplify
 from widepack.views import merge_views
@@ -70,7 +71,7 @@ MOVES = {
 def test_a_choice_moves_up(name: str) -> None:
     nodes, dim, index = MOVES[name]
     made = chosen(nodes, dim, index, {"x": "float32[B,T,5]", "b": "float32[6,5]", "c": "float32[B,1,5]", "d": "float32[B,6,5,2]"})
-    moved = narrow(made, small.SIZES)
+    moved = narrow(made, Shapes(small.SIZES))
     first = [n for n in moved.nodes if n.op == SELECT]
     assert first and all(a.name in {s.name for s in made.inputs} for n in first for a in n.args if isinstance(a, Ref)), ops_of(moved)
     equal(made, moved)
@@ -88,7 +89,7 @@ def test_a_choice_moves_past_the_dims_that_it_cannot_take_part_in() -> None:
     ]
     for nodes, dim, index in stays:
         made = chosen(nodes, dim, index)
-        assert narrow(made, small.SIZES).nodes == made.nodes
+        assert narrow(made, Shapes(small.SIZES)).nodes == made.nodes
         equal(made, made)
 
 
@@ -96,12 +97,12 @@ def test_a_value_that_something_else_reads_is_computed_whole() -> None:
     relu, pick = node("r", "relu", X), node("y", "select.int", Ref("r"), 1, 0)
     for more, outputs in (([node("z", "sum", Ref("r"))], ["y", "z"]), ([node("z", "select.int", Ref("r"), 1, 1)], ["y", "z"]), ([], ["y", "r"])):
         made = program({}, {"x": "float32[B,T,5]"}, [relu, pick, *more], outputs)
-        assert narrow(made, small.SIZES).nodes == made.nodes
+        assert narrow(made, Shapes(small.SIZES)).nodes == made.nodes
 
 
 def test_a_tensor_keeps_a_dim_where_types_are_promoted() -> None:
     made = program({}, {"x": "float32[B]", "d": "float64[B]"}, [node("a", "add.Tensor", X, Ref("d")), node("y", "select.int", Ref("a"), 0, 1)], ["y"])
-    assert narrow(made, small.SIZES).nodes == made.nodes
+    assert narrow(made, Shapes(small.SIZES)).nodes == made.nodes
 
 
 def layer(causal: bool = False, mask: str | None = None) -> Program:
@@ -123,7 +124,7 @@ def layer(causal: bool = False, mask: str | None = None) -> Program:
 @pytest.mark.parametrize("mask", [None, "float32[B,1,1,T]", "float32[T,T]", "float32[B,1,T,T]"])
 def test_one_token_asks_one_query(mask: str | None) -> None:
     made = layer(mask=mask)
-    moved = narrow(made, small.SIZES)
+    moved = narrow(made, Shapes(small.SIZES))
     attention = next(n for n in moved.nodes if "attention" in n.op)
     reads = {n.name: n for n in moved.nodes}
     assert reads[attention.args[0].name].op == "aten.unsqueeze.default"
@@ -132,7 +133,7 @@ def test_one_token_asks_one_query(mask: str | None) -> None:
 
 
 def test_a_causal_attention_stays_whole() -> None:
-    moved = narrow(layer(causal=True), small.SIZES)
+    moved = narrow(layer(causal=True), Shapes(small.SIZES))
     assert SELECT in [n.op for n in moved.nodes if n.args[0] == Ref("a")]
     equal(layer(causal=True), moved)
 
@@ -160,7 +161,7 @@ def test_linear_layers_take_rows_as_they_lie(name: str, back: bool) -> None:
     elif back:
         nodes += [node("y", "transpose.int", Ref("l"), 0, 1)]
     made = program(WEIGHTS, inputs, nodes, ["y" if back else "l"])
-    moved = merge_views(rows_in_order(made, small.SIZES), small.SIZES)
+    moved = merge_views(rows_in_order(made, shapes := Shapes(small.SIZES)), shapes)
     if name == "transpose" and back:
         assert ops_of(moved) == ["linear"]
     if name == "merged" and back:
@@ -175,7 +176,7 @@ def test_a_copy_of_rows_stays_before_the_layer_where_it_would_only_move() -> Non
         [node("t", "transpose.int", X, 0, 1), node("f", "reshape", Ref("t"), [-1, 5]), node("l", "linear", Ref("f"), W), node("y", "relu", Ref("l"))],
         ["y"],
     )
-    assert rows_in_order(made, small.SIZES).nodes == made.nodes
+    assert rows_in_order(made, Shapes(small.SIZES)).nodes == made.nodes
 
 
 def test_attention_that_drops_nothing_is_pure_and_once_for_all() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import itertools
 import logging
 import re
 import warnings
@@ -90,6 +91,7 @@ def arrange(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], a
     def walk(value: Any, name: str, dims: Any) -> Tree:
         if isinstance(value, torch.Tensor):
             named = {int(a) % max(value.ndim, 1) if -value.ndim <= int(a) < 0 else int(a): str(d) for a, d in (dims or {}).items()}
+            named = {a: _own_letter(d, value.shape[a], found) if 0 <= a < value.ndim else d for a, d in named.items()}
             leaves.append(Leaf(name, _leaf_type(value, named, name, found), value, named))
             return {"leaf": len(leaves) - 1}
         if value is None or isinstance(value, (bool, int, float, str)):
@@ -116,7 +118,10 @@ def arrange(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], a
             continue
         value = bound.arguments[name]
         if parameter.kind is parameter.VAR_POSITIONAL:
-            signature += [Parameter(f"{name}_{i}", "positional", walk(v, f"{name}_{i}", axes.get(f"{name}_{i}"))) for i, v in enumerate(value)]
+            for i, v in enumerate(value):
+                every = axes.get(name)  # of all positions, or a list with one entry each
+                own = every[i] if isinstance(every, (list, tuple)) and i < len(every) else every
+                signature.append(Parameter(f"{name}_{i}", "positional", walk(v, f"{name}_{i}", axes.get(f"{name}_{i}", own))))
         elif parameter.kind is parameter.VAR_KEYWORD:
             signature += [Parameter(k, "keyword", walk(v, k, axes.get(k))) for k, v in value.items()]
         else:
@@ -125,6 +130,15 @@ def arrange(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], a
             signature.append(Parameter(name, kind, shape, default))
     ordered = {p.name: kwargs[p.name] for p in signature if p.name in kwargs}
     return Call(tuple(args), ordered, tuple(leaves), tuple(signature), found)
+
+
+def _own_letter(text: str, size: int, sizes: Mapping[str, int]) -> str:
+    """The dim's own letter: one that the example holds at two sizes is two dims, `B` and `B2`. Nothing is tied then that the user may have meant to be equal."""
+    factor, letter = factor_of(text)
+    if size % factor or sizes.get(letter, size // factor) == size // factor:
+        return text
+    free = next(other for k in itertools.count(2) if sizes.get(other := f"{letter}{k}", size // factor) == size // factor)
+    return free if factor == 1 else f"{factor}*{free}"
 
 
 def _names(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -218,8 +232,20 @@ def _export(module: nn.Module, call: Call, dim: Any) -> torch.export.ExportedPro
     with calm():
         exported = torch.export.export(module, args, kwargs, strict=False, dynamic_shapes=_dynamic(module, call, dim))
         _drop_dropout(exported)
-        functional: torch.export.ExportedProgram = exported.run_decompositions({})
-    return functional
+        return _functional(exported)
+
+
+def _functional(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """The functional form with linear, conv, norms and attention whole; an op that the format does not have is taken apart, where torch knows how."""
+    apart: dict[Any, Any] = {}
+    while True:
+        functional: torch.export.ExportedProgram = exported.run_decompositions(apart)
+        strange = {n.target for n in functional.graph.nodes if n.op == "call_function" and ops.name_of(n.target) not in OPS}
+        known_ways = torch.export.default_decompositions() if strange - set(apart) else {}
+        new = {op: known_ways[op] for op in strange - set(apart) if op in known_ways}
+        if not new:
+            return functional
+        apart |= new
 
 
 @contextmanager

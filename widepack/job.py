@@ -21,7 +21,7 @@ from .errors import CaptureError, MemberMismatch, UsageError
 from .members import Alignment, Factory, bit_equal
 from .samples import Source
 from .sampling import default_axes, example_sizes, from_specs
-from .simplify import simplify_all
+from .simplify import fold, straighten
 from .specs import parse_inputs
 
 
@@ -147,6 +147,7 @@ class Job:
         ]
         self.batch = self._batch()
         self._simple: dict[str, list[Program]] = {}
+        self._straight: list[Program] = []
 
     def at_least_two(self, letter: str, why: str) -> None:
         """Raise a dim's lower bound to 2: the program does not hold where it is 1."""
@@ -182,7 +183,7 @@ class Job:
             module = filled_member(self.factory, self.aligned, i)
             found = {**dict(tensors_of(module)), **dict(module.named_buffers(remove_duplicate=False))}
             for n in names:
-                literal = self.first.weights[n][1] if n.startswith("lifted_tensor") else None
+                literal = self.first.weights[n][1] if n.rpartition(".")[2].startswith("lifted_tensor") else None
                 value = found.get(n, literal)
                 if value is None:
                     raise CaptureError(
@@ -215,7 +216,9 @@ class Job:
     def simple(self, pattern: str) -> list[Program]:
         """The member programs simplified for a pattern."""
         if pattern not in self._simple:
-            self._simple[pattern] = simplify_all(self.programs, self.slots(pattern), self.first.sizes)
+            if not self._straight:
+                self._straight = [straighten(p, self.first.sizes) for p in self.programs]
+            self._simple[pattern] = [fold(p, self.slots(pattern)) for p in self._straight]
         return self._simple[pattern]
 
     def weights_of(self, i: int, held: weight_files.Weights) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from widepack_artifacts.program import Node, Program, Ref, refs
 from . import ops
 from .graph import readers, renamed, sweep, with_nodes
 from .registry import REGISTRY
-from .replay import Fakes, replay, run_node
+from .replay import Shapes
 from .values import known
 from .views import expr
 
@@ -71,12 +71,11 @@ class Narrowing:
         return next(name for k in itertools.count() if (name := f"{wish}{k}") not in self.values and name not in taken)
 
 
-def narrow(program: Program, sizes: Mapping[str, int]) -> Program:
-    """The program with choices of one position moved up as far as they go. sizes: an example size of each dim."""
+def narrow(program: Program, shapes: Shapes) -> Program:
+    """The program with choices of one position moved up as far as they go."""
     if not any(n.op == _SELECT for n in program.nodes):
         return program
-    fakes = Fakes(sizes)
-    values = replay(program, fakes)
+    values = shapes.of(program)
     tried: set[str] = set()
     while True:
         move = _next(program, values, tried)
@@ -84,7 +83,7 @@ def narrow(program: Program, sizes: Mapping[str, int]) -> Program:
             return _once(program)
         moved, choices = move
         for node in moved.made:
-            values[node.name] = run_node(node, values, fakes, 0)
+            shapes.add(node)
         last = moved.made[-1]
         moved.made[-1] = replace(last, name=choices[0])  # the choice's own name stays with what takes its place
         values[choices[0]] = values.pop(last.name)

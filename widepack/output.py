@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 
 from widepack_artifacts import tree
 from widepack_artifacts.program import Output as Leaf
@@ -38,6 +39,17 @@ class Output(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"Output({self.kind}: {', '.join(f'{k}={type(v).__name__}' for k, v in self._rows.items())})"
+
+
+def _flatten(output: Output) -> tuple[list[Any], tuple[str, tuple[str, ...]]]:
+    return list(output.values()), (output.kind, tuple(output))
+
+
+def _unflatten(values: Iterable[Any], context: tuple[str, tuple[str, ...]]) -> Output:
+    return Output(context[0], list(zip(context[1], values)))
+
+
+pytree.register_pytree_node(Output, _flatten, _unflatten, serialized_type_name="widepack.Output")
 
 
 def present(values: Sequence[Any], outputs: Sequence[Leaf], members: int, result: tree.Tree) -> Any:

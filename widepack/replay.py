@@ -83,6 +83,28 @@ def replay(program: Program, fakes: Fakes, given: dict[str, Any] | None = None) 
     return values
 
 
+class Shapes:
+    """Fake values of a program and of what passes make of it: a name always stands for one shape, so that only new nodes are run."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self.fakes = Fakes(sizes)
+        self.values: dict[str, Any] = {}
+
+    def of(self, program: Program) -> dict[str, Any]:
+        """Every value's fake, by name."""
+        for slot in (*program.weights, *program.inputs):
+            if slot.name not in self.values:
+                self.values[slot.name] = slot_value(self.fakes, slot, program.members)
+        for node in program.nodes:
+            self.add(node)
+        return self.values
+
+    def add(self, node: Node) -> None:
+        """The value of one node more, whose arguments are there."""
+        if node.name not in self.values:
+            self.values[node.name] = run_node(node, self.values, self.fakes, 0)
+
+
 def run_node(node: Node, values: dict[str, Any], fakes: Fakes, members: int) -> Any:
     """One node on fake values; a loop's outputs get their member axis."""
     args = decode(substitute(node.args, values.__getitem__), CPU)
@@ -114,4 +136,4 @@ def type_text(value: Any) -> str:
     return type(value).__name__
 
 
-__all__ = ["CPU", "Fakes", "Ref", "member_slice", "replay", "run_node", "slot_value", "type_text"]
+__all__ = ["CPU", "Fakes", "Ref", "Shapes", "member_slice", "replay", "run_node", "slot_value", "type_text"]

@@ -7,19 +7,18 @@ changed behind it, where views often cancel (views.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from widepack_artifacts.program import Node, Program, Ref
 
 from .graph import readers, sweep
-from .replay import Fakes, replay
+from .replay import Shapes
 from .views import Chain, link, links
 
 
-def rows_in_order(program: Program, sizes: Mapping[str, int]) -> Program:
-    """The program with linear layers before the reordering of their rows. sizes: an example size of each dim."""
-    values = replay(program, Fakes(sizes))
+def rows_in_order(program: Program, shapes: Shapes) -> Program:
+    """The program with linear layers before the reordering of their rows."""
+    values = shapes.of(program)
     by = readers(program)
     chains: dict[str, Chain] = {}
     nodes: list[Node] = []

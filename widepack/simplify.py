@@ -11,16 +11,17 @@ requires: a functional member program and the kinds of its slots. ensures: equal
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from widepack_artifacts.program import Kind, Node, Program, Ref
+from widepack_artifacts.program import Kind, Node, Program, Ref, Tag
 
 from . import ops
 from .folding import fold_batch_norms, fold_layer_norms
 from .graph import renamed, sweep, with_nodes
 from .narrowing import narrow
+from .replay import Shapes
 from .rows import rows_in_order
 from .views import merge_views
 
@@ -32,19 +33,25 @@ _COPIES = {
     "aten.lift_fresh_copy.default",
     "aten.dropout.default",
 }
+DENSE = {"aten.view_as_complex.default", "aten.view.dtype"}  # read memory, so its order matters
 END = (1 << 63) - 1  # what export writes for no end
 _VIEWS = {"aten.view.default", "aten._unsafe_view.default"}
 
 
 def simplify(program: Program, slots: Mapping[str, Kind], sizes: Mapping[str, int]) -> Program:
     """The simplified program. slots: kinds of weights and inputs by value name. sizes: an example size of each dim."""
-    plain = narrow(merge_views(rows_in_order(drop_copies(program), sizes), sizes), sizes)
-    return sweep(fold_layer_norms(fold_batch_norms(plain, slots), slots))
+    return fold(straighten(program, sizes), slots)
 
 
-def simplify_all(programs: Sequence[Program], slots: Mapping[str, Kind], sizes: Mapping[str, int]) -> list[Program]:
-    """Each shape signature's program simplified alike."""
-    return [simplify(p, slots, sizes) for p in programs]
+def straighten(program: Program, sizes: Mapping[str, int]) -> Program:
+    """What does not hang on kinds: copies, orders of rows, views, positions that nothing reads."""
+    shapes = Shapes(sizes)
+    return narrow(merge_views(rows_in_order(drop_copies(program), shapes), shapes), shapes)
+
+
+def fold(program: Program, slots: Mapping[str, Kind]) -> Program:
+    """What hangs on kinds: norms folded into the weights next to them."""
+    return sweep(fold_layer_norms(fold_batch_norms(program, slots), slots))
 
 
 def drop_copies(program: Program) -> Program:
@@ -55,6 +62,18 @@ def drop_copies(program: Program) -> Program:
     for node in program.nodes:
         node = renamed(node, to)
         source = node.args[0] if node.args else None
+        if node.op in DENSE and isinstance(source, Ref):  # the copy before it may have gone
+            kept.append(
+                Node(
+                    f"{node.name}_dense",
+                    "aten.clone.default",
+                    (source,),
+                    {"memory_format": Tag("memory_format", "contiguous_format")},
+                    "",
+                    node.source,
+                )
+            )
+            node = replace(node, args=(Ref(kept[-1].name), *node.args[1:]))
         if node.op in _VIEWS:  # without the copy before it, memory may need one here
             node = replace(node, op="aten.reshape.default")
         same = isinstance(source, Ref) and types[node.name] != "" and types[source.name] == types[node.name]

@@ -85,27 +85,44 @@ def calls(subject: Subject, patterns: Sequence[str]) -> list[Call]:
     n = len(subject.members)
     letter = subject.batch
     large = _large(subject) if letter else 0
+    other = _other_sizes(subject)
     for pattern in patterns:
-        whole = [
-            draw_all(subject.sources, {**subject.sizes, **({letter: large} if letter else {})}, 1 + (i if pattern == "each" else 0)) for i in range(n)
-        ]
-        made.append(Call(f"{letter or 'size'}={large or 'fixed'}", pattern, whole, not letter))
+        seeds = range(1, 1 + n) if pattern == "each" else [1] * n
+        whole = [draw_all(subject.sources, {**subject.sizes, **({letter: large} if letter else {})}, seed) for seed in seeds]
+        tried = [Call(f"{letter or 'size'}={large or 'fixed'}", pattern, whole, not letter)]
         for b in (1, 2, 5) if letter else ():
             if b < large and subject.fits({**subject.sizes, letter: b}):
-                made.append(Call(f"{letter}={b}", pattern, [rows(v, subject.sources, letter, b) for v in whole], True))
-        other = _other_sizes(subject)
+                tried.append(Call(f"{letter}={b}", pattern, [rows(v, subject.sources, letter, b) for v in whole], True))
         if other != dict(subject.sizes):
             label = ", ".join(f"{k}={v}" for k, v in other.items())
-            made.append(Call(label, pattern, [draw_all(subject.sources, other, 7 + (i if pattern == "each" else 0)) for i in range(n)], True))
+            tried.append(Call(label, pattern, [draw_all(subject.sources, other, 6 + seed) for seed in seeds], True))
+        taken = [c for c in tried if all(_takes(subject, x) for x in (c.inputs if pattern == "each" else c.inputs[:1]))]
+        if not any(c.user for c in taken):  # the example itself, which export has run
+            own = [x.example if x.example is not None else v for x, v in zip(subject.sources, draw_all(subject.sources, subject.sizes, 1))]
+            taken.append(Call("the example", pattern, [own] * n, True))
+        made += taken
     return made
+
+
+def _takes(subject: Subject, inputs: Sequence[torch.Tensor]) -> bool:
+    """Whether member 0 answers at all. Indices drawn for other sizes (the edges of a graph of fewer nodes) may be none that a member takes."""
+    program = subject.programs[subject.signatures[0]]
+    weights = subject.weights(0)
+    try:
+        with torch.inference_mode():
+            graph_module(program, CPU).forward(*(weights[s.source] for s in program.weights), *inputs)
+    except (RuntimeError, ValueError, IndexError):
+        return False
+    return True
 
 
 def _large(subject: Subject) -> int:
     """The large batch: enough rows for SAMPLES numbers in the smallest output."""
     least = 6
-    values = Executable(subject.programs[0], subject.weights(0), CPU, prologue=False).run(
-        *draw_all(subject.sources, {**subject.sizes, subject.batch: least}, 1)
-    )
+    drawn = draw_all(subject.sources, {**subject.sizes, subject.batch: least}, 1)
+    if not _takes(subject, drawn):
+        return subject.sizes[subject.batch]
+    values = Executable(subject.programs[0], subject.weights(0), CPU, prologue=False).run(*drawn)
     smallest = min((v.numel() for v in values if isinstance(v, torch.Tensor) and v.numel()), default=SAMPLES)
     wanted = max(least, min(SAMPLES, math.ceil(SAMPLES * least / smallest)))
     return next((b for b in range(wanted, 0, -1) if subject.fits({**subject.sizes, subject.batch: b})), subject.sizes[subject.batch])

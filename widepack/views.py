@@ -21,7 +21,7 @@ import torch
 from widepack_artifacts.program import Node, Program, Ref
 
 from .graph import renamed, sweep, with_nodes
-from .replay import Fakes, replay
+from .replay import Shapes
 
 _RESHAPES = {"aten.reshape.default", "aten.view.default", "aten._unsafe_view.default", "aten.flatten.using_ints", "aten.unflatten.int"}
 _ORDERS = {"aten.transpose.int", "aten.permute.default", "aten.unsqueeze.default", "aten.squeeze.dim"}
@@ -37,9 +37,9 @@ class Chain:
     reshapes: int = 0
 
 
-def merge_views(program: Program, sizes: Mapping[str, int]) -> Program:
-    """The program with chains that come down to views written as such. sizes: an example size of each dim."""
-    values = replay(program, Fakes(sizes))
+def merge_views(program: Program, shapes: Shapes) -> Program:
+    """The program with chains that come down to views written as such."""
+    values = shapes.of(program)
     chains: dict[str, Chain] = {}
     kept: list[Node] = []
     to: dict[str, Any] = {}

@@ -38,7 +38,7 @@ pointwise("""
     celu elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu mish relu relu6 selu silu softplus softshrink threshold
     add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Tensor rsub.Scalar mul.Tensor mul.Scalar div.Tensor div.Scalar div.Tensor_mode div.Scalar_mode true_divide.Tensor
     multiply.Tensor subtract.Tensor divide.Tensor floor_divide floor_divide.Scalar fmod.Tensor fmod.Scalar remainder.Tensor remainder.Scalar
-    pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar atan2 arctan2 hypot copysign.Tensor fmax fmin maximum minimum heaviside logaddexp logaddexp2 xlogy.Tensor
+    pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar atan2 arctan2 hypot copysign.Tensor fmax fmin maximum minimum max.other min.other heaviside logaddexp logaddexp2 xlogy.Tensor
     addcdiv addcmul lerp.Tensor lerp.Scalar clamp clamp.Tensor clamp_max clamp_max.Tensor clamp_min clamp_min.Tensor complex polar
     bitwise_and.Tensor bitwise_and.Scalar bitwise_or.Tensor bitwise_or.Scalar bitwise_xor.Tensor bitwise_left_shift.Tensor bitwise_right_shift.Tensor
     __and__.Tensor __and__.Scalar __or__.Tensor __or__.Scalar __xor__.Tensor logical_and logical_or logical_xor
@@ -73,7 +73,7 @@ samples("add.Tensor sub.Tensor rsub.Tensor")(lambda draw: [*binary_mixed(draw), 
 samples("subtract.Tensor")(binary_mixed)
 samples("""
     mul.Tensor multiply.Tensor div.Tensor true_divide.Tensor divide.Tensor floor_divide fmod.Tensor remainder.Tensor pow.Tensor_Tensor
-    eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor maximum minimum fmax fmin
+    eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor maximum minimum max.other min.other fmax fmin
 """)(binary_mixed)
 samples("atan2 arctan2 hypot copysign.Tensor heaviside logaddexp logaddexp2 xlogy.Tensor complex polar clamp_max.Tensor clamp_min.Tensor")(binary)
 samples("bitwise_left_shift.Tensor bitwise_right_shift.Tensor")(binary_bits)
