@@ -2,7 +2,7 @@
 
 For each output, with the members' own error (in their own dtype against float64) pooled over all members and calls:
 
-    rms error      at most 2x the members' own + 1 ulp       over all calls of a member
+    rms error      at most 2x the members' own + 1 ulp       over all calls of a member; its own over these calls, where that is more than the pooled
     largest error  at most 4x the members' own + 4 ulp       of the output's rms (float64, pooled)
 
 NaN and inf stand in the same places as in the member's own answer; integers and booleans are equal.
@@ -37,9 +37,9 @@ class Pool:
     def own_rms(self) -> float:
         return math.sqrt(self.own_square / self.count) if self.count else 0.0
 
-    @property
-    def rms_bound(self) -> float:
-        return 2 * self.own_rms + self.eps * self.scale
+    def rms_bound(self, own: float = 0.0) -> float:
+        """own: the member's own rms error over the same calls: one member may be worse conditioned than the others, and its wide answer is no worse for it."""
+        return 2 * max(self.own_rms, own) + self.eps * self.scale
 
     @property
     def max_bound(self) -> float:
@@ -72,21 +72,21 @@ class Pool:
                     f"output {self.name or '0'}, member {w.member}, {w.call}: largest error {w.largest:.2e} (bound {self.max_bound:.2e}); "
                     f"the members' own largest error in their own dtype is {self.own_max:.2e}"
                 )
-        for member, rms in self.pooled().items():
-            if not rms <= self.rms_bound:
+        for member, (rms, own) in self.pooled().items():
+            if not rms <= self.rms_bound(own):
                 return (
-                    f"output {self.name or '0'}, member {member}: rms error over all calls {rms:.2e} (bound {self.rms_bound:.2e}); "
-                    f"the members' own is {self.own_rms:.2e}"
+                    f"output {self.name or '0'}, member {member}: rms error over all calls {rms:.2e} (bound {self.rms_bound(own):.2e}); "
+                    f"the member's own is {own:.2e}, all members' {self.own_rms:.2e}"
                 )
         return ""
 
-    def pooled(self) -> dict[str, float]:
-        """Each member's rms error over all its calls."""
-        sums: dict[str, tuple[float, int]] = {}
+    def pooled(self) -> dict[str, tuple[float, float]]:
+        """Each member's rms error over all its calls, and its own answers' over the same."""
+        sums: dict[str, tuple[float, float, int]] = {}
         for w in self.wide:
-            square, count = sums.get(w.member, (0.0, 0))
-            sums[w.member] = square + w.rms**2 * w.count, count + w.count
-        return {member: math.sqrt(square / count) if count else 0.0 for member, (square, count) in sums.items()}
+            square, own, count = sums.get(w.member, (0.0, 0.0, 0))
+            sums[w.member] = square + w.rms**2 * w.count, own + w.own**2 * w.count, count + w.count
+        return {m: (math.sqrt(square / count), math.sqrt(own / count)) if count else (0.0, 0.0) for m, (square, own, count) in sums.items()}
 
     def unsteady(self) -> str:
         """Why the members' own answers cannot be held to anything, in words: they are far from float64, as state or random numbers make them; else empty."""
@@ -106,13 +106,13 @@ class Pool:
             "own_rms": self.own_rms,
             "own_max": self.own_max,
             "samples": self.count,
-            "members": {m: {"rms": self.pooled()[m], "max": max(w.largest for w in ws)} for m, ws in by.items()},
+            "members": {m: {"rms": self.pooled()[m][0], "max": max(w.largest for w in ws)} for m, ws in by.items()},
         }
 
 
 @dataclass(frozen=True)
 class Wrong:
-    """One answer's error against float64 over `count` numbers. words: what is wrong whatever the bound."""
+    """One answer's error against float64 over `count` numbers. words: what is wrong whatever the bound. own: the rms error of the member's own answer."""
 
     member: str
     call: str
@@ -120,6 +120,7 @@ class Wrong:
     largest: float
     words: str
     count: int = 0
+    own: float = 0.0
 
 
 def floating(t: torch.Tensor) -> bool:
@@ -144,7 +145,12 @@ def measure(member: str, call: str, wide: torch.Tensor, own: torch.Tensor, truth
     error = (wide.to(truth.dtype)[fine] - truth[fine]).abs()
     if not error.numel():
         return Wrong(member, call, 0.0, 0.0, "")
-    return Wrong(member, call, float(error.square().mean().sqrt()), float(error.max()), "", error.numel())
+    itself = (own.to(truth.dtype)[fine] - truth[fine]).abs()
+    return Wrong(member, call, rms(error), float(error.max()), "", error.numel(), rms(itself))
+
+
+def rms(error: torch.Tensor) -> float:
+    return float(error.square().mean().sqrt())
 
 
 def same_places(a: torch.Tensor, b: torch.Tensor) -> bool:
