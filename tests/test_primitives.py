@@ -69,7 +69,7 @@ def packed(x: torch.Tensor) -> torch.Tensor:
 def wide(many: list[Sample], kinds: tuple[bool, ...], memory: str, nan: int | None = None) -> tuple[Any, Any, list[Sample]]:
     """Arguments for a rule, and each member's own arguments.
 
-    memory: member-major ("major"), channel-packed ("packed"), or member-major and said to be packed ("hint": a hint is no promise).
+    memory: member-major ("major") or channel-packed ("packed").
     nan: the member whose floats are all NaN.
     """
     columns: list[Shared | Stacked] = []
@@ -82,8 +82,7 @@ def wide(many: list[Sample], kinds: tuple[bool, ...], memory: str, nan: int | No
         if nan is not None and (parts[0].is_floating_point() or parts[0].is_complex()):
             parts = tuple(torch.full_like(p, float("nan")) if i == nan else p for i, p in enumerate(parts))
         x = torch.stack(parts)
-        pack = memory != "major" and x.ndim >= 3
-        columns.append(Stacked(Value(None, packed(x) if pack and memory == "packed" else x), pack))
+        columns.append(Stacked(Value(None, packed(x) if memory == "packed" and x.ndim >= 3 else x)))
         own.append(list(parts))
     args, kwargs = put(many[0], iter(columns))
     return args, kwargs, [put(many[0], iter([o[i] for o in own])) for i in range(len(many))]
@@ -143,7 +142,7 @@ def runs(op: str, members: int) -> Iterator[tuple[str, list[Sample], tuple[bool,
 
 
 def memories(many: list[Sample]) -> tuple[str, ...]:
-    return ("major", "packed", "hint") if any(t.ndim >= 2 for t in tensors(many[0])) else ("major",)
+    return ("major", "packed") if any(t.ndim >= 2 for t in tensors(many[0])) else ("major",)
 
 
 def run_all(op: str, members: int) -> Iterator[tuple[str, Any, list[Sample]]]:

@@ -277,7 +277,7 @@ def _verify(
         records[f"{wide.pattern}.{number}"] = [p.record() for p in checked]
     verification = {
         "calls": [f"{c.pattern} {c.label}" for c in made],
-        "truth": "float64" if raised else "float32 (an op has no float64 kernel); bound 1e-5 of the scale",
+        "truth": "float64" if raised else "float32 (an op has no float64 kernel, or decides otherwise in it); bound 1e-5 of the scale",
         "nested_tensor_fast_path": "off",
         "capture": [p.record() for p in captured],
         "wide": records,

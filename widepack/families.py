@@ -77,8 +77,7 @@ def _pointwise(name: str, family: str) -> None:
         wides = wide_items([args, kwargs])
         ready = dict(zip(map(id, wides), broadcast(w, wides)))
         given = w.call(name, *(put(a, ready) for a in args), **{k: put(v, ready) for k, v in kwargs.items() if k != "memory_format"})
-        top = max(map(rank, wides))
-        return w.stacked(given, any(isinstance(t, Stacked) and t.packed and t.rank == top for t in wides))
+        return w.stacked(given)
 
     register(name, "pointwise", rule, family=family)
 

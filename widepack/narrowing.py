@@ -21,8 +21,7 @@ from . import ops
 from .graph import readers, renamed, sweep, with_nodes
 from .registry import REGISTRY
 from .replay import Shapes
-from .values import known
-from .views import expr
+from .values import expression, known
 
 _SELECT = "aten.select.int"
 Step = Callable[["Narrowing"], Any]
@@ -229,8 +228,8 @@ def _flatten(at: Narrowing) -> Any:
 
 @_step("reshape.default")
 def _reshape(at: Narrowing) -> Any:
-    before = [expr(s) for s in at.read.shape]
-    after = [expr(s) for s in at.values[at.node.name].shape]
+    before = [expression(s) for s in at.read.shape]
+    after = [expression(s) for s in at.values[at.node.name].shape]
     front = sympy.prod(after[: at.dim])
     for source, size in enumerate(before):
         if size == after[at.dim] and sympy.cancel(sympy.prod(before[:source]) - front) == 0:

@@ -3,7 +3,7 @@
 | class | held as | meaning |
 |---|---|---|
 | `Shared(value)` | one value `[...]` | equal for all members |
-| `Stacked(value, packed)` | one tensor `[N, ...]` | one a member, axis 0. packed: its memory is `[B, N*C, ...]` (the channel-packed form), a hint and never a meaning |
+| `Stacked(value)` | one tensor `[N, ...]` | one a member, axis 0. `packed`: its memory is `[B, N*C, ...]` (the channel-packed form), as its strides tell; it never has a meaning |
 | `Ragged(members)` | a list of N values | one a member, shapes differ; or N integers |
 
 A `Value` is what an op takes and gives while programs are written: a name in the program together with a fake tensor (or a real one, in tests), so
@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch
 
 from widepack_artifacts.program import Ref
@@ -53,6 +54,11 @@ def known(size: Any) -> int | None:
     return int(expr) if expr is not None and expr.is_number else None
 
 
+def expression(size: Any) -> Any:
+    """A size as an expression over the dims' symbols."""
+    return sympy.Integer(size) if isinstance(size, int) else size.node.expr
+
+
 def hint(size: Any) -> int:
     """A size, or its example where it is only known at run time: for choices that cost time and never a result."""
     return size if isinstance(size, int) else int(size.node.hint)
@@ -66,12 +72,19 @@ class Shared:
 @dataclass(frozen=True, slots=True, eq=False)
 class Stacked:
     value: Value
-    packed: bool = False
 
     @property
     def rank(self) -> int:
         """The member's own rank."""
         return self.value.ndim - 1
+
+    @property
+    def packed(self) -> bool:
+        """Whether members lie side by side in the channels: `[N, B, C, ...]` becomes `[B, N*C, ...]` without a copy."""
+        held = self.value.held
+        if self.rank < 2:
+            return False
+        return bool(sympy.expand(expression(held.stride(0)) - expression(held.shape[2]) * expression(held.stride(2))) == 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

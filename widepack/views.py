@@ -22,6 +22,7 @@ from widepack_artifacts.program import Node, Program, Ref
 
 from .graph import renamed, sweep, with_nodes
 from .replay import Shapes
+from .values import expression
 
 _RESHAPES = {"aten.reshape.default", "aten.view.default", "aten._unsafe_view.default", "aten.flatten.using_ints", "aten.unflatten.int"}
 _ORDERS = {"aten.transpose.int", "aten.permute.default", "aten.unsqueeze.default", "aten.squeeze.dim"}
@@ -57,10 +58,6 @@ def merge_views(program: Program, shapes: Shapes) -> Program:
     return sweep(with_nodes(program, kept, to))
 
 
-def expr(size: Any) -> Any:
-    return sympy.Integer(size) if isinstance(size, int) else size.node.expr
-
-
 def links(node: Node) -> bool:
     """Whether the node is a link of a chain: it moves dims about and leaves what they hold."""
     return node.op in _RESHAPES | _ORDERS
@@ -76,14 +73,14 @@ def link(node: Node, chains: Mapping[str, Chain], values: Mapping[str, Any]) -> 
     if not links(node) or not isinstance(node.args[0], Ref) or not isinstance(values[node.args[0].name], torch.Tensor):
         return None
     source = node.args[0].name
-    shape = [expr(s) for s in values[source].shape]
+    shape = [expression(s) for s in values[source].shape]
     start = chains.get(source) or Chain(
         source, tuple((i, s, i) for i, s in enumerate(shape)), tuple((i,) if s != 1 else () for i, s in enumerate(shape))
     )
     rank = len(start.groups)
     groups = list(start.groups)
     if node.op in _RESHAPES:
-        return _regroup(start, [expr(s) for s in values[node.name].shape])
+        return _regroup(start, [expression(s) for s in values[node.name].shape])
     if node.op == "aten.transpose.int":
         a, b = node.args[1] % rank, node.args[2] % rank
         groups[a], groups[b] = groups[b], groups[a]

@@ -30,11 +30,11 @@ class Writer:
         """One op. `linear` means `aten.linear.default`; arguments are Values and literals."""
         return self.run(full_name(op), args, kwargs)
 
-    def stacked(self, value: Value, packed: bool = False) -> Any:
+    def stacked(self, value: Value) -> Any:
         """A Stacked value, or a tuple of them where the op gave several."""
         if isinstance(value.held, (tuple, list)):
-            return tuple(self.stacked(self.call("operator.getitem", value, i), packed) for i in range(len(value.held)))
-        return Stacked(value, packed)
+            return tuple(self.stacked(self.call("operator.getitem", value, i)) for i in range(len(value.held)))
+        return Stacked(value)
 
     def shared(self, value: Value) -> Any:
         """A Shared value, or a tuple of them where the op gave several."""
@@ -76,7 +76,7 @@ class Writer:
         """`[B, N*C, ...] -> [N, B, C, ...]`, a view over channel-packed memory; several outputs give several."""
         if isinstance(y.held, (tuple, list)):
             return tuple(self.unpack(self.call("operator.getitem", y, i), like) for i in range(len(y.held)))
-        return Stacked(self.call("transpose.int", self.call("unflatten.int", y, 1, [self.members, -1]), 0, 1), packed=True)
+        return Stacked(self.call("transpose.int", self.call("unflatten.int", y, 1, [self.members, -1]), 0, 1))
 
     def sizes(self, x: Wide) -> list[Any]:
         """The member's sizes of a value: numbers where they are known, Values where not."""

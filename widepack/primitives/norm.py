@@ -82,7 +82,7 @@ def batch_norm(w: Writer, x: Wide, weight: Wide | None, bias: Wide | None, mean:
     """y = x * scale + shift, both from the prologue"""
     scale, shift = scale_and_shift(w, weight, bias, mean, var, eps, x.value.dtype)  # type: ignore[union-attr]
     y = affine(w, x.value, scale, shift, rank(x), trailing=rank(x) - 2)  # type: ignore[union-attr]
-    return Stacked(y, isinstance(x, Stacked) and x.packed), None, None
+    return Stacked(y), None, None
 
 
 @strategy("_native_batch_norm_legit.no_stats", "packed", family="norm")

@@ -24,7 +24,7 @@ fold("channel_shuffle", -1, family="resample")  # `[B, C, *]` of any rank, never
 @strategy("pad", "trailing", family="pad", when=lambda w, x, pad, mode="constant", value=None: isinstance(x, Stacked) and mode == "constant")
 def constant(w: Writer, x: Stacked, pad: list[Any], mode: str = "constant", value: float | None = None) -> Wide:
     """a constant is put around trailing dims: the member axis is one more leading dim"""
-    return Stacked(w.call("pad", x.value, put_shared(pad), mode, value), x.packed)
+    return Stacked(w.call("pad", x.value, put_shared(pad), mode, value))
 
 
 @strategy("pad", "fold", family="pad", when=lambda w, x, pad, *_, **__: isinstance(x, Stacked) and rank(x) == len(pad) // 2 + 2)
@@ -38,7 +38,7 @@ def reflected(w: Writer, x: Stacked, pad: list[Any], mode: str = "constant", val
 @strategy("constant_pad_nd", "trailing", family="pad", when=lambda w, x, *_, **__: isinstance(x, Stacked))
 def constant_nd(w: Writer, x: Stacked, pad: list[Any], value: float = 0) -> Wide:
     """a constant is put around trailing dims"""
-    return Stacked(w.call("constant_pad_nd", x.value, put_shared(pad), value), x.packed)
+    return Stacked(w.call("constant_pad_nd", x.value, put_shared(pad), value))
 
 
 @strategy("prelu", "packed", family="norm", when=lambda w, x, weight: rank(x) >= 2 and rank(weight) == 1)
