@@ -16,6 +16,7 @@ import pickletools
 import re
 import stat
 import sys
+import warnings
 import zipfile
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,7 @@ from torch import nn
 
 from .errors import CheckpointError
 from .pt2_files import Pt2File
-from .state_dicts import SAVE, Foreign, Picked, Refused, TensorInfo, info_of, named_under, pick, without_wrappers
+from .state_dicts import OR_TRUST, SAVE, Foreign, Picked, Refused, TensorInfo, info_of, named_under, pick, without_wrappers
 
 # The magic number that opens every file of torch.save's older form, pickled with protocol 2.
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
@@ -47,7 +48,6 @@ _FOREIGN: tuple[tuple[bytes, str], ...] = (
 _MOST_CLASSES = 200  # of a file whose objects are passed over
 _NEVER = ("torch.jit._pickle.restore_type_tag",)
 _CUT = "is truncated or damaged; copy or download it again"
-_OR_TRUST = "; or trust what wrote the file, and give --trust-pickle"
 
 
 class Checkpoint:
@@ -209,7 +209,7 @@ def _foreign(start: bytes) -> str:
     if _LEGACY.startswith(start):
         return "is truncated: only the first bytes of a torch.save file are there"
     if _is_pickle(start):
-        return f"is a plain pickle, which can run code when it is loaded; {SAVE}{_OR_TRUST}"
+        return f"is a plain pickle, which can run code when it is loaded; {SAVE}{OR_TRUST}"
     try:
         shown = start.decode("utf-8", errors="ignore" if len(start) == 64 else "strict")
     except UnicodeDecodeError:
@@ -274,6 +274,8 @@ def _picked(path: str, key: str | None, mapped: bool, trust: bool) -> Picked:
 
 def _load(path: str, mapped: bool, trust: bool) -> object:
     """What a file of torch.save holds, with `Foreign` in place of objects of other classes; trust: with those objects themselves."""
+    if trust and not mapped and not _starts_as_torch(path):
+        return _unpickle(path, mapped)
     foreign: dict[str, type[Foreign]] = {}
     while True:
         try:
@@ -293,16 +295,16 @@ def _load(path: str, mapped: bool, trust: bool) -> object:
         except Exception as error:  # noqa: BLE001 -- torch.load raises whatever its unpickler, the zip reader and the file make of damage
             if foreign:
                 raise Refused(_pickled(next(iter(foreign)))) from None
-            if trust and not mapped and not _is_cut(path):
-                return _unpickle(path, mapped)
             raise Refused(f"{_CUT} (torch says {' '.join(str(error).split())[:200]!r})") from None
 
 
 def _torch_load(path: str, mapped: bool, weights_only: bool) -> object:
-    if mapped and not path.endswith(".safetensors"):
-        return torch.load(path, map_location="cpu", weights_only=weights_only, mmap=True)
-    with open(path, "rb") as file:  # torch.load goes by a name that ends so, not by the content; it maps named files only
-        return torch.load(file, map_location="cpu", weights_only=weights_only)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of pickle protocols and sparse tensors: what cannot be read is refused in words
+        if mapped and not path.endswith(".safetensors"):
+            return torch.load(path, map_location="cpu", weights_only=weights_only, mmap=True)
+        with open(path, "rb") as file:  # torch.load goes by a name that ends so, not by the content; it maps named files only
+            return torch.load(file, map_location="cpu", weights_only=weights_only)
 
 
 def _unpickle(path: str, mapped: bool) -> object:
@@ -372,6 +374,8 @@ def _unsafe(name: str, message: str) -> str:
     """torch's refusal to unpickle, as one sentence that names the class."""
     if "TorchScript" in message:
         return f"is a TorchScript archive, which holds code; {SAVE}"
+    if "Unsupported operand" in message:
+        return f"is written with a pickle protocol that is not read as data; save it again with torch.save's own{OR_TRUST}"
     found = re.search(r"GLOBAL ([\w.]+)", message) or re.search(r"class '?([\w.]+)", message)
     if name or found:
         return _pickled(name or found[1])  # type: ignore[index]
@@ -379,7 +383,7 @@ def _unsafe(name: str, message: str) -> str:
 
 
 def _pickled(name: str) -> str:
-    return f"holds a pickled {name}, and to load that can run code; {SAVE}{_OR_TRUST}"
+    return f"holds a pickled {name}, and to load that can run code; {SAVE}{OR_TRUST}"
 
 
 def _from_safetensors(path: str, key: str | None, status: os.stat_result, header: int) -> Checkpoint:

@@ -16,6 +16,7 @@ from widepack_artifacts import weights as weight_files
 from widepack_artifacts.program import Kind, Program
 
 from .capture import Captured, arrange, capture, tensors_of
+from .checkpoints import Checkpoint
 from .codec import dtype_name
 from .errors import CaptureError, MemberMismatch, UsageError
 from .members import Alignment, Factory, bit_equal
@@ -33,15 +34,15 @@ class Row:
     value: Callable[[int], torch.Tensor]
 
 
-def fresh_member(factory: Factory, state: Mapping[str, torch.Tensor]) -> nn.Module:
-    """A fresh module for a state dict; not filled yet."""
-    return factory(state_dict=state)
+def fresh_member(factory: Factory, checkpoint: Checkpoint, state: Mapping[str, torch.Tensor]) -> nn.Module:
+    """A fresh module for a checkpoint and its state dict; not filled yet."""
+    return factory.of(checkpoint, state)
 
 
 def filled_member(factory: Factory, aligned: Alignment, i: int) -> nn.Module:
     """Member i as the user would load it. Raises: MemberMismatch."""
     state = aligned.state_dict(i)
-    module = fresh_member(factory, state)
+    module = fresh_member(factory, aligned.checkpoints[i], state)
     try:
         module.load_state_dict(state)
     except RuntimeError as e:
@@ -163,7 +164,9 @@ class Job:
     def _table(self) -> list[Row]:
         rows: list[Row] = []
         roles = {n: role for c in self.captures.captured for n, (role, _) in c.weights.items()}
-        parameters = {n for n, _ in fresh_member(self.factory, self.aligned.state_dict(0)).named_parameters(remove_duplicate=False)}
+        parameters = {
+            n for n, _ in fresh_member(self.factory, self.aligned.checkpoints[0], self.aligned.state_dict(0)).named_parameters(remove_duplicate=False)
+        }
         known = set()
         for w in self.aligned.weights:
             role = roles.get(w.name) or ("parameter" if w.name in parameters else "buffer")

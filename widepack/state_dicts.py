@@ -23,6 +23,7 @@ from torch import nn
 PREFIXES = ("module.", "_orig_mod.")
 AUTOMATIC_KEYS = ("state_dict", "model", "model_state_dict", "model_state", "module", "network", "weights", "params")
 SAVE = "save the weights alone: torch.save(model.state_dict(), path)"
+OR_TRUST = "; or trust what wrote the file, and give --trust-pickle"
 
 _MARKS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 _COUNTER = "n_averaged"  # what torch.optim.swa_utils.AveragedModel counts with, beside `module.`
@@ -83,7 +84,8 @@ def pick(found: object, key: str | None) -> Picked:
         hint = _hint(found)
         if hint:
             raise Refused(f"is not a dict of tensors: it holds {_listed(found)}.{hint}")
-        raise Refused(f"holds no dict of tensors: it holds {_listed(found)}; {SAVE}")
+        pickled = OR_TRUST if any(isinstance(value, Foreign) for value in found.values()) else ""
+        raise Refused(f"holds no dict of tensors: it holds {_listed(found)}; {SAVE}{pickled}")
     inside = _follow(found, key)
     if inside is None and isinstance(found, Mapping):  # names that begin so, in the state dict that would be taken without a key
         inside = next((deeper for name in AUTOMATIC_KEYS if (deeper := _follow(found.get(name), key)) is not None), None)
@@ -91,7 +93,8 @@ def pick(found: object, key: str | None) -> Picked:
         raise Refused(f"has no {key!r}.{_hint(found) or ' It holds ' + _listed(found) + '.'}")
     chosen = _choose(inside) if isinstance(inside, (Mapping, nn.Module)) else None
     if chosen is None:
-        raise Refused(f"{key!r} is {_described(inside)}, not a dict of tensors.{_hint(found)}")
+        trust = f" That can run code when it is loaded{OR_TRUST}." if isinstance(inside, Foreign) else ""
+        raise Refused(f"{key!r} is {_described(inside)}, not a dict of tensors.{trust}{_hint(found)}")
     return chosen
 
 
