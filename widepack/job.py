@@ -19,6 +19,7 @@ from .capture import Captured, arrange, capture, tensors_of
 from .checkpoints import Checkpoint
 from .codec import dtype_name
 from .errors import CaptureError, MemberMismatch, UsageError
+from .exported_programs import Programs
 from .members import Alignment, Factory, bit_equal
 from .samples import Source
 from .sampling import default_axes, example_sizes, from_specs
@@ -64,6 +65,15 @@ def capture_members(
     bounds: dict[str, tuple[int, int | None]] = {}
     low_high: dict[str, tuple[int | None, int | None]] = {}
     for number in sorted(set(signatures)):
+        if isinstance(factory, Programs):
+            if sample is not None or sample_kwargs is not None:
+                raise UsageError(
+                    "a sample is given, but the members are programs that bring their own; describe inputs with specs, or leave them out"
+                )
+            specs, bounds = parse_inputs(inputs or ())
+            low_high = {s.name: (s.low, s.high) for s in specs}
+            made.append(factory.captured([c for c, own in zip(aligned.checkpoints, signatures) if own == number], inputs))
+            continue
         module = filled_member(factory, aligned, signatures.index(number))
         if inputs:
             if sample is not None or sample_kwargs is not None:

@@ -377,6 +377,9 @@ def under_model_names(checkpoint: Checkpoint, model: Mapping[str, object]) -> Ch
     """
     if checkpoint.prefix and model and all(name.startswith(checkpoint.prefix) for name in model):
         return checkpoint.unstripped()
+    whole = checkpoint.unstripped()
+    if sum(name in model for name in whole.tensors()) > sum(name in model for name in checkpoint.tensors()):
+        return whole
     inside = _prefixes(checkpoint, model)
     return checkpoint.under(inside[0]) if len(inside) == 1 else checkpoint
 

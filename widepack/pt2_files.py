@@ -111,6 +111,10 @@ class Pt2File:
         part = self._file[start : start + entry.file_size]
         return torch.empty(0, dtype=meta.dtype).set_(part, meta.offset, meta.sizes, meta.strides)
 
+    def is_parameter(self, name: str) -> bool:
+        """Whether a tensor is a parameter of its module; buffers and constants are not. Raises: KeyError."""
+        return self._metas[name].parameter
+
     def place(self, name: str) -> object:
         """Where a tensor's bytes are: equal for names of one tensor."""
         m = self._metas[name]
@@ -153,8 +157,8 @@ class Pt2File:
 class _Meta:
     """A tensor of the file: its record, and how its bytes are read."""
 
-    def __init__(self, record: str, dtype: torch.dtype, sizes: tuple[int, ...], strides: tuple[int, ...], offset: int) -> None:
-        self.record, self.dtype, self.sizes, self.strides, self.offset = record, dtype, sizes, strides, offset
+    def __init__(self, record: str, dtype: torch.dtype, sizes: tuple[int, ...], strides: tuple[int, ...], offset: int, parameter: bool) -> None:
+        self.record, self.dtype, self.sizes, self.strides, self.offset, self.parameter = record, dtype, sizes, strides, offset, parameter
 
 
 def _meta(row: Any, folder: str, name: str, records: Mapping[str, zipfile.ZipInfo]) -> _Meta:
@@ -184,7 +188,7 @@ def _meta(row: Any, folder: str, name: str, records: Mapping[str, zipfile.ZipInf
         if not entry.file_size:
             raise Refused(f"is a torch.export program without its weights: {name[:80]} has no bytes; give the program as it was saved with them")
         raise bad(f"needs {(last + 1) * dtype.itemsize} bytes, its record has {entry.file_size}")
-    return _Meta(record, dtype, sizes, strides, offset)
+    return _Meta(record, dtype, sizes, strides, offset, row.get("is_param") is True)
 
 
 def _int(value: Any) -> int:
