@@ -24,15 +24,16 @@ from widepack_artifacts import weights as weight_files
 from widepack_artifacts.store import Writer
 
 from . import probe, verify
-from .checkpoints import member_names, open_all
+from .checkpoints import LeftOut, bad_ones, member_names, open_good
 from .codec import dtype_of
 from .compare import Pool
 from .counting import kernels
-from .errors import UsageError, VerificationError
+from .errors import CaptureError, UsageError, VerificationError
 from .exported import export_program
 from .job import Job, Row, all_weights, capture_members, filled_member, fresh_member
 from .kinds import kinds
-from .members import Factory, align, load_factory
+from .members import Factory, align, mismatch, read_names
+from .models import choose_factory, find_dtype
 from .progress import Report, Stages
 from .registry import Choice
 from .replay import CPU
@@ -50,7 +51,7 @@ class BuildReport:
 
     wide_share: of the nodes that read a Stacked weight, the part that runs in a strategy other than sequential and loop. kernels_member, kernels_wide: of one
     call at batch 2, the weight prologue aside. kinds: nodes by kind. strategies: nodes by strategy, pattern `shared` on the CPU at the smallest batch class.
-    seconds: by stage. weights: bytes by kind.
+    seconds: by stage. weights: bytes by kind. left_out: the checkpoints that are no members, with `skip_bad`: number among those given, path, and why.
     """
 
     path: str
@@ -67,6 +68,7 @@ class BuildReport:
     bytes_memory: int
     plans: list[dict[str, Any]] = field(default_factory=list)
     digest: str = ""
+    left_out: list[dict[str, Any]] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -82,8 +84,11 @@ def build(
     sample: Sequence[Any] | None = None,
     sample_kwargs: Mapping[str, Any] | None = None,
     dynamic: Mapping[str, Any] | None = None,
-    names: Sequence[str] | None = None,
+    names: str | Sequence[str] | None = None,
     key: str | None = None,
+    dtype: str | torch.dtype | None = None,
+    trust_pickle: bool = False,
+    skip_bad: bool = False,
     strategy: str | Sequence[str] = "auto",
     targets: Sequence[str] = TARGETS,
     share: str = "auto",
@@ -94,9 +99,12 @@ def build(
 ) -> BuildReport:
     """Fuse N checkpoints of one architecture into an artifact, and prove it right.
 
-    checkpoints: N files of torch.save or safetensors. out: the folder to make. model: `"pkg.mod:factory"`, `"file.py:factory"` or a callable; it may take
-    `state_dict=` so that heads of other sizes can be built. inputs: specs such as `x=float32[B,3,32,32]`; or sample and sample_kwargs: one call's inputs, with
-    dynamic {name: {axis: "B"}} (default: axis 0 is "B"). names: the members'. key: where the state dict is in each file. strategy: auto, wide, loop, or
+    checkpoints: N files of torch.save, safetensors or torch.export, indexes of shards, or folders of one. out: the folder to make. model:
+    `"pkg.mod:factory"`, `"file.py:factory"`, `"hf"` (transformers, by the config.json beside the first checkpoint) or a callable; it may take `state_dict=` so that
+    heads of other sizes can be built. torch.export programs, and pickled modules, need none. inputs: specs such as `x=float32[B,3,32,32]`; or sample and sample_kwargs: one call's inputs, with
+    dynamic {name: {axis: "B"}} (default: axis 0 is "B"). names: the members', as a list, a text `A,B`, or a file of one a line. key: where the state dict
+    is in each file. dtype: what all floating weights are converted to. trust_pickle: run the code that pickled files name. skip_bad: build without the checkpoints
+    that cannot be read or are of another model. strategy: auto, wide, loop, or
     strategies of ops. share: auto, or none: equal weights stay the members' own. pt2: torch.export programs too. dry_run: everything but the artifact.
     progress: called with (stage, done, total).
 
@@ -108,28 +116,45 @@ def build(
             raise UsageError(f"unknown target {target!r}; known: {', '.join(TARGETS)}")
     if not checkpoints:
         raise UsageError("no checkpoints: give at least one file, for example widepack build ckpts/*.pt -o ens.wide")
-    if model is None:
-        raise UsageError(
-            "no model: a state dict holds weights and no code, so name what makes the module: --model package.module:factory, or file.py:factory"
-        )
+    paths = [str(c) for c in checkpoints]
+    given_names = read_names(names, len(paths)) if names else member_names(paths)
+    wanted = find_dtype(dtype)
     if inputs:
         parse_inputs(inputs)  # a typo is told before anything is read
     stages = Stages(progress)
     with Writer(out, force=force) if not dry_run else _Nothing() as writer:
         with stages.stage("read"):
-            opened = open_all(list(checkpoints), key)
-            factory = load_factory(model, model_args)
-            found_names = list(names) if names else member_names([str(c) for c in checkpoints])
-            first = fresh_member(factory, opened[0].state_dict())
+            opened, left_out = open_good(checkpoints, key, trust_pickle)
+            if not opened:
+                raise bad_ones(left_out, len(paths))
+            if wanted is not None:
+                opened = [c.as_dtype(wanted) for c in opened]
+            factory = choose_factory(model, model_args, opened, wanted)
+            first = fresh_member(factory, opened[0], opened[0].state_dict())
+            kept = [i for i in range(len(paths)) if i not in {b.number for b in left_out}]
+            if left_out or skip_bad:
+                whys = [mismatch(c, first.state_dict(), factory.takes_state_dict) for c in opened]
+                left_out = sorted([*left_out, *(LeftOut(i, paths[i], why) for i, why in zip(kept, whys) if why)])
+                if left_out and (not skip_bad or all(whys)):
+                    raise bad_ones(left_out, len(paths))
+                opened, kept = [c for c, why in zip(opened, whys) if not why], [i for i, why in zip(kept, whys) if not why]
+            found_names = [given_names[i] for i in kept]
             aligned = align(opened, found_names, share, first.state_dict(), ragged=factory.takes_state_dict)
         with stages.stage("capture"):
-            captured = capture_members(factory, aligned, inputs, sample, sample_kwargs, dynamic)
+            try:
+                captured = capture_members(factory, aligned, inputs, sample, sample_kwargs, dynamic)
+            except CaptureError as e:
+                if wanted is None:
+                    raise
+                raise CaptureError(
+                    f"{e}. The members were converted to {dtype}, inputs are not: describe them in the dtype that the model takes then"
+                ) from e
         job = Job(factory, aligned, captured, share)
         if isinstance(writer, Writer):
             writer.reserve(sum(r.weight.bytes(job.count) for r in job.rows))
         with stages.stage("lower"):
             wides = make_wides(job, asked, targets)
-            report = _report(job, wides, str(out), stages)
+            report = replace(_report(job, wides, str(out), stages), left_out=[b._asdict() for b in left_out])
         if dry_run:
             return replace(report, seconds=stages.seconds)
         assert isinstance(writer, Writer)
@@ -142,7 +167,7 @@ def build(
             manifest = _write_programs(writer, job, wides, pt2)
             probe_name = _write_tensors(writer, "probe", probe_tensors)
         with stages.stage("publish"):
-            provenance = _provenance(factory, opened, asked, stages)
+            provenance = _provenance(factory, opened, asked, stages) | {"left_out": report.left_out}
             manifest = replace(manifest, probe=probe_name, verification=verification, provenance=provenance)
             manifest = writer.publish(manifest)
         disk = sum(f.bytes for f in manifest.files.values())
@@ -345,6 +370,7 @@ def _provenance(factory: Factory, opened: Sequence[Any], asked: Choice, stages: 
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])[:2000],
         "model": factory.call[:500],
+        "dtype": str(factory.dtype or "").removeprefix("torch."),
         "strategy": [asked.whole, *asked.preferred],
         "git": _git_commit(),
         "seconds": dict(stages.seconds),

@@ -49,8 +49,12 @@ def guards_of(exported: torch.export.ExportedProgram, inputs: Sequence[Leaf], na
     codes = getattr(exported, "_guards_code", None)
     if codes is None:
         raise CaptureError(f"torch {torch.__version__} does not tell under which conditions an export holds; widepack needs torch 2.11 or newer")
+    return guards_from(codes, inputs, name, _guard_sources(exported))
+
+
+def guards_from(codes: Sequence[str], inputs: Sequence[Leaf], name: str, sources: Sequence[tuple[set[str], str]] = ()) -> tuple[GuardSource, ...]:
+    """Torch's conditions, as the text that it writes, as arithmetic over named dims. sources: the numbers in a condition, and its line. Raises: CaptureError."""
     leaves = {leaf.name: leaf for leaf in inputs}
-    sources = _guard_sources(exported)
     made: dict[str, GuardSource] = {}
     for code in codes:
         try:

@@ -37,7 +37,12 @@ def user_frame(frames: Sequence[traceback.FrameSummary]) -> str:
 
 def source_of(n: fx.Node) -> str:
     """The user's own line of a node: `net.py:12, in forward`."""
-    found = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', n.meta.get("stack_trace") or "")
+    return user_line(n.meta.get("stack_trace") or "")
+
+
+def user_line(trace: str) -> str:
+    """The last line in the text of a stack that is not torch's: `net.py:12 in forward`."""
+    found = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', trace)
     root = str(Path(torch.__file__).parent)
     own = [f for f in found if not f[0].startswith(root)] or found
     return f"{Path(own[-1][0]).name}:{own[-1][1]} in {own[-1][2]}" if own else ""

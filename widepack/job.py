@@ -16,8 +16,10 @@ from widepack_artifacts import weights as weight_files
 from widepack_artifacts.program import Kind, Program
 
 from .capture import Captured, arrange, capture, tensors_of
+from .checkpoints import Checkpoint
 from .codec import dtype_name
 from .errors import CaptureError, MemberMismatch, UsageError
+from .exported_programs import Programs
 from .members import Alignment, Factory, bit_equal
 from .samples import Source
 from .sampling import default_axes, example_sizes, from_specs
@@ -33,15 +35,15 @@ class Row:
     value: Callable[[int], torch.Tensor]
 
 
-def fresh_member(factory: Factory, state: Mapping[str, torch.Tensor]) -> nn.Module:
-    """A fresh module for a state dict; not filled yet."""
-    return factory(state_dict=state)
+def fresh_member(factory: Factory, checkpoint: Checkpoint, state: Mapping[str, torch.Tensor]) -> nn.Module:
+    """A fresh module for a checkpoint and its state dict; not filled yet."""
+    return factory.of(checkpoint, state)
 
 
 def filled_member(factory: Factory, aligned: Alignment, i: int) -> nn.Module:
     """Member i as the user would load it. Raises: MemberMismatch."""
     state = aligned.state_dict(i)
-    module = fresh_member(factory, state)
+    module = fresh_member(factory, aligned.checkpoints[i], state)
     try:
         module.load_state_dict(state)
     except RuntimeError as e:
@@ -63,6 +65,15 @@ def capture_members(
     bounds: dict[str, tuple[int, int | None]] = {}
     low_high: dict[str, tuple[int | None, int | None]] = {}
     for number in sorted(set(signatures)):
+        if isinstance(factory, Programs):
+            if sample is not None or sample_kwargs is not None:
+                raise UsageError(
+                    "a sample is given, but the members are programs that bring their own; describe inputs with specs, or leave them out"
+                )
+            specs, bounds = parse_inputs(inputs or ())
+            low_high = {s.name: (s.low, s.high) for s in specs}
+            made.append(factory.captured([c for c, own in zip(aligned.checkpoints, signatures) if own == number], inputs))
+            continue
         module = filled_member(factory, aligned, signatures.index(number))
         if inputs:
             if sample is not None or sample_kwargs is not None:
@@ -164,7 +175,9 @@ class Job:
     def _table(self) -> list[Row]:
         rows: list[Row] = []
         roles = {n: role for c in self.captures.captured for n, (role, _) in c.weights.items()}
-        parameters = {n for n, _ in fresh_member(self.factory, self.aligned.state_dict(0)).named_parameters(remove_duplicate=False)}
+        parameters = {
+            n for n, _ in fresh_member(self.factory, self.aligned.checkpoints[0], self.aligned.state_dict(0)).named_parameters(remove_duplicate=False)
+        }
         known = set()
         for w in self.aligned.weights:
             role = roles.get(w.name) or ("parameter" if w.name in parameters else "buffer")

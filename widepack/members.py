@@ -20,6 +20,7 @@ import os
 import sys
 import traceback
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from .checkpoints import Checkpoint, TensorInfo, an, info_of
+from .checkpoints import Checkpoint, TensorInfo, an, info_of, is_floating
 from .errors import MemberMismatch, UsageError
 
 Kind = Literal["shared", "stacked", "ragged"]
@@ -42,7 +43,8 @@ _PIECE_BYTES = 16 << 20
 class Factory:
     """What `--model` names: called, it makes one fresh member in eval mode, with the weights that its constructor draws.
 
-    name: as the user wrote it. args: the keyword arguments of every call. takes_state_dict: whether it sizes itself by `state_dict=`.
+    name: as the user wrote it. args: the keyword arguments of every call. takes_state_dict: whether it sizes itself by `state_dict=`. dtype: what the floating
+    weights of every member are converted to, or None: as they are made.
     """
 
     def __init__(self, name: str, make: Callable[..., object], args: Mapping[str, object], folder: str = "") -> None:
@@ -52,6 +54,7 @@ class Factory:
         self._make = make
         self._folder = folder
         self._last: weakref.ref[nn.Module] | None = None
+        self.dtype: torch.dtype | None = None
         if "state_dict" in self.args:
             raise UsageError(f"model {name}: the argument state_dict is widepack's own; it passes each member's weights")
 
@@ -76,7 +79,11 @@ class Factory:
         if self._last is not None and self._last() is module:
             raise UsageError(f"model {self.call} returned the same module twice; one that ran may hold data, so a factory makes a fresh one")
         self._last = weakref.ref(module)
-        return module.eval()
+        return module.eval() if self.dtype is None else module.eval().to(self.dtype)
+
+    def of(self, checkpoint: Checkpoint, state_dict: Mapping[str, Tensor]) -> nn.Module:
+        """The fresh member that a checkpoint's weights go into. A factory of the user's goes by the weights alone; others look into the file. Raises: UsageError."""
+        return self(state_dict=state_dict)
 
     def _signature(self, error: BaseException) -> str:
         if not isinstance(error, TypeError):
@@ -271,6 +278,34 @@ class Alignment:
         return tuple(order.index(row) for row in rows)
 
 
+def read_names(names: str | Sequence[str], count: int) -> list[str]:
+    """The members' names, as a user gives them.
+
+    names: a list, a text `A,B,...`, or the path of a file with one name a line. count: how many checkpoints there are.
+    Raises: UsageError that says which name cannot be one, is there twice, or is one too few or too many.
+    """
+    if isinstance(names, str) and "," not in names and os.path.isfile(names):
+        try:
+            found = [line.strip() for line in Path(names).read_text(encoding="utf-8").splitlines() if line.strip()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"names: {names} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    else:
+        found = [name.strip() for name in names.split(",")] if isinstance(names, str) else [str(name) for name in names]
+    if len(found) != count:
+        no_file = f", and there is no file {names}" if isinstance(names, str) and "," not in names and not os.path.isfile(names) else ""
+        raise UsageError(f"{count} checkpoints and {len(found)} names; every member has one of each{no_file}")
+    for name in found:
+        if not name or len(name) > 1000 or not name.isprintable():
+            raise UsageError(f"names: {name[:60]!r} is no name; a name is printable text of 1 to 1000 characters")
+    _refuse_twice(found)
+    return found
+
+
+def _refuse_twice(names: Sequence[str]) -> None:
+    if len(set(names)) < len(names):
+        raise UsageError(f"the members' names must differ: {', '.join(sorted(n for n, times in Counter(names).items() if times > 1))} is given twice")
+
+
 def align(
     checkpoints: Sequence[Checkpoint],
     names: Sequence[str],
@@ -288,10 +323,9 @@ def align(
         raise UsageError(f"share={share!r} is unknown; known: auto, none")
     if not checkpoints or len(names) != len(checkpoints):
         raise UsageError(f"{len(checkpoints)} checkpoints and {len(names)} names; every member has one of each")
-    if len(set(names)) < len(names):
-        raise UsageError(f"the members' names must differ: {', '.join(sorted({n for n in names if list(names).count(n) > 1}))} is given twice")
+    _refuse_twice(names)
     if model_state is not None:
-        checkpoints = [_under_model_names(c, model_state) for c in checkpoints]
+        checkpoints = [under_model_names(c, model_state) for c in checkpoints]
     model = None if model_state is None else {name: info_of(tensor) for name, tensor in model_state.items()}
     infos = [c.tensors() for c in checkpoints]
     canonical, aliases = _tied(model_state or {}, infos)
@@ -327,10 +361,37 @@ def bit_equal(a: Tensor, b: Tensor) -> bool:
     return all(torch.equal(a[s:e].view(torch.uint8), b[s:e].view(torch.uint8)) for s, e in zip(starts, ends))
 
 
-def _under_model_names(checkpoint: Checkpoint, model: Mapping[str, object]) -> Checkpoint:
-    """Give a checkpoint the prefix back that was taken off its names, where the model itself is wrapped and has it."""
-    wrapped = checkpoint.prefix and model and all(name.startswith(checkpoint.prefix) for name in model)
-    return checkpoint.unstripped() if wrapped else checkpoint
+def mismatch(checkpoint: Checkpoint, model_state: Mapping[str, Tensor], ragged: bool) -> str:
+    """Why a checkpoint is not of this model, in words without its name; empty when it is."""
+    checkpoint = under_model_names(checkpoint, model_state)
+    infos = [checkpoint.tensors()]
+    found, hints = _differences([checkpoint], infos, {n: info_of(t) for n, t in model_state.items()}, _tied(model_state, infos)[0], ragged, [""])
+    return " ".join([("; ".join(line.removeprefix(":").strip() for line in found) + "."), *hints]) if found else ""
+
+
+def under_model_names(checkpoint: Checkpoint, model: Mapping[str, object]) -> Checkpoint:
+    """A checkpoint under the names that the model has.
+
+    What was taken off its names is given back where the model itself is wrapped and has it. Where none of the model's names is in the checkpoint, and all of
+    them are under one prefix (`model.` in a checkpoint of Lightning), that part is taken; the rest belongs to what the model does not have.
+    """
+    if checkpoint.prefix and model and all(name.startswith(checkpoint.prefix) for name in model):
+        return checkpoint.unstripped()
+    whole = checkpoint.unstripped()
+    if sum(name in model for name in whole.tensors()) > sum(name in model for name in checkpoint.tensors()):
+        return whole
+    inside = _prefixes(checkpoint, model)
+    return checkpoint.under(inside[0]) if len(inside) == 1 else checkpoint
+
+
+def _prefixes(checkpoint: Checkpoint, model: Mapping[str, object]) -> list[str]:
+    """The prefixes under which all of the model's names are in a checkpoint that has none of them as they are."""
+    names = checkpoint.tensors()
+    if not model or any(name in names for name in model):
+        return []
+    first = max(model, key=len)
+    found = dict.fromkeys(name[: -len(first)] for name in names if name.endswith(f".{first}"))
+    return [prefix for prefix in found if all(prefix + name in names for name in model)]
 
 
 def _tied(model: Mapping[str, Tensor], infos: Sequence[Mapping[str, TensorInfo]]) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
@@ -352,6 +413,13 @@ def _tied(model: Mapping[str, Tensor], infos: Sequence[Mapping[str, TensorInfo]]
     return canonical, aliases
 
 
+def _copies(names: Sequence[str], model: Mapping[str, object]) -> str:
+    """Under what the names hold all of the model's once more (an average beside the weights); empty when they do not."""
+    first = max(model, key=len)
+    found = [name[: -len(first) - 1] for name in names if name.endswith(f".{first}")]
+    return next((prefix for prefix in found if all(f"{prefix}.{name}" in names for name in model)), "")
+
+
 def _refuse_differences(
     checkpoints: Sequence[Checkpoint],
     infos: Sequence[Mapping[str, TensorInfo]],
@@ -361,33 +429,77 @@ def _refuse_differences(
 ) -> None:
     """Raise one MemberMismatch with every difference, by checkpoint and name, or return."""
     who = [f"checkpoint {i} ({c.path})" for i, c in enumerate(checkpoints)]
+    lines, hints = _differences(checkpoints, infos, model, canonical, ragged, who)
+    if lines:
+        head = lines[0] + "." if len(lines) == 1 else f"the members do not match, {len(lines)} differences:\n- " + "\n- ".join(lines) + "\n"
+        raise MemberMismatch((head + " " + " ".join(hints)).replace("\n ", "\n").strip())
+
+
+def _differences(
+    checkpoints: Sequence[Checkpoint],
+    infos: Sequence[Mapping[str, TensorInfo]],
+    model: Mapping[str, TensorInfo] | None,
+    canonical: Mapping[str, str],
+    ragged: bool,
+    who: Sequence[str],
+) -> tuple[list[str], list[str]]:
+    """A line for every difference, and what to do about them. Weights that differ in nothing but a floating dtype are one line for all members."""
     expected, owner = (infos[0], who[0]) if model is None else (model, "the model")
     lines: list[str] = []
     hints: dict[str, None] = {}
+    other_dtypes = False
     for i, info in enumerate(infos):
         missing = sorted(n for n in expected if n not in info and canonical.get(n, n) not in info)
         unexpected = sorted(n for n in info if n not in expected)
         if missing:
-            lines.append(f"{who[i]} lacks {_names(missing)}, which {owner} has")
+            lines.append(f"{who[i]} lacks {_names(missing)}, which {owner} has".strip())
         if unexpected:
-            lines.append(f"{who[i]} has {_names(unexpected)}, which {owner} has not")
+            lines.append(f"{who[i]} has {_names(unexpected)}, which {owner} has not".strip())
         if missing or unexpected:
             hints["Members are of one architecture" + ("." if model is None else ", the one that --model with its arguments makes.")] = None
+        if missing and model is not None and len(under := _prefixes(checkpoints[i], model)) > 1:
+            keys = [prefix.rstrip(".") for prefix in under]
+            hints[f"All of the model's names are in it under {', '.join(keys)}: name one, for example --key {keys[0]}."] = None
+        if unexpected and model is not None and not missing and (copies := _copies(unexpected, expected)):
+            hints[f"Weights of the model's names are in it under {copies} too: --key {copies} takes those."] = None
         for name in sorted(n for n in info if n in expected):
             have = info[name]
             sides = [(who[0], infos[0].get(name))] if i else []
             if model is not None:
                 sides.append(("the model", model[name]))
             others = [(side, other) for side, other in sides if other is not None and _conflict(have, other, ragged)]
-            if others:
+            if others and all(
+                is_floating(have.dtype) and is_floating(o.dtype) and not _conflict(have, o._replace(dtype=have.dtype), ragged) for _, o in others
+            ):
+                other_dtypes = True
+            elif others:
                 lines.append(f"{who[i]}: {name} is {have}; " + ", ".join(f"{side} has {other}" for side, other in others))
                 hints.update(dict.fromkeys(_hint(have, other) for _, other in others))
         for name, first in canonical.items():
             if name != first and name in info and info[name] == info[first] and not bit_equal(checkpoints[i].get(name), checkpoints[i].get(first)):
                 lines.append(f"{who[i]}: {name} and {first} differ, but are one tensor in the model")
-    if lines:
-        head = lines[0] + "." if len(lines) == 1 else f"the members do not match, {len(lines)} differences:\n- " + "\n- ".join(lines) + "\n"
-        raise MemberMismatch((head + " " + " ".join(hints)).replace("\n ", "\n").strip())
+    if other_dtypes:
+        by_dtypes: dict[str, list[str]] = {} if model is None else {_dtypes(model): ["the model"]}
+        for name, info in zip(who, infos):
+            by_dtypes.setdefault(_dtypes(info), []).append(name or "it")
+        lines.append("the floating weights have other dtypes: " + "; ".join(f"{dtypes} in {_names(names)}" for dtypes, names in by_dtypes.items()))
+        hints[f"Give --dtype {_most(infos[0])} (or another): it converts every floating weight once, and the model to it."] = None
+    return lines, list(hints)
+
+
+def _floating(info: Mapping[str, TensorInfo]) -> Counter[str]:
+    return Counter(found.dtype for found in info.values() if is_floating(found.dtype))
+
+
+def _most(info: Mapping[str, TensorInfo]) -> str:
+    """The dtype that most floating weights have."""
+    return _floating(info).most_common(1)[0][0]
+
+
+def _dtypes(info: Mapping[str, TensorInfo]) -> str:
+    """`float32`, or `bfloat16 (12 weights), float32 (2 weights)`."""
+    found = _floating(info).most_common()
+    return ", ".join(dtype if len(found) == 1 else f"{dtype} ({count} weight{'s' if count > 1 else ''})" for dtype, count in found)
 
 
 def _conflict(have: TensorInfo, other: TensorInfo, ragged: bool) -> bool:
@@ -396,7 +508,7 @@ def _conflict(have: TensorInfo, other: TensorInfo, ragged: bool) -> bool:
 
 def _hint(have: TensorInfo, other: TensorInfo) -> str:
     if have.dtype != other.dtype:
-        return "One weight has one dtype in all members and in the model: convert the checkpoints, or build the model in their dtype."
+        return "One weight has one dtype in all members and in the model; convert the checkpoints."
     if len(have.shape) != len(other.shape):
         return "Shapes of other ranks are another architecture."
     return "Heads of other sizes need a factory with a parameter `state_dict=` that sizes the module by the weights."

@@ -121,7 +121,7 @@ def check(batches: Sequence[int], baselines: Sequence[str], pattern: str) -> Non
 
 
 def own_module(factory: Callable[[Mapping[str, Any]], nn.Module], state: Mapping[str, Any], member: str) -> nn.Module:
-    """A module of the user's with a member's weights. Raises: BenchError where its parameters are not the member's."""
+    """A module of the user's with a member's weights, in the dtype that they were built in. Raises: BenchError where its parameters are not the member's."""
     module = factory(state).eval()
     wanted = module.state_dict()
     missing = sorted(set(wanted) - set(state))
@@ -129,6 +129,9 @@ def own_module(factory: Callable[[Mapping[str, Any]], nn.Module], state: Mapping
     if missing or unequal:
         what = f"has no {', '.join(missing[:5])}" if missing else f"has other shapes in {', '.join(unequal[:5])}"
         raise BenchError(f"member {member}: the artifact {what}, which the given model needs; is it the model that the artifact was built from?")
+    floating = {state[k].dtype for k in wanted if state[k].is_floating_point()}
+    if len(floating) == 1 and any(w.is_floating_point() and w.dtype not in floating for w in wanted.values()):
+        module = module.to(*floating)  # the build was asked for another dtype than the factory's
     module.load_state_dict({k: state[k] for k in wanted})
     return module
 

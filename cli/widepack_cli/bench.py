@@ -89,7 +89,7 @@ def command(
             budget_s=budget,
             threads=threads,
             pattern=pattern,
-            factory=_factory(model, model_args),
+            factory=_factory(artifact, model, model_args),
             pin=pin,
             progress=progress,
         )
@@ -111,12 +111,13 @@ def void(_: Any) -> None:
     """A call for its effect."""
 
 
-def _factory(model: str | None, model_args: tuple[str, ...]) -> Any:
+def _factory(artifact: Path, model: str | None, model_args: tuple[str, ...]) -> Any:
     if model is None:
         if model_args:
             raise click.UsageError("--model-arg needs --model")
         return None
-    from widepack.members import load_factory
+    from widepack.models import find_factory
     from widepack.specs import parse_model_args
+    from widepack_artifacts.store import Reader
 
-    return load_factory(model, parse_model_args(model_args))
+    return find_factory(model, parse_model_args(model_args), Reader(artifact).manifest.members[0].source)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 EPILOG = example(
     'widepack build ckpts/*.pt -o ens.wide --model net.py:make --input "x=float32[B,3,32,32]"',
     'widepack build runs/*/best.pt -o ens.wide --model pkg.net:Net --model-arg width=64 --input "ids=int64[B,T]:0..30521" --input T=2..512',
+    'widepack build runs/checkpoint-* -o ens.wide --model hf --input "input_ids=int64[B,T]:0..30521"',
     "widepack build ckpts/*.pt --dry-run        with model and input in ckpts/widepack.toml",
 )
 
@@ -30,7 +31,12 @@ EPILOG = example(
 @click.argument("checkpoints", metavar="CKPT...", nargs=-1, required=True)
 @click.option("-o", "--out", metavar="ARTIFACT", help="The folder to write, such as ens.wide. Needed unless --dry-run.")
 @model_options
-@click.option("--key", help="Where the state dict is inside a checkpoint that holds more, such as ema.model.")
+@click.option("--key", help="Where the state dict is inside a checkpoint that holds more, such as ema.model, or model_ema.module.")
+@click.option("--dtype", metavar="D", help="Convert all floating weights, and the model: float32, float64, bfloat16 or float16.")
+@click.option(
+    "--trust-pickle", is_flag=True, help="Unpickle whatever the checkpoints hold. This runs the code that they name: only for files that you made."
+)
+@click.option("--skip-bad", is_flag=True, help="Build without the checkpoints that cannot be read or are of another model, and list them.")
 @click.option("--input", "inputs", metavar="SPEC", multiple=True, help='An input, such as "x=float32[B,3,32,32]"; or a bound, T=2..512. Repeatable.')
 @click.option(
     "--sample",
@@ -38,7 +44,11 @@ EPILOG = example(
     type=click.Path(path_type=Path),
     help="A .pt file with example inputs: a tensor, a tuple of them, or a dict of keyword inputs.",
 )
-@click.option("--names", metavar="A,B,...", help="The members' names. Without it: the shortest distinguishing parts of the paths.")
+@click.option(
+    "--names",
+    metavar="A,B,...|FILE",
+    help="The members' names, or a file with one a line. Without it: the shortest distinguishing parts of the paths.",
+)
 @click.option(
     "--strategy",
     "strategies",
@@ -63,6 +73,9 @@ def command(
     model: str | None,
     model_args: tuple[str, ...],
     key: str | None,
+    dtype: str | None,
+    trust_pickle: bool,
+    skip_bad: bool,
     inputs: tuple[str, ...],
     sample: Path | None,
     names: str | None,
@@ -75,7 +88,8 @@ def command(
 ) -> None:
     """Turn the checkpoints CKPT... of one architecture into one artifact that runs them all.
 
-    Reads state dicts in .pt, .pth and .safetensors. Options that are not given are taken from a widepack.toml beside the checkpoints (model,
+    Reads files of torch.save, safetensors and torch.export by their content, indexes of shards, and folders; programs of torch.export need no --model, and
+    --model hf makes the members of Hugging Face folders. Options that are not given are taken from a widepack.toml beside the checkpoints (model,
     model_arg, input, key). Nothing is written before the answers are proved to be the members' own.
     """
     if out is None and not dry_run:
@@ -97,8 +111,11 @@ def command(
             inputs=list(inputs) or settings.get("input"),
             sample=args,
             sample_kwargs=kwargs,
-            names=[n.strip() for n in names.split(",")] if names is not None else None,
+            names=names,
             key=key or settings.get("key"),
+            dtype=dtype,
+            trust_pickle=trust_pickle,
+            skip_bad=skip_bad,
             strategy=strategies[0] if len(strategies) == 1 else strategies or "auto",
             share=share,
             pt2=not no_pt2,
@@ -128,7 +145,7 @@ def expand(checkpoints: tuple[str, ...]) -> list[str]:
 
 def beside(paths: list[str]) -> dict[str, Any]:
     """What widepack.toml says in the folder that all checkpoints are in; a model file named there is meant from that folder."""
-    folder = Path(os.path.commonpath([os.path.abspath(os.path.dirname(p)) for p in paths]))
+    folder = Path(os.path.commonpath([os.path.dirname(os.path.abspath(p)) for p in paths]))
     if not (folder / "widepack.toml").is_file():
         return {}
     from widepack.specs import read_toml
@@ -174,6 +191,7 @@ def lines(report: BuildReport, dry_run: bool) -> list[str]:
         f"nodes        {kinds}",
         f"strategies   {used}",
         f"wide share   {report.wide_share:.0%} of the nodes that read a stacked weight",
+        *(f"left out     {b['path']}: {b['why']}" for b in report.left_out),
         *([f"kernels      {report.kernels_wide} for all members, {report.kernels_member} for one"] if report.kernels_wide else []),
         f"time         {', '.join(f'{stage} {duration(1000 * s)}' for stage, s in report.seconds.items())}",
     ]

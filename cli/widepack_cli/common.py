@@ -30,7 +30,7 @@ def model_options(f: F) -> F:
     f = click.option(
         "--model-arg", "model_args", metavar="K=V", multiple=True, help="An argument of the factory; V is JSON where it parses. Repeatable."
     )(f)
-    return click.option("--model", metavar="FACTORY", help="What makes one member: package.module:factory or path/file.py:factory.")(f)
+    return click.option("--model", metavar="FACTORY", help="What makes one member: package.module:factory, path/file.py:factory, or hf.")(f)
 
 
 def example(*lines: str) -> str:

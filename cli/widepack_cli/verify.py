@@ -27,10 +27,18 @@ BATCHES = (1, 2, 5)
 @click.argument("checkpoints", metavar="[CKPT]...", nargs=-1)
 @model_options
 @click.option("--key", help="Where the state dict is inside a checkpoint that holds more.")
+@click.option("--trust-pickle", is_flag=True, help="Unpickle whatever the checkpoints hold, which runs the code that they name.")
 @click.option("--device", default="cpu", show_default=True, help="Where the answers are checked.")
 @json_option
 def command(
-    artifact: Path, checkpoints: tuple[str, ...], model: str | None, model_args: tuple[str, ...], key: str | None, device: str, as_json: bool
+    artifact: Path,
+    checkpoints: tuple[str, ...],
+    model: str | None,
+    model_args: tuple[str, ...],
+    key: str | None,
+    trust_pickle: bool,
+    device: str,
+    as_json: bool,
 ) -> None:
     """Check ARTIFACT: its manifest, the size and hash of every file, and the probe, which holds its answers to those recorded at build.
 
@@ -41,7 +49,7 @@ def command(
     document = {"path": str(artifact), "device": device, "ok": False, "checks": done}
     try:
         with stdout_kept(as_json):
-            for name, found in checks(artifact, checkpoints, model, model_args, key, device):
+            for name, found in checks(artifact, checkpoints, model, model_args, key, trust_pickle, device):
                 done.append({"check": name, "found": found})
                 if not as_json:
                     click.echo(f"{name:<12} ok  {found}")
@@ -55,7 +63,7 @@ def command(
 
 
 def checks(
-    artifact: Path, checkpoints: tuple[str, ...], model: str | None, model_args: tuple[str, ...], key: str | None, device: str
+    artifact: Path, checkpoints: tuple[str, ...], model: str | None, model_args: tuple[str, ...], key: str | None, trust: bool, device: str
 ) -> Iterator[tuple[str, str]]:
     """Each check that passed: its name and what was found. Raises: WidepackError at the first that fails."""
     from widepack_artifacts.store import Reader
@@ -75,37 +83,52 @@ def checks(
         ens.probe()
         yield "probe", f"{plural(len(ens), 'member')} on {device}, patterns shared and each, against the float64 answers recorded at build"
     if checkpoints:
-        yield "checkpoints", _same_weights(ens, checkpoints, key)
+        yield "checkpoints", _same_weights(ens, checkpoints, key, trust)
     if model is not None:
-        from widepack.members import load_factory
+        from widepack.models import find_factory
         from widepack.specs import parse_model_args
 
-        yield "answers", _same_answers(ens, load_factory(model, parse_model_args(model_args)), device)
+        factory = find_factory(model, parse_model_args(model_args), checkpoints[0] if checkpoints else manifest.members[0].source)
+        yield "answers", _same_answers(ens, factory, device)
 
 
-def _same_weights(ens: Any, checkpoints: tuple[str, ...], key: str | None) -> str:
-    """Hold the members' weights to the checkpoints, in their order. Raises: VerificationError with all that differs."""
+def _same_weights(ens: Any, checkpoints: tuple[str, ...], key: str | None, trust: bool) -> str:
+    """Hold the members' weights to the checkpoints, in their order. Raises: VerificationError with all that differs.
+
+    A tied weight has one of its names in a checkpoint. Floating weights that a build converted are converted here too.
+    """
     from widepack.checkpoints import open_all
     from widepack.errors import VerificationError
-    from widepack.members import bit_equal
+    from widepack.members import bit_equal, under_model_names
 
     from .build import expand
 
-    opened = open_all(expand(checkpoints), key)
+    opened = open_all(expand(checkpoints), key, trust)
     if len(opened) != len(ens):
         raise VerificationError(f"checkpoints: {len(opened)} were given, the artifact has {len(ens)} members: {', '.join(ens.members[:20])}")
+    tied = [{w.name, *w.aliases} for w in ens.manifest.weights if w.aliases]
     wrong: list[str] = []
+    converted: set[str] = set()
     count = 0
     for name, checkpoint in zip(ens.members, opened, strict=True):
-        state, own = ens.state_dict(name), checkpoint.state_dict()
+        state = ens.state_dict(name)
+        own = under_model_names(checkpoint, state).state_dict()
         count += len(own)
-        wrong += [f"member {name}: {k} is not in {checkpoint.path}" for k in sorted(set(state) - set(own))]
+        missing = sorted(k for k in set(state) - set(own) if not any(k in names and names & set(own) for names in tied))
+        wrong += [f"member {name}: {k} is not in {checkpoint.path}" for k in missing]
         wrong += [f"member {name}: {k} of {checkpoint.path} is not in the artifact" for k in sorted(set(own) - set(state))]
-        wrong += [f"member {name}: {k} is not that of {checkpoint.path}" for k in sorted(set(own) & set(state)) if not bit_equal(state[k], own[k])]
+        for k in sorted(set(own) & set(state)):
+            theirs, mine = own[k], state[k]
+            if theirs.dtype != mine.dtype and theirs.is_floating_point() and mine.is_floating_point():
+                theirs = theirs.to(mine.dtype)
+                converted.add(str(mine.dtype).removeprefix("torch."))
+            if not bit_equal(mine, theirs):
+                wrong.append(f"member {name}: {k} is not that of {checkpoint.path}")
     if wrong:
         more = f"; and {len(wrong) - 8} more" if len(wrong) > 8 else ""
         raise VerificationError(f"checkpoints: {'; '.join(wrong[:8])}{more}. Were these checkpoints given in the order of the members?")
-    return f"{plural(count, 'tensor')} of {plural(len(opened), 'checkpoint')}, bit for bit"
+    to = f", converted to {', '.join(sorted(converted))}" if converted else ""
+    return f"{plural(count, 'tensor')} of {plural(len(opened), 'checkpoint')}, bit for bit{to}"
 
 
 def _same_answers(ens: Any, factory: Callable[..., Any], device: str) -> str:
