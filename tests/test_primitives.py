@@ -122,7 +122,7 @@ def assert_equal(op: str, got: Any, want: Any, where: str) -> None:
 def bits(x: torch.Tensor) -> torch.Tensor:
     """The bytes of a tensor, with one NaN for all."""
     if x.is_floating_point() or x.is_complex():
-        x = torch.view_as_real(x) if x.is_complex() else x
+        x = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
         return torch.where(torch.isnan(x), torch.full_like(x, float("nan")), x).contiguous().view(torch.uint8) if x.ndim else bits(x.reshape(1))
     return x
 
@@ -173,13 +173,26 @@ def test_every_strategy_equals_the_op_once_a_member(op: str, monkeypatch: pytest
     )
 
 
+def refuses(op: str, sample: Sample) -> bool:
+    try:
+        member(op, sample)
+    except RuntimeError:
+        return True
+    return False
+
+
 @pytest.mark.parametrize("op", sorted(REGISTRY))
 def test_nan_in_one_member_changes_no_bit_of_another(op: str) -> None:
     for where, many, kinds in runs(op, 3):
         for memory in memories(many):
-            (args, kwargs, _), (args_nan, kwargs_nan, _) = (wide(many, kinds, memory, nan) for nan in (None, 1))
+            (args, kwargs, _), (args_nan, kwargs_nan, own) = (wide(many, kinds, memory, nan) for nan in (None, 1))
             w = EagerWriter(3)
             w.op = op
+            if refuses(op, own[1]):  # the member alone answers with an error: so do all together
+                for s in applicable(w, op, args, kwargs):
+                    with pytest.raises(RuntimeError):
+                        s.rule(w, *args_nan, **kwargs_nan)
+                continue
             for s in applicable(w, op, args, kwargs):
                 clean, dirty = (outputs(s.rule(w, *a, **k), 3) for a, k in ((args, kwargs), (args_nan, kwargs_nan)))
                 for i in (0, 2):

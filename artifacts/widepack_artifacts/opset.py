@@ -28,8 +28,8 @@ _ATEN = """
     clamp_min:Tensor,default clone col2im column_stack complex conj conj_physical constant_pad_nd contiguous conv1d:default,padding
     conv2d:default,padding conv3d:default,padding conv_depthwise3d conv_tbc conv_transpose1d conv_transpose2d:input conv_transpose3d:input
     convolution copy copysign:Scalar,Tensor corrcoef cos cosh cosine_embedding_loss cosine_similarity count_nonzero:default,dim_IntList cov
-    ctc_loss:IntList cummax cummin cumprod cumsum deg2rad dequantize:self detach diag diag_embed diagonal diagonal_scatter diff digamma dist
-    div:Scalar,Scalar_mode,Tensor,Tensor_mode divide:Tensor dot dropout dstack einsum elu embedding embedding_bag:default,padding_idx
+    cross_entropy_loss ctc_loss:IntList cummax cummin cumprod cumsum deg2rad dequantize:self detach diag diag_embed diagonal diagonal_scatter diff
+    digamma dist div:Scalar,Scalar_mode,Tensor,Tensor_mode divide:Tensor dot dropout dstack einsum elu embedding embedding_bag:default,padding_idx
     empty:memory_format empty_like eq:Scalar,Tensor erf erfc erfinv exp exp2 expand expand_as expand_copy expm1 exponential eye
     feature_alpha_dropout feature_dropout fft_fft fft_fft2 fft_fftfreq fft_fftn fft_fftshift fft_hfft fft_hfft2 fft_hfftn fft_ifft fft_ifft2
     fft_ifftn fft_ifftshift fft_ihfft fft_ihfft2 fft_ihfftn fft_irfft fft_irfft2 fft_irfftn fft_rfft fft_rfft2 fft_rfftfreq fft_rfftn
@@ -41,24 +41,24 @@ _ATEN = """
     isin:Scalar_Tensor,Tensor_Scalar,Tensor_Tensor isinf isnan isneginf isposinf istft kl_div kron kthvalue l1_loss layer_norm lcm
     le:Scalar,Tensor leaky_relu lerp:Scalar,Tensor lgamma lift lift_fresh lift_fresh_copy linalg_cholesky linalg_cholesky_ex linalg_cond
     linalg_cross linalg_det linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh linalg_householder_product linalg_inv linalg_inv_ex
-    linalg_ldl_factor linalg_ldl_solve linalg_lstsq linalg_lu linalg_lu_factor linalg_lu_solve linalg_matrix_exp linalg_matrix_norm
-    linalg_matrix_power linalg_matrix_rank linalg_norm linalg_pinv:atol_rtol_float,atol_rtol_tensor,default linalg_qr linalg_slogdet linalg_solve
-    linalg_solve_ex linalg_solve_triangular linalg_svd linalg_svdvals linalg_vecdot linalg_vector_norm linear
-    linspace:Scalar_Tensor,Tensor_Scalar,Tensor_Tensor,default log log10 log1p log2 log_normal log_sigmoid log_softmax:int logaddexp logaddexp2
-    logcumsumexp logdet logical_and logical_not logical_or logical_xor logit logspace logsumexp lstm:data,input lstm_cell lt:Scalar,Tensor
-    lu_unpack mH mT margin_ranking_loss masked_fill:Scalar,Tensor masked_scatter masked_select matmul max:default,dim,other max_pool1d
-    max_pool1d_with_indices max_pool2d max_pool2d_with_indices max_pool3d max_pool3d_with_indices max_unpool2d max_unpool3d maximum
+    linalg_ldl_factor linalg_ldl_solve linalg_lstsq linalg_lu linalg_lu_factor linalg_lu_solve linalg_matrix_exp
+    linalg_matrix_norm:default,str_ord linalg_matrix_power linalg_matrix_rank linalg_norm linalg_pinv:atol_rtol_float,atol_rtol_tensor,default
+    linalg_qr linalg_slogdet linalg_solve linalg_solve_ex linalg_solve_triangular linalg_svd linalg_svdvals linalg_vecdot linalg_vector_norm
+    linear linspace:Scalar_Tensor,Tensor_Scalar,Tensor_Tensor,default log log10 log1p log2 log_normal log_sigmoid log_softmax:int logaddexp
+    logaddexp2 logcumsumexp logdet logical_and logical_not logical_or logical_xor logit logspace logsumexp lstm:data,input lstm_cell
+    lt:Scalar,Tensor lu_unpack mH mT margin_ranking_loss masked_fill:Scalar,Tensor masked_scatter masked_select matmul max:default,dim,other
+    max_pool1d max_pool1d_with_indices max_pool2d max_pool2d_with_indices max_pool3d max_pool3d_with_indices max_unpool2d max_unpool3d maximum
     mean:default,dim median:default,dim meshgrid:default,indexing min:default,dim,other minimum mish mm:default,dtype mode movedim:int,intlist
     mse_loss mul:Scalar,Tensor multi_margin_loss multilabel_margin_loss multinomial multiply:Tensor mv mvlgamma nan_to_num nanmean
     nanmedian:default,dim nanquantile:default,scalar nansum narrow narrow_copy native_channel_shuffle native_dropout native_group_norm
     native_layer_norm native_norm ne:Scalar,Tensor neg new_empty new_full new_ones new_zeros nextafter nll_loss nll_loss2d nll_loss_forward
-    nonzero nonzero_static norm:Scalar,ScalarOpt_dim,ScalarOpt_dim_dtype,ScalarOpt_dtype norm_except_dim
-    normal:Tensor_Tensor,Tensor_float,float_Tensor nuclear_norm numpy_T one_hot ones ones_like outer pad pairwise_distance pdist permute
-    permute_copy pixel_shuffle pixel_unshuffle poisson poisson_nll_loss polar polygamma positive pow:Scalar,Tensor_Scalar,Tensor_Tensor prelu
-    prod:default,dim_int put quantile:default,scalar rad2deg rand rand_like randint:default,low randint_like:default,low_dtype randn randn_like
-    randperm ravel real reciprocal reflection_pad1d reflection_pad2d reflection_pad3d relu relu6 remainder:Scalar,Scalar_Tensor,Tensor renorm
-    repeat repeat_interleave:Tensor,self_Tensor,self_int replication_pad1d replication_pad2d replication_pad3d reshape reshape_as resolve_conj
-    resolve_neg rms_norm rnn_relu:data,input rnn_relu_cell rnn_tanh:data,input rnn_tanh_cell roll rot90 round:decimals,default rrelu
+    nll_loss_nd nonzero nonzero_static norm:Scalar,ScalarOpt_dim,ScalarOpt_dim_dtype,ScalarOpt_dtype norm_except_dim
+    normal:Tensor_Tensor,Tensor_float,float_Tensor nuclear_norm:default,dim numpy_T one_hot ones ones_like outer pad pairwise_distance pdist
+    permute permute_copy pixel_shuffle pixel_unshuffle poisson poisson_nll_loss polar polygamma positive pow:Scalar,Tensor_Scalar,Tensor_Tensor
+    prelu prod:default,dim_int put quantile:default,scalar rad2deg rand rand_like randint:default,low randint_like:default,low_dtype randn
+    randn_like randperm ravel real reciprocal reflection_pad1d reflection_pad2d reflection_pad3d relu relu6 remainder:Scalar,Scalar_Tensor,Tensor
+    renorm repeat repeat_interleave:Tensor,self_Tensor,self_int replication_pad1d replication_pad2d replication_pad3d reshape reshape_as
+    resolve_conj resolve_neg rms_norm rnn_relu:data,input rnn_relu_cell rnn_tanh:data,input rnn_tanh_cell roll rot90 round:decimals,default rrelu
     rrelu_with_noise_functional rsqrt rsub:Scalar,Tensor scalar_tensor scaled_dot_product_attention scatter:reduce,src,value,value_reduce
     scatter_add scatter_reduce:two searchsorted:Scalar,Tensor segment_reduce select:int select_copy:int select_scatter selu sgn sigmoid sign
     signbit silu sin sinc sinh slice:Tensor slice_copy:Tensor slice_inverse slice_scatter smooth_l1_loss soft_margin_loss softmax:int softplus

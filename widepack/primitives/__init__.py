@@ -1,10 +1,16 @@
 """The primitives: one file an op family. Importing this package fills the registry."""
 
 from . import attention as attention
+from . import cells as cells
 from . import conv as conv
 from . import dims as dims
+from . import distance as distance
 from . import embedding as embedding
+from . import fft as fft
+from . import indexing as indexing
+from . import linalg as linalg
 from . import linear as linear
+from . import losses as losses
 from . import norm as norm
 from . import pointwise as pointwise
 from . import pool as pool

@@ -30,11 +30,12 @@ along("""
     softmax.int log_softmax.int _softmax _log_softmax cumsum cumprod cummax cummin logcumsumexp flip topk sort sort.stable argsort argsort.stable
     kthvalue median.dim mode max.dim min.dim select.int slice.Tensor narrow split.Tensor split_with_sizes split.sizes chunk unbind.int unsqueeze squeeze.dim squeeze.dims
     transpose.int movedim.int movedim.intlist gather scatter.src scatter.value scatter_add scatter_reduce.two cat stack glu unflatten.int diagonal unfold
-    slice_scatter diff linalg_cross prod.dim_int any.dim all.dim flatten.using_ints
+    slice_scatter diff linalg_cross prod.dim_int any.dim all.dim flatten.using_ints diag_embed swapdims rot90 unfold_copy
 """)
-along("select_scatter", mixed=True)
+along("select_scatter diagonal_scatter", mixed=True)
 along("roll", needs="dims")
-along("argmax argmin repeat_interleave.self_int", needs="dim")
+along("argmax argmin repeat_interleave.self_int linalg_norm", needs="dim")
+along("frobenius_norm.dim nuclear_norm.dim linalg_matrix_norm linalg_matrix_norm.str_ord")
 along(
     "mean.dim sum.dim_IntList amax amin logsumexp var.dim var.correction std.dim std.correction var_mean.correction linalg_vector_norm norm.ScalarOpt_dim",
     all_dims="dim",
@@ -76,6 +77,12 @@ def whole_argmax(w: Writer, x: Stacked, dim: None = None, keepdim: bool = False)
     """the member's dims flattened into one, then along it"""
     value = w.call("flatten.using_ints", x.value, 1, -1) if x.rank else w.call("unsqueeze", x.value, 1)
     return Stacked(w.call(w.op, value, -1))
+
+
+@strategy("swapaxes", "shifted", family="dim")
+def swapaxes(w: Writer, x: Stacked, axis0: int, axis1: int) -> Any:
+    """the schema's dims shifted by the member axis"""
+    return Stacked(w.call("transpose.int", x.value, 1 + axis0 % x.rank, 1 + axis1 % x.rank))
 
 
 @strategy("squeeze", "dims", family="dim")
@@ -131,7 +138,18 @@ samples("movedim.intlist")(lambda draw: [call(draw.normal(B, 4, 6), a, b) for a,
 samples("unflatten.int")(lambda draw: [call(draw.normal(B, 4, 6), d, s) for d, s in ((1, [2, 2]), (-1, [3, -1]), (0, [B, 1]))])
 samples("flatten.using_ints")(lambda draw: [call(draw.normal(B, 4, 6), *d) for d in ((), (0, 1), (1,), (1, -1), (-2, 2))] + [call(draw.normal())])
 samples("diagonal")(lambda draw: [call(draw.normal(B, 4, 6), *a) for a in ((), (1, 1, 2), (-1, -1, -2), (0, 0, 2))])
-samples("unfold")(lambda draw: [call(draw.normal(B, 4, 6), *a) for a in ((0, 2, 1), (1, 2, 2), (-1, 3, 1))])
+samples("unfold unfold_copy")(lambda draw: [call(draw.normal(B, 4, 6), *a) for a in ((0, 2, 1), (1, 2, 2), (-1, 3, 1))])
+samples("diag_embed")(lambda draw: [call(draw.normal(B, 4), *a) for a in ((), (1,), (0, 0, 1), (-1, 1, -1))])
+samples("diagonal_scatter")(lambda draw: [call(draw.normal(4, B), draw.normal(4)), call(draw.normal(B, 4, 6), draw.normal(B, 4), 1, 1, 2)])
+samples("swapdims swapaxes")(lambda draw: [call(draw.normal(B, 4, 6), a, b) for a, b in ((0, 1), (1, -1))])
+samples("rot90")(lambda draw: [call(draw.normal(B, 4, 6), *a) for a in ((), (2, [1, 2]), (3, [-1, 0]))])
+samples("linalg_norm")(
+    lambda draw: [call(draw.normal(B, 4, 6), o, d, k) for o, d, k in ((None, [1], False), (1, [-1], True), (2, [1, 2], False), (None, [0, 1], False))]
+)
+samples("frobenius_norm.dim")(lambda draw: [call(draw.normal(B, 4, 6), [1, 2]), call(draw.normal(B, 4, 6), [-1], True)])
+samples("nuclear_norm.dim")(lambda draw: [call(draw.normal(B, 4, 6), [1, 2]), call(draw.normal(B, 4), [0, 1], True)])
+samples("linalg_matrix_norm")(lambda draw: [call(draw.normal(B, 4, 6), 1), call(draw.normal(B, 4, 6), float("inf"), [0, 1], True)])
+samples("linalg_matrix_norm.str_ord")(lambda draw: [call(draw.normal(B, 4, 6)), call(draw.normal(B, 4, 6), "nuc", [0, -1], True)])
 samples("diff")(
     lambda draw: [
         call(draw.normal(B, 4)),

@@ -1,5 +1,8 @@
 """Embedding: `y[i, ...] = W[i, ids[i, ...]]`, W: [N, V, D], ids: [N, *] or [*], y: [N, *, D].
 
+Embedding bags sum, average or maximise the rows of each bag: ids: [N, L] or [L], offsets: [bags], y: [N, bags, D]. A bag treats every column alike, so the
+members' columns stand side by side: one bag over a table `[V, N*D]`.
+
 An index that the member alone would refuse (negative, or V and more) is refused here too: both ops check against V, never against N*V.
 """
 
@@ -9,10 +12,11 @@ from typing import Any
 
 import torch
 
+from .. import ops
 from ..registry import strategy
 from ..samples_of_ops import B, Draw, Sample, call, samples
-from ..values import Shared, Stacked, Wide
-from ..writer import Writer, rank
+from ..values import Shared, Stacked, Value, Wide
+from ..writer import Writer, put_shared, rank
 
 
 def _ids_shared(w: Writer, weight: Wide, ids: Wide, *_: Any, **__: Any) -> bool:
@@ -55,6 +59,87 @@ def _flat(w: Writer, ids: Any, first: int, rank_: int) -> tuple[Any, Any]:
         return w.call("unsqueeze", ids, first), lambda y: w.call("squeeze.dim", y, 1)
     sizes = [s if s is not None else w.call("sym_size.int", ids, d) for d, s in enumerate(ids.sizes)][first:]
     return w.call("flatten.using_ints", ids, first, -1), lambda y: w.call("unflatten.int", y, 1, sizes)
+
+
+_BAGS = "embedding_bag embedding_bag.padding_idx"
+
+
+def _bag(w: Writer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments by name, padding (None: none) among them."""
+    given = {a: d for a, _, d in ops.arguments(w.op)} | ops.bind(w.op, args, kwargs)
+    return {**given, "padding_idx": given.get("padding_idx")}
+
+
+def _bag_fits(w: Writer, *args: Any, **kwargs: Any) -> bool:
+    given = _bag(w, args, kwargs)
+    return isinstance(given["offsets"], Shared) and rank(given["indices"]) == 1
+
+
+def _bag_shared(w: Writer, *args: Any, **kwargs: Any) -> bool:
+    given = _bag(w, args, kwargs)
+    return _bag_fits(w, *args, **kwargs) and isinstance(given["indices"], Shared) and not isinstance(given["per_sample_weights"], Stacked)
+
+
+@strategy(_BAGS, "columns", family="bag", when=_bag_shared)
+def bag_columns(w: Writer, *args: Any, **kwargs: Any) -> Any:
+    """Shared ids: one bag over the columns of all tables side by side"""
+    given = _bag(w, args, kwargs)
+    return _bags(w, w.stack(given["weight"]), given["indices"].value, given, put_shared(given["per_sample_weights"]), given["padding_idx"])
+
+
+@strategy(_BAGS, "rows", family="bag", when=_bag_fits)
+def bag_rows(w: Writer, *args: Any, **kwargs: Any) -> Any:
+    """ids of their own: their rows first, then one bag over the columns of all members side by side; padding is left out of sum, mean and maximum"""
+    given = _bag(w, args, kwargs)
+    ids, padding, mode = Stacked(w.stack(given["indices"])), given["padding_idx"], given["mode"]
+    weight = given["weight"]
+    rule = one_table if isinstance(weight, Shared) else gather
+    rows = rule(w, weight, ids).value  # [N, L, D]
+    if given["per_sample_weights"] is not None:
+        rows = w.call("mul.Tensor", rows, w.call("unsqueeze", w.stack(given["per_sample_weights"]), -1))
+    at = w.call("arange", w.sizes(ids)[0], dtype=ids.value.dtype, device=rows.held.device)
+    if padding is None:
+        return _bags(w, rows, at, given, None, None)
+    kept = w.call("unsqueeze", w.call("ne.Scalar", ids.value, padding % _vocabulary(weight)), -1)  # [N, L, 1]
+    rows = w.call("where.ScalarOther", kept, rows, float("-inf") if mode == 2 else 0.0)
+    count = _bags(w, w.call("_to_copy", kept, dtype=rows.dtype), at, {**given, "mode": 0}, None, None)[0].value
+    y = _bags(w, rows, at, {**given, "mode": 2 if mode == 2 else 0}, None, None)[0].value
+    if mode == 1:
+        y = w.call("div.Tensor", y, w.call("clamp_min", count, 1))
+    elif mode == 2:
+        y = w.call("where.ScalarOther", w.call("gt.Scalar", count, 0), y, 0.0)
+    return Stacked(y), None, None, None
+
+
+def _vocabulary(weight: Wide) -> int:
+    size = weight.value.sizes[-2]  # type: ignore[union-attr]
+    assert size is not None  # a weight's sizes are known
+    return size
+
+
+def _bags(w: Writer, table: Value, ids: Value, given: dict[str, Any], weights: Value | None, padding: int | None) -> Any:
+    """Bags over `[N, V, D]` with the same ids for all members, whose columns stand side by side."""
+    wide = w.call("flatten.using_ints", w.call("transpose.int", table, 0, 1), 1, 2)  # [V, N*D]
+    made = w.call(
+        "embedding_bag.padding_idx", wide, ids, given["offsets"].value, False, given["mode"], False, weights, given["include_last_offset"], padding
+    )
+    y = w.call("unflatten.int", w.call("operator.getitem", made, 0), 1, [w.members, -1])
+    return Stacked(w.call("transpose.int", y, 0, 1)), None, None, None
+
+
+def _bag_samples(draw: Draw) -> list[Sample]:
+    made = []
+    for mode in (0, 1, 2):
+        table, ids = draw.normal(7, 4), draw.ints(0, 7, 9)
+        made += [
+            call(table, ids, torch.tensor([0, 2, 2, 6]), False, mode, False, None, last, *p)
+            for last, p in ((False, (None,)), (True, (-4,)), (False, (3,)))
+        ]
+    return [*made, call(table, ids, torch.tensor([0, 4]), False, 0, False, draw.normal(9), False, None)]
+
+
+samples("embedding_bag.padding_idx")(_bag_samples)
+samples("embedding_bag")(lambda draw: [call(*a[:-1]) for a, _ in _bag_samples(draw) if a[-1] is None])
 
 
 @samples("embedding")

@@ -4,6 +4,8 @@ layer_norm, rms_norm      normalise the trailing dims; the members' own scale an
 batch_norm (eval)         y = x * scale + shift, both made from the statistics in float64, once, in the prologue
 group_norm                `packed`: N*G groups over [B, N*C, *]; `fold`: members in the batch, then scale and shift
 instance_norm             `packed`: channels of all members side by side
+_weight_norm              y = v * (g / |v|), the norm over all dims of a weight but one
+renorm                    slices whose norm is above a bound are scaled down to it
 """
 
 from __future__ import annotations
@@ -126,6 +128,37 @@ def instance_norm(w: Writer, x: Wide, weight: Wide | None, bias: Wide | None, me
     """the channels of all members side by side"""
     packed = w.pack(x if isinstance(x, Stacked) else Stacked(w.stack(x)))
     return w.unpack(w.call("instance_norm", packed, *(_flat(w, p) for p in (weight, bias, mean, var)), *rest))  # type: ignore[no-any-return]
+
+
+@strategy("_weight_norm", "norm", family="norm")
+def weight_norm(w: Writer, v: Wide, g: Wide, dim: int = 0) -> Wide:
+    """the norm over all dims but one, of all members' weights at once"""
+    value = w.stack(v)
+    dims = [d + 1 for d in range(rank(v)) if dim == -1 or d != dim % rank(v)]
+    norm = w.call("linalg_vector_norm", value, 2, dims, dim != -1)
+    length = w.stack(g)
+    if dim == -1:  # one norm for the whole weight
+        length = w.call("reshape", length, [w.members, *(1 for _ in range(rank(v)))])
+        norm = w.call("reshape", norm, [w.members, *(1 for _ in range(rank(v)))])
+    return Stacked(w.call("mul.Tensor", value, w.call("div.Tensor", length, norm)))
+
+
+@strategy("renorm", "norm", family="norm")
+def renorm(w: Writer, x: Stacked, p: float, dim: int, most: float) -> Wide:
+    """the norm of every slice along the dim, of all members at once"""
+    norm = w.call("linalg_vector_norm", x.value, p, [d + 1 for d in range(x.rank) if d != dim % x.rank], True)
+    scale = w.call("mul.Scalar", w.call("reciprocal", w.call("add.Scalar", norm, 1e-7)), most)
+    return Stacked(w.call("mul.Tensor", x.value, w.call("where.ScalarOther", w.call("gt.Scalar", norm, most), scale, 1.0)))
+
+
+samples("_weight_norm")(
+    lambda draw: [
+        call(draw.normal(4, 6), draw.normal(4, 1)),
+        call(draw.normal(4, 6, 2), draw.normal(1, 6, 1), 1),
+        call(draw.normal(4, 6), draw.normal(), -1),
+    ]
+)
+samples("renorm")(lambda draw: [call(draw.normal(B, 4), 2, 0, 1.0), call(draw.normal(B, 4, 6), 1, -1, 5.0), call(draw.normal(B, 4), 2.0, 1, 9.0)])
 
 
 @samples("layer_norm")

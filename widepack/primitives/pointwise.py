@@ -30,7 +30,9 @@ from ..samples_of_ops import (
 from ..values import Wide
 from ..writer import Writer
 
-identity("clone contiguous alias detach lift_fresh lift_fresh_copy lift positive dropout feature_dropout alpha_dropout")
+identity(
+    "clone contiguous alias alias_copy resolve_conj resolve_neg detach lift_fresh lift_fresh_copy lift positive dropout feature_dropout alpha_dropout"
+)
 pointwise("""
     abs acos acosh angle asin asinh atan atanh bitwise_not ceil conj_physical cos cosh deg2rad digamma erf erfc erfinv exp exp2 expm1 floor frac i0 isfinite isinf isnan
     lgamma log log10 log1p log2 log_sigmoid logical_not logit nan_to_num neg rad2deg reciprocal round round.decimals rsqrt sgn sigmoid sign signbit sin sinc sinh special_erf
@@ -43,6 +45,7 @@ pointwise("""
     bitwise_and.Tensor bitwise_and.Scalar bitwise_or.Tensor bitwise_or.Scalar bitwise_xor.Tensor bitwise_left_shift.Tensor bitwise_right_shift.Tensor
     __and__.Tensor __and__.Scalar __or__.Tensor __or__.Scalar __xor__.Tensor logical_and logical_or logical_xor
     eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor gt.Scalar ge.Tensor ge.Scalar
+    conj rrelu mvlgamma polygamma special_i0e
     where.self where.ScalarOther where.ScalarSelf where.Scalar masked_fill.Scalar _to_copy
 """)
 
@@ -58,11 +61,14 @@ samples("""
     acos acosh asin asinh atan atanh ceil cos cosh deg2rad digamma erf erfc erfinv exp exp2 expm1 floor frac i0 lgamma log log10 log1p log2 log_sigmoid logit nan_to_num
     rad2deg reciprocal round rsqrt sigmoid sin sinc sinh special_erf special_expm1 special_log1p sqrt tan tanh trunc
     celu elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu mish relu relu6 selu silu softplus softshrink
-    alias detach lift_fresh lift_fresh_copy lift positive
+    alias alias_copy resolve_conj resolve_neg detach special_i0e lift_fresh lift_fresh_copy lift positive
 """)(unary)
 samples("abs neg sign square isnan isinf isfinite logical_not signbit")(lambda draw: [*unary(draw), *integers(draw)])
 samples("sgn angle conj_physical")(lambda draw: [*unary(draw), *complexes(draw)])
-samples("real imag")(complexes)
+samples("real imag conj")(complexes)
+samples("rrelu")(with_scalar(0.1, 0.3, False))
+samples("polygamma")(lambda draw: [call(1, draw.uniform(1, 3, B, 4)), call(2, draw.uniform(1, 3))])
+samples("mvlgamma")(lambda draw: [call(draw.uniform(3, 5, B, 4), 2)])
 samples("bitwise_not")(bits)
 samples("round.decimals")(with_scalar(decimals=1))
 samples("threshold")(with_scalar(0.1, 0.2))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from ..families import fold
 from ..registry import strategy
 from ..samples_of_ops import B, Draw, Make, Sample, call, samples
-from ..values import Stacked, Wide
+from ..values import Shared, Stacked, Wide
 from ..writer import Writer, put_shared, rank
 
 for _dims in (1, 2, 3):
@@ -17,7 +19,13 @@ for _dims in (1, 2, 3):
 for _op, _dims in (("nearest1d", 1), ("nearest2d", 2), ("nearest3d", 3), ("linear1d", 1), ("bilinear2d", 2), ("bicubic2d", 2), ("trilinear3d", 3)):
     fold(f"upsample_{_op}.vec", _dims, channels=True, family="resample")
 fold("_upsample_bilinear2d_aa.vec _upsample_bicubic2d_aa.vec", 2, channels=True, family="resample")
+for _dims in (1, 2, 3):
+    fold(f"_upsample_nearest_exact{_dims}d.vec", _dims, channels=True, family="resample")
+fold("upsample_nearest1d", 1, channels=True, family="resample")
+fold("upsample_nearest2d upsample_bilinear2d", 2, channels=True, family="resample")
+fold("max_pool1d_with_indices", 1, channels=True, family="pool")
 fold("im2col", 2, family="resample")
+fold("col2im", 1, family="resample")
 fold("channel_shuffle", -1, family="resample")  # `[B, C, *]` of any rank, never without a batch
 
 
@@ -39,6 +47,34 @@ def reflected(w: Writer, x: Stacked, pad: list[Any], mode: str = "constant", val
 def constant_nd(w: Writer, x: Stacked, pad: list[Any], value: float = 0) -> Wide:
     """a constant is put around trailing dims"""
     return Stacked(w.call("constant_pad_nd", x.value, put_shared(pad), value))
+
+
+@strategy("grid_sampler", "packed", family="resample", when=lambda w, x, grid, *_: isinstance(x, Stacked) and isinstance(grid, Shared))
+def sampled_packed(w: Writer, x: Stacked, grid: Shared, *rest: Any) -> Any:
+    """one grid for all members: their channels side by side"""
+    return w.unpack(w.call("grid_sampler", w.pack(x), grid.value, *rest))
+
+
+@strategy("grid_sampler", "fold", family="resample")
+def sampled(w: Writer, x: Wide, grid: Wide, *rest: Any) -> Any:
+    """members folded into the batch"""
+    own = Stacked(w.stack(grid))
+    return w.unfold(w.call("grid_sampler", w.fold(Stacked(w.stack(x))), w.fold(own), *rest), own)
+
+
+@strategy("affine_grid_generator", "fold", family="resample")
+def affine_grid(w: Writer, theta: Stacked, size: list[Any], corners: bool) -> Any:
+    """members folded into the batch"""
+    batch, *rest = put_shared(size)
+    many = batch * w.members if isinstance(batch, int) else w.call("operator.mul", batch, w.members)
+    return w.unfold(w.call("affine_grid_generator", w.fold(theta), [many, *rest], corners), theta)
+
+
+@strategy("max_unpool2d", "fold", family="pool", when=lambda w, x, at, size: rank(x) == 4)
+def unpooled(w: Writer, x: Wide, at: Wide, size: list[Any]) -> Any:
+    """members folded into the batch: places are counted within a channel"""
+    own = Stacked(w.stack(x))
+    return w.unfold(w.call("max_unpool2d", w.fold(own), w.fold(Stacked(w.stack(at))), put_shared(size)), own)
 
 
 @strategy("prelu", "packed", family="norm", when=lambda w, x, weight: rank(x) >= 2 and rank(weight) == 1)
@@ -84,6 +120,27 @@ for _op, _dims in (
     samples(f"{_op}.vec")(
         _planes(_dims, call([9] * _dims, True, None), call(None, False, [1.5] * _dims), call([3] * _dims, False, None), unbatched=False)
     )
+for _dims in (1, 2, 3):
+    samples(f"_upsample_nearest_exact{_dims}d.vec")(_planes(_dims, call([9] * _dims, None), call(None, [2.0] * _dims), unbatched=False))
+samples("upsample_nearest1d")(_planes(1, call([9]), unbatched=False))
+samples("upsample_nearest2d")(_planes(2, call([9, 7]), unbatched=False))
+samples("upsample_bilinear2d")(_planes(2, call([9, 7], True), unbatched=False))
+samples("max_pool1d_with_indices")(_planes(1, call([2]), call([3], [2], [1])))
+samples("col2im")(lambda draw: [call(draw.normal(*s, 16, 12), [4, 5], [2, 2], [1, 1], [0, 0], [1, 1]) for s in ((B,), ())])
+samples("grid_sampler")(
+    lambda draw: [
+        call(draw.normal(B, 4, 6, 7), draw.uniform(-1.2, 1.2, B, 3, 2, 2), m, p, c) for m, p, c in ((0, 0, False), (1, 1, True), (2, 2, False))
+    ]
+)
+samples("affine_grid_generator")(lambda draw: [call(draw.normal(B, 2, 3), [B, 4, 6, 7], c) for c in (True, False)])
+
+
+@samples("max_unpool2d")
+def _unpools(draw: Draw) -> list[Sample]:
+    at = torch.tensor([[0, 3], [9, 10]]).expand(B, 4, 2, 2)
+    return [call(draw.normal(B, 4, 2, 2), at.contiguous(), [4, 4])]
+
+
 samples("im2col")(_planes(2, call([2, 2], [1, 1], [0, 0], [1, 1]), call([3, 2], [2, 1], [1, 0], [2, 1])))
 samples("channel_shuffle")(lambda draw: [call(draw.normal(B, 4, *s), 2) for s in ((3, 2), (3,), (3, 2, 2))])
 

@@ -34,6 +34,81 @@ def repeat(w: Writer, x: Stacked, repeats: list[Any]) -> Wide:
     return Stacked(w.call("repeat", w.align(x, len(repeats)), [1, *put_shared(repeats)]))
 
 
+@strategy("tile", "shape", family="shape")
+def tile(w: Writer, x: Stacked, dims: list[Any]) -> Wide:
+    """1 in front of the repeats, which may be fewer than the dims"""
+    repeats = [*(1 for _ in range(x.rank - len(dims))), *put_shared(dims)]
+    return Stacked(w.call("repeat", w.align(x, len(repeats)), [1, *repeats]))
+
+
+@strategy("ravel", "shape", family="shape")
+def ravel(w: Writer, x: Stacked) -> Wide:
+    """the member's dims flattened into one"""
+    return Stacked(w.call("flatten.using_ints", x.value, 1, -1) if x.rank else w.call("unsqueeze", x.value, 1))
+
+
+@strategy("atleast_1d", "shape", family="shape")
+def atleast_1d(w: Writer, x: Stacked) -> Wide:
+    """a number becomes a vector"""
+    return x if x.rank else Stacked(w.call("unsqueeze", x.value, 1))
+
+
+@strategy("hstack vstack dstack column_stack", "cat", family="shape")
+def stacked(w: Writer, tensors: list[Wide]) -> Wide:
+    """joined along the dim that the op's name says, with the dims that it gives to smaller ones"""
+    name = w.op.split(".")[1]
+    least, dim = {"hstack": (1, 1), "vstack": (2, 0), "dstack": (3, 2), "column_stack": (2, 1)}[name]
+    values = []
+    for x in tensors:
+        value = w.stack(x)
+        behind = {"column_stack": 2 - rank(x), "dstack": int(0 < rank(x) < 3)}.get(name, 0)
+        for _ in range(behind):
+            value = w.call("unsqueeze", value, -1)
+        values.append(w.align(Stacked(value), least))
+    return Stacked(w.call("cat", values, 1 + (0 if name == "hstack" and max(map(rank, tensors)) <= 1 else dim)))
+
+
+@strategy("expand_as", "shape", family="shape")
+def expand_as(w: Writer, x: Wide, other: Wide) -> Wide:
+    """the other's sizes"""
+    sizes = w.sizes(other)
+    if isinstance(x, Stacked):
+        return Stacked(w.call("expand", w.align(x, len(sizes)), [w.members, *sizes]))
+    return Shared(w.call("expand", x.value, sizes))  # type: ignore[union-attr]
+
+
+@strategy("reshape_as", "shape", family="shape")
+def reshape_as(w: Writer, x: Wide, other: Wide) -> Wide:
+    """the other's sizes"""
+    if isinstance(x, Stacked):
+        return Stacked(w.call("reshape", x.value, [w.members, *w.sizes(other)]))
+    return Shared(w.call("reshape", x.value, w.sizes(other)))  # type: ignore[union-attr]
+
+
+@strategy("type_as", "cast", family="shape")
+def type_as(w: Writer, x: Wide, other: Wide) -> Wide:
+    """the other's dtype"""
+    value = w.call("_to_copy", x.value, dtype=other.value.dtype)  # type: ignore[union-attr]
+    return Stacked(value) if isinstance(x, Stacked) else Shared(value)
+
+
+@strategy("meshgrid meshgrid.indexing", "expand", family="shape", when=lambda w, tensors, **_: all(rank(t) == 1 for t in tensors))
+def meshgrid(w: Writer, tensors: list[Wide], *, indexing: str = "ij") -> Any:
+    """every vector along its own dim, expanded along the others"""
+    order = list(range(len(tensors)))
+    if indexing == "xy" and len(tensors) > 1:
+        order[:2] = [1, 0]
+    sizes = [w.sizes(tensors[order.index(d)])[0] for d in range(len(tensors))]
+    made = []
+    for k, x in enumerate(tensors):
+        value = w.stack(x)
+        for d in range(len(tensors)):
+            if d != order[k]:
+                value = w.call("unsqueeze", value, 1 + d)
+        made.append(Stacked(w.call("expand", value, [w.members, *sizes])))
+    return tuple(made)
+
+
 @strategy("permute", "shape", family="shape")
 def permute(w: Writer, x: Stacked, dims: list[int]) -> Wide:
     """the member axis stays in front"""
@@ -174,6 +249,17 @@ samples("expand")(
     )
 )
 samples("repeat")(lambda draw: [call(draw.normal(B, 3), r) for r in ([1, 2], [2, 1, 3], [1, 1])] + [call(draw.normal(), [2, 3])])
+samples("tile")(lambda draw: [call(draw.normal(B, 3), r) for r in ([2], [2, 1, 3], [1, 1], [])] + [call(draw.normal(), [2, 3])])
+samples("ravel atleast_1d")(lambda draw: [call(draw.normal(*s)) for s in ((B, 3), (4,), ())])
+samples("hstack vstack dstack")(
+    lambda draw: [call([draw.normal(*s), draw.normal(*t)]) for s, t in (((4,), (4,)), ((B, 4), (B, 4)), ((), ()), ((B, 2, 6), (B, 2, 6)))]
+)
+samples("column_stack")(lambda draw: [call([draw.normal(*s), draw.normal(*t)]) for s, t in (((B,), (B, 3)), ((4,), (4,)), ((), ()))])
+samples("expand_as")(lambda draw: [call(draw.normal(*a), draw.normal(*b)) for a, b in (((1, 3), (B, 3)), ((3,), (B, 3)), ((), (B, 2)))])
+samples("reshape_as")(lambda draw: [call(draw.normal(B, 4), draw.normal(2, B, 2)), call(draw.normal(1), draw.normal())])
+samples("type_as")(lambda draw: [call(draw.normal(B, 3), draw.ints(0, 3, 2)), call(draw.ints(0, 9, B), draw.normal(dtype=torch.float64))])
+samples("meshgrid")(lambda draw: [call([draw.normal(B), draw.normal(4)]), call([draw.normal(4), draw.normal(2), draw.normal(B)])])
+samples("meshgrid.indexing")(lambda draw: [call([draw.normal(B), draw.normal(4)], indexing=i) for i in ("ij", "xy")])
 samples("permute")(lambda draw: [call(draw.normal(B, 3, 4), d) for d in ([2, 0, 1], [0, -1, 1], [-3, -2, -1])] + [call(draw.normal(), [])])
 samples("t")(lambda draw: [call(draw.normal(B, 3)), call(draw.normal(3)), call(draw.normal())])
 samples("numpy_T")(lambda draw: [call(draw.normal(B, 3))])
