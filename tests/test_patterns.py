@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from torch.nn.utils import parametrizations
 
 from support import Bound, double, leaves, run, stack
 from widepack import BuildReport, build, load
-from widepack.specs import parse_inputs, parse_type
+from widepack.specs import parse_inputs
 from widepack.wide_model import WideModel
 from widepack_artifacts.store import Reader
 

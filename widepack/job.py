@@ -21,6 +21,7 @@ from .codec import dtype_name
 from .errors import CaptureError, MemberMismatch, UsageError
 from .exported_programs import Programs
 from .members import Alignment, Factory, bit_equal
+from .replay import Shapes
 from .samples import Source
 from .sampling import default_axes, example_sizes, from_specs
 from .simplify import fold, straighten
@@ -159,6 +160,7 @@ class Job:
         self.batch = self._batch()
         self._simple: dict[str, list[Program]] = {}
         self._straight: list[Program] = []
+        self.shapes = [Shapes(self.first.sizes) for _ in self.programs]
 
     def at_least_two(self, letter: str, why: str) -> None:
         """Raise a dim's lower bound to 2: the program does not hold where it is 1."""
@@ -230,7 +232,7 @@ class Job:
         """The member programs simplified for a pattern."""
         if pattern not in self._simple:
             if not self._straight:
-                self._straight = [straighten(p, self.first.sizes) for p in self.programs]
+                self._straight = [straighten(p, s) for p, s in zip(self.programs, self.shapes)]
             self._simple[pattern] = [fold(p, self.slots(pattern)) for p in self._straight]
         return self._simple[pattern]
 

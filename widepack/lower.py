@@ -19,7 +19,7 @@ from .graph import sweep
 from .interpret import ProgramWriter, run_node
 from .kinds import kinds
 from .plan import Plan
-from .replay import Fakes, member_slice, replay, slot_value
+from .replay import Shapes, member_slice, replay, slot_value
 from .values import Ragged, Shared, Stacked, Value
 
 
@@ -33,17 +33,24 @@ class Lowered:
     values: dict[str, str]
 
 
-def lower(members: Sequence[Program], signatures: Sequence[int], slots: Mapping[str, Kind], plan: Plan, sizes: Mapping[str, int]) -> Lowered:
+def lower(
+    members: Sequence[Program],
+    signatures: Sequence[int],
+    slots: Mapping[str, Kind],
+    plan: Plan,
+    sizes: Mapping[str, int],
+    shapes: Shapes | None = None,
+) -> Lowered:
     """Write the wide program.
 
     members: the member programs, one for each shape signature (one unless a weight is Ragged); signatures: each member's index into them.
-    slots: kinds of weights and inputs by value name. sizes: an example size of each named dim.
+    slots: kinds of weights and inputs by value name. sizes: an example size of each named dim. shapes: fakes of the first member's values, where some are there.
     Raises: LoweringError with node, op, kinds, shapes and source line.
     """
     first, count = members[0], len(signatures)
     found = kinds(first, slots)
-    fakes = Fakes(sizes)
-    own = replay(first, fakes)
+    shapes = shapes or Shapes(sizes)
+    fakes, own = shapes.fakes, shapes.of(first)
     w = ProgramWriter(count, plan.device, fakes)
     values: dict[str, Any] = {}
     weights: list[Slot] = []

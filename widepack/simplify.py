@@ -40,12 +40,11 @@ _VIEWS = {"aten.view.default", "aten._unsafe_view.default"}
 
 def simplify(program: Program, slots: Mapping[str, Kind], sizes: Mapping[str, int]) -> Program:
     """The simplified program. slots: kinds of weights and inputs by value name. sizes: an example size of each dim."""
-    return fold(straighten(program, sizes), slots)
+    return fold(straighten(program, Shapes(sizes)), slots)
 
 
-def straighten(program: Program, sizes: Mapping[str, int]) -> Program:
+def straighten(program: Program, shapes: Shapes) -> Program:
     """What does not hang on kinds: copies, orders of rows, views, positions that nothing reads."""
-    shapes = Shapes(sizes)
     return narrow(merge_views(rows_in_order(drop_copies(program), shapes), shapes), shapes)
 
 

@@ -37,7 +37,7 @@ def make_wides(job: Job, asked: Choice, targets: Sequence[str]) -> list[Wide]:
             for plan in plans(programs[0], slots, job.count, job.first.sizes, job.batch, device, pattern, asked):
                 key = f"{pattern} {sorted(plan.looped())} {sorted((n, c.strategy) for n, c in plan.choices.items())}"
                 if key not in made:
-                    made[key] = Wide(pattern, lower(programs, job.captures.signatures, slots, plan, job.first.sizes), [])
+                    made[key] = Wide(pattern, lower(programs, job.captures.signatures, slots, plan, job.first.sizes, job.shapes[0]), [])
                 made[key].uses.append(_filled_plan(plan, made[key].lowered, programs[0]))
     return list(made.values())
 
@@ -70,7 +70,7 @@ def wide_only(job: Job, wides: Sequence[Wide], pattern: str) -> Program:
     for wide in wides:
         if wide.pattern == pattern and any(p.looped() == plan.looped() and not asked_for(p) for p in wide.uses):
             return wide.lowered.program
-    return lower(programs, job.captures.signatures, job.slots(pattern), plan, job.first.sizes).program
+    return lower(programs, job.captures.signatures, job.slots(pattern), plan, job.first.sizes, job.shapes[0]).program
 
 
 def asked_for(plan: Plan) -> bool:

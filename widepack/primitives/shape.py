@@ -115,18 +115,6 @@ def permute(w: Writer, x: Stacked, dims: list[int]) -> Wide:
     return Stacked(w.call("permute", x.value, [0, *(1 + d % x.rank for d in dims)]))
 
 
-@strategy("view_as_complex view.dtype", "dense", family="shape", when=lambda w, x, *_: rank(x) > 0)
-def reread(w: Writer, x: Stacked, *args: Any) -> Wide:
-    """works on the last dim of memory in order, whatever lies before it"""
-    return Stacked(w.call(w.op, w.call("clone", x.value, memory_format=torch.contiguous_format), *args))
-
-
-@strategy("view_as_real", "leading", family="shape")
-def as_real(w: Writer, x: Stacked) -> Wide:
-    """one more dim behind"""
-    return Stacked(w.call("view_as_real", x.value))
-
-
 @strategy("t numpy_T", "shape", family="shape")
 def t(w: Writer, x: Stacked) -> Wide:
     """the member's dims turned round"""
@@ -327,10 +315,3 @@ def _indices(draw: Draw) -> list[Sample]:
         call(x, [None, mask, ids(6, 3)]),
         call(x, [ids(B, 2).to(torch.int32)]),
     ]
-
-
-samples("view_as_complex")(lambda draw: [call(draw.normal(B, 3, 2)), call(draw.normal(2)), call(draw.normal(2, B, 3).permute(1, 2, 0).contiguous())])
-samples("view_as_real")(lambda draw: [call(torch.complex(draw.normal(B, 3), draw.normal(B, 3))), call(torch.complex(draw.normal(), draw.normal()))])
-samples("view.dtype")(
-    lambda draw: [call(draw.normal(B, 4), d) for d in (torch.int32, torch.float64, torch.int16)] + [call(draw.normal(), torch.int32)]
-)
