@@ -28,8 +28,9 @@ from .checkpoints import LeftOut, bad_ones, member_names, open_good
 from .codec import dtype_of
 from .compare import Pool
 from .counting import kernels
-from .errors import CaptureError, UsageError, VerificationError
+from .errors import CaptureError, UsageError, VerificationError, WidepackError
 from .exported import export_program
+from .exported_programs import Programs
 from .job import Job, Row, all_weights, capture_members, filled_member, fresh_member
 from .kinds import kinds
 from .members import Factory, align, mismatch, read_names
@@ -162,7 +163,15 @@ def build(
             weights_name = _write_weights(writer, job)
         held = weight_files.Weights([writer.place(weights_name)])
         with stages.stage("verify"):
-            verification, probe_tensors, counts = _verify(job, wides, held, stages)
+            try:
+                verification, probe_tensors, counts = _verify(job, wides, held, stages)
+            except (RuntimeError, IndexError, ValueError) as e:
+                if not isinstance(factory, Programs) or isinstance(e, WidepackError):
+                    raise
+                raise VerificationError(
+                    f"a member's program fails at sizes that it was not exported with: {type(e).__name__}: {' '.join(str(e).split())[:300]}. Describe its inputs "
+                    "with --input: equal letters are equal sizes there, and integers can be bounded"
+                ) from e
         with stages.stage("export"):
             manifest = _write_programs(writer, job, wides, pt2)
             probe_name = _write_tensors(writer, "probe", probe_tensors)
