@@ -22,6 +22,7 @@ import cases
 from widepack import Output, build, load
 from widepack.checkpoints import TensorInfo, open_checkpoint
 from widepack.errors import CaptureError, CheckpointError, InputError, MemberMismatch, UsageError, VerificationError, WidepackError
+from widepack.exported_programs import unreadable
 from widepack.models import choose_factory
 from widepack_artifacts.store import Reader
 
@@ -87,6 +88,8 @@ def nets(folder: Path, count: int = 2, functional: bool = True, **kwargs: Any) -
 def program_of(path: str | Path) -> None:
     """Read the program of a file as a build does."""
     opened = open_checkpoint(path)
+    if why := unreadable(opened):
+        raise CheckpointError(why)
     choose_factory(None, None, [opened], None).of(opened, {})
 
 
@@ -312,6 +315,23 @@ def test_programs_that_no_member_can_have(module: Callable[[], nn.Module], funct
 def test_a_program_of_train_mode_is_refused(functional: bool, words: str, tmp_path: Path) -> None:
     train = nn.Sequential(nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4)).train()
     assert words in refused(save(tmp_path / "a.pt2", train, torch.randn(4, 2, 8), functional=functional))
+
+
+def test_programs_that_are_left_out(tmp_path: Path) -> None:
+    def small_one(i: int) -> str:
+        return save(tmp_path / f"{i}.pt2", seeded(Small, i), torch.randn(4, 3), dims={"x": {0: DYNAMIC}})
+
+    writes = save(tmp_path / "w.pt2", Writes(), torch.randn(4, 4), dims={"x": {0: DYNAMIC}}, functional=False)
+    paths = [writes, small_one(0), small_one(1), nets(tmp_path, 1)[0]]
+    with pytest.raises(CheckpointError) as caught:
+        build(paths, tmp_path / "e.wide", **QUICK)
+    assert str(caught.value).split("\n")[0] == "2 of 4 checkpoints cannot be used:"
+    assert [line.partition(")")[0] for line in str(caught.value).split("\n")[1:]] == [f"- checkpoint {i} ({paths[i]}" for i in (0, 3)]
+    report = build(paths[:3], tmp_path / "e.wide", skip_bad=True, **QUICK)
+    assert (report.members, [b["number"] for b in report.left_out]) == (("0", "1"), [0])
+    assert "writes into a value" in report.left_out[0]["why"]
+    with pytest.raises(CheckpointError, match="writes into a value"):
+        build(paths[:1], tmp_path / "f.wide", skip_bad=True, **QUICK)
 
 
 class Cross(nn.Module):

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -37,29 +38,38 @@ from .state_dicts import Refused
 _EXAMPLE = 4  # the size of a dim whose example the file does not tell
 
 
-class Programs(Factory):
-    """The factory of checkpoints that are programs. Raises: CheckpointError that lists all files whose program cannot be a member's."""
+_READ: WeakKeyDictionary[Pt2File, ReadProgram] = WeakKeyDictionary()
 
-    def __init__(self, checkpoints: Sequence[Checkpoint]) -> None:
+
+def _read(file: Pt2File) -> ReadProgram:
+    """The program of an open file, read once. Raises: Refused."""
+    if file not in _READ:
+        _READ[file] = read_program(file)
+    return _READ[file]
+
+
+def unreadable(checkpoint: Checkpoint) -> str:
+    """Why a checkpoint's program cannot be a member's, in words; empty when it can, or where there is no program."""
+    try:
+        if checkpoint.program is not None:
+            _read(checkpoint.program)
+    except Refused as refused:
+        return str(refused)
+    return ""
+
+
+class Programs(Factory):
+    """The factory of checkpoints that are programs, each of which can be read."""
+
+    def __init__(self) -> None:
         super().__init__("the exported programs", _nothing, {})
         self.takes_state_dict = True  # each program has the sizes of its own weights
-        self._read: dict[Pt2File, ReadProgram] = {}
-        bad = []
-        for i, checkpoint in enumerate(checkpoints):
-            file = _file(checkpoint)
-            try:
-                self._read[file] = read_program(file)
-            except Refused as refused:
-                bad.append(f"checkpoint {i} ({checkpoint.path}): {refused}")
-        if bad:
-            head = "" if len(bad) == 1 else f"{len(bad)} of {len(checkpoints)} programs cannot be members:\n- "
-            raise CheckpointError(head + "\n- ".join(bad))
 
     def of(self, checkpoint: Checkpoint, state_dict: Mapping[str, Tensor]) -> nn.Module:
         """The program of a checkpoint as a module, with its weights under their names and its constants beside them."""
         file = _file(checkpoint)
         try:
-            return ProgramModule(file, self._read[file]).eval()
+            return ProgramModule(file, _read(file)).eval()
         except (Refused, ArtifactError) as error:
             raise CheckpointError(f"checkpoint {checkpoint.path}: {error}") from None
         except (KeyError, TypeError, AttributeError, RuntimeError) as error:  # names that no module has, values that no op takes
@@ -75,12 +85,12 @@ class Programs(Factory):
         made = []
         for checkpoint in checkpoints:
             try:
-                made.append(_captured(checkpoint, self._read[_file(checkpoint)], parse_inputs(inputs or [])[0]))
+                made.append(_captured(checkpoint, _read(_file(checkpoint)), parse_inputs(inputs or [])[0]))
             except (Refused, ArtifactError) as error:
                 raise CheckpointError(f"checkpoint {checkpoint.path}: {error}") from None
-        first, whole = made[0], self._read[_file(checkpoints[0])]
+        first, whole = made[0], _read(_file(checkpoints[0]))
         for checkpoint, other in zip(checkpoints[1:], made[1:]):
-            _same(checkpoints[0], first, numbered(whole), checkpoint, other, numbered(self._read[_file(checkpoint)]))
+            _same(checkpoints[0], first, numbered(whole), checkpoint, other, numbered(_read(_file(checkpoint))))
         dims = {d: _narrowest([c.dims[d][:2] for c in made]) for d in first.dims}
         guards = {str(g.expr): g for c in made for g in c.guards}
         return replace(first, dims=dims, guards=tuple(guards.values()))
