@@ -285,6 +285,62 @@ def test_build_refuses(artifact: Path, checkpoints: list[str], tmp_path: Path) -
     assert not out.exists()
 
 
+def test_build_takes_any_checkpoint(checkpoints: list[str], tmp_path: Path) -> None:
+    states = [torch.load(path, weights_only=True) for path in checkpoints]
+    saved = [tmp_path / f"m{i}.ckpt" for i in range(len(states))]
+    for path, state in zip(saved, states, strict=True):
+        torch.save({"model": {f"module.{k}": v for k, v in state.items()}, "model_ema": {"module": {k: v.half() for k, v in state.items()}}}, path)
+    (tmp_path / "names.txt").write_text("\n".join(f"fold {i}" for i in range(len(states))))
+    out = tmp_path / "e.wide"
+    words = refused(1, "build", *saved, "-o", out, *options())
+    assert f"{len(saved)} of {len(saved)} checkpoints cannot be used:" in words
+    assert (
+        f"Dicts of tensors in it: model ({len(states[0])} tensors), model_ema.module ({len(states[0])} tensors); name one, for example --key model."
+        in words
+    )
+    assert "Give --dtype float16 (or another)" in refused(1, "build", *saved, "-o", out, *options(), "--key", "model_ema.module")
+    text = done("build", *saved, "-o", out, *options(), "--key", "model_ema.module", "--dtype", "f32", "--names", tmp_path / "names.txt").stdout
+    assert "members: fold 0, fold 1" in text
+    assert "bit for bit, converted to float32" in done("verify", out, *saved, "--key", "model_ema.module", "--model", MODEL).stdout
+    assert "unknown dtype 'int3'" in refused(2, "build", *saved, "-o", tmp_path / "f.wide", *options(), "--dtype", "int3")
+    assert "and there is no file gone.txt" in refused(2, "build", *saved, "-o", tmp_path / "f.wide", *options(), "--names", "gone.txt")
+
+    (tmp_path / "text.pt").write_text("hello")
+    result = done("build", tmp_path / "text.pt", *checkpoints, "-o", out, *options(), "--skip-bad", "--force", "--json")
+    assert json.loads(result.stdout)["left_out"] == [
+        {"number": 0, "path": str(tmp_path / "text.pt"), "why": "is a text file (it starts with 'hello'), not a file of torch.save or safetensors"}
+    ]
+    assert (
+        f"left out     {tmp_path / 'text.pt'}: is a text file"
+        in done("build", tmp_path / "text.pt", *checkpoints, "-o", out, *options(), "--skip-bad", "--force").stdout
+    )
+    assert "left_out" in done("inspect", out).stdout
+    assert "is a text file" in refused(1, "build", tmp_path / "text.pt", "-o", tmp_path / "f.wide", *options(), "--skip-bad")
+    assert not (tmp_path / "f.wide").exists()
+
+
+def test_checkpoints_that_bring_their_model(tmp_path: Path) -> None:
+    members = [CASE.member(i) for i in range(2)]
+    pickled = [tmp_path / f"m{i}.pt" for i in range(2)]
+    for path, member in zip(pickled, members, strict=True):
+        torch.save(member, path)
+    specs = [part for spec in CASE.INPUTS for part in ("--input", spec)]
+    out = tmp_path / "e.wide"
+    assert "or trust what wrote the file, and give --trust-pickle" in refused(1, "build", *pickled, "-o", out, *specs)
+    done("build", *pickled, "-o", out, *specs, "--trust-pickle")
+    assert "bit for bit" in done("verify", out, *pickled, "--trust-pickle").stdout
+    args, _ = CASE.sample(4, 1)
+    programs = [tmp_path / f"m{i}.pt2" for i in range(2)]
+    for path, member in zip(programs, members, strict=True):
+        torch.export.save(torch.export.export(member, args, dynamic_shapes=[{0: torch.export.Dim.DYNAMIC}], strict=False), path)
+    done("build", *programs, "-o", out, "--force")
+    assert "bit for bit" in done("verify", out, *programs, "--model", MODEL).stdout
+    assert json.loads(done("inspect", out, "--json").stdout)["manifest"]["provenance"]["model"] == "the exported programs()"
+    assert "no model: a state dict holds weights and no code" in refused(
+        2, "build", *pickled[:1], *programs, "--trust-pickle", "-o", tmp_path / "f.wide", *specs
+    )
+
+
 def test_inspect(artifact: Path) -> None:
     text = done("inspect", artifact, "--weights", "--files").stdout
     document = json.loads(done("inspect", artifact, "--json").stdout)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import pathlib
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,19 @@ STATE = dict(net().state_dict())
 AVERAGE = dict(net(1).state_dict())
 
 
-class Config(dict[str, int]):
-    """A class of the user's that is a dict, and so cannot be filled by what stands for it."""
+class Config(dict[str, Any]):
+    """A class of the user's that is a dict."""
+
+
+class Curve(list[float]):
+    """A class of the user's that is a list."""
+
+
+class Odd(dict[str, Any]):
+    """A class of the user's that is a dict, and has a state that is none."""
+
+    def __reduce__(self) -> Any:
+        return Odd, (), (1, 2, 3), None, iter({"a": 1}.items())
 
 
 class Schedule:
@@ -167,7 +179,10 @@ def test_objects_of_other_classes_are_passed_over(tmp_path: Path, monkeypatch: p
     assert f"'net' is a pickled {__name__}.Schedule, not a dict of tensors. That can run code" in refused(
         tmp_path / "a.pt", {"net": Schedule()}, "net"
     )
-    assert f"holds a pickled {__name__}.Config, and to load that can run code" in refused(tmp_path / "a.pt", {"model": STATE, "config": Config(a=1)})
+    dicts = {"config": Config(a=1, deep=Config(b=2)), "curve": Curve([1.0]), "counts": defaultdict(list, {"a": [1]})}
+    assert same(opened(tmp_path / "a.pt", {"model": STATE, **dicts}), STATE)
+    assert same(opened(tmp_path / "a.pt", Config(model=STATE, epoch=3)), STATE)
+    assert f"holds a pickled {__name__}.Odd, and to load that can run code" in refused(tmp_path / "a.pt", {"model": STATE, "odd": Odd()})
     assert set(torch.serialization.get_safe_globals()) == allowed
     assert not (tmp_path / "schedule-was-here").exists()
 

@@ -24,12 +24,13 @@ from widepack_artifacts import weights as weight_files
 from widepack_artifacts.store import Writer
 
 from . import probe, verify
-from .checkpoints import LeftOut, bad_ones, member_names, open_good
+from .checkpoints import Checkpoint, LeftOut, bad_ones, member_names, open_good
 from .codec import dtype_of
 from .compare import Pool
 from .counting import kernels
-from .errors import CaptureError, UsageError, VerificationError
+from .errors import CaptureError, UsageError, VerificationError, WidepackError
 from .exported import export_program
+from .exported_programs import Programs, unreadable
 from .job import Job, Row, all_weights, capture_members, filled_member, fresh_member
 from .kinds import kinds
 from .members import Factory, align, mismatch, read_names
@@ -125,19 +126,21 @@ def build(
     with Writer(out, force=force) if not dry_run else _Nothing() as writer:
         with stages.stage("read"):
             opened, left_out = open_good(checkpoints, key, trust_pickle)
+            kept = [i for i in range(len(paths)) if i not in {b.number for b in left_out}]
+            if model is None:
+                whys = [unreadable(c) for c in opened]
+                left_out, opened, kept = _without(whys, left_out, opened, kept, paths)
             if not opened:
                 raise bad_ones(left_out, len(paths))
             if wanted is not None:
                 opened = [c.as_dtype(wanted) for c in opened]
             factory = choose_factory(model, model_args, opened, wanted)
             first = fresh_member(factory, opened[0], opened[0].state_dict())
-            kept = [i for i in range(len(paths)) if i not in {b.number for b in left_out}]
             if left_out or skip_bad:
                 whys = [mismatch(c, first.state_dict(), factory.takes_state_dict) for c in opened]
-                left_out = sorted([*left_out, *(LeftOut(i, paths[i], why) for i, why in zip(kept, whys) if why)])
-                if left_out and (not skip_bad or all(whys)):
+                left_out, opened, kept = _without(whys, left_out, opened, kept, paths)
+                if left_out and not (skip_bad and opened):
                     raise bad_ones(left_out, len(paths))
-                opened, kept = [c for c, why in zip(opened, whys) if not why], [i for i, why in zip(kept, whys) if not why]
             found_names = [given_names[i] for i in kept]
             aligned = align(opened, found_names, share, first.state_dict(), ragged=factory.takes_state_dict)
         with stages.stage("capture"):
@@ -162,7 +165,15 @@ def build(
             weights_name = _write_weights(writer, job)
         held = weight_files.Weights([writer.place(weights_name)])
         with stages.stage("verify"):
-            verification, probe_tensors, counts = _verify(job, wides, held, stages)
+            try:
+                verification, probe_tensors, counts = _verify(job, wides, held, stages)
+            except (RuntimeError, IndexError, ValueError) as e:
+                if not isinstance(factory, Programs) or isinstance(e, WidepackError):
+                    raise
+                raise VerificationError(
+                    f"a member's program fails at sizes that it was not exported with: {type(e).__name__}: {' '.join(str(e).split())[:300]}. Describe its inputs "
+                    "with --input: equal letters are equal sizes there, and integers can be bounded"
+                ) from e
         with stages.stage("export"):
             manifest = _write_programs(writer, job, wides, pt2)
             probe_name = _write_tensors(writer, "probe", probe_tensors)
@@ -180,6 +191,14 @@ def build(
             kernels_member=counts[0],
             kernels_wide=counts[1],
         )
+
+
+def _without(
+    whys: Sequence[str], left_out: Sequence[LeftOut], opened: Sequence[Checkpoint], kept: Sequence[int], paths: Sequence[str]
+) -> tuple[list[LeftOut], list[Checkpoint], list[int]]:
+    """The checkpoints that are left out, those that stay, and their numbers. whys: for each that is open why it cannot stay, or empty."""
+    more = [LeftOut(i, paths[i], why) for i, why in zip(kept, whys) if why]
+    return sorted([*left_out, *more]), [c for c, why in zip(opened, whys) if not why], [i for i, why in zip(kept, whys) if not why]
 
 
 class _Nothing:

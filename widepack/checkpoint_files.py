@@ -28,7 +28,21 @@ from torch import nn
 
 from .errors import CheckpointError
 from .pt2_files import Pt2File
-from .state_dicts import OR_TRUST, SAVE, Foreign, Picked, Refused, TensorInfo, info_of, named_under, pick, without_wrappers
+from .state_dicts import (
+    OR_TRUST,
+    SAVE,
+    Foreign,
+    ForeignDict,
+    ForeignList,
+    Picked,
+    Refused,
+    TensorInfo,
+    info_of,
+    named_under,
+    pick,
+    stands_for,
+    without_wrappers,
+)
 
 # The magic number that opens every file of torch.save's older form, pickled with protocol 2.
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
@@ -287,15 +301,29 @@ def _load(path: str, mapped: bool, trust: bool) -> object:
                 raise Refused(_CUT) from None
             if trust:
                 return _unpickle(path, mapped)
-            unknown = re.search(r"Unsupported global: GLOBAL (\S+)", said)
-            name = "" if unknown is None else unknown[1] if "." in unknown[1] else f"builtins.{unknown[1]}"
-            if not name or name in foreign or len(foreign) > _MOST_CLASSES or name in _NEVER:
+            if not _stand_in(foreign, said):
                 raise Refused(_unsafe(next(iter(foreign), ""), said)) from None
-            foreign[name] = type(name.rpartition(".")[2], (Foreign,), {"name": name})
         except Exception as error:  # noqa: BLE001 -- torch.load raises whatever its unpickler, the zip reader and the file make of damage
             if foreign:
                 raise Refused(_pickled(next(iter(foreign)))) from None
             raise Refused(f"{_CUT} (torch says {' '.join(str(error).split())[:200]!r})") from None
+
+
+def _stand_in(foreign: dict[str, type[Foreign]], said: str) -> bool:
+    """Add what stands for the class at which an unpickler stopped, or let it be a dict or a list; False where that does not help."""
+    if unknown := re.search(r"Unsupported global: GLOBAL (\S+)", said):
+        name = unknown[1] if "." in unknown[1] else f"builtins.{unknown[1]}"
+        if name in foreign or len(foreign) >= _MOST_CLASSES or name in _NEVER:
+            return False
+        foreign[name] = stands_for(name)
+        return True
+    if filled := re.search(r"Can only (SETITEMS?|append|extend).* got <class '([^']+)'>", said):
+        name = filled[2]
+        if name not in foreign or not issubclass(foreign[name], Foreign) or issubclass(foreign[name], (ForeignDict, ForeignList)):
+            return False
+        foreign[name] = stands_for(name, ForeignDict if filled[1].startswith("SETITEM") else ForeignList)
+        return True
+    return False
 
 
 def _torch_load(path: str, mapped: bool, weights_only: bool) -> object:

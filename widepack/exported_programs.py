@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -31,37 +32,50 @@ from .pt2_programs import ReadProgram, Size, TensorInput, numbered, read_program
 from .replay import CPU, Fakes, replay
 from .runtime import graph_module
 from .samples import Source, draw
-from .specs import Bounds, InputSpec, parse_inputs
+from .specs import InputSpec, parse_inputs
 from .state_dicts import Refused
 
 _EXAMPLE = 4  # the size of a dim whose example the file does not tell
 
 
-class Programs(Factory):
-    """The factory of checkpoints that are programs. Raises: CheckpointError that lists all files whose program cannot be a member's."""
+_READ: WeakKeyDictionary[Pt2File, ReadProgram] = WeakKeyDictionary()
 
-    def __init__(self, checkpoints: Sequence[Checkpoint]) -> None:
+
+def _read(file: Pt2File) -> ReadProgram:
+    """The program of an open file, read once. Raises: Refused."""
+    if file not in _READ:
+        _READ[file] = read_program(file)
+    return _READ[file]
+
+
+def unreadable(checkpoint: Checkpoint) -> str:
+    """Why a checkpoint's program cannot be a member's, in words; empty when it can, or where there is no program."""
+    try:
+        if checkpoint.program is not None:
+            _read(checkpoint.program)
+    except Refused as refused:
+        return str(refused)
+    return ""
+
+
+class Programs(Factory):
+    """The factory of checkpoints that are programs, each of which can be read."""
+
+    def __init__(self) -> None:
         super().__init__("the exported programs", _nothing, {})
         self.takes_state_dict = True  # each program has the sizes of its own weights
-        self._read: dict[Pt2File, ReadProgram] = {}
-        bad = []
-        for i, checkpoint in enumerate(checkpoints):
-            file = _file(checkpoint)
-            try:
-                self._read[file] = read_program(file)
-            except Refused as refused:
-                bad.append(f"checkpoint {i} ({checkpoint.path}): {refused}")
-        if bad:
-            head = "" if len(bad) == 1 else f"{len(bad)} of {len(checkpoints)} programs cannot be members:\n- "
-            raise CheckpointError(head + "\n- ".join(bad))
 
     def of(self, checkpoint: Checkpoint, state_dict: Mapping[str, Tensor]) -> nn.Module:
         """The program of a checkpoint as a module, with its weights under their names and its constants beside them."""
         file = _file(checkpoint)
         try:
-            return ProgramModule(file, self._read[file]).eval()
+            return ProgramModule(file, _read(file)).eval()
         except (Refused, ArtifactError) as error:
             raise CheckpointError(f"checkpoint {checkpoint.path}: {error}") from None
+        except (KeyError, TypeError, AttributeError, RuntimeError) as error:  # names that no module has, values that no op takes
+            raise CheckpointError(
+                f"checkpoint {checkpoint.path}: is damaged: its program cannot be put together: {' '.join(str(error).split())[:200]}"
+            ) from error
 
     def captured(self, checkpoints: Sequence[Checkpoint], inputs: Sequence[str] | None) -> Captured:
         """The one program of these members, under the conditions of all of them.
@@ -71,12 +85,12 @@ class Programs(Factory):
         made = []
         for checkpoint in checkpoints:
             try:
-                made.append(_captured(checkpoint, self._read[_file(checkpoint)], *parse_inputs(inputs or [])))
+                made.append(_captured(checkpoint, _read(_file(checkpoint)), parse_inputs(inputs or [])[0]))
             except (Refused, ArtifactError) as error:
                 raise CheckpointError(f"checkpoint {checkpoint.path}: {error}") from None
-        first, whole = made[0], self._read[_file(checkpoints[0])]
+        first, whole = made[0], _read(_file(checkpoints[0]))
         for checkpoint, other in zip(checkpoints[1:], made[1:]):
-            _same(checkpoints[0], first, numbered(whole), checkpoint, other, numbered(self._read[_file(checkpoint)]))
+            _same(checkpoints[0], first, numbered(whole), checkpoint, other, numbered(_read(_file(checkpoint))))
         dims = {d: _narrowest([c.dims[d][:2] for c in made]) for d in first.dims}
         guards = {str(g.expr): g for c in made for g in c.guards}
         return replace(first, dims=dims, guards=tuple(guards.values()))
@@ -113,7 +127,7 @@ def _same(first: Checkpoint, a: Captured, plain: list[Any], other: Checkpoint, b
 
 
 class ProgramModule(nn.Module):
-    """A file's program as a module: called and answering as the exported module, its result as a flat list."""
+    """A file's program as a module: called and answering as the exported module, its result as a flat list. Its own attributes have names that no weight has."""
 
     def __init__(self, file: Pt2File, read: ReadProgram) -> None:
         super().__init__()
@@ -132,29 +146,29 @@ class ProgramModule(nn.Module):
                 parent.register_parameter(last, kept[place])
             elif name in file.saved or name in used:
                 parent.register_buffer(last, file.get(name).clone(), persistent=name in file.saved)
-        self._sources = [source for _, source, _ in read.weights]
-        self._signature, leaves = signature_of(read)
-        types = {source: f"{dtype_name(t.dtype)}[{','.join(map(str, t.shape))}]" for source in self._sources for t in [file.get(source)]}
-        self._program = Program(
+        self._widepack_sources = [source for _, source, _ in read.weights]
+        self._widepack_signature, leaves = signature_of(read)
+        types = {source: f"{dtype_name(t.dtype)}[{','.join(map(str, t.shape))}]" for source in self._widepack_sources for t in [file.get(source)]}
+        self._widepack_program = Program(
             tuple(Slot(value, source, "shared", types[source]) for value, source, _ in read.weights),
             tuple(Slot(item.value, name, "shared", f"{dtype_name(item.dtype)}[]") for name, item in leaves),
             read.nodes,
             tuple(Output(o, "shared") for o in read.outputs if hasattr(o, "name")),
         )
-        self._program.check()
-        self._run = graph_module(self._program, CPU).forward
-        self._outputs = read.outputs
+        self._widepack_program.check()
+        self._widepack_run = graph_module(self._widepack_program, CPU).forward
+        self._widepack_outputs = read.outputs
 
     def forward(self, *args: Any, **kwargs: Any) -> list[Any]:
         """Inputs: as the exported module takes them. Returns: the leaves of its result, in order."""
-        positions = [p for p in self._signature if p.kind == "positional"]
+        positions = [p for p in self._widepack_signature if p.kind == "positional"]
         given = {**dict(zip((p.name for p in positions), args)), **kwargs}
-        values: list[Any] = [None] * len(self._program.inputs)
-        for parameter in self._signature:
+        values: list[Any] = [None] * len(self._widepack_program.inputs)
+        for parameter in self._widepack_signature:
             _fill(parameter.tree, given.get(parameter.name), values)
         by_name = {**dict(self.named_parameters(remove_duplicate=False)), **dict(self.named_buffers(remove_duplicate=False))}
-        outs = iter(self._run(*(by_name[s] for s in self._sources), *values))
-        return [next(outs) if hasattr(o, "name") else o for o in self._outputs]
+        outs = iter(self._widepack_run(*(by_name[s] for s in self._widepack_sources), *values))
+        return [next(outs) if hasattr(o, "name") else o for o in self._widepack_outputs]
 
 
 def _fill(tree: Tree, value: Any, into: list[Any]) -> None:
@@ -271,19 +285,19 @@ def _result(read: ReadProgram) -> Tree:
 _END = object()
 
 
-def _captured(checkpoint: Checkpoint, read: ReadProgram, specs: Sequence[InputSpec], bounds: Mapping[str, Bounds]) -> Captured:
+def _captured(checkpoint: Checkpoint, read: ReadProgram, specs: Sequence[InputSpec]) -> Captured:
     signature, leaves = signature_of(read)
     named = _axes(checkpoint, leaves, specs)
-    units: dict[str, tuple[str, int]] = {}  # letter -> symbol, and how many of it the letter is
+    units: dict[str, tuple[str, int]] = {}  # symbol -> letter, and how many of the symbol a letter is
     for axes, (name, item) in zip(named, leaves):
         for axis, text in axes.items():
             size = item.sizes[axis]
             assert isinstance(size, Size)
             factor, letter = factor_of(text)
-            if factor % size.factor or units.setdefault(letter, (size.symbol, factor // size.factor)) != (size.symbol, factor // size.factor):
+            if factor % size.factor or units.setdefault(size.symbol, (letter, factor // size.factor)) != (letter, factor // size.factor):
                 raise CaptureError(
-                    f"input {name}: axis {axis} is {text} in the spec, and in the program of {checkpoint.path} it is a dim that is not {letter} elsewhere; "
-                    "equal letters are equal sizes, and a dim has one letter"
+                    f"input {name}: axis {axis} is {text} in the spec; in the program of {checkpoint.path} it is {size.factor} times a dim that is called otherwise elsewhere: "
+                    "a dim has one letter, and one factor for all"
                 )
     samples = _file(checkpoint).samples()
     tensors = [x for x in samples or () if isinstance(x, torch.Tensor)]
@@ -320,28 +334,28 @@ def _captured(checkpoint: Checkpoint, read: ReadProgram, specs: Sequence[InputSp
     result = _result(read)
     names = paths(result)
     outputs = tuple((names.get(i) or "output", values[o.value.name]) for i, o in enumerate(program.outputs))
-    dims = {}
-    for letter, (symbol, times) in units.items():
+    dims: dict[str, tuple[int, int | None, str]] = {}
+    for symbol, (letter, times) in units.items():
         low, high = read.ranges.get(symbol, (0, None))
         low = low if low > 2 else 1  # a lower bound of 2 is export's own, not the program's
-        dims[letter] = (max(1, -(-low // times)), None if high is None else high // times, "")
+        bounds_here = (max(1, -(-low // times)), None if high is None else high // times)
+        dims[letter] = _narrowest([bounds_here, *([dims[letter][:2]] if letter in dims else [])])
     guards = guards_from(read.guards, inputs, f"the program of {checkpoint.path}")
     return Captured(program, {n: w for n, w in weights.items() if n in needed}, tuple(inputs), signature, outputs, result, dims, sizes, guards, ())
 
 
 def _axes(checkpoint: Checkpoint, leaves: Sequence[tuple[str, TensorInput]], specs: Sequence[InputSpec]) -> list[dict[int, str]]:
-    """What each dynamic axis is called: as the specs say, else B where a batch stands, and D1, D2, ... Raises: CaptureError, UsageError."""
-    letters: dict[str, str] = {}
+    """What each dynamic axis is called: as the specs say, else B, D1, D2, ... Raises: CaptureError, UsageError.
+
+    B is axis 0 of the first input that has a dynamic one, and of all that had the same size there when they were exported: an export does not say that the
+    batches of a call belong together.
+    """
     if not specs:
-        for _, item in leaves:
-            first = item.sizes[0] if item.sizes else None
-            if isinstance(first, Size):
-                letters.setdefault(first.symbol, "B")
-                break
-        for _, item in leaves:
-            for size in item.sizes:
-                if isinstance(size, Size):
-                    letters.setdefault(size.symbol, f"D{len(letters)}" if letters else "D1")
+        letters: dict[str, str] = {}
+        firsts = [size for _, item in leaves if item.sizes for size in item.sizes[:1] if isinstance(size, Size)]
+        letters.update({size.symbol: "B" for size in firsts if size.hint * size.factor == firsts[0].hint * firsts[0].factor})
+        others = dict.fromkeys(s.symbol for _, item in leaves for s in item.sizes if isinstance(s, Size) and s.symbol not in letters)
+        letters.update({symbol: f"D{1 + i}" for i, symbol in enumerate(others)})
         return [{a: _named(s.factor, letters[s.symbol]) for a, s in enumerate(item.sizes) if isinstance(s, Size)} for _, item in leaves]
     by_name = {s.name: s for s in specs}
     if set(by_name) != {name for name, _ in leaves}:

@@ -55,9 +55,9 @@ def choose_factory(
             raise UsageError(
                 "dtype: the members are torch.export programs, whose dtypes are part of them; export them in the dtype that they shall have, or name a --model"
             )
-        factory = Programs(checkpoints)
+        factory = Programs()
     elif all(c.module is not None for c in checkpoints):
-        factory = OwnModules(checkpoints)
+        factory = OwnModules()
     else:
         whole = next((c for c in checkpoints if c.program is not None or c.module is not None), None)
         other = next((c for c in checkpoints if c.program is None and c.module is None), checkpoints[0])

@@ -6,7 +6,7 @@ too, and comparison (a) of a build sees it. Only files that were opened with `tr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from torch import Tensor, nn
 
@@ -18,10 +18,9 @@ from .members import Factory
 class OwnModules(Factory):
     """The factory of checkpoints that hold their modules."""
 
-    def __init__(self, checkpoints: Sequence[Checkpoint]) -> None:
+    def __init__(self) -> None:
         super().__init__("the pickled modules", _nothing, {})
         self.takes_state_dict = True  # each module has the sizes of its own weights
-        self._checkpoints = list(checkpoints)
 
     def of(self, checkpoint: Checkpoint, state_dict: Mapping[str, Tensor]) -> nn.Module:
         """The module in a checkpoint's file, as it was saved, in eval mode."""

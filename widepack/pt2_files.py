@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -90,7 +91,7 @@ class Pt2File:
             raise Refused(f"is no program that is read: {record} has {entry.file_size} bytes")
         try:
             return strict_json.parse(archive.read(entry), record.rpartition("/")[2])
-        except (ArtifactError, zipfile.BadZipFile, OSError, NotImplementedError, RuntimeError, EOFError) as error:
+        except (ArtifactError, zipfile.BadZipFile, OSError, NotImplementedError, RuntimeError, EOFError, ValueError, zlib.error) as error:
             raise Refused(f"is damaged: {error}") from None
 
     def tensors(self) -> dict[str, TensorInfo]:

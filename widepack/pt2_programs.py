@@ -85,6 +85,7 @@ def read_program(file: Pt2File) -> ReadProgram:
             "is a torch.export program of a torch that does not write down under which conditions it holds; save it with torch 2.11 or newer"
         )
     metas = _object(graph.get("tensor_values"), "tensor_values")
+    results = _results(signature)
     renamed: dict[str, str] = {}
     weights = []
     inputs: list[TensorInput | dict[str, Any]] = []
@@ -111,15 +112,7 @@ def read_program(file: Pt2File) -> ReadProgram:
         raise Refused(f"is damaged: its program reads {unknown[0][:80]}, which it does not hold")
     nodes = _nodes(_list(graph.get("nodes"), "nodes"), renamed, metas)
     outputs: list[Any] = []
-    for spec in _list(signature.get("output_specs"), "output_specs"):
-        kind, row = _union(spec, "output_specs")
-        if kind in ("buffer_mutation", "parameter_mutation", "user_input_mutation"):
-            what = _text(row.get("buffer_name") or row.get("parameter_name") or row.get("user_input_name"))
-            raise Refused(
-                f"is a program that changes {what} when it runs; a member program has no side effects. Was it exported in train mode? Export module.eval()"
-            )
-        if kind != "user_output":
-            raise Refused(f"has an output of kind {kind!r}, which no member has; export module.eval()")
+    for row in results:
         name = _tensor_name(row.get("arg"))
         if name is not None:
             outputs.append(Ref(_known(name, renamed)))
@@ -140,6 +133,22 @@ def read_program(file: Pt2File) -> ReadProgram:
         _ranges(whole.get("range_constraints")),
         tuple(guards),
     )
+
+
+def _results(signature: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The program's outputs, which are all the user's. Raises: Refused."""
+    found = []
+    for spec in _list(signature.get("output_specs"), "output_specs"):
+        kind, row = _union(spec, "output_specs")
+        if kind in ("buffer_mutation", "parameter_mutation", "user_input_mutation"):
+            what = _text(row.get("buffer_name") or row.get("parameter_name") or row.get("user_input_name"))
+            raise Refused(
+                f"is a program that changes {what} when it runs; a member program has no side effects. Was it exported in train mode? Export module.eval()"
+            )
+        if kind != "user_output":
+            raise Refused(f"has an output of kind {kind!r}, which no member has; export module.eval()")
+        found.append(row)
+    return found
 
 
 _NAMES = {"parameter": "parameter_name", "buffer": "buffer_name", "tensor_constant": "tensor_constant_name"}
@@ -296,6 +305,8 @@ def _nodes(rows: Sequence[Any], renamed: dict[str, str], metas: Mapping[str, Any
         name = _op_name(target)
         if name.split(".")[1] in _ASSERTS and name.startswith("aten."):
             continue
+        if "higher_order" in target:
+            raise Refused(_not_read(name, target, source))
         outputs = _list(row.get("outputs"), "outputs")
         given = [_object(a, "inputs") for a in _list(row.get("inputs"), "inputs")]
         args, kwargs = _arguments(name, given, renamed, source)
@@ -329,7 +340,7 @@ def _at(target: str, source: str) -> str:
 
 def _not_read(name: str, target: str, source: str) -> str:
     base = name.split(".")[1]
-    if "higher_order" in target or "as_graph" in target:
+    if "higher_order" in target:
         return f"holds a region of its own ({_at(target, source)}); {WAY_OUT}"
     if base.endswith("_") and not base.endswith("__"):
         return f"writes into a value ({_at(target, source)}); {WAY_OUT}"
@@ -344,8 +355,9 @@ def _as_in_eval(name: str, args: list[Any], kwargs: dict[str, Any], source: str)
         if args[5:6] != [False] or args[3:4] == [None] or args[4:5] == [None]:
             raise Refused(f"normalises by the batch itself ({_at(name, source)}), as in train mode; export module.eval()")
         return "aten._native_batch_norm_legit_no_training.default", [*args[:5], *args[6:8]], kwargs, True
-    if name in ("aten.to.dtype", "aten.to.dtype_layout"):
-        dtype = {"dtype": args[1]} if len(args) > 1 else {}
+    if name in ("aten.to.dtype", "aten.to.dtype_layout", "aten.to.device"):
+        at = 2 if name == "aten.to.device" else 1
+        dtype = {"dtype": args[at]} if len(args) > at else {}
         return "aten._to_copy.default", args[:1], {**dtype, **{k: v for k, v in kwargs.items() if k in ("dtype", "memory_format")}}, False
     return name, args, kwargs, False
 

@@ -14,6 +14,7 @@ compiled, FSDP-wrapped and checkpointed parts wherever they stand.
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -45,6 +46,26 @@ class Foreign:
 
     def __setstate__(self, _: object) -> None:
         pass
+
+
+class ForeignDict(Foreign):
+    """The same for a class that is a dict: its items are read, as those of a plain one."""
+
+    def __new__(cls, *_: object, **__: object) -> Any:
+        return OrderedDict()
+
+
+class ForeignList(Foreign):
+    """The same for a class that is a list."""
+
+    def __new__(cls, *_: object, **__: object) -> Any:
+        return []
+
+
+def stands_for(name: str, base: type[Foreign] = Foreign) -> type[Foreign]:
+    """A class of this full name that stands for it."""
+    module, _, last = name.rpartition(".")
+    return type(last, (base,), {"name": name, "__module__": module})
 
 
 class TensorInfo(NamedTuple):
