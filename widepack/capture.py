@@ -34,9 +34,16 @@ from .codec import dtype_name, encode
 from .conditions import Axis, GuardSource, Leaf, factor_of, guards_of, specializations
 from .errors import CaptureError
 from .explain import explain, is_specialized, source_of
+from .exportable import bound_embeddings, exportable
 from .values import known
 
 _DROPOUT = {"dropout", "dropout_", "feature_dropout", "feature_dropout_", "alpha_dropout", "alpha_dropout_", "feature_alpha_dropout"}
+_PLAIN = {  # lazy views and writes -> what they come to in a functional program
+    "aten._conj.default": "aten.conj_physical.default",
+    "aten.conj.default": "aten.conj_physical.default",
+    "aten._neg_view.default": "aten.neg.default",
+    "aten.zero.default": "aten.zeros_like.default",
+}
 _ASSERTS = {"_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range", "sym_constrain_range_for_size", "_assert_async"}
 
 
@@ -232,6 +239,7 @@ def _export(module: nn.Module, call: Call, dim: Any) -> torch.export.ExportedPro
     with calm():
         exported = torch.export.export(module, args, kwargs, strict=False, dynamic_shapes=_dynamic(module, call, dim))
         _drop_dropout(exported)
+        bound_embeddings(exported)
         return _functional(exported)
 
 
@@ -259,7 +267,7 @@ def calm() -> Iterator[None]:
     logging.disable(logging.ERROR)
     try:
         # torch prints the whole graph of an export that fails, and warns of what it does with the module's internals; the error says it in one paragraph
-        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        with exportable(), warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -381,6 +389,7 @@ def tensors_of(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 def _node(n: fx.Node, renamed: Mapping[str, str], symbols: Mapping[Any, str]) -> Node:
     name = ops.name_of(n.target)
+    name = _PLAIN.get(name, name)
     source = source_of(n)
     if name not in OPS:
         raise CaptureError(f"node {n.name} is {name}, {f'from {source}, ' if source else ''}an op that widepack does not know; please report it")

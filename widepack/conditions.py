@@ -139,8 +139,11 @@ def _expr(node: ast.expr, leaves: Mapping[str, Leaf]) -> Expr:
         for pair in pairs[1:]:
             made = ["and", made, pair]
         return made
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("max", "min", "Max", "Min") and len(node.args) == 2:
-        return [node.func.id.lower(), *(_expr(a, leaves) for a in node.args)]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("max", "min", "Max", "Min") and len(node.args) >= 2:
+        first, *rest = (_expr(a, leaves) for a in node.args)
+        for part in rest:
+            first = [node.func.id.lower(), first, part]
+        return first
     if isinstance(node, ast.Subscript):
         return _size_of(node, leaves)
     raise ValueError(f"{ast.unparse(node)} is no arithmetic over sizes")

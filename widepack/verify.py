@@ -9,6 +9,7 @@ Members are taken one at a time. What every answer is held to stands in compare.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -251,8 +252,8 @@ def run_module(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
 def _tensors(member: str, found: Sequence[Any], own: Sequence[torch.Tensor], numbers: Sequence[Any]) -> list[torch.Tensor]:
     """The tensors of what a module returned; the rest must be what the captured program returns for everybody."""
     theirs = [x for x in found if isinstance(x, torch.Tensor)]
-    rest = [x for x in found if not isinstance(x, torch.Tensor)]
-    if rest != list(numbers):
+    rest = [x for x in found if x is not None and not isinstance(x, torch.Tensor)]  # fields that are None may be no leaves of the member's own class
+    if rest != [x for x in numbers if x is not None]:
         raise VerificationError(
             f"member {member} returns {rest} beside its tensors, the captured program {list(numbers)}: numbers in the result belong to the program and "
             f"must be the same for all members and calls; return them as tensors, or leave them out"
@@ -276,7 +277,8 @@ def way_at_one(subject: Subject, letter: str) -> str:
     program = subject.programs[subject.signatures[0]]
     inputs = draw_all(subject.sources, sizes, 3)
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what the member warns of at such a size is no news of this build
             own = graph_module(program, CPU).forward(*(weights[s.source] for s in program.weights), *inputs)
         theirs = [x for x in run_module(module, *subject.bind(inputs)) if isinstance(x, torch.Tensor)]
     except (RuntimeError, ValueError, IndexError) as e:
@@ -284,14 +286,16 @@ def way_at_one(subject: Subject, letter: str) -> str:
     for o, t in zip(own, theirs):
         if o.shape != t.shape:
             return f"the member gives {list(t.shape)} there, its program {list(o.shape)}"
-        close = (
-            torch.allclose(o, t, rtol=1e-3, atol=1e-4 * float(t.abs().max()) if t.numel() else 0.0, equal_nan=True)
-            if floating(t)
-            else torch.equal(o, t)
-        )
+        close = torch.allclose(o, t, rtol=1e-3, atol=1e-4 * _largest(t), equal_nan=True) if floating(t) else torch.equal(o, t)
         if not close:
             return "the member's code takes another way there"
     return ""
+
+
+def _largest(t: torch.Tensor) -> float:
+    """The largest finite number's absolute value."""
+    fine = t[torch.isfinite(t)].abs()
+    return float(fine.max()) if fine.numel() else 0.0
 
 
 def check_wide(

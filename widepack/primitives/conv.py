@@ -40,13 +40,14 @@ def _batched(w: Writer, x: Wide, weight: Wide) -> tuple[Wide, Any]:
     return Shared(w.call("unsqueeze", x.value, 0)), lambda y: Stacked(w.call("squeeze.dim", y.value, 1))  # type: ignore[union-attr]
 
 
-def _groups(w: Writer, args: tuple[Any, ...], kwargs: dict[str, Any], at: int) -> tuple[list[Any], int]:
-    """The arguments behind the bias, filled up to `groups` (at index `at`), and the member's groups."""
+def _groups(w: Writer, args: tuple[Any, ...], kwargs: dict[str, Any], at: int) -> tuple[list[Any], Any]:
+    """The arguments behind the bias, filled up to `groups` (at index `at`), and the member's groups: a Value where a size of the inputs says how many."""
     from .. import ops
 
     names = [(n, d) for n, _, d in ops.arguments(w.op)][3:]
     rest = [args[i] if i < len(args) else kwargs.get(n, d) for i, (n, d) in enumerate(names)]
-    return rest, int(rest[at])
+    rest = [put_shared(r) for r in rest]
+    return rest, rest[at]
 
 
 def _weight_shared(w: Writer, x: Wide, weight: Wide, bias: Wide | None = None, *args: Any, **kwargs: Any) -> bool:
@@ -63,8 +64,8 @@ def fold(w: Writer, x: Wide, weight: Shared, bias: Wide | None = None, *args: An
     x, back = _batched(w, x, weight)
     if not isinstance(bias, Stacked):
         assert isinstance(x, Stacked)
-        return back(w.unfold(w.call(w.op, w.fold(x), weight.value, put_shared(bias), *args, **kwargs), x))  # type: ignore[no-any-return]
-    y = w.call(w.op, w.fold(x) if isinstance(x, Stacked) else x.value, weight.value, None, *args, **kwargs)  # type: ignore[union-attr]
+        return back(w.unfold(w.call(w.op, w.fold(x), weight.value, put_shared(bias), *put_shared(args), **put_shared(kwargs)), x))  # type: ignore[no-any-return]
+    y = w.call(w.op, w.fold(x) if isinstance(x, Stacked) else x.value, weight.value, None, *put_shared(args), **put_shared(kwargs))  # type: ignore[union-attr]
     out: Value = w.unfold(y, x).value if isinstance(x, Stacked) else y
     b = w.call("unsqueeze", bias.value, 1)  # [N, 1, O]
     for _ in range(_spatial(weight)):
@@ -77,7 +78,7 @@ def one_conv(w: Writer, x: Shared, weight: Stacked, bias: Wide | None = None, *a
     """a Shared input: one convolution with N*O outputs"""
     rest, groups = _groups(w, args, kwargs, 3)
     x, back = _batched(w, x, weight)  # type: ignore[assignment]
-    if groups == 1:
+    if isinstance(groups, int) and groups == 1:
         return back(w.unpack(w.call(w.op, x.value, _flat(w, weight), _flat(w, bias), *rest)))  # type: ignore[no-any-return]
     # each group sees its own channels: weights in the order [g, N, O/g], so that the input is not repeated
     split = w.call("flatten.using_ints", w.call("transpose.int", w.call("unflatten.int", weight.value, 1, [groups, -1]), 0, 1), 0, 2)
@@ -95,7 +96,7 @@ def one_conv(w: Writer, x: Shared, weight: Stacked, bias: Wide | None = None, *a
 def grouped(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None, *args: Any, **kwargs: Any) -> Wide:
     """one convolution of N*g groups over [B, N*C, *s]; a transposed one's weight [C, O/g, *k] packs on axis 0 as well"""
     rest, groups = _groups(w, args, kwargs, 3)
-    rest[3] = groups * w.members
+    rest[3] = groups * w.members if isinstance(groups, int) else w.call("operator.mul", groups, w.members)
     x, back = _batched(w, x, weight)
     stacked = x if isinstance(x, Stacked) else Stacked(w.stack(x))
     return back(w.unpack(w.call(w.op, w.pack(stacked), _flat(w, weight), _flat(w, bias), *rest)))  # type: ignore[no-any-return]

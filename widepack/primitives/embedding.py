@@ -132,7 +132,7 @@ def _bag_samples(draw: Draw) -> list[Sample]:
     for mode in (0, 1, 2):
         table, ids = draw.normal(7, 4), draw.ints(0, 7, 9)
         made += [
-            call(table, ids, torch.tensor([0, 2, 2, 6]), False, mode, False, None, last, *p)
+            call(table, ids, torch.tensor([0, 2, 2, 9 if last else 6]), False, mode, False, None, last, *p)
             for last, p in ((False, (None,)), (True, (-4,)), (False, (3,)))
         ]
     return [*made, call(table, ids, torch.tensor([0, 4]), False, 0, False, draw.normal(9), False, None)]
