@@ -31,6 +31,7 @@ from widepack_artifacts.tree import Tree, paths
 from . import ops
 from .codec import dtype_name, encode
 from .conditions import Axis, GuardSource, Leaf, factor_of, guards_of, specializations
+from .entries import FORWARD, method_of
 from .errors import CaptureError
 from .explain import explain, is_specialized, source_of
 from .values import known
@@ -70,18 +71,25 @@ class Call:
     sizes: dict[str, int]
 
 
-def arrange(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], axes: Mapping[str, Any], sizes: Mapping[str, int]) -> Call:
-    """A call bound to the forward's parameters, every tensor leaf named.
+def arrange(
+    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], axes: Mapping[str, Any], sizes: Mapping[str, int], entry: str = FORWARD
+) -> Call:
+    """A call bound to the parameters of forward, or of the method that is the entry, every tensor leaf named.
 
     axes: {input name: {axis: letter}}, nested as the input is where it is not a tensor. sizes: {letter: its size in the example}.
-    Raises: CaptureError when forward does not take these inputs.
+    Raises: CaptureError when the method does not take these inputs.
     """
-    forward = inspect.signature(module.forward)
+    forward = inspect.signature(method_of(module, entry))
     try:
         bound = forward.bind(*args, **kwargs)
     except TypeError as e:
         raise CaptureError(
-            f"{type(module).__name__}.forward{forward} does not take the inputs {_names(args, kwargs)}: {e}; name each input as forward does"
+            f"{type(module).__name__}.{entry}{forward} does not take the inputs {_names(args, kwargs)}: {e}; name each input as {entry} does"
+            + (
+                ""
+                if entry == FORWARD
+                else f", and with several entries write {entry}:{next(iter(forward.parameters), 'x')}=... for one of them alone"
+            )
         ) from e
     leaves: list[Leaf] = []
     signature: list[Parameter] = []
@@ -147,38 +155,61 @@ def _leaf_type(value: torch.Tensor, axes: Axis, name: str, sizes: dict[str, int]
     return f"{dtype_name(value.dtype)}[{','.join(shape)}]"
 
 
-def capture(make: Callable[[], nn.Module], call: Call, *, asked: bool = True) -> Captured:
+class Traced(nn.Module):
+    """What is exported for an entry: a module whose forward is the member's method, with its signature; weights are named `member.<name>`."""
+
+    def __init__(self, member: nn.Module, entry: str) -> None:
+        super().__init__()
+        self.member = member
+        self.training = member.training
+        method = method_of(member, entry)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return method(*args, **kwargs)
+
+        forward.__dict__["__signature__"] = inspect.signature(method)
+        self.forward = forward
+
+
+_MEMBER = "member."
+
+
+def capture(make: Callable[[], nn.Module], call: Call, *, asked: bool = True, entry: str = FORWARD) -> Captured:
     """Export a fresh member.
 
     make: gives a fresh member in eval mode, every time. asked: the dims were named by the user, so that one which the member's code fixes is an error; else
-    the size is kept, and said in `fixed`.
+    the size is kept, and said in `fixed`. entry: the method to export.
     Raises: CaptureError in one paragraph with the user's own source line.
     """
+
+    def traced(module: nn.Module) -> nn.Module:
+        return module if entry == FORWARD else Traced(module, entry)
+
     module = make()
     fixed: tuple[str, ...] = ()
     try:
-        exported = _export(module, call, Dim.DYNAMIC)
+        exported = _export(traced(module), call, Dim.DYNAMIC)
     except Exception as e:
         if not is_specialized(e):
             raise CaptureError(explain(e, module)) from e
         module = make()  # a failed export leaves marks on the module too
-        exported, call, fixed = _with_fixed(module, call, e)
+        exported, call, fixed = _with_fixed(module, traced(module), call, e)
         if asked:
             raise CaptureError(
                 f"{type(module).__name__} fixes a size that the inputs name as a dynamic dim: {'; '.join(fixed)}. Give that size as a number, or change the member's code"
             ) from e
-    weights, program, symbols = _read(exported, module, call)
+    weights, program, symbols = _read(exported, module, call, entry)
     guards = guards_of(exported, call.leaves, type(module).__name__)
     outputs, result = _outputs(exported, symbols)
     dims = _ranges(exported, call, symbols)
     return Captured(program, weights, call.leaves, call.signature, outputs, result, dims, call.sizes, guards, fixed)
 
 
-def _with_fixed(module: nn.Module, call: Call, error: Exception) -> tuple[torch.export.ExportedProgram, Call, tuple[str, ...]]:
+def _with_fixed(module: nn.Module, traced: nn.Module, call: Call, error: Exception) -> tuple[torch.export.ExportedProgram, Call, tuple[str, ...]]:
     """The export with those dims static that the member's code fixes; the call without their letters; a sentence for each, with the user's line."""
     try:
         with specializations() as lines:
-            exported = _export(module, call, Dim.AUTO)
+            exported = _export(traced, call, Dim.AUTO)
     except Exception as e:  # noqa: BLE001  # whatever torch raises is explained
         raise CaptureError(explain(e, module)) from error
     by_name = {n.name: n for n in exported.graph.nodes}
@@ -258,13 +289,13 @@ def _drop_dropout(exported: torch.export.ExportedProgram) -> None:
 
 
 def _read(
-    exported: torch.export.ExportedProgram, module: nn.Module, call: Call
+    exported: torch.export.ExportedProgram, module: nn.Module, call: Call, entry: str
 ) -> tuple[dict[str, tuple[str, torch.Tensor]], Program, dict[Any, str]]:
     signature = exported.graph_signature
     changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
     if changed:
         raise CaptureError(
-            f"{type(module).__name__} changes {', '.join(sorted(map(str, changed)))} when it runs in eval mode; a member program has no side effects: make forward return the new value instead"
+            f"{type(module).__name__} changes {', '.join(sorted(str(c).removeprefix('' if entry == FORWARD else _MEMBER) for c in changed))} when it runs in eval mode; a member program has no side effects: make forward return the new value instead"
         )
     exported.graph.eliminate_dead_code()
     by_name = {n.name: n for n in exported.graph.nodes}
@@ -292,10 +323,10 @@ def _read(
             continue
         if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR) or spec.target is None:
             raise CaptureError(f"{type(module).__name__} holds {spec.target!r}, a {spec.kind.name.lower()}, which has no form in an artifact")
-        name = spec.target
+        name = spec.target.removeprefix("" if entry == FORWARD else _MEMBER)
         if spec.kind is InputKind.CONSTANT_TENSOR:
-            value, role = exported.constants[name], "constant"
-            name = constant_path(module, value) or name
+            value, role = exported.constants[spec.target], "constant"
+            name = constant_path(module, value) or (name if entry == FORWARD else f"{entry}.{name}")  # every entry has literals of its own
         else:
             value = state[name]
             role = "parameter" if spec.kind is InputKind.PARAMETER else "buffer"
@@ -304,7 +335,8 @@ def _read(
         if id(value) in seen:  # tied: one value with two names
             renamed[spec.arg.name] = seen[id(value)]
             continue
-        slot = Slot(_clean(f"w_{spec.arg.name}"), name, "shared", f"{dtype_name(value.dtype)}[{','.join(map(str, value.shape))}]")
+        short = spec.arg.name if entry == FORWARD else re.sub(r"^([a-z]+_)member_", r"\1", spec.arg.name)
+        slot = Slot(_clean(f"w_{short}"), name, "shared", f"{dtype_name(value.dtype)}[{','.join(map(str, value.shape))}]")
         slots.append(slot)
         seen[id(value)] = renamed[spec.arg.name] = slot.name
         weights[name] = (role, value.detach())

@@ -23,6 +23,7 @@ from widepack_artifacts.program import Program, substitute
 from . import ops
 from .codec import decode
 from .compare import Pool, floating
+from .entries import FORWARD, method_of
 from .errors import VerificationError
 from .lower import Lowered
 from .raise64 import double_by_default, raise_program, raise_value
@@ -62,7 +63,7 @@ class Subject:
 
     programs, signatures: member programs and each member's index into them. sources: how inputs are drawn. weights(i): member i's weights by source name.
     module(i): the user's own module with member i's weights, or None. bind: leaves -> (args, kwargs) of the module. fits(sizes): whether all guards hold.
-    numbers: what the member returns beside tensors, in order.
+    numbers: what the member returns beside tensors, in order. method: the module's method that the programs are of.
     """
 
     members: tuple[str, ...]
@@ -77,6 +78,7 @@ class Subject:
     bind: Callable[[Sequence[torch.Tensor]], tuple[tuple[Any, ...], dict[str, Any]]]
     fits: Callable[[Mapping[str, int]], bool]
     numbers: Sequence[Any] = ()
+    method: str = FORWARD
 
 
 def calls(subject: Subject, patterns: Sequence[str]) -> list[Call]:
@@ -170,7 +172,7 @@ def answers(
             for pool, o, t in zip(pools, own, into.truth[-1]):
                 pool.add_own(o, t)
             if module is not None and call.user:
-                theirs = _tensors(name, run_module(module, *subject.bind(call.inputs[i])), own, subject.numbers)
+                theirs = _tensors(name, run_module(module, *subject.bind(call.inputs[i]), subject.method), own, subject.numbers)
                 for pool, y, o in zip(captured, theirs, own):
                     pool.add_wide(name, call.label, y, o, o.to(torch.complex128 if o.is_complex() else torch.float64) if floating(o) else o)
         if progress:
@@ -198,14 +200,15 @@ def answers(
     return found, captured, raised
 
 
-def run_module(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def run_module(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], method: str = FORWARD) -> list[Any]:
     """The user's module on one call, without the nested-tensor path that answers differently at padded positions; buffers are restored."""
     before = {n: b.clone() for n, b in module.named_buffers()}
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with torch.no_grad():
-            result = module(*(a.clone() if isinstance(a, torch.Tensor) else a for a in args), **kwargs)
+            call = module if method == FORWARD else method_of(module, method)
+            result = call(*(a.clone() if isinstance(a, torch.Tensor) else a for a in args), **kwargs)
             for n, b in module.named_buffers():
                 b.copy_(before[n])
     finally:
@@ -243,7 +246,7 @@ def way_at_one(subject: Subject, letter: str) -> str:
     try:
         with torch.inference_mode():
             own = graph_module(program, CPU).forward(*(weights[s.source] for s in program.weights), *inputs)
-        theirs = [x for x in run_module(module, *subject.bind(inputs)) if isinstance(x, torch.Tensor)]
+        theirs = [x for x in run_module(module, *subject.bind(inputs), subject.method) if isinstance(x, torch.Tensor)]
     except (RuntimeError, ValueError, IndexError) as e:
         return f"the member or its program fails there: {str(e).splitlines()[0][:200]}"
     for o, t in zip(own, theirs):

@@ -354,6 +354,11 @@ class Manifest:
     files: dict[str, File] = field(default_factory=dict)
     digest: str = ""
 
+    @property
+    def entry(self) -> str:
+        """The entry that is meant where none is named: `forward`, or the first where there is none."""
+        return "forward" if "forward" in self.entries else next(iter(self.entries))
+
     def sealed(self, files: Mapping[str, File]) -> Manifest:
         """This manifest over these files, with its digest."""
         filled = replace(self, files=dict(sorted(files.items())), digest="")

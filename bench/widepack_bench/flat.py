@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from widepack.entries import FORWARD
 from widepack.member import Member
+from widepack.wide_entry import WideEntry
 
 _BATCH_NORM = torch.ops.aten._native_batch_norm_legit_no_training.default
 # The form that capture gives and vmap has no rule for, and what a person writes for it.
@@ -39,11 +41,11 @@ class Flat(nn.Module):
 
 
 def flat_members(ens: Any) -> list[nn.Module]:
-    """Every member of a loaded model; as `ens.member(i)` gives them where an input is more than one tensor."""
+    """Every member of a loaded model, or of one of its entries; as `ens.member(i)` gives them where an input is more than one tensor."""
     members = [ens.member(i) for i in range(len(ens))]
     if not all(isinstance(m, Member) for m in members):
         return members
-    signature = ens.manifest.entries["forward"].signature
+    signature = (ens.entry if isinstance(ens, WideEntry) else ens.manifest.entries[FORWARD]).signature
     if not all("leaf" in tree for _, _, tree, *_ in signature):
         return members
     return [Flat(m, [name for name, *_ in signature]) for m in members]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from .progress import Progress
 
 if TYPE_CHECKING:
     from widepack import BuildReport
+    from widepack.building import EntryReport
 
 EPILOG = example(
     'widepack build ckpts/*.pt -o ens.wide --model net.py:make --input "x=float32[B,3,32,32]"',
@@ -31,12 +32,21 @@ EPILOG = example(
 @click.option("-o", "--out", metavar="ARTIFACT", help="The folder to write, such as ens.wide. Needed unless --dry-run.")
 @model_options
 @click.option("--key", help="Where the state dict is inside a checkpoint that holds more, such as ema.model.")
-@click.option("--input", "inputs", metavar="SPEC", multiple=True, help='An input, such as "x=float32[B,3,32,32]"; or a bound, T=2..512. Repeatable.')
+@click.option(
+    "--input",
+    "inputs",
+    metavar="SPEC",
+    multiple=True,
+    help='An input, such as "x=float32[B,3,32,32]"; or a bound, T=2..512; of one entry, encode:x=... Repeatable.',
+)
 @click.option(
     "--sample",
     metavar="FILE",
     type=click.Path(path_type=Path),
     help="A .pt file with example inputs: a tensor, a tuple of them, or a dict of keyword inputs.",
+)
+@click.option(
+    "--entry", "entries", metavar="NAME", multiple=True, help="A method of the model to build, instead of forward. Repeatable: one set of weights."
 )
 @click.option("--names", metavar="A,B,...", help="The members' names. Without it: the shortest distinguishing parts of the paths.")
 @click.option(
@@ -65,6 +75,7 @@ def command(
     key: str | None,
     inputs: tuple[str, ...],
     sample: Path | None,
+    entries: tuple[str, ...],
     names: str | None,
     strategies: tuple[str, ...],
     share: str,
@@ -76,15 +87,16 @@ def command(
     """Turn the checkpoints CKPT... of one architecture into one artifact that runs them all.
 
     Reads state dicts in .pt, .pth and .safetensors. Options that are not given are taken from a widepack.toml beside the checkpoints (model,
-    model_arg, input, key). Nothing is written before the answers are proved to be the members' own.
+    model_arg, input, key, entry). Nothing is written before the answers are proved to be the members' own.
     """
     if out is None and not dry_run:
         raise click.UsageError("Missing option '-o': where shall the artifact go? (or give --dry-run)")
     paths = expand(checkpoints)
     settings = beside(paths)
     if model:  # the arguments beside the checkpoints are those of the model that is named there
-        settings = {"input": settings.get("input"), "key": settings.get("key")}
-    args, kwargs = read_sample(sample) if sample else (None, None)
+        settings = {k: settings.get(k) for k in ("input", "key", "entry")}
+    named = list(entries) or settings.get("entry")
+    args, kwargs = read_sample(sample, named or ()) if sample else (None, None)
     from widepack.building import build
     from widepack.specs import parse_model_args
 
@@ -97,6 +109,7 @@ def command(
             inputs=list(inputs) or settings.get("input"),
             sample=args,
             sample_kwargs=kwargs,
+            entries=named,
             names=[n.strip() for n in names.split(",")] if names is not None else None,
             key=key or settings.get("key"),
             strategy=strategies[0] if len(strategies) == 1 else strategies or "auto",
@@ -141,8 +154,8 @@ def beside(paths: list[str]) -> dict[str, Any]:
     return found
 
 
-def read_sample(path: Path) -> tuple[tuple[Any, ...] | None, dict[str, Any] | None]:
-    """Example inputs from a file, read as data only: (positional, keyword). Raises: Refusal in words."""
+def read_sample(path: Path, entries: Sequence[str] = ()) -> tuple[Any, Any]:
+    """Example inputs from a file, read as data only: (positional, keyword), by entry where the file has a key for each. Raises: Refusal in words."""
     import torch
 
     if not path.is_file():
@@ -154,6 +167,16 @@ def read_sample(path: Path) -> tuple[tuple[Any, ...] | None, dict[str, Any] | No
             f"--sample {path} cannot be read as tensors saved with torch.save ({type(error).__name__}); "
             "save a tensor, a tuple of them or a dict of keyword inputs"
         ) from error
+    if isinstance(value, Mapping) and entries and set(value) == set(entries):
+        parts = {name: _sample(part, path) for name, part in value.items()}
+        return {n: args for n, (args, _) in parts.items()}, {n: kwargs or {} for n, (_, kwargs) in parts.items()}
+    return _sample(value, path)
+
+
+def _sample(value: Any, path: Path) -> tuple[tuple[Any, ...] | None, dict[str, Any] | None]:
+    """The positional and keyword inputs of one call."""
+    import torch
+
     if isinstance(value, torch.Tensor):
         return (value,), None
     if isinstance(value, Mapping) and all(isinstance(k, str) for k in value):
@@ -166,15 +189,23 @@ def read_sample(path: Path) -> tuple[tuple[Any, ...] | None, dict[str, Any] | No
 def lines(report: BuildReport, dry_run: bool) -> list[str]:
     """What was built, or would be."""
     weights = ", ".join(f"{size(count)} {kind}" for kind, count in report.weights.items() if count)
-    kinds = ", ".join(f"{count} {kind}" for kind, count in report.kinds.items() if count)
-    used = ", ".join(f"{name} {count}" for name, count in sorted(report.strategies.items(), key=lambda item: -item[1]))
     text = [
         f"{plural(len(report.members), 'member')}: {', '.join(report.members)}",
         f"weights      {weights or 'none'}; {size(report.bytes_disk)} on disk, {size(report.bytes_memory)} in memory",
+    ]
+    for name, entry in report.entries.items():
+        text += [*([f"entry {name}"] if list(report.entries) != ["forward"] else []), *_entry(entry)]
+    text.append(f"time         {', '.join(f'{stage} {duration(1000 * s)}' for stage, s in report.seconds.items())}")
+    return [*text, "dry run: nothing was written"] if dry_run else [*text, f"wrote {report.path}"]
+
+
+def _entry(entry: EntryReport) -> list[str]:
+    """How one entry runs."""
+    kinds = ", ".join(f"{count} {kind}" for kind, count in entry.kinds.items() if count)
+    used = ", ".join(f"{name} {count}" for name, count in sorted(entry.strategies.items(), key=lambda item: -item[1]))
+    return [
         f"nodes        {kinds}",
         f"strategies   {used}",
-        f"wide share   {report.wide_share:.0%} of the nodes that read a stacked weight",
-        *([f"kernels      {report.kernels_wide} for all members, {report.kernels_member} for one"] if report.kernels_wide else []),
-        f"time         {', '.join(f'{stage} {duration(1000 * s)}' for stage, s in report.seconds.items())}",
+        f"wide share   {entry.wide_share:.0%} of the nodes that read a stacked weight",
+        *([f"kernels      {entry.kernels_wide} for all members, {entry.kernels_member} for one"] if entry.kernels_wide else []),
     ]
-    return [*text, "dry run: nothing was written"] if dry_run else [*text, f"wrote {report.path}"]

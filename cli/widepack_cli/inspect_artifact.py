@@ -70,7 +70,7 @@ def lines(path: str, manifest: Manifest, weights: bool, files: bool) -> list[str
     for name, entry in manifest.entries.items():
         text += ["", f"entry {name}", *_indent(_entry(entry))]
     text += ["", "weights", *_indent(_weights(manifest, weights))]
-    text += ["", "verified", *_indent(_verified(manifest.verification))]
+    text += ["", "verified", *_indent(_verified(manifest))]
     text += ["", "provenance", *_indent(f"{k}: {_short(v)}" for k, v in manifest.provenance.items())] if manifest.provenance else []
     if files:
         rows = [[name, size(f.bytes), f.sha256] for name, f in manifest.files.items()]
@@ -95,10 +95,17 @@ def _entry(entry: Entry) -> list[str]:
     return text
 
 
-def _verified(record: dict[str, Any]) -> list[str]:
-    """What was compared when the artifact was built: for each output, the wide programs' largest error beside the members' own."""
-    if not record:
-        return ["nothing is recorded"]
+def _verified(manifest: Manifest) -> list[str]:
+    """What was compared when the artifact was built, entry by entry."""
+    others = manifest.verification.get("entries", {})
+    own = {k: v for k, v in manifest.verification.items() if k != "entries"}
+    text = [line for record in [own] if record for line in _record(record, "")]
+    text += [line for name, record in others.items() for line in _record(record, f"{name} ")]
+    return text or ["nothing is recorded"]
+
+
+def _record(record: dict[str, Any], entry: str) -> list[str]:
+    """For each output of an entry, the wide programs' largest error beside the members' own."""
     worst: dict[str, tuple[float, float]] = {}
     for rows in record.get("wide", {}).values():
         for row in rows:
@@ -106,9 +113,11 @@ def _verified(record: dict[str, Any]) -> list[str]:
             before, own = worst.get(row.get("output", ""), (0.0, 0.0))
             worst[row.get("output", "")] = (max([before, *errors]), max(own, float(row.get("own_max", 0.0))))
     text = [
-        f"{plural(len(record.get('calls', [])), 'call')} of every member and program against {record.get('truth', 'float64')}, torch {record.get('torch', '?')}"
+        f"{entry and entry.strip() + ': '}{plural(len(record.get('calls', [])), 'call')} of every member and program against {record.get('truth', 'float64')}, torch {record.get('torch', '?')}"
     ]
-    return text + [f"{name or 'output'}: off by at most {wide:.2e}, the members themselves by {own:.2e}" for name, (wide, own) in worst.items()]
+    return text + [
+        f"{entry}{name or 'output'}: off by at most {wide:.2e}, the members themselves by {own:.2e}" for name, (wide, own) in worst.items()
+    ]
 
 
 def _bounds(spec: Input) -> str:
