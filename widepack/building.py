@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,17 @@ from .codec import dtype_of
 from .compare import Pool
 from .counting import kernels
 from .entries import entry_names, method_of
-from .errors import UsageError, VerificationError
-from .exported import export_program
-from .job import Job, Row, Specs, Table, all_weights, capture_members, filled_member, fresh_member, specs_of
+from .errors import CaptureError, UsageError, VerificationError
+from .exported import export_program, placeholder
+from .job import Captures, Job, Row, Specs, Table, all_weights, capture_members, filled_member, fresh_member, specs_of
 from .kinds import kinds
 from .members import Factory, align, load_factory
 from .progress import Report, Stages
 from .registry import Choice
 from .replay import CPU
 from .runtime import Executable
+from .specs import parse_type
+from .state import BUFFER, Asked, parse_states, under
 from .version import __version__
 from .wide_model import RESERVED
 from .wides import PATTERNS, Wide, make_wides, wide_only, wide_share
@@ -100,6 +103,7 @@ def build(
     sample_kwargs: Mapping[str, Any] | None = None,
     dynamic: Mapping[str, Any] | None = None,
     entries: Sequence[str] | None = None,
+    state: Sequence[str] = (),
     names: Sequence[str] | None = None,
     key: str | None = None,
     strategy: str | Sequence[str] = "auto",
@@ -115,7 +119,8 @@ def build(
     checkpoints: N files of torch.save or safetensors. out: the folder to make. model: `"pkg.mod:factory"`, `"file.py:factory"` or a callable; it may take
     `state_dict=` so that heads of other sizes can be built. inputs: specs such as `x=float32[B,3,32,32]`; or sample and sample_kwargs: one call's inputs, with
     dynamic {name: {axis: "B"}} (default: axis 0 is "B"). entries: methods of the module, each to become a program of its own over the same weights (default:
-    forward); with several, a spec is `encode:x=float32[B,3]` or holds for all of them, and sample, sample_kwargs and dynamic are {entry: ...}. names: the members'. key: where the state dict is in each file. strategy: auto, wide, loop, or
+    forward); with several, a spec is `encode:x=float32[B,3]` or holds for all of them, and sample, sample_kwargs and dynamic are {entry: ...}. state: buffers that the
+    member changes, and inputs whose new values are outputs (`cache`, `h=h_new`): the caller carries them, one a member. names: the members'. key: where the state dict is in each file. strategy: auto, wide, loop, or
     strategies of ops. share: auto, or none: equal weights stay the members' own. pt2: torch.export programs too. dry_run: everything but the artifact.
     progress: called with (stage, done, total).
 
@@ -134,6 +139,7 @@ def build(
     chosen = entry_names(entries, RESERVED)
     for name in chosen if inputs else ():
         specs_of(inputs or (), name, chosen)  # a typo is told before anything is read
+    states = parse_states(state, chosen)
     stages = Stages(progress)
     with Writer(out, force=force) if not dry_run else _Nothing() as writer:
         with stages.stage("read"):
@@ -145,7 +151,13 @@ def build(
         with stages.stage("capture"):
             for name in chosen:
                 method_of(first, name)
-            captured = {name: capture_members(factory, aligned, inputs, sample, sample_kwargs, dynamic, name, chosen) for name in chosen}
+            captured = {
+                name: capture_members(
+                    factory, aligned, inputs, sample, sample_kwargs, dynamic, name, chosen, [s for s in states if s.entry in ("", name)]
+                )
+                for name in chosen
+            }
+            _check_states(first, states, captured)
         table = Table(factory, aligned, list(captured.values()))
         jobs = [Job(name, table, captured[name]) for name in chosen]
         if isinstance(writer, Writer):
@@ -186,6 +198,34 @@ def build(
             kernels_wide=made[chosen[0]].kernels_wide,
             entries=made,
         )
+
+
+def _check_states(module: nn.Module, states: Sequence[Asked], captured: Mapping[str, Captures]) -> None:
+    """Refuse states that no entry has or changes, and one that has another type in another entry. Raises: UsageError, CaptureError."""
+    buffers = [n for n, b in module.named_buffers(remove_duplicate=False) if b is not None]
+    inputs = [leaf.name for c in captured.values() for leaf in c.first.inputs if leaf.name not in buffers]
+    for asked in states:
+        here = [e for e in captured if asked.entry in ("", e)]
+        if asked.name in buffers:
+            if all(asked.name in captured[e].first.unchanged for e in here):
+                raise UsageError(
+                    f"state {asked.name}: {', '.join(here)} leaves this buffer as it is in eval mode; it is an ordinary weight: leave --state {asked.name} out"
+                )
+        elif not any(under(asked.name, name) for name in inputs):
+            near = get_close_matches(asked.name, [*buffers, *inputs], n=1)
+            raise UsageError(
+                f"state {asked.name}: {type(module).__name__} has no buffer and {', '.join(here)} no input of this name{f', did you mean {near[0]}?' if near else ';'} "
+                f"buffers: {', '.join(buffers[:20]) or 'none'}; inputs: {', '.join(dict.fromkeys(inputs)) or 'none'}"
+            )
+    types: dict[str, tuple[str, str]] = {}
+    for entry, c in captured.items():
+        for s in c.first.states:
+            type_ = c.first.inputs[s.input].type
+            other, found = types.setdefault(s.name, (entry, type_))
+            if parse_type(found) != parse_type(type_):
+                raise CaptureError(
+                    f"state {s.name} is {found} in {other} and {type_} in {entry}; entries carry one state: give their inputs one type"
+                )
 
 
 class _Nothing:
@@ -287,8 +327,10 @@ def _subject(job: Job, held: weight_files.Weights) -> verify.Subject:
         weights=lambda i: job.weights_of(i, held),
         module=lambda i: filled_member(job.factory, job.aligned, i),
         method=job.entry,
+        states=job.states,
+        initial=lambda i, state: job.table.by_name[state.name].value(i) if state.how == BUFFER else None,
         bind=bind,
-        numbers=tree.numbers(first.result),
+        numbers=tree.numbers(first.returned),
         fits=verify.fitting({d: (least, most) for d, (least, most, _) in first.dims.items()}, [g.expr for g in first.guards]),
     )
 
@@ -344,7 +386,7 @@ def _kernels(job: Job, wides: Sequence[Wide], held: weight_files.Weights, call: 
     own = Executable(job.programs[job.captures.signatures[0]], job.weights_of(0, held), CPU)
     wide = next(w for w in wides if w.pattern == "shared").lowered.program
     run = Executable(wide, all_weights(wide, held, job.count), CPU)
-    return kernels(own.forward, [*own.weights, *call.inputs[0]]), kernels(run.forward, [*run.weights, *call.inputs[0]])
+    return kernels(own.forward, [*own.weights, *call.inputs[0]]), kernels(run.forward, [*run.weights, *call.stacked()])
 
 
 def _write_programs(writer: Writer, jobs: Sequence[Job], wides: Mapping[str, Sequence[Wide]], pt2: bool) -> form.Manifest:
@@ -366,9 +408,13 @@ def _write_entry(writer: Writer, job: Job, wides: Sequence[Wide], pt2: bool) -> 
     kinds_out = [o.kind for o in next(w for w in wides if w.pattern == "shared").lowered.program.outputs]
     exported: dict[str, str] = {}
     keywords = frozenset(first.inputs[i].name for _, k, t, _ in first.signature if k == "keyword" for i in tree.paths(t))
+    result = first.result
+    if job.states:  # (result, {state: new value}), and the states as keywords: y, state = model(x, **state)
+        keywords |= {s.name for s in job.states}
+        result = {"tuple": [result, {"dict": [[placeholder(s.name), {"leaf": s.output}] for s in job.states]}]}
     for pattern in PATTERNS if pt2 else ():
         program = wide_only(job, wides, pattern)
-        data = export_program(program, first.sizes, {d: (a, b) for d, (a, b, _) in first.dims.items()}, first.result, keywords)
+        data = export_program(program, first.sizes, {d: (a, b) for d, (a, b, _) in first.dims.items()}, result, keywords)
         exported[pattern] = writer.file(f"programs/{job.entry}.{pattern}", "pt2", data)
     return form.Entry(
         inputs=tuple(form.Input(s.name, s.type, s.low, s.high) for s in job.sources),
@@ -382,6 +428,7 @@ def _write_entry(writer: Writer, job: Job, wides: Sequence[Wide], pt2: bool) -> 
         signatures=list(job.captures.signatures),
         wide=tuple(rows),
         pt2=exported,
+        state=tuple(form.State(s.input, s.output, job.initial(s)) for s in job.states),
     )
 
 

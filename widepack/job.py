@@ -24,6 +24,7 @@ from .samples import Source
 from .sampling import default_axes, example_sizes, from_specs
 from .simplify import simplify_all
 from .specs import Bounds, InputSpec, parse_inputs
+from .state import BUFFER, Asked, Carried
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ def capture_members(
     dynamic: Mapping[str, Any] | None,
     entry: str = FORWARD,
     entries: Sequence[str] = (FORWARD,),
+    states: Sequence[Asked] = (),
 ) -> Captures:
     """One capture a shape signature, from fresh members, of one entry."""
     sample, sample_kwargs = of_entry(sample, entry, entries, "sample"), of_entry(sample_kwargs, entry, entries, "sample_kwargs")
@@ -104,7 +106,7 @@ def capture_members(
                 f"(letters are dynamic dims), or give a sample"
             )
         make = partial(filled_member, factory, aligned, signatures.index(number))
-        made.append(capture(make, call, asked=bool(inputs) or dynamic is not None, entry=entry))
+        made.append(capture(make, call, asked=bool(inputs) or dynamic is not None, entry=entry, states=states))
     first = made[0]
     for other in made[1:]:
         _same_graph(first, other)
@@ -135,7 +137,11 @@ def _same_graph(a: Captured, b: Captured) -> None:
         raise CaptureError(
             f"members of other shapes give programs of {len(a.program.nodes)} and {len(b.program.nodes)} ops; only sizes may differ between them"
         )
-    if a.result != b.result:
+    for state in a.states:
+        one, other = a.inputs[state.input].type, b.inputs[state.input].type
+        if one != other:
+            raise CaptureError(f"state {state.name} is {one} in one member and {other} in another; a state has one shape in all members")
+    if a.returned != b.returned:
         raise CaptureError("members of other shapes return different numbers beside their tensors; return tensors, or leave such numbers out")
 
 
@@ -211,6 +217,10 @@ class Job:
             Source(x.name, x.type, *captures.ranges.get(x.name, (None, None)), example=None if x.name in captures.ranges else x.example)
             for x in leaves
         ]
+        self.states = self.first.states
+        for state in self.states:
+            if state.how == BUFFER and self.kind(state.name) == "ragged":
+                raise CaptureError(f"state {state.name} differs in shape between the members; a state has one shape in all members")
         self.batch = self._batch()
         self._simple: dict[str, list[Program]] = {}
 
@@ -233,12 +243,17 @@ class Job:
     def kind(self, name: str) -> Kind:
         return self.table.kind(name)
 
+    def initial(self, state: Carried) -> str:
+        """The weight that a state begins as; "" for an input, which begins as zeros."""
+        return self.table.by_name[state.name].weight.name if state.how == BUFFER else ""
+
     def slots(self, pattern: str) -> dict[str, Kind]:
-        """The kind of every weight and input of the member program, by value name."""
+        """The kind of every weight and input of the member program, by value name. A state is one a member in every pattern."""
         program = self.programs[0]
+        carried = {s.input for s in self.states}
         return {
             **{s.name: self.kind(s.source) for s in program.weights},
-            **{s.name: "shared" if pattern == "shared" else "stacked" for s in program.inputs},
+            **{s.name: "shared" if pattern == "shared" and i not in carried else "stacked" for i, s in enumerate(program.inputs)},
         }
 
     def simple(self, pattern: str) -> list[Program]:

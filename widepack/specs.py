@@ -46,10 +46,10 @@ DTYPES: dict[str, tuple[int, int] | None] = {
 }
 # Weights may have these too; few ops take them, so no input does.
 STORED_DTYPES = ("uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2")
-TOML_KEYS = ("model", "input", "key", "model_arg", "entry")
+TOML_KEYS = ("model", "input", "key", "model_arg", "entry", "state")
 EXAMPLE = "The right form: x=float32[B,3,32,32], or ids=int64[B,T]:0..30521, and T=2..512 for a dim's bounds."
 
-_TOML_LISTS = {"input": "x=float32[B,3,32,32]", "entry": "encode"}
+_TOML_LISTS = {"input": "x=float32[B,3,32,32]", "entry": "encode", "state": "cache"}
 _TOML_EXAMPLE = {"model": "pkg.mod:factory", "key": "state_dict"}
 # What people type for a dtype in other places.
 _SHORT = {"float": "float32", "f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64", "half": "float16", "double": "float64"}
@@ -181,7 +181,7 @@ def parse_model_args(items: Sequence[str]) -> dict[str, Any]:
 
 
 def read_toml(folder: str | Path) -> dict[str, Any]:
-    """Read `widepack.toml` of a folder: `model`, `input` and `entry` (always returned as lists), `key`, `model_arg` (a table).
+    """Read `widepack.toml` of a folder: `model`, `input`, `entry` and `state` (always returned as lists), `key`, `model_arg` (a table).
 
     Returns: the keys that it has; nothing where there is no such file. Raises: UsageError, for an unknown key or a value of another type too.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from . import probe
 from .errors import ArtifactError, InputError, UsageError, VerificationError
 from .inputs import Binder, Each
 from .member import Member
-from .output import Output, present
+from .output import Output, carried, present
 from .plan import Plan
 from .runtime import Executable
 
@@ -121,7 +121,7 @@ class WideEntry:
         self.entry: Entry = held.manifest.entries[name]
         self.members = held.members
         self._held = held
-        self._binder = Binder(self.entry, len(held.chosen), held.device)
+        self._binder = Binder(self.entry, len(held.chosen), held.device, known=held.manifest.state)
         self._bound: dict[str, list[Bound]] = {}
         self._letter = next((d.letter for leaf in self._binder.leaves for d in leaf.dims if not isinstance(d, int)), "")
 
@@ -137,32 +137,55 @@ class WideEntry:
         return len(self.members)
 
     def __repr__(self) -> str:
-        inputs = ", ".join(f"{leaf.name}={leaf.text}" for leaf in self._binder.leaves)
-        return f"WideEntry({self.name} of {len(self)} members; inputs {inputs}; {self._held.device})"
+        return f"WideEntry({self.name} of {len(self)} members; {self._binder.takes_in}; {self._held.device})"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Every member sees the same inputs, but for those marked with `widepack.each`.
 
         Inputs: as the member's forward takes them. Returns: the member's structure, every leaf `[N, *the member's shape]` (a list of N where shapes differ).
+        An entry that carries state takes it as `state=` and returns (answer, new state): {name: `[N, ...]`}, one a member in every pattern.
         Raises: InputError before anything runs.
         """
+        state = kwargs.pop("state", None) if self._binder.states else None
         values, marks = self._binder.bind(args, kwargs)
-        return self._answer(values, marks)
+        return self._answer(values, marks, state)
 
     def each(self, *args: Any, **kwargs: Any) -> Any:
         """Member i sees `[i]` of every input. Inputs: `[N, ...]`, or lists of N tensors. Returns and raises: as a call."""
+        state = kwargs.pop("state", None) if self._binder.states else None
         values, marks = self._binder.bind(
             [Each(a) if _holds_tensor(a) else a for a in args], {k: Each(v) if _holds_tensor(v) else v for k, v in kwargs.items()}
         )
-        return self._answer(values, [True] * len(marks))
+        return self._answer(values, [True] * len(marks), state)
 
-    def _answer(self, values: list[torch.Tensor], marks: list[bool]) -> Any:
+    def state(self, **sizes: int) -> dict[str, torch.Tensor]:
+        """The states of this entry as they begin, `{name: [N, ...]}`: a buffer as each member's checkpoint has it, an input as zeros.
+
+        sizes: of the dims that inputs among them have. Raises: UsageError.
+        """
+        initial = {}
+        for s in self.entry.state:
+            if s.initial:
+                begins = self._held.weight(s.initial)
+                one = next(w for w in self._held.manifest.weights if w.name == s.initial).kind == "shared"
+                initial[self.entry.inputs[s.input].name] = begins.expand(len(self), *begins.shape) if one else begins
+        return self._binder.fresh(initial, sizes)
+
+    def _answer(self, values: list[torch.Tensor], marks: list[bool], state: Any) -> Any:
+        carries = self._binder.carried
+        if carries:
+            self._binder.carry(values, marks, state)
         sizes = self._binder.check(values, marks)
-        pattern = "shared" if not any(marks) else "each" if all(marks) else "mixed:" + "".join("e" if m else "s" for m in marks)
+        free = [m for i, m in enumerate(marks) if i not in carries] if carries else marks
+        pattern = "shared" if not any(free) else "each" if all(free) else "mixed:" + "".join("e" if m else "s" for m in marks)
         bound = self._bound.get(pattern) or self._programs(pattern)
         size = self._scaled(sizes) if len(bound) > 1 else None
         program = bound[0] if len(bound) == 1 else next((b for b in bound if b.fits(size)), bound[-1])
-        return present(program.run(*values), program.program.outputs, len(self._held.chosen), self.entry.result)
+        found, outputs = program.run(*values), program.program.outputs
+        answer = present(found, outputs, len(self.members), self.entry.result)
+        if not carries:
+            return answer
+        return answer, {**state, **carried(found, self._binder.states, outputs, len(self.members), values)}
 
     def _scaled(self, sizes: Mapping[str, int]) -> int | None:
         """The batch, counted at the example's sizes of the other dims: batch classes are about how much a call has to work on."""
@@ -201,7 +224,7 @@ class WideEntry:
         programs = [self._held.reader.program(f) for f in self.entry.member]
         signatures = [self.entry.signatures[i] for i in self._held.chosen]
         letters = {"shared": "s" * len(self._binder.leaves), "each": "e" * len(self._binder.leaves)}.get(pattern) or pattern.partition(":")[2]
-        own = [letter == "e" for letter in letters]
+        own = [letter == "e" or i in self._binder.carried for i, letter in enumerate(letters)]
         kinds: dict[str, Kind] = {w.name: w.kind for w in self._held.manifest.weights}  # type: ignore[misc]
         sizes = {d: v.example for d, v in self.entry.dims.items()}
         return relower(programs, signatures, kinds, own, sizes, self._letter, self._held.device.type, pattern, self._held.strategies or "auto")
@@ -230,8 +253,8 @@ class WideEntry:
                 continue
             tensors = tensors or Weights([held.reader.path(manifest.probe)])
             inputs = [tensors.get(f"{at}.x{k}") for k in range(len(self._binder.leaves))]
-            if pattern == "each" and not held.whole:
-                inputs = [x[list(held.chosen)] for x in inputs]
+            if not held.whole:
+                inputs = [x[list(held.chosen)] if pattern == "each" or k in self._binder.carried else x for k, x in enumerate(inputs)]
             answers = bound.run(*(x.to(held.device) for x in inputs))
             records = probe.record_of(manifest.verification, self.name).get("wide", {})
             record = next((r for k, r in records.items() if k.startswith(pattern)), None)
@@ -256,24 +279,30 @@ class WideEntry:
         i = self._held.chosen[self._held.index(member)]
         program = self._held.reader.program(self.entry.member[self.entry.signatures[i]])
         weights = {s.source: self._held.part(s.source, i).to(self._held.device) for s in program.weights}
-        return Member(self._held.manifest.members[i].name, self.entry, program, weights, self._held.device)
+        initial = {self.entry.inputs[s.input].name: self._held.part(s.initial, i).to(self._held.device) for s in self.entry.state if s.initial}
+        return Member(self._held.manifest.members[i].name, self.entry, program, weights, self._held.device, initial)
 
-    def mean(self, *args: Any, of: str | None = "softmax", weights: Sequence[float] | None = None, **kwargs: Any) -> torch.Tensor:
-        """The members' mean answer, `[*the member's shape]`.
+    def mean(self, *args: Any, of: str | None = "softmax", weights: Sequence[float] | None = None, **kwargs: Any) -> Any:
+        """The members' mean answer, `[*the member's shape]`; (mean, new state) where the entry carries state.
 
         of: `softmax` (over the last dim, the usual mean of classifiers), `sigmoid`, or None for the answers themselves. weights: one a member.
         """
-        return _average(_apply(self._leaf(self(*args, **kwargs)), of), weights)
+        return self._of(lambda y: _average(_apply(y, of), weights), args, kwargs)
 
-    def std(self, *args: Any, of: str | None = "softmax", **kwargs: Any) -> torch.Tensor:
-        """The members' standard deviation (divided by N), `[*the member's shape]`."""
-        return _apply(self._leaf(self(*args, **kwargs)), of).std(0, correction=0)
+    def std(self, *args: Any, of: str | None = "softmax", **kwargs: Any) -> Any:
+        """The members' standard deviation (divided by N), `[*the member's shape]`; with state as `mean`."""
+        return self._of(lambda y: _apply(y, of).std(0, correction=0), args, kwargs)
 
-    def vote(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """The class that most members choose, ties to the lowest number: argmax over the last dim, then the mode over members."""
-        chosen = self._leaf(self(*args, **kwargs)).argmax(-1)
-        voted: torch.Tensor = chosen.mode(0).values
-        return voted
+    def vote(self, *args: Any, **kwargs: Any) -> Any:
+        """The class that most members choose, ties to the lowest number: argmax over the last dim, then the mode over members; with state as `mean`."""
+        return self._of(lambda y: y.argmax(-1).mode(0).values, args, kwargs)
+
+    def _of(self, figure: Callable[[torch.Tensor], torch.Tensor], args: Any, kwargs: Any) -> Any:
+        result = self(*args, **kwargs)
+        if not self._binder.states:
+            return figure(self._leaf(result))
+        answer, state = result
+        return figure(self._leaf(answer)), state
 
     def _leaf(self, result: Any) -> torch.Tensor:
         if isinstance(result, (Output, Mapping)):

@@ -71,11 +71,10 @@ class WideModel:
 
     def __repr__(self) -> str:
         names = ", ".join(self.members[:4]) + (", ..." if len(self) > 4 else "")
-        inputs = ", ".join(f"{leaf.name}={leaf.text}" for leaf in self._own._binder.leaves) if self._own else ""
         others = ", ".join(n for n in self._entries if n != FORWARD)
         said = [
             f"{len(self)} members: {names}",
-            *([f"inputs {inputs}"] if self._own else []),
+            *([self._own._binder.takes_in] if self._own else []),
             *([f"entries {others}"] if others else []),
             str(self.device),
         ]
@@ -108,6 +107,7 @@ class WideModel:
         """Every member sees the same inputs, but for those marked with `widepack.each`.
 
         Inputs: as the member's forward takes them. Returns: the member's structure, every leaf `[N, *the member's shape]` (a list of N where shapes differ).
+        A model that carries state takes `state=` and returns (answer, new state).
         Raises: InputError before anything runs.
         """
         return (self._own or self._forward())(*args, **kwargs)
@@ -115,6 +115,18 @@ class WideModel:
     def each(self, *args: Any, **kwargs: Any) -> Any:
         """Member i sees `[i]` of every input. Inputs: `[N, ...]`, or lists of N tensors. Returns and raises: as a call."""
         return (self._own or self._forward()).each(*args, **kwargs)
+
+    def state(self, **sizes: int) -> dict[str, torch.Tensor]:
+        """What the caller carries, as it begins: `{name: [N, ...]}` over all entries; a buffer as each member's checkpoint has it, an input as zeros.
+
+        `y, state = ens(x, state=state)` gives the next. sizes: of the dims that inputs among them have, `ens.state(B=8)`. Raises: UsageError.
+        """
+        dims = {d.letter for e in self._entries.values() for i in e._binder.carried for d in e._binder.leaves[i].dims if not isinstance(d, int)}
+        if unknown := sorted(set(sizes) - dims):
+            raise UsageError(
+                f"no state has the dim {', '.join(unknown)}; {'the dims of states are ' + ', '.join(sorted(dims)) if dims else 'states have no dims'}"
+            )
+        return {name: value for e in self._entries.values() for name, value in e.state(**sizes).items()}
 
     def mean(self, *args: Any, of: str | None = "softmax", weights: Sequence[float] | None = None, **kwargs: Any) -> Any:
         """The members' mean answer, `[*the member's shape]`.

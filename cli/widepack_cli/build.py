@@ -48,6 +48,13 @@ EPILOG = example(
 @click.option(
     "--entry", "entries", metavar="NAME", multiple=True, help="A method of the model to build, instead of forward. Repeatable: one set of weights."
 )
+@click.option(
+    "--state",
+    "states",
+    metavar="NAME",
+    multiple=True,
+    help="What calls carry: a buffer that the model changes, such as cache; an input with the output that is its new value, h=h_new. Repeatable.",
+)
 @click.option("--names", metavar="A,B,...", help="The members' names. Without it: the shortest distinguishing parts of the paths.")
 @click.option(
     "--strategy",
@@ -76,6 +83,7 @@ def command(
     inputs: tuple[str, ...],
     sample: Path | None,
     entries: tuple[str, ...],
+    states: tuple[str, ...],
     names: str | None,
     strategies: tuple[str, ...],
     share: str,
@@ -87,14 +95,14 @@ def command(
     """Turn the checkpoints CKPT... of one architecture into one artifact that runs them all.
 
     Reads state dicts in .pt, .pth and .safetensors. Options that are not given are taken from a widepack.toml beside the checkpoints (model,
-    model_arg, input, key, entry). Nothing is written before the answers are proved to be the members' own.
+    model_arg, input, key, entry, state). Nothing is written before the answers are proved to be the members' own.
     """
     if out is None and not dry_run:
         raise click.UsageError("Missing option '-o': where shall the artifact go? (or give --dry-run)")
     paths = expand(checkpoints)
     settings = beside(paths)
     if model:  # the arguments beside the checkpoints are those of the model that is named there
-        settings = {k: settings.get(k) for k in ("input", "key", "entry")}
+        settings = {k: settings.get(k) for k in ("input", "key", "entry", "state")}
     named = list(entries) or settings.get("entry")
     args, kwargs = read_sample(sample, named or ()) if sample else (None, None)
     from widepack.building import build
@@ -110,6 +118,7 @@ def command(
             sample=args,
             sample_kwargs=kwargs,
             entries=named,
+            state=list(states) or settings.get("state") or (),
             names=[n.strip() for n in names.split(",")] if names is not None else None,
             key=key or settings.get("key"),
             strategy=strategies[0] if len(strategies) == 1 else strategies or "auto",

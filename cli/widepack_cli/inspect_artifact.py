@@ -38,6 +38,7 @@ def summary(manifest: Manifest) -> dict[str, Any]:
     return {
         "members": [m.name for m in manifest.members],
         "entries": list(manifest.entries),
+        "state": manifest.state,
         "weights": dict(Counter(w.kind for w in manifest.weights)),
         "bytes": sum(f.bytes for f in manifest.files.values()),
         "strategies": {name: {f"{w.device}.{w.pattern}": strategies(w.plan) for w in entry.wide} for name, entry in manifest.entries.items()},
@@ -79,8 +80,12 @@ def lines(path: str, manifest: Manifest, weights: bool, files: bool) -> list[str
 
 
 def _entry(entry: Entry) -> list[str]:
-    text = [f"input   {i.name}: {i.type}{_bounds(i)}" for i in entry.inputs]
-    text += [f"output  {o.name or '(the only one)'}: {o.type}, {o.kind}" for o in entry.outputs]
+    inside, out = {s.input for s in entry.state}, {s.output for s in entry.state}
+    text = [f"input   {i.name}: {i.type}{_bounds(i)}" for k, i in enumerate(entry.inputs) if k not in inside]
+    text += [f"output  {o.name or '(the only one)'}: {o.type}, {o.kind}" for k, o in enumerate(entry.outputs) if k not in out]
+    for state in entry.state:
+        begins = f"the weight {state.initial}" if state.initial else "zeros"
+        text.append(f"state   {entry.inputs[state.input].name}: {entry.inputs[state.input].type}, one a member; begins as {begins}")
     for name, dim in entry.dims.items():
         text.append(f"dim     {name} from {dim.min} to {'any' if dim.max is None else dim.max}{_where(dim.source)}")
     text += [f"guard   {guards.text(g.expr)}{_where(g.source)}" for g in entry.guards]
