@@ -22,6 +22,7 @@ from widepack.wide_model import WideModel
 from widepack_artifacts import strict_json
 from widepack_artifacts.manifest import Manifest
 from widepack_artifacts.store import Reader
+from widepack_bench import bench
 from widepack_cli.main import cli
 
 MEMBERS = 3
@@ -615,7 +616,7 @@ def state_of(data: dict[str, Any]) -> dict[str, Any]:
         (lambda d: d.update(version=[1, 0]), ["entries: forward", "unknown state"]),
         (lambda d: d["entries"]["forward"].pop("state"), ["each of the 5 input leaves once"]),
         (lambda d: state_of(d).update(input=9), ["names input 9"]),
-        (lambda d: state_of(d).update(input=1), ["stands twice"]),
+        (lambda d: d["entries"]["forward"]["state"].append(dict(state_of(d))), ["stands twice"]),
         (lambda d: state_of(d).update(output=0), ["window is float32[3,8] and comes out as"]),
         (lambda d: state_of(d).update(initial="nothing"), ["begins as the weight 'nothing', which is not in the table"]),
         (lambda d: state_of(d).update(initial="scale"), ["begins as the weight 'scale', which is stacked float32[8]"]),
@@ -659,12 +660,27 @@ def test_the_command_line(tmp_path: Path) -> None:
     checked = run("verify", tmp_path / "e.wide", *paths, "--model", f"{tmp_path}/net.py:make")
     assert checked.exit_code == 0, checked.output
     assert "two steps" in checked.output
+    (tmp_path / "other.py").write_text(f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom test_state import Counts as make\n")
+    other = run("verify", tmp_path / "e.wide", "--model", f"{tmp_path}/other.py:make")
+    assert other.exit_code == 1
+    assert "step 2: output 0" in other.output
     assert run("trace", tmp_path / "e.wide").exit_code == 0
-    timed = run("bench", tmp_path / "e.wide", "--batch", "2", "--budget", "0.2")
+    timed = run("bench", tmp_path / "e.wide", "--batch", "2", "--budget", "0.2", "--model", f"{tmp_path}/net.py:make")
     assert timed.exit_code == 2, timed.output
-    assert "carries state (last, running.mean, steps, window)" in timed.output
+    assert "forward carries state (running.mean, window, steps, last)" in timed.output
     (tmp_path / "widepack.toml").write_text(f'model = "{tmp_path}/net.py:make"\ninput = "x=float32[B,8]"\nstate = {json.dumps(CARRIED)}\n')
     assert run("build", *paths, "--dry-run").exit_code == 0
+
+
+@pytest.mark.parametrize("pattern", ["shared", "each"])
+@pytest.mark.parametrize(("make", "specs", "state"), [(Cached, ["x=float32[B,8]"], CARRIED), (Cell, ["x=float32[B,8]", "h=float32[B,8]"], ["h=1"])])
+def test_bench_begins_every_call_with_one_state(
+    make: Callable[[int], nn.Module], specs: list[str], state: list[str], pattern: str, tmp_path: Path
+) -> None:
+    build(save(tmp_path, make), tmp_path / "e.wide", model=make, inputs=specs, state=state, **QUICK)
+    report = bench(tmp_path / "e.wide", batches=(2, 3), baselines=("loop", "vmap"), pattern=pattern, budget_s=0.2, threads=1)
+    assert [r.batch for r in report.rows] == [2, 3]
+    assert all("loop" in [t.name for t in r.timings] for r in report.rows)
 
 
 def test_an_artifact_without_state_stays_1_0(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -96,31 +97,44 @@ def compare(
     entry = entry or (manifest.entry if manifest else FORWARD)
     if manifest and entry not in manifest.entries:
         raise UsageError(f"there is no entry {entry!r}; the entries are {', '.join(manifest.entries)}")
-    ens = ens if entry == FORWARD else ens.entry(entry)
     described = manifest.entries[entry] if manifest else None
-    made = [called(m, entry) for m in modules] if modules is not None else flat_members(ens)
-    members = [m.to(device).eval() for m in made]
-    if len(members) != len(ens):
-        raise BenchError(f"{len(members)} modules were given to compare with, and the wide model has {len(ens)} members")
+    carries = described is not None and bool(described.state)
+    if described is not None and carries and modules is not None:
+        raise UsageError(
+            f"{entry} carries state ({', '.join(described.states)}), and your own modules go on from call to call: "
+            f"leave the model out, and the baselines run the artifact's member programs, every call from the same state"
+        )
+    ens = ens if entry == FORWARD and not carries else ens.entry(entry)
+    count = len(ens if modules is None else modules)
+    if count != len(ens):
+        raise BenchError(f"{count} modules were given to compare with, and the wide model has {len(ens)} members")
     each = pattern == "each"
     rows: list[Row] = []
     refused: dict[int, str] = {}
-    with torch.inference_mode():
+
+    def contest(sizes: Mapping[str, int]) -> _Contest:
+        state = ens.state(**sizes) if carries else None
+        made = [called(m, entry) for m in modules] if modules is not None else flat_members(ens, state)
+        members = [m.to(device).eval() for m in made]
         runs, unmade = _made(members, baselines, each)
         sync = torch.cuda.synchronize if device.startswith("cuda") else None
-        contest = _Contest(ens.each if each else ens, loop(members, each), runs, unmade, budget_s, sync)
+        ours = ens.each if each else ens
+        return _Contest(functools.partial(ours, state=state) if carries else ours, loop(members, each), runs, unmade, budget_s, sync)
+
+    with torch.inference_mode():
+        held = None if carries else contest({})
         for done, batch in enumerate(batches):
             if progress:
                 progress(f"batch {batch}", done, len(batches))
             try:
-                args, kwargs, sizes = _inputs(described, inputs, batch, len(members) if each else 0, device)
+                args, kwargs, sizes = _inputs(described, inputs, batch, count if each else 0, device)
             except BenchError as refusal:
                 refused[batch] = str(refusal)
                 continue
-            rows.append(contest.row(batch, args, kwargs, sizes))
+            rows.append((held or contest(sizes)).row(batch, args, kwargs, sizes))
             if progress:
                 progress(f"batch {batch}", done + 1, len(batches))
-    return Report(name, len(members), pattern, own, tuple(rows), refused, environment(device, torch.get_num_threads()), entry)
+    return Report(name, count, pattern, own, tuple(rows), refused, environment(device, torch.get_num_threads()), entry)
 
 
 def check(batches: Sequence[int], baselines: Sequence[str], pattern: str) -> None:

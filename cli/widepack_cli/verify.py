@@ -135,22 +135,27 @@ def _same_answers(ens: Any, modules: list[Any], name: str, device: str) -> str:
     from widepack_bench.baselines import difference, loop, padding_kept
     from widepack_bench.errors import BenchError
     from widepack_bench.inputs import make
+    from widepack_bench.steps import steps
     from widepack_bench.suite import called
 
     entry, run = ens.manifest.entries[name], ens.entry(name)
     own = [called(m, name) for m in modules]
     compared = []
+    carries = bool(entry.state)
     with torch.inference_mode(), padding_kept():
         for batch in BATCHES:
             for each in (False, True):
                 try:
-                    args, kwargs, _ = make(entry, batch, members=len(ens) if each else 0, device=device)
+                    if carries:
+                        wrong = steps(run, modules, batch, each, device)
+                    else:
+                        args, kwargs, _ = make(entry, batch, members=len(ens) if each else 0, device=device)
+                        wrong = difference((run.each if each else run)(*args, **kwargs), loop(own, each)(*args, **kwargs))
                 except BenchError:  # a batch that the model is not for
                     continue
-                wrong = difference((run.each if each else run)(*args, **kwargs), loop(own, each)(*args, **kwargs))
                 if wrong:
                     raise VerificationError(f"answers: {name}, batch {batch}, {'each' if each else 'shared'}: not those of your modules: {wrong}")
                 compared.append(batch)
     if not compared:
         raise VerificationError(f"answers: {name}: no inputs could be made at batch {', '.join(map(str, BATCHES))}")
-    return f"as your own modules, patterns shared and each, batch {', '.join(map(str, dict.fromkeys(compared)))}"
+    return f"as your own modules{', two steps in a row' if carries else ''}, patterns shared and each, batch {', '.join(map(str, dict.fromkeys(compared)))}"
