@@ -621,6 +621,7 @@ def state_of(data: dict[str, Any]) -> dict[str, Any]:
         (lambda d: state_of(d).update(initial="nothing"), ["begins as the weight 'nothing', which is not in the table"]),
         (lambda d: state_of(d).update(initial="scale"), ["begins as the weight 'scale', which is stacked float32[8]"]),
         (lambda d: state_of(d).update(more=1), ["unknown more"]),
+        (lambda d: d["state"].pop(), ["state: the entries carry running.mean"]),
     ],
 )
 def test_manifests_that_do_not_hold_together(edit: Callable[[dict[str, Any]], object], words: list[str], artifact: Path) -> None:

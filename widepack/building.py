@@ -371,7 +371,10 @@ def _verify(
     }
     small = {p: _small([c for c in made if c.pattern == p], job.batch) for p in PATTERNS}
     at = {p: made.index(c) for p, c in small.items()}
-    probed: dict[str, probe.Answers] = {p: (c.stacked(), found[at[p]].truth) for p, c in small.items()}
+    begun = {s.input for s in job.states if s.how == BUFFER}
+    probed: dict[str, probe.Answers] = {
+        p: ([None if k in begun else x for k, x in enumerate(c.stacked())], found[at[p]].truth) for p, c in small.items()
+    }
     return verification, probed, _kernels(job, wides, held, small["shared"])
 
 

@@ -170,6 +170,8 @@ def capture(make: Callable[[], nn.Module], call: Call, *, asked: bool = True, en
     Raises: CaptureError in one paragraph with the user's own source line.
     """
     wanted = wanted_of(make(), call.leaves, [p.name for p in call.signature], entry, states) if states else Wanted((), (), {})
+    if wanted.buffers:
+        _refuse_shared_memory(make(), wanted.buffers)
 
     def traced(module: nn.Module) -> nn.Module:
         direct = entry == FORWARD and not wanted.buffers and not wanted.leaves
@@ -223,6 +225,18 @@ def capture(make: Callable[[], nn.Module], call: Call, *, asked: bool = True, en
     )
 
 
+def _refuse_shared_memory(module: nn.Module, buffers: Sequence[str]) -> None:
+    """Refuse a state whose memory the member reaches by another name too: what it writes under one name it would not see under the other. Raises: CaptureError."""
+    held = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False)), **dict(tensors_of(module))}
+    for name in buffers:
+        own = held[name].untyped_storage()._cdata
+        others = sorted(n for n, t in held.items() if n != name and t.untyped_storage()._cdata == own)
+        if others:
+            raise CaptureError(
+                f"state {name} of {type(module).__name__} lies in the memory of {', '.join(others)} too; a state has one name: register a tensor of its own, for example with .clone()"
+            )
+
+
 def _refuse_changes(
     exported: torch.export.ExportedProgram, module: nn.Module, call: Call, entry: str, prefix: str, assigned: Collection[str]
 ) -> None:
@@ -237,7 +251,7 @@ def _refuse_changes(
         named = " ".join(f"--state {name}" for name in changed)
         raise CaptureError(
             f"{type(module).__name__} changes {', '.join(changed)} when {entry} runs in eval mode; a member program has no side effects. To carry "
-            f"{'it' if len(changed) == 1 else 'them'} from call to call, build with {named}: an input and an output of the program then; or make {entry} return the new value instead"
+            f"{'it' if len(changed) == 1 else 'them'} from call to call, build with {named}: an input and an output of the program then; or make {entry} return the new value instead{', or work on a copy of its input' if inputs else ''}"
         )
 
 

@@ -23,8 +23,8 @@ from .entries import FORWARD
 from .errors import VerificationError
 
 LIMIT_BYTES = 1_000_000
-Answers = tuple[Sequence[torch.Tensor], Sequence[Sequence[torch.Tensor]]]
-"""Inputs as the wide program takes them, and [member][output] float64 answers."""
+Answers = tuple[Sequence[torch.Tensor | None], Sequence[Sequence[torch.Tensor]]]
+"""Inputs as the wide program takes them (None: a state that begins as a weight), and [member][output] float64 answers."""
 
 _FACTOR = 4  # another device or torch adds errors of its own kind: four times the bounds of the build
 
@@ -55,9 +55,10 @@ def make(calls: Mapping[str, Answers]) -> dict[str, torch.Tensor]:
     room = LIMIT_BYTES / max(1, len(calls))
     made: dict[str, torch.Tensor] = {}
     for pattern, (inputs, truths) in calls.items():
-        for k, x in enumerate(inputs):
+        held = {k: x for k, x in enumerate(inputs) if x is not None}
+        for k, x in held.items():
             made[f"{pattern}.x{k}"] = x.contiguous().clone()
-        used = sum(x.numel() * x.element_size() for x in inputs)
+        used = sum(x.numel() * x.element_size() for x in held.values())
         total = sum(t.numel() * 8 for outs in truths for t in outs)
         stride = max(1, math.ceil(total / max(room - used, room / 4)))
         for i, outs in enumerate(truths):

@@ -93,13 +93,12 @@ class Subject:
     initial: Callable[[int, Carried], torch.Tensor | None] = lambda i, state: None
 
     def draw(self, sizes: Mapping[str, int], seed: int, pattern: str, members: int) -> list[list[torch.Tensor]]:
-        """Inputs of a call by member: equal ones in the pattern `shared`, but for states, which begin near what each member begins with."""
+        """Inputs of a call by member: equal ones in the pattern `shared`, but for states: a buffer is what the member begins with, an input its own."""
         made = [draw_all(self.sources, sizes, seed + (i if pattern == "each" else 0)) for i in range(members)]
         for state in self.states:
             for i, leaves in enumerate(made):
                 begins = self.initial(i, state)
-                source = self.sources[state.input] if begins is None else replace(self.sources[state.input], example=begins)
-                leaves[state.input] = draw(source, sizes, (seed + i) * 1009 + state.input)
+                leaves[state.input] = draw(self.sources[state.input], sizes, (seed + i) * 1009 + state.input) if begins is None else begins.clone()
         return made
 
 
@@ -113,17 +112,17 @@ def calls(subject: Subject, patterns: Sequence[str]) -> list[Call]:
     for pattern in patterns:
         at = {**subject.sizes, **({letter: large} if letter else {})}
         whole = subject.draw(at, 1, pattern, n)
-        first = len(made)
+        steps: list[tuple[int, int]] = [(len(made), large)]  # numbers of the calls that a second one follows, and their batches
         made.append(Call(f"{letter or 'size'}={large or 'fixed'}", pattern, whole, not letter, carried))
         for b in (1, 2, 5) if letter else ():
             if b < large and subject.fits({**subject.sizes, letter: b}):
+                steps.append((len(made), b))
                 made.append(Call(f"{letter}={b}", pattern, [rows(v, subject.sources, letter, b) for v in whole], True, carried))
         if carried:  # the next step of each: other inputs, and the states that the first left
             following = subject.draw(at, 5, pattern, n)
-            for number, call in list(enumerate(made))[first:]:
-                size = call.label.rpartition("=")[2]
-                cut = following if number == first else [rows(v, subject.sources, letter, int(size)) for v in following]
-                made.append(replace(call, label=f"{call.label}, step 2", inputs=cut, after=number))
+            for number, b in steps:
+                cut = following if b == large else [rows(v, subject.sources, letter, b) for v in following]
+                made.append(replace(made[number], label=f"{made[number].label}, step 2", inputs=cut, after=number))
         other = _other_sizes(subject)
         if other != dict(subject.sizes):
             label = ", ".join(f"{k}={v}" for k, v in other.items())
@@ -258,23 +257,26 @@ def run_module(module: nn.Module, subject: Subject, inputs: Sequence[torch.Tenso
             for s in subject.states:
                 if s.how == BUFFER:
                     part, name = owners[s.name]
-                    part._buffers[name] = given[s.input]
+                    own = part._buffers[name]
+                    assert own is not None  # a state is a tensor from the beginning
+                    own.copy_(given[s.input])  # in place: what else holds this tensor sees it, as it does in the user's own calls
             call = module if subject.method == FORWARD else method_of(module, subject.method)
-            result = call(*args, **kwargs)
-            left: list[Any] = []
+            found = pytree.tree_leaves(call(*args, **kwargs))
             for s in sorted(subject.states, key=lambda s: s.output):
                 if s.how == BUFFER:
                     part, name = owners[s.name]
-                    left.append(part._buffers[name])
+                    found.append(part._buffers[name])
                 elif s.how == CHANGED:
-                    left.append(given[s.input])
+                    found.append(given[s.input])
+            # a parameter may be an output, and a buffer, which is put back below
+            found = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in found]
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
         with torch.no_grad():
             for part, name, b, value in before:
                 part._buffers[name] = b
                 b.copy_(value)
-    return [x.detach() if isinstance(x, torch.Tensor) else x for x in [*pytree.tree_leaves(result), *left]]  # a parameter may be an output
+    return found
 
 
 def _tensors(member: str, found: Sequence[Any], own: Sequence[torch.Tensor], numbers: Sequence[Any]) -> list[torch.Tensor]:

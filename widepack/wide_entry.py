@@ -163,13 +163,17 @@ class WideEntry:
 
         sizes: of the dims that inputs among them have. Raises: UsageError.
         """
-        initial = {}
+        return self._binder.fresh({self.entry.inputs[i].name: value for i, value in self._initial().items()}, sizes)
+
+    def _initial(self) -> dict[int, torch.Tensor]:
+        """The states that begin as weights, `[N, ...]`, by the number of their input."""
+        found = {}
         for s in self.entry.state:
             if s.initial:
-                begins = self._held.weight(s.initial)
+                value = self._held.weight(s.initial)
                 one = next(w for w in self._held.manifest.weights if w.name == s.initial).kind == "shared"
-                initial[self.entry.inputs[s.input].name] = begins.expand(len(self), *begins.shape) if one else begins
-        return self._binder.fresh(initial, sizes)
+                found[s.input] = value.expand(len(self), *value.shape) if one else value
+        return found
 
     def _answer(self, values: list[torch.Tensor], marks: list[bool], state: Any) -> Any:
         carries = self._binder.carried
@@ -252,10 +256,13 @@ class WideEntry:
             if not again and probe.passed(key):
                 continue
             tensors = tensors or Weights([held.reader.path(manifest.probe)])
-            inputs = [tensors.get(f"{at}.x{k}") for k in range(len(self._binder.leaves))]
-            if not held.whole:
-                inputs = [x[list(held.chosen)] if pattern == "each" or k in self._binder.carried else x for k, x in enumerate(inputs)]
-            answers = bound.run(*(x.to(held.device) for x in inputs))
+            begun = self._initial()
+            inputs = []
+            for k in range(len(self._binder.leaves)):
+                x = begun[k] if k in begun else tensors.get(f"{at}.x{k}")
+                own = not held.whole and k not in begun and (pattern == "each" or k in self._binder.carried)
+                inputs.append((x[list(held.chosen)] if own else x).to(held.device))
+            answers = bound.run(*inputs)
             records = probe.record_of(manifest.verification, self.name).get("wide", {})
             record = next((r for k, r in records.items() if k.startswith(pattern)), None)
             if record is None:

@@ -409,7 +409,7 @@ class Manifest:
 
     def sealed(self, files: Mapping[str, File]) -> Manifest:
         """This manifest over these files, with its digest."""
-        states = list(dict.fromkeys(name for _, entry in sorted(self.entries.items()) for name in entry.states))
+        states = _states(self.entries)
         version = max(self.version, (1, 1)) if states else self.version
         filled = replace(self, version=version, state=states or self.state, files=dict(sorted(files.items())), digest="")
         body = filled.to_json()
@@ -470,6 +470,8 @@ class Manifest:
         if not entries:
             raise _refuse("entries: an artifact has at least one")
         _initials(entries, weights)
+        if version >= (1, 1) and d["state"] != (named := _states(entries)):
+            raise _refuse(f"state: the entries carry {', '.join(named) or 'nothing'}; got {str(d['state'])[:80]}")
         probe = d["probe"] if d["probe"] == "" else _named_file(d["probe"], files, "probe")
         return cls(
             version=version,
@@ -488,6 +490,11 @@ class Manifest:
     def from_bytes(cls, data: bytes) -> Manifest:
         """Read `manifest.json`. Raises: ArtifactError."""
         return cls.from_json(strict_json.parse(data, "manifest"))
+
+
+def _states(entries: Mapping[str, Entry]) -> list[str]:
+    """The names of all entries' states, each once, entries by name."""
+    return list(dict.fromkeys(name for _, entry in sorted(entries.items()) for name in entry.states))
 
 
 def _initials(entries: Mapping[str, Entry], weights: tuple[Weight, ...]) -> None:
