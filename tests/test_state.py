@@ -504,6 +504,40 @@ class Shrinks(nn.Module):
         return x + self.seen.sum(0)
 
 
+class Attribute(nn.Module):
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 4)
+        self.h = torch.zeros(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(x) + self.h
+        self.h = y.mean(0)
+        return y
+
+
+class Trains(nn.Module):
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.fc.bias.add_(0.1)
+        return self.fc(x)
+
+
+class TwoNames(nn.Module):
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(8))
+        self.view = self.get_buffer("seen")
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.get_buffer("seen").add_(x.sum(0))
+        return x + self.view
+
+
 TWO = ["x=float32[B,8]", "h=float32[B,8]"]
 
 
@@ -524,6 +558,10 @@ TWO = ["x=float32[B,8]", "h=float32[B,8]"]
             CaptureError,
             ["no output called h", "does not change this input in place", "outputs are 0, 1", "--state h=0"],
         ),
+        (Attribute, {}, VerificationError, ["forward leaves another tensor in h, a plain attribute", "register_buffer", "--state h"]),
+        (Attribute, {"state": ["h"]}, UsageError, ["state h is a plain attribute of Attribute", 'self.register_buffer("h", ...)']),
+        (Trains, {}, CaptureError, ["Trains changes fc.bias when forward runs in eval mode (parameter mutation)"]),
+        (TwoNames, {"state": ["seen"]}, CaptureError, ["state seen of TwoNames lies in the memory of view too"]),
         (Cell, {"inputs": TWO, "state": ["h=2"]}, CaptureError, ["no output called 2", "outputs are 0, 1"]),
         (Cell, {"inputs": TWO, "state": ["h=0"]}, CaptureError, ["state h is float32[B,8] and comes out of Cell.forward as float32[B,4]"]),
         (Casts, {"inputs": TWO, "state": ["h=1"]}, CaptureError, ["state h is float32[B,8]", "as float64[B,8]"]),

@@ -25,6 +25,7 @@ from widepack_artifacts import weights as weight_files
 from widepack_artifacts.store import Writer
 
 from . import probe, verify
+from .capture import tensors_of
 from .checkpoints import member_names, open_all
 from .codec import dtype_of
 from .compare import Pool
@@ -212,6 +213,11 @@ def _check_states(module: nn.Module, states: Sequence[Asked], captured: Mapping[
                     f"state {asked.name}: {', '.join(here)} leaves this buffer as it is in eval mode; it is an ordinary weight: leave --state {asked.name} out"
                 )
         elif not any(under(asked.name, name) for name in inputs):
+            if asked.name in dict(tensors_of(module)):
+                raise UsageError(
+                    f"state {asked.name} is a plain attribute of {type(module).__name__}, which no export carries: make it a buffer, "
+                    f'self.register_buffer("{asked.name.rpartition(".")[2]}", ...)'
+                )
             near = get_close_matches(asked.name, [*buffers, *inputs], n=1)
             raise UsageError(
                 f"state {asked.name}: {type(module).__name__} has no buffer and {', '.join(here)} no input of this name{f', did you mean {near[0]}?' if near else ';'} "

@@ -240,8 +240,15 @@ def _refuse_shared_memory(module: nn.Module, buffers: Sequence[str]) -> None:
 def _refuse_changes(
     exported: torch.export.ExportedProgram, module: nn.Module, call: Call, entry: str, prefix: str, assigned: Collection[str]
 ) -> None:
-    """Refuse a member that changes buffers or inputs that are no states. Raises: CaptureError."""
+    """Refuse a member that changes buffers or inputs that are no states, or anything else. Raises: CaptureError."""
     signature = exported.graph_signature
+    known = (OutputKind.USER_OUTPUT, OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
+    other = next((s for s in signature.output_specs if s.kind not in known), None)
+    if other is not None:
+        what = f"changes {str(other.target).removeprefix(prefix)}" if other.target else "has a side effect"
+        raise CaptureError(
+            f"{type(module).__name__} {what} when {entry} runs in eval mode ({other.kind.name.lower().replace('_', ' ')}); a member program has no side effects"
+        )
     tensors = [s.arg.name for s in signature.input_specs if s.kind is InputKind.USER_INPUT and isinstance(s.arg, TensorArgument)]
     names = {name: leaf.name for name, leaf in zip(tensors, call.leaves)}
     buffers = {str(n).removeprefix(prefix) for n in signature.buffers_to_mutate.values()} | set(assigned)
@@ -410,8 +417,6 @@ def _read(
         raise CaptureError(f"{type(module).__name__}: the export holds a {bad.op} of {bad.target}, control flow that has no form in an artifact")
     outs = []
     for i, spec in enumerate(signature.output_specs):
-        if spec.kind is not OutputKind.USER_OUTPUT:
-            raise CaptureError(f"{type(module).__name__}: the export has an output of kind {spec.kind.name}, a side effect")
         if i in kept:
             outs.append(Output(Ref(renamed.get(spec.arg.name, _clean(spec.arg.name))), "shared"))
     program = Program(tuple(slots), tuple(inputs), tuple(nodes), tuple(outs))

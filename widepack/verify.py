@@ -21,6 +21,7 @@ from widepack_artifacts import guards as guard_forms
 from widepack_artifacts.program import Program, substitute
 
 from . import ops
+from .capture import tensors_of
 from .carrying import owner_of
 from .codec import decode
 from .compare import Pool, floating
@@ -175,6 +176,7 @@ def answers(
     Raises: VerificationError for a wrong capture.
     """
     found = [Answers() for _ in made]
+    moved: list[str] = []  # plain attributes in which the modules leave other tensors: no state that an export could see
     captured = [Pool(p.name) for p in pools]
     raised = True
     runners = {
@@ -204,7 +206,9 @@ def answers(
                 pool.add_own(o, t)
             theirs: list[torch.Tensor] = []
             if module is not None and call.user:
+                held = dict(tensors_of(module))
                 theirs = _tensors(name, run_module(module, subject, users), own, subject.numbers)
+                moved += [n for n, t in tensors_of(module) if held.get(n) is not t and n not in moved]
                 for pool, y, o in zip(captured, theirs, own):
                     pool.add_wide(name, call.label, y, o, o.to(torch.complex128 if o.is_complex() else torch.float64) if floating(o) else o)
             left.append((own, truth, theirs) if subject.states else ([], [], []))
@@ -229,6 +233,12 @@ def answers(
             raise VerificationError(
                 f"the captured program does not give the members' own answers: {wrong}. The members differ in something that is no weight (a Python number or list "
                 f"drawn in __init__), or the export is wrong; make it a buffer or an argument of the factory"
+                + (
+                    f". {subject.method} leaves another tensor in {', '.join(moved[:5])}, a plain attribute: to carry that from call to call, make it a buffer "
+                    f"with register_buffer and build with --state {moved[0]}"
+                    if moved
+                    else ""
+                )
             )
     return found, captured, raised
 
