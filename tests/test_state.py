@@ -387,6 +387,20 @@ def test_a_cache_written_in_place(tmp_path: Path) -> None:
                 torch.testing.assert_close(state["kv.1"][i], own[i][1], rtol=1e-5, atol=1e-5)
 
 
+def test_what_does_not_change_goes_with_what_does(tmp_path: Path) -> None:
+    build(save(tmp_path, Pair), tmp_path / "e.wide", model=Pair, sample=PAIR, state=["kv"], **QUICK)
+    ens = load(tmp_path / "e.wide")
+    factor = torch.rand(MEMBERS, 4, 8)
+    state = {"kv.0": torch.zeros(MEMBERS, 4, 8), "kv.1": factor}
+    own = [(torch.zeros(4, 8), f) for f in factor]
+    for t in range(2):
+        y, state = ens(rows(t), state=state)
+        for i in range(MEMBERS):
+            with torch.no_grad():
+                torch.testing.assert_close(y[i], Pair(i).eval()(rows(t), own[i]), rtol=1e-5, atol=1e-6)
+        assert torch.equal(state["kv.1"], factor)
+
+
 # Several entries over one state
 
 
@@ -538,6 +552,15 @@ class TwoNames(nn.Module):
         return x + self.view
 
 
+class Pair(Cell):
+    """Of its two states one never changes."""
+
+    def forward(self, x: Tensor, kv: tuple[Tensor, Tensor]) -> Tensor:  # type: ignore[override]
+        kv[0].add_(self.cell(x))
+        return self.out(kv[0] * kv[1])
+
+
+PAIR = (torch.ones(4, 8), (torch.ones(4, 8), torch.full((4, 8), 2.0)))
 TWO = ["x=float32[B,8]", "h=float32[B,8]"]
 
 
@@ -562,6 +585,7 @@ TWO = ["x=float32[B,8]", "h=float32[B,8]"]
         (Attribute, {"state": ["h"]}, UsageError, ["state h is a plain attribute of Attribute", 'self.register_buffer("h", ...)']),
         (Trains, {}, CaptureError, ["Trains changes fc.bias when forward runs in eval mode (parameter mutation)"]),
         (TwoNames, {"state": ["seen"]}, CaptureError, ["state seen of TwoNames lies in the memory of view too"]),
+        (Pair, {"inputs": None, "sample": PAIR, "state": ["kv.0"]}, CaptureError, ["state kv.0 is a part of the input kv", "--state kv"]),
         (Cell, {"inputs": TWO, "state": ["h=2"]}, CaptureError, ["no output called 2", "outputs are 0, 1"]),
         (Cell, {"inputs": TWO, "state": ["h=0"]}, CaptureError, ["state h is float32[B,8] and comes out of Cell.forward as float32[B,4]"]),
         (Casts, {"inputs": TWO, "state": ["h=1"]}, CaptureError, ["state h is float32[B,8]", "as float64[B,8]"]),

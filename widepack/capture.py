@@ -169,9 +169,11 @@ def capture(make: Callable[[], nn.Module], call: Call, *, asked: bool = True, en
     the size is kept, and said in `fixed`. entry: the method to export. states: what the caller shall carry, where the entry has it.
     Raises: CaptureError in one paragraph with the user's own source line.
     """
-    wanted = wanted_of(make(), call.leaves, [p.name for p in call.signature], entry, states) if states else Wanted((), (), {})
-    if wanted.buffers:
-        _refuse_shared_memory(make(), wanted.buffers)
+    wanted = Wanted((), (), {})
+    if states:
+        module = make()
+        wanted = wanted_of(module, call.leaves, call.signature, entry, states)
+        _refuse_shared_memory(module, wanted.buffers)
 
     def traced(module: nn.Module) -> nn.Module:
         direct = entry == FORWARD and not wanted.buffers and not wanted.leaves

@@ -18,6 +18,9 @@ from torch import fx, nn
 from torch.export.graph_signature import InputKind, TensorArgument
 from torch.nn.modules.module import register_module_buffer_registration_hook
 
+from widepack_artifacts.manifest import Parameter
+from widepack_artifacts.tree import paths
+
 from .codec import dtype_name
 from .conditions import Leaf
 from .entries import method_of
@@ -90,8 +93,8 @@ class Wanted:
     inputs: dict[str, dict[int, str]]
 
 
-def wanted_of(module: nn.Module, inputs: Sequence[Leaf], parameters: Collection[str], entry: str, states: Sequence[Asked]) -> Wanted:
-    """What of the states asked for this entry has. inputs, parameters: of a call. Raises: CaptureError."""
+def wanted_of(module: nn.Module, inputs: Sequence[Leaf], signature: Sequence[Parameter], entry: str, states: Sequence[Asked]) -> Wanted:
+    """What of the states asked for this entry has. inputs, signature: of a call. Raises: CaptureError."""
     buffers = {n: b for n, b in module.named_buffers(remove_duplicate=False) if b is not None}
     fixed = dict(module.named_parameters(remove_duplicate=False))
     names: list[str] = []
@@ -112,7 +115,15 @@ def wanted_of(module: nn.Module, inputs: Sequence[Leaf], parameters: Collection[
         elif here:
             found[asked.name] = here
             leaves += [] if asked.output else list(here)
-    if "state" in parameters and "state" not in found and (names or found):
+    named = {i for here in found.values() for i in here}
+    for parameter in signature:
+        leaves_of = set(paths(parameter.tree))
+        if leaves_of & named and not leaves_of <= named:
+            parts = ", ".join(inputs[i].name for i in sorted(leaves_of & named))
+            raise CaptureError(
+                f"state {parts} is a part of the input {parameter.name} of {entry}; a call leaves out the whole of it: write --state {parameter.name}"
+            )
+    if (names or found) and any(p.name == "state" and not (set(paths(p.tree)) and set(paths(p.tree)) <= named) for p in signature):
         raise CaptureError(
             f"{type(module).__name__}.{entry} has an input called state, which is what a call gives its state as: ens(x, state=...); give that input another name"
         )
@@ -206,6 +217,7 @@ def carried_by(
     for name, under_it in wanted.inputs.items():
         one = next(a for a in asked if a.name == name)
         pairs = matching(name, one.output or name, under_it, named)
+        written = not pairs and any(i in changed and not _copy_of(changed[i].node, tensors[i]) for i in under_it)
         for i, leaf in under_it.items():
             type_ = inputs[i].type
             if i in pairs:
@@ -215,7 +227,7 @@ def carried_by(
                         f"A value that grows is an ordinary input and output"
                     )
                 states.append(Carried(leaf, i, pairs[i], OUTPUT))
-            elif not one.output and i in changed and not _copy_of(changed[i].node, tensors[i]):
+            elif written:  # one that stays as it is goes with those that are written to
                 add(leaf, i, type_, changed[i], CHANGED)
             else:
                 known = ", ".join(n for n in named.values()) or "none"
