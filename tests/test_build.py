@@ -266,7 +266,8 @@ class Mutates(Net):
 
 def test_a_buffer_that_eval_changes(tmp_path: Path) -> None:
     message = refused(CaptureError, 1, tmp_path, save(tmp_path, Mutates), tmp_path / "e.wide", model=Mutates, inputs=X)
-    assert "changes seen when it runs in eval mode" in message
+    assert "changes seen when forward runs in eval mode" in message
+    assert "--state seen" in message
 
 
 # Ways to build

@@ -143,7 +143,7 @@ def test_sizes_between_inputs_and_of_factors_are_refused(artifacts: Artifacts, b
 
 def test_a_refused_call_runs_nothing(mlp: WideModel, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = []
-    for bound in mlp._programs("shared"):
+    for bound in mlp.entry("forward")._programs("shared"):
         monkeypatch.setattr(bound, "run", lambda *x: ran.append(x))
     with pytest.raises(InputError):
         mlp(torch.zeros(2, 63))

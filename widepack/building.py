@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,16 @@ from widepack_artifacts import weights as weight_files
 from widepack_artifacts.store import Writer
 
 from . import probe, verify
+from .capture import tensors_of
 from .checkpoints import Checkpoint, LeftOut, bad_ones, member_names, open_good
 from .codec import dtype_of
 from .compare import Pool
 from .counting import kernels
+from .entries import entry_names, method_of
 from .errors import CaptureError, UsageError, VerificationError, WidepackError
-from .exported import export_program
+from .exported import export_program, placeholder
 from .exported_programs import Programs, unreadable
-from .job import Job, Row, all_weights, capture_members, filled_member, fresh_member
+from .job import Captures, Job, Row, Specs, Table, all_weights, capture_members, filled_member, fresh_member, specs_of
 from .kinds import kinds
 from .members import Factory, align, mismatch, read_names
 from .models import choose_factory, find_dtype
@@ -39,19 +42,36 @@ from .progress import Report, Stages
 from .registry import Choice
 from .replay import CPU
 from .runtime import Executable
-from .specs import parse_inputs
+from .specs import parse_type
+from .state import BUFFER, Asked, parse_states, under
 from .version import __version__
+from .wide_model import RESERVED
 from .wides import PATTERNS, Wide, make_wides, wide_only, wide_share
 
 TARGETS = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
-class BuildReport:
-    """What a build made, and how well.
+class EntryReport:
+    """What a build made of one entry.
 
     wide_share: of the nodes that read a Stacked weight, the part that runs in a strategy other than sequential and loop. kernels_member, kernels_wide: of one
     call at batch 2, the weight prologue aside. kinds: nodes by kind. strategies: nodes by strategy, pattern `shared` on the CPU at the smallest batch class.
+    """
+
+    wide_share: float
+    kernels_member: int
+    kernels_wide: int
+    kinds: dict[str, int]
+    strategies: dict[str, int]
+    plans: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """What a build made, and how well.
+
+    wide_share, kernels_member, kernels_wide, kinds, strategies, plans: of the first entry, as EntryReport has them; entries: of each.
     seconds: by stage. weights: bytes by kind. left_out: the checkpoints that are no members, with `skip_bad`: number among those given, path, and why.
     """
 
@@ -70,6 +90,7 @@ class BuildReport:
     plans: list[dict[str, Any]] = field(default_factory=list)
     digest: str = ""
     left_out: list[dict[str, Any]] = field(default_factory=list)
+    entries: dict[str, EntryReport] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -81,10 +102,12 @@ def build(
     *,
     model: str | Callable[..., nn.Module] | None = None,
     model_args: Mapping[str, Any] | None = None,
-    inputs: Sequence[str] | None = None,
-    sample: Sequence[Any] | None = None,
+    inputs: Specs | None = None,
+    sample: Sequence[Any] | Mapping[str, Any] | None = None,
     sample_kwargs: Mapping[str, Any] | None = None,
     dynamic: Mapping[str, Any] | None = None,
+    entries: Sequence[str] | None = None,
+    state: Sequence[str] = (),
     names: str | Sequence[str] | None = None,
     key: str | None = None,
     dtype: str | torch.dtype | None = None,
@@ -103,9 +126,11 @@ def build(
     checkpoints: N files of torch.save, safetensors or torch.export, indexes of shards, or folders of one. out: the folder to make. model:
     `"pkg.mod:factory"`, `"file.py:factory"`, `"hf"` (transformers, by the config.json beside the first checkpoint) or a callable; it may take `state_dict=` so that
     heads of other sizes can be built. torch.export programs, and pickled modules, need none. inputs: specs such as `x=float32[B,3,32,32]`; or sample and sample_kwargs: one call's inputs, with
-    dynamic {name: {axis: "B"}} (default: axis 0 is "B"). names: the members', as a list, a text `A,B`, or a file of one a line. key: where the state dict
-    is in each file. dtype: what all floating weights are converted to. trust_pickle: run the code that pickled files name. skip_bad: build without the checkpoints
-    that cannot be read or are of another model. strategy: auto, wide, loop, or
+    dynamic {name: {axis: "B"}} (default: axis 0 is "B"; one letter that the example holds at two sizes is two dims). entries: methods of the module, each to become a
+    program of its own over the same weights (default: forward); with several, a spec is `encode:x=float32[B,3]` or holds for all of them, and sample, sample_kwargs and
+    dynamic are {entry: ...}. state: buffers that the member changes, and inputs whose new values are outputs (`cache`, `h=h_new`): the caller carries them, one a member.
+    names: the members', as a list, a text `A,B`, or a file of one a line. key: where the state dict is in each file. dtype: what all floating weights are converted to.
+    trust_pickle: run the code that pickled files name. skip_bad: build without the checkpoints that cannot be read or are of another model. strategy: auto, wide, loop, or
     strategies of ops. share: auto, or none: equal weights stay the members' own. pt2: torch.export programs too. dry_run: everything but the artifact.
     progress: called with (stage, done, total).
 
@@ -120,8 +145,10 @@ def build(
     paths = [str(c) for c in checkpoints]
     given_names = read_names(names, len(paths)) if names else member_names(paths)
     wanted = find_dtype(dtype)
-    if inputs:
-        parse_inputs(inputs)  # a typo is told before anything is read
+    chosen = entry_names(entries, RESERVED)
+    for name in chosen if inputs else ():
+        specs_of(inputs or (), name, chosen)  # a typo is told before anything is read
+    states = parse_states(state, chosen)
     stages = Stages(progress)
     with Writer(out, force=force) if not dry_run else _Nothing() as writer:
         with stages.stage("read"):
@@ -144,39 +171,56 @@ def build(
             found_names = [given_names[i] for i in kept]
             aligned = align(opened, found_names, share, first.state_dict(), ragged=factory.takes_state_dict)
         with stages.stage("capture"):
+            for name in chosen:
+                method_of(first, name)
             try:
-                captured = capture_members(factory, aligned, inputs, sample, sample_kwargs, dynamic)
+                captured = {
+                    name: capture_members(
+                        factory, aligned, inputs, sample, sample_kwargs, dynamic, name, chosen, [s for s in states if s.entry in ("", name)]
+                    )
+                    for name in chosen
+                }
             except CaptureError as e:
                 if wanted is None:
                     raise
                 raise CaptureError(
                     f"{e}. The members were converted to {dtype}, inputs are not: describe them in the dtype that the model takes then"
                 ) from e
-        job = Job(factory, aligned, captured, share)
+            _check_states(first, states, captured)
+        table = Table(factory, aligned, list(captured.values()))
+        jobs = [Job(name, table, captured[name]) for name in chosen]
         if isinstance(writer, Writer):
-            writer.reserve(sum(r.weight.bytes(job.count) for r in job.rows))
+            writer.reserve(sum(r.weight.bytes(table.count) for r in table.rows))
         with stages.stage("lower"):
-            wides = make_wides(job, asked, targets)
-            report = replace(_report(job, wides, str(out), stages), left_out=[b._asdict() for b in left_out])
+            wides = {job.entry: make_wides(job, asked, targets) for job in jobs}
+            report = _report(table, {job.entry: _entry_report(job, wides[job.entry]) for job in jobs}, str(out), stages)
+            report = replace(report, left_out=[b._asdict() for b in left_out])
         if dry_run:
             return replace(report, seconds=stages.seconds)
         assert isinstance(writer, Writer)
         with stages.stage("write weights"):
-            weights_name = _write_weights(writer, job)
+            weights_name = _write_weights(writer, table)
         held = weight_files.Weights([writer.place(weights_name)])
         with stages.stage("verify"):
-            try:
-                verification, probe_tensors, counts = _verify(job, wides, held, stages)
-            except (RuntimeError, IndexError, ValueError) as e:
-                if not isinstance(factory, Programs) or isinstance(e, WidepackError):
-                    raise
-                raise VerificationError(
-                    f"a member's program fails at sizes that it was not exported with: {type(e).__name__}: {' '.join(str(e).split())[:300]}. Describe its inputs "
-                    "with --input: equal letters are equal sizes there, and integers can be bounded"
-                ) from e
+            records: dict[str, dict[str, Any]] = {}
+            probed: dict[str, probe.Answers] = {}
+            made: dict[str, EntryReport] = {}
+            for job in jobs:
+                try:
+                    records[job.entry], answers, counts = _verify(job, wides[job.entry], held, stages)
+                except (RuntimeError, IndexError, ValueError) as e:
+                    if not isinstance(factory, Programs) or isinstance(e, WidepackError):
+                        raise
+                    raise VerificationError(
+                        f"a member's program fails at sizes that it was not exported with: {type(e).__name__}: {' '.join(str(e).split())[:300]}. Describe its inputs "
+                        "with --input: equal letters are equal sizes there, and integers can be bounded"
+                    ) from e
+                probed.update({f"{probe.prefix(job.entry)}{pattern}": found for pattern, found in answers.items()})
+                made[job.entry] = replace(report.entries[job.entry], kernels_member=counts[0], kernels_wide=counts[1])
+            verification = probe.joined(records)
         with stages.stage("export"):
-            manifest = _write_programs(writer, job, wides, pt2)
-            probe_name = _write_tensors(writer, "probe", probe_tensors)
+            manifest = _write_programs(writer, jobs, wides, pt2)
+            probe_name = _write_tensors(writer, "probe", probe.make(probed))
         with stages.stage("publish"):
             provenance = _provenance(factory, opened, asked, stages) | {"left_out": report.left_out}
             manifest = replace(manifest, probe=probe_name, verification=verification, provenance=provenance)
@@ -188,8 +232,9 @@ def build(
             verification=verification,
             bytes_disk=disk,
             digest=manifest.digest,
-            kernels_member=counts[0],
-            kernels_wide=counts[1],
+            kernels_member=made[chosen[0]].kernels_member,
+            kernels_wide=made[chosen[0]].kernels_wide,
+            entries=made,
         )
 
 
@@ -199,6 +244,39 @@ def _without(
     """The checkpoints that are left out, those that stay, and their numbers. whys: for each that is open why it cannot stay, or empty."""
     more = [LeftOut(i, paths[i], why) for i, why in zip(kept, whys) if why]
     return sorted([*left_out, *more]), [c for c, why in zip(opened, whys) if not why], [i for i, why in zip(kept, whys) if not why]
+
+
+def _check_states(module: nn.Module, states: Sequence[Asked], captured: Mapping[str, Captures]) -> None:
+    """Refuse states that no entry has or changes, and one that has another type in another entry. Raises: UsageError, CaptureError."""
+    buffers = [n for n, b in module.named_buffers(remove_duplicate=False) if b is not None]
+    inputs = [leaf.name for c in captured.values() for leaf in c.first.inputs if leaf.name not in buffers]
+    for asked in states:
+        here = [e for e in captured if asked.entry in ("", e)]
+        if asked.name in buffers:
+            if all(asked.name in captured[e].first.unchanged for e in here):
+                raise UsageError(
+                    f"state {asked.name}: {', '.join(here)} leaves this buffer as it is in eval mode; it is an ordinary weight: leave --state {asked.name} out"
+                )
+        elif not any(under(asked.name, name) for name in inputs):
+            if asked.name in dict(tensors_of(module)):
+                raise UsageError(
+                    f"state {asked.name} is a plain attribute of {type(module).__name__}, which no export carries: make it a buffer, "
+                    f'self.register_buffer("{asked.name.rpartition(".")[2]}", ...)'
+                )
+            near = get_close_matches(asked.name, [*buffers, *inputs], n=1)
+            raise UsageError(
+                f"state {asked.name}: {type(module).__name__} has no buffer and {', '.join(here)} no input of this name{f', did you mean {near[0]}?' if near else ';'} "
+                f"buffers: {', '.join(buffers[:20]) or 'none'}; inputs: {', '.join(dict.fromkeys(inputs)) or 'none'}"
+            )
+    types: dict[str, tuple[str, str]] = {}
+    for entry, c in captured.items():
+        for s in c.first.states:
+            type_ = c.first.inputs[s.input].type
+            other, found = types.setdefault(s.name, (entry, type_))
+            if parse_type(found) != parse_type(type_):
+                raise CaptureError(
+                    f"state {s.name} is {found} in {other} and {type_} in {entry}; entries carry one state: give their inputs one type"
+                )
 
 
 class _Nothing:
@@ -211,29 +289,20 @@ class _Nothing:
         return None
 
 
-def _report(job: Job, wides: Sequence[Wide], out: str, stages: Stages) -> BuildReport:
+def _entry_report(job: Job, wides: Sequence[Wide]) -> EntryReport:
     wide = next(w for w in wides if w.pattern == "shared")
     slots = job.slots("shared")
     program = job.simple("shared")[0]
     found = kinds(program, slots)
-    by_kind = {k: sum(found[n.name] == k for n in program.nodes) for k in ("shared", "stacked", "ragged")}
-    weights = {k: sum(r.weight.bytes(job.count) for r in job.rows if r.weight.kind == k) for k in ("shared", "stacked", "ragged")}
     strategies: dict[str, int] = {}
     for used in wide.lowered.used.values():
         strategies[used] = strategies.get(used, 0) + 1
-    return BuildReport(
-        path=out,
-        members=tuple(job.aligned.names),
+    return EntryReport(
         wide_share=wide_share(program, found, wide.lowered.used),
         kernels_member=0,
         kernels_wide=0,
-        kinds=by_kind,
+        kinds={k: sum(found[n.name] == k for n in program.nodes) for k in ("shared", "stacked", "ragged")},
         strategies=strategies,
-        seconds=stages.seconds,
-        verification={},
-        weights=weights,
-        bytes_disk=sum(weights.values()),
-        bytes_memory=sum(weights.values()),
         plans=[
             {
                 "device": p.device,
@@ -248,17 +317,38 @@ def _report(job: Job, wides: Sequence[Wide], out: str, stages: Stages) -> BuildR
     )
 
 
-def _write_weights(writer: Writer, job: Job) -> str:
+def _report(table: Table, entries: dict[str, EntryReport], out: str, stages: Stages) -> BuildReport:
+    weights = {k: sum(r.weight.bytes(table.count) for r in table.rows if r.weight.kind == k) for k in ("shared", "stacked", "ragged")}
+    first = next(iter(entries.values()))
+    return BuildReport(
+        path=out,
+        members=tuple(table.aligned.names),
+        wide_share=first.wide_share,
+        kernels_member=0,
+        kernels_wide=0,
+        kinds=first.kinds,
+        strategies=first.strategies,
+        seconds=stages.seconds,
+        verification={},
+        weights=weights,
+        bytes_disk=sum(weights.values()),
+        bytes_memory=sum(weights.values()),
+        plans=first.plans,
+        entries=entries,
+    )
+
+
+def _write_weights(writer: Writer, table: Table) -> str:
     def parts(row: Row) -> Callable[[], Iterator[torch.Tensor]]:
-        return lambda: (row.value(i) for i in range(job.count if row.weight.kind == "stacked" else 1))
+        return lambda: (row.value(i) for i in range(table.count if row.weight.kind == "stacked" else 1))
 
     entries: list[tuple[str, Sequence[int], torch.dtype, Callable[[], Iterator[torch.Tensor]]]] = []
-    for row in job.rows:
+    for row in table.rows:
         w = row.weight
         if w.kind == "ragged":
-            entries += [(f"{w.name}@{i}", w.shape[i], dtype_of(w.dtype), lambda r=row, i=i: iter([r.value(i)])) for i in range(job.count)]  # type: ignore[misc]
+            entries += [(f"{w.name}@{i}", w.shape[i], dtype_of(w.dtype), lambda r=row, i=i: iter([r.value(i)])) for i in range(table.count)]  # type: ignore[misc]
         else:
-            entries.append((w.name, w.tensors(job.count)[w.name], dtype_of(w.dtype), parts(row)))
+            entries.append((w.name, w.tensors(table.count)[w.name], dtype_of(w.dtype), parts(row)))
     with writer.stream("weights", "safetensors") as file:
         weight_files.write(file, entries, {"format": "pt"})
     return file.name
@@ -287,16 +377,19 @@ def _subject(job: Job, held: weight_files.Weights) -> verify.Subject:
         batch=job.batch,
         weights=lambda i: job.weights_of(i, held),
         module=lambda i: filled_member(job.factory, job.aligned, i),
+        method=job.entry,
+        states=job.states,
+        initial=lambda i, state: job.table.by_name[state.name].value(i) if state.how == BUFFER else None,
         bind=bind,
-        numbers=tree.numbers(first.result),
+        numbers=tree.numbers(first.returned),
         fits=verify.fitting({d: (least, most) for d, (least, most, _) in first.dims.items()}, [g.expr for g in first.guards]),
     )
 
 
 def _verify(
     job: Job, wides: Sequence[Wide], held: weight_files.Weights, stages: Stages
-) -> tuple[dict[str, Any], dict[str, torch.Tensor], tuple[int, int]]:
-    """Both comparisons of every program; the record, the probe, and the kernels of a call."""
+) -> tuple[dict[str, Any], dict[str, probe.Answers], tuple[int, int]]:
+    """Both comparisons of every program of an entry; the record, the probe's calls by pattern, and the kernels of a call."""
     for letter in job.first.sizes:
         if why := verify.way_at_one(_subject(job, held), letter):
             job.at_least_two(letter, why)
@@ -316,7 +409,7 @@ def _verify(
             call = next(c for c in made if c.pattern == wide.pattern)
             where = verify.bisect(subject, simplified, wide.lowered, weights, call)
             raise VerificationError(
-                f"the wide program ({wide.pattern}) is wrong: {wrong}. {where or 'no single node is out of bounds'}. Nothing was written; please report it, or build with --strategy loop"
+                f"the wide program ({job.entry}, {wide.pattern}) is wrong: {wrong}. {where or 'no single node is out of bounds'}. Nothing was written; please report it, or build with --strategy loop"
             )
         records[f"{wide.pattern}.{number}"] = [p.record() for p in checked]
     verification = {
@@ -329,7 +422,10 @@ def _verify(
     }
     small = {p: _small([c for c in made if c.pattern == p], job.batch) for p in PATTERNS}
     at = {p: made.index(c) for p, c in small.items()}
-    probed = probe.make({p: (c.stacked(), found[at[p]].truth) for p, c in small.items()})
+    begun = {s.input for s in job.states if s.how == BUFFER}
+    probed: dict[str, probe.Answers] = {
+        p: ([None if k in begun else x for k, x in enumerate(c.stacked())], found[at[p]].truth) for p, c in small.items()
+    }
     return verification, probed, _kernels(job, wides, held, small["shared"])
 
 
@@ -344,26 +440,37 @@ def _kernels(job: Job, wides: Sequence[Wide], held: weight_files.Weights, call: 
     own = Executable(job.programs[job.captures.signatures[0]], job.weights_of(0, held), CPU)
     wide = next(w for w in wides if w.pattern == "shared").lowered.program
     run = Executable(wide, all_weights(wide, held, job.count), CPU)
-    return kernels(own.forward, [*own.weights, *call.inputs[0]]), kernels(run.forward, [*run.weights, *call.inputs[0]])
+    return kernels(own.forward, [*own.weights, *call.inputs[0]]), kernels(run.forward, [*run.weights, *call.stacked()])
 
 
-def _write_programs(writer: Writer, job: Job, wides: Sequence[Wide], pt2: bool) -> form.Manifest:
+def _write_programs(writer: Writer, jobs: Sequence[Job], wides: Mapping[str, Sequence[Wide]], pt2: bool) -> form.Manifest:
+    table = jobs[0].table
+    records = tuple(form.Member(n, c.path, c.sha256(), c.bytes) for n, c in zip(table.aligned.names, table.aligned.checkpoints))
+    entries = {job.entry: _write_entry(writer, job, wides[job.entry], pt2) for job in jobs}
+    return form.Manifest(members=records, weights=tuple(r.weight for r in table.rows), entries=entries)
+
+
+def _write_entry(writer: Writer, job: Job, wides: Sequence[Wide], pt2: bool) -> form.Entry:
     first = job.first
-    members = [writer.file("programs/member.forward", "json", strict_json.canonical(p.to_json())) for p in job.programs]
+    members = [writer.file(f"programs/member.{job.entry}", "json", strict_json.canonical(p.to_json())) for p in job.programs]
     rows: list[form.WideProgram] = []
     for wide in wides:
         data = strict_json.canonical(wide.lowered.program.to_json())
         for plan in wide.uses:
-            name = writer.file(f"programs/{plan.device}.forward.{plan.pattern}", "json", data)
+            name = writer.file(f"programs/{plan.device}.{job.entry}.{plan.pattern}", "json", data)
             rows.append(form.WideProgram(plan.device, plan.pattern, name, plan.batch, plan.to_json()))
     kinds_out = [o.kind for o in next(w for w in wides if w.pattern == "shared").lowered.program.outputs]
     exported: dict[str, str] = {}
     keywords = frozenset(first.inputs[i].name for _, k, t, _ in first.signature if k == "keyword" for i in tree.paths(t))
+    result = first.result
+    if job.states:  # (result, {state: new value}), and the states as keywords: y, state = model(x, **state)
+        keywords |= {s.name for s in job.states}
+        result = {"tuple": [result, {"dict": [[placeholder(s.name), {"leaf": s.output}] for s in job.states]}]}
     for pattern in PATTERNS if pt2 else ():
         program = wide_only(job, wides, pattern)
-        data = export_program(program, first.sizes, {d: (a, b) for d, (a, b, _) in first.dims.items()}, first.result, keywords)
-        exported[pattern] = writer.file(f"programs/forward.{pattern}", "pt2", data)
-    entry = form.Entry(
+        data = export_program(program, first.sizes, {d: (a, b) for d, (a, b, _) in first.dims.items()}, result, keywords)
+        exported[pattern] = writer.file(f"programs/{job.entry}.{pattern}", "pt2", data)
+    return form.Entry(
         inputs=tuple(form.Input(s.name, s.type, s.low, s.high) for s in job.sources),
         signature=list(first.signature),
         outputs=tuple(form.OutputLeaf(n, t, k) for (n, t), k in zip(first.outputs, kinds_out)),
@@ -375,9 +482,8 @@ def _write_programs(writer: Writer, job: Job, wides: Sequence[Wide], pt2: bool) 
         signatures=list(job.captures.signatures),
         wide=tuple(rows),
         pt2=exported,
+        state=tuple(form.State(s.input, s.output, job.initial(s)) for s in job.states),
     )
-    records = tuple(form.Member(n, c.path, c.sha256(), c.bytes) for n, c in zip(job.aligned.names, job.aligned.checkpoints))
-    return form.Manifest(members=records, weights=tuple(r.weight for r in job.rows), entries={"forward": entry})
 
 
 def _provenance(factory: Factory, opened: Sequence[Any], asked: Choice, stages: Stages) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import itertools
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,11 +30,14 @@ from widepack_artifacts.program import Node, Output, Program, Ref, Slot
 from widepack_artifacts.tree import Tree, paths
 
 from . import ops
+from .carrying import MEMBER, Found, New, Traced, Wanted, assignments, carried_by, wanted_of
 from .codec import dtype_name, encode
 from .conditions import Axis, GuardSource, Leaf, factor_of, guards_of, specializations
+from .entries import FORWARD, method_of
 from .errors import CaptureError
 from .explain import explain, is_specialized, source_of
 from .exportable import bound_embeddings, exportable
+from .state import Asked, Carried, without
 from .values import known
 
 _DROPOUT = {"dropout", "dropout_", "feature_dropout", "feature_dropout_", "alpha_dropout", "alpha_dropout_", "feature_alpha_dropout"}
@@ -51,8 +54,10 @@ _ASSERTS = {"_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range", 
 class Captured:
     """A member as data.
 
-    weights: program weight name in the table -> (role, tensor of the captured member). signature: (parameter, kind, tree over leaves) in the forward's order.
-    result: tree over outputs. names: each output's name. dims: letter -> (least, most, source line). fixed: sentences about sizes that the code fixes.
+    weights: program weight name in the table -> (role, tensor of the captured member). inputs: the leaves of a call, then the buffers that are states.
+    signature: (parameter, kind, tree over leaves) in the forward's order. outputs: (name, type) of the result's leaves, then of states that are in no result.
+    result: tree over outputs, without those of states; returned: with them. dims: letter -> (least, most, source line). fixed: sentences about sizes that the
+    code fixes. states: what the caller carries.
     """
 
     program: Program
@@ -65,6 +70,9 @@ class Captured:
     sizes: dict[str, int]
     guards: tuple[GuardSource, ...]
     fixed: tuple[str, ...]
+    returned: Tree
+    states: tuple[Carried, ...] = ()
+    unchanged: frozenset[str] = frozenset()  # buffers asked for that this entry leaves as they are
 
 
 @dataclass(frozen=True)
@@ -78,18 +86,25 @@ class Call:
     sizes: dict[str, int]
 
 
-def arrange(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], axes: Mapping[str, Any], sizes: Mapping[str, int]) -> Call:
-    """A call bound to the forward's parameters, every tensor leaf named.
+def arrange(
+    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], axes: Mapping[str, Any], sizes: Mapping[str, int], entry: str = FORWARD
+) -> Call:
+    """A call bound to the parameters of forward, or of the method that is the entry, every tensor leaf named.
 
     axes: {input name: {axis: letter}}, nested as the input is where it is not a tensor. sizes: {letter: its size in the example}.
-    Raises: CaptureError when forward does not take these inputs.
+    Raises: CaptureError when the method does not take these inputs.
     """
-    forward = inspect.signature(module.forward)
+    forward = inspect.signature(method_of(module, entry))
     try:
         bound = forward.bind(*args, **kwargs)
     except TypeError as e:
         raise CaptureError(
-            f"{type(module).__name__}.forward{forward} does not take the inputs {_names(args, kwargs)}: {e}; name each input as forward does"
+            f"{type(module).__name__}.{entry}{forward} does not take the inputs {_names(args, kwargs)}: {e}; name each input as {entry} does"
+            + (
+                ""
+                if entry == FORWARD
+                else f", and with several entries write {entry}:{next(iter(forward.parameters), 'x')}=... for one of them alone"
+            )
         ) from e
     leaves: list[Leaf] = []
     signature: list[Parameter] = []
@@ -168,38 +183,113 @@ def _leaf_type(value: torch.Tensor, axes: Axis, name: str, sizes: dict[str, int]
     return f"{dtype_name(value.dtype)}[{','.join(shape)}]"
 
 
-def capture(make: Callable[[], nn.Module], call: Call, *, asked: bool = True) -> Captured:
+def capture(make: Callable[[], nn.Module], call: Call, *, asked: bool = True, entry: str = FORWARD, states: Sequence[Asked] = ()) -> Captured:
     """Export a fresh member.
 
     make: gives a fresh member in eval mode, every time. asked: the dims were named by the user, so that one which the member's code fixes is an error; else
-    the size is kept, and said in `fixed`.
+    the size is kept, and said in `fixed`. entry: the method to export. states: what the caller shall carry, where the entry has it.
     Raises: CaptureError in one paragraph with the user's own source line.
     """
+    wanted = Wanted((), (), {})
+    if states:
+        module = make()
+        wanted = wanted_of(module, call.leaves, call.signature, entry, states)
+        _refuse_shared_memory(module, wanted.buffers)
+
+    def traced(module: nn.Module) -> nn.Module:
+        direct = entry == FORWARD and not wanted.buffers and not wanted.leaves
+        return module if direct else Traced(module, entry, wanted.buffers, wanted.leaves)
+
     module = make()
     fixed: tuple[str, ...] = ()
-    try:
-        exported = _export(module, call, Dim.DYNAMIC)
-    except Exception as e:
-        if not is_specialized(e):
-            raise CaptureError(explain(e, module)) from e
+    with assignments(module) as assigned:
+        root = traced(module)
+        try:
+            exported = _export(root, call, Dim.DYNAMIC)
+        except Exception as e:
+            if not is_specialized(e):
+                raise CaptureError(explain(e, module)) from e
+            error: Exception | None = e
+        else:
+            error = None
+    if error is not None:
         module = make()  # a failed export leaves marks on the module too
-        exported, call, fixed = _with_fixed(module, call, e)
+        with assignments(module) as assigned:
+            root = traced(module)
+            exported, call, fixed = _with_fixed(module, root, call, error)
         if asked:
             raise CaptureError(
                 f"{type(module).__name__} fixes a size that the inputs name as a dynamic dim: {'; '.join(fixed)}. Give that size as a number, or change the member's code"
-            ) from e
-    weights, program, symbols = _read(exported, module, call)
+            ) from error
+    prefix = MEMBER if isinstance(root, Traced) else ""
+    _refuse_changes(exported, module, call, entry, prefix, assigned - set(wanted.buffers))
+    exported.graph.eliminate_dead_code()
+    symbols = _symbols(exported, call)
+    outputs, returned, news = _outputs(exported, symbols, len(wanted.buffers) + len(wanted.leaves))
+    found = carried_by(exported, module, call.leaves, entry, wanted, states, outputs, news, prefix)
+    weights, program = _read(exported, module, call, entry, prefix, found, symbols)
     guards = guards_of(exported, call.leaves, type(module).__name__)
-    outputs, result = _outputs(exported, symbols)
     dims = _ranges(exported, call, symbols)
-    return Captured(program, weights, call.leaves, call.signature, outputs, result, dims, call.sizes, guards, fixed)
+    carried = {s.output for s in found.states}
+    return Captured(
+        program,
+        weights,
+        (*call.leaves, *found.leaves),
+        call.signature,
+        found.outputs,
+        without(returned, carried),
+        dims,
+        call.sizes,
+        guards,
+        fixed,
+        returned,
+        found.states,
+        frozenset(found.unchanged),
+    )
 
 
-def _with_fixed(module: nn.Module, call: Call, error: Exception) -> tuple[torch.export.ExportedProgram, Call, tuple[str, ...]]:
+def _refuse_shared_memory(module: nn.Module, buffers: Sequence[str]) -> None:
+    """Refuse a state whose memory the member reaches by another name too: what it writes under one name it would not see under the other. Raises: CaptureError."""
+    held = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False)), **dict(tensors_of(module))}
+    for name in buffers:
+        own = held[name].untyped_storage()._cdata
+        others = sorted(n for n, t in held.items() if n != name and t.untyped_storage()._cdata == own)
+        if others:
+            raise CaptureError(
+                f"state {name} of {type(module).__name__} lies in the memory of {', '.join(others)} too; a state has one name: register a tensor of its own, for example with .clone()"
+            )
+
+
+def _refuse_changes(
+    exported: torch.export.ExportedProgram, module: nn.Module, call: Call, entry: str, prefix: str, assigned: Collection[str]
+) -> None:
+    """Refuse a member that changes buffers or inputs that are no states, or anything else. Raises: CaptureError."""
+    signature = exported.graph_signature
+    known = (OutputKind.USER_OUTPUT, OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
+    other = next((s for s in signature.output_specs if s.kind not in known), None)
+    if other is not None:
+        what = f"changes {str(other.target).removeprefix(prefix)}" if other.target else "has a side effect"
+        raise CaptureError(
+            f"{type(module).__name__} {what} when {entry} runs in eval mode ({other.kind.name.lower().replace('_', ' ')}); a member program has no side effects"
+        )
+    tensors = [s.arg.name for s in signature.input_specs if s.kind is InputKind.USER_INPUT and isinstance(s.arg, TensorArgument)]
+    names = {name: leaf.name for name, leaf in zip(tensors, call.leaves)}
+    buffers = {str(n).removeprefix(prefix) for n in signature.buffers_to_mutate.values()} | set(assigned)
+    inputs = {names.get(str(n), str(n)) for n in signature.user_inputs_to_mutate.values()}
+    changed = sorted(buffers | inputs)
+    if changed:
+        named = " ".join(f"--state {name}" for name in changed)
+        raise CaptureError(
+            f"{type(module).__name__} changes {', '.join(changed)} when {entry} runs in eval mode; a member program has no side effects. To carry "
+            f"{'it' if len(changed) == 1 else 'them'} from call to call, build with {named}: an input and an output of the program then; or make {entry} return the new value instead{', or work on a copy of its input' if inputs else ''}"
+        )
+
+
+def _with_fixed(module: nn.Module, traced: nn.Module, call: Call, error: Exception) -> tuple[torch.export.ExportedProgram, Call, tuple[str, ...]]:
     """The export with those dims static that the member's code fixes; the call without their letters; a sentence for each, with the user's line."""
     try:
         with specializations() as lines:
-            exported = _export(module, call, Dim.AUTO)
+            exported = _export(traced, call, Dim.AUTO)
     except Exception as e:  # noqa: BLE001  # whatever torch raises is explained
         raise CaptureError(explain(e, module)) from error
     by_name = {n.name: n for n in exported.graph.nodes}
@@ -291,15 +381,29 @@ def _drop_dropout(exported: torch.export.ExportedProgram) -> None:
         module.recompile()
 
 
+def _symbols(exported: torch.export.ExportedProgram, call: Call) -> dict[Any, str]:
+    """The dims of the export as the inputs name them."""
+    by_name = {n.name: n for n in exported.graph.nodes}
+    symbols: dict[Any, str] = {}
+    specs = [s for s in exported.graph_signature.input_specs if s.kind is InputKind.USER_INPUT and isinstance(s.arg, TensorArgument)]
+    for leaf, spec in zip(call.leaves, specs):
+        for axis, text in leaf.axes.items():
+            expr = by_name[spec.arg.name].meta["val"].shape[axis]
+            if isinstance(expr, torch.SymInt) and isinstance(expr.node.expr, sympy.Symbol):
+                factor, letter = factor_of(text)
+                symbols[expr.node.expr] = letter if factor == 1 else f"{factor}*{letter}"
+    return symbols
+
+
 def _read(
-    exported: torch.export.ExportedProgram, module: nn.Module, call: Call
-) -> tuple[dict[str, tuple[str, torch.Tensor]], Program, dict[Any, str]]:
+    exported: torch.export.ExportedProgram, module: nn.Module, call: Call, entry: str, prefix: str, found: Found, symbols: Mapping[Any, str]
+) -> tuple[dict[str, tuple[str, torch.Tensor]], Program]:
+    """The export as a member program: states are inputs and outputs, all else that the member holds is a weight."""
     signature = exported.graph_signature
-    changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
-    if changed:
-        raise CaptureError(
-            f"{type(module).__name__} changes {', '.join(sorted(map(str, changed)))} when it runs in eval mode; a member program has no side effects: make forward return the new value instead"
-        )
+    places = [i for i, spec in enumerate(signature.output_specs) if isinstance(spec.arg, TensorArgument)]
+    kept = {places[i] for i in (*range(len(found.outputs) - len(found.kept)), *found.kept)}
+    (output,) = (n for n in exported.graph.nodes if n.op == "output")
+    output.args = (tuple(a if i in kept or i not in places else None for i, a in enumerate(output.args[0])),)
     exported.graph.eliminate_dead_code()
     by_name = {n.name: n for n in exported.graph.nodes}
     weights: dict[str, tuple[str, torch.Tensor]] = {}
@@ -307,8 +411,8 @@ def _read(
     inputs: list[Slot] = []
     renamed: dict[str, str] = {}
     seen: dict[int, str] = {}
-    symbols: dict[Any, str] = {}
-    state = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
+    tensors = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
+    carried = {leaf.name: leaf for leaf in found.leaves}
     leaves = iter(call.leaves)
     for spec in signature.input_specs:
         if spec.kind is InputKind.USER_INPUT:
@@ -317,44 +421,43 @@ def _read(
             leaf = next(leaves)
             inputs.append(Slot(_clean(spec.arg.name), leaf.name, "shared", leaf.type))
             renamed[spec.arg.name] = inputs[-1].name
-            for axis, text in leaf.axes.items():
-                expr = by_name[spec.arg.name].meta["val"].shape[axis]
-                if isinstance(expr, torch.SymInt):
-                    factor, letter = factor_of(text)
-                    if isinstance(expr.node.expr, sympy.Symbol):
-                        symbols[expr.node.expr] = letter if factor == 1 else f"{factor}*{letter}"
             continue
         if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR) or spec.target is None:
             raise CaptureError(f"{type(module).__name__} holds {spec.target!r}, a {spec.kind.name.lower()}, which has no form in an artifact")
-        name = spec.target
+        name = spec.target.removeprefix(prefix)
         if spec.kind is InputKind.CONSTANT_TENSOR:
-            value, role = exported.constants[name], "constant"
-            name = constant_path(module, value) or name
+            value, role = exported.constants[spec.target], "constant"
+            name = constant_path(module, value) or (name if entry == FORWARD else f"{entry}.{name}")  # every entry has literals of its own
         else:
-            value = state[name]
+            value = tensors[name]
             role = "parameter" if spec.kind is InputKind.PARAMETER else "buffer"
+        short = re.sub(r"^([a-z]+_)member_", r"\1", spec.arg.name) if prefix else spec.arg.name
+        if name in carried:
+            weights[name] = (role, value.detach())  # what it begins as is a row of the table
+            renamed[spec.arg.name] = _clean(f"s_{short}")
+            continue
         if not by_name[spec.arg.name].users:
             continue
         if id(value) in seen:  # tied: one value with two names
             renamed[spec.arg.name] = seen[id(value)]
             continue
-        slot = Slot(_clean(f"w_{spec.arg.name}"), name, "shared", f"{dtype_name(value.dtype)}[{','.join(map(str, value.shape))}]")
+        slot = Slot(_clean(f"w_{short}"), name, "shared", f"{dtype_name(value.dtype)}[{','.join(map(str, value.shape))}]")
         slots.append(slot)
         seen[id(value)] = renamed[spec.arg.name] = slot.name
         weights[name] = (role, value.detach())
+    at = {s.target.removeprefix(prefix): renamed[s.arg.name] for s in signature.input_specs if s.target and s.arg.name in renamed}
+    inputs += [Slot(at[name], name, "shared", leaf.type) for name, leaf in carried.items()]
     nodes = [_node(n, renamed, symbols) for n in exported.graph.nodes if n.op == "call_function" and getattr(n.target, "_opname", "") not in _ASSERTS]
     bad = next((n for n in exported.graph.nodes if n.op not in ("placeholder", "call_function", "output")), None)
     if bad is not None:
         raise CaptureError(f"{type(module).__name__}: the export holds a {bad.op} of {bad.target}, control flow that has no form in an artifact")
     outs = []
-    for spec in signature.output_specs:
-        if spec.kind is not OutputKind.USER_OUTPUT:
-            raise CaptureError(f"{type(module).__name__}: the export has an output of kind {spec.kind.name}, a side effect")
-        if isinstance(spec.arg, TensorArgument):
+    for i, spec in enumerate(signature.output_specs):
+        if i in kept:
             outs.append(Output(Ref(renamed.get(spec.arg.name, _clean(spec.arg.name))), "shared"))
     program = Program(tuple(slots), tuple(inputs), tuple(nodes), tuple(outs))
     program.check()
-    return weights, program, symbols
+    return weights, program
 
 
 def _clean(name: str) -> str:
@@ -422,15 +525,18 @@ def _size(size: Any, symbols: Mapping[Any, str]) -> str:
     return str(expr.xreplace({s: sympy.Symbol(letter) for s, letter in symbols.items()})).replace(" ", "")
 
 
-def _outputs(exported: torch.export.ExportedProgram, symbols: Mapping[Any, str]) -> tuple[tuple[tuple[str, str], ...], Tree]:
+def _outputs(exported: torch.export.ExportedProgram, symbols: Mapping[Any, str], news: int) -> tuple[tuple[tuple[str, str], ...], Tree, list[New]]:
+    """(name, type) of the result's leaves, and its tree; and, of what stands beside the result, the last `news` values."""
     specs = exported.graph_signature.output_specs
     by_name = {n.name: n for n in exported.graph.nodes}
     numbers: list[Any] = []
     types: list[str] = []
+    nodes: list[fx.Node] = []
     for spec in specs:
         if isinstance(spec.arg, TensorArgument):
             numbers.append({"leaf": len(types)})
-            types.append(_type(by_name[spec.arg.name].meta["val"], symbols))
+            nodes.append(by_name[spec.arg.name])
+            types.append(_type(nodes[-1].meta["val"], symbols))
         else:
             if not hasattr(spec.arg, "value"):
                 raise CaptureError("an output is a number that depends on the inputs' sizes; return tensors, and read sizes from their shapes")
@@ -441,9 +547,17 @@ def _outputs(exported: torch.export.ExportedProgram, symbols: Mapping[Any, str])
                 )
             numbers.append({"const": value})
     marks = [_Mark(n) for n in numbers]
-    result = _result(pytree.tree_unflatten(marks, exported.call_spec.out_spec), "output")
+    built = pytree.tree_unflatten(marks, exported.call_spec.out_spec)
+    made: list[New] = []
+    if news:
+        built, beside = built
+        for mark in beside:
+            i = mark.tree.get("leaf") if isinstance(mark, _Mark) else None
+            made.append(New(-1, None, "") if i is None else New(i, nodes[i], types[i]))
+    result = _result(built, "output")
     named = paths(result)
-    return tuple((named.get(i) or "output", t) for i, t in enumerate(types)), result
+    own = types[: len(types) - sum(n.node is not None for n in made)]
+    return tuple((named.get(i) or "output", t) for i, t in enumerate(own)), result, made
 
 
 @dataclass(frozen=True)

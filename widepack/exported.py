@@ -37,7 +37,7 @@ def export_program(
     fakes = Fakes(sizes)
     values = replay(flat, fakes)
     module = graph_module(flat, CPU)
-    inputs = [_placeholder(s.source) for s in flat.inputs]
+    inputs = [placeholder(s.source) for s in flat.inputs]
     nodes = [n for n in module.graph.nodes if n.op != "output"]
     names = [s.name for s in (*flat.weights, *flat.inputs)] + [n.name for n in flat.nodes]
     for node, name in zip(nodes, names):
@@ -55,7 +55,7 @@ def export_program(
     output.args = (tuple(flat_nodes),)
     shape = tree.build(_plain(result), numbered, lambda name, rows: dict(rows))
     args = tuple(i for i, s in enumerate(flat.inputs) if s.source not in keywords)
-    kwargs = {_placeholder(s.source): i for i, s in enumerate(flat.inputs) if s.source in keywords}
+    kwargs = {placeholder(s.source): i for i, s in enumerate(flat.inputs) if s.source in keywords}
     call = ModuleCallSignature(
         [],
         [],
@@ -82,7 +82,8 @@ def export_program(
     return file.getvalue()
 
 
-def _placeholder(name: str) -> str:
+def placeholder(name: str) -> str:
+    """An input's name as a parameter has it."""
     return name.replace(".", "_")
 
 

@@ -6,7 +6,7 @@ bounds), guards. Each refusal is one sentence that names both sides. Integer val
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +14,10 @@ import torch
 
 from widepack_artifacts import guards as guard_forms
 from widepack_artifacts.manifest import Entry
-from widepack_artifacts.tree import Tree
+from widepack_artifacts.tree import Tree, paths
 
 from .codec import dtype_of
-from .errors import InputError
+from .errors import InputError, UsageError
 from .specs import DimExpr, parse_type
 
 
@@ -40,9 +40,10 @@ def each(value: Any) -> Each:
 
 @dataclass(frozen=True, slots=True)
 class LeafSpec:
-    """One tensor of a call. dims: numbers and dim expressions of the member's own shape."""
+    """One tensor of a call. said: its name in messages, `input x`. dims: numbers and dim expressions of the member's own shape."""
 
     name: str
+    said: str
     dtype: torch.dtype
     dims: tuple[int | DimExpr, ...]
     text: str
@@ -51,19 +52,33 @@ class LeafSpec:
 class Binder:
     """Binds and checks calls of one entry.
 
-    members: N of the loaded model. names: theirs, for messages. device: where inputs must be. dtype: the floating dtype that stands for the artifact's own.
+    members: N of the loaded model. device: where inputs must be. stacked: whether a state is one a member, `[N, ...]`, and not that of a single one.
+    states: input, output and name of each state; names of all entries' are known.
     """
 
-    def __init__(self, entry: Entry, members: int, device: torch.device) -> None:
+    def __init__(self, entry: Entry, members: int, device: torch.device, *, stacked: bool = True, known: Collection[str] = ()) -> None:
         self.members = members
         self.device = device
-        self.leaves = [LeafSpec(i.name, dtype_of(parse_type(i.type)[0]), parse_type(i.type)[1], i.type) for i in entry.inputs]
-        self.parameters = entry.signature
+        self.stacked = stacked
+        self.states = [(s.input, s.output, entry.inputs[s.input].name) for s in entry.state]
+        self.carried = {i for i, _, _ in self.states}
+        self.known = {*known, *(name for _, _, name in self.states)}
+        self.leaves = [
+            LeafSpec(i.name, f"{'state' if k in self.carried else 'input'} {i.name}", dtype_of(parse_type(i.type)[0]), parse_type(i.type)[1], i.type)
+            for k, i in enumerate(entry.inputs)
+        ]
+        self.parameters = [p for p in entry.signature if not self.carried & set(paths(p.tree))]
         self.names = [p.name for p in self.parameters]
         self.positions = [p.name for p in self.parameters if p.kind == "positional"]
         self.takes = ", ".join(p.name for p in self.parameters if not p.default)
         self.dims = {d: (v.min, v.max, v.source) for d, v in entry.dims.items()}
         self.guards = [(g.expr, g.source) for g in entry.guards]
+
+    @property
+    def takes_in(self) -> str:
+        """`inputs x=float32[B,8]; state h=float32[B,16]`."""
+        groups = ("inputs", [i for i in range(len(self.leaves)) if i not in self.carried]), ("state", sorted(self.carried))
+        return "; ".join(f"{what} {', '.join(f'{self.leaves[i].name}={self.leaves[i].text}' for i in group)}" for what, group in groups if group)
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[torch.Tensor], list[bool]]:
         """The call's tensors, leaf by leaf, and which of them hold one value a member. Raises: InputError."""
@@ -87,6 +102,41 @@ class Binder:
                 built = f"; it was built with {tree['const']!r}, which is not forward's default" if "const" in tree else ""
                 raise InputError(f"input {name} is missing; the model takes {self.takes}{built}")
         return values, marks
+
+    def carry(self, values: list[Any], marks: list[bool], state: Any) -> None:
+        """Put the states into a call's tensors. state: {name: tensor}, as `state()` or the last call gave it. Raises: InputError."""
+        names = ", ".join(name for _, _, name in self.states)
+        if not isinstance(state, Mapping):
+            raise InputError(
+                f"{'state is missing' if state is None else f'state is {_a(state)}'}; this model carries {names} from call to call: "
+                f"start with state = ens.state(), and go on with y, state = ens(x, state=state)"
+            )
+        if unknown := [str(k) for k in state if k not in self.known]:
+            raise InputError(f"state has {', '.join(unknown)}, which the model does not carry; it carries {', '.join(sorted(self.known))}")
+        for i, _, name in self.states:
+            if name not in state:
+                raise InputError(f"state lacks {name}; the model carries {names}: state() gives them as they begin")
+            if not isinstance(state[name], torch.Tensor):
+                raise InputError(
+                    f"state {name} is {_a(state[name])}; the model carries a tensor {self.leaves[i].text}{', one a member' if self.stacked else ''}"
+                )
+            values[i], marks[i] = state[name], self.stacked
+
+    def fresh(self, initial: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
+        """States as they begin: a buffer as the member has it, an input as zeros. initial: buffers by name. Raises: UsageError for a dim without a size."""
+        made = {}
+        for i, _, name in self.states:
+            leaf = self.leaves[i]
+            if name in initial:
+                made[name] = initial[name].clone(memory_format=torch.contiguous_format)
+                continue
+            missing = [d.letter for d in leaf.dims if not isinstance(d, int) and d.letter not in sizes]
+            if missing:
+                given = ", ".join(f"{d}={self.dims[d][0] + 1}" for d in dict.fromkeys(missing))
+                raise UsageError(f"state {name} is {leaf.text}, and its size depends on {', '.join(missing)}: give it, for example state({given})")
+            own = [d if isinstance(d, int) else d.factor * sizes[d.letter] for d in leaf.dims]
+            made[name] = torch.zeros([self.members, *own] if self.stacked else own, dtype=leaf.dtype, device=self.device)
+        return made
 
     def _leaves(self, tree: Tree, value: Any, name: str, own: bool, values: list[Any], marks: list[bool]) -> None:
         ((form, inner),) = tree.items()
@@ -130,35 +180,35 @@ class Binder:
         for leaf, value, own in zip(self.leaves, values, marks):
             if value.dtype != leaf.dtype:
                 raise InputError(
-                    f"input {leaf.name} is {_short(value.dtype)}, the model takes {_short(leaf.dtype)} ({leaf.text}); convert it with .to(torch.{_short(leaf.dtype)})"
+                    f"{leaf.said} is {_short(value.dtype)}, the model takes {_short(leaf.dtype)} ({leaf.text}); convert it with .to(torch.{_short(leaf.dtype)})"
                 )
             if value.device != self.device:
                 raise InputError(
-                    f"input {leaf.name} is on {value.device}, the model on {self.device}; move it with .to({str(self.device)!r}), or load(..., device={str(value.device)!r})"
+                    f"{leaf.said} is on {value.device}, the model on {self.device}; move it with .to({str(self.device)!r}), or load(..., device={str(value.device)!r})"
                 )
             shape = value.shape
             if own:
                 if not shape or shape[0] != self.members:
                     raise InputError(
-                        f"input {leaf.name} has shape {list(shape)}; one a member means a first axis of {self.members} members, [{self.members}, {leaf.text[leaf.text.index('[') + 1 :]}"
+                        f"{leaf.said} has shape {list(shape)}; one a member means a first axis of {self.members} members, [{self.members}, {leaf.text[leaf.text.index('[') + 1 :]}"
                     )
                 shape = shape[1:]
             if len(shape) != len(leaf.dims):
                 hint = "; for one input a member call ens.each" if not own and len(shape) == len(leaf.dims) + 1 else ""
-                raise InputError(f"input {leaf.name} has {len(shape)} dims, {list(shape)}; the model takes {leaf.text}, {len(leaf.dims)} dims{hint}")
+                raise InputError(f"{leaf.said} has {len(shape)} dims, {list(shape)}; the model takes {leaf.text}, {len(leaf.dims)} dims{hint}")
             for axis, (size, dim) in enumerate(zip(shape, leaf.dims)):
                 if isinstance(dim, int):
                     if size != dim:
-                        raise InputError(f"input {leaf.name} has {size} at axis {axis}, {list(shape)}; the model takes {dim} there, {leaf.text}")
+                        raise InputError(f"{leaf.said} has {size} at axis {axis}, {list(shape)}; the model takes {dim} there, {leaf.text}")
                     continue
                 if size % dim.factor:
-                    raise InputError(f"input {leaf.name} has {size} at axis {axis}; the model takes {dim}, a multiple of {dim.factor}")
+                    raise InputError(f"{leaf.said} has {size} at axis {axis}; the model takes {dim}, a multiple of {dim.factor}")
                 got = size // dim.factor
                 if sizes.setdefault(dim.letter, got) != got:
                     raise InputError(
-                        f"input {leaf.name} has {dim.letter} = {got} at axis {axis}, but {from_[dim.letter]} has {dim.letter} = {sizes[dim.letter]}; equal letters are equal sizes"
+                        f"{leaf.said} has {dim.letter} = {got} at axis {axis}, but {from_[dim.letter]} has {dim.letter} = {sizes[dim.letter]}; equal letters are equal sizes"
                     )
-                from_.setdefault(dim.letter, f"input {leaf.name}")
+                from_.setdefault(dim.letter, leaf.said)
         for letter, (least, most, source) in self.dims.items():
             if letter in sizes and not (least <= sizes[letter] and (most is None or sizes[letter] <= most)):
                 bound = f"{least} <= {letter}" + ("" if most is None else f" <= {most}")

@@ -18,6 +18,7 @@ from widepack_artifacts.program import Kind, Program
 from .capture import Captured, arrange, capture, tensors_of
 from .checkpoints import Checkpoint
 from .codec import dtype_name
+from .entries import FORWARD, method_of, of_entry
 from .errors import CaptureError, MemberMismatch, UsageError
 from .exported_programs import Programs
 from .members import Alignment, Factory, bit_equal
@@ -25,7 +26,8 @@ from .replay import Shapes
 from .samples import Source
 from .sampling import default_axes, example_sizes, from_specs
 from .simplify import fold, straighten
-from .specs import parse_inputs
+from .specs import Bounds, InputSpec, parse_inputs
+from .state import BUFFER, Asked, Carried
 
 
 @dataclass(frozen=True)
@@ -52,15 +54,33 @@ def filled_member(factory: Factory, aligned: Alignment, i: int) -> nn.Module:
     return module.eval()
 
 
+Specs = Sequence[str] | Mapping[str, Sequence[str]]
+
+
+def specs_of(inputs: Specs, entry: str, entries: Sequence[str]) -> tuple[list[InputSpec], dict[str, Bounds]]:
+    """The input specs and bounds of one entry. inputs: texts, or texts by entry. Raises: UsageError."""
+    if not isinstance(inputs, Mapping):
+        return parse_inputs(inputs, entry, entries)
+    unknown = [k for k in inputs if k not in entries]
+    if unknown:
+        raise UsageError(f"inputs names the entry {', '.join(map(repr, unknown))}; the entries are {', '.join(entries)}")
+    return parse_inputs(inputs.get(entry, ()), entry, entries)
+
+
 def capture_members(
     factory: Factory,
     aligned: Alignment,
-    inputs: Sequence[str] | None,
-    sample: Sequence[Any] | None,
+    inputs: Specs | None,
+    sample: Any,
     sample_kwargs: Mapping[str, Any] | None,
     dynamic: Mapping[str, Any] | None,
+    entry: str = FORWARD,
+    entries: Sequence[str] = (FORWARD,),
+    states: Sequence[Asked] = (),
 ) -> Captures:
-    """One capture a shape signature, from fresh members."""
+    """One capture a shape signature, from fresh members, of one entry."""
+    sample, sample_kwargs = of_entry(sample, entry, entries, "sample"), of_entry(sample_kwargs, entry, entries, "sample_kwargs")
+    dynamic = of_entry(dynamic, entry, entries, "dynamic")
     signatures = aligned.signatures
     made: list[Captured] = []
     bounds: dict[str, tuple[int, int | None]] = {}
@@ -71,33 +91,37 @@ def capture_members(
                 raise UsageError(
                     "a sample is given, but the members are programs that bring their own; describe inputs with specs, or leave them out"
                 )
-            specs, bounds = parse_inputs(inputs or ())
+            if list(entries) != [FORWARD] or states:
+                raise UsageError("the members are programs of torch.export: each is one entry, forward, and carries no state; leave --entry and --state out")
+            own_specs = inputs.get(entry) if isinstance(inputs, Mapping) else inputs
+            specs, bounds = parse_inputs(own_specs or ())
             low_high = {s.name: (s.low, s.high) for s in specs}
-            made.append(factory.captured([c for c, own in zip(aligned.checkpoints, signatures) if own == number], inputs))
+            made.append(factory.captured([c for c, own in zip(aligned.checkpoints, signatures) if own == number], own_specs))
             continue
         module = filled_member(factory, aligned, signatures.index(number))
         if inputs:
             if sample is not None or sample_kwargs is not None:
                 raise UsageError("inputs and sample are both given; one of them describes a call")
-            specs, bounds = parse_inputs(inputs)
+            specs, bounds = specs_of(inputs, entry, entries)
             sizes = example_sizes(specs, bounds)
             values, axes = from_specs(specs, sizes)
             low_high = {s.name: (s.low, s.high) for s in specs}
-            call = arrange(module, (), values, axes, sizes)
+            call = arrange(module, (), values, axes, sizes, entry)
         elif sample is not None or sample_kwargs is not None:
             args, kwargs = (sample,) if isinstance(sample, torch.Tensor) else tuple(sample or ()), dict(sample_kwargs or {})
-            unknown = sorted(set(dynamic or ()) - set(inspect.signature(module.forward).parameters) - set(kwargs))
-            if unknown and not any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(module.forward).parameters.values()):
-                raise UsageError(
-                    f"dynamic names {', '.join(unknown)}, which forward does not take; it takes {', '.join(inspect.signature(module.forward).parameters)}"
-                )
-            names = list(inspect.signature(module.forward).parameters)
-            call = arrange(module, args, kwargs, dynamic if dynamic is not None else default_axes(names, args, kwargs), {})
+            parameters = inspect.signature(method_of(module, entry)).parameters
+            unknown = sorted(set(dynamic or ()) - set(parameters) - set(kwargs))
+            if unknown and not any(p.kind is p.VAR_POSITIONAL for p in parameters.values()):
+                raise UsageError(f"dynamic names {', '.join(unknown)}, which {entry} does not take; it takes {', '.join(parameters)}")
+            named = dynamic if dynamic is not None else default_axes(list(parameters), args, kwargs)
+            call = arrange(module, args, kwargs, named, {}, entry)
         else:
             raise UsageError(
-                "no inputs: describe each input of forward, for example --input 'x=float32[B,3,32,32]' (letters are dynamic dims), or give a sample"
+                f"no inputs: describe each input of {entry}, for example --input '{entry + ':' if len(entries) > 1 else ''}x=float32[B,3,32,32]' "
+                f"(letters are dynamic dims), or give a sample"
             )
-        made.append(capture(partial(filled_member, factory, aligned, signatures.index(number)), call, asked=bool(inputs) or dynamic is not None))
+        make = partial(filled_member, factory, aligned, signatures.index(number))
+        made.append(capture(make, call, asked=bool(inputs) or dynamic is not None, entry=entry, states=states))
     first = made[0]
     for other in made[1:]:
         _same_graph(first, other)
@@ -128,7 +152,11 @@ def _same_graph(a: Captured, b: Captured) -> None:
         raise CaptureError(
             f"members of other shapes give programs of {len(a.program.nodes)} and {len(b.program.nodes)} ops; only sizes may differ between them"
         )
-    if a.result != b.result:
+    for state in a.states:
+        one, other = a.inputs[state.input].type, b.inputs[state.input].type
+        if one != other:
+            raise CaptureError(f"state {state.name} is {one} in one member and {other} in another; a state has one shape in all members")
+    if a.returned != b.returned:
         raise CaptureError("members of other shapes return different numbers beside their tensors; return tensors, or leave such numbers out")
 
 
@@ -142,21 +170,74 @@ class Captures:
     ranges: dict[str, tuple[int | None, int | None]]
 
 
-class Job:
-    """All that the later stages need to know of a build."""
+class Table:
+    """The weights of a build: a row for each, of whatever entry reads it. by_name: rows by every name."""
 
-    def __init__(self, factory: Factory, aligned: Alignment, captures: Captures, share: str) -> None:
-        self.factory, self.aligned, self.captures, self.share = factory, aligned, captures, share
-        self.first = captures.first
+    def __init__(self, factory: Factory, aligned: Alignment, captures: Sequence[Captures]) -> None:
+        self.factory, self.aligned, self.captures = factory, aligned, captures
         self.count = len(aligned.names)
         self.rows = self._table()
         self.by_name = {name: r for r in self.rows for name in (r.weight.name, *r.weight.aliases)}
+
+    def _table(self) -> list[Row]:
+        rows: list[Row] = []
+        roles = {n: role for entry in self.captures for c in entry.captured for n, (role, _) in c.weights.items()}
+        parameters = {
+            n for n, _ in fresh_member(self.factory, self.aligned.checkpoints[0], self.aligned.state_dict(0)).named_parameters(remove_duplicate=False)
+        }
+        known = set()
+        for w in self.aligned.weights:
+            role = roles.get(w.name) or ("parameter" if w.name in parameters else "buffer")
+            shape: list[Any] = [list(s) for s in w.shape] if w.kind == "ragged" else list(w.shape)  # type: ignore[arg-type]
+            rows.append(Row(form.Weight(w.name, w.kind, w.dtype, shape, role, list(w.aliases)), lambda i, n=w.name: self.aligned.tensor(i, n)))  # type: ignore[misc]
+            known |= {w.name, *w.aliases}
+        return rows + self._constants({n: value for entry in self.captures for n, (_, value) in entry.first.weights.items() if n not in known})
+
+    def _constants(self, lifted: Mapping[str, torch.Tensor]) -> list[Row]:
+        """Buffers that are not saved and tensors in plain attributes: each member's own, read from the member itself; literals are the program's."""
+        if not lifted:
+            return []
+        values: dict[str, list[torch.Tensor]] = {n: [] for n in lifted}
+        for i in range(self.count):
+            module = filled_member(self.factory, self.aligned, i)
+            found = {**dict(tensors_of(module)), **dict(module.named_buffers(remove_duplicate=False))}
+            for n in lifted:
+                value = found.get(n, lifted[n] if n.rpartition(".")[2].startswith("lifted_tensor") else None)
+                if value is None:
+                    raise CaptureError(
+                        f"member {self.aligned.names[i]} has no tensor at {n}, which the captured member holds; members must be made alike"
+                    )
+                values[n].append(value.detach().clone())
+        rows = []
+        for n, vs in values.items():
+            same = all(bit_equal(v, vs[0]) for v in vs)
+            if any(v.shape != vs[0].shape or v.dtype != vs[0].dtype for v in vs):
+                raise CaptureError(f"the constant {n} differs in shape or dtype between members; make it a buffer that is saved with the checkpoint")
+            rows.append(Row(form.Weight(n, "shared" if same else "stacked", dtype_name(vs[0].dtype), list(vs[0].shape), "constant"), vs.__getitem__))
+        return rows
+
+    def kind(self, name: str) -> Kind:
+        return self.by_name[name].weight.kind  # type: ignore[return-value]
+
+
+class Job:
+    """All that the later stages need to know of one entry of a build."""
+
+    def __init__(self, entry: str, table: Table, captures: Captures) -> None:
+        self.entry, self.table, self.captures = entry, table, captures
+        self.factory, self.aligned = table.factory, table.aligned
+        self.first = captures.first
+        self.count = table.count
         self.programs = [self._canonical(c.program) for c in captures.captured]
         leaves = self.first.inputs
         self.sources = [
             Source(x.name, x.type, *captures.ranges.get(x.name, (None, None)), example=None if x.name in captures.ranges else x.example)
             for x in leaves
         ]
+        self.states = self.first.states
+        for state in self.states:
+            if state.how == BUFFER and self.kind(state.name) == "ragged":
+                raise CaptureError(f"state {state.name} differs in shape between the members; a state has one shape in all members")
         self.batch = self._batch()
         self._simple: dict[str, list[Program]] = {}
         self._straight: list[Program] = []
@@ -174,58 +255,24 @@ class Job:
                 return leaf.axes[axis].rpartition("*")[2]
         return ""
 
-    def _table(self) -> list[Row]:
-        rows: list[Row] = []
-        roles = {n: role for c in self.captures.captured for n, (role, _) in c.weights.items()}
-        parameters = {
-            n for n, _ in fresh_member(self.factory, self.aligned.checkpoints[0], self.aligned.state_dict(0)).named_parameters(remove_duplicate=False)
-        }
-        known = set()
-        for w in self.aligned.weights:
-            role = roles.get(w.name) or ("parameter" if w.name in parameters else "buffer")
-            shape: list[Any] = [list(s) for s in w.shape] if w.kind == "ragged" else list(w.shape)  # type: ignore[arg-type]
-            rows.append(Row(form.Weight(w.name, w.kind, w.dtype, shape, role, list(w.aliases)), lambda i, n=w.name: self.aligned.tensor(i, n)))  # type: ignore[misc]
-            known |= {w.name, *w.aliases}
-        lifted = [n for n in self.first.weights if n not in known]
-        return rows + self._constants(lifted)
-
-    def _constants(self, names: Sequence[str]) -> list[Row]:
-        """Buffers that are not saved and tensors in plain attributes: each member's own, read from the member itself; literals are the program's."""
-        if not names:
-            return []
-        values: dict[str, list[torch.Tensor]] = {n: [] for n in names}
-        for i in range(self.count):
-            module = filled_member(self.factory, self.aligned, i)
-            found = {**dict(tensors_of(module)), **dict(module.named_buffers(remove_duplicate=False))}
-            for n in names:
-                literal = self.first.weights[n][1] if n.rpartition(".")[2].startswith("lifted_tensor") else None
-                value = found.get(n, literal)
-                if value is None:
-                    raise CaptureError(
-                        f"member {self.aligned.names[i]} has no tensor at {n}, which the captured member holds; members must be made alike"
-                    )
-                values[n].append(value.detach().clone())
-        rows = []
-        for n, vs in values.items():
-            same = all(bit_equal(v, vs[0]) for v in vs)
-            if any(v.shape != vs[0].shape or v.dtype != vs[0].dtype for v in vs):
-                raise CaptureError(f"the constant {n} differs in shape or dtype between members; make it a buffer that is saved with the checkpoint")
-            rows.append(Row(form.Weight(n, "shared" if same else "stacked", dtype_name(vs[0].dtype), list(vs[0].shape), "constant"), vs.__getitem__))
-        return rows
-
     def _canonical(self, program: Program) -> Program:
         """The program naming weights as the table does (tied weights have one name there)."""
-        return replace(program, weights=tuple(replace(s, source=self.by_name[s.source].weight.name) for s in program.weights))
+        return replace(program, weights=tuple(replace(s, source=self.table.by_name[s.source].weight.name) for s in program.weights))
 
     def kind(self, name: str) -> Kind:
-        return self.by_name[name].weight.kind  # type: ignore[return-value]
+        return self.table.kind(name)
+
+    def initial(self, state: Carried) -> str:
+        """The weight that a state begins as; "" for an input, which begins as zeros."""
+        return self.table.by_name[state.name].weight.name if state.how == BUFFER else ""
 
     def slots(self, pattern: str) -> dict[str, Kind]:
-        """The kind of every weight and input of the member program, by value name."""
+        """The kind of every weight and input of the member program, by value name. A state is one a member in every pattern."""
         program = self.programs[0]
+        carried = {s.input for s in self.states}
         return {
             **{s.name: self.kind(s.source) for s in program.weights},
-            **{s.name: "shared" if pattern == "shared" else "stacked" for s in program.inputs},
+            **{s.name: "shared" if pattern == "shared" and i not in carried else "stacked" for i, s in enumerate(program.inputs)},
         }
 
     def simple(self, pattern: str) -> list[Program]:

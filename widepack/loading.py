@@ -11,7 +11,7 @@ from widepack_artifacts.store import Reader
 from widepack_artifacts.weights import Weights
 
 from .errors import UsageError
-from .wide_model import ENTRY, WideModel
+from .wide_model import WideModel
 
 VERIFY = ("sizes", "hashes", "off")
 
@@ -49,8 +49,6 @@ def load(
         raise UsageError(f"path is a {type(path).__name__}; give the artifact's folder")
     where = _device(device)
     reader = Reader(path, expect)
-    if ENTRY not in reader.manifest.entries:
-        raise UsageError(f"{path}: has no entry {ENTRY!r}; its entries are {', '.join(reader.manifest.entries)}")
     if verify == "sizes":
         reader.check_sizes()
     elif verify == "hashes":

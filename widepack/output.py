@@ -11,6 +11,8 @@ import torch.utils._pytree as pytree
 from widepack_artifacts import tree
 from widepack_artifacts.program import Output as Leaf
 
+from .runtime import storage
+
 
 class Output(Mapping[str, Any]):
     """What a member returned as a dataclass, named tuple or mapping class: by key, by attribute, and by number, in the class's order.
@@ -50,6 +52,27 @@ def _unflatten(values: Iterable[Any], context: tuple[str, tuple[str, ...]]) -> O
 
 
 pytree.register_pytree_node(Output, _flatten, _unflatten, serialized_type_name="widepack.Output")
+
+
+def carried(
+    values: Sequence[Any], states: Sequence[tuple[int, int, str]], outputs: Sequence[Leaf], members: int, given: Sequence[Any]
+) -> dict[str, torch.Tensor]:
+    """The new states of a call, `[N, ...]`, each in memory that is neither the answer's nor that of another input: the caller may write into those.
+
+    values: the program's outputs. states: (input, output, name). outputs: of a wide program; empty for one member's, whose states have no member axis.
+    """
+    own, out = {i for i, _, _ in states}, {o for _, o, _ in states}
+    taken = {storage(v) for i, v in enumerate(given) if i not in own} | {storage(v) for i, v in enumerate(values) if i not in out}
+    made = {}
+    for _, o, name in states:
+        value = values[o]
+        if outputs and outputs[o].kind == "shared":
+            value = value.unsqueeze(0).expand(members, *value.shape).clone(memory_format=torch.contiguous_format)
+        elif storage(value) in taken:
+            value = value.clone()
+        taken.add(storage(value))
+        made[name] = value
+    return made
 
 
 def present(values: Sequence[Any], outputs: Sequence[Leaf], members: int, result: tree.Tree) -> Any:

@@ -19,24 +19,46 @@ import torch
 from widepack_artifacts.errors import ArtifactError
 
 from .compare import Pool, floating, same_places
+from .entries import FORWARD
 from .errors import VerificationError
 
 LIMIT_BYTES = 1_000_000
+Answers = tuple[Sequence[torch.Tensor | None], Sequence[Sequence[torch.Tensor]]]
+"""Inputs as the wide program takes them (None: a state that begins as a weight), and [member][output] float64 answers."""
+
 _FACTOR = 4  # another device or torch adds errors of its own kind: four times the bounds of the build
 
 
-def make(calls: Mapping[str, tuple[Sequence[torch.Tensor], Sequence[Sequence[torch.Tensor]]]]) -> dict[str, torch.Tensor]:
+def prefix(entry: str) -> str:
+    """What stands before the pattern in the names of an entry's tensors: nothing for forward."""
+    return "" if entry == FORWARD else f"{entry}."
+
+
+def joined(records: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """The records of a build's verification as the manifest holds them: forward's own keys, and those of other entries under `entries`."""
+    others = {entry: record for entry, record in records.items() if entry != FORWARD}
+    return {**records.get(FORWARD, {}), **({"entries": others} if others else {})}
+
+
+def record_of(verification: Mapping[str, Any], entry: str) -> Mapping[str, Any]:
+    """One entry's part of `joined` records; empty where there is none."""
+    found = verification if entry == FORWARD else (verification.get("entries") or {}).get(entry)
+    return found if isinstance(found, Mapping) else {}
+
+
+def make(calls: Mapping[str, Answers]) -> dict[str, torch.Tensor]:
     """The probe's tensors.
 
-    calls: pattern -> (inputs as the wide program takes them, [member][output] float64 answers).
-    Returns: `<pattern>.x<k>` inputs and `<pattern>.y<k>.<i>` answers, thinned, member by member.
+    calls: `prefix(entry)` and pattern -> inputs and answers.
+    Returns: `<prefix><pattern>.x<k>` inputs and `<prefix><pattern>.y<k>.<i>` answers, thinned, member by member.
     """
     room = LIMIT_BYTES / max(1, len(calls))
     made: dict[str, torch.Tensor] = {}
     for pattern, (inputs, truths) in calls.items():
-        for k, x in enumerate(inputs):
+        held = {k: x for k, x in enumerate(inputs) if x is not None}
+        for k, x in held.items():
             made[f"{pattern}.x{k}"] = x.contiguous().clone()
-        used = sum(x.numel() * x.element_size() for x in inputs)
+        used = sum(x.numel() * x.element_size() for x in held.values())
         total = sum(t.numel() * 8 for outs in truths for t in outs)
         stride = max(1, math.ceil(total / max(room - used, room / 4)))
         for i, outs in enumerate(truths):
@@ -62,7 +84,7 @@ def check(
 ) -> None:
     """Hold a loaded program's answers to the probe.
 
-    outputs: what the wide program gave for `<pattern>.x*`. kinds: of each output. records: the manifest's, by output. members: which of the artifact's members these are.
+    pattern: with the entry's prefix. outputs: what the wide program gave for `<pattern>.x*`. kinds: of each output. records: the manifest's, by output. members: which of the artifact's members these are.
     Raises: VerificationError.
     """
     for k, (output, kind, record) in enumerate(zip(outputs, kinds, records)):

@@ -6,6 +6,7 @@
 | `ids=int64[B,T]:0..30521` | whole numbers from 0 to 30521, both included |
 | `img=float32[B,3,32*H,32*W]` | sizes that are multiples of 32 |
 | `T=2..512`, `T=2..` | the bounds of a dim, both included; beside the inputs, or after one: `ids=int64[B,T];T=2..512` |
+| `encode:x=float32[B,3]` | of several entries, for `encode` alone; what stands before no entry's name holds for every entry |
 
 `str()` of a spec is its text again.
 """
@@ -45,15 +46,17 @@ DTYPES: dict[str, tuple[int, int] | None] = {
 }
 # Weights may have these too; few ops take them, so no input does.
 STORED_DTYPES = ("uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2")
-TOML_KEYS = ("model", "input", "key", "model_arg")
+TOML_KEYS = ("model", "input", "key", "model_arg", "entry", "state")
 EXAMPLE = "The right form: x=float32[B,3,32,32], or ids=int64[B,T]:0..30521, and T=2..512 for a dim's bounds."
 
+_TOML_LISTS = {"input": "x=float32[B,3,32,32]", "entry": "encode", "state": "cache"}
 _TOML_EXAMPLE = {"model": "pkg.mod:factory", "key": "state_dict"}
 # What people type for a dtype in other places.
 _SHORT = {"float": "float32", "f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64", "half": "float16", "double": "float64"}
 _SHORT |= {"int": "int64", "long": "int64", "i8": "int8", "u8": "uint8", "i32": "int32", "i64": "int64", "short": "int16", "byte": "uint8"}
 _SHORT |= {"boolean": "bool", "complex": "complex64"}
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_ENTRY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\s*:(?=\s*[A-Za-z_][A-Za-z0-9_]*\s*=)")
 _INT = re.compile(r"-?[0-9]{1,19}\Z", re.ASCII)
 _LIMIT = 2**63
 
@@ -107,9 +110,11 @@ def parse_input(text: str) -> InputSpec:
     return _input(_Part(text, 0, len(text)))
 
 
-def parse_inputs(texts: Iterable[str]) -> tuple[list[InputSpec], dict[str, Bounds]]:
+def parse_inputs(texts: Iterable[str], entry: str = "", entries: Sequence[str] = ()) -> tuple[list[InputSpec], dict[str, Bounds]]:
     """Read input specs and bounds of dims, in any order; one text may hold several, with `;` or `,` between them.
 
+    entry: whose inputs are wanted, of these entries: those before which it stands, and those before which none does. A name holds up to the next one or
+    the end of its text.
     Returns: the inputs in order, and `{letter: (low, high or None)}` for the dims that have bounds.
     Raises: UsageError that points at the first mistake, or names an input given twice, or bounds of a dim that no input has.
     """
@@ -117,24 +122,45 @@ def parse_inputs(texts: Iterable[str]) -> tuple[list[InputSpec], dict[str, Bound
         texts = [texts]
     inputs: dict[str, InputSpec] = {}
     bounds: dict[str, Bounds] = {}
-    where: dict[str, _Part] = {}
+    where: dict[str, tuple[str, _Part]] = {}
+    everywhere: list[str] = []  # the dims of all entries
     for text in texts:
+        of = ""
         for part in _Part(text, 0, len(text)).split(",;"):
+            of, part = _of_entry(part, of, entries)
             if "[" not in part.text and ".." in part.text and ":" not in part.text:
                 letter, value = _bounds(part)
+                if of not in ("", entry):
+                    continue
                 if letter in bounds:
                     part.refuse(f"the dim {letter} has bounds already")
-                bounds[letter], where[letter] = value, part
+                bounds[letter], where[letter] = value, (of, part)
                 continue
             spec = _input(part)
+            everywhere += spec.letters
+            if of not in ("", entry):
+                continue
             if spec.name in inputs:
                 part.refuse(f"the input {spec.name} is given twice")
             inputs[spec.name] = spec
     letters = list(dict.fromkeys(letter for spec in inputs.values() for letter in spec.letters))
-    for letter, part in where.items():
-        if letter not in letters:
+    for letter, (of, part) in where.items():
+        if letter not in letters and not of and letter in everywhere:
+            del bounds[letter]
+        elif letter not in letters:
             part.refuse(f"no input has the dim {letter}; " + (f"the dims are {', '.join(letters)}" if letters else "no input has a letter"))
     return list(inputs.values()), bounds
+
+
+def _of_entry(part: _Part, of: str, entries: Sequence[str]) -> tuple[str, _Part]:
+    """The entry's name before a spec, if there is one, and the spec without it; else the name that holds already."""
+    found = _ENTRY.match(part.text)
+    if not found:
+        return of, part
+    name, rest = part.cut(found.end() - 1)
+    if name.text not in entries:
+        name.refuse(f"no entry is called {name.text!r}; " + (f"the entries are {', '.join(entries)}" if entries else "name it with --entry"))
+    return name.text, rest
 
 
 def parse_model_args(items: Sequence[str]) -> dict[str, Any]:
@@ -155,7 +181,7 @@ def parse_model_args(items: Sequence[str]) -> dict[str, Any]:
 
 
 def read_toml(folder: str | Path) -> dict[str, Any]:
-    """Read `widepack.toml` of a folder: `model`, `input` (always returned as a list), `key`, `model_arg` (a table).
+    """Read `widepack.toml` of a folder: `model`, `input`, `entry` and `state` (always returned as lists), `key`, `model_arg` (a table).
 
     Returns: the keys that it has; nothing where there is no such file. Raises: UsageError, for an unknown key or a value of another type too.
     """
@@ -174,11 +200,12 @@ def read_toml(folder: str | Path) -> dict[str, Any]:
     for key in ("model", "key"):
         if not isinstance(found.get(key, ""), str):
             raise UsageError(f'{path}: {key} is {_kind(found[key])}; it must be a string, for example {key} = "{_TOML_EXAMPLE[key]}"')
-    if "input" in found:
-        rows = [found["input"]] if isinstance(found["input"], str) else found["input"]
-        if not isinstance(rows, list) or not all(isinstance(row, str) for row in rows):
-            raise UsageError(f'{path}: input must be a string or a list of strings, for example input = ["x=float32[B,3,32,32]"]')
-        found["input"] = rows
+    for key, text in _TOML_LISTS.items():
+        if key in found:
+            rows = [found[key]] if isinstance(found[key], str) else found[key]
+            if not isinstance(rows, list) or not all(isinstance(row, str) for row in rows):
+                raise UsageError(f'{path}: {key} must be a string or a list of strings, for example {key} = ["{text}"]')
+            found[key] = rows
     if not isinstance(found.get("model_arg", {}), dict):
         raise UsageError(f"{path}: model_arg is {_kind(found['model_arg'])}; it must be a table: [model_arg], then width = 64")
     return dict(found)

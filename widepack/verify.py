@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,14 +22,18 @@ from widepack_artifacts import guards as guard_forms
 from widepack_artifacts.program import Program, substitute
 
 from . import ops
+from .capture import tensors_of
+from .carrying import owner_of
 from .codec import decode
 from .compare import Pool, floating
+from .entries import FORWARD, method_of
 from .errors import VerificationError
 from .lower import Lowered
 from .raise64 import double_by_default, raise_program, raise_value
 from .replay import CPU
 from .runtime import Executable, Loop, graph_module
-from .samples import Source, draw_all, rows
+from .samples import Source, draw, draw_all, rows
+from .state import BUFFER, CHANGED, Carried
 
 SAMPLES = 64  # numbers per output and member that a comparison needs, at least
 Weights = Mapping[str, Any]
@@ -37,16 +41,23 @@ Weights = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Call:
-    """Inputs of one verified call. label: for the record. pattern: shared or each. inputs: by member, leaf by leaf. user: whether the module is run too."""
+    """Inputs of one verified call.
+
+    label: for the record. pattern: shared or each. inputs: by member, leaf by leaf. user: whether the module is run too. carried: the numbers of the inputs that
+    are states, one a member in every pattern. after: the number of the call whose new states this one begins with.
+    """
 
     label: str
     pattern: str
     inputs: list[list[torch.Tensor]]
     user: bool
+    carried: frozenset[int] = frozenset()
+    after: int | None = None
 
     def stacked(self) -> list[torch.Tensor]:
         """What the wide program takes."""
-        return self.inputs[0] if self.pattern == "shared" else [torch.stack(v) for v in zip(*self.inputs)]
+        one = self.pattern == "shared"
+        return [v[0] if one and i not in self.carried else torch.stack(v) for i, v in enumerate(zip(*self.inputs))]
 
 
 @dataclass
@@ -63,7 +74,8 @@ class Subject:
 
     programs, signatures: member programs and each member's index into them. sources: how inputs are drawn. weights(i): member i's weights by source name.
     module(i): the user's own module with member i's weights, or None. bind: leaves -> (args, kwargs) of the module. fits(sizes): whether all guards hold.
-    numbers: what the member returns beside tensors, in order.
+    numbers: what the member returns beside tensors, in order. method: the module's method that the programs are of.
+    states: what the caller carries; initial(i, state): what it begins as in member i, or None for an input.
     """
 
     members: tuple[str, ...]
@@ -78,6 +90,18 @@ class Subject:
     bind: Callable[[Sequence[torch.Tensor]], tuple[tuple[Any, ...], dict[str, Any]]]
     fits: Callable[[Mapping[str, int]], bool]
     numbers: Sequence[Any] = ()
+    method: str = FORWARD
+    states: Sequence[Carried] = ()
+    initial: Callable[[int, Carried], torch.Tensor | None] = lambda i, state: None
+
+    def draw(self, sizes: Mapping[str, int], seed: int, pattern: str, members: int) -> list[list[torch.Tensor]]:
+        """Inputs of a call by member: equal ones in the pattern `shared`, but for states: a buffer is what the member begins with, an input its own."""
+        made = [draw_all(self.sources, sizes, seed + (i if pattern == "each" else 0)) for i in range(members)]
+        for state in self.states:
+            for i, leaves in enumerate(made):
+                begins = self.initial(i, state)
+                leaves[state.input] = draw(self.sources[state.input], sizes, (seed + i) * 1009 + state.input) if begins is None else begins.clone()
+        return made
 
 
 def calls(subject: Subject, patterns: Sequence[str]) -> list[Call]:
@@ -85,24 +109,40 @@ def calls(subject: Subject, patterns: Sequence[str]) -> list[Call]:
     made: list[Call] = []
     n = len(subject.members)
     letter = subject.batch
+    carried = frozenset(s.input for s in subject.states)
     large = _large(subject) if letter else 0
     other = _other_sizes(subject)
     for pattern in patterns:
-        seeds = range(1, 1 + n) if pattern == "each" else [1] * n
-        whole = [draw_all(subject.sources, {**subject.sizes, **({letter: large} if letter else {})}, seed) for seed in seeds]
-        tried = [Call(f"{letter or 'size'}={large or 'fixed'}", pattern, whole, not letter)]
+        at = {**subject.sizes, **({letter: large} if letter else {})}
+        whole = subject.draw(at, 1, pattern, n)
+        tried = [Call(f"{letter or 'size'}={large or 'fixed'}", pattern, whole, not letter, carried)]
+        batches = [large]
         for b in (1, 2, 5) if letter else ():
             if b < large and subject.fits({**subject.sizes, letter: b}):
-                tried.append(Call(f"{letter}={b}", pattern, [rows(v, subject.sources, letter, b) for v in whole], True))
+                batches.append(b)
+                tried.append(Call(f"{letter}={b}", pattern, [rows(v, subject.sources, letter, b) for v in whole], True, carried))
+        kept = [(c, b) for c, b in zip(tried, batches) if _all_take(subject, c)]
+        steps = [(len(made) + k, b) for k, (_, b) in enumerate(kept)]  # numbers of the calls that a second one follows, and their batches
+        made += [c for c, _ in kept]
+        if carried:  # the next step of each: other inputs, and the states that the first left
+            following = subject.draw(at, 5, pattern, n)
+            for number, b in steps:
+                cut = following if b == large else [rows(v, subject.sources, letter, b) for v in following]
+                made.append(replace(made[number], label=f"{made[number].label}, step 2", inputs=cut, after=number))
+        other = _other_sizes(subject)
         if other != dict(subject.sizes):
             label = ", ".join(f"{k}={v}" for k, v in other.items())
-            tried.append(Call(label, pattern, [draw_all(subject.sources, other, 6 + seed) for seed in seeds], True))
-        taken = [c for c in tried if all(_takes(subject, x) for x in (c.inputs if pattern == "each" else c.inputs[:1]))]
-        if not any(c.user for c in taken):  # the example itself, which export has run
+            call = Call(label, pattern, subject.draw(other, 7, pattern, n), True, carried)
+            made += [call] if _all_take(subject, call) else []
+        if not any(c.user for c in made if c.pattern == pattern):  # the example itself, which export has run
             own = [x.example if x.example is not None else v for x, v in zip(subject.sources, draw_all(subject.sources, subject.sizes, 1))]
-            taken.append(Call("the example", pattern, [own] * n, True))
-        made += taken
+            made.append(Call("the example", pattern, [own] * n, True, carried))
     return made
+
+
+def _all_take(subject: Subject, call: Call) -> bool:
+    """Whether a call's inputs are ones that members answer to."""
+    return all(_takes(subject, x) for x in (call.inputs if call.pattern == "each" else call.inputs[:1]))
 
 
 def _takes(subject: Subject, inputs: Sequence[torch.Tensor]) -> bool:
@@ -163,6 +203,7 @@ def answers(
     Raises: VerificationError for a wrong capture.
     """
     found = [Answers() for _ in made]
+    moved: list[str] = []  # plain attributes in which the modules leave other tensors: no state that an export could see
     captured = [Pool(p.name) for p in pools]
     raised = True
     runners = {
@@ -175,22 +216,29 @@ def answers(
         given = [weights[s.source] for s in program.weights]
         module = subject.module(i) if subject.module is not None else None
         doubles = [raise_value(g) for g in given]
+        left: list[tuple[list[Any], list[Any], list[Any]]] = []  # by call: what this member's program, its truth and the module itself gave
         for call, into in zip(made, found):
+            before = left[call.after] if call.after is not None else ([], [], [])
+            inputs, exact, users = (_next(subject, call.inputs[i], b) for b in before)
             with torch.inference_mode():
-                own = list(own_run.forward(*given, *call.inputs[i]))
+                own = list(own_run.forward(*given, *inputs))
                 try:
                     with double_by_default():
-                        truth = list(truth_run.forward(*doubles, *(raise_value(x) for x in call.inputs[i])))
+                        truth = list(truth_run.forward(*doubles, *(raise_value(x) for x in exact)))
                 except RuntimeError:  # an op that has no float64 kernel: the member's own answer stands for the truth, and the record says so
                     truth, raised = [o.to(torch.float64) if o.is_floating_point() else o for o in own], False
             into.own.append(own)
             into.truth.append([t.to(torch.float64) if floating(o) and not t.is_complex() else t for t, o in zip(truth, own)])
             for pool, o, t in zip(pools, own, into.truth[-1]):
                 pool.add_own(o, t)
+            theirs: list[torch.Tensor] = []
             if module is not None and call.user:
-                theirs = _tensors(name, run_module(module, *subject.bind(call.inputs[i])), own, subject.numbers)
+                held = dict(tensors_of(module))
+                theirs = _tensors(name, run_module(module, subject, users), own, subject.numbers)
+                moved += [n for n, t in tensors_of(module) if held.get(n) is not t and n not in moved]
                 for pool, y, o in zip(captured, theirs, own):
                     pool.add_wide(name, call.label, y, o, o.to(torch.complex128 if o.is_complex() else torch.float64) if floating(o) else o)
+            left.append((own, truth, theirs) if subject.states else ([], [], []))
         if progress:
             progress(i + 1, len(subject.members))
     if unsteady := next((w for p in pools if raised and (w := p.unsteady())), ""):
@@ -217,8 +265,22 @@ def answers(
             raise VerificationError(
                 f"the captured program does not give the members' own answers: {wrong}. The members differ in something that is no weight (a Python number or list "
                 f"drawn in __init__), or the export is wrong; make it a buffer or an argument of the factory"
+                + (
+                    f". {subject.method} leaves another tensor in {', '.join(moved[:5])}, a plain attribute: to carry that from call to call, make it a buffer "
+                    f"with register_buffer and build with --state {moved[0]}"
+                    if moved
+                    else ""
+                )
             )
     return found, captured, raised
+
+
+def _next(subject: Subject, inputs: Sequence[torch.Tensor], before: Sequence[Any]) -> list[torch.Tensor]:
+    """The inputs of a call, with the states that the call before it left, if it follows one."""
+    given = list(inputs)
+    for s in subject.states if before else ():
+        given[s.input] = before[s.output]
+    return given
 
 
 def _repeats(subject: Subject, made: Sequence[Call], found: Sequence[Answers]) -> bool:
@@ -227,26 +289,50 @@ def _repeats(subject: Subject, made: Sequence[Call], found: Sequence[Answers]) -
         weights, program = subject.weights(i), subject.programs[subject.signatures[i]]
         run = graph_module(program, CPU).forward
         for call, answer in zip(made, found):
+            before = found[call.after].own[i] if call.after is not None else ()
             with torch.inference_mode():
-                again = run(*(weights[s.source] for s in program.weights), *call.inputs[i])
+                again = run(*(weights[s.source] for s in program.weights), *_next(subject, call.inputs[i], before))
             if not all(torch.equal(a.nan_to_num(), o.nan_to_num()) for a, o in zip(again, answer.own[i])):
                 return False
     return True
 
 
-def run_module(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The user's module on one call, without the nested-tensor path that answers differently at padded positions; buffers are restored."""
-    before = {n: b.clone() for n, b in module.named_buffers()}
+def run_module(module: nn.Module, subject: Subject, inputs: Sequence[torch.Tensor]) -> list[Any]:
+    """The user's module on one call, without the nested-tensor path that answers differently at padded positions; buffers are restored.
+
+    Returns: the leaves of what its method returns, then the new values of the states that it leaves in buffers or inputs.
+    """
+    given = [x.detach().clone() for x in inputs]
+    args, kwargs = subject.bind(given)
+    before = [(part, n, b, b.clone()) for part in module.modules() for n, b in part._buffers.items() if b is not None]
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with torch.no_grad():
-            result = module(*(a.clone() if isinstance(a, torch.Tensor) else a for a in args), **kwargs)
-            for n, b in module.named_buffers():
-                b.copy_(before[n])
+            owners = {s.name: owner_of(module, s.name) for s in subject.states if s.how == BUFFER}
+            for s in subject.states:
+                if s.how == BUFFER:
+                    part, name = owners[s.name]
+                    own = part._buffers[name]
+                    assert own is not None  # a state is a tensor from the beginning
+                    own.copy_(given[s.input])  # in place: what else holds this tensor sees it, as it does in the user's own calls
+            call = module if subject.method == FORWARD else method_of(module, subject.method)
+            found = pytree.tree_leaves(call(*args, **kwargs))
+            for s in sorted(subject.states, key=lambda s: s.output):
+                if s.how == BUFFER:
+                    part, name = owners[s.name]
+                    found.append(part._buffers[name])
+                elif s.how == CHANGED:
+                    found.append(given[s.input])
+            # a parameter may be an output, and a buffer, which is put back below
+            found = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in found]
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-    return [x.detach() if isinstance(x, torch.Tensor) else x for x in pytree.tree_leaves(result)]  # a parameter may be an output
+        with torch.no_grad():
+            for part, name, b, value in before:
+                part._buffers[name] = b
+                b.copy_(value)
+    return found
 
 
 def _tensors(member: str, found: Sequence[Any], own: Sequence[torch.Tensor], numbers: Sequence[Any]) -> list[torch.Tensor]:
@@ -275,12 +361,12 @@ def way_at_one(subject: Subject, letter: str) -> str:
         return ""
     module, weights = subject.module(0), subject.weights(0)
     program = subject.programs[subject.signatures[0]]
-    inputs = draw_all(subject.sources, sizes, 3)
+    (inputs,) = subject.draw(sizes, 3, "shared", 1)
     try:
         with torch.inference_mode(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what the member warns of at such a size is no news of this build
             own = graph_module(program, CPU).forward(*(weights[s.source] for s in program.weights), *inputs)
-        theirs = [x for x in run_module(module, *subject.bind(inputs)) if isinstance(x, torch.Tensor)]
+        theirs = [x for x in run_module(module, subject, inputs) if isinstance(x, torch.Tensor)]
     except (RuntimeError, ValueError, IndexError) as e:
         return f"the member or its program fails there: {str(e).splitlines()[0][:200]}"
     for o, t in zip(own, theirs):
@@ -307,10 +393,16 @@ def check_wide(
     """
     run = Executable(program, weights, CPU)
     checked = [Pool(p.name, p.eps, p.own_square, p.own_max, p.scale_square, p.count) for p in pools]
+    left: list[list[Any]] = []
     for call, answer in zip(made, found):
+        left.append([])
         if call.pattern != pattern:
             continue
-        wide = run.run(*call.stacked())
+        wide = run.run(*_next(subject, call.stacked(), left[call.after] if call.after is not None else ()))
+        for s in subject.states:
+            left[-1] = left[-1] or list(wide)
+            if program.outputs[s.output].kind == "shared":
+                left[-1][s.output] = wide[s.output].unsqueeze(0).expand(len(subject.members), *wide[s.output].shape)
         for k, pool in enumerate(checked):
             for i, name in enumerate(subject.members):
                 part = wide[k] if program.outputs[k].kind == "shared" else wide[k][i]

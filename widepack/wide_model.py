@@ -1,51 +1,30 @@
-"""`WideModel`: N members that run as one.
-
-A wide program is lowered, bound to the weights and split from its prologue when it is first needed, once for each pattern and batch class; calls run the
-bound function. Calls may come from several threads at once: nothing that a call writes to is shared.
-"""
+"""`WideModel`: a loaded artifact: N members that run as one, an entry for each method that was built."""
 
 from __future__ import annotations
 
-import math
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from widepack_artifacts.manifest import Entry, Manifest
-from widepack_artifacts.program import Kind, Program
+from widepack_artifacts.manifest import Manifest
 from widepack_artifacts.store import Reader
 from widepack_artifacts.weights import Weights
 
-from . import probe
-from .errors import ArtifactError, InputError, UsageError, VerificationError
-from .inputs import Binder, Each
+from .entries import FORWARD
+from .errors import UsageError
 from .member import Member
-from .output import Output, present
 from .plan import Plan
-from .runtime import Executable
-
-ENTRY = "forward"
-
-
-class Bound:
-    """A wide program ready to run. batch: the sizes of the first dim that it is for."""
-
-    def __init__(self, program: Program, plan: Plan, run: Executable) -> None:
-        self.program = program
-        self.plan = plan
-        self.run = run.run
-        self.least, self.most = plan.batch
-
-    def fits(self, size: int | None) -> bool:
-        return size is None or (self.least <= size and (self.most is None or size <= self.most))
+from .wide_entry import Held, WideEntry
 
 
 class WideModel:
     """N members in one. Made by `widepack.load`.
 
-    members: their names. plan: the plan of pattern `shared` at the smallest batch class. manifest: what the artifact says of itself.
+    A call is that of the entry `forward`; `ens.encode(x)` and `ens.entry("encode")(x)` are those of another.
+
+    members: their names. entries: names of the entries. plan: the plan of pattern `shared` at the smallest batch class. manifest: what the artifact says of
+    itself.
     """
 
     def __init__(
@@ -58,194 +37,127 @@ class WideModel:
         prologue: bool,
         strategies: str | Sequence[str] | None,
         verified: bool,
-        output: str | None = None,
     ) -> None:
-        self._reader = reader
-        self._held = weights
-        self._chosen = tuple(chosen)
-        self._device = device
-        self._prologue = prologue
-        self._strategies = strategies
-        self._verify = verified
-        self._output = output
-        self._entry: Entry = reader.manifest.entries[ENTRY]
-        self._binder = Binder(self._entry, len(self._chosen), device)
-        self._bound: dict[str, list[Bound]] = {}
-        self._values: dict[str, Any] = {}
-        self._lock = threading.RLock()
-        self._closed = False
-        self._letter = next((d.letter for leaf in self._binder.leaves for d in leaf.dims if not isinstance(d, int)), "")
-        self.members: tuple[str, ...] = tuple(reader.manifest.members[i].name for i in self._chosen)
+        self._held = Held(reader, weights, chosen, device, prologue=prologue, strategies=strategies, verified=verified)
+        self._entries = {name: WideEntry(self._held, name) for name in reader.manifest.entries}
+        self._own = self._entries.get(FORWARD)
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        return self._held.members
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        return tuple(self._entries)
 
     @property
     def manifest(self) -> Manifest:
-        return self._reader.manifest
+        return self._held.manifest
 
     @property
     def device(self) -> torch.device:
-        return self._device
+        return self._held.device
 
     @property
     def plan(self) -> Plan:
-        return self._programs("shared")[0].plan
+        return self._forward().plan
 
     def plans(self, pattern: str = "shared") -> list[Plan]:
         """The plans of a pattern, one a batch class."""
-        return [b.plan for b in self._programs(pattern)]
+        return self._forward().plans(pattern)
 
     def __len__(self) -> int:
-        return len(self._chosen)
+        return len(self.members)
 
     def __repr__(self) -> str:
         names = ", ".join(self.members[:4]) + (", ..." if len(self) > 4 else "")
-        inputs = ", ".join(f"{leaf.name}={leaf.text}" for leaf in self._binder.leaves)
-        return f"WideModel({len(self)} members: {names}; inputs {inputs}; {self._device})"
+        others = ", ".join(n for n in self._entries if n != FORWARD)
+        said = [
+            f"{len(self)} members: {names}",
+            *([self._own._binder.takes_in] if self._own else []),
+            *([f"entries {others}"] if others else []),
+            str(self.device),
+        ]
+        return f"WideModel({'; '.join(said)})"
+
+    def entry(self, name: str) -> WideEntry:
+        """The entry of this name. Raises: UsageError."""
+        if name not in self._entries:
+            raise UsageError(f"there is no entry {name!r}; the entries are {', '.join(self._entries)}")
+        return self._entries[name]
+
+    def __getattr__(self, name: str) -> WideEntry:
+        entries: dict[str, WideEntry] = self.__dict__.get("_entries", {})
+        if name in entries:
+            return entries[name]
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}; its entries are {', '.join(entries)}")
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._entries]
+
+    def _forward(self) -> WideEntry:
+        if self._own is None:
+            first = next(iter(self._entries))
+            raise UsageError(
+                f"this model has no entry {FORWARD}; its entries are {', '.join(self._entries)}: say which one, for example ens.{first}(...)"
+            )
+        return self._own
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Every member sees the same inputs, but for those marked with `widepack.each`.
 
         Inputs: as the member's forward takes them. Returns: the member's structure, every leaf `[N, *the member's shape]` (a list of N where shapes differ).
+        A model that carries state takes `state=` and returns (answer, new state).
         Raises: InputError before anything runs.
         """
-        values, marks = self._binder.bind(args, kwargs)
-        return self._answer(values, marks)
+        return (self._own or self._forward())(*args, **kwargs)
 
     def each(self, *args: Any, **kwargs: Any) -> Any:
         """Member i sees `[i]` of every input. Inputs: `[N, ...]`, or lists of N tensors. Returns and raises: as a call."""
-        values, marks = self._binder.bind(
-            [Each(a) if _holds_tensor(a) else a for a in args], {k: Each(v) if _holds_tensor(v) else v for k, v in kwargs.items()}
-        )
-        return self._answer(values, [True] * len(marks))
+        return (self._own or self._forward()).each(*args, **kwargs)
 
-    def _answer(self, values: list[torch.Tensor], marks: list[bool]) -> Any:
-        sizes = self._binder.check(values, marks)
-        pattern = "shared" if not any(marks) else "each" if all(marks) else "mixed:" + "".join("e" if m else "s" for m in marks)
-        bound = self._bound.get(pattern) or self._programs(pattern)
-        size = self._scaled(sizes) if len(bound) > 1 else None
-        program = bound[0] if len(bound) == 1 else next((b for b in bound if b.fits(size)), bound[-1])
-        return present(program.run(*values), program.program.outputs, len(self._chosen), self._entry.result)
+    def state(self, **sizes: int) -> dict[str, torch.Tensor]:
+        """What the caller carries, as it begins: `{name: [N, ...]}` over all entries; a buffer as each member's checkpoint has it, an input as zeros.
 
-    def _scaled(self, sizes: Mapping[str, int]) -> int | None:
-        """The batch, counted at the example's sizes of the other dims: batch classes are about how much a call has to work on."""
-        if self._letter not in sizes:
-            return None
-        size = float(sizes[self._letter])
-        for letter, dim in self._entry.dims.items():
-            if letter != self._letter and letter in sizes:
-                size *= sizes[letter] / max(dim.example, 1)
-        return max(1, math.ceil(size))
-
-    # ---------------------------------------------------------------- programs
-
-    def _programs(self, pattern: str) -> list[Bound]:
-        """The bound programs of a pattern; made, probed and kept on first use."""
-        with self._lock:
-            if self._closed:
-                raise UsageError("this model was closed; widepack.load opens its artifact again")
-            if pattern not in self._bound:
-                made = [self._bind(p, plan) for p, plan in self._wide(pattern)]
-                if self._verify and pattern in ("shared", "each"):
-                    self._probe(pattern, made)
-                self._bound[pattern] = made
-            return self._bound[pattern]
-
-    def _wide(self, pattern: str) -> list[tuple[Program, Plan]]:
-        """The wide programs of a pattern with their plans: the artifact's where they fit, else lowered here."""
-        rows = [w for w in self._entry.wide if w.pattern == pattern and w.device == self._device.type]
-        if rows and self._strategies is None and len(self._chosen) == len(self.manifest.members):
-            return [(self._reader.program(w.file), Plan.from_json(w.plan)) for w in rows]
-        return self._lower(pattern)
-
-    def _lower(self, pattern: str) -> list[tuple[Program, Plan]]:
-        from .relower import relower  # the rules are imported only when something has to be lowered
-
-        programs = [self._reader.program(f) for f in self._entry.member]
-        signatures = [self._entry.signatures[i] for i in self._chosen]
-        letters = {"shared": "s" * len(self._binder.leaves), "each": "e" * len(self._binder.leaves)}.get(pattern) or pattern.partition(":")[2]
-        own = [letter == "e" for letter in letters]
-        kinds: dict[str, Kind] = {w.name: w.kind for w in self.manifest.weights}  # type: ignore[misc]
-        sizes = {d: v.example for d, v in self._entry.dims.items()}
-        return relower(programs, signatures, kinds, own, sizes, self._letter, self._device.type, pattern, self._strategies or "auto")
-
-    def _bind(self, program: Program, plan: Plan) -> Bound:
-        if program.members != len(self._chosen):
-            raise ArtifactError(f"a wide program is for {program.members} members, the artifact has {len(self._chosen)}")
-        weights = {s.source: self._weight(s.source) for s in program.weights}
-        return Bound(program, plan, Executable(program, weights, self._device, prologue=self._prologue))
-
-    def _weight(self, name: str) -> Any:
-        """A weight of the loaded members, on the device: shared `[...]`, stacked `[N, ...]`, ragged a list of N."""
-        row = next((w for w in self.manifest.weights if w.name == name), None)
-        if row is None:
-            raise ArtifactError(f"a program reads the weight {name!r}, which the manifest's table does not have")
-        if name in self._values:
-            return self._values[name]
-        if row.kind == "ragged":
-            value: Any = [self._held.get(f"{name}@{i}").to(self._device) for i in self._chosen]
-        elif row.kind == "stacked" and len(self._chosen) < len(self.manifest.members):
-            value = self._values[name] = torch.stack([self._held.slice(name, i) for i in self._chosen]).to(
-                self._device
-            )  # a copy: one for all programs
-        else:
-            value = self._held.get(name).to(self._device)
-        return value
-
-    # ---------------------------------------------------------------- probe
-
-    def _probe(self, pattern: str, made: Sequence[Bound], again: bool = False) -> None:
-        """Run the artifact's probe through each program that has not passed it here; again: through all. Raises: VerificationError."""
-        if not self.manifest.probe:
-            return
-        names = [f for f, p in ((w.file, w) for w in self._entry.wide) if p.pattern == pattern and p.device == self._device.type]
-        stored = self._strategies is None and len(self._chosen) == len(self.manifest.members) and len(names) == len(made)
-        tensors: Weights | None = None
-        for number, bound in enumerate(made):
-            key = probe.cache_key(
-                self.manifest.digest,
-                names[number] if stored else f"{pattern} {bound.plan.to_json()} {self._chosen}",
-                str(self._device),
-                str(self._prologue),
+        `y, state = ens(x, state=state)` gives the next. sizes: of the dims that inputs among them have, `ens.state(B=8)`. Raises: UsageError.
+        """
+        dims = {d.letter for e in self._entries.values() for i in e._binder.carried for d in e._binder.leaves[i].dims if not isinstance(d, int)}
+        if unknown := sorted(set(sizes) - dims):
+            raise UsageError(
+                f"no state has the dim {', '.join(unknown)}; {'the dims of states are ' + ', '.join(sorted(dims)) if dims else 'states have no dims'}"
             )
-            if not again and probe.passed(key):
-                continue
-            tensors = tensors or Weights([self._reader.path(self.manifest.probe)])
-            inputs = [tensors.get(f"{pattern}.x{k}") for k in range(len(self._binder.leaves))]
-            if pattern == "each" and len(self._chosen) != len(self.manifest.members):
-                inputs = [x[list(self._chosen)] for x in inputs]
-            answers = bound.run(*(x.to(self._device) for x in inputs))
-            record = next((r for k, r in self.manifest.verification.get("wide", {}).items() if k.startswith(pattern)), None)
-            if record is None:
-                raise VerificationError("the artifact has a probe but no record of its verification; build it again")
-            try:
-                probe.check(
-                    {n: tensors.get(n) for n in tensors.names}, pattern, answers, [o.kind for o in bound.program.outputs], record, self._chosen
-                )
-            except (KeyError, TypeError, ValueError) as e:
-                raise ArtifactError(f"the probe and the record of the artifact's verification do not belong together ({e!r}); build it again") from e
-            probe.remember(key)
+        return {name: value for e in self._entries.values() for name, value in e.state(**sizes).items()}
+
+    def mean(self, *args: Any, of: str | None = "softmax", weights: Sequence[float] | None = None, **kwargs: Any) -> Any:
+        """The members' mean answer, `[*the member's shape]`.
+
+        of: `softmax` (over the last dim, the usual mean of classifiers), `sigmoid`, or None for the answers themselves. weights: one a member.
+        """
+        return self._forward().mean(*args, of=of, weights=weights, **kwargs)
+
+    def std(self, *args: Any, of: str | None = "softmax", **kwargs: Any) -> Any:
+        """The members' standard deviation (divided by N), `[*the member's shape]`."""
+        return self._forward().std(*args, of=of, **kwargs)
+
+    def vote(self, *args: Any, **kwargs: Any) -> Any:
+        """The class that most members choose, ties to the lowest number: argmax over the last dim, then the mode over members."""
+        return self._forward().vote(*args, **kwargs)
 
     def probe(self) -> None:
-        """Run the probe of both presets now, whether or not it passed here before. Raises: VerificationError."""
-        for pattern in ("shared", "each"):
-            self._probe(pattern, self._programs(pattern), again=True)
+        """Run the probe of every entry and both presets now, whether or not it passed here before. Raises: VerificationError."""
+        for entry in self._entries.values():
+            entry.probe()
+
+    def warmup(self, patterns: Sequence[str] = ("shared",)) -> None:
+        """Bind the programs of these patterns now, of every entry, instead of at the first call."""
+        for entry in self._entries.values():
+            entry.warmup(patterns)
 
     # ---------------------------------------------------------------- members
 
-    def _index(self, member: int | str) -> int:
-        if isinstance(member, str):
-            if member not in self.members:
-                raise UsageError(f"no member is called {member!r}; the members are {', '.join(self.members[:20])}")
-            return self.members.index(member)
-        if not -len(self) <= member < len(self):
-            raise UsageError(f"member {member} of {len(self)}; members are numbered from 0")
-        return member % len(self)
-
     def member(self, member: int | str) -> Member:
         """One member, by number or name, as a plain module over the artifact's weights. Raises: UsageError."""
-        i = self._chosen[self._index(member)]
-        program = self._reader.program(self._entry.member[self._entry.signatures[i]])
-        weights = {s.source: self._slice(s.source, i).to(self._device) for s in program.weights}
-        return Member(self.manifest.members[i].name, self._entry, program, weights, self._device)
+        return self._forward().member(member)
 
     def __getitem__(self, member: int | str) -> Member:
         return self.member(member)
@@ -253,78 +165,18 @@ class WideModel:
     def __iter__(self) -> Iterator[Member]:
         return (self.member(i) for i in range(len(self)))
 
-    def _slice(self, name: str, i: int) -> torch.Tensor:
-        row = next(w for w in self.manifest.weights if w.name == name)
-        return self._held.get(name) if row.kind == "shared" else self._held.get(f"{name}@{i}") if row.kind == "ragged" else self._held.slice(name, i)
-
     def state_dict(self, member: int | str) -> dict[str, torch.Tensor]:
         """One member's state dict, every name of its checkpoint, bit for bit; tensors are views of the mapped file. Raises: UsageError."""
-        i = self._chosen[self._index(member)]
+        i = self._held.chosen[self._held.index(member)]
         saved = [w for w in self.manifest.weights if w.role != "constant"]
-        return {name: self._slice(w.name, i) for w in saved for name in (w.name, *w.aliases)}
-
-    # ---------------------------------------------------------------- ensembles
-
-    def mean(self, *args: Any, of: str | None = "softmax", weights: Sequence[float] | None = None, **kwargs: Any) -> torch.Tensor:
-        """The members' mean answer, `[*the member's shape]`.
-
-        of: `softmax` (over the last dim, the usual mean of classifiers), `sigmoid`, or None for the answers themselves. weights: one a member.
-        """
-        return _average(_apply(self._leaf(self(*args, **kwargs)), of), weights)
-
-    def std(self, *args: Any, of: str | None = "softmax", **kwargs: Any) -> torch.Tensor:
-        """The members' standard deviation (divided by N), `[*the member's shape]`."""
-        return _apply(self._leaf(self(*args, **kwargs)), of).std(0, correction=0)
-
-    def vote(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """The class that most members choose, ties to the lowest number: argmax over the last dim, then the mode over members."""
-        chosen = self._leaf(self(*args, **kwargs)).argmax(-1)
-        voted: torch.Tensor = chosen.mode(0).values
-        return voted
-
-    def _leaf(self, result: Any) -> torch.Tensor:
-        if isinstance(result, (Output, Mapping)):
-            result = result["logits"] if "logits" in result else next(iter(result.values()))
-        while isinstance(result, (tuple, list)) and result and self._entry.outputs[0].kind != "ragged":
-            result = result[0]
-        if not isinstance(result, torch.Tensor):
-            raise InputError("the members' outputs differ in shape, or are no tensor: there is no mean of them")
-        return result
-
-    def warmup(self, patterns: Sequence[str] = ("shared",)) -> None:
-        """Bind the programs of these patterns now instead of at the first call."""
-        for pattern in patterns:
-            self._programs(pattern)
+        return {name: self._held.part(w.name, i) for w in saved for name in (w.name, *w.aliases)}
 
     def close(self) -> None:
         """Let go of programs and weights; the model cannot be called afterwards."""
-        with self._lock:
-            self._closed = True
-            self._bound.clear()
-            self._values.clear()
+        self._held.close()
+        for entry in self._entries.values():
+            entry.forget()
 
 
-def _holds_tensor(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return any(map(_holds_tensor, value.values()))
-    return isinstance(value, torch.Tensor) or (isinstance(value, (list, tuple)) and any(map(_holds_tensor, value)))
-
-
-def _apply(x: torch.Tensor, of: str | None) -> torch.Tensor:
-    if of == "softmax":
-        return x.softmax(-1)
-    if of == "sigmoid":
-        return x.sigmoid()
-    if of is not None:
-        raise UsageError(f"of={of!r} is unknown; known: softmax, sigmoid, None")
-    return x
-
-
-def _average(x: torch.Tensor, weights: Sequence[float] | None) -> torch.Tensor:
-    if weights is None:
-        return x.mean(0)
-    if len(weights) != x.shape[0]:
-        raise UsageError(f"{len(weights)} weights for {x.shape[0]} members; give one a member")
-    w = torch.tensor(weights, dtype=x.dtype, device=x.device)
-    averaged: torch.Tensor = torch.tensordot(w / w.sum(), x, 1)
-    return averaged
+RESERVED = frozenset({n for n in dir(WideModel) if not n.startswith("__")} | {"swap", "route"})
+"""Names that an entry cannot have: the model's own, and those that it will have."""

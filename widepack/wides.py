@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from widepack_artifacts.program import Kind, Program, refs
 
+from .errors import CaptureError
 from .job import Job
 from .kinds import weights_only
 from .lower import Lowered, lower
@@ -39,6 +40,12 @@ def make_wides(job: Job, asked: Choice, targets: Sequence[str]) -> list[Wide]:
                 if key not in made:
                     made[key] = Wide(pattern, lower(programs, job.captures.signatures, slots, plan, job.first.sizes, job.shapes[0]), [])
                 made[key].uses.append(_filled_plan(plan, made[key].lowered, programs[0]))
+    for wide in made.values():
+        for state in job.states:
+            if wide.lowered.program.outputs[state.output].kind == "ragged":
+                raise CaptureError(
+                    f"state {state.name} is made of values whose shapes differ between the members; a state has one shape in all members"
+                )
     return list(made.values())
 
 

@@ -7,6 +7,7 @@
 | `Weight` | a row of the weights table: kind, dtype, shape of one member, role |
 | `Entry` | a named program: inputs, calling convention, outputs, dims, guards, programs |
 | `Input`, `Parameter`, `OutputLeaf` | a tensor leaf of a call; a parameter of the forward; a tensor leaf of the result |
+| `State` | an input and an output of an entry that the caller carries from call to call |
 | `Dim`, `Guard` | bounds of a named dim; a condition under which the programs hold |
 | `WideProgram` | a wide program for one kind of device and one pattern, with its plan |
 | `File` | size and hash of a file |
@@ -28,7 +29,8 @@ from . import strict_json, tree
 from .errors import ArtifactError
 
 FORMAT = "widepack.artifact"
-VERSION = (1, 0)
+VERSION = (1, 1)
+"""The newest that this package reads; it writes the lowest that an artifact needs."""
 MAX_BYTES = 256 * 2**20
 MAX_MEMBERS = 2**16
 MAX_RANK = 64
@@ -183,6 +185,26 @@ class OutputLeaf:
 
 
 @dataclass(frozen=True, slots=True)
+class State:
+    """A value that the caller carries: one a member in every pattern.
+
+    input, output: numbers of its leaves; the input's name is the state's. initial: the weight that it begins as, or "" for zeros.
+    """
+
+    input: int
+    output: int
+    initial: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"input": self.input, "output": self.output, "initial": self.initial}
+
+    @classmethod
+    def from_json(cls, data: Any, where: str = "a state") -> State:
+        d = _object(data, where, ("input", "output", "initial"))
+        return cls(_count(d["input"], f"{where}: input"), _count(d["output"], f"{where}: output"), _text(d["initial"], f"{where}: initial", _NAME))
+
+
+@dataclass(frozen=True, slots=True)
 class Dim:
     """Bounds of a named dim, inclusive. source: the user's line that a bound comes from, or empty. example: a size at which all guards hold."""
 
@@ -246,7 +268,7 @@ class Entry:
 
     inputs: tensor leaves in order. signature: the forward's parameters. outputs, result: the result's leaves and their tree. fixed: sentences about
     sizes that the member's code fixes. member: files of the member programs, one a shape signature; signatures: for each member the index into
-    `member`. wide: the wide programs. pt2: pattern -> file of the torch.export program.
+    `member`. wide: the wide programs. pt2: pattern -> file of the torch.export program. state: what the caller carries; none in 1.0.
     """
 
     inputs: tuple[Input, ...]
@@ -260,6 +282,7 @@ class Entry:
     signatures: list[int]
     wide: tuple[WideProgram, ...]
     pt2: dict[str, str] = field(default_factory=dict)
+    state: tuple[State, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -274,11 +297,14 @@ class Entry:
             "signatures": self.signatures,
             "wide": [w.to_json() for w in self.wide],
             "pt2": self.pt2,
+            **({"state": [s.to_json() for s in self.state]} if self.state else {}),
         }
 
     @classmethod
-    def from_json(cls, data: Any, members: int, files: Mapping[str, File], where: str = "an entry") -> Entry:
-        d = _object(data, where, ("inputs", "signature", "outputs", "result", "dims", "guards", "fixed", "member", "signatures", "wide", "pt2"))
+    def from_json(cls, data: Any, members: int, files: Mapping[str, File], where: str = "an entry", version: tuple[int, int] = VERSION) -> Entry:
+        keys = ("inputs", "signature", "outputs", "result", "dims", "guards", "fixed", "member", "signatures", "wide", "pt2")
+        carries = version >= (1, 1) and isinstance(data, dict) and "state" in data
+        d = _object(data, where, (*keys, "state") if carries else keys)
         dims = _map(d["dims"], f"{where}: dims", Dim.from_json)
         for name in dims:
             if not _DIM_NAME.match(name):
@@ -295,6 +321,7 @@ class Entry:
             signatures=_list(d["signatures"], f"{where}: signatures", _count),
             wide=tuple(_list(d["wide"], f"{where}: wide", lambda v, w: WideProgram.from_json(v, files, w))),
             pt2=_map(d["pt2"], f"{where}: pt2", lambda v, w: _named_file(v, files, w)),
+            state=tuple(_list(d["state"], f"{where}: state", State.from_json)) if carries else (),
         )
         entry._check(members, where)
         return entry
@@ -304,18 +331,40 @@ class Entry:
         for what, names in (("inputs", [i.name for i in self.inputs]), ("signature", [p.name for p in self.signature])):
             _unique(names, f"{where}: {what}")
         found: list[int] = []
+        carried = self._check_state(where)
         for parameter in self.signature:
             tree.check(parameter.tree, len(self.inputs))
-            found += tree.paths(parameter.tree)
-        if sorted(found) != list(range(len(self.inputs))):
+            leaves = list(tree.paths(parameter.tree))
+            if set(leaves) & carried and not set(leaves) <= carried:
+                raise _refuse(f"{where}: the parameter {parameter.name} is a state in part; a parameter is one or none")
+            found += leaves
+        if sorted([*found, *(carried - set(found))]) != list(range(len(self.inputs))):
             raise _refuse(f"{where}: the signature must hold each of the {len(self.inputs)} input leaves once; it holds {sorted(found)[:20]}")
         tree.check(self.result, len(self.outputs))
-        if len(tree.paths(self.result)) != len(self.outputs):
-            raise _refuse(f"{where}: the result's tree must hold all {len(self.outputs)} output leaves")
+        if sorted([*tree.paths(self.result), *(s.output for s in self.state)]) != list(range(len(self.outputs))):
+            raise _refuse(f"{where}: the result's tree must hold all {len(self.outputs)} output leaves{' but those of states' if self.state else ''}")
         if not self.member or len(self.signatures) != members or max(self.signatures) >= len(self.member):
             raise _refuse(f"{where}: signatures must name, for each of the {members} members, one of the {len(self.member)} member programs")
         for pattern in self.pt2:
             _one_of(pattern, PATTERNS, f"{where}: pt2")
+
+    def _check_state(self, where: str) -> set[int]:
+        """The numbers of the inputs that are states, once they are held to the inputs and outputs."""
+        for s in self.state:
+            if s.input >= len(self.inputs) or s.output >= len(self.outputs):
+                raise _refuse(f"{where}: a state names input {s.input} and output {s.output} of {len(self.inputs)} and {len(self.outputs)}")
+            one, other = self.inputs[s.input], self.outputs[s.output]
+            if one.type != other.type:
+                raise _refuse(f"{where}: the state {one.name} is {one.type} and comes out as {other.type}; a state keeps its type")
+        carried = {s.input for s in self.state}
+        if len(carried) < len(self.state):
+            raise _refuse(f"{where}: state: an input stands twice")
+        return carried
+
+    @property
+    def states(self) -> list[str]:
+        """The names of what the caller carries."""
+        return [self.inputs[s.input].name for s in self.state]
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,11 +388,10 @@ class Manifest:
     """What an artifact is.
 
     files: every other file of the folder. digest: `sha256:<hex>` over the canonical JSON without the key `digest`; empty until `sealed`.
-    verification and provenance are records for people and tools; no reader acts on them. state: names of buffers that are inputs and outputs; none
-    in 1.0.
+    verification and provenance are records for people and tools; no reader acts on them. state: the names of all entries' states; none in 1.0.
     """
 
-    version: tuple[int, int] = VERSION
+    version: tuple[int, int] = (1, 0)
     members: tuple[Member, ...]
     weights: tuple[Weight, ...]
     entries: dict[str, Entry]
@@ -354,9 +402,16 @@ class Manifest:
     files: dict[str, File] = field(default_factory=dict)
     digest: str = ""
 
+    @property
+    def entry(self) -> str:
+        """The entry that is meant where none is named: `forward`, or the first where there is none."""
+        return "forward" if "forward" in self.entries else next(iter(self.entries))
+
     def sealed(self, files: Mapping[str, File]) -> Manifest:
         """This manifest over these files, with its digest."""
-        filled = replace(self, files=dict(sorted(files.items())), digest="")
+        states = _states(self.entries)
+        version = max(self.version, (1, 1)) if states else self.version
+        filled = replace(self, version=version, state=states or self.state, files=dict(sorted(files.items())), digest="")
         body = filled.to_json()
         del body["digest"]
         return replace(filled, digest=strict_json.digest(body))
@@ -407,14 +462,19 @@ class Manifest:
         count = len(members)
         weights = tuple(_list(d["weights"], "weights", lambda v, w: Weight.from_json(v, count, w)))
         _unique([name for w in weights for name in (*w.tensors(count), *w.aliases)], "weights")
-        entries = _map(d["entries"], "entries", lambda v, w: Entry.from_json(v, count, files, w))
+        version: tuple[int, int] = (d["version"][0], d["version"][1])
+        entries = _map(d["entries"], "entries", lambda v, w: Entry.from_json(v, count, files, w, version))
         for name in entries:
             if not _DIM_NAME.match(name):
                 raise _refuse(f"entries: {name!r} is no name of an entry; letters, digits and _ are")
         if not entries:
             raise _refuse("entries: an artifact has at least one")
+        _initials(entries, weights)
+        if version >= (1, 1) and d["state"] != (named := _states(entries)):
+            raise _refuse(f"state: the entries carry {', '.join(named) or 'nothing'}; got {str(d['state'])[:80]}")
         probe = d["probe"] if d["probe"] == "" else _named_file(d["probe"], files, "probe")
         return cls(
+            version=version,
             members=members,
             weights=weights,
             entries=entries,
@@ -430,6 +490,24 @@ class Manifest:
     def from_bytes(cls, data: bytes) -> Manifest:
         """Read `manifest.json`. Raises: ArtifactError."""
         return cls.from_json(strict_json.parse(data, "manifest"))
+
+
+def _states(entries: Mapping[str, Entry]) -> list[str]:
+    """The names of all entries' states, each once, entries by name."""
+    return list(dict.fromkeys(name for _, entry in sorted(entries.items()) for name in entry.states))
+
+
+def _initials(entries: Mapping[str, Entry], weights: tuple[Weight, ...]) -> None:
+    """Every state begins as a weight of its own type, or as zeros."""
+    table = {w.name: w for w in weights}
+    for name, entry in entries.items():
+        for state in entry.state:
+            if not state.initial:
+                continue
+            row, one = table.get(state.initial), entry.inputs[state.input]
+            if row is None or row.kind == "ragged" or f"{row.dtype}[{','.join(map(str, row.shape))}]" != one.type:
+                has = "is not in the table" if row is None else f"is {row.kind} {row.dtype}{row.shape}"
+                raise _refuse(f"entries: {name}: the state {one.name} is {one.type} and begins as the weight {state.initial[:80]!r}, which {has}")
 
 
 def _refuse(message: str) -> ArtifactError:

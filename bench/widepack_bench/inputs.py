@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -82,18 +82,27 @@ def make(entry: Entry, batch: int, *, members: int = 0, device: str = "cpu", see
     """Positional inputs, keyword inputs and the sizes chosen.
 
     members: 0 for inputs that all members share, else N for one a member, `[N, ...]`. Floats are standard normal, integers within the manifest's
-    bounds (0 and 1 where it has none), the same numbers on every device.
+    bounds (0 and 1 where it has none), the same numbers on every device. States are left out: whoever calls has them.
     """
     found = sizes(entry, batch)
     sources = [Source(i.name, i.type, i.low, i.high) for i in entry.inputs]
     calls = [draw_all(sources, found, seed + member) for member in range(members or 1)]
     values = [(torch.stack(leaf) if members else leaf[0]).to(device) for leaf in zip(*calls, strict=True)]
+    carried = {s.input for s in entry.state}
+    args, kwargs = arranged(entry, values, leave={p.name for p in entry.signature if carried & set(tree.paths(p.tree))})
+    return args, kwargs, found
+
+
+def arranged(entry: Entry, values: Sequence[Any], leave: Collection[str] = ()) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The inputs of a call from its leaves, but for the parameters to leave out."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for name, kind, shape, *_ in entry.signature:
-        value = tree.build(shape, values, lambda _name, rows: dict(rows))
+        if name in leave:
+            continue
+        value = tree.build(shape, list(values), lambda _name, rows: dict(rows))
         if kind == "positional":
             args.append(value)
         else:
             kwargs[name] = value
-    return tuple(args), kwargs, found
+    return tuple(args), kwargs

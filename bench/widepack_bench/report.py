@@ -70,7 +70,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A benchmark of one wide model. modules: whose modules the baselines run; environment: device, versions, threads, commit, command."""
+    """A benchmark of one wide model. modules: whose modules the baselines run; entry: the method; environment: device, versions, threads, commit, command."""
 
     name: str
     members: int
@@ -79,6 +79,7 @@ class Report:
     rows: tuple[Row, ...]
     refused: dict[int, str] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
+    entry: str = "forward"
 
     @property
     def holds(self) -> bool:
@@ -95,6 +96,7 @@ class Report:
             "format": FORMAT,
             "name": self.name,
             "members": self.members,
+            "entry": self.entry,
             "pattern": self.pattern,
             "modules": self.modules,
             "environment": self.environment,
@@ -109,7 +111,7 @@ class Report:
         who_sees = "every member sees the same inputs" if self.pattern == "shared" else "each member has its own inputs"
         lines = [
             (
-                f"{self.name}: {plural(self.members, 'member')}, {who_sees}; "
+                f"{self.name}: {'' if self.entry == 'forward' else f'entry {self.entry}, '}{plural(self.members, 'member')}, {who_sees}; "
                 f"{env.get('device', 'unknown device')}, {plural(env.get('threads', 0), 'thread')}, torch {env.get('versions', {}).get('torch', '?')}"
             ),
             f"baselines run {self.modules}; a ratio is a baseline's time over widepack's, with its 95% interval; * is the fastest",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from widepack.entries import FORWARD, method_of
 from widepack.errors import UsageError
+from widepack_artifacts.manifest import Entry, Manifest
 
 from . import noise
 from .baselines import BASELINES, Run, difference, loop, padding_kept
@@ -41,6 +44,7 @@ def bench(
     pattern: str = "shared",
     modules: Sequence[nn.Module] | None = None,
     factory: Callable[[Mapping[str, Any]], nn.Module] | None = None,
+    entry: str = "",
     pin: bool = False,
     progress: Progress | None = None,
 ) -> Report:
@@ -48,20 +52,23 @@ def bench(
 
     device: where an artifact is loaded and everything runs. budget_s: seconds of measuring a batch, compilation aside. threads: threads
     inside an op, torch's own number where None. pattern: `shared` (every member sees the same inputs) or `each`. modules: the user's own modules
-    in the members' order, or factory: makes one from a member's state dict; without either the baselines run `ens.member(i)`.
+    in the members' order, or factory: makes one from a member's state dict; without either the baselines run `ens.member(i)`. entry: the method to call,
+    forward or the artifact's first without it.
     Raises: BenchError where the wide model's answers are not the loop's; UsageError for an unknown baseline or pattern; what `widepack.load` raises.
     """
     import widepack
 
     check(batches, baselines, pattern)
     with noise.quiet(threads, pin):
-        if isinstance(model, (str, os.PathLike)):
-            ens, name = widepack.load(model, device=device), os.fspath(model)
-        else:
+        if isinstance(model, widepack.WideModel):
             ens, name = model, "model"
+        else:
+            ens, name = widepack.load(model, device=device), os.fspath(model)
         if modules is None and factory is not None:
             modules = [own_module(factory, ens.state_dict(i), str(m)) for i, m in enumerate(ens.members)]
-        return compare(ens, modules, batches, baselines=baselines, budget_s=budget_s, pattern=pattern, device=device, name=name, progress=progress)
+        return compare(
+            ens, modules, batches, baselines=baselines, budget_s=budget_s, pattern=pattern, entry=entry, device=device, name=name, progress=progress
+        )
 
 
 def compare(
@@ -73,6 +80,7 @@ def compare(
     budget_s: float = 20.0,
     pattern: str = "shared",
     inputs: Inputs | None = None,
+    entry: str = "",
     device: str = "cpu",
     name: str = "model",
     progress: Progress | None = None,
@@ -85,28 +93,48 @@ def compare(
     """
     check(batches, baselines, pattern)
     own = OWN if modules is not None else FLAT
-    members = [m.to(device).eval() for m in (modules if modules is not None else flat_members(ens))]
-    if len(members) != len(ens):
-        raise BenchError(f"{len(members)} modules were given to compare with, and the wide model has {len(ens)} members")
+    manifest: Manifest | None = getattr(ens, "manifest", None)
+    entry = entry or (manifest.entry if manifest else FORWARD)
+    if manifest and entry not in manifest.entries:
+        raise UsageError(f"there is no entry {entry!r}; the entries are {', '.join(manifest.entries)}")
+    described = manifest.entries[entry] if manifest else None
+    carries = described is not None and bool(described.state)
+    if described is not None and carries and modules is not None:
+        raise UsageError(
+            f"{entry} carries state ({', '.join(described.states)}), and your own modules go on from call to call: "
+            f"leave the model out, and the baselines run the artifact's member programs, every call from the same state"
+        )
+    ens = ens if entry == FORWARD and not carries else ens.entry(entry)
+    count = len(ens if modules is None else modules)
+    if count != len(ens):
+        raise BenchError(f"{count} modules were given to compare with, and the wide model has {len(ens)} members")
     each = pattern == "each"
     rows: list[Row] = []
     refused: dict[int, str] = {}
-    with torch.inference_mode():
+
+    def contest(sizes: Mapping[str, int]) -> _Contest:
+        state = ens.state(**sizes) if carries else None
+        made = [called(m, entry) for m in modules] if modules is not None else flat_members(ens, state)
+        members = [m.to(device).eval() for m in made]
         runs, unmade = _made(members, baselines, each)
         sync = torch.cuda.synchronize if device.startswith("cuda") else None
-        contest = _Contest(ens.each if each else ens, loop(members, each), runs, unmade, budget_s, sync)
+        ours = ens.each if each else ens
+        return _Contest(functools.partial(ours, state=state) if carries else ours, loop(members, each), runs, unmade, budget_s, sync)
+
+    with torch.inference_mode():
+        held = None if carries else contest({})
         for done, batch in enumerate(batches):
             if progress:
                 progress(f"batch {batch}", done, len(batches))
             try:
-                args, kwargs, sizes = _inputs(ens, inputs, batch, each, device)
+                args, kwargs, sizes = _inputs(described, inputs, batch, count if each else 0, device)
             except BenchError as refusal:
                 refused[batch] = str(refusal)
                 continue
-            rows.append(contest.row(batch, args, kwargs, sizes))
+            rows.append((held or contest(sizes)).row(batch, args, kwargs, sizes))
             if progress:
                 progress(f"batch {batch}", done + 1, len(batches))
-    return Report(name, len(ens), pattern, own, tuple(rows), refused, environment(device, torch.get_num_threads()))
+    return Report(name, count, pattern, own, tuple(rows), refused, environment(device, torch.get_num_threads()), entry)
 
 
 def check(batches: Sequence[int], baselines: Sequence[str], pattern: str) -> None:
@@ -148,9 +176,30 @@ def _made(members: Sequence[nn.Module], names: Sequence[str], each: bool) -> tup
     return runs, skipped
 
 
-def _inputs(ens: Any, inputs: Inputs | None, batch: int, each: bool, device: str) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, int]]:
+class Method(nn.Module):
+    """A module whose forward is another module's method."""
+
+    def __init__(self, member: nn.Module, entry: str) -> None:
+        super().__init__()
+        self.member = member
+        self.entry = entry
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.member, self.entry)(*args, **kwargs)
+
+
+def called(module: nn.Module, entry: str) -> nn.Module:
+    """A module that is called as the module's method is. Raises: UsageError where it has none of this name."""
+    method_of(module, entry)
+    return module if entry == FORWARD else Method(module, entry)
+
+
+def _inputs(
+    entry: Entry | None, inputs: Inputs | None, batch: int, members: int, device: str
+) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, int]]:
     if inputs is None:
-        return make(ens.manifest.entries["forward"], batch, members=len(ens) if each else 0, device=device)
+        assert entry is not None  # only a loaded model has inputs made for it
+        return make(entry, batch, members=members, device=device)
     args, kwargs = inputs(batch)
     return args, kwargs, {"B": batch}
 

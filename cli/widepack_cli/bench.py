@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from .common import ARTIFACT, batch_list, emit, example, model_options, stdout_kept, write_whole
+from .common import ARTIFACT, batch_list, emit, entry_option, example, model_options, stdout_kept, write_whole
 from .main import Failure
 from .progress import Progress
 
@@ -27,6 +27,7 @@ class Noisy(Failure):
     )
 )
 @ARTIFACT
+@entry_option
 @click.option("--device", default="cpu", show_default=True, help="Where everything runs: cpu, cuda, cuda:1.")
 @click.option("--batch", "batches", default="1,8,32", show_default=True, callback=batch_list, help="Batch sizes.")
 @click.option(
@@ -59,6 +60,7 @@ class Noisy(Failure):
 )
 def command(
     artifact: Path,
+    entry: str,
     device: str,
     batches: tuple[int, ...],
     baselines: tuple[str, ...],
@@ -90,6 +92,7 @@ def command(
             threads=threads,
             pattern=pattern,
             factory=_factory(artifact, model, model_args),
+            entry=entry,
             pin=pin,
             progress=progress,
         )

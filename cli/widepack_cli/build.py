@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from .progress import Progress
 
 if TYPE_CHECKING:
     from widepack import BuildReport
+    from widepack.building import EntryReport
 
 EPILOG = example(
     'widepack build ckpts/*.pt -o ens.wide --model net.py:make --input "x=float32[B,3,32,32]"',
@@ -37,12 +38,28 @@ EPILOG = example(
     "--trust-pickle", is_flag=True, help="Unpickle whatever the checkpoints hold. This runs the code that they name: only for files that you made."
 )
 @click.option("--skip-bad", is_flag=True, help="Build without the checkpoints that cannot be read or are of another model, and list them.")
-@click.option("--input", "inputs", metavar="SPEC", multiple=True, help='An input, such as "x=float32[B,3,32,32]"; or a bound, T=2..512. Repeatable.')
+@click.option(
+    "--input",
+    "inputs",
+    metavar="SPEC",
+    multiple=True,
+    help='An input, such as "x=float32[B,3,32,32]"; or a bound, T=2..512; of one entry, encode:x=... Repeatable.',
+)
 @click.option(
     "--sample",
     metavar="FILE",
     type=click.Path(path_type=Path),
     help="A .pt file with example inputs: a tensor, a tuple of them, or a dict of keyword inputs.",
+)
+@click.option(
+    "--entry", "entries", metavar="NAME", multiple=True, help="A method of the model to build, instead of forward. Repeatable: one set of weights."
+)
+@click.option(
+    "--state",
+    "states",
+    metavar="NAME",
+    multiple=True,
+    help="What calls carry: a buffer that the model changes, such as cache; an input with the output that is its new value, h=h_new. Repeatable.",
 )
 @click.option(
     "--names",
@@ -78,6 +95,8 @@ def command(
     skip_bad: bool,
     inputs: tuple[str, ...],
     sample: Path | None,
+    entries: tuple[str, ...],
+    states: tuple[str, ...],
     names: str | None,
     strategies: tuple[str, ...],
     share: str,
@@ -90,15 +109,16 @@ def command(
 
     Reads files of torch.save, safetensors and torch.export by their content, indexes of shards, and folders; programs of torch.export need no --model, and
     --model hf makes the members of Hugging Face folders. Options that are not given are taken from a widepack.toml beside the checkpoints (model,
-    model_arg, input, key). Nothing is written before the answers are proved to be the members' own.
+    model_arg, input, key, entry, state). Nothing is written before the answers are proved to be the members' own.
     """
     if out is None and not dry_run:
         raise click.UsageError("Missing option '-o': where shall the artifact go? (or give --dry-run)")
     paths = expand(checkpoints)
     settings = beside(paths)
     if model:  # the arguments beside the checkpoints are those of the model that is named there
-        settings = {"input": settings.get("input"), "key": settings.get("key")}
-    args, kwargs = read_sample(sample) if sample else (None, None)
+        settings = {k: settings.get(k) for k in ("input", "key", "entry", "state")}
+    named = list(entries) or settings.get("entry")
+    args, kwargs = read_sample(sample, named or ()) if sample else (None, None)
     from widepack.building import build
     from widepack.specs import parse_model_args
 
@@ -111,6 +131,8 @@ def command(
             inputs=list(inputs) or settings.get("input"),
             sample=args,
             sample_kwargs=kwargs,
+            entries=named,
+            state=list(states) or settings.get("state") or (),
             names=names,
             key=key or settings.get("key"),
             dtype=dtype,
@@ -158,8 +180,8 @@ def beside(paths: list[str]) -> dict[str, Any]:
     return found
 
 
-def read_sample(path: Path) -> tuple[tuple[Any, ...] | None, dict[str, Any] | None]:
-    """Example inputs from a file, read as data only: (positional, keyword). Raises: Refusal in words."""
+def read_sample(path: Path, entries: Sequence[str] = ()) -> tuple[Any, Any]:
+    """Example inputs from a file, read as data only: (positional, keyword), by entry where the file has a key for each. Raises: Refusal in words."""
     import torch
 
     if not path.is_file():
@@ -171,6 +193,16 @@ def read_sample(path: Path) -> tuple[tuple[Any, ...] | None, dict[str, Any] | No
             f"--sample {path} cannot be read as tensors saved with torch.save ({type(error).__name__}); "
             "save a tensor, a tuple of them or a dict of keyword inputs"
         ) from error
+    if isinstance(value, Mapping) and entries and set(value) == set(entries):
+        parts = {name: _sample(part, path) for name, part in value.items()}
+        return {n: args for n, (args, _) in parts.items()}, {n: kwargs or {} for n, (_, kwargs) in parts.items()}
+    return _sample(value, path)
+
+
+def _sample(value: Any, path: Path) -> tuple[tuple[Any, ...] | None, dict[str, Any] | None]:
+    """The positional and keyword inputs of one call."""
+    import torch
+
     if isinstance(value, torch.Tensor):
         return (value,), None
     if isinstance(value, Mapping) and all(isinstance(k, str) for k in value):
@@ -183,16 +215,29 @@ def read_sample(path: Path) -> tuple[tuple[Any, ...] | None, dict[str, Any] | No
 def lines(report: BuildReport, dry_run: bool) -> list[str]:
     """What was built, or would be."""
     weights = ", ".join(f"{size(count)} {kind}" for kind, count in report.weights.items() if count)
-    kinds = ", ".join(f"{count} {kind}" for kind, count in report.kinds.items() if count)
-    used = ", ".join(f"{name} {count}" for name, count in sorted(report.strategies.items(), key=lambda item: -item[1]))
     text = [
-        f"{plural(len(report.members), 'member')}: {', '.join(report.members)}",
+        f"{plural(len(report.members), 'member')}: {some(report.members)}",
         f"weights      {weights or 'none'}; {size(report.bytes_disk)} on disk, {size(report.bytes_memory)} in memory",
+    ]
+    for name, entry in report.entries.items():
+        text += [*([f"entry {name}"] if list(report.entries) != ["forward"] else []), *_entry(entry)]
+    text += [f"left out     {b['path']}: {b['why']}" for b in report.left_out]
+    text.append(f"time         {', '.join(f'{stage} {duration(1000 * s)}' for stage, s in report.seconds.items())}")
+    return [*text, "dry run: nothing was written"] if dry_run else [*text, f"wrote {report.path}"]
+
+
+def some(names: Sequence[str], at_most: int = 20) -> str:
+    """The names, the middle of a long list left out."""
+    return ", ".join(names) if len(names) <= at_most else f"{', '.join(names[: at_most // 2])}, ..., {', '.join(names[-3:])}"
+
+
+def _entry(entry: EntryReport) -> list[str]:
+    """How one entry runs."""
+    kinds = ", ".join(f"{count} {kind}" for kind, count in entry.kinds.items() if count)
+    used = ", ".join(f"{name} {count}" for name, count in sorted(entry.strategies.items(), key=lambda item: -item[1]))
+    return [
         f"nodes        {kinds}",
         f"strategies   {used}",
-        f"wide share   {report.wide_share:.0%} of the nodes that read a stacked weight",
-        *(f"left out     {b['path']}: {b['why']}" for b in report.left_out),
-        *([f"kernels      {report.kernels_wide} for all members, {report.kernels_member} for one"] if report.kernels_wide else []),
-        f"time         {', '.join(f'{stage} {duration(1000 * s)}' for stage, s in report.seconds.items())}",
+        f"wide share   {entry.wide_share:.0%} of the nodes that read a stacked weight",
+        *([f"kernels      {entry.kernels_wide} for all members, {entry.kernels_member} for one"] if entry.kernels_wide else []),
     ]
-    return [*text, "dry run: nothing was written"] if dry_run else [*text, f"wrote {report.path}"]

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,6 +31,18 @@ def model_options(f: F) -> F:
         "--model-arg", "model_args", metavar="K=V", multiple=True, help="An argument of the factory; V is JSON where it parses. Repeatable."
     )(f)
     return click.option("--model", metavar="FACTORY", help="What makes one member: package.module:factory, path/file.py:factory, or hf.")(f)
+
+
+def entry_option(f: F) -> F:
+    """`--entry`: one of the artifact's entries."""
+    return click.option("--entry", metavar="NAME", default="", help="The entry. Without it: forward, or the first where there is no forward.")(f)
+
+
+def entry_named(entries: Mapping[str, Any], name: str, first: str) -> str:
+    """The entry that is meant. Raises: Refusal naming those that there are."""
+    if name and name not in entries:
+        raise Refusal(f"there is no entry {name!r}; this artifact has {', '.join(entries)}")
+    return name or first
 
 
 def example(*lines: str) -> str:

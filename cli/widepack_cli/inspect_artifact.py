@@ -38,6 +38,7 @@ def summary(manifest: Manifest) -> dict[str, Any]:
     return {
         "members": [m.name for m in manifest.members],
         "entries": list(manifest.entries),
+        "state": manifest.state,
         "weights": dict(Counter(w.kind for w in manifest.weights)),
         "bytes": sum(f.bytes for f in manifest.files.values()),
         "strategies": {name: {f"{w.device}.{w.pattern}": strategies(w.plan) for w in entry.wide} for name, entry in manifest.entries.items()},
@@ -70,7 +71,7 @@ def lines(path: str, manifest: Manifest, weights: bool, files: bool) -> list[str
     for name, entry in manifest.entries.items():
         text += ["", f"entry {name}", *_indent(_entry(entry))]
     text += ["", "weights", *_indent(_weights(manifest, weights))]
-    text += ["", "verified", *_indent(_verified(manifest.verification))]
+    text += ["", "verified", *_indent(_verified(manifest))]
     text += ["", "provenance", *_indent(f"{k}: {_short(v)}" for k, v in manifest.provenance.items())] if manifest.provenance else []
     if files:
         rows = [[name, size(f.bytes), f.sha256] for name, f in manifest.files.items()]
@@ -79,8 +80,12 @@ def lines(path: str, manifest: Manifest, weights: bool, files: bool) -> list[str
 
 
 def _entry(entry: Entry) -> list[str]:
-    text = [f"input   {i.name}: {i.type}{_bounds(i)}" for i in entry.inputs]
-    text += [f"output  {o.name or '(the only one)'}: {o.type}, {o.kind}" for o in entry.outputs]
+    inside, out = {s.input for s in entry.state}, {s.output for s in entry.state}
+    text = [f"input   {i.name}: {i.type}{_bounds(i)}" for k, i in enumerate(entry.inputs) if k not in inside]
+    text += [f"output  {o.name or '(the only one)'}: {o.type}, {o.kind}" for k, o in enumerate(entry.outputs) if k not in out]
+    for state in entry.state:
+        begins = f"the weight {state.initial}" if state.initial else "zeros"
+        text.append(f"state   {entry.inputs[state.input].name}: {entry.inputs[state.input].type}, one a member; begins as {begins}")
     for name, dim in entry.dims.items():
         text.append(f"dim     {name} from {dim.min} to {'any' if dim.max is None else dim.max}{_where(dim.source)}")
     text += [f"guard   {guards.text(g.expr)}{_where(g.source)}" for g in entry.guards]
@@ -95,10 +100,17 @@ def _entry(entry: Entry) -> list[str]:
     return text
 
 
-def _verified(record: dict[str, Any]) -> list[str]:
-    """What was compared when the artifact was built: for each output, the wide programs' largest error beside the members' own."""
-    if not record:
-        return ["nothing is recorded"]
+def _verified(manifest: Manifest) -> list[str]:
+    """What was compared when the artifact was built, entry by entry."""
+    others = manifest.verification.get("entries", {})
+    own = {k: v for k, v in manifest.verification.items() if k != "entries"}
+    text = [line for record in [own] if record for line in _record(record, "")]
+    text += [line for name, record in others.items() for line in _record(record, f"{name} ")]
+    return text or ["nothing is recorded"]
+
+
+def _record(record: dict[str, Any], entry: str) -> list[str]:
+    """For each output of an entry, the wide programs' largest error beside the members' own."""
     worst: dict[str, tuple[float, float]] = {}
     for rows in record.get("wide", {}).values():
         for row in rows:
@@ -106,9 +118,11 @@ def _verified(record: dict[str, Any]) -> list[str]:
             before, own = worst.get(row.get("output", ""), (0.0, 0.0))
             worst[row.get("output", "")] = (max([before, *errors]), max(own, float(row.get("own_max", 0.0))))
     text = [
-        f"{plural(len(record.get('calls', [])), 'call')} of every member and program against {record.get('truth', 'float64')}, torch {record.get('torch', '?')}"
+        f"{entry and entry.strip() + ': '}{plural(len(record.get('calls', [])), 'call')} of every member and program against {record.get('truth', 'float64')}, torch {record.get('torch', '?')}"
     ]
-    return text + [f"{name or 'output'}: off by at most {wide:.2e}, the members themselves by {own:.2e}" for name, (wide, own) in worst.items()]
+    return text + [
+        f"{entry}{name or 'output'}: off by at most {wide:.2e}, the members themselves by {own:.2e}" for name, (wide, own) in worst.items()
+    ]
 
 
 def _bounds(spec: Input) -> str:

@@ -14,7 +14,7 @@ from widepack_artifacts.program import Node, Program, refs
 from widepack_artifacts.store import Reader
 from widepack_bench.text import columns, plural
 
-from .common import ARTIFACT, emit, example, json_option
+from .common import ARTIFACT, emit, entry_named, entry_option, example, json_option
 from .main import Refusal
 
 
@@ -39,7 +39,7 @@ class Step:
     )
 )
 @ARTIFACT
-@click.option("--entry", default="forward", show_default=True, help="The entry to trace.")
+@entry_option
 @click.option("--device", default="cpu", show_default=True, help="The plan for this kind of device.")
 @click.option("--pattern", type=click.Choice(["shared", "each"]), default="shared", show_default=True, help="The plan for this pattern of inputs.")
 @click.option("--batch", type=click.IntRange(min=1), help="The plan for this batch, where there are several.")
@@ -52,6 +52,7 @@ def command(artifact: Path, entry: str, device: str, pattern: str, batch: int | 
     A line a node of the member program: what it reads and makes (Shared, Stacked, Ragged), the strategy, the reason, and the ops that stand for it.
     """
     reader = Reader(artifact)
+    entry = entry_named(reader.manifest.entries, entry, reader.manifest.entry)
     wide = find(reader.manifest, entry, device, pattern, batch)
     found = steps(reader.program(reader.manifest.entries[entry].member[0]), reader.program(wide.file), wide.plan)
     shown = [s for s in found if not only or s.strategy in only]
@@ -69,7 +70,9 @@ def command(artifact: Path, entry: str, device: str, pattern: str, batch: int | 
         return
     head = ["node", "op", "kinds", "strategy", "becomes", "why", *(["source"] if source else [])]
     rows = [[s.node, short(s.op), kinds(s), s.strategy, becomes(s), s.why, *([s.source] if source else [])] for s in shown]
-    click.echo("\n".join([_title(artifact, wide, reader.manifest, len(found)), "", *(columns([head, *rows]) if rows else ["no node runs so"])]))
+    click.echo(
+        "\n".join([_title(artifact, entry, wide, reader.manifest, len(found)), "", *(columns([head, *rows]) if rows else ["no node runs so"])])
+    )
     folded = set(wide.plan.get("choices", {})) - {s.node for s in found}
     early = [f"{plural(len(folded), 'node')} more, made of weights alone: run once, at load"] if folded else []
     click.echo("\n".join(["", *_regions(wide.plan), *early]))
@@ -89,8 +92,7 @@ def _regions(plan: dict[str, Any]) -> list[str]:
 
 def find(manifest: Manifest, entry: str, device: str, pattern: str, batch: int | None) -> WideProgram:
     """The wide program that a call would run. Raises: Refusal naming those that there are."""
-    if entry not in manifest.entries:
-        raise Refusal(f"there is no entry {entry!r}; this artifact has {', '.join(manifest.entries)}")
+    entry = entry_named(manifest.entries, entry, manifest.entry)
     kind = device.partition(":")[0]
     there = manifest.entries[entry].wide
     for wide in there:
@@ -159,7 +161,8 @@ def short(op: str) -> str:
     return op.removeprefix("aten.").removesuffix(".default").removeprefix("operator.")
 
 
-def _title(artifact: Path, wide: WideProgram, manifest: Manifest, count: int) -> str:
+def _title(artifact: Path, entry: str, wide: WideProgram, manifest: Manifest, count: int) -> str:
     most = "any" if wide.batch[1] is None else wide.batch[1]
     which = f"{wide.device}, {wide.pattern}, batch {wide.batch[0]} to {most}"
-    return f"{artifact}: {plural(len(manifest.members), 'member')}, {which}: {plural(count, 'node')} of the member program"
+    named = "" if list(manifest.entries) == ["forward"] else f"entry {entry}, "
+    return f"{artifact}: {named}{plural(len(manifest.members), 'member')}, {which}: {plural(count, 'node')} of the member program"

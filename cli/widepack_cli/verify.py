@@ -11,7 +11,7 @@ import click
 from widepack_artifacts.errors import WidepackError
 from widepack_bench.text import plural, size
 
-from .common import ARTIFACT, emit, example, json_option, model_options, stdout_kept
+from .common import ARTIFACT, emit, entry_named, entry_option, example, json_option, model_options, stdout_kept
 
 BATCHES = (1, 2, 5)
 
@@ -26,6 +26,7 @@ BATCHES = (1, 2, 5)
 @ARTIFACT
 @click.argument("checkpoints", metavar="[CKPT]...", nargs=-1)
 @model_options
+@entry_option
 @click.option("--key", help="Where the state dict is inside a checkpoint that holds more.")
 @click.option("--trust-pickle", is_flag=True, help="Unpickle whatever the checkpoints hold, which runs the code that they name.")
 @click.option("--device", default="cpu", show_default=True, help="Where the answers are checked.")
@@ -35,6 +36,7 @@ def command(
     checkpoints: tuple[str, ...],
     model: str | None,
     model_args: tuple[str, ...],
+    entry: str,
     key: str | None,
     trust_pickle: bool,
     device: str,
@@ -49,7 +51,7 @@ def command(
     document = {"path": str(artifact), "device": device, "ok": False, "checks": done}
     try:
         with stdout_kept(as_json):
-            for name, found in checks(artifact, checkpoints, model, model_args, key, trust_pickle, device):
+            for name, found in checks(artifact, checkpoints, model, model_args, key, trust_pickle, device, entry):
                 done.append({"check": name, "found": found})
                 if not as_json:
                     click.echo(f"{name:<12} ok  {found}")
@@ -63,13 +65,22 @@ def command(
 
 
 def checks(
-    artifact: Path, checkpoints: tuple[str, ...], model: str | None, model_args: tuple[str, ...], key: str | None, trust: bool, device: str
+    artifact: Path,
+    checkpoints: tuple[str, ...],
+    model: str | None,
+    model_args: tuple[str, ...],
+    key: str | None,
+    trust: bool,
+    device: str,
+    entry: str = "",
 ) -> Iterator[tuple[str, str]]:
     """Each check that passed: its name and what was found. Raises: WidepackError at the first that fails."""
     from widepack_artifacts.store import Reader
 
     reader = Reader(artifact)
     manifest = reader.manifest
+    entries = [entry_named(manifest.entries, entry, "")] if entry else list(manifest.entries)
+    said = "" if entries == ["forward"] else f", {'entry' if len(entries) == 1 else 'entries'} {', '.join(entries)}"
     yield "digest", manifest.digest
     total = sum(f.bytes for f in manifest.files.values())
     reader.check_sizes()
@@ -80,8 +91,9 @@ def checks(
 
     ens = widepack.load(artifact, device=device, verify="off" if not manifest.probe else "sizes", warmup=False)
     if manifest.probe:
-        ens.probe()
-        yield "probe", f"{plural(len(ens), 'member')} on {device}, patterns shared and each, against the float64 answers recorded at build"
+        for name in entries:
+            ens.entry(name).probe()
+        yield "probe", f"{plural(len(ens), 'member')} on {device}{said}, patterns shared and each, against the float64 answers recorded at build"
     if checkpoints:
         yield "checkpoints", _same_weights(ens, checkpoints, key, trust)
     if model is not None:
@@ -89,7 +101,9 @@ def checks(
         from widepack.specs import parse_model_args
 
         factory = find_factory(model, parse_model_args(model_args), checkpoints[0] if checkpoints else manifest.members[0].source)
-        yield "answers", _same_answers(ens, factory, device)
+        modules = _own_modules(ens, factory, device)
+        for name in entries:
+            yield "answers", f"{_same_answers(ens, modules, name, device)}{f', entry {name}' if said else ''}"
 
 
 def _same_weights(ens: Any, checkpoints: tuple[str, ...], key: str | None, trust: bool) -> str:
@@ -131,30 +145,41 @@ def _same_weights(ens: Any, checkpoints: tuple[str, ...], key: str | None, trust
     return f"{plural(count, 'tensor')} of {plural(len(opened), 'checkpoint')}, bit for bit{to}"
 
 
-def _same_answers(ens: Any, factory: Callable[..., Any], device: str) -> str:
-    """Hold the wide model's answers to the user's own modules, both patterns. Raises: VerificationError."""
+def _own_modules(ens: Any, factory: Callable[..., Any], device: str) -> list[Any]:
+    from widepack_bench.suite import own_module
+
+    return [own_module(factory, ens.state_dict(name), name).to(device) for name in ens.members]
+
+
+def _same_answers(ens: Any, modules: list[Any], name: str, device: str) -> str:
+    """Hold an entry's answers to the user's own modules, both patterns. Raises: VerificationError."""
     import torch
 
     from widepack.errors import VerificationError
     from widepack_bench.baselines import difference, loop, padding_kept
     from widepack_bench.errors import BenchError
     from widepack_bench.inputs import make
-    from widepack_bench.suite import own_module
+    from widepack_bench.steps import steps
+    from widepack_bench.suite import called
 
-    modules = [own_module(factory, ens.state_dict(name), name).to(device) for name in ens.members]
-    entry = ens.manifest.entries["forward"]
+    entry, run = ens.manifest.entries[name], ens.entry(name)
+    own = [called(m, name) for m in modules]
     compared = []
+    carries = bool(entry.state)
     with torch.inference_mode(), padding_kept():
         for batch in BATCHES:
             for each in (False, True):
                 try:
-                    args, kwargs, _ = make(entry, batch, members=len(ens) if each else 0, device=device)
+                    if carries:
+                        wrong = steps(run, modules, batch, each, device)
+                    else:
+                        args, kwargs, _ = make(entry, batch, members=len(ens) if each else 0, device=device)
+                        wrong = difference((run.each if each else run)(*args, **kwargs), loop(own, each)(*args, **kwargs))
                 except BenchError:  # a batch that the model is not for
                     continue
-                wrong = difference((ens.each if each else ens)(*args, **kwargs), loop(modules, each)(*args, **kwargs))
                 if wrong:
-                    raise VerificationError(f"answers: batch {batch}, {'each' if each else 'shared'}: not those of your modules: {wrong}")
+                    raise VerificationError(f"answers: {name}, batch {batch}, {'each' if each else 'shared'}: not those of your modules: {wrong}")
                 compared.append(batch)
     if not compared:
-        raise VerificationError(f"answers: no inputs could be made at batch {', '.join(map(str, BATCHES))}")
-    return f"as your own modules, patterns shared and each, batch {', '.join(map(str, dict.fromkeys(compared)))}"
+        raise VerificationError(f"answers: {name}: no inputs could be made at batch {', '.join(map(str, BATCHES))}")
+    return f"as your own modules{', two steps in a row' if carries else ''}, patterns shared and each, batch {', '.join(map(str, dict.fromkeys(compared)))}"
