@@ -206,15 +206,7 @@ def build(
             probed: dict[str, probe.Answers] = {}
             made: dict[str, EntryReport] = {}
             for job in jobs:
-                try:
-                    records[job.entry], answers, counts = _verify(job, wides[job.entry], held, stages)
-                except (RuntimeError, IndexError, ValueError) as e:
-                    if not isinstance(factory, Programs) or isinstance(e, WidepackError):
-                        raise
-                    raise VerificationError(
-                        f"a member's program fails at sizes that it was not exported with: {type(e).__name__}: {' '.join(str(e).split())[:300]}. Describe its inputs "
-                        "with --input: equal letters are equal sizes there, and integers can be bounded"
-                    ) from e
+                records[job.entry], answers, counts = _verify(job, wides[job.entry], held, stages)
                 probed.update({f"{probe.prefix(job.entry)}{pattern}": found for pattern, found in answers.items()})
                 made[job.entry] = replace(report.entries[job.entry], kernels_member=counts[0], kernels_wide=counts[1])
             verification = probe.joined(records)
@@ -364,7 +356,10 @@ def _subject(job: Job, held: weight_files.Weights) -> verify.Subject:
     first = job.first
 
     def bind(leaves: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        built = [(n, k, tree.build(t, list(leaves), lambda name, rows: dict(rows))) for n, k, t, _ in first.signature]
+        given = list(first.signature)
+        while given and given[-1].default and "const" in given[-1].tree:  # what was left out stays out: a wrapper may fill it in by name
+            given.pop()
+        built = [(n, k, tree.build(t, list(leaves), lambda name, rows: dict(rows))) for n, k, t, _ in given]
         return tuple(v for _, k, v in built if k == "positional"), {n: v for n, k, v in built if k == "keyword"}
 
     return verify.Subject(

@@ -427,7 +427,11 @@ def _read(
         name = spec.target.removeprefix(prefix)
         if spec.kind is InputKind.CONSTANT_TENSOR:
             value, role = exported.constants[spec.target], "constant"
-            name = constant_path(module, value) or (name if entry == FORWARD else f"{entry}.{name}")  # every entry has literals of its own
+            known_as = state_name(tensors, value)
+            if known_as:  # a parameter reached by a second path, a dict or a list that the export does not follow
+                name, value, role = known_as, tensors[known_as], "parameter" if isinstance(tensors[known_as], nn.Parameter) else "buffer"
+            else:
+                name = constant_path(module, value) or (name if entry == FORWARD else f"{entry}.{name}")  # every entry has literals of its own
         else:
             value = tensors[name]
             role = "parameter" if spec.kind is InputKind.PARAMETER else "buffer"
@@ -466,7 +470,20 @@ def _clean(name: str) -> str:
 
 def constant_path(module: nn.Module, value: torch.Tensor) -> str:
     """Where a lifted tensor lives in the member's objects (`blocks.0.freqs`), by identity; empty for a literal in the code."""
-    return next((path for path, found in tensors_of(module) if found is value), "")
+    return next((path for path, found in tensors_of(module) if same_memory(found, value)), "")
+
+
+def state_name(tensors: Mapping[str, torch.Tensor], value: torch.Tensor) -> str:
+    """The parameter or buffer that a lifted tensor is; empty where it is none."""
+    return next((name for name, found in tensors.items() if same_memory(found, value)), "")
+
+
+def same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are one: export detaches what it lifts."""
+    if a is b:
+        return True
+    alike = a.shape == b.shape and a.dtype == b.dtype and a.stride() == b.stride() and a.device == b.device
+    return alike and a.numel() > 0 and a.data_ptr() == b.data_ptr()
 
 
 def tensors_of(module: nn.Module) -> list[tuple[str, torch.Tensor]]:

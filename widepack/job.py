@@ -25,7 +25,7 @@ from .members import Alignment, Factory, bit_equal
 from .replay import Shapes
 from .samples import Source
 from .sampling import default_axes, example_sizes, from_specs
-from .simplify import fold, straighten
+from .simplify import fold, straighten_all
 from .specs import Bounds, InputSpec, parse_inputs
 from .state import BUFFER, Asked, Carried
 
@@ -279,7 +279,7 @@ class Job:
         """The member programs simplified for a pattern."""
         if pattern not in self._simple:
             if not self._straight:
-                self._straight = [straighten(p, s) for p, s in zip(self.programs, self.shapes)]
+                self._straight = straighten_all(self.programs, self.shapes)
             self._simple[pattern] = [fold(p, self.slots(pattern)) for p in self._straight]
         return self._simple[pattern]
 

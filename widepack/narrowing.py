@@ -77,12 +77,10 @@ def narrow(program: Program, shapes: Shapes) -> Program:
     values = shapes.of(program)
     tried: set[str] = set()
     while True:
-        move = _next(program, values, tried)
+        move = _next(program, shapes, tried)
         if move is None:
             return _once(program)
         moved, choices = move
-        for node in moved.made:
-            shapes.add(node)
         last = moved.made[-1]
         moved.made[-1] = replace(last, name=choices[0])  # the choice's own name stays with what takes its place
         values[choices[0]] = values.pop(last.name)
@@ -96,8 +94,25 @@ def narrow(program: Program, shapes: Shapes) -> Program:
         program = sweep(with_nodes(program, kept, to))
 
 
-def _next(program: Program, values: Mapping[str, Any], tried: set[str]) -> tuple[Narrowing, list[str]] | None:
+def _runs(move: Narrowing, shapes: Shapes) -> bool:
+    """Whether the move gives a value of the choice's shape and dtype; one that it does not is not made."""
+    try:
+        for node in move.made:
+            shapes.add(node)
+    except (RuntimeError, IndexError, TypeError, ValueError):
+        fits = False
+    else:
+        made, wanted = shapes.values[move.made[-1].name], shapes.values[move.choice.name]
+        fits = made.dtype == wanted.dtype and [expression(s) for s in made.shape] == [expression(s) for s in wanted.shape]
+    if not fits:
+        for node in move.made:
+            shapes.values.pop(node.name, None)
+    return fits
+
+
+def _next(program: Program, shapes: Shapes, tried: set[str]) -> tuple[Narrowing, list[str]] | None:
     """The first choice that can move, and the names of all choices that it stands for."""
+    values = shapes.values
     made_by = {n.name: n for n in program.nodes}
     by = readers(program)
     outs = {r for o in program.outputs for r in refs(o.value)}
@@ -112,7 +127,7 @@ def _next(program: Program, values: Mapping[str, Any], tried: set[str]) -> tuple
             continue
         made = Narrowing(choice, node, choice.args[1] % values[node.name].ndim, choice.args[2], values)
         step = _pointwise if node.op in REGISTRY and REGISTRY[node.op].family == "pointwise" else STEPS.get(node.op)
-        if step is not None and step(made) is not None and made.made:
+        if step is not None and step(made) is not None and made.made and _runs(made, shapes):
             return made, [n.name for n in alike]
         tried.add(choice.name)
     return None
@@ -154,7 +169,7 @@ def _pointwise(at: Narrowing) -> Any:
         picks[name] = None if dim < 0 else (dim, 0 if known(value.shape[dim]) == 1 and whole != 1 else at.index)
     to = {name: at.pick(Ref(name), *p) for name, p in picks.items() if p}
     made = renamed(at.node, to)
-    return at.same(made.args, made.kwargs)
+    return at.same(made.args, {k: v for k, v in made.kwargs.items() if k != "memory_format"})
 
 
 @_step("linear.default")
@@ -166,13 +181,6 @@ def _linear(at: Narrowing) -> Any:
 @_step("layer_norm.default rms_norm.default")
 def _norm(at: Narrowing) -> Any:
     return at.same((at.pick(at.node.args[0], at.dim), *at.node.args[1:])) if at.dim < at.rank - len(at.node.args[1]) else None
-
-
-@_step("embedding.default")
-def _embedding(at: Narrowing) -> Any:
-    if at.dim == at.rank - 1 or not isinstance(at.node.args[1], Ref):
-        return None
-    return at.same((at.node.args[0], at.pick(at.node.args[1], at.dim), *at.node.args[2:]))
 
 
 @_step("transpose.int permute.default")
@@ -254,7 +262,8 @@ def _slice(at: Narrowing) -> Any:
 def _attention(at: Narrowing) -> Any:
     """One query: the keys and values stay whole."""
     given = ops.bind(at.node.op, at.node.args, at.node.kwargs)
-    if at.dim != at.rank - 2 or given.get("is_causal") or known(at.values[at.node.name].shape[at.dim]) == 1:
+    query = at.values[given["query"].name]
+    if at.dim != at.rank - 2 or given.get("is_causal") or query.ndim != at.rank or known(query.shape[at.dim]) == 1:
         return None
     mask = given.get("attn_mask")
     args = list(at.node.args)

@@ -10,7 +10,7 @@ from .lower import lower
 from .plan import Plan
 from .registry import Choice
 from .rules_of_thumb import plans
-from .simplify import simplify
+from .simplify import simplify_all
 
 
 def relower(
@@ -35,7 +35,7 @@ def relower(
     first = programs[0]
     slots: dict[str, Kind] = {s.name: weights[s.source] for s in first.weights}
     slots.update({s.name: "stacked" if o else "shared" for s, o in zip(first.inputs, own)})
-    simple = [simplify(p, slots, sizes) for p in programs]
+    simple = simplify_all(programs, slots, sizes)
     made = []
     for plan in plans(simple[0], slots, len(signatures), sizes, batch, device, pattern, Choice.parse(strategies)):
         made.append((lower(simple, signatures, slots, plan, sizes).program, plan))

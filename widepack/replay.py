@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from widepack_artifacts.program import Node, Program, Ref, Slot, substitute
@@ -102,7 +102,13 @@ class Shapes:
     def add(self, node: Node) -> None:
         """The value of one node more, whose arguments are there."""
         if node.name not in self.values:
-            self.values[node.name] = run_node(node, self.values, self.fakes, 0)
+            try:
+                self.values[node.name] = run_node(node, self.values, self.fakes, 0)
+            except (DynamicOutputShapeException, DataDependentOutputException) as e:
+                raise LoweringError(
+                    f"node {node.name} ({node.op}{f', from {node.source}' if node.source else ''}) gives a result whose size depends on values, not on sizes: "
+                    "members would differ in it; write it with a mask, or with a fixed number of results"
+                ) from e
 
 
 def run_node(node: Node, values: dict[str, Any], fakes: Fakes, members: int) -> Any:

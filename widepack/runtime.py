@@ -6,7 +6,7 @@ get names of our own, ops are objects, and keywords are names of the op's own sc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -126,14 +126,16 @@ class Executable:
         self._owned = {storage(t) for w in given for t in (w if isinstance(w, (list, tuple)) else [w])} - {0}
 
     def run(self, *inputs: Any) -> tuple[Any, ...]:
+        taken = self._owned | {storage(x) for x in inputs}
         with torch.inference_mode():
-            return tuple(self._free(v) for v in self.forward(*self.weights, *inputs))
+            return tuple(_free(v, taken) for v in self.forward(*self.weights, *inputs))
 
-    def _free(self, value: Any) -> Any:
-        """An output that the caller may write into: one that lies in a weight's memory is copied."""
-        if isinstance(value, list):
-            return [self._free(v) for v in value]
-        return value.clone() if isinstance(value, torch.Tensor) and storage(value) in self._owned else value
+
+def _free(value: Any, taken: Set[int]) -> Any:
+    """An output that the caller may write into: one that lies in the memory of a weight or an input is copied."""
+    if isinstance(value, list):
+        return [_free(v, taken) for v in value]
+    return value.clone() if isinstance(value, torch.Tensor) and storage(value) in taken else value
 
 
 def storage(value: Any) -> int:

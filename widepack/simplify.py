@@ -11,7 +11,7 @@ requires: a functional member program and the kinds of its slots. ensures: equal
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from . import ops
 from .folding import fold_batch_norms, fold_layer_norms
 from .graph import renamed, sweep, with_nodes
 from .narrowing import narrow
-from .replay import Shapes
+from .replay import Shapes, type_text
 from .rows import rows_in_order
 from .views import merge_views
 
@@ -45,7 +45,21 @@ def simplify(program: Program, slots: Mapping[str, Kind], sizes: Mapping[str, in
 
 def straighten(program: Program, shapes: Shapes) -> Program:
     """What does not hang on kinds: copies, orders of rows, views, positions that nothing reads."""
-    return narrow(merge_views(rows_in_order(drop_copies(program), shapes), shapes), shapes)
+    made = narrow(merge_views(rows_in_order(drop_copies(program), shapes), shapes), shapes)
+    return replace(made, nodes=tuple(replace(n, out=type_text(shapes.values[n.name])) if not n.out else n for n in made.nodes))
+
+
+def straighten_all(programs: Sequence[Program], shapes: Sequence[Shapes]) -> list[Program]:
+    """The programs of members of other shapes, alike: where a size of 1 lets one be straightened further than another, none is."""
+    made = [straighten(p, s) for p, s in zip(programs, shapes)]
+    if any([(n.name, n.op) for n in p.nodes] != [(n.name, n.op) for n in made[0].nodes] for p in made):
+        return [drop_copies(p) for p in programs]
+    return made
+
+
+def simplify_all(programs: Sequence[Program], slots: Mapping[str, Kind], sizes: Mapping[str, int]) -> list[Program]:
+    """Each shape signature's program simplified alike."""
+    return [fold(p, slots) for p in straighten_all(programs, [Shapes(sizes) for _ in programs])]
 
 
 def fold(program: Program, slots: Mapping[str, Kind]) -> Program:

@@ -25,7 +25,7 @@ from . import ops
 from .capture import tensors_of
 from .carrying import owner_of
 from .codec import decode
-from .compare import Pool, floating
+from .compare import Pool, floating, same_places
 from .entries import FORWARD, method_of
 from .errors import VerificationError
 from .lower import Lowered
@@ -36,6 +36,7 @@ from .samples import Source, draw, draw_all, rows
 from .state import BUFFER, CHANGED, Carried
 
 SAMPLES = 64  # numbers per output and member that a comparison needs, at least
+MORE = 32  # calls at most that are added to reach them, where an output is a number or two whatever the batch
 Weights = Mapping[str, Any]
 
 
@@ -112,6 +113,7 @@ def calls(subject: Subject, patterns: Sequence[str]) -> list[Call]:
     carried = frozenset(s.input for s in subject.states)
     large = _large(subject) if letter else 0
     other = _other_sizes(subject)
+    more = min(MORE, math.ceil(SAMPLES / _smallest(subject, {**subject.sizes, **({letter: large} if letter else {})})) - 1)
     for pattern in patterns:
         at = {**subject.sizes, **({letter: large} if letter else {})}
         whole = subject.draw(at, 1, pattern, n)
@@ -129,15 +131,23 @@ def calls(subject: Subject, patterns: Sequence[str]) -> list[Call]:
             for number, b in steps:
                 cut = following if b == large else [rows(v, subject.sources, letter, b) for v in following]
                 made.append(replace(made[number], label=f"{made[number].label}, step 2", inputs=cut, after=number))
-        other = _other_sizes(subject)
-        if other != dict(subject.sizes):
-            label = ", ".join(f"{k}={v}" for k, v in other.items())
-            call = Call(label, pattern, subject.draw(other, 7, pattern, n), True, carried)
+        ones = [{**subject.sizes, d: 1} for d in subject.sizes if d != letter and subject.fits({**subject.sizes, d: 1})]
+        for sizes in [*([other] if other != dict(subject.sizes) else []), *ones]:  # a dim of size 1 is one that ops may drop or spread
+            label = ", ".join(f"{k}={v}" for k, v in sizes.items())
+            call = Call(label, pattern, subject.draw(sizes, 7, pattern, n), True, carried)
             made += [call] if _all_take(subject, call) else []
-        if not any(c.user for c in made if c.pattern == pattern):  # the example itself, which export has run
-            own = [x.example if x.example is not None else v for x, v in zip(subject.sources, draw_all(subject.sources, subject.sizes, 1))]
-            made.append(Call("the example", pattern, [own] * n, True, carried))
+        for k in range(more):
+            call = Call(f"{letter or 'size'}={large or 'fixed'}, again {k + 1}", pattern, subject.draw(at, 101 + 7 * k, pattern, n), False, carried)
+            made += [call] if _all_take(subject, call) else []
+        if not any(c.user for c in made if c.pattern == pattern):  # the example's own indices, which export has run
+            made.append(Call("the example", pattern, [_like_example(subject, i if pattern == "each" else 0) for i in range(n)], True, carried))
     return made
+
+
+def _like_example(subject: Subject, seed: int) -> list[torch.Tensor]:
+    """The example's integers, and floats drawn."""
+    drawn = draw_all(subject.sources, subject.sizes, 1 + seed)
+    return [v if x.example is None or v.is_floating_point() else x.example.clone() for x, v in zip(subject.sources, drawn)]
 
 
 def _all_take(subject: Subject, call: Call) -> bool:
@@ -163,10 +173,17 @@ def _large(subject: Subject) -> int:
     drawn = draw_all(subject.sources, {**subject.sizes, subject.batch: least}, 1)
     if not _takes(subject, drawn):
         return subject.sizes[subject.batch]
-    values = Executable(subject.programs[0], subject.weights(0), CPU, prologue=False).run(*drawn)
-    smallest = min((v.numel() for v in values if isinstance(v, torch.Tensor) and v.numel()), default=SAMPLES)
-    wanted = max(least, min(SAMPLES, math.ceil(SAMPLES * least / smallest)))
+    wanted = max(least, min(SAMPLES, math.ceil(SAMPLES * least / _smallest(subject, {**subject.sizes, subject.batch: least}))))
     return next((b for b in range(wanted, 0, -1) if subject.fits({**subject.sizes, subject.batch: b})), subject.sizes[subject.batch])
+
+
+def _smallest(subject: Subject, sizes: Mapping[str, int]) -> int:
+    """How many numbers the smallest floating output of a call holds; SAMPLES where none tells."""
+    drawn = draw_all(subject.sources, sizes, 1)
+    if not _takes(subject, drawn):
+        return SAMPLES
+    values = Executable(subject.programs[0], subject.weights(0), CPU, prologue=False).run(*drawn)
+    return min((v.numel() for v in values if isinstance(v, torch.Tensor) and v.numel() and floating(v)), default=SAMPLES)
 
 
 def _other_sizes(subject: Subject) -> dict[str, int]:
@@ -366,16 +383,29 @@ def way_at_one(subject: Subject, letter: str) -> str:
         with torch.inference_mode(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what the member warns of at such a size is no news of this build
             own = graph_module(program, CPU).forward(*(weights[s.source] for s in program.weights), *inputs)
+            try:
+                with double_by_default():
+                    raised = [raise_value(v) for v in (*(weights[s.source] for s in program.weights), *inputs)]
+                    truths: Sequence[Any] = graph_module(raise_program(program), CPU).forward(*raised)
+            except RuntimeError:
+                truths = [None] * len(own)
         theirs = [x for x in run_module(module, subject, inputs) if isinstance(x, torch.Tensor)]
     except (RuntimeError, ValueError, IndexError) as e:
         return f"the member or its program fails there: {str(e).splitlines()[0][:200]}"
-    for o, t in zip(own, theirs):
+    for o, t, truth in zip(own, theirs, truths):
         if o.shape != t.shape:
             return f"the member gives {list(t.shape)} there, its program {list(o.shape)}"
-        close = torch.allclose(o, t, rtol=1e-3, atol=1e-4 * _largest(t), equal_nan=True) if floating(t) else torch.equal(o, t)
-        if not close:
+        if not (_close(o, t, truth) if floating(t) else torch.equal(o, t)):
             return "the member's code takes another way there"
     return ""
+
+
+def _close(own: torch.Tensor, theirs: torch.Tensor, truth: torch.Tensor | None) -> bool:
+    """Whether two runs of one member in one dtype agree but for rounding. truth: the float64 answer, where there is one."""
+    if not same_places(own, theirs):
+        return False
+    noise = _largest(own.to(truth.dtype) - truth) if truth is not None else 0.0
+    return _largest(own - theirs) <= max(8 * noise, max(2e-5, 8 * torch.finfo(theirs.dtype).eps) * _largest(theirs))
 
 
 def _largest(t: torch.Tensor) -> float:

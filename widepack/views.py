@@ -37,6 +37,9 @@ class Chain:
     groups: tuple[tuple[int, ...], ...]
     reshapes: int = 0
 
+    def size(self, atom: int) -> Any:
+        return next(s for i, s, _ in self.atoms if i == atom)
+
 
 def merge_views(program: Program, shapes: Shapes) -> Program:
     """The program with chains that come down to views written as such."""
@@ -89,6 +92,8 @@ def link(node: Node, chains: Mapping[str, Chain], values: Mapping[str, Any]) -> 
     elif node.op == "aten.unsqueeze.default":
         groups.insert(node.args[1] % (rank + 1), ())
     else:
+        if any(not start.size(i).is_Integer for i in groups[node.args[1] % rank]):
+            return None  # a dim that is 1 in some calls is dropped there
         if groups[node.args[1] % rank]:
             return start  # not of size 1: nothing happens
         del groups[node.args[1] % rank]
