@@ -74,7 +74,7 @@ class WideModel:
         others = ", ".join(n for n in self._entries if n != FORWARD)
         said = [
             f"{len(self)} members: {names}",
-            *([self._own._binder.takes_in] if self._own else []),
+            *([self._own._binder.takes_in] if self._own is not None else []),
             *([f"entries {others}"] if others else []),
             str(self.device),
         ]
@@ -110,11 +110,11 @@ class WideModel:
         A model that carries state takes `state=` and returns (answer, new state).
         Raises: InputError before anything runs.
         """
-        return (self._own or self._forward())(*args, **kwargs)
+        return (self._forward() if self._own is None else self._own)(*args, **kwargs)
 
     def each(self, *args: Any, **kwargs: Any) -> Any:
         """Member i sees `[i]` of every input. Inputs: `[N, ...]`, or lists of N tensors. Returns and raises: as a call."""
-        return (self._own or self._forward()).each(*args, **kwargs)
+        return self._forward().each(*args, **kwargs)
 
     def state(self, **sizes: int) -> dict[str, torch.Tensor]:
         """What the caller carries, as it begins: `{name: [N, ...]}` over all entries; a buffer as each member's checkpoint has it, an input as zeros.
