@@ -245,7 +245,7 @@ def _subject(job: Job, held: weight_files.Weights) -> verify.Subject:
         module=lambda i: filled_member(job.factory, job.aligned, i),
         bind=bind,
         numbers=tree.numbers(first.result),
-        fits=verify.fitting({d: (least, most) for d, (least, most, _) in first.dims.items()}, [g.expr for g in first.guards]),
+        fits=verify.fitting(job.bounds, [g.expr for g in first.guards]),
     )
 
 
@@ -253,6 +253,8 @@ def _verify(
     job: Job, wides: Sequence[Wide], held: weight_files.Weights, stages: Stages
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor], tuple[int, int]]:
     """Both comparisons of every program; the record, the probe, and the kernels of a call."""
+    if gone := verify.needless(_subject(job, held), job.bounds, [g.expr for g in job.first.guards]):
+        job.first = replace(job.first, guards=tuple(g for i, g in enumerate(job.first.guards) if i not in gone))
     for letter in job.first.sizes:
         if why := verify.way_at_one(_subject(job, held), letter):
             job.at_least_two(letter, why)

@@ -148,6 +148,11 @@ class Job:
         self.batch = self._batch()
         self._simple: dict[str, list[Program]] = {}
 
+    @property
+    def bounds(self) -> dict[str, tuple[int, int | None]]:
+        """Each dim's least and most size."""
+        return {d: (least, most) for d, (least, most, _) in self.first.dims.items()}
+
     def at_least_two(self, letter: str, why: str) -> None:
         """Raise a dim's lower bound to 2: the program does not hold where it is 1."""
         _, most, _ = self.first.dims[letter]
