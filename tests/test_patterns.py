@@ -434,13 +434,10 @@ def pyramid(sizes: Mapping[str, int], seed: int) -> dict[str, Any]:
 
 def either(sizes: Mapping[str, int], seed: int, name: str) -> dict[str, Any]:
     g = torch.Generator().manual_seed(seed)
-    given = {"x": torch.randn(sizes["B"], 6, generator=g)}
-    return (
-        given
-        | {"shift": {"shift": torch.randn(sizes["B"], 1, generator=g)}, "mask": {"mask": torch.randn(sizes["B"], 5, generator=g) > 0, "scale": 0.5}}[
-            name
-        ]
-    )
+    given: dict[str, Any] = {"x": torch.randn(sizes["B"], 6, generator=g)}
+    shift = {"shift": torch.randn(sizes["B"], 1, generator=g)}
+    mask = {"mask": torch.randn(sizes["B"], 5, generator=g) > 0, "scale": 0.5}
+    return given | (shift if name == "shift" else mask)
 
 
 def batch_sample(sample: Callable[[Mapping[str, int], int], dict[str, Any]], make: Make, dynamic: Mapping[str, Any]) -> Case:
@@ -758,7 +755,7 @@ class Functional(nn.Module):
         self.g = nn.Parameter(torch.ones(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.batch_norm(x, self.running_mean, self.running_var, self.g, training=False)
+        y = F.batch_norm(x, self.get_buffer("running_mean"), self.get_buffer("running_var"), self.g, training=False)
         return F.group_norm(F.layer_norm(y, y.shape[2:]), 2, self.g, -self.g) + F.instance_norm(x, weight=self.g) + F.local_response_norm(y, 2)
 
 
@@ -800,7 +797,7 @@ CASES |= {
     "weight_norm_conv": case(
         chain(lambda: parametrizations.weight_norm(nn.Conv1d(4, 6, 3)), lambda: parametrizations.weight_norm(nn.ConvTranspose1d(6, 4, 3), dim=1)), I1
     ),
-    "weight_norm_whole": case(chain(lambda: parametrizations.weight_norm(nn.Linear(6, 5), dim=None)), "input=float32[B,6]"),
+    "weight_norm_whole": case(chain(lambda: parametrizations.weight_norm(nn.Linear(6, 5), dim=-1)), "input=float32[B,6]"),
     "spectral_norm": case(
         chain(lambda: parametrizations.spectral_norm(nn.Linear(6, 5)), lambda: parametrizations.spectral_norm(nn.Linear(5, 4))), "input=float32[B,6]"
     ),
@@ -819,7 +816,7 @@ def attention(forward: Callable[..., Any], **options: Any) -> Make:
 
 
 def plain(self: Any, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    return self.m(x, x, x)  # type: ignore[no-any-return]
+    return self.m(x, x, x)
 
 
 def rotary(self: Any, x: Tensor) -> Tensor:
@@ -834,7 +831,7 @@ def relative_bias(self: Any, x: Tensor) -> Tensor:
     t = torch.arange(x.shape[1])
     bias = self.bias((t[:, None] - t[None]).clamp(-4, 4) + 4).permute(2, 0, 1)
     q, k, v = (p.unflatten(-1, (2, 4)).transpose(1, 2) for p in self.qkv(x).chunk(3, -1))
-    return self.out(F.scaled_dot_product_attention(q, k, v, attn_mask=bias[None]).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+    return self.out(F.scaled_dot_product_attention(q, k, v, attn_mask=bias[None]).transpose(1, 2).flatten(2))
 
 
 def window_attention(self: Any, x: Tensor) -> Tensor:
@@ -842,13 +839,13 @@ def window_attention(self: Any, x: Tensor) -> Tensor:
     y = x.view(b, c, h // 2, 2, w // 2, 2).permute(0, 2, 4, 3, 5, 1).reshape(-1, 4, c)
     q, k, v = self.qkv(y).reshape(-1, 4, 3, 2, c // 2).permute(2, 0, 3, 1, 4)
     y = ((q @ k.transpose(-2, -1)) * 0.5 + self.bias[self.index]).softmax(-1) @ v
-    return y.transpose(1, 2).reshape(b, h // 2, w // 2, 2, 2, c).permute(0, 5, 1, 3, 2, 4).reshape(b, c, h, w)  # type: ignore[no-any-return]
+    return y.transpose(1, 2).reshape(b, h // 2, w // 2, 2, 2, c).permute(0, 5, 1, 3, 2, 4).reshape(b, c, h, w)
 
 
 def linear_attention(self: Any, x: Tensor) -> Tensor:
     q, k, v = self.qkv(x).chunk(3, -1)
     q, k = F.elu(q) + 1, F.elu(k) + 1
-    return torch.einsum("btd,bde->bte", q, torch.einsum("btd,bte->bde", k, v)) / (q @ k.sum(1).unsqueeze(-1))  # type: ignore[no-any-return]
+    return torch.einsum("btd,bde->bte", q, torch.einsum("btd,bte->bde", k, v)) / (q @ k.sum(1).unsqueeze(-1))
 
 
 def grouped_query(self: Any, x: Tensor) -> Tensor:
@@ -859,7 +856,7 @@ def grouped_query(self: Any, x: Tensor) -> Tensor:
 
 BATCH, TIME = "x=float32[B,T,8]", "x=float32[T,B,8]"
 CAUSAL = "mask=float32[T,T]"
-ENCODER = {"d_model": 8, "nhead": 2, "dim_feedforward": 12}
+ENCODER: dict[str, Any] = {"d_model": 8, "nhead": 2, "dim_feedforward": 12}
 
 
 def causal(x: Tensor, t: int) -> Tensor:
@@ -990,7 +987,7 @@ def cells(self: Any, x: Tensor) -> Tensor:
 
 def relu_cell(self: Any, x: Tensor) -> Tensor:
     h, c = self.lstm(x)
-    return self.rnn(self.gru(h)) + c  # type: ignore[no-any-return]
+    return self.rnn(self.gru(h)) + c
 
 
 SEQUENCE, TIMED = "input=float32[B,6,8]", "input=float32[6,B,8]"
@@ -1083,7 +1080,7 @@ CASES |= {
 
 def unpooled(self: Any, x: Tensor) -> Tensor:
     y, at = F.max_pool2d(self.conv(x), 2, return_indices=True)
-    return F.max_unpool2d(y * 2, at, 2)
+    return F.max_unpool2d(y * 2, at, [2])
 
 
 def upsampled(self: Any, x: Tensor) -> list[Tensor]:
@@ -1226,7 +1223,7 @@ CASES |= {
 def no_grad_block(self: Any, x: Tensor) -> Tensor:
     with torch.no_grad():
         target = self.teacher(x).detach()
-    return self.student(x) - target  # type: ignore[no-any-return]
+    return self.student(x) - target
 
 
 def autocast_block(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -1243,12 +1240,12 @@ def checked(self: Any, x: Tensor) -> Tensor:
     assert x.shape[-1] == 8, x.shape
     if x.dim() != 3:
         raise ValueError(x.shape)
-    return torch.utils.checkpoint.checkpoint(self.fc, x, use_reentrant=False)  # type: ignore[no-any-return]
+    return torch.utils.checkpoint.checkpoint(self.fc, x, use_reentrant=False)
 
 
 def float_island(self: Any, x: Tensor) -> Tensor:
     y = self.fc(x)
-    return (y.float() * torch.rsqrt(y.float().pow(2).mean(-1, keepdim=True) + 1e-6)).to(y.dtype) * self.g  # type: ignore[no-any-return]
+    return (y.float() * torch.rsqrt(y.float().pow(2).mean(-1, keepdim=True) + 1e-6)).to(y.dtype) * self.g
 
 
 CASES |= {
@@ -1267,7 +1264,7 @@ def fourier_layer(self: Any, x: Tensor) -> Tensor:
     f = torch.fft.rfft2(x)
     out = torch.zeros(x.shape[0], 5, 8, 4, dtype=torch.cfloat)
     out[:, :, :2, :2] = torch.einsum("bixy,ioxy->boxy", f[:, :, :2, :2], self.w)
-    return torch.fft.irfft2(out, s=(8, 6)) + self.skip(x)  # type: ignore[no-any-return]
+    return torch.fft.irfft2(out, s=(8, 6)) + self.skip(x)
 
 
 def spectrum(self: Any, x: Tensor) -> Tensor:
@@ -1384,7 +1381,7 @@ CASES |= {
 def even_length(self: Any, x: Tensor) -> Tensor:
     if x.shape[1] % 2:
         x = F.pad(x, (0, 0, 0, 1))
-    return self.fc(x.view(x.shape[0], -1, 16))  # type: ignore[no-any-return]
+    return self.fc(x.view(x.shape[0], -1, 16))
 
 
 CASES |= {
@@ -1604,7 +1601,7 @@ class Codebook(nn.Module):
 
     def forward(self, x: Tensor, label: Tensor) -> Tensor:
         y = self.stem(x).mean(-1) + self.labels(label)
-        return self.norm(self.head(y) + self.prior)  # type: ignore[no-any-return]
+        return self.norm(self.head(y) + self.prior)
 
 
 def vocabularies(state_dict: Mapping[str, Tensor] | None = None, sizes: tuple[int, int, int] = (9, 4, 2)) -> nn.Module:
@@ -1616,7 +1613,7 @@ def codebook(state_dict: Mapping[str, Tensor] | None = None, classes: int = 4) -
     return Codebook(classes if state_dict is None else state_dict["prior"].shape[0])
 
 
-RAGGED = {
+RAGGED: dict[str, tuple[Callable[..., nn.Module], list[Any], tuple[str, ...]]] = {
     "vocabularies": (vocabularies, [(9, 4, 2), (12, 4, 5), (7, 6, 2)], ("ids=int64[B,T]:0..6",)),
     "one_vocabulary_differs": (vocabularies, [(9, 4, 2), (9, 4, 2), (12, 4, 2)], ("ids=int64[B,T]:0..8",)),
     "codebook": (codebook, [4, 7, 4], ("x=float32[B,4,T]", "label=int64[B]:0..3")),

@@ -248,13 +248,13 @@ def needless(subject: Subject, dims: Mapping[str, tuple[int, int | None]], guard
     failure, is another than its program's.
     """
     letters = list(subject.sizes)
+    if not letters or subject.module is None:
+        return set()
     small = [range(1, 7 if len(letters) <= 3 and (d != subject.batch or len(letters) < 3) else 4) for d in letters]
     choices = [sorted({*s, subject.sizes[d]}) for d, s in zip(letters, small)]
     grid = [dict(zip(letters, picked)) for picked in itertools.islice(itertools.product(*choices), 1000)]
     whole = [sizes for sizes in grid if min(sizes.values()) > 1]
     own = {i for i, g in enumerate(guards) if guard_forms.of_small_sizes(g) or all(guard_forms.holds(g, sizes) for sizes in whole)}
-    if not letters or subject.module is None:
-        return set()
     inside = fitting(dims, [g for i, g in enumerate(guards) if i not in own])
     tried: dict[frozenset[int], list[dict[str, int]]] = {}
     for sizes in grid:

@@ -53,7 +53,7 @@ def outer(w: Writer, a: Wide, b: Wide) -> Wide:
 @strategy("vdot", "sum", family="linear")
 def vdot(w: Writer, a: Wide, b: Wide) -> Wide:
     """the first one conjugated, the products summed"""
-    left: Value = a.value  # type: ignore[union-attr, assignment]
+    left: Value = a.value  # type: ignore[union-attr]
     left = w.call("conj_physical", left) if left.dtype.is_complex else left
     return _einsum(w, "i,i->", Stacked(left) if isinstance(a, Stacked) else Shared(left), b)
 

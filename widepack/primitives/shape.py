@@ -170,7 +170,8 @@ def broadcast_tensors(w: Writer, tensors: list[Wide]) -> Any:
 @strategy("fill.Tensor", "expand", family="shape")
 def fill_tensor(w: Writer, x: Wide, value: Wide) -> Wide:
     """the number expanded to the sizes, in the dtype of what it is written over"""
-    return copy(w, x, value)
+    filled: Wide = copy(w, x, value)
+    return filled
 
 
 @strategy("fill.Scalar", "sizes", family="shape")
