@@ -1451,6 +1451,11 @@ FAIL: dict[str, str] = {
     "mask_from_values_assigned": "y[mask] is read where the mask differs by member: its size is data, and no value holds N sizes that are data",
 }
 
+SLOW = {
+    "transformer", "decoder", "decoder_layer", "encoder", "encoder_masks", "encoder_causal", "swin_window", "grid_sample_bicubic", "gru_layers",
+    "conv_circular", "mha_cross", "mha_other_sizes",
+}  # fmt: skip
+
 # Cases in which one member's weights are NaN: no bit of another member's answer changes.
 ISOLATED = [
     "parted_index", "bilinear", "cdist", "masked_scatter", "in_place_put", "batch_norm_no_statistics", "instance_norm_tracked", "mha_bool_mask", "cells",
@@ -1525,7 +1530,11 @@ def parts(result: Any) -> list[Tensor]:
     return [x.detach() for x in leaves([v for v in vars(result).values() if v is not None] if isinstance(result, Answer) else result)]
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xfail(reason=FAIL[n])) if n in FAIL else n for n in CASES])
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    return [*([pytest.mark.xfail(strict=True, reason=FAIL[name])] if name in FAIL else []), *([pytest.mark.slow] if name in SLOW else [])]
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=marks(n)) for n in CASES])
 def test_every_member_answers_as_alone(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     ens, _ = made(case, tmp_path)
