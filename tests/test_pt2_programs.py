@@ -21,7 +21,7 @@ from torch.export import Dim
 import cases
 from widepack import Output, build, load
 from widepack.checkpoints import TensorInfo, open_checkpoint
-from widepack.errors import CaptureError, CheckpointError, InputError, MemberMismatch, UsageError, VerificationError, WidepackError
+from widepack.errors import CaptureError, CheckpointError, InputError, MemberMismatch, UsageError, WidepackError
 from widepack.exported_programs import unreadable
 from widepack.models import choose_factory
 from widepack_artifacts.store import Reader

@@ -31,9 +31,9 @@ from .codec import dtype_of
 from .compare import Pool
 from .counting import kernels
 from .entries import entry_names, method_of
-from .errors import CaptureError, UsageError, VerificationError, WidepackError
+from .errors import CaptureError, UsageError, VerificationError
 from .exported import export_program, placeholder
-from .exported_programs import Programs, unreadable
+from .exported_programs import unreadable
 from .job import Captures, Job, Row, Specs, Table, all_weights, capture_members, filled_member, fresh_member, specs_of
 from .kinds import kinds
 from .members import Factory, align, mismatch, read_names
@@ -377,7 +377,7 @@ def _subject(job: Job, held: weight_files.Weights) -> verify.Subject:
         initial=lambda i, state: job.table.by_name[state.name].value(i) if state.how == BUFFER else None,
         bind=bind,
         numbers=tree.numbers(first.returned),
-        fits=verify.fitting({d: (least, most) for d, (least, most, _) in first.dims.items()}, [g.expr for g in first.guards]),
+        fits=verify.fitting(job.bounds, [g.expr for g in first.guards]),
     )
 
 
@@ -385,6 +385,8 @@ def _verify(
     job: Job, wides: Sequence[Wide], held: weight_files.Weights, stages: Stages
 ) -> tuple[dict[str, Any], dict[str, probe.Answers], tuple[int, int]]:
     """Both comparisons of every program of an entry; the record, the probe's calls by pattern, and the kernels of a call."""
+    if gone := verify.needless(_subject(job, held), job.bounds, [g.expr for g in job.first.guards]):
+        job.first = replace(job.first, guards=tuple(g for i, g in enumerate(job.first.guards) if i not in gone))
     for letter in job.first.sizes:
         if why := verify.way_at_one(_subject(job, held), letter):
             job.at_least_two(letter, why)

@@ -24,6 +24,7 @@ from torch import fx, nn
 from torch.export import Dim
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 
+from widepack_artifacts.guards import letters, of_small_sizes
 from widepack_artifacts.manifest import Parameter
 from widepack_artifacts.opset import OPS
 from widepack_artifacts.program import Node, Output, Program, Ref, Slot
@@ -229,7 +230,7 @@ def capture(make: Callable[[], nn.Module], call: Call, *, asked: bool = True, en
     found = carried_by(exported, module, call.leaves, entry, wanted, states, outputs, news, prefix)
     weights, program = _read(exported, module, call, entry, prefix, found, symbols)
     guards = guards_of(exported, call.leaves, type(module).__name__)
-    dims = _ranges(exported, call, symbols)
+    dims = _ranges(exported, call, symbols, guards)
     carried = {s.output for s in found.states}
     return Captured(
         program,
@@ -601,14 +602,17 @@ def _result(value: Any, name: str) -> Tree:
     raise CaptureError(f"the output is a {type(value).__name__}; outputs are tensors, numbers, strings and None, in tuples, lists and dicts")
 
 
-def _ranges(exported: torch.export.ExportedProgram, call: Call, symbols: Mapping[Any, str]) -> dict[str, tuple[int, int | None, str]]:
-    """Each letter's bounds as far as export knows them. A lower bound of 2 is export's own, not the member's."""
+def _ranges(
+    exported: torch.export.ExportedProgram, call: Call, symbols: Mapping[Any, str], guards: Sequence[GuardSource]
+) -> dict[str, tuple[int, int | None, str]]:
+    """Each letter's bounds as far as export knows them. A lower bound of 2, or one out of conditions on small sizes, may be export's own, not the member's."""
+    asked = {letter for g in guards if of_small_sizes(g.expr) for letter in letters(g.expr)}
     bounds: dict[str, tuple[int, int | None, str]] = dict.fromkeys(call.sizes, (1, None, ""))
     for symbol, range_ in exported.range_constraints.items():
         letter = symbols.get(symbol, "")
         if letter in bounds:
             least, most, _ = bounds[letter]
-            low = int(range_.lower) if range_.lower.is_Integer and int(range_.lower) > 2 else 1
+            low = int(range_.lower) if range_.lower.is_Integer and int(range_.lower) > 2 and letter not in asked else 1
             high = int(range_.upper) if range_.upper.is_Integer else None
             bounds[letter] = (max(least, low), high if most is None else most if high is None else min(most, high), "")
     return bounds

@@ -341,7 +341,9 @@ def _captured(checkpoint: Checkpoint, read: ReadProgram, specs: Sequence[InputSp
         bounds_here = (max(1, -(-low // times)), None if high is None else high // times)
         dims[letter] = _narrowest([bounds_here, *([dims[letter][:2]] if letter in dims else [])])
     guards = guards_from(read.guards, inputs, f"the program of {checkpoint.path}")
-    return Captured(program, {n: w for n, w in weights.items() if n in needed}, tuple(inputs), signature, outputs, result, dims, sizes, guards, (), result)
+    return Captured(
+        program, {n: w for n, w in weights.items() if n in needed}, tuple(inputs), signature, outputs, result, dims, sizes, guards, (), result
+    )
 
 
 def _axes(checkpoint: Checkpoint, leaves: Sequence[tuple[str, TensorInput]], specs: Sequence[InputSpec]) -> list[dict[int, str]]:

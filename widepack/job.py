@@ -92,7 +92,9 @@ def capture_members(
                     "a sample is given, but the members are programs that bring their own; describe inputs with specs, or leave them out"
                 )
             if list(entries) != [FORWARD] or states:
-                raise UsageError("the members are programs of torch.export: each is one entry, forward, and carries no state; leave --entry and --state out")
+                raise UsageError(
+                    "the members are programs of torch.export: each is one entry, forward, and carries no state; leave --entry and --state out"
+                )
             own_specs = inputs.get(entry) if isinstance(inputs, Mapping) else inputs
             specs, bounds = parse_inputs(own_specs or ())
             low_high = {s.name: (s.low, s.high) for s in specs}
@@ -242,6 +244,11 @@ class Job:
         self._simple: dict[str, list[Program]] = {}
         self._straight: list[Program] = []
         self.shapes = [Shapes(self.first.sizes) for _ in self.programs]
+
+    @property
+    def bounds(self) -> dict[str, tuple[int, int | None]]:
+        """Each dim's least and most size."""
+        return {d: (least, most) for d, (least, most, _) in self.first.dims.items()}
 
     def at_least_two(self, letter: str, why: str) -> None:
         """Raise a dim's lower bound to 2: the program does not hold where it is 1."""

@@ -30,7 +30,11 @@ def example_sizes(specs: Sequence[InputSpec], bounds: Mapping[str, Bounds]) -> d
             wish = 4 if not sizes and position == 0 else (_OTHERS if dim.factor == 1 else _FACTORED)[min(len(sizes), 4)]
             least, most = bounds.get(dim.letter, (1, None))
             size = max(wish, least, 2)
-            sizes[dim.letter] = size if most is None or size <= most else most
+            if (
+                most is not None and size >= most
+            ):  # below the bound: at it, a slice that goes up to the bound would take everything, and export holds on to that
+                size = min(most, max(least, 2, (most - 1) // 2 * 2))
+            sizes[dim.letter] = size
     for letter, (_, most) in bounds.items():
         if letter not in sizes:
             raise UsageError(f"the bounds of {letter} are given, but no input has a dim {letter}; the inputs name {', '.join(sizes) or 'no dims'}")

@@ -77,6 +77,23 @@ def holds(expr: Expr, dims: Mapping[str, int]) -> bool:
         return False
 
 
+def of_small_sizes(expr: Expr) -> bool:
+    """Whether the guard only says that something is not 0 or 1, or that two things differ: `T // 2 != 1`, `B * T >= 2`."""
+    if not isinstance(expr, list) or len(expr) != 3:
+        return False
+    op, left, right = expr
+    if op == "ne":
+        return (right if isinstance(right, int) else left if isinstance(left, int) else 0) in (0, 1)
+    return (op, right) in (("ge", 1), ("ge", 2), ("gt", 0), ("gt", 1)) or (op, left) in (("le", 1), ("le", 2), ("lt", 0), ("lt", 1))
+
+
+def letters(expr: Expr) -> set[str]:
+    """The dims that an expression names."""
+    if isinstance(expr, list):
+        return {name for part in expr[1:] for name in letters(part)}
+    return {expr} if isinstance(expr, str) else set()
+
+
 _BINDS = {"mul": 3, "floordiv": 3, "mod": 3, "add": 2, "sub": 2, "and": 0, "or": 0}  # comparisons bind with 1
 
 

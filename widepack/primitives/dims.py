@@ -36,6 +36,18 @@ along("select_scatter diagonal_scatter", mixed=True)
 along("roll", needs="dims")
 along("argmax argmin repeat_interleave.self_int linalg_norm", needs="dim")
 along("frobenius_norm.dim nuclear_norm.dim linalg_matrix_norm linalg_matrix_norm.str_ord")
+
+
+def _whole_norm(w: Writer, x: Stacked, p: float = 2, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> bool:
+    return dim in (None, [], ()) and not keepdim and rank(x) > 1
+
+
+@strategy("linalg_vector_norm", "flatten", family="dim", when=_whole_norm)
+def whole_norm(w: Writer, x: Stacked, p: float = 2, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
+    """the member's dims flattened into one, then along it: over several dims at once torch sums less exactly"""
+    return Stacked(w.call("linalg_vector_norm", w.call("flatten.using_ints", x.value, 1, -1), p, [1], **kwargs))
+
+
 along(
     "mean.dim sum.dim_IntList amax amin logsumexp var.dim var.correction std.dim std.correction var_mean.correction linalg_vector_norm norm.ScalarOpt_dim",
     all_dims="dim",

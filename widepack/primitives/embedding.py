@@ -87,9 +87,14 @@ def bag_columns(w: Writer, *args: Any, **kwargs: Any) -> Any:
     return _bags(w, w.stack(given["weight"]), given["indices"].value, given, put_shared(given["per_sample_weights"]), given["padding_idx"])
 
 
-@strategy(_BAGS, "rows", family="bag", when=_bag_fits)
+def _bag_rows(w: Writer, *args: Any, **kwargs: Any) -> bool:
+    given = _bag(w, args, kwargs)  # the maximum over what is no padding hangs on the order in which a bag meets NaN: left to the op itself
+    return _bag_fits(w, *args, **kwargs) and (given["padding_idx"] is None or given["mode"] != 2)
+
+
+@strategy(_BAGS, "rows", family="bag", when=_bag_rows)
 def bag_rows(w: Writer, *args: Any, **kwargs: Any) -> Any:
-    """ids of their own: their rows first, then one bag over the columns of all members side by side; padding is left out of sum, mean and maximum"""
+    """ids of their own: their rows first, then one bag over the columns of all members side by side; padding is left out of sum and mean"""
     given = _bag(w, args, kwargs)
     ids, padding, mode = Stacked(w.stack(given["indices"])), given["padding_idx"], given["mode"]
     weight = given["weight"]
@@ -101,13 +106,11 @@ def bag_rows(w: Writer, *args: Any, **kwargs: Any) -> Any:
     if padding is None:
         return _bags(w, rows, at, given, None, None)
     kept = w.call("unsqueeze", w.call("ne.Scalar", ids.value, padding % _vocabulary(weight)), -1)  # [N, L, 1]
-    rows = w.call("where.ScalarOther", kept, rows, float("-inf") if mode == 2 else 0.0)
-    count = _bags(w, w.call("_to_copy", kept, dtype=rows.dtype), at, {**given, "mode": 0}, None, None)[0].value
-    y = _bags(w, rows, at, {**given, "mode": 2 if mode == 2 else 0}, None, None)[0].value
+    rows = w.call("where.ScalarOther", kept, rows, 0.0)
+    y = _bags(w, rows, at, {**given, "mode": 0}, None, None)[0].value
     if mode == 1:
+        count = _bags(w, w.call("_to_copy", kept, dtype=rows.dtype), at, {**given, "mode": 0}, None, None)[0].value
         y = w.call("div.Tensor", y, w.call("clamp_min", count, 1))
-    elif mode == 2:
-        y = w.call("where.ScalarOther", w.call("gt.Scalar", count, 0), y, 0.0)
     return Stacked(y), None, None, None
 
 

@@ -159,6 +159,21 @@ def new(w: Writer, x: Stacked, size: list[Any], *args: Any, dtype: torch.dtype |
     return Shared(w.call(op, x.value, put_shared(size), *put_shared(args), dtype=dtype or x.value.dtype))
 
 
+@strategy("broadcast_tensors", "expand", family="shape")
+def broadcast_tensors(w: Writer, tensors: list[Wide]) -> Any:
+    """every tensor expanded to the sizes of all"""
+    top = max(map(rank, tensors))
+    made = w.call("broadcast_tensors", [w.align(Stacked(w.stack(x)), top) for x in tensors])
+    return w.stacked(made)
+
+
+@strategy("fill.Tensor", "expand", family="shape")
+def fill_tensor(w: Writer, x: Wide, value: Wide) -> Wide:
+    """the number expanded to the sizes, in the dtype of what it is written over"""
+    filled: Wide = copy(w, x, value)
+    return filled
+
+
 @strategy("fill.Scalar", "sizes", family="shape")
 def fill(w: Writer, x: Stacked, value: Any) -> Wide:
     """made from sizes alone: Shared"""
@@ -263,6 +278,8 @@ def _likes(draw: Draw) -> list[Sample]:
 samples("full_like")(
     lambda draw: [call(draw.normal(B, 3), 0.5), call(draw.ints(0, 9, B, 3), 2), call(draw.normal(), 1, dtype=torch.int64), call(draw.bools(B), True)]
 )
+samples("fill.Tensor")(lambda draw: [call(draw.normal(*s), v) for s in ((B, 3), ()) for v in (draw.normal(), draw.ints(0, 9))])
+samples("broadcast_tensors")(lambda draw: [call([draw.normal(B, 3), draw.normal(3)]), call([draw.normal(), draw.normal(B, 1), draw.ints(0, 9, 4)])])
 samples("fill.Scalar")(lambda draw: [call(draw.normal(B, 3), 0.5), call(draw.ints(0, 9, B, 3), 2), call(draw.normal(), 1)])
 samples("new_zeros new_ones new_empty")(
     lambda draw: [call(draw.normal(B, 3), [2, B]), call(draw.normal(), []), call(draw.normal(3), [4], dtype=torch.int64)]
