@@ -24,7 +24,7 @@ from widepack_artifacts import weights as weight_files
 from widepack_artifacts.store import Writer
 
 from . import probe, verify
-from .checkpoints import Checkpoint, LeftOut, bad_ones, member_names, open_good
+from .checkpoints import Checkpoint, LeftOut, bad_ones, listed, member_names, open_good
 from .codec import dtype_of
 from .compare import Pool
 from .counting import kernels
@@ -85,7 +85,7 @@ def build(
     sample: Sequence[Any] | None = None,
     sample_kwargs: Mapping[str, Any] | None = None,
     dynamic: Mapping[str, Any] | None = None,
-    names: str | Sequence[str] | None = None,
+    names: str | Path | Sequence[str] | None = None,
     key: str | None = None,
     dtype: str | torch.dtype | None = None,
     trust_pickle: bool = False,
@@ -115,17 +115,15 @@ def build(
     for target in targets:
         if target not in TARGETS:
             raise UsageError(f"unknown target {target!r}; known: {', '.join(TARGETS)}")
-    if not checkpoints:
-        raise UsageError("no checkpoints: give at least one file, for example widepack build ckpts/*.pt -o ens.wide")
-    paths = [str(c) for c in checkpoints]
-    given_names = read_names(names, len(paths)) if names else member_names(paths)
+    paths = listed(checkpoints)
+    given_names = read_names(names, len(paths)) if names is not None else member_names(paths)
     wanted = find_dtype(dtype)
     if inputs:
         parse_inputs(inputs)  # a typo is told before anything is read
     stages = Stages(progress)
     with Writer(out, force=force) if not dry_run else _Nothing() as writer:
         with stages.stage("read"):
-            opened, left_out = open_good(checkpoints, key, trust_pickle)
+            opened, left_out = open_good(paths, key, trust_pickle)
             kept = [i for i in range(len(paths)) if i not in {b.number for b in left_out}]
             if model is None:
                 whys = [unreadable(c) for c in opened]
