@@ -24,18 +24,19 @@ from widepack_artifacts import weights as weight_files
 from widepack_artifacts.store import Writer
 
 from . import probe, verify
-from .checkpoints import Checkpoint, LeftOut, bad_ones, listed, member_names, open_good
+from .checkpoints import listed, member_names
 from .codec import dtype_of
 from .compare import Pool
 from .counting import kernels
 from .errors import CaptureError, UsageError, VerificationError, WidepackError
 from .exported import export_program
-from .exported_programs import Programs, unreadable
-from .job import Job, Row, all_weights, capture_members, filled_member, fresh_member
+from .exported_programs import Programs
+from .job import Job, Row, all_weights, capture_members, filled_member
 from .kinds import kinds
-from .members import Factory, align, mismatch, read_names
-from .models import choose_factory, find_dtype
+from .members import Factory, read_names
+from .models import find_dtype
 from .progress import Report, Stages
+from .reading import read_members
 from .registry import Choice
 from .replay import CPU
 from .runtime import Executable
@@ -101,13 +102,12 @@ def build(
     """Fuse N checkpoints of one architecture into an artifact, and prove it right.
 
     checkpoints: N files of torch.save, safetensors or torch.export, indexes of shards, or folders of one. out: the folder to make. model:
-    `"pkg.mod:factory"`, `"file.py:factory"`, `"hf"` (transformers, by the config.json beside the first checkpoint) or a callable; it may take `state_dict=` so that
-    heads of other sizes can be built. torch.export programs, and pickled modules, need none. inputs: specs such as `x=float32[B,3,32,32]`; or sample and sample_kwargs: one call's inputs, with
-    dynamic {name: {axis: "B"}} (default: axis 0 is "B"). names: the members', as a list, a text `A,B`, or a file of one a line. key: where the state dict
-    is in each file. dtype: what all floating weights are converted to. trust_pickle: run the code that pickled files name. skip_bad: build without the checkpoints
-    that cannot be read or are of another model. strategy: auto, wide, loop, or
-    strategies of ops. share: auto, or none: equal weights stay the members' own. pt2: torch.export programs too. dry_run: everything but the artifact.
-    progress: called with (stage, done, total).
+    `"pkg.mod:factory"`, `"file.py:factory"`, `"hf"` (transformers, by the config.json beside the first checkpoint) or a callable; it may take `state_dict=` so
+    that heads of other sizes can be built; torch.export programs and pickled modules need none. inputs: specs such as `x=float32[B,3,32,32]`; or sample and
+    sample_kwargs: one call's inputs, with dynamic {name: {axis: "B"}} (default: axis 0 is "B"). names: the members', as a list, a text `A,B`, or a file of one
+    a line. key: where the state dict is in each file. dtype: what all floating weights are converted to. trust_pickle: run the code that pickled files name.
+    skip_bad: build without the checkpoints that cannot be read or are of another model. strategy: auto, wide, loop, or strategies of ops. share: auto, or
+    none: equal weights stay the members' own. pt2: torch.export programs too. dry_run: everything but the artifact. progress: called with (stage, done, total).
 
     Raises: UsageError, CheckpointError, MemberMismatch, CaptureError, LoweringError, VerificationError, ArtifactError. Nothing is published then.
     """
@@ -123,24 +123,17 @@ def build(
     stages = Stages(progress)
     with Writer(out, force=force) if not dry_run else _Nothing() as writer:
         with stages.stage("read"):
-            opened, left_out = open_good(paths, key, trust_pickle)
-            kept = [i for i in range(len(paths)) if i not in {b.number for b in left_out}]
-            if model is None:
-                whys = [unreadable(c) for c in opened]
-                left_out, opened, kept = _without(whys, left_out, opened, kept, paths)
-            if not opened:
-                raise bad_ones(left_out, len(paths))
-            if wanted is not None:
-                opened = [c.as_dtype(wanted) for c in opened]
-            factory = choose_factory(model, model_args, opened, wanted)
-            first = fresh_member(factory, opened[0], opened[0].state_dict())
-            if left_out or skip_bad:
-                whys = [mismatch(c, first.state_dict(), factory.takes_state_dict) for c in opened]
-                left_out, opened, kept = _without(whys, left_out, opened, kept, paths)
-                if left_out and not (skip_bad and opened):
-                    raise bad_ones(left_out, len(paths))
-            found_names = [given_names[i] for i in kept]
-            aligned = align(opened, found_names, share, first.state_dict(), ragged=factory.takes_state_dict)
+            factory, aligned, left_out = read_members(
+                paths,
+                given_names,
+                model,
+                model_args,
+                key=key,
+                dtype=wanted,
+                trust_pickle=trust_pickle,
+                skip_bad=skip_bad,
+                share=share,
+            )
         with stages.stage("capture"):
             try:
                 captured = capture_members(factory, aligned, inputs, sample, sample_kwargs, dynamic)
@@ -176,7 +169,7 @@ def build(
             manifest = _write_programs(writer, job, wides, pt2)
             probe_name = _write_tensors(writer, "probe", probe_tensors)
         with stages.stage("publish"):
-            provenance = _provenance(factory, opened, asked, stages) | {"left_out": report.left_out}
+            provenance = _provenance(factory, aligned.checkpoints, asked, stages) | {"left_out": report.left_out}
             manifest = replace(manifest, probe=probe_name, verification=verification, provenance=provenance)
             manifest = writer.publish(manifest)
         disk = sum(f.bytes for f in manifest.files.values())
@@ -189,14 +182,6 @@ def build(
             kernels_member=counts[0],
             kernels_wide=counts[1],
         )
-
-
-def _without(
-    whys: Sequence[str], left_out: Sequence[LeftOut], opened: Sequence[Checkpoint], kept: Sequence[int], paths: Sequence[str]
-) -> tuple[list[LeftOut], list[Checkpoint], list[int]]:
-    """The checkpoints that are left out, those that stay, and their numbers. whys: for each that is open why it cannot stay, or empty."""
-    more = [LeftOut(i, paths[i], why) for i, why in zip(kept, whys) if why]
-    return sorted([*left_out, *more]), [c for c, why in zip(opened, whys) if not why], [i for i, why in zip(kept, whys) if not why]
 
 
 class _Nothing:
