@@ -176,6 +176,41 @@ def test_networks(name: str, tmp_path: Path) -> None:
             ens(input_ids=torch.zeros(2, 6, dtype=torch.long), attention_mask=torch.ones(1, 6, dtype=torch.long))
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_conditions_of_a_strict_export(strict: bool, tmp_path: Path) -> None:
+    class Halved(nn.Module):
+        def forward(self, x: Tensor, flag: int, y: Tensor) -> Tensor:  # [B, T], [T]
+            return x * flag + y if y.shape[0] % 2 == 0 else x
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        args, dims = (torch.randn(4, 6), 3, torch.randn(6)), ({0: DYNAMIC, 1: DYNAMIC}, None, {0: DYNAMIC})
+        program = torch.export.export(Halved(), args, dynamic_shapes=dims, strict=strict)
+    build([written(tmp_path / "a.pt2", program)], tmp_path / "e.wide", **QUICK)
+    ens, x, y = load(tmp_path / "e.wide"), torch.randn(2, 8), torch.randn(8)
+    torch.testing.assert_close(ens(x, 3, y)[0], x * 3 + y)
+    with pytest.raises(InputError, match="% 2"):
+        ens(torch.randn(2, 7), 3, torch.randn(7))
+    with pytest.raises(InputError, match="built with 3 there"):
+        ens(x, 4, y)
+
+
+def test_weights_of_a_program_are_mapped_not_read(tmp_path: Path) -> None:
+    status = Path("/proc/self/status")
+    if not status.exists():
+        pytest.skip("needs /proc")
+    path = save(tmp_path / "a.pt2", nn.Linear(1 << 12, 1 << 12), torch.zeros(2, 1 << 12))
+
+    def anonymous_kib() -> int:
+        return int(status.read_text().split("RssAnon:")[1].split()[0])
+
+    before = anonymous_kib()
+    found = open_checkpoint(path)
+    assert found.get("weight").shape == (1 << 12, 1 << 12)
+    assert float(found.get("weight")[-1, -1].abs()) < 1
+    assert anonymous_kib() - before < 16 << 10  # of 64 MiB
+
+
 class Ids(nn.Module):
     def __init__(self) -> None:
         super().__init__()

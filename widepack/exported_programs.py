@@ -340,7 +340,9 @@ def _captured(checkpoint: Checkpoint, read: ReadProgram, specs: Sequence[InputSp
         low = low if low > 2 else 1  # a lower bound of 2 is export's own, not the program's
         bounds_here = (max(1, -(-low // times)), None if high is None else high // times)
         dims[letter] = _narrowest([bounds_here, *([dims[letter][:2]] if letter in dims else [])])
-    guards = guards_from(read.guards, inputs, f"the program of {checkpoint.path}")
+    places = [i for i, item in enumerate(read.inputs) if isinstance(item, TensorInput)]
+    flat = [replace(leaf, name=f"flat_args.{i}") for i, leaf in zip(places, inputs)]  # what an export with strict=True calls its inputs
+    guards = guards_from(read.guards, [*inputs, *flat], f"the program of {checkpoint.path}")
     return Captured(program, {n: w for n, w in weights.items() if n in needed}, tuple(inputs), signature, outputs, result, dims, sizes, guards, ())
 
 
