@@ -169,11 +169,13 @@ def test_a_dtype_that_cannot_be_meant(tmp_path: Path) -> None:
 def test_names_from_a_text_and_a_file(tmp_path: Path) -> None:
     paths = save(tmp_path, [net(i).state_dict() for i in range(2)])
     (tmp_path / "names.txt").write_text("Zürich\n\n  St. Gallen \n", encoding="utf-8")
-    for names in ("Zürich, St. Gallen", str(tmp_path / "names.txt"), ["Zürich", "St. Gallen"]):
+    for names in ("Zürich, St. Gallen", tmp_path / "names.txt", str(tmp_path / "names.txt"), ["Zürich", "St. Gallen"]):
         assert build(paths, tmp_path / "e.wide", model=Net, names=names, dry_run=True, **QUICK).members == ("Zürich", "St. Gallen")
     for names, words in (
         ("a,b,c", "2 checkpoints and 3 names; every member has one of each$"),
         ("gone.txt", "2 checkpoints and 1 names; every member has one of each, and there is no file gone.txt"),
+        ("", "2 checkpoints and 1 names"),
+        ([], "2 checkpoints and 0 names"),
         ("a,a", "the members' names must differ: a is given twice"),
         ("a,", "names: '' is no name"),
         (["a", "b\x1b[2J"], r"names: 'b\\x1b\[2J' is no name; a name is printable text"),
@@ -183,6 +185,12 @@ def test_names_from_a_text_and_a_file(tmp_path: Path) -> None:
     (tmp_path / "names.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match=r"names.txt cannot be read"):
         build(paths, tmp_path / "e.wide", model=Net, names=str(tmp_path / "names.txt"), **QUICK)
+
+
+def test_one_path_is_no_list_of_checkpoints(tmp_path: Path) -> None:
+    for one in ("a.pt", tmp_path):
+        with pytest.raises(UsageError, match="checkpoints must be a list of paths, not the one path"):
+            build(one, tmp_path / "e.wide", model=Net, **QUICK)  # type: ignore[arg-type]
 
 
 def test_bad_ones_are_one_error_or_left_out(tmp_path: Path) -> None:

@@ -26,19 +26,19 @@ from widepack_artifacts.store import Writer
 
 from . import probe, verify
 from .capture import tensors_of
-from .checkpoints import Checkpoint, LeftOut, bad_ones, member_names, open_good
+from .checkpoints import listed, member_names
 from .codec import dtype_of
 from .compare import Pool
 from .counting import kernels
 from .entries import entry_names, method_of
 from .errors import CaptureError, UsageError, VerificationError
 from .exported import export_program, placeholder
-from .exported_programs import unreadable
 from .job import Captures, Job, Row, Specs, Table, all_weights, capture_members, filled_member, fresh_member, specs_of
 from .kinds import kinds
-from .members import Factory, align, mismatch, read_names
-from .models import choose_factory, find_dtype
+from .members import Factory, read_names
+from .models import find_dtype
 from .progress import Report, Stages
+from .reading import read_members
 from .registry import Choice
 from .replay import CPU
 from .runtime import Executable
@@ -108,7 +108,7 @@ def build(
     dynamic: Mapping[str, Any] | None = None,
     entries: Sequence[str] | None = None,
     state: Sequence[str] = (),
-    names: str | Sequence[str] | None = None,
+    names: str | Path | Sequence[str] | None = None,
     key: str | None = None,
     dtype: str | torch.dtype | None = None,
     trust_pickle: bool = False,
@@ -140,10 +140,8 @@ def build(
     for target in targets:
         if target not in TARGETS:
             raise UsageError(f"unknown target {target!r}; known: {', '.join(TARGETS)}")
-    if not checkpoints:
-        raise UsageError("no checkpoints: give at least one file, for example widepack build ckpts/*.pt -o ens.wide")
-    paths = [str(c) for c in checkpoints]
-    given_names = read_names(names, len(paths)) if names else member_names(paths)
+    paths = listed(checkpoints)
+    given_names = read_names(names, len(paths)) if names is not None else member_names(paths)
     wanted = find_dtype(dtype)
     chosen = entry_names(entries, RESERVED)
     for name in chosen if inputs else ():
@@ -152,25 +150,19 @@ def build(
     stages = Stages(progress)
     with Writer(out, force=force) if not dry_run else _Nothing() as writer:
         with stages.stage("read"):
-            opened, left_out = open_good(checkpoints, key, trust_pickle)
-            kept = [i for i in range(len(paths)) if i not in {b.number for b in left_out}]
-            if model is None:
-                whys = [unreadable(c) for c in opened]
-                left_out, opened, kept = _without(whys, left_out, opened, kept, paths)
-            if not opened:
-                raise bad_ones(left_out, len(paths))
-            if wanted is not None:
-                opened = [c.as_dtype(wanted) for c in opened]
-            factory = choose_factory(model, model_args, opened, wanted)
-            first = fresh_member(factory, opened[0], opened[0].state_dict())
-            if left_out or skip_bad:
-                whys = [mismatch(c, first.state_dict(), factory.takes_state_dict) for c in opened]
-                left_out, opened, kept = _without(whys, left_out, opened, kept, paths)
-                if left_out and not (skip_bad and opened):
-                    raise bad_ones(left_out, len(paths))
-            found_names = [given_names[i] for i in kept]
-            aligned = align(opened, found_names, share, first.state_dict(), ragged=factory.takes_state_dict)
+            factory, aligned, left_out = read_members(
+                paths,
+                given_names,
+                model,
+                model_args,
+                key=key,
+                dtype=wanted,
+                trust_pickle=trust_pickle,
+                skip_bad=skip_bad,
+                share=share,
+            )
         with stages.stage("capture"):
+            first = fresh_member(factory, aligned.checkpoints[0], aligned.state_dict(0))
             for name in chosen:
                 method_of(first, name)
             try:
@@ -214,7 +206,7 @@ def build(
             manifest = _write_programs(writer, jobs, wides, pt2)
             probe_name = _write_tensors(writer, "probe", probe.make(probed))
         with stages.stage("publish"):
-            provenance = _provenance(factory, opened, asked, stages) | {"left_out": report.left_out}
+            provenance = _provenance(factory, aligned.checkpoints, asked, stages) | {"left_out": report.left_out}
             manifest = replace(manifest, probe=probe_name, verification=verification, provenance=provenance)
             manifest = writer.publish(manifest)
         disk = sum(f.bytes for f in manifest.files.values())
@@ -228,14 +220,6 @@ def build(
             kernels_wide=made[chosen[0]].kernels_wide,
             entries=made,
         )
-
-
-def _without(
-    whys: Sequence[str], left_out: Sequence[LeftOut], opened: Sequence[Checkpoint], kept: Sequence[int], paths: Sequence[str]
-) -> tuple[list[LeftOut], list[Checkpoint], list[int]]:
-    """The checkpoints that are left out, those that stay, and their numbers. whys: for each that is open why it cannot stay, or empty."""
-    more = [LeftOut(i, paths[i], why) for i, why in zip(kept, whys) if why]
-    return sorted([*left_out, *more]), [c for c, why in zip(opened, whys) if not why], [i for i, why in zip(kept, whys) if not why]
 
 
 def _check_states(module: nn.Module, states: Sequence[Asked], captured: Mapping[str, Captures]) -> None:

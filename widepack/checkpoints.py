@@ -55,18 +55,23 @@ def open_all(paths: Sequence[str | Path], key: str | None = None, trust_pickle: 
 
 def open_good(paths: Sequence[str | Path], key: str | None = None, trust_pickle: bool = False) -> tuple[list[Checkpoint], list[LeftOut]]:
     """Open those that can be read, in order, and say why the others cannot. Raises: UsageError if there are none."""
+    opened: list[Checkpoint] = []
+    bad: list[LeftOut] = []
+    for i, path in enumerate(listed(paths)):
+        try:
+            opened.append(_open(path, key, trust_pickle))
+        except Refused as refused:
+            bad.append(LeftOut(i, path, str(refused)))
+    return opened, bad
+
+
+def listed(paths: Sequence[str | Path]) -> list[str]:
+    """The checkpoints that were given, as text. Raises: UsageError if there are none, or one path stands where a list should."""
     if isinstance(paths, (str, Path)):
         raise UsageError(f"checkpoints must be a list of paths, not the one path {str(paths)!r}")
     if not paths:
         raise UsageError("no checkpoints: name the files of the members, for example widepack build ckpts/*.pt -o ens.wide")
-    opened: list[Checkpoint] = []
-    bad: list[LeftOut] = []
-    for i, path in enumerate(paths):
-        try:
-            opened.append(_open(str(path), key, trust_pickle))
-        except Refused as refused:
-            bad.append(LeftOut(i, str(path), str(refused)))
-    return opened, bad
+    return [str(path) for path in paths]
 
 
 def bad_ones(bad: Sequence[LeftOut], count: int) -> CheckpointError:

@@ -28,7 +28,7 @@ from .conditions import Leaf, factor_of, guards_from
 from .errors import CaptureError, CheckpointError, MemberMismatch, UsageError
 from .members import Factory
 from .pt2_files import Pt2File
-from .pt2_programs import ReadProgram, Size, TensorInput, numbered, read_program
+from .pt2_programs import WAY_OUT, ReadProgram, Size, TensorInput, numbered, read_program
 from .replay import CPU, Fakes, replay
 from .runtime import graph_module
 from .samples import Source, draw
@@ -329,7 +329,7 @@ def _captured(checkpoint: Checkpoint, read: ReadProgram, specs: Sequence[InputSp
         tuple(Output(o, "shared") for o in read.outputs if hasattr(o, "name")),
     )
     program.check()
-    program, values = _typed(program, sizes, checkpoint.path)
+    program, values = _typed(program, read, sizes, checkpoint.path)
     needed = {r.source for r in program.weights}
     result = _result(read)
     names = paths(result)
@@ -340,7 +340,9 @@ def _captured(checkpoint: Checkpoint, read: ReadProgram, specs: Sequence[InputSp
         low = low if low > 2 else 1  # a lower bound of 2 is export's own, not the program's
         bounds_here = (max(1, -(-low // times)), None if high is None else high // times)
         dims[letter] = _narrowest([bounds_here, *([dims[letter][:2]] if letter in dims else [])])
-    guards = guards_from(read.guards, inputs, f"the program of {checkpoint.path}")
+    places = [i for i, item in enumerate(read.inputs) if isinstance(item, TensorInput)]
+    flat = [replace(leaf, name=f"flat_args.{i}") for i, leaf in zip(places, inputs)]  # what an export with strict=True calls its inputs
+    guards = guards_from(read.guards, [*inputs, *flat], f"the program of {checkpoint.path}")
     return Captured(
         program, {n: w for n, w in weights.items() if n in needed}, tuple(inputs), signature, outputs, result, dims, sizes, guards, (), result
     )
@@ -404,14 +406,21 @@ def _sizes(leaves: Sequence[tuple[str, TensorInput]], named: Sequence[Mapping[in
     return sizes
 
 
-def _typed(program: Program, sizes: Mapping[str, int], path: str) -> tuple[Program, dict[str, str]]:
-    """The program with the type of every node, and the type of every value. Raises: CheckpointError where an op does not take what it is given."""
+def _typed(program: Program, read: ReadProgram, sizes: Mapping[str, int], path: str) -> tuple[Program, dict[str, str]]:
+    """The program with the type of every node, and the type of every value. Raises: CheckpointError where an op does not take, or give, what the file says."""
     fakes = Fakes(sizes)
     try:
         values = replay(program, fakes)
     except Exception as error:
         words = " ".join(str(error).split())[:300]
         raise CheckpointError(f"checkpoint {path}: its program cannot be run: {type(error).__name__}: {words}") from error
+    for name, value in values.items():
+        if isinstance(value, torch.Tensor) and read.types.get(name, (value.dtype, value.ndim)) != (value.dtype, value.ndim):
+            dtype, rank = read.types[name]
+            raise CheckpointError(
+                f"checkpoint {path}: the value {name} of its program is {dtype_name(value.dtype)} of {value.ndim} dims here, and {dtype_name(dtype)} of {rank} in the "
+                f"file; {WAY_OUT}"
+            )
     letters = {dim.node.expr: letter for letter, dim in fakes.dims.items() if isinstance(dim, torch.SymInt)}
     types = {name: _type(value, letters) for name, value in values.items()}
     return replace(program, nodes=tuple(replace(n, out=types[n.name]) for n in program.nodes)), types

@@ -278,12 +278,13 @@ class Alignment:
         return tuple(order.index(row) for row in rows)
 
 
-def read_names(names: str | Sequence[str], count: int) -> list[str]:
+def read_names(names: str | Path | Sequence[str], count: int) -> list[str]:
     """The members' names, as a user gives them.
 
     names: a list, a text `A,B,...`, or the path of a file with one name a line. count: how many checkpoints there are.
     Raises: UsageError that says which name cannot be one, is there twice, or is one too few or too many.
     """
+    names = str(names) if isinstance(names, Path) else names
     if isinstance(names, str) and "," not in names and os.path.isfile(names):
         try:
             found = [line.strip() for line in Path(names).read_text(encoding="utf-8").splitlines() if line.strip()]

@@ -15,7 +15,7 @@ import io
 import zipfile
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 import torch.utils._pytree as pytree
@@ -73,6 +73,11 @@ class Pt2File:
             raise Refused(f"is damaged: {min(twice)} is a weight and a constant in it")
         self._metas = {**weights, **constants}
         self._file: Any = None
+        self._starts: dict[str, int] = {}  # where each record's bytes begin
+        with open(path, "rb") as file:
+            self._size = file.seek(0, 2)
+            for record in {meta.record for meta in self._metas.values()}:
+                self._starts[record] = _start(file, self._records[record], self._size)
 
     def _config(self, archive: zipfile.ZipFile, folder: str, name: str) -> dict[str, _Meta]:
         found = self._json(archive, folder + name)
@@ -102,14 +107,9 @@ class Pt2File:
         """One tensor, mapped. Raises: KeyError."""
         meta = self._metas[name]
         if self._file is None:
-            with open(self.path, "rb") as file:
-                size = file.seek(0, 2)
-            self._file = torch.UntypedStorage.from_file(self.path, False, size)
-        entry = self._records[meta.record]
-        start = self._start(entry)
-        if start + entry.file_size > self._file.nbytes():
-            raise Refused(f"is truncated: {name} ends past the file")
-        part = self._file[start : start + entry.file_size]
+            self._file = torch.UntypedStorage.from_file(self.path, False, self._size)
+        start = self._starts[meta.record]
+        part = self._file[start : start + self._records[meta.record].file_size]
         return torch.empty(0, dtype=meta.dtype).set_(part, meta.offset, meta.sizes, meta.strides)
 
     def is_parameter(self, name: str) -> bool:
@@ -120,15 +120,6 @@ class Pt2File:
         """Where a tensor's bytes are: equal for names of one tensor."""
         m = self._metas[name]
         return m.record, m.offset, m.sizes, m.strides, m.dtype
-
-    def _start(self, entry: zipfile.ZipInfo) -> int:
-        """Where a stored record's bytes begin."""
-        with open(self.path, "rb") as file:
-            file.seek(entry.header_offset)
-            header = file.read(30)
-        if len(header) < 30 or header[:4] != b"PK\x03\x04":
-            raise Refused(f"is damaged: the record {entry.filename!r} is not where its directory says")
-        return entry.header_offset + 30 + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
 
     def program(self) -> dict[str, Any]:
         """The program's JSON, of the schema that is read. Raises: Refused."""
@@ -153,6 +144,18 @@ class Pt2File:
         except Exception:  # noqa: BLE001 -- of other classes, or damaged: the inputs are then drawn, or asked for
             return None
         return leaves
+
+
+def _start(file: BinaryIO, entry: zipfile.ZipInfo, size: int) -> int:
+    """Where a stored record's bytes begin. Raises: Refused."""
+    file.seek(entry.header_offset)
+    header = file.read(30)
+    if len(header) < 30 or header[:4] != b"PK\x03\x04":
+        raise Refused(f"is damaged: the record {entry.filename!r} is not where its directory says")
+    start = entry.header_offset + 30 + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
+    if start + entry.file_size > size:
+        raise Refused(f"is damaged: the record {entry.filename!r} ends past the file")
+    return start
 
 
 class _Meta:

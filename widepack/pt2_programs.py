@@ -2,13 +2,15 @@
 
 Only data is read: every op is looked up in the format's allow-list, no name of the file reaches Python's `getattr`, and an expression over sizes is read by a
 grammar of two forms, `Symbol('s0', ...)` and a number times it. Programs have to be functional; of what `torch.export.export` writes before
-`run_decompositions({})` these are taken too, as what they are in eval mode: batch_norm, dropout, `to`, and `detach_` of a literal.
+`run_decompositions({})` these are taken too: batch_norm, dropout, `to` and `detach_` of a literal, as what they are in eval mode; and an op that writes into a
+value which an op on a list of ops with fresh results made, and which nothing else reads (`relu_` after a convolution), as its functional twin.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +32,12 @@ WAY_OUT = "save the functional program: torch.export.save(exported.run_decomposi
 
 _DROPOUT = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
 _ASSERTS = ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range", "sym_constrain_range_for_size", "_assert_async")
+# Ops whose result is new memory, whatever they are given.
+_FRESH = """
+    conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d linear matmul bmm addmm baddbmm batch_norm group_norm layer_norm instance_norm
+    _native_batch_norm_legit_no_training add sub mul div relu hardtanh silu hardswish leaky_relu elu sigmoid tanh max_pool2d avg_pool2d adaptive_avg_pool2d
+    zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full clone
+"""
 _FORMATS = {1: torch.contiguous_format, 2: torch.channels_last, 3: torch.channels_last_3d, 4: torch.preserve_format}
 _FLOATS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 _SYMBOL = re.compile(r"Symbol\('([A-Za-z_][A-Za-z0-9_]*)'(?:, (?:positive|integer|nonnegative)=True)*\)\Z")
@@ -72,6 +80,7 @@ class ReadProgram:
     names: tuple[str, ...]
     ranges: Mapping[str, tuple[int, int | None]]
     guards: tuple[str, ...]
+    types: Mapping[str, tuple[torch.dtype, int]]  # dtype and rank of the values that are tensors, as torch wrote them down
 
 
 def read_program(file: Pt2File) -> ReadProgram:
@@ -110,7 +119,7 @@ def read_program(file: Pt2File) -> ReadProgram:
             raise Refused(f"holds an input of kind {kind!r}, which has no form in an artifact")
     if unknown := [source for _, source, _ in weights if source not in file.tensors()]:
         raise Refused(f"is damaged: its program reads {unknown[0][:80]}, which it does not hold")
-    nodes = _nodes(_list(graph.get("nodes"), "nodes"), renamed, metas)
+    nodes = _nodes(_list(graph.get("nodes"), "nodes"), renamed, metas, results)
     outputs: list[Any] = []
     for row in results:
         name = _tensor_name(row.get("arg"))
@@ -132,7 +141,16 @@ def read_program(file: Pt2File) -> ReadProgram:
         tuple(_text(n) for n in _list(call.get("forward_arg_names") or [], "forward_arg_names")),
         _ranges(whole.get("range_constraints")),
         tuple(guards),
+        {renamed[name]: _kind(meta) for name, meta in metas.items() if name in renamed},
     )
+
+
+def _kind(meta: Any) -> tuple[torch.dtype, int]:
+    found = _object(meta, "tensor_values")
+    dtype = DTYPES.get(found["dtype"]) if type(found.get("dtype")) is int else None
+    if dtype is None:
+        raise _bad("a value has no dtype that is known")
+    return dtype, len(_list(found.get("sizes"), "sizes"))
 
 
 def _results(signature: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -293,9 +311,12 @@ def _alive(nodes: Sequence[Node], outputs: Sequence[Any]) -> Iterator[Node]:
     return reversed(kept)
 
 
-def _nodes(rows: Sequence[Any], renamed: dict[str, str], metas: Mapping[str, Any]) -> list[Node]:
+def _nodes(rows: Sequence[Any], renamed: dict[str, str], metas: Mapping[str, Any], results: Sequence[Any]) -> list[Node]:
     """All nodes, in order; `renamed` learns the name of every value."""
     made: list[Node] = []
+    reads = _reads(rows, results)
+    fresh: set[str] = set()
+    aliases: set[str] = set()  # other names of values: what writes into one writes into both
     for number, value in enumerate(rows):
         row = _object(value, "nodes")
         target = _text(row.get("target"))
@@ -314,16 +335,41 @@ def _nodes(rows: Sequence[Any], renamed: dict[str, str], metas: Mapping[str, Any
         if base in _DROPOUT and len(args) == 3 and args[2] is False and isinstance(args[0], Ref):
             (only,) = outputs  # in a functional program a value and its alias are one
             renamed[_tensor_name(only) or ""] = args[0].name
+            aliases.add(_tensor_name(only) or "")
             continue
         name, args, kwargs, first = _as_in_eval(name, args, kwargs, source)
+        into = _tensor_name(given[0].get("arg")) if given else None
+        if name not in OPS and base.endswith("_") and into is not None and into not in aliases and renamed[into] in fresh and reads[into] == 1:
+            twin = name.replace(f".{base}.", f".{base[:-1]}.")
+            name, base = (twin, base[:-1]) if twin in OPS else (name, base)
         if name not in OPS:
             raise Refused(_not_read(name, target, source))
         if name == "aten.squeeze.default":  # the rank is the captured one: a batch of 1 is no dim to drop
             meta = metas.get(_tensor_name(given[0].get("arg")) or "") if given else None
             ones = [d for d, size in enumerate(_list(_object(meta, "tensor_values").get("sizes"), "sizes")) if size == {"as_int": 1}]
             name, args = "aten.squeeze.dims", [*args, ones]
-        made += _named(name, args, kwargs, outputs, source, number, renamed, first)
+        nodes = list(_named(name, args, kwargs, outputs, source, number, renamed, first))
+        made += nodes
+        if base in _FRESH.split() and len(outputs) == 1:
+            fresh.add(nodes[-1].name)
     return made
+
+
+def _reads(rows: Sequence[Any], results: Sequence[Any]) -> Counter[str]:
+    """How often each value is read, by its name in the file."""
+    found: Counter[str] = Counter()
+
+    def walk(value: Any) -> None:
+        if isinstance(value, dict):
+            found.update(v for k, v in value.items() if k in ("name", "as_name") and isinstance(v, str))
+            value = list(value.values())
+        if isinstance(value, list):
+            for part in value:
+                walk(part)
+
+    walk([given.get("arg") for row in rows if isinstance(row, dict) for given in row.get("inputs") or () if isinstance(given, dict)])
+    walk([row.get("arg") for row in results])
+    return found
 
 
 def _op_name(target: str) -> str:
