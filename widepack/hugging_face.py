@@ -59,9 +59,7 @@ def hugging_face(args: Mapping[str, object] | None, beside: str) -> Factory:
             module: nn.Module = transformers.AutoModel.from_config(config, trust_remote_code=False) if found is None else found(config)
         return module
 
-    made = Factory(NAME, make, given)
-    made.args = given
-    return made
+    return Factory(NAME, make, given)
 
 
 @contextmanager
