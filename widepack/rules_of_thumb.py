@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from widepack_artifacts.program import Kind, Program, refs
 
@@ -86,6 +87,8 @@ def crossover(program: Program, found: Mapping[str, Kind], members: int, sizes: 
     """The largest batch to run wide on a CPU (None: every batch), and why."""
     try:
         low, high = (working_set(program, found, {**sizes, batch: b} if batch else sizes) for b in (4, 8))
+    except (DataDependentOutputException, DynamicOutputShapeException):
+        return None, "a size depends on values, and so does the memory that the members' activations take"
     except RuntimeError:  # the batch cannot change alone: a condition ties it to another dim
         low = high = working_set(program, found, sizes)
     slope = (high - low) / 4 * members

@@ -76,12 +76,12 @@ def one_hot(w: Writer, x: Stacked, classes: int = -1) -> Any:
     return Stacked(w.call("one_hot", x.value, classes))
 
 
-@strategy("mean sum", "all_dims", family="dim")
+@strategy("mean sum", "flatten", family="dim")
 def whole_sum(w: Writer, x: Stacked, **kwargs: Any) -> Any:
-    """all dims but the member axis"""
+    """the member's dims flattened into one: over memory in order torch sums in cascades, over strides one number after the other, which rounds worse"""
     op = "mean.dim" if full_name(w.op) == "aten.mean.default" else "sum.dim_IntList"
-    value = x.value if x.rank else w.call("unsqueeze", x.value, 1)
-    return Stacked(w.call(op, value, list(range(1, 1 + max(1, x.rank))), **kwargs))
+    value = w.call("unsqueeze", x.value, 1) if x.rank == 0 else x.value if x.rank == 1 else w.call("flatten.using_ints", x.value, 1, -1)
+    return Stacked(w.call(op, value, [1], **kwargs))
 
 
 @strategy("argmax argmin", "flatten", family="dim", when=lambda w, x, dim=None, keepdim=False: dim is None and not keepdim)
