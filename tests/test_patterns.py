@@ -1080,7 +1080,7 @@ CASES |= {
 
 def unpooled(self: Any, x: Tensor) -> Tensor:
     y, at = F.max_pool2d(self.conv(x), 2, return_indices=True)
-    return F.max_unpool2d(y * 2, at, [2])
+    return F.max_unpool2d(y * 2, at, [2, 2])
 
 
 def upsampled(self: Any, x: Tensor) -> list[Tensor]:
