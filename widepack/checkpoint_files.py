@@ -18,8 +18,9 @@ import stat
 import sys
 import warnings
 import zipfile
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -69,7 +70,7 @@ class Checkpoint:
 
     path: as it was given. bytes: the size of its file, or of all its files. prefix: what was taken off every name, or "". module: makes the pickled module that
     it is of, as it was saved, where there is one. program: the torch.export program that it is of, where there is one.
-    files: paths, and what stood there when they were opened.
+    files: paths, and what stood there when they were opened. versions: of submodules, by the names in the file.
     """
 
     def __init__(
@@ -83,11 +84,13 @@ class Checkpoint:
         files: Sequence[tuple[str, os.stat_result]] = (),
         module: Callable[[], nn.Module] | None = None,
         program: Pt2File | None = None,
+        versions: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.path = path
         self.prefix = prefix
         self.module = module
         self.program = program
+        self._versions = versions
         self.files = tuple(files) or ((path, status),)
         self.bytes = sum(found.st_size for _, found in self.files)
         self._infos = {prefix + name: info for name, info in names.items()}  # by the names in the file
@@ -115,7 +118,15 @@ class Checkpoint:
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """All tensors by name, as `get` gives them."""
-        return {name: self.get(name) for name in self._names}
+        return self.versioned({name: self.get(name) for name in self._names})
+
+    def versioned(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The tensors as `nn.Module.state_dict` gives them, with the versions that stand in the file: some modules load by them."""
+        made = OrderedDict(tensors)
+        if self._versions:
+            plain = {name.removeprefix(self.prefix) if name != self.prefix.removesuffix(".") else "": v for name, v in self._versions.items()}
+            made._metadata = OrderedDict(plain)  # type: ignore[attr-defined]  # where torch keeps it
+        return made
 
     def unstripped(self) -> Checkpoint:
         """The same file with the names that stand in it."""
@@ -256,7 +267,7 @@ def _is_program(path: str) -> bool:
 
 
 def _from_torch(path: str, key: str | None, status: os.stat_result, mapped: bool, trust: bool) -> Checkpoint:
-    tensors, module = _picked(path, key, mapped, trust)
+    tensors, module, versions = _picked(path, key, mapped, trust)
     for name, tensor in tensors.items():
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
             kind = "quantized" if tensor.is_quantized else f"on the device {tensor.device}" if tensor.layout == torch.strided else str(tensor.layout)
@@ -275,6 +286,7 @@ def _from_torch(path: str, key: str | None, status: os.stat_result, mapped: bool
             "",
             status,
             module=again if module is not None else None,
+            versions=versions,
         )
     )
 

@@ -267,7 +267,8 @@ class Alignment:
 
     def state_dict(self, member: int) -> dict[str, Tensor]:
         """One member's weights under every name that the model has for them, ready for `load_state_dict`."""
-        return {name: tensor for w in self.weights for tensor in [self.checkpoints[member].get(w.name)] for name in (w.name, *w.aliases)}
+        own = self.checkpoints[member]
+        return own.versioned({name: tensor for w in self.weights for tensor in [own.get(w.name)] for name in (w.name, *w.aliases)})
 
     @property
     def signatures(self) -> tuple[int, ...]:

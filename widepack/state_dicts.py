@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -79,10 +80,11 @@ class TensorInfo(NamedTuple):
 
 
 class Picked(NamedTuple):
-    """tensors: the state dict. module: the module that it is of, where the file holds one."""
+    """tensors: the state dict. module: the module that it is of, where the file holds one. versions: of the classes of its submodules, as `state_dict()` notes them."""
 
     tensors: dict[str, torch.Tensor]
     module: nn.Module | None = None
+    versions: Mapping[str, Any] = MappingProxyType({})
 
 
 def info_of(tensor: torch.Tensor) -> TensorInfo:
@@ -143,15 +145,22 @@ def _state(value: object) -> Picked | None:
     """The value as a state dict, if it is one. Entries of `get_extra_state` that are no tensors are no weights."""
     if isinstance(value, nn.Module):
         module = value.module if isinstance(value, (nn.DataParallel, nn.parallel.DistributedDataParallel)) else value
-        tensors = {k: v for k, v in module.state_dict().items() if isinstance(v, torch.Tensor)}
+        state = module.state_dict()
+        tensors = {k: v for k, v in state.items() if isinstance(v, torch.Tensor)}
         if not tensors:
             raise Refused(f"holds a {type(module).__name__} without weights")
-        return Picked(tensors, module)
+        return Picked(tensors, module, _versions(state))
     if not isinstance(value, Mapping) or not all(isinstance(k, str) for k in value):
         return None
     tensors = {k: v for k, v in value.items() if isinstance(v, torch.Tensor)}
     rest = [k for k in value if k not in tensors and not k.endswith("_extra_state")]
-    return Picked(tensors) if tensors and not rest else None
+    return Picked(tensors, None, _versions(value)) if tensors and not rest else None
+
+
+def _versions(state: object) -> dict[str, Any]:
+    """What `state_dict()` notes beside the tensors: `{submodule: {"version": 2}}`. Code that loads older weights goes by it."""
+    found = getattr(state, "_metadata", None)
+    return {k: v for k, v in found.items() if isinstance(k, str) and isinstance(v, Mapping)} if isinstance(found, Mapping) else {}
 
 
 def _dicts(value: Mapping[Any, Any] | Sequence[Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Picked]]:

@@ -463,7 +463,13 @@ def check_wide(
         left.append([])
         if call.pattern != pattern:
             continue
-        wide = run.run(*_next(subject, call.stacked(), left[call.after] if call.after is not None else ()))
+        try:
+            wide = run.run(*_next(subject, call.stacked(), left[call.after] if call.after is not None else ()))
+        except (RuntimeError, IndexError, ValueError) as e:
+            raise VerificationError(
+                f"the wide program ({pattern}) fails at {call.label}, where every member answers: {type(e).__name__}: {' '.join(str(e).split())[:300]}. Values whose "
+                "sizes are data (y[mask], nonzero) cannot be one a member: use torch.where or a fixed number of results; else please report it, or build with --strategy loop"
+            ) from e
         for s in subject.states:
             left[-1] = left[-1] or list(wide)
             if program.outputs[s.output].kind == "shared":
