@@ -74,22 +74,19 @@ def narrow(program: Program, shapes: Shapes) -> Program:
     """The program with choices of one position moved up as far as they go."""
     if not any(n.op == _SELECT for n in program.nodes):
         return program
-    values = shapes.of(program)
+    shapes.of(program)
     tried: set[str] = set()
     while True:
         move = _next(program, shapes, tried)
         if move is None:
             return _once(program)
         moved, choices = move
-        last = moved.made[-1]
-        moved.made[-1] = replace(last, name=choices[0])  # the choice's own name stays with what takes its place
-        values[choices[0]] = values.pop(last.name)
-        to = {name: Ref(choices[0]) for name in choices[1:]}
+        to = {name: Ref(moved.made[-1].name) for name in choices}
         kept: list[Node] = []
         for node in program.nodes:
             if node.name == choices[0]:
                 kept += moved.made
-            elif node.name not in to:
+            elif node.name not in to:  # what takes the choices' place is named after the op that it is
                 kept.append(renamed(node, to))
         program = sweep(with_nodes(program, kept, to))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,9 @@ def command(artifact: Path, entry: str, device: str, pattern: str, batch: int | 
     click.echo(
         "\n".join([_title(artifact, entry, wide, reader.manifest, len(found)), "", *(columns([head, *rows]) if rows else ["no node runs so"])])
     )
-    folded = set(wide.plan.get("choices", {})) - {s.node for s in found}
+    names = {s.node for s in found}
+    choices = set(wide.plan.get("choices", {}))
+    folded = choices - names - {n for made in _derived(choices, names).values() for n in made}
     early = [f"{plural(len(folded), 'node')} more, made of weights alone: run once, at load"] if folded else []
     click.echo("\n".join(["", *_regions(wide.plan), *early]))
 
@@ -112,6 +115,7 @@ def steps(member: Program, wide: Program, plan: dict[str, Any]) -> list[Step]:
     of_slot = {s.source: s.kind for s in (*wide.weights, *wide.inputs)}
     found: dict[str, str] = {s.name: of_slot.get(s.source, s.kind) for s in (*member.weights, *member.inputs)}
     chosen: dict[str, tuple[str, str]] = {n: (c[0], c[1]) for n, c in plan.get("choices", {}).items()}
+    derived = _derived(dict.fromkeys([*chosen, *made]), {n.name for n in member.nodes})
     planned: set[str] = set()
     for region in plan.get("regions", []):
         planned.update(region["nodes"])
@@ -120,10 +124,38 @@ def steps(member: Program, wide: Program, plan: dict[str, Any]) -> list[Step]:
     result = []
     for node in member.nodes:
         reads = tuple(found[r] for r in dict.fromkeys(refs((node.args, node.kwargs))))
-        strategy, why = chosen.get(node.name) or _unchosen(node, reads, node.name in planned, node.name in made)
+        own = [node.name, *derived.get(node.name, ())]  # the node, and what simplification made of it under names of its own
+        strategy, why = _joined([chosen[n] for n in own if n in chosen]) or _unchosen(node, reads, node.name in planned, any(n in made for n in own))
         found[node.name] = _kind(strategy, reads, node)
-        result.append(Step(node.name, node.op, reads, found[node.name], strategy, why, tuple(made.get(node.name, ())), node.out, node.source))
+        becomes = tuple(op for n in own for op in made.get(n, ()))
+        result.append(Step(node.name, node.op, reads, found[node.name], strategy, why, becomes, node.out, node.source))
     return result
+
+
+_MADE = re.compile(r"(_(rows|at|part|order|drop|one|dense)\d*)+$")
+_MOVES = ("shape", "dim", "once", "part")  # strategies of what only moves values about
+
+
+def _derived(names: Iterable[str], members: Collection[str]) -> dict[str, list[str]]:
+    """The names that simplification made of a member's nodes: `linear_1` -> `linear_1_rows`, `linear_1_at0`."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        ending = _MADE.search(name)
+        while name not in members and ending and (base := name[: ending.start()]):
+            if base in members:
+                found.setdefault(base, []).append(name)
+                break
+            ending = _MADE.search(base)
+    return found
+
+
+def _joined(choices: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
+    """The choices for a node's parts as one: those that compute, where there are such."""
+    computing = [c for c in choices if c[0] not in _MOVES] or list(choices)
+    if not computing:
+        return None
+    unique = list(dict.fromkeys(computing))
+    return ", ".join(dict.fromkeys(c[0] for c in unique)), "; ".join(dict.fromkeys(c[1] for c in unique))
 
 
 def _unchosen(node: Node, reads: tuple[str, ...], planned: bool, made: bool) -> tuple[str, str]:
