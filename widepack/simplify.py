@@ -46,7 +46,8 @@ def simplify(program: Program, slots: Mapping[str, Kind], sizes: Mapping[str, in
 def straighten(program: Program, shapes: Shapes) -> Program:
     """What does not hang on kinds: copies, orders of rows, views, positions that nothing reads."""
     made = narrow(merge_views(rows_in_order(drop_copies(program), shapes), shapes), shapes)
-    return replace(made, nodes=tuple(replace(n, out=type_text(shapes.values[n.name])) if not n.out else n for n in made.nodes))
+    old, values = {n.name for n in program.nodes}, shapes.of(made)
+    return replace(made, nodes=tuple(n if n.out or n.name in old else replace(n, out=type_text(values[n.name])) for n in made.nodes))
 
 
 def straighten_all(programs: Sequence[Program], shapes: Sequence[Shapes]) -> list[Program]:
