@@ -371,6 +371,8 @@ def _state(root: Path) -> str:
             return "other"
         return "artifact" if isinstance(found, dict) and found.get("format") == FORMAT else "other"
     left = set(os.listdir(root))
+    if MANIFEST in left:  # another writer has published just now
+        return _state(root)
     if not left:
         return "nothing"
     # A killed first build leaves its lock and files with names of ours. Without the lock such names prove nothing.
