@@ -199,10 +199,8 @@ def build(
             probed: dict[str, probe.Answers] = {}
             made: dict[str, EntryReport] = {}
             for job in jobs:
-                with (
-                    warnings.catch_warnings()
-                ):  # what a member warns of at the sizes that are tried (a deviation of one number) is no news of this build
-                    warnings.simplefilter("ignore")
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # what a member warns of at the sizes that are tried is no news of this build
                     records[job.entry], answers, counts = _verify(job, wides[job.entry], held, stages)
                 probed.update({f"{probe.prefix(job.entry)}{pattern}": found for pattern, found in answers.items()})
                 made[job.entry] = replace(report.entries[job.entry], kernels_member=counts[0], kernels_wide=counts[1])

@@ -32,7 +32,7 @@ from widepack_artifacts.tree import Tree, paths
 
 from . import ops
 from .carrying import MEMBER, Found, New, Traced, Wanted, assignments, carried_by, wanted_of
-from .codec import dtype_name, encode
+from .codec import dtype_name, encode, type_of
 from .conditions import Axis, GuardSource, Leaf, factor_of, guards_of, specializations
 from .entries import FORWARD, method_of
 from .errors import CaptureError
@@ -521,26 +521,11 @@ def _node(n: fx.Node, renamed: Mapping[str, str], symbols: Mapping[Any, str]) ->
     if name == "aten.squeeze.default":  # the rank is the captured one: a batch of 1 is no dim to drop
         value: Any = n.args[0]
         ones = [d for d, size in enumerate(value.meta["val"].shape) if known(size) == 1]
-        return Node(_clean(n.name), "aten.squeeze.dims", (ref(value), ones), {}, _type(n.meta.get("val"), symbols), source)
+        return Node(_clean(n.name), "aten.squeeze.dims", (ref(value), ones), {}, type_of(n.meta.get("val"), symbols), source)
 
     args = encode(fx.node.map_arg(n.args, ref))
     kwargs = {k: encode(fx.node.map_arg(v, ref)) for k, v in n.kwargs.items() if k not in ("pin_memory", "layout") and v is not None}
-    return Node(_clean(n.name), name, tuple(args), kwargs, _type(n.meta.get("val"), symbols), source)
-
-
-def _type(value: Any, symbols: Mapping[Any, str]) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"{dtype_name(value.dtype)}[{','.join(_size(s, symbols) for s in value.shape)}]"
-    if isinstance(value, (tuple, list)):
-        return f"({', '.join(_type(v, symbols) for v in value)})"
-    return "int" if isinstance(value, (int, torch.SymInt)) else type(value).__name__
-
-
-def _size(size: Any, symbols: Mapping[Any, str]) -> str:
-    if isinstance(size, int):
-        return str(size)
-    expr = size.node.expr
-    return str(expr.xreplace({s: sympy.Symbol(letter) for s, letter in symbols.items()})).replace(" ", "")
+    return Node(_clean(n.name), name, tuple(args), kwargs, type_of(n.meta.get("val"), symbols), source)
 
 
 def _outputs(exported: torch.export.ExportedProgram, symbols: Mapping[Any, str], news: int) -> tuple[tuple[tuple[str, str], ...], Tree, list[New]]:
@@ -554,7 +539,7 @@ def _outputs(exported: torch.export.ExportedProgram, symbols: Mapping[Any, str],
         if isinstance(spec.arg, TensorArgument):
             numbers.append({"leaf": len(types)})
             nodes.append(by_name[spec.arg.name])
-            types.append(_type(nodes[-1].meta["val"], symbols))
+            types.append(type_of(nodes[-1].meta["val"], symbols))
         else:
             if not hasattr(spec.arg, "value"):
                 raise CaptureError("an output is a number that depends on the inputs' sizes; return tensors, and read sizes from their shapes")

@@ -5,8 +5,11 @@ In a program a dtype, device, layout or memory format is a `Tag`; the device is 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
+import sympy
 import torch
 
 from widepack_artifacts.program import Tag
@@ -26,6 +29,21 @@ _FORMATS = {
 def dtype_name(dtype: torch.dtype) -> str:
     """`float32`; aliases (`half`) get the name that torch prints."""
     return str(dtype).split(".")[1]
+
+
+def type_of(value: Any, letters: Mapping[Any, str] = MappingProxyType({})) -> str:
+    """A value's type as programs write it: `float32[B,3]`, `int` for a size, `(float32[3], int)` for several. letters: symbol of a size -> its dim's name."""
+    if isinstance(value, torch.Tensor):
+        return f"{dtype_name(value.dtype)}[{','.join(_size(s, letters) for s in value.shape)}]"
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(type_of(v, letters) for v in value)})"
+    return "int" if isinstance(value, (int, torch.SymInt)) else type(value).__name__
+
+
+def _size(size: Any, letters: Mapping[Any, str]) -> str:
+    if isinstance(size, int):
+        return str(size)
+    return str(size.node.expr.xreplace({s: sympy.Symbol(letter) for s, letter in letters.items()})).replace(" ", "")
 
 
 def dtype_of(name: str) -> torch.dtype:

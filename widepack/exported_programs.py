@@ -23,7 +23,7 @@ from widepack_artifacts.tree import Tree, paths
 
 from .capture import Captured
 from .checkpoints import Checkpoint
-from .codec import dtype_name
+from .codec import dtype_name, type_of
 from .conditions import Leaf, factor_of, guards_from
 from .errors import CaptureError, CheckpointError, MemberMismatch, UsageError
 from .members import Factory
@@ -422,21 +422,5 @@ def _typed(program: Program, read: ReadProgram, sizes: Mapping[str, int], path: 
                 f"file; {WAY_OUT}"
             )
     letters = {dim.node.expr: letter for letter, dim in fakes.dims.items() if isinstance(dim, torch.SymInt)}
-    types = {name: _type(value, letters) for name, value in values.items()}
+    types = {name: type_of(value, letters) for name, value in values.items()}
     return replace(program, nodes=tuple(replace(n, out=types[n.name]) for n in program.nodes)), types
-
-
-def _type(value: Any, letters: Mapping[Any, str]) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"{dtype_name(value.dtype)}[{','.join(_size(s, letters) for s in value.shape)}]"
-    if isinstance(value, (tuple, list)):
-        return f"({', '.join(_type(v, letters) for v in value)})"
-    return "int" if isinstance(value, (int, torch.SymInt)) else type(value).__name__
-
-
-def _size(size: Any, letters: Mapping[Any, str]) -> str:
-    if isinstance(size, int):
-        return str(size)
-    import sympy
-
-    return str(size.node.expr.xreplace({s: sympy.Symbol(letter) for s, letter in letters.items()})).replace(" ", "")

@@ -22,12 +22,12 @@ from widepack_artifacts.program import Node, Ref, substitute
 
 from . import ops
 from . import primitives as primitives  # fills the registry
-from .codec import decode, encode
+from .codec import decode, encode, type_of
 from .errors import LoweringError
 from .fallback import sequential
 from .plan import Choice
 from .registry import REGISTRY, Strategy
-from .replay import CPU, Fakes, type_text
+from .replay import CPU, Fakes
 from .values import Ragged, Shared, Stacked, Value, Wide, known
 from .writer import Writer, unwrap, wide_items
 
@@ -57,7 +57,7 @@ class ProgramWriter(Writer):
         held = self.fakes.run(op, unwrap(args), unwrap(kwargs))
         value = Value(Ref(self.name(self.at.name or "made")), held)
         assert value.ref is not None
-        self.nodes.append(Node(value.ref.name, op, tuple(given), named, type_text(held), self.at.source, self.at.name))
+        self.nodes.append(Node(value.ref.name, op, tuple(given), named, type_of(held), self.at.source, self.at.name))
         if ops.pure(op, args, kwargs):
             self._made[key] = value
         return value
@@ -148,12 +148,12 @@ def compare(made: Any, own: Any, members: int) -> str:
     have = [known(s) for s in held.shape]
     if isinstance(made, Stacked):
         if have[:1] != [members]:
-            return f"the wide value is {type_text(held)}, its first axis is not the {members} members"
+            return f"the wide value is {type_of(held)}, its first axis is not the {members} members"
         have = have[1:]
     if held.dtype != own.dtype:
         return f"the wide value is {held.dtype}, the member's own {own.dtype}"
     if len(want) != len(have) or any(a != b for a, b in zip(want, have) if a is not None and b is not None):
-        return f"the wide value is {type_text(held)}, the member's own {type_text(own)}"
+        return f"the wide value is {type_of(held)}, the member's own {type_of(own)}"
     return ""
 
 
@@ -162,7 +162,7 @@ def describe(node: Node, values: Mapping[str, Any]) -> str:
 
     def word(x: Wide) -> str:
         held = x.value.held if isinstance(x, (Shared, Stacked)) and isinstance(x.value, Value) else None
-        return f"{type(x).__name__} {type_text(held)}"
+        return f"{type(x).__name__} {type_of(held)}"
 
     read = ", ".join(word(x) for x in wide_items(substitute(list(node.args), values.__getitem__)))
     return f"node {node.name} ({node.op}) over {read or 'no values'}{f', from {node.source},' if node.source else ''}"

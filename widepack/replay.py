@@ -133,13 +133,4 @@ def member_slice(fakes: Fakes, value: Any, kind: str, i: int) -> Any:
         return value[i]
 
 
-def type_text(value: Any) -> str:
-    """A value's type for a reader: `float32[s0, 3]`; of several outputs the first that is a tensor."""
-    if isinstance(value, torch.Tensor):
-        return f"{str(value.dtype).split('.')[1]}[{','.join(str(s) for s in value.shape)}]"
-    if isinstance(value, (tuple, list)):
-        return "(" + ", ".join(type_text(v) for v in value) + ")"
-    return type(value).__name__
-
-
-__all__ = ["CPU", "Fakes", "Ref", "Shapes", "member_slice", "replay", "run_node", "slot_value", "type_text"]
+__all__ = ["CPU", "Fakes", "Ref", "Shapes", "member_slice", "replay", "run_node", "slot_value"]

@@ -18,10 +18,11 @@ from typing import Any
 from widepack_artifacts.program import Kind, Node, Program, Ref, Tag
 
 from . import ops
+from .codec import type_of
 from .folding import fold_batch_norms, fold_layer_norms
 from .graph import renamed, sweep, with_nodes
 from .narrowing import narrow
-from .replay import Shapes, type_text
+from .replay import Shapes
 from .rows import rows_in_order
 from .views import merge_views
 
@@ -38,16 +39,11 @@ END = (1 << 63) - 1  # what export writes for no end
 _VIEWS = {"aten.view.default", "aten._unsafe_view.default"}
 
 
-def simplify(program: Program, slots: Mapping[str, Kind], sizes: Mapping[str, int]) -> Program:
-    """The simplified program. slots: kinds of weights and inputs by value name. sizes: an example size of each dim."""
-    return fold(straighten(program, Shapes(sizes)), slots)
-
-
 def straighten(program: Program, shapes: Shapes) -> Program:
     """What does not hang on kinds: copies, orders of rows, views, positions that nothing reads."""
     made = narrow(merge_views(rows_in_order(drop_copies(program), shapes), shapes), shapes)
     old, values = {n.name for n in program.nodes}, shapes.of(made)
-    return replace(made, nodes=tuple(n if n.out or n.name in old else replace(n, out=type_text(values[n.name])) for n in made.nodes))
+    return replace(made, nodes=tuple(n if n.out or n.name in old else replace(n, out=type_of(values[n.name])) for n in made.nodes))
 
 
 def straighten_all(programs: Sequence[Program], shapes: Sequence[Shapes]) -> list[Program]:
@@ -59,8 +55,13 @@ def straighten_all(programs: Sequence[Program], shapes: Sequence[Shapes]) -> lis
 
 
 def simplify_all(programs: Sequence[Program], slots: Mapping[str, Kind], sizes: Mapping[str, int]) -> list[Program]:
-    """Each shape signature's program simplified alike."""
+    """Each shape signature's program simplified alike. slots: kinds of weights and inputs by value name. sizes: an example size of each dim."""
     return [fold(p, slots) for p in straighten_all(programs, [Shapes(sizes) for _ in programs])]
+
+
+def simplify(program: Program, slots: Mapping[str, Kind], sizes: Mapping[str, int]) -> Program:
+    """The same of one program."""
+    return simplify_all([program], slots, sizes)[0]
 
 
 def fold(program: Program, slots: Mapping[str, Kind]) -> Program:
