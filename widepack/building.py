@@ -25,7 +25,7 @@ from widepack_artifacts import strict_json, tree
 from widepack_artifacts import weights as weight_files
 from widepack_artifacts.store import Writer
 
-from . import probe, verify
+from . import probe, small_sizes, verify
 from .capture import tensors_of
 from .checkpoints import listed, member_names
 from .codec import dtype_of
@@ -372,10 +372,10 @@ def _verify(
     job: Job, wides: Sequence[Wide], held: weight_files.Weights, stages: Stages
 ) -> tuple[dict[str, Any], dict[str, probe.Answers], tuple[int, int]]:
     """Both comparisons of every program of an entry; the record, the probe's calls by pattern, and the kernels of a call."""
-    if gone := verify.needless(_subject(job, held), job.bounds, [g.expr for g in job.first.guards]):
+    if gone := small_sizes.needless(_subject(job, held), job.bounds, [g.expr for g in job.first.guards]):
         job.first = replace(job.first, guards=tuple(g for i, g in enumerate(job.first.guards) if i not in gone))
     for letter in job.first.sizes:
-        if why := verify.way_at_one(_subject(job, held), letter):
+        if why := small_sizes.way_at_one(_subject(job, held), letter):
             job.at_least_two(letter, why)
     subject = _subject(job, held)
     made = verify.calls(subject, PATTERNS)

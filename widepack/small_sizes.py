@@ -1,0 +1,102 @@
+"""What export takes for granted of small sizes, asked of the member itself.
+
+Export takes every dynamic dim to be at least 2, follows `if x.shape[0] > 1` without a condition, and holds on to conditions of its own that say nothing of
+what is computed. Only the member can tell whether its program holds where a dim is 1, or where such a condition does not.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from widepack_artifacts import guards as guard_forms
+
+from .compare import floating, same_places
+from .raise64 import double_by_default, raise_program, raise_value
+from .replay import CPU
+from .runtime import graph_module
+from .verify import Subject, fitting, run_module
+
+
+def way_at_one(subject: Subject, letter: str) -> str:
+    """Whether the member takes another way where a dim is 1, in words; empty when its program holds there.
+
+    Export takes every dynamic dim to be at least 2, and follows `if x.shape[0] > 1` without a condition: only the member itself can tell.
+    """
+    sizes = {**subject.sizes, letter: 1}
+    return _way_at(subject, sizes) if subject.fits(sizes) else ""
+
+
+def needless(subject: Subject, dims: Mapping[str, tuple[int, int | None]], guards: Sequence[Any]) -> set[int]:
+    """Which of the conditions are export's own and not the member's.
+
+    Export asks of every size whether it is 0 or 1, of every two strides whether they are equal, and holds on to the answer: most such conditions say nothing
+    of what is computed, and would refuse a batch of 1. The member itself is asked at small sizes where they do not hold: those stay where its answer, or its
+    failure, is another than its program's.
+    """
+    letters = list(subject.sizes)
+    if not letters or subject.module is None:
+        return set()
+    small = [range(1, 7 if len(letters) <= 3 and (d != subject.batch or len(letters) < 3) else 4) for d in letters]
+    choices = [sorted({*s, subject.sizes[d]}) for d, s in zip(letters, small)]
+    grid = [dict(zip(letters, picked)) for picked in itertools.islice(itertools.product(*choices), 1000)]
+    whole = [sizes for sizes in grid if min(sizes.values()) > 1]
+    own = {i for i, g in enumerate(guards) if guard_forms.of_small_sizes(g) or all(guard_forms.holds(g, sizes) for sizes in whole)}
+    inside = fitting(dims, [g for i, g in enumerate(guards) if i not in own])
+    tried: dict[frozenset[int], list[dict[str, int]]] = {}
+    for sizes in grid:
+        broken = frozenset(i for i in own if not guard_forms.holds(guards[i], sizes))
+        if broken and inside(sizes):
+            tried.setdefault(broken, []).append(sizes)
+    gone, kept = set[int](), set[int]()
+    for broken, where in sorted(tried.items(), key=lambda row: len(row[0])):
+        if not broken & kept:  # what breaks one that stays is refused anyway
+            (kept if any(_way_at(subject, sizes) for sizes in (where[0], where[-1])) else gone).update(broken)
+    return gone - kept
+
+
+def _way_at(subject: Subject, sizes: Mapping[str, int]) -> str:
+    """How member 0 and its program differ at these sizes, in words; empty where they do not."""
+    if subject.module is None:
+        return ""
+    module, weights = subject.module(0), subject.weights(0)
+    program = subject.programs[subject.signatures[0]]
+    (inputs,) = subject.draw(sizes, 3, "shared", 1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what the member warns of at such a size is no news of this build
+            with torch.inference_mode():
+                own = graph_module(program, CPU).forward(*(weights[s.source] for s in program.weights), *inputs)
+            try:
+                with torch.inference_mode(), double_by_default():
+                    raised = [raise_value(v) for v in (*(weights[s.source] for s in program.weights), *inputs)]
+                    truths: Sequence[Any] = graph_module(raise_program(program), CPU).forward(*raised)
+            except RuntimeError:
+                truths = [None] * len(own)
+            theirs = [x for x in run_module(module, subject, inputs) if isinstance(x, torch.Tensor)]
+    except (RuntimeError, ValueError, IndexError) as e:
+        return f"the member or its program fails there: {str(e).splitlines()[0][:200]}"
+    for o, t, truth in zip(own, theirs, truths):
+        if o.shape != t.shape:
+            return f"the member gives {list(t.shape)} there, its program {list(o.shape)}"
+        if not (_close(o, t, truth) if floating(t) else torch.equal(o, t)):
+            return "the member's code takes another way there"
+    return ""
+
+
+def _close(own: torch.Tensor, theirs: torch.Tensor, truth: torch.Tensor | None) -> bool:
+    """Whether two runs of one member in one dtype agree but for rounding. truth: the float64 answer, where there is one."""
+    if not same_places(own, theirs):
+        return False
+    noise = _largest(own.to(truth.dtype) - truth) if truth is not None else 0.0
+    return _largest(own - theirs) <= max(8 * noise, max(2e-5, 8 * torch.finfo(theirs.dtype).eps) * _largest(theirs))
+
+
+def _largest(t: torch.Tensor) -> float:
+    """The largest finite number's absolute value."""
+    fine = t[torch.isfinite(t)].abs()
+    return float(fine.max()) if fine.numel() else 0.0
