@@ -11,6 +11,7 @@ from widepack_artifacts.store import Reader
 from widepack_artifacts.weights import Weights
 
 from .errors import UsageError
+from .wide_entry import Held
 from .wide_model import WideModel
 
 VERIFY = ("sizes", "hashes", "off")
@@ -56,7 +57,7 @@ def load(
     weights = Weights(reader.weights_files())
     weights.check(reader.manifest.weights, len(reader.manifest.members))
     chosen = _members(reader, members)
-    model = WideModel(reader, weights, chosen, where, prologue=prologue, strategies=strategies, verified=verify != "off")
+    model = WideModel(Held(reader, weights, chosen, where, prologue=prologue, strategies=strategies, verified=verify != "off"))
     if warmup:
         model.warmup()
     return model

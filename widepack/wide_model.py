@@ -8,8 +8,6 @@ from typing import Any
 import torch
 
 from widepack_artifacts.manifest import Manifest
-from widepack_artifacts.store import Reader
-from widepack_artifacts.weights import Weights
 
 from .entries import FORWARD
 from .errors import UsageError
@@ -27,19 +25,9 @@ class WideModel:
     itself.
     """
 
-    def __init__(
-        self,
-        reader: Reader,
-        weights: Weights,
-        chosen: Sequence[int],
-        device: torch.device,
-        *,
-        prologue: bool,
-        strategies: str | Sequence[str] | None,
-        verified: bool,
-    ) -> None:
-        self._held = Held(reader, weights, chosen, device, prologue=prologue, strategies=strategies, verified=verified)
-        self._entries = {name: WideEntry(self._held, name) for name in reader.manifest.entries}
+    def __init__(self, held: Held) -> None:
+        self._held = held
+        self._entries = {name: WideEntry(held, name) for name in held.manifest.entries}
         self._own = self._entries.get(FORWARD)
 
     @property
