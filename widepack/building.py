@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +181,7 @@ def build(
                     f"{e}. The members were converted to {dtype}, inputs are not: describe them in the dtype that the model takes then"
                 ) from e
             _check_states(first, states, captured)
-        table = Table(factory, aligned, list(captured.values()))
+        table = Table(factory, aligned, list(captured.values()), [n for n, _ in first.named_parameters(remove_duplicate=False)])
         jobs = [Job(name, table, captured[name]) for name in chosen]
         if isinstance(writer, Writer):
             writer.reserve(sum(r.weight.bytes(table.count) for r in table.rows))
@@ -364,20 +365,26 @@ def _subject(job: Job, held: weight_files.Weights) -> verify.Subject:
         initial=lambda i, state: job.table.by_name[state.name].value(i) if state.how == BUFFER else None,
         bind=bind,
         numbers=tree.numbers(first.returned),
-        fits=verify.fitting(job.bounds, [g.expr for g in first.guards]),
+        fits=_fits(job),
     )
+
+
+def _fits(job: Job) -> Callable[[Mapping[str, int]], bool]:
+    return verify.fitting(job.bounds, [g.expr for g in job.first.guards])
 
 
 def _verify(
     job: Job, wides: Sequence[Wide], held: weight_files.Weights, stages: Stages
 ) -> tuple[dict[str, Any], dict[str, probe.Answers], tuple[int, int]]:
     """Both comparisons of every program of an entry; the record, the probe's calls by pattern, and the kernels of a call."""
-    if gone := small_sizes.needless(_subject(job, held), job.bounds, [g.expr for g in job.first.guards]):
+    one = cache(lambda: filled_member(job.factory, job.aligned, 0))
+    subject = replace(_subject(job, held), module=lambda i: one())  # small sizes are asked of member 0 alone, many times
+    if gone := small_sizes.needless(subject, job.bounds, [g.expr for g in job.first.guards]):
         job.first = replace(job.first, guards=tuple(g for i, g in enumerate(job.first.guards) if i not in gone))
     for letter in job.first.sizes:
-        if why := small_sizes.way_at_one(_subject(job, held), letter):
+        if why := small_sizes.way_at_one(replace(subject, fits=_fits(job)), letter):
             job.at_least_two(letter, why)
-    subject = _subject(job, held)
+    subject = replace(_subject(job, held), made=subject.made)
     made = verify.calls(subject, PATTERNS)
     pools = [Pool(n) for n, _ in job.first.outputs]
     found, captured, raised = verify.answers(subject, made, pools, stages.step)
@@ -452,7 +459,7 @@ def _write_entry(writer: Writer, job: Job, wides: Sequence[Wide], pt2: bool) -> 
         result = {"tuple": [result, {"dict": [[placeholder(s.name), {"leaf": s.output}] for s in job.states]}]}
     for pattern in PATTERNS if pt2 else ():
         program = wide_only(job, wides, pattern)
-        data = export_program(program, first.sizes, {d: (a, b) for d, (a, b, _) in first.dims.items()}, result, keywords)
+        data = export_program(program, job.shapes[0].fakes, {d: (a, b) for d, (a, b, _) in first.dims.items()}, result, keywords)
         exported[pattern] = writer.file(f"programs/{job.entry}.{pattern}", "pt2", data)
     return form.Entry(
         inputs=tuple(form.Input(s.name, s.type, s.low, s.high) for s in job.sources),

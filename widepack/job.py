@@ -122,7 +122,9 @@ def capture_members(
                 f"no inputs: describe each input of {entry}, for example --input '{entry + ':' if len(entries) > 1 else ''}x=float32[B,3,32,32]' "
                 f"(letters are dynamic dims), or give a sample"
             )
-        make = partial(filled_member, factory, aligned, signatures.index(number))
+        filled = partial(filled_member, factory, aligned, signatures.index(number))
+        fresh = [module]  # nothing has run in it yet
+        make = lambda filled=filled, fresh=fresh: fresh.pop() if fresh else filled()  # noqa: E731
         made.append(capture(make, call, asked=bool(inputs) or dynamic is not None, entry=entry, states=states))
     first = made[0]
     for other in made[1:]:
@@ -173,20 +175,17 @@ class Captures:
 
 
 class Table:
-    """The weights of a build: a row for each, of whatever entry reads it. by_name: rows by every name."""
+    """The weights of a build: a row for each, of whatever entry reads it. by_name: rows by every name. parameters: the names that are no buffers."""
 
-    def __init__(self, factory: Factory, aligned: Alignment, captures: Sequence[Captures]) -> None:
+    def __init__(self, factory: Factory, aligned: Alignment, captures: Sequence[Captures], parameters: Sequence[str]) -> None:
         self.factory, self.aligned, self.captures = factory, aligned, captures
         self.count = len(aligned.names)
-        self.rows = self._table()
+        self.rows = self._table(parameters)
         self.by_name = {name: r for r in self.rows for name in (r.weight.name, *r.weight.aliases)}
 
-    def _table(self) -> list[Row]:
+    def _table(self, parameters: Sequence[str]) -> list[Row]:
         rows: list[Row] = []
         roles = {n: role for entry in self.captures for c in entry.captured for n, (role, _) in c.weights.items()}
-        parameters = {
-            n for n, _ in fresh_member(self.factory, self.aligned.checkpoints[0], self.aligned.state_dict(0)).named_parameters(remove_duplicate=False)
-        }
         known = set()
         for w in self.aligned.weights:
             role = roles.get(w.name) or ("parameter" if w.name in parameters else "buffer")

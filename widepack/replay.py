@@ -31,6 +31,7 @@ class Fakes:
 
     def __init__(self, sizes: Mapping[str, int], *, static: bool = False) -> None:
         shapes = None if static else ShapeEnv(specialize_zero_one=True, duck_shape=False)
+        self._known: dict[Any, Any] = {}
         self.mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
         self.dims: dict[str, Any] = dict(sizes)
         if shapes is not None:
@@ -53,8 +54,18 @@ class Fakes:
             return torch.empty(([members] if members else []) + shape, dtype=dtype_of(dtype))
 
     def run(self, op: str, args: Any, kwargs: Any) -> Any:
+        """The op's result. Equal calls give one fake: programs of one build repeat each other, and a meta function of symbols takes a millisecond."""
+        try:
+            key = (op, _key(args), _key(kwargs))
+            if key in self._known:
+                return self._known[key]
+        except TypeError:  # an argument that has no hash
+            key = None
         with self.on():
-            return ops.resolve(op)(*args, **kwargs)
+            made = ops.resolve(op)(*args, **kwargs)
+        if key is not None:
+            self._known[key] = made
+        return made
 
     def check(self) -> None:
         """Refuse a program that fixed a dim without saying so. Raises: LoweringError."""
@@ -63,6 +74,19 @@ class Fakes:
                 raise LoweringError(
                     f"the dim {name} was fixed to {known(dim)} while the program was read: an op of this model does not keep it dynamic"
                 )
+
+
+def _key(value: Any) -> Any:
+    """What a fake result hangs on. Numbers of other types are other keys: True, 1 and 1.0 are equal in Python."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, _key(tuple(value.shape)), _key(value.stride()), value.is_conj(), value.is_neg()
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return type(value), value.node._expr
+    if isinstance(value, (list, tuple)):
+        return type(value), tuple(_key(v) for v in value)
+    if isinstance(value, dict):
+        return tuple((k, _key(v)) for k, v in value.items())
+    return type(value), value
 
 
 def slot_value(fakes: Fakes, slot: Slot, members: int) -> Any:

@@ -16,9 +16,7 @@ import torch
 from widepack_artifacts import guards as guard_forms
 
 from .compare import floating, same_places
-from .raise64 import double_by_default, raise_program, raise_value
-from .replay import CPU
-from .runtime import graph_module
+from .raise64 import double_by_default, raise_value
 from .verify import Subject, fitting, run_module
 
 
@@ -70,11 +68,11 @@ def _way_at(subject: Subject, sizes: Mapping[str, int]) -> str:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what the member warns of at such a size is no news of this build
             with torch.inference_mode():
-                own = graph_module(program, CPU).forward(*(weights[s.source] for s in program.weights), *inputs)
+                own = subject.run(0)(*(weights[s.source] for s in program.weights), *inputs)
             try:
                 with torch.inference_mode(), double_by_default():
                     raised = [raise_value(v) for v in (*(weights[s.source] for s in program.weights), *inputs)]
-                    truths: Sequence[Any] = graph_module(raise_program(program), CPU).forward(*raised)
+                    truths: Sequence[Any] = subject.run(0, exact=True)(*raised)
             except RuntimeError:
                 truths = [None] * len(own)
             theirs = [x for x in run_module(module, subject, inputs) if isinstance(x, torch.Tensor)]

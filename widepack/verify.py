@@ -30,7 +30,7 @@ from .errors import VerificationError
 from .lower import Lowered
 from .raise64 import double_by_default, raise_program, raise_value
 from .replay import CPU
-from .runtime import Executable, Loop, graph_module
+from .runtime import Executable, Function, Loop, graph_module
 from .samples import Source, draw, draw_all, rows
 from .state import BUFFER, CHANGED, Carried
 
@@ -93,6 +93,15 @@ class Subject:
     method: str = FORWARD
     states: Sequence[Carried] = ()
     initial: Callable[[int, Carried], torch.Tensor | None] = lambda i, state: None
+    made: dict[tuple[int, bool], Function] = field(default_factory=dict)
+
+    def run(self, i: int, *, exact: bool = False) -> Function:
+        """Member i's program as a function of its weights, then its inputs; `exact`: in float64. Made once."""
+        key = self.signatures[i], exact
+        if key not in self.made:
+            program = self.programs[self.signatures[i]]
+            self.made[key] = graph_module(raise_program(program) if exact else program, CPU).forward
+        return self.made[key]
 
     def draw(self, sizes: Mapping[str, int], seed: int, pattern: str, members: int) -> list[list[torch.Tensor]]:
         """Inputs of a call by member: equal ones in the pattern `shared`, but for states: a buffer is what the member begins with, an input its own."""
@@ -160,7 +169,7 @@ def _takes(subject: Subject, inputs: Sequence[torch.Tensor]) -> bool:
     weights = subject.weights(0)
     try:
         with torch.inference_mode():
-            graph_module(program, CPU).forward(*(weights[s.source] for s in program.weights), *inputs)
+            subject.run(0)(*(weights[s.source] for s in program.weights), *inputs)
     except (RuntimeError, ValueError, IndexError):
         return False
     return True
@@ -181,7 +190,9 @@ def _smallest(subject: Subject, sizes: Mapping[str, int]) -> int:
     drawn = draw_all(subject.sources, sizes, 1)
     if not _takes(subject, drawn):
         return SAMPLES
-    values = Executable(subject.programs[0], subject.weights(0), CPU, prologue=False).run(*drawn)
+    weights = subject.weights(0)
+    with torch.inference_mode():
+        values = subject.run(0)(*(weights[s.source] for s in subject.programs[subject.signatures[0]].weights), *drawn)
     return min((v.numel() for v in values if isinstance(v, torch.Tensor) and v.numel() and floating(v)), default=SAMPLES)
 
 
@@ -222,25 +233,27 @@ def answers(
     moved: list[str] = []  # plain attributes in which the modules leave other tensors: no state that an export could see
     captured = [Pool(p.name) for p in pools]
     raised = True
-    runners = {
-        s: (graph_module(subject.programs[s], CPU), graph_module(raise_program(subject.programs[s]), CPU)) for s in sorted(set(subject.signatures))
-    }
     for i, name in enumerate(subject.members):
         weights = subject.weights(i)
         program = subject.programs[subject.signatures[i]]
-        own_run, truth_run = runners[subject.signatures[i]]
         given = [weights[s.source] for s in program.weights]
         module = subject.module(i) if subject.module is not None else None
         doubles = [raise_value(g) for g in given]
         left: list[tuple[list[Any], list[Any], list[Any]]] = []  # by call: what this member's program, its truth and the module itself gave
         for call, into in zip(made, found):
             before = left[call.after] if call.after is not None else ([], [], [])
+            same = _answered(made, found, call, i)
+            if same is not None:  # the same inputs in another pattern
+                into.own.append(same.own[i])
+                into.truth.append(same.truth[i])
+                left.append(([], [], []))
+                continue
             inputs, exact, users = (_next(subject, call.inputs[i], b) for b in before)
             with torch.inference_mode():
-                own = list(own_run.forward(*given, *inputs))
+                own = list(subject.run(i)(*given, *inputs))
                 try:
                     with double_by_default():
-                        truth = list(truth_run.forward(*doubles, *(raise_value(x) for x in exact)))
+                        truth = list(subject.run(i, exact=True)(*doubles, *(raise_value(x) for x in exact)))
                 except RuntimeError:  # an op that has no float64 kernel: the member's own answer stands for the truth, and the record says so
                     truth, raised = [o.to(torch.float64) if o.is_floating_point() else o for o in own], False
             into.own.append(own)
@@ -291,6 +304,16 @@ def answers(
     return found, captured, raised
 
 
+def _answered(made: Sequence[Call], found: Sequence[Answers], call: Call, i: int) -> Answers | None:
+    """The answers of an earlier call that gave member i the same inputs, if there is one. What carries states is a chain of its own."""
+    for other, answer in zip(made, found):
+        if other is call or call.carried:
+            return None
+        if other.label == call.label and all(torch.equal(a, b) for a, b in zip(other.inputs[i], call.inputs[i])):
+            return answer
+    return None
+
+
 def _next(subject: Subject, inputs: Sequence[torch.Tensor], before: Sequence[Any]) -> list[torch.Tensor]:
     """The inputs of a call, with the states that the call before it left, if it follows one."""
     given = list(inputs)
@@ -303,7 +326,7 @@ def _repeats(subject: Subject, made: Sequence[Call], found: Sequence[Answers]) -
     """Whether every member's own answers come out again, bit for bit."""
     for i in range(len(subject.members)):
         weights, program = subject.weights(i), subject.programs[subject.signatures[i]]
-        run = graph_module(program, CPU).forward
+        run = subject.run(i)
         for call, answer in zip(made, found):
             before = found[call.after].own[i] if call.after is not None else ()
             with torch.inference_mode():
