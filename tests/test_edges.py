@@ -77,6 +77,38 @@ class Named(Base):
         return self.fc(x) + shared
 
 
+class ScaledOnce(Base):
+    """Weights that are made ready for inference in the first call."""
+
+    ready = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.ready:
+            with torch.no_grad():
+                self.fc.weight.div_(2)
+            self.ready = True
+        y: Tensor = self.fc(x)
+        return y
+
+
+class ScaledAlways(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.fc.weight.mul_(1.0001)
+        y: Tensor = self.fc(x)
+        return y
+
+
+class ScaledByInputs(Base):
+    """Equal calls leave the weights as they are; the answers of all would be right on one input alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.fc.bias.copy_(x.mean(0))
+        y: Tensor = self.fc(x)
+        return y
+
+
 def member(make: Callable[[], nn.Module], i: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(40 + i)
@@ -110,6 +142,21 @@ def test_another_way_at_one_is_refused(make: Callable[[], nn.Module], inputs: li
 def test_a_number_made_of_sizes_is_no_output(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="a number that depends on the inputs' sizes"):
         made(Counts, X, tmp_path)
+    assert not (tmp_path / "e.wide").exists()
+
+
+def test_weights_that_the_first_call_alone_changes_are_the_checkpoint_s(tmp_path: Path) -> None:
+    ens, x = made(ScaledOnce, X, tmp_path), torch.randn(4, 8)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(ens(x).clone(), torch.stack([member(ScaledOnce, i)(x) for i in range(3)]))
+    assert all(torch.equal(ens.state_dict(1)[n], v) for n, v in member(ScaledOnce, 1).state_dict().items())
+
+
+@pytest.mark.parametrize(("make", "name"), [(ScaledAlways, "fc.weight"), (ScaledByInputs, "fc.bias")])
+def test_weights_that_every_call_changes_are_refused(make: Callable[[], nn.Module], name: str, tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match=f"changes its parameters {name} at every call of forward in eval mode"):
+        made(make, X, tmp_path)
     assert not (tmp_path / "e.wide").exists()
 
 

@@ -583,7 +583,7 @@ TWO = ["x=float32[B,8]", "h=float32[B,8]"]
         ),
         (Attribute, {}, VerificationError, ["forward leaves another tensor in h, a plain attribute", "register_buffer", "--state h"]),
         (Attribute, {"state": ["h"]}, UsageError, ["state h is a plain attribute of Attribute", 'self.register_buffer("h", ...)']),
-        (Trains, {}, CaptureError, ["Trains changes fc.bias when forward runs in eval mode (parameter mutation)"]),
+        (Trains, {}, CaptureError, ["Trains changes its parameters fc.bias at every call of forward in eval mode"]),
         (TwoNames, {"state": ["seen"]}, CaptureError, ["state seen of TwoNames lies in the memory of view too"]),
         (Pair, {"inputs": None, "sample": PAIR, "state": ["kv.0"]}, CaptureError, ["state kv.0 is a part of the input kv", "--state kv"]),
         (Cell, {"inputs": TWO, "state": ["h=2"]}, CaptureError, ["no output called 2", "outputs are 0, 1"]),

@@ -223,6 +223,7 @@ def capture(make: Callable[[], nn.Module], call: Call, *, asked: bool = True, en
                 f"{type(module).__name__} fixes a size that the inputs name as a dynamic dim: {'; '.join(fixed)}. Give that size as a number, or change the member's code"
             ) from error
     prefix = MEMBER if isinstance(root, Traced) else ""
+    _drop_first_changes(exported, make, call, entry, prefix)
     _refuse_changes(exported, module, call, entry, prefix, assigned - set(wanted.buffers))
     exported.graph.eliminate_dead_code()
     symbols = _symbols(exported, call)
@@ -259,6 +260,35 @@ def _refuse_shared_memory(module: nn.Module, buffers: Sequence[str]) -> None:
             raise CaptureError(
                 f"state {name} of {type(module).__name__} lies in the memory of {', '.join(others)} too; a state has one name: register a tensor of its own, for example with .clone()"
             )
+
+
+def _drop_first_changes(exported: torch.export.ExportedProgram, make: Callable[[], nn.Module], call: Call, entry: str, prefix: str) -> None:
+    """Leave out what a member writes into its parameters in its first call alone (weights that are scaled for inference, once): the program begins with the
+    checkpoint's weights at every call, and so writes the same again. A member that goes on writing is refused.
+    """
+    specs = exported.graph_signature.output_specs
+    written = {i: str(s.target).removeprefix(prefix) for i, s in enumerate(specs) if s.kind.name == "PARAMETER_MUTATION"}
+    if not written:
+        return
+    module = make()
+    held = dict(module.named_parameters(remove_duplicate=False))
+    first: dict[str, torch.Tensor] = {}
+    for scale in (1, 1, 0.5):  # other inputs too: what is written must hang on none
+        args, kwargs = pytree.tree_map(
+            lambda t, k=scale: (t * k if t.is_floating_point() else t.clone()) if isinstance(t, torch.Tensor) else t, (call.args, call.kwargs)
+        )
+        with calm(), torch.no_grad():
+            method_of(module, entry)(*args, **kwargs)
+        first = first or {n: held[n].detach().clone() for n in written.values()}
+        moved = [n for n, value in first.items() if not torch.equal(held[n], value)]
+        if moved:
+            raise CaptureError(
+                f"{type(module).__name__} changes its parameters {', '.join(moved[:5])} at every call of {entry} in eval mode; a member program has no side effects: "
+                "make them buffers and build with --state, or change them in train mode alone"
+            )
+    specs[:] = [s for i, s in enumerate(specs) if i not in written]
+    (output,) = (n for n in exported.graph.nodes if n.op == "output")
+    output.args = (tuple(a for i, a in enumerate(output.args[0]) if i not in written),)
 
 
 def _refuse_changes(
