@@ -154,6 +154,8 @@ def test_primitives() -> None:
         assert strategy["strategy"] in text
         assert strategy["note"] in text
     assert list(json.loads(done("primitives", "conv", "--json").stdout)) == ["conv"]
+    assert document["sequential"]["aten.lstm.input"][0]["note"] == "recurrent over all steps: no wide form yet"
+    assert "recurrent over all steps" in done("primitives", "lstm.input").stdout
     assert "there is no primitive or op called 'linaer'" in refused(2, "primitives", "linaer")
 
 

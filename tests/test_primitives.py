@@ -18,6 +18,7 @@ from widepack import primitives as primitives  # fills the registry
 from widepack.fallback import sequential
 from widepack.interpret import applicable, shared
 from widepack.kinds import SIZES
+from widepack.once_a_member import ONCE_A_MEMBER, unlisted
 from widepack.registry import REGISTRY, Strategy, always, register
 from widepack.samples_of_ops import SAMPLES, B, Draw, Sample, call, samples
 from widepack.values import Shared, Stacked, Value
@@ -232,6 +233,12 @@ def test_an_index_that_the_member_refuses_is_refused() -> None:
             for s in applicable(w, w.op, (columns[0], [columns[1]]), {}):
                 with pytest.raises(IndexError, match="out of bounds"):
                     s.rule(w, columns[0], [columns[1]])
+
+
+def test_no_op_runs_once_a_member_without_a_word() -> None:
+    assert unlisted() == set(), "neither a strategy, nor another name, nor a reason in once_a_member.py"
+    listed = [op for ops in ONCE_A_MEMBER.values() for op in ops]
+    assert len(set(listed)) == len(listed) and not set(listed) & set(REGISTRY) and set(listed) <= set(OPS)
 
 
 def test_every_op_has_samples_and_samples_only_differ_by_what_tensors_hold() -> None:

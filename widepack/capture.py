@@ -42,12 +42,7 @@ from .state import Asked, Carried, without
 from .values import known
 
 _DROPOUT = {"dropout", "dropout_", "feature_dropout", "feature_dropout_", "alpha_dropout", "alpha_dropout_", "feature_alpha_dropout"}
-_PLAIN = {  # lazy views and writes -> what they come to in a functional program
-    "aten._conj.default": "aten.conj_physical.default",
-    "aten.conj.default": "aten.conj_physical.default",
-    "aten._neg_view.default": "aten.neg.default",
-    "aten.zero.default": "aten.zeros_like.default",
-}
+_ZERO = {"aten.zero.default": "aten.zeros_like.default"}  # what a write comes to in a functional program
 _ASSERTS = {"_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range", "sym_constrain_range_for_size", "_assert_async"}
 
 
@@ -540,7 +535,7 @@ def tensors_of(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 def _node(n: fx.Node, renamed: Mapping[str, str], symbols: Mapping[Any, str]) -> Node:
     name = ops.name_of(n.target)
-    name = _PLAIN.get(name, name)
+    name = _ZERO.get(name, name)
     source = source_of(n)
     if name not in OPS:
         raise CaptureError(f"node {n.name} is {name}, {f'from {source}, ' if source else ''}an op that widepack does not know; please report it")

@@ -22,6 +22,7 @@ from .entries import FORWARD, method_of, of_entry
 from .errors import CaptureError, MemberMismatch, UsageError
 from .exported_programs import Programs
 from .members import Alignment, Factory, bit_equal
+from .plain import plain
 from .replay import Shapes
 from .samples import Source
 from .sampling import default_axes, example_sizes, from_specs
@@ -262,7 +263,8 @@ class Job:
         return ""
 
     def _canonical(self, program: Program) -> Program:
-        """The program naming weights as the table does (tied weights have one name there)."""
+        """The program in plain ops, naming weights as the table does (tied weights have one name there)."""
+        program = plain(program)
         return replace(program, weights=tuple(replace(s, source=self.table.by_name[s.source].weight.name) for s in program.weights))
 
     def kind(self, name: str) -> Kind:

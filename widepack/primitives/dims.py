@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..families import along, leading
+from ..families import along, leading, value_of
 from ..registry import full_name, register, strategy
 from ..samples_of_ops import (
     B,
@@ -23,18 +23,19 @@ from ..samples_of_ops import (
     samples,
     whole,
 )
-from ..values import Stacked
-from ..writer import Writer, rank
+from ..values import Shared, Stacked, Value, Wide
+from ..writer import Writer, put_shared, rank
 
 along("""
     softmax.int log_softmax.int _softmax _log_softmax cumsum cumprod cummax cummin logcumsumexp flip topk sort sort.stable argsort argsort.stable
     kthvalue median.dim mode max.dim min.dim select.int slice.Tensor narrow split.Tensor split_with_sizes split.sizes chunk unbind.int unsqueeze squeeze.dim squeeze.dims
     transpose.int movedim.int movedim.intlist gather scatter.src scatter.value scatter_add scatter_reduce.two cat stack glu unflatten.int diagonal unfold
     slice_scatter diff linalg_cross prod.dim_int any.dim all.dim flatten.using_ints diag_embed swapdims rot90 unfold_copy
+    nanmedian.dim _safe_softmax linalg_vecdot scatter.reduce scatter.value_reduce
 """)
 along("select_scatter diagonal_scatter", mixed=True)
 along("roll", needs="dims")
-along("argmax argmin repeat_interleave.self_int linalg_norm", needs="dim")
+along("argmax argmin repeat_interleave.self_int linalg_norm aminmax", needs="dim")
 along("frobenius_norm.dim nuclear_norm.dim linalg_matrix_norm linalg_matrix_norm.str_ord")
 
 
@@ -49,25 +50,68 @@ def whole_norm(w: Writer, x: Stacked, p: float = 2, dim: Any = None, keepdim: bo
 
 
 along(
-    "mean.dim sum.dim_IntList amax amin logsumexp var.dim var.correction std.dim std.correction var_mean.correction linalg_vector_norm norm.ScalarOpt_dim",
+    "mean.dim sum.dim_IntList amax amin logsumexp var.dim var.correction std.dim std.correction var_mean.correction std_mean.correction linalg_vector_norm "
+    "norm.ScalarOpt_dim norm.ScalarOpt_dim_dtype nansum nanmean count_nonzero.dim_IntList",
     all_dims="dim",
 )
 along("any.dims all.dims", all_dims="dim", empty=False)
 leading("tril triu pixel_shuffle pixel_unshuffle")
 
 
+def _flat(w: Writer, x: Stacked) -> Value:
+    """`[N, numbers]`."""
+    return x.value if x.rank == 1 else w.call("unsqueeze", x.value, 1) if x.rank == 0 else w.call("flatten.using_ints", x.value, 1, -1)
+
+
 def _whole(op: str, named: str) -> None:
     def rule(w: Writer, x: Stacked, **kwargs: Any) -> Any:
         """the member's dims flattened into one, then along it"""
-        flat = x.value if x.rank == 1 else w.call("unsqueeze", x.value, 1) if x.rank == 0 else w.call("flatten.using_ints", x.value, 1, -1)
-        y = w.call(named, flat, -1, **kwargs)
+        y = w.call(named, _flat(w, x), -1, **kwargs)
         return w.stacked(y)[0] if isinstance(y.held, (tuple, list)) else Stacked(y)
 
     register(full_name(op), "flatten", rule, family="dim")
 
 
-for _op, _named in (("prod", "prod.dim_int"), ("any", "any.dim"), ("all", "all.dim"), ("max", "max.dim"), ("min", "min.dim")):
+for _op, _named in (
+    *(("prod", "prod.dim_int"), ("any", "any.dim"), ("all", "all.dim"), ("max", "max.dim"), ("min", "min.dim")),
+    *(("median", "median.dim"), ("nanmedian", "nanmedian.dim")),
+):
     _whole(_op, _named)
+
+
+@strategy("count_nonzero", "flatten", family="dim", when=lambda w, x, dim=None: dim is None)
+def whole_count(w: Writer, x: Stacked, dim: None = None) -> Any:
+    """the member's dims flattened into one, then along it"""
+    return Stacked(w.call("count_nonzero.dim_IntList", _flat(w, x), [1]))
+
+
+@strategy("norm.Scalar norm.ScalarOpt_dtype", "flatten", family="dim")
+def whole_scalar_norm(w: Writer, x: Stacked, p: float | None = 2, **kwargs: Any) -> Any:
+    """the member's dims flattened into one, then along it"""
+    return Stacked(w.call("linalg_vector_norm", _flat(w, x), 2 if p is None else p, [1], **kwargs))
+
+
+@strategy("dist", "flatten", family="dim", when=lambda w, x, other, p=2: rank(x) == rank(other))
+def dist(w: Writer, x: Wide, other: Wide, p: float = 2) -> Any:
+    """the norm of the difference"""
+    return Stacked(w.call("linalg_vector_norm", _flat(w, Stacked(w.call("sub.Tensor", value_of(x), value_of(other)))), p, [1]))
+
+
+@strategy("aminmax", "flatten", family="dim", when=lambda w, x, *, dim=None, keepdim=False: dim is None and not keepdim)
+def whole_aminmax(w: Writer, x: Stacked, *, dim: None = None, keepdim: bool = False) -> Any:
+    """the member's dims flattened into one, then along it"""
+    return w.stacked(w.call("aminmax", _flat(w, x), dim=1))
+
+
+def _one_quantile(w: Writer, x: Wide, q: Any, dim: Any = None, *rest: Any, **kwargs: Any) -> bool:
+    return isinstance(x, Stacked) and rank(x) > 0 and isinstance(dim, int) and (isinstance(q, float) or (isinstance(q, Shared) and rank(q) <= 1))
+
+
+@strategy("quantile quantile.scalar nanquantile nanquantile.scalar", "shifted", family="dim", when=_one_quantile)
+def quantiles(w: Writer, x: Stacked, q: Any, dim: int, *rest: Any, **kwargs: Any) -> Any:
+    """along the member's dim; several quantiles stand in front of the members, and come behind them"""
+    y = w.call(w.op, x.value, put_shared(q), dim % x.rank + 1, *rest, **kwargs)
+    return Stacked(w.call("transpose.int", y, 0, 1) if isinstance(q, Shared) and rank(q) == 1 else y)
 
 
 @strategy("one_hot", "leading", family="leading", when=lambda w, x, classes=-1: classes >= 0)
@@ -82,6 +126,19 @@ def whole_sum(w: Writer, x: Stacked, **kwargs: Any) -> Any:
     op = "mean.dim" if full_name(w.op) == "aten.mean.default" else "sum.dim_IntList"
     value = w.call("unsqueeze", x.value, 1) if x.rank == 0 else x.value if x.rank == 1 else w.call("flatten.using_ints", x.value, 1, -1)
     return Stacked(w.call(op, value, [1], **kwargs))
+
+
+@strategy("isin.Tensor_Tensor", "any", family="dim")
+def isin(w: Writer, x: Wide, among: Wide, *, assume_unique: bool = False, invert: bool = False) -> Any:
+    """one look-up for all members; among numbers of their own, every pair compared"""
+    if isinstance(among, Shared):
+        return Stacked(w.call("isin.Tensor_Tensor", value_of(x), among.value, invert=invert))
+    deep = rank(x)
+    rows = _flat(w, among) if isinstance(among, Stacked) else among  # [N, numbers]
+    for _ in range(deep):
+        rows = w.call("unsqueeze", rows, 1)
+    found = w.call("any.dim", w.call("eq.Tensor", w.call("unsqueeze", w.stack(x), -1), rows), -1)
+    return Stacked(w.call("logical_not", found) if invert else found)
 
 
 @strategy("argmax argmin", "flatten", family="dim", when=lambda w, x, dim=None, keepdim=False: dim is None and not keepdim)
@@ -123,7 +180,36 @@ samples("sort.stable argsort.stable")(
     lambda draw: [call(draw.ints(0, 3, B, 4), stable=True, dim=d, descending=o) for d, o in ((0, False), (1, True), (-1, False))]
 )
 samples("kthvalue")(lambda draw: [call(draw.normal(B, 4, 6), 2, 0), call(draw.normal(B, 4, 6), 3, 1, True), call(draw.normal(4), 1)])
-samples("median.dim mode max.dim min.dim")(reduced)
+samples("median.dim mode max.dim min.dim nanmedian.dim")(reduced)
+samples("_safe_softmax")(along_dim())
+samples("linalg_vecdot")(lambda draw: [call(draw.normal(B, 4), draw.normal(B, 4), dim=d) for d in (0, 1, -1)])
+samples("aminmax")(
+    lambda draw: [*(call(draw.normal(B, 4, 6), dim=d, keepdim=k) for d, k in ((0, False), (-1, True))), call(draw.normal(B, 4)), call(draw.normal(4))]
+)
+samples("nansum nanmean")(lambda draw: [*reduced_none(draw), call(draw.normal(B, 3), [0], dtype=torch.float64)])
+samples("count_nonzero.dim_IntList")(lambda draw: [call(draw.ints(0, 2, B, 4, 6), d) for d in ([0], [1, -1], [])])
+samples("count_nonzero")(lambda draw: [call(draw.ints(0, 2, B, 4)), call(draw.bools(4)), call(draw.ints(0, 2))])
+samples("median nanmedian norm.Scalar")(whole)
+samples("norm.ScalarOpt_dtype")(lambda draw: [call(draw.normal(B, 4), p, dtype=torch.float64) for p in (2, 1, None)])
+samples("dist")(
+    lambda draw: [call(draw.normal(B, 4), draw.normal(B, 4)), call(draw.normal(4), draw.normal(4), 1), call(draw.normal(), draw.normal())]
+)
+samples("isin.Tensor_Tensor")(
+    lambda draw: [
+        call(draw.ints(0, 9, B, 4), draw.ints(0, 9, 3)),
+        call(draw.ints(0, 9, B), draw.ints(0, 9, 2, 2), invert=True),
+        call(draw.ints(0, 9), draw.ints(0, 9, 3)),
+    ]
+)
+samples("quantile.scalar nanquantile.scalar")(
+    lambda draw: [call(draw.normal(B, 4, 6), 0.3, d, k) for d, k in ((0, False), (-1, True), (1, False))] + [call(draw.normal(4), 0.5, 0)]
+)
+samples("quantile nanquantile")(
+    lambda draw: (
+        [call(draw.normal(B, 4, 6), torch.tensor([0.2, 0.7]), d, k) for d, k in ((0, False), (-1, True))]
+        + [call(draw.normal(B, 4), torch.tensor(0.5), 1)]
+    )
+)
 samples("prod.dim_int")(lambda draw: [*reduced(draw), call(draw.normal(B, 3), 1, dtype=torch.float64)])
 samples("any.dim all.dim")(lambda draw: [*reduced(draw), call(draw.bools(B, 3), 0), call(draw.bools(B, 3), -1, True)])
 samples("argmax argmin")(
@@ -181,7 +267,7 @@ samples("roll")(lambda draw: [call(draw.normal(B, 4), *a) for a in (([1], [0]), 
 samples("repeat_interleave.self_int")(lambda draw: [call(draw.normal(B, 4), 2, 0), call(draw.normal(B, 4), 3, -1), call(draw.normal(B, 4), 2)])
 samples("sum.dim_IntList mean.dim")(lambda draw: [*reduced_none(draw), call(draw.normal(B, 3), [0], dtype=torch.float64), call(draw.normal(), [0])])
 samples("var.dim std.dim")(lambda draw: [*reduced_none(draw)[:-1], call(draw.normal(B, 4), [1], False), call(draw.normal(B, 4), None, False, True)])
-samples("var.correction std.correction var_mean.correction")(
+samples("var.correction std.correction var_mean.correction std_mean.correction")(
     lambda draw: [
         *(call(*a[:2], correction=c, keepdim=k) for a, _ in reduced_none(draw)[:-1] for c, k in ((0, False), (1, True))),
         call(draw.normal(B, 4)),
@@ -195,6 +281,9 @@ samples("linalg_vector_norm")(
     lambda draw: (
         [call(a[0], p, *a[1:]) for p in (2, 1, float("inf")) for a, _ in reduced_none(draw)[:-1]] + [call(draw.normal(B, 4)), call(draw.normal(), 2)]
     )
+)
+samples("norm.ScalarOpt_dim_dtype")(
+    lambda draw: [call(draw.normal(B, 4), p, d, k, dtype=torch.float64) for p, d, k in ((2, [1], False), (1, [0, 1], True))]
 )
 samples("norm.ScalarOpt_dim")(lambda draw: [call(a[0], p, *a[1:]) for p in (2, 1, None) for a, _ in reduced_dims(draw)])
 samples("mean sum prod any all max min")(whole)
@@ -229,6 +318,12 @@ def _scatters(draw: Draw) -> list[Sample]:
     ]
 
 
+samples("scatter.reduce")(
+    lambda draw: [call(draw.normal(4, 6), d, draw.ints(0, 4, 3, 2), draw.normal(3, 2), reduce=r) for d, r in ((0, "add"), (-1, "multiply"))]
+)
+samples("scatter.value_reduce")(
+    lambda draw: [call(draw.normal(4, 6), d, draw.ints(0, 4, 3, 2), 0.5, reduce=r) for d, r in ((0, "add"), (-1, "multiply"))]
+)
 samples("scatter.value")(
     lambda draw: [call(draw.normal(4, 6), 0, draw.ints(0, 4, 3, 6), 0.5), call(draw.normal(B, 4), -1, draw.ints(0, 4, B, 2), 1.0)]
 )

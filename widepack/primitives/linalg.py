@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ..families import leading
-from ..registry import strategy
+from ..registry import full_name, register, strategy
 from ..samples_of_ops import B, Draw, Sample, call, samples
 from ..values import Shared, Stacked, Value, Wide
 from ..writer import Writer, rank
 
 _LETTERS = "abcdefghijklmopqrstuvwxyz"  # without n, the members
-leading("linalg_inv inverse linalg_det linalg_cholesky cholesky linalg_qr mT mH adjoint", family="linalg")
+leading(
+    """
+    linalg_inv inverse linalg_det linalg_cholesky cholesky linalg_qr mT mH adjoint linalg_inv_ex linalg_cholesky_ex linalg_lu linalg_lu_factor linalg_ldl_factor
+    linalg_eigh linalg_eigvalsh linalg_svd linalg_svdvals linalg_slogdet logdet
+    cholesky_inverse linalg_matrix_power linalg_pinv linalg_pinv.atol_rtol_float linalg_matrix_rank linalg_cond
+    """,
+    family="linalg",
+)
 
 
 def _einsum(w: Writer, equation: str, *operands: Wide) -> Wide:
@@ -70,6 +79,26 @@ def kron(w: Writer, a: Wide, b: Wide) -> Wide:
     return Stacked(y)
 
 
+@strategy("diag", "diagonal", family="linalg")
+def diag(w: Writer, x: Stacked, offset: int = 0) -> Wide:
+    """a vector as the diagonal of a matrix, or a matrix's diagonal"""
+    return Stacked(w.call("diag_embed", x.value, offset) if x.rank == 1 else w.call("diagonal", x.value, offset, 1, 2))
+
+
+@strategy("addmv", "baddbmm", family="linear", when=lambda w, c, a, b, **_: rank(c) == 1)
+def addmv(w: Writer, c: Wide, a: Wide, b: Wide, *, beta: float = 1, alpha: float = 1) -> Wide:
+    """the vector as a matrix of one column"""
+    columns = [w.call("unsqueeze", w.stack(v), -1) for v in (c, b)]
+    return Stacked(w.call("squeeze.dim", w.call("baddbmm", columns[0], w.stack(a), columns[1], beta=beta, alpha=alpha), -1))
+
+
+@strategy("addr", "baddbmm", family="linear", when=lambda w, c, a, b, **_: rank(c) == 2)
+def addr(w: Writer, c: Wide, a: Wide, b: Wide, *, beta: float = 1, alpha: float = 1) -> Wide:
+    """a column times a row, added"""
+    column, row = w.call("unsqueeze", w.stack(a), -1), w.call("unsqueeze", w.stack(b), -2)
+    return Stacked(w.call("baddbmm", w.stack(c), column, row, beta=beta, alpha=alpha))
+
+
 @strategy("trace", "diagonal", family="linalg")
 def trace(w: Writer, x: Stacked) -> Wide:
     """the diagonal's sum"""
@@ -87,15 +116,78 @@ def solve(w: Writer, a: Wide, b: Wide, *, left: bool = True) -> Wide:
     return Stacked(w.call("squeeze.dim", w.call("linalg_solve", w.stack(a), w.call("unsqueeze", right, -1), left=left), -1))
 
 
+def _operands(op: str, *trailing: int) -> None:
+    """Register an op of several operands with `trailing` dims of their own each, whose leading dims broadcast."""
+
+    def rule(w: Writer, *args: Any, **kwargs: Any) -> Any:
+        """works on trailing dims: the member axis is one more leading dim of every operand"""
+        lead = max(rank(x) - t for x, t in zip(args, trailing))
+        own = [w.align(Stacked(w.stack(x)), lead + t) for x, t in zip(args, trailing)]
+        return w.stacked(w.call(op, *own, *args[len(trailing) :], **kwargs))
+
+    register(full_name(op), "leading", rule, family="linalg")
+
+
+_operands("cholesky_solve", 2, 2)
+_operands("linalg_solve_triangular", 2, 2)
+_operands("linalg_lu_solve", 2, 1, 2)
+_operands("linalg_ldl_solve", 2, 1, 2)
+_operands("linalg_householder_product", 2, 1)
+_operands("lu_unpack", 2, 1)
+
+
+@strategy("linalg_solve_ex", "leading", family="linalg", when=lambda w, a, b, **_: rank(a) == rank(b))
+def solve_ex(w: Writer, a: Wide, b: Wide, **kwargs: Any) -> Any:
+    """works on the last two dims"""
+    return w.stacked(w.call(w.op, w.stack(a), w.stack(b), **kwargs))
+
+
 def _square(draw: Draw, *lead: int) -> torch.Tensor:
     return draw.normal(*lead, 4, 4) + 4 * torch.eye(4)
 
 
 samples("linalg_inv inverse linalg_det")(lambda draw: [call(_square(draw)), call(_square(draw, B))])
 samples("linalg_cholesky cholesky")(lambda draw: [call(x @ x.mT) for x in (_square(draw), _square(draw, B))])
+samples("linalg_inv_ex linalg_lu_factor linalg_slogdet linalg_cond")(lambda draw: [call(_square(draw)), call(_square(draw, B))])
+samples("logdet cholesky_inverse linalg_cholesky_ex linalg_eigh linalg_eigvalsh")(
+    lambda draw: [call(x @ x.mT) for x in (_square(draw), _square(draw, B))]
+)
+samples("linalg_ldl_factor")(lambda draw: [call(x + x.mT) for x in (_square(draw), _square(draw, B))])
+samples("linalg_lu linalg_svd linalg_svdvals")(lambda draw: [call(_square(draw)), call(_square(draw, B))])
+samples("linalg_matrix_power")(lambda draw: [call(_square(draw), 3), call(_square(draw, B), -1)])
+samples("linalg_pinv linalg_matrix_rank")(lambda draw: [call(draw.normal(4, 6), 1e-4), call(draw.normal(B, 4, 2), 1e-4)])
+samples("linalg_pinv.atol_rtol_float")(lambda draw: [call(draw.normal(4, 6)), call(draw.normal(B, 4, 2), atol=0.0, rtol=1e-4)])
+samples("cholesky_solve")(
+    lambda draw: [call(draw.normal(*b, 4, 2), _square(draw, *a).tril()) for a, b in (((), ()), ((B,), (B,)), ((), (B,)), ((B,), ()))]
+)
+samples("linalg_solve_triangular")(
+    lambda draw: [call(_square(draw, *a), draw.normal(*b, 4, 2), upper=u) for a, b, u in (((), (), True), ((B,), (B,), False), ((), (B,), True))]
+)
+samples("linalg_lu_solve")(
+    lambda draw: [call(*torch.linalg.lu_factor(_square(draw, *a)), draw.normal(*b, 4, 2)) for a, b in (((), ()), ((B,), (B,)), ((), (B,)))]
+)
+samples("linalg_ldl_solve")(
+    lambda draw: [call(*torch.linalg.ldl_factor(x + x.mT), draw.normal(*a, 4, 2)) for a in ((), (B,)) for x in [_square(draw, *a)]]
+)
+samples("linalg_householder_product")(lambda draw: [call(*torch.geqrf(_square(draw, *a))) for a in ((), (B,))])
+samples("lu_unpack")(lambda draw: [call(*torch.linalg.lu_factor(_square(draw, *a))) for a in ((), (B,))])
+samples("linalg_solve_ex")(
+    lambda draw: [
+        call(_square(draw), draw.normal(4, 6)),
+        call(_square(draw, B), draw.normal(B, 4, 2)),
+        call(_square(draw), draw.normal(6, 4), left=False),
+    ]
+)
 samples("linalg_qr")(lambda draw: [call(_square(draw)), call(_square(draw, B))])
 samples("mT mH adjoint")(lambda draw: [call(draw.normal(B, 4)), call(draw.complex(B, 4, 6))])
 samples("trace")(lambda draw: [call(draw.normal(B, 4)), call(draw.normal(4, 4))])
+samples("diag")(lambda draw: [call(draw.normal(*s), *k) for s in ((4,), (4, 6), (B, 3)) for k in ((), (1,), (-1,))])
+samples("addmv")(
+    lambda draw: [call(draw.normal(4), draw.normal(4, 6), draw.normal(6)), call(draw.normal(B), draw.normal(B, 4), draw.normal(4), beta=0.5, alpha=2)]
+)
+samples("addr")(
+    lambda draw: [call(draw.normal(4, 6), draw.normal(4), draw.normal(6)), call(draw.normal(B, 4), draw.normal(B), draw.normal(4), beta=0.5, alpha=2)]
+)
 samples("outer ger")(lambda draw: [call(draw.normal(B), draw.normal(4))])
 samples("vdot")(lambda draw: [call(draw.normal(6), draw.normal(6)), call(draw.complex(6), draw.complex(6))])
 samples("kron")(lambda draw: [call(draw.normal(2, 4), draw.normal(6, 7)), call(draw.normal(4), draw.normal(2))])

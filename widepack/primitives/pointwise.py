@@ -46,6 +46,12 @@ pointwise("""
     __and__.Tensor __and__.Scalar __or__.Tensor __or__.Scalar __xor__.Tensor logical_and logical_or logical_xor
     eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor gt.Scalar ge.Tensor ge.Scalar
     conj rrelu mvlgamma polygamma special_i0e
+    gcd lcm nextafter igamma igammac isposinf isneginf isclose copysign.Scalar remainder.Scalar_Tensor xlogy.Scalar_Self xlogy.Scalar_Other
+    bitwise_xor.Scalar bitwise_and.Scalar_Tensor bitwise_or.Scalar_Tensor bitwise_xor.Scalar_Tensor bitwise_left_shift.Tensor_Scalar bitwise_right_shift.Tensor_Scalar
+    special_xlog1py special_xlog1py.self_scalar special_xlog1py.other_scalar special_zeta special_ndtri special_log_ndtr special_entr special_erfcx special_i1 special_i1e
+    special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0
+    special_modified_bessel_k1 special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 special_spherical_bessel_j0 special_airy_ai
+    frexp.Tensor isin.Tensor_Scalar _prelu_kernel
     where.self where.ScalarOther where.ScalarSelf where.Scalar masked_fill.Scalar _to_copy
 """)
 
@@ -63,6 +69,22 @@ samples("""
     celu elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu mish relu relu6 selu silu softplus softshrink
     alias alias_copy resolve_conj resolve_neg detach special_i0e lift_fresh lift_fresh_copy lift positive
 """)(unary)
+samples("""
+    isposinf isneginf special_ndtri special_log_ndtr special_entr special_erfcx special_i1 special_i1e special_bessel_j0 special_bessel_j1 special_bessel_y0
+    special_bessel_y1 special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1 special_scaled_modified_bessel_k0
+    special_scaled_modified_bessel_k1 special_spherical_bessel_j0 special_airy_ai frexp.Tensor
+""")(unary)
+samples("nextafter isclose special_xlog1py _prelu_kernel")(binary)
+samples("gcd lcm")(binary_bits)
+samples("igamma igammac special_zeta")(lambda draw: [call(*(a.abs() + 1.1 for a in args)) for args, _ in binary(draw)])
+samples("copysign.Scalar xlogy.Scalar_Other special_xlog1py.other_scalar")(with_scalar(0.7))
+samples("remainder.Scalar_Tensor xlogy.Scalar_Self special_xlog1py.self_scalar")(
+    lambda draw: [call(1.7, draw.uniform(0.5, 3, B, 3, 4)), call(1.7, draw.uniform(0.5, 3)), call(2, draw.ints(1, 9, B, 2))]
+)
+samples("bitwise_xor.Scalar bitwise_left_shift.Tensor_Scalar bitwise_right_shift.Tensor_Scalar isin.Tensor_Scalar")(with_scalar(2, whole=True))
+samples("bitwise_and.Scalar_Tensor bitwise_or.Scalar_Tensor bitwise_xor.Scalar_Tensor")(
+    lambda draw: [call(6, draw.ints(0, 9, B, 3)), call(6, draw.ints(0, 9))]
+)
 samples("abs neg sign square isnan isinf isfinite logical_not signbit")(lambda draw: [*unary(draw), *integers(draw)])
 samples("sgn angle conj_physical")(lambda draw: [*unary(draw), *complexes(draw)])
 samples("real imag conj")(complexes)

@@ -21,8 +21,14 @@ for _op, _dims in (("nearest1d", 1), ("nearest2d", 2), ("nearest3d", 3), ("linea
 fold("_upsample_bilinear2d_aa.vec _upsample_bicubic2d_aa.vec", 2, channels=True, family="resample")
 for _dims in (1, 2, 3):
     fold(f"_upsample_nearest_exact{_dims}d.vec", _dims, channels=True, family="resample")
-fold("upsample_nearest1d", 1, channels=True, family="resample")
-fold("upsample_nearest2d upsample_bilinear2d", 2, channels=True, family="resample")
+fold("upsample_nearest1d upsample_linear1d _upsample_nearest_exact1d", 1, channels=True, family="resample")
+fold(
+    "upsample_nearest2d upsample_bilinear2d upsample_bicubic2d _upsample_nearest_exact2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa",
+    2,
+    channels=True,
+    family="resample",
+)
+fold("upsample_nearest3d upsample_trilinear3d _upsample_nearest_exact3d", 3, channels=True, family="resample")
 fold("max_pool1d_with_indices", 1, channels=True, family="pool")
 fold("im2col", 2, family="resample")
 fold("col2im", 1, family="resample")
@@ -71,10 +77,11 @@ def affine_grid(w: Writer, theta: Stacked, size: list[Any], corners: bool) -> An
 
 
 @strategy("max_unpool2d", "fold", family="pool", when=lambda w, x, at, size: rank(x) == 4)
-def unpooled(w: Writer, x: Wide, at: Wide, size: list[Any]) -> Any:
+@strategy("max_unpool3d", "fold", family="pool", when=lambda w, x, at, *_: rank(x) == 5)
+def unpooled(w: Writer, x: Wide, at: Wide, *sizes: Any) -> Any:
     """members folded into the batch: places are counted within a channel"""
     own = Stacked(w.stack(x))
-    return w.unfold(w.call("max_unpool2d", w.fold(own), w.fold(Stacked(w.stack(at))), put_shared(size)), own)
+    return w.unfold(w.call(w.op, w.fold(own), w.fold(Stacked(w.stack(at))), *put_shared(sizes)), own)
 
 
 @strategy("prelu", "packed", family="norm", when=lambda w, x, weight: rank(x) >= 2 and rank(weight) == 1)
@@ -122,9 +129,14 @@ for _op, _dims in (
     )
 for _dims in (1, 2, 3):
     samples(f"_upsample_nearest_exact{_dims}d.vec")(_planes(_dims, call([9] * _dims, None), call(None, [2.0] * _dims), unbatched=False))
-samples("upsample_nearest1d")(_planes(1, call([9]), unbatched=False))
-samples("upsample_nearest2d")(_planes(2, call([9, 7]), unbatched=False))
-samples("upsample_bilinear2d")(_planes(2, call([9, 7], True), unbatched=False))
+samples("upsample_nearest1d _upsample_nearest_exact1d")(_planes(1, call([9]), unbatched=False))
+samples("upsample_nearest2d _upsample_nearest_exact2d")(_planes(2, call([9, 7]), unbatched=False))
+samples("upsample_nearest3d _upsample_nearest_exact3d")(_planes(3, call([9, 7, 4]), unbatched=False))
+samples("upsample_linear1d")(_planes(1, call([9], True), call([9], False, 1.125), unbatched=False))
+samples("upsample_bilinear2d upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa")(
+    _planes(2, call([9, 7], True), call([9, 9], False, 1.5, 1.5), unbatched=False)
+)
+samples("upsample_trilinear3d")(_planes(3, call([9, 7, 4], True), unbatched=False))
 samples("max_pool1d_with_indices")(_planes(1, call([2]), call([3], [2], [1])))
 samples("col2im")(lambda draw: [call(draw.normal(*s, 16, 12), [4, 5], [2, 2], [1, 1], [0, 0], [1, 1]) for s in ((B,), ())])
 samples("grid_sampler")(
@@ -141,6 +153,11 @@ def _unpools(draw: Draw) -> list[Sample]:
     return [call(draw.normal(B, 4, 2, 2), at.contiguous(), [4, 4])]
 
 
+samples("max_unpool3d")(
+    lambda draw: [
+        call(draw.normal(B, 4, 1, 2, 2), torch.tensor([[[0, 3], [9, 10]]]).expand(B, 4, 1, 2, 2).contiguous(), [2, 4, 4], [2, 2, 2], [0, 0, 0])
+    ]
+)
 samples("im2col")(_planes(2, call([2, 2], [1, 1], [0, 0], [1, 1]), call([3, 2], [2, 1], [1, 0], [2, 1])))
 samples("channel_shuffle")(lambda draw: [call(draw.normal(B, 4, *s), 2) for s in ((3, 2), (3,), (3, 2, 2))])
 

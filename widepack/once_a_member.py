@@ -1,0 +1,46 @@
+"""Ops that run once a member wherever they read values that differ: right, not wide, and so on purpose.
+
+Whatever is in the allow-list of programs has a strategy (registry.py), comes to an op that has one (plain.py), takes no tensor, or stands here with its reason.
+"""
+
+from __future__ import annotations
+
+from widepack_artifacts.opset import OPS
+
+from . import ops
+from .plain import REPLACED
+from .registry import REGISTRY, full_name
+
+_REASONS = {
+    "recurrent over all steps: no wide form yet": "lstm.input lstm.data gru.input gru.data rnn_tanh.input rnn_tanh.data rnn_relu.input rnn_relu.data",
+    "draws random numbers: one draw a member": """
+        bernoulli bernoulli.p binomial cauchy exponential geometric log_normal multinomial normal.Tensor_Tensor normal.Tensor_float normal.float_Tensor poisson
+        rand_like randint_like randint_like.low_dtype randn_like uniform native_dropout feature_alpha_dropout rrelu_with_noise_functional
+        _sample_dirichlet _standard_gamma _dirichlet_grad
+    """,
+    "the size of the result is data: members differ in it": """
+        nonzero argwhere where masked_select _unique _unique2 unique_consecutive unique_dim unique_dim_consecutive bincount repeat_interleave.Tensor
+        repeat_interleave.self_Tensor linspace.Scalar_Tensor linspace.Tensor_Scalar linspace.Tensor_Tensor nonzero_static
+    """,
+    "LAPACK refuses NaN: one member's would stop the others": "linalg_eig linalg_eigvals linalg_matrix_exp",
+    "counts or ranges that torch takes for one tensor alone": "histc histogram.bin_ct segment_reduce ctc_loss.IntList searchsorted.Scalar bucketize.Scalar isin.Scalar_Tensor",
+    "reads memory as it lies": "as_strided as_strided_scatter sym_storage_offset sym_stride.int slice_inverse put take view_as squeeze_copy",
+    "an inner form of an op that has strategies, of programs that were taken apart": """
+        _embedding_bag _embedding_bag_forward_only _fft_c2c _fft_c2r _fft_r2c _linalg_det _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd _euclidean_dist
+        _pdist_forward _thnn_fused_gru_cell _thnn_fused_lstm_cell _weight_norm_interface _native_batch_norm_legit_functional _masked_softmax _trilinear
+        conv_depthwise3d nll_loss_forward native_norm norm_except_dim addmm.dtype bmm.dtype mm.dtype
+    """,
+    "rare in networks": """
+        addbmm block_diag cartesian_prod conv_tbc corrcoef cov dequantize.self fft_hfft2 fft_hfftn fft_ihfft2 fft_ihfftn gradient.scalarint index_fill.int_Tensor
+        index_reduce linalg_lstsq linalg_pinv.atol_rtol_tensor multi_margin_loss multilabel_margin_loss nuclear_norm pdist
+    """,
+}
+ONCE_A_MEMBER: dict[str, tuple[str, ...]] = {why: tuple(sorted(map(full_name, names.split()))) for why, names in _REASONS.items()}
+"""Why, and which ops."""
+
+
+def unlisted() -> set[str]:
+    """Ops of the allow-list that would run once a member without a word."""
+    listed = {op for names in ONCE_A_MEMBER.values() for op in names}
+    tensors = {op for op in OPS if op.startswith("aten.") and any("Tensor" in type_ for _, type_, _ in ops.arguments(op))}
+    return tensors - listed - set(REGISTRY) - REPLACED
