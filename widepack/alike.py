@@ -90,7 +90,7 @@ class Alike:
         if i not in self.other and (i in self.differ or i in self._parted):
             self._capture(i, None)
         if i in self.differ:
-            return f"{self._where(i)}{f' ({self.other[i]})' if self.other[i] else ''}"
+            return f"{self._where(i)} ({self.other[i] or 'though its own capture gives the same program'})"
         return f"{self.other[i]}. {self._where(i)}" if self.other.get(i) else ""
 
     def _capture(self, i: int, module: nn.Module | None) -> None:
@@ -113,8 +113,10 @@ class Alike:
         return f"member {self.names[i]} is another program than member {self.names[first]}, from which the program was captured"
 
     def _where(self, i: int) -> str:
-        """The attributes that differ, without those that are known to be for something else."""
-        found = [d for d in self.differ.get(i, ()) if not self._harmless[d.path]] or self.differ.get(i, ())
+        """The attributes that differ: first those that have the texts of the literals that differ, without those that are known to be for something else."""
+        differ = self.differ.get(i, ())
+        literal = set(self.other.get(i, "").replace(",", " ").split())
+        found = sorted([d for d in differ if not self._harmless[d.path]] or differ, key=lambda d: -len({d.one, d.other} & literal))
         first = self._original(i)
         if found and first == i:
             return f"The factory is not deterministic: {in_words(found, 'the module that was captured', 'the next one of the same checkpoint')}"

@@ -322,11 +322,12 @@ def _because(subject: Subject, i: int) -> str:
 def _differ(subject: Subject, i: int) -> str:
     """Why member i's own answers may be other than its program's, and the way out."""
     why = _because(subject, i)
-    what = (
-        f": {why[2:]}"
-        if why
-        else " (a Python number or list drawn in __init__, in a closure or a global: no plain attribute tells), or the export is wrong"
-    )
+    if why:
+        what = f": {why[2].lower()}{why[3:]}"
+    elif subject.alike is None:
+        what = " (a Python number or list drawn in __init__), or the export is wrong"
+    else:
+        what = " (a number in a closure or a global: no plain attribute of the modules differs), or the export is wrong"
     return f"The members differ in something that is no weight{what}; make it a buffer or an argument of the factory"
 
 
