@@ -56,10 +56,10 @@ class Alike:
         """Note a fresh module of member i, before it runs. Returns: whether it was used up, so that another has to be built."""
         held = self.captured[self.signatures[i]].attributes
         found = differences(held, attributes_of(module)) if held is not None else ()
-        if not found:
+        if all(self._harmless[d.path] >= TRIED for d in found):
             return False
         self.differ[i] = found
-        if any(self.other.values()) or all(self._harmless[d.path] >= TRIED for d in found):
+        if any(self.other.values()):  # one refuses the build
             return False
         self._capture(i, module)
         return True
@@ -122,7 +122,7 @@ class Alike:
             return f"The factory is not deterministic: {in_words(found, 'the module that was captured', 'the next one of the same checkpoint')}"
         if found:
             return f"The modules differ in {in_words(found, f'member {self.names[first]}', f'member {self.names[i]}')}"
-        return "No plain attribute of the modules differs: look for it in the code, a global, or what the factory leaves elsewhere"
+        return "No plain attribute of the modules that differs is in it: look in the code, a global, or what the factory leaves elsewhere"
 
 
 def difference(one: Captured, other: Captured, *, sizes: bool = False) -> str:

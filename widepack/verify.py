@@ -1,6 +1,7 @@
 """The two comparisons that make "right", and the probe.
 
-(a) the user's own module of member i against the member program with weights i, in one dtype, at batch sizes other than the export's: a wrong capture.
+(a) the user's own module of member i against the member program with weights i, in one dtype, at batch sizes other than the export's: a wrong capture. What no
+    answer shows (an eps within rounding, a bound that is not reached) is asked of the modules themselves: alike.py.
 (b) the wide program against the member program raised to float64: a wrong lowering; on failure a bisect names the first wrong node.
 
 Members are taken one at a time. What every answer is held to stands in compare.py.
@@ -327,7 +328,7 @@ def _differ(subject: Subject, i: int) -> str:
     elif subject.alike is None:
         what = " (a Python number or list drawn in __init__), or the export is wrong"
     else:
-        what = " (a number in a closure or a global: no plain attribute of the modules differs), or the export is wrong"
+        what = " (a number in a global: no plain attribute of the modules tells), or the export is wrong"
     return f"The members differ in something that is no weight{what}; make it a buffer or an argument of the factory"
 
 
