@@ -387,6 +387,20 @@ def test_a_numpy_scalar(tmp_path: Path) -> None:
     assert "bound: float64(1000.0) in member m0, float64(10000.0) in member m1" in message
 
 
+def test_a_number_made_into_a_tensor(tmp_path: Path) -> None:
+    class Made(Net):
+        def __init__(self, shift: float) -> None:
+            super().__init__()
+            self.shift = shift
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + torch.tensor(self.shift)
+
+    message = refused(MemberMismatch, tmp_path, numbered(tmp_path, lambda: Made(0.0)), model=by_member(Made, 1e-20, 1e-20, 2e-20))
+    assert "a tensor that the code makes of numbers (test_attributes.py:" in message
+    assert "shift: 1e-20 in member m0, 2e-20 in member m2" in message
+
+
 HIDDEN: dict[str, float] = {}
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from widepack_artifacts.program import Node
+from widepack_artifacts.program import Node, refs
 
 from .attributes import Difference, attributes_of, differences, in_words
 from .capture import Captured
@@ -141,7 +141,8 @@ def difference(one: Captured, other: Captured, *, sizes: bool = False) -> str:
     for name in dict.fromkeys([*lifted, *others]):
         a, b = lifted.get(name), others.get(name)
         if a is None or b is None or not bit_equal(a, b):
-            return f"the tensor {name} that the code makes of numbers is {_tensor(b)} in it, {_tensor(a)} in the captured program"
+            where = _read_at(other if b is not None else one, name)
+            return f"a tensor that the code makes of numbers{where} is {_tensor(b)} in it, {_tensor(a)} in the captured program"
     if repr(one.program.outputs) != repr(other.program.outputs) or repr(one.returned) != repr(other.returned):
         return f"it returns {other.returned}, the captured program {one.returned}"
     if sizes:
@@ -166,6 +167,13 @@ def literals(captured: Captured) -> dict[str, torch.Tensor]:
 
 def is_literal(name: str) -> bool:
     return name.rpartition(".")[2].startswith("lifted_tensor")
+
+
+def _read_at(captured: Captured, weight: str) -> str:
+    """The user's line that reads a weight first, in brackets."""
+    slot = next((s.name for s in captured.program.weights if s.source == weight), "")
+    source = next((n.source for n in captured.program.nodes if slot in refs((n.args, n.kwargs))), "")
+    return f" ({source})" if source else ""
 
 
 def _parts(mine: Any, theirs: Any) -> str:

@@ -29,7 +29,7 @@ from .carrying import owner_of
 from .codec import decode
 from .compare import Pool, floating
 from .entries import FORWARD, method_of
-from .errors import VerificationError
+from .errors import VerificationError, WidepackError
 from .lower import Lowered
 from .raise64 import double_by_default, raise_program, raise_value
 from .recorded import Recorded
@@ -345,6 +345,8 @@ def _own_answer(module: nn.Module, subject: Subject, i: int, inputs: Sequence[to
                 subject.alike.hear(i, recorded.did)
                 return found
         return run_module(module, subject, inputs)
+    except (MemoryError, WidepackError):
+        raise
     except Exception as e:
         raise VerificationError(
             f"member {subject.members[i]}: its own module fails at {label}, where the captured program answers: {type(e).__name__}: "
