@@ -365,6 +365,7 @@ def _subject(job: Job, held: weight_files.Weights) -> verify.Subject:
         initial=lambda i, state: job.table.by_name[state.name].value(i) if state.how == BUFFER else None,
         bind=bind,
         numbers=tree.numbers(first.returned),
+        alike=job.captures.alike(job.aligned.names),
         fits=_fits(job),
     )
 

@@ -31,6 +31,7 @@ from widepack_artifacts.program import Node, Output, Program, Ref, Slot
 from widepack_artifacts.tree import Tree, paths
 
 from . import ops
+from .attributes import attributes_of
 from .carrying import MEMBER, Found, New, Traced, Wanted, assignments, carried_by, wanted_of
 from .codec import dtype_name, encode, type_of
 from .conditions import Axis, GuardSource, Leaf, factor_of, guards_of, specializations
@@ -53,7 +54,7 @@ class Captured:
     weights: program weight name in the table -> (role, tensor of the captured member). inputs: the leaves of a call, then the buffers that are states.
     signature: (parameter, kind, tree over leaves) in the forward's order. outputs: (name, type) of the result's leaves, then of states that are in no result.
     result: tree over outputs, without those of states; returned: with them. dims: letter -> (least, most, source line). fixed: sentences about sizes that the
-    code fixes. states: what the caller carries.
+    code fixes. states: what the caller carries. attributes: the plain attributes of the module that was exported, before it was; None where there is none.
     """
 
     program: Program
@@ -69,6 +70,7 @@ class Captured:
     returned: Tree
     states: tuple[Carried, ...] = ()
     unchanged: frozenset[str] = frozenset()  # buffers asked for that this entry leaves as they are
+    attributes: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -187,8 +189,8 @@ def capture(make: Callable[[], nn.Module], call: Call, *, asked: bool = True, en
     Raises: CaptureError in one paragraph with the user's own source line.
     """
     wanted = Wanted((), (), {})
+    module = make()
     if states:
-        module = make()
         wanted = wanted_of(module, call.leaves, call.signature, entry, states)
         _refuse_shared_memory(module, wanted.buffers)
 
@@ -196,7 +198,7 @@ def capture(make: Callable[[], nn.Module], call: Call, *, asked: bool = True, en
         direct = entry == FORWARD and not wanted.buffers and not wanted.leaves
         return module if direct else Traced(module, entry, wanted.buffers, wanted.leaves)
 
-    module = make()
+    attributes = attributes_of(module)
     fixed: tuple[str, ...] = ()
     with assignments(module) as assigned:
         root = traced(module)
@@ -210,6 +212,7 @@ def capture(make: Callable[[], nn.Module], call: Call, *, asked: bool = True, en
             error = None
     if error is not None:
         module = make()  # a failed export leaves marks on the module too
+        attributes = attributes_of(module)
         with assignments(module) as assigned:
             root = traced(module)
             exported, call, fixed = _with_fixed(module, root, call, error)
@@ -242,6 +245,7 @@ def capture(make: Callable[[], nn.Module], call: Call, *, asked: bool = True, en
         returned,
         found.states,
         frozenset(found.unchanged),
+        attributes,
     )
 
 

@@ -64,21 +64,25 @@ class Pool:
 
     def wrong(self) -> str:
         """The first answer out of bounds, in words; empty when all are right. A member's rms error is pooled over its calls, its largest error is of each."""
+        return self.first_wrong()[1]
+
+    def first_wrong(self) -> tuple[str, str]:
+        """Whose answer is the first out of bounds, and `wrong`."""
         for w in self.wide:
             if w.words:
-                return f"output {self.name or '0'}, member {w.member}, {w.call}: {w.words}"
+                return w.member, f"output {self.name or '0'}, member {w.member}, {w.call}: {w.words}"
             if not w.largest <= self.max_bound:
-                return (
+                return w.member, (
                     f"output {self.name or '0'}, member {w.member}, {w.call}: largest error {w.largest:.2e} (bound {self.max_bound:.2e}); "
                     f"the members' own largest error in their own dtype is {self.own_max:.2e}"
                 )
         for member, (rms, own) in self.pooled().items():
             if not rms <= self.rms_bound(own):
-                return (
+                return member, (
                     f"output {self.name or '0'}, member {member}: rms error over all calls {rms:.2e} (bound {self.rms_bound(own):.2e}); "
                     f"the member's own is {own:.2e}, all members' {self.own_rms:.2e}"
                 )
-        return ""
+        return "", ""
 
     def pooled(self) -> dict[str, tuple[float, float]]:
         """Each member's rms error over all its calls, and its own answers' over the same."""

@@ -30,7 +30,7 @@ class CheckpointError(WidepackError):
 
 
 class MemberMismatch(CheckpointError):
-    """Checkpoints that are not of one architecture."""
+    """Checkpoints that are not of one architecture, or members that differ in what is no weight."""
 
 
 class CaptureError(WidepackError):

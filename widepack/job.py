@@ -15,6 +15,8 @@ from widepack_artifacts import manifest as form
 from widepack_artifacts import weights as weight_files
 from widepack_artifacts.program import Kind, Program
 
+from .alike import Alike, difference, is_literal
+from .attributes import differences, in_words
 from .capture import Captured, arrange, capture, tensors_of
 from .checkpoints import Checkpoint
 from .codec import dtype_name
@@ -84,6 +86,7 @@ def capture_members(
     dynamic = of_entry(dynamic, entry, entries, "dynamic")
     signatures = aligned.signatures
     made: list[Captured] = []
+    again: list[Callable[[int, nn.Module | None], Captured]] = []
     bounds: dict[str, tuple[int, int | None]] = {}
     low_high: dict[str, tuple[int | None, int | None]] = {}
     for number in sorted(set(signatures)):
@@ -123,10 +126,9 @@ def capture_members(
                 f"no inputs: describe each input of {entry}, for example --input '{entry + ':' if len(entries) > 1 else ''}x=float32[B,3,32,32]' "
                 f"(letters are dynamic dims), or give a sample"
             )
-        filled = partial(filled_member, factory, aligned, signatures.index(number))
-        fresh = [module]  # nothing has run in it yet
-        make = lambda filled=filled, fresh=fresh: fresh.pop() if fresh else filled()  # noqa: E731
-        made.append(capture(make, call, asked=bool(inputs) or dynamic is not None, entry=entry, states=states))
+        exported = partial(capture, call=call, asked=bool(inputs) or dynamic is not None, entry=entry, states=states)
+        again.append(lambda i, module, exported=exported: exported(_fresh_first(module, partial(filled_member, factory, aligned, i))))  # type: ignore[misc]
+        made.append(again[-1](signatures.index(number), module))
     first = made[0]
     for other in made[1:]:
         _same_graph(first, other)
@@ -134,7 +136,13 @@ def capture_members(
     for other in made[1:]:  # every condition that one member's export holds under binds all of them
         dims = {d: _meet(dims[d], other.dims[d][:2]) for d in dims}
     guards = {str(g.expr): g for c in made for g in c.guards}
-    return Captures(tuple(made), signatures, replace(first, dims=dims, guards=tuple(guards.values())), low_high)
+    return Captures(tuple(made), signatures, replace(first, dims=dims, guards=tuple(guards.values())), low_high, tuple(again))
+
+
+def _fresh_first(module: nn.Module | None, make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """Gives a module in which nothing has run yet, if there is one, then those that are made."""
+    fresh = [module] if module is not None else []
+    return lambda: fresh.pop() if fresh else make()
 
 
 def _meet(found: tuple[int, int | None, str], asked: tuple[int, int | None] | None) -> tuple[int, int | None, str]:
@@ -157,6 +165,12 @@ def _same_graph(a: Captured, b: Captured) -> None:
         raise CaptureError(
             f"members of other shapes give programs of {len(a.program.nodes)} and {len(b.program.nodes)} ops; only sizes may differ between them"
         )
+    if words := difference(a, b, sizes=True):
+        apart = differences(a.attributes or {}, b.attributes or {})
+        raise CaptureError(
+            f"members of other shapes give other programs, and only sizes may differ between them: in one of them {words}"
+            + (f". The modules differ in {in_words(apart, 'the captured one', 'this one')}" if apart else "")
+        )
     for state in a.states:
         one, other = a.inputs[state.input].type, b.inputs[state.input].type
         if one != other:
@@ -167,12 +181,20 @@ def _same_graph(a: Captured, b: Captured) -> None:
 
 @dataclass(frozen=True)
 class Captures:
-    """captured: one a shape signature. first: the first, with the dims' final bounds. ranges: bounds of integer inputs by name."""
+    """captured: one a shape signature. first: the first, with the dims' final bounds. ranges: bounds of integer inputs by name. again: by shape signature, what
+    captures another member (its number, a fresh module of it or None) as that one was."""
 
     captured: tuple[Captured, ...]
     signatures: tuple[int, ...]
     first: Captured
     ranges: dict[str, tuple[int | None, int | None]]
+    again: tuple[Callable[[int, nn.Module | None], Captured], ...] = ()
+
+    def alike(self, names: Sequence[str]) -> Alike | None:
+        """What holds the members' own modules to what was captured; None for members that are programs, which are compared when they are read."""
+        if not self.again:
+            return None
+        return Alike(names, self.signatures, self.captured, lambda i, module: self.again[self.signatures[i]](i, module))
 
 
 class Table:
@@ -204,7 +226,7 @@ class Table:
             module = filled_member(self.factory, self.aligned, i)
             found = {**dict(tensors_of(module)), **dict(module.named_buffers(remove_duplicate=False))}
             for n in lifted:
-                value = found.get(n, lifted[n] if n.rpartition(".")[2].startswith("lifted_tensor") else None)
+                value = found.get(n, lifted[n] if is_literal(n) else None)
                 if value is None:
                     raise CaptureError(
                         f"member {self.aligned.names[i]} has no tensor at {n}, which the captured member holds; members must be made alike"

@@ -72,6 +72,7 @@ def lower(
                 _loop(w, region, members, signatures, first, values, loops[node.name])
             used[node.name] = "loop"
         else:
+            _refuse_others(node, members)
             values[node.name], used[node.name] = run_node(w, node, values, plan.choices.get(node.name), own[node.name])
     outputs = []
     for i, o in enumerate(first.outputs):
@@ -180,6 +181,17 @@ def _result(w: ProgramWriter, value: Any, kind: Kind) -> Any:
         return [value] * w.members
     with w.fakes.on():
         return torch.empty([w.members, *value.shape], dtype=value.dtype)
+
+
+def _refuse_others(node: Node, members: Sequence[Program]) -> None:
+    """Refuse a node that runs once for all members, where those of another shape have another literal in it. Raises: LoweringError."""
+    for program in members[1:]:
+        other = next(n for n in program.nodes if n.name == node.name)
+        if repr((other.args, other.kwargs)) != repr((node.args, node.kwargs)):
+            raise LoweringError(
+                f"node {node.name} ({node.op}, {node.source}) has other numbers in members of other shapes, and reads nothing whose shape differs: "
+                f"{list(node.args)} and {list(other.args)}; give all members one number there, or build with --strategy loop"
+            )
 
 
 def _equal_types(members: Sequence[Program], name: str) -> bool:

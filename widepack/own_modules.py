@@ -1,7 +1,7 @@
 """Members that are pickled modules: the checkpoint is its own factory.
 
 Every member is unpickled anew from its own file, so that whatever is no weight (a number in a plain attribute, a buffer that is not saved) is the member's own
-too, and comparison (a) of a build sees it. Only files that were opened with `trust_pickle` have such a module.
+too, and a build sees it (comparison (a), alike.py). Only files that were opened with `trust_pickle` have such a module.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The two comparisons that make "right", and the probe.
 
-(a) the user's own module of member i against the member program with weights i, in one dtype, at batch sizes other than the export's: a wrong capture.
+(a) the user's own module of member i against the member program with weights i, in one dtype, at batch sizes other than the export's: a wrong capture. What no
+    answer shows (an eps within rounding, a bound that is not reached) is asked of the modules themselves: alike.py.
 (b) the wide program against the member program raised to float64: a wrong lowering; on failure a bisect names the first wrong node.
 
 Members are taken one at a time. What every answer is held to stands in compare.py.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,14 +23,16 @@ from widepack_artifacts import guards as guard_forms
 from widepack_artifacts.program import Program, substitute
 
 from . import ops
+from .alike import Alike
 from .capture import tensors_of
 from .carrying import owner_of
 from .codec import decode
 from .compare import Pool, floating
 from .entries import FORWARD, method_of
-from .errors import VerificationError
+from .errors import VerificationError, WidepackError
 from .lower import Lowered
 from .raise64 import double_by_default, raise_program, raise_value
+from .recorded import Recorded
 from .replay import CPU
 from .runtime import Executable, Function, Loop, graph_module
 from .samples import Source, draw, draw_all, rows
@@ -75,7 +79,7 @@ class Subject:
     programs, signatures: member programs and each member's index into them. sources: how inputs are drawn. weights(i): member i's weights by source name.
     module(i): the user's own module with member i's weights, or None. bind: leaves -> (args, kwargs) of the module. fits(sizes): whether all guards hold.
     numbers: what the member returns beside tensors, in order. method: the module's method that the programs are of.
-    states: what the caller carries; initial(i, state): what it begins as in member i, or None for an input.
+    states: what the caller carries; initial(i, state): what it begins as in member i, or None for an input. alike: what holds the modules to the captured one.
     """
 
     members: tuple[str, ...]
@@ -93,6 +97,7 @@ class Subject:
     method: str = FORWARD
     states: Sequence[Carried] = ()
     initial: Callable[[int, Carried], torch.Tensor | None] = lambda i, state: None
+    alike: Alike | None = None
     made: dict[tuple[int, bool], Function] = field(default_factory=dict)
 
     def run(self, i: int, *, exact: bool = False) -> Function:
@@ -238,6 +243,9 @@ def answers(
         program = subject.programs[subject.signatures[i]]
         given = [weights[s.source] for s in program.weights]
         module = subject.module(i) if subject.module is not None else None
+        if module is not None and subject.alike is not None and subject.alike.see(i, module):
+            module = subject.module(i) if subject.module is not None else None
+        first = True  # the call in which the module is heard
         doubles = [raise_value(g) for g in given]
         left: list[tuple[list[Any], list[Any], list[Any]]] = []  # by call: what this member's program, its truth and the module itself gave
         for call, into in zip(made, found):
@@ -263,7 +271,8 @@ def answers(
             theirs: list[torch.Tensor] = []
             if module is not None and call.user:
                 held = dict(tensors_of(module))
-                theirs = _tensors(name, run_module(module, subject, users), own, subject.numbers)
+                theirs = _tensors(subject, i, _own_answer(module, subject, i, users, call.label, first), own)
+                first = False
                 moved += [n for n, t in tensors_of(module) if held.get(n) is not t and n not in moved]
                 for pool, y, o in zip(captured, theirs, own):
                     pool.add_wide(name, call.label, y, o, o.to(torch.complex128 if o.is_complex() else torch.float64) if floating(o) else o)
@@ -290,10 +299,10 @@ def answers(
         )
         if not raised:
             pool.own_max, pool.own_square = max(pool.own_max, 1e-5 * pool.scale), max(pool.own_square, (1e-5 * pool.scale) ** 2 * pool.count)
-        if wrong := pool.wrong():
+        member, wrong = pool.first_wrong()
+        if wrong:
             raise VerificationError(
-                f"the captured program does not give the members' own answers: {wrong}. The members differ in something that is no weight (a Python number or list "
-                f"drawn in __init__), or the export is wrong; make it a buffer or an argument of the factory"
+                f"the captured program does not give the members' own answers: {wrong}. {_differ(subject, subject.members.index(member))}"
                 + (
                     f". {subject.method} leaves another tensor in {', '.join(moved[:5])}, a plain attribute: to carry that from call to call, make it a buffer "
                     f"with register_buffer and build with --state {moved[0]}"
@@ -301,7 +310,48 @@ def answers(
                     else ""
                 )
             )
+    if subject.alike is not None:
+        subject.alike.settle()
     return found, captured, raised
+
+
+def _because(subject: Subject, i: int) -> str:
+    """In what member i's module differs from the captured one, as the next sentence; empty where nothing tells."""
+    return f". {why}" if subject.alike is not None and (why := subject.alike.why(i)) else ""
+
+
+def _differ(subject: Subject, i: int) -> str:
+    """Why member i's own answers may be other than its program's, and the way out."""
+    why = _because(subject, i)
+    if why:
+        what = f": {why[2].lower()}{why[3:]}"
+    elif subject.alike is None:
+        what = " (a Python number or list drawn in __init__), or the export is wrong"
+    else:
+        what = " (a number in a global: no plain attribute of the modules tells), or the export is wrong"
+    return f"The members differ in something that is no weight{what}; make it a buffer or an argument of the factory"
+
+
+def _own_answer(module: nn.Module, subject: Subject, i: int, inputs: Sequence[torch.Tensor], label: str, heard: bool) -> list[Any]:
+    """What member i's module gives. heard: what it does is recorded. Raises: VerificationError where it fails."""
+    try:
+        if heard and subject.alike is not None:
+            recorded = Recorded()
+            try:
+                found = run_module(module, subject, inputs, recorded)
+            except Exception:  # noqa: BLE001  # what cannot be recorded (an op of the user's that takes no mode) runs without
+                subject.alike.hear(i, None)
+            else:
+                subject.alike.hear(i, recorded.did)
+                return found
+        return run_module(module, subject, inputs)
+    except (MemoryError, WidepackError):
+        raise
+    except Exception as e:
+        raise VerificationError(
+            f"member {subject.members[i]}: its own module fails at {label}, where the captured program answers: {type(e).__name__}: "
+            f"{' '.join(str(e).split())[:300]}. {_differ(subject, i)}"
+        ) from e
 
 
 def _answered(made: Sequence[Call], found: Sequence[Answers], call: Call, i: int) -> Answers | None:
@@ -336,9 +386,10 @@ def _repeats(subject: Subject, made: Sequence[Call], found: Sequence[Answers]) -
     return True
 
 
-def run_module(module: nn.Module, subject: Subject, inputs: Sequence[torch.Tensor]) -> list[Any]:
+def run_module(module: nn.Module, subject: Subject, inputs: Sequence[torch.Tensor], mode: AbstractContextManager[Any] | None = None) -> list[Any]:
     """The user's module on one call, without the nested-tensor path that answers differently at padded positions; buffers are restored.
 
+    mode: what the call runs under.
     Returns: the leaves of what its method returns, then the new values of the states that it leaves in buffers or inputs.
     """
     given = [x.detach().clone() for x in inputs]
@@ -356,7 +407,9 @@ def run_module(module: nn.Module, subject: Subject, inputs: Sequence[torch.Tenso
                     assert own is not None  # a state is a tensor from the beginning
                     own.copy_(given[s.input])  # in place: what else holds this tensor sees it, as it does in the user's own calls
             call = module if subject.method == FORWARD else method_of(module, subject.method)
-            found = pytree.tree_leaves(call(*args, **kwargs))
+            with mode or nullcontext():
+                result = call(*args, **kwargs)
+            found = pytree.tree_leaves(result)
             for s in sorted(subject.states, key=lambda s: s.output):
                 if s.how == BUFFER:
                     part, name = owners[s.name]
@@ -374,18 +427,19 @@ def run_module(module: nn.Module, subject: Subject, inputs: Sequence[torch.Tenso
     return found
 
 
-def _tensors(member: str, found: Sequence[Any], own: Sequence[torch.Tensor], numbers: Sequence[Any]) -> list[torch.Tensor]:
+def _tensors(subject: Subject, i: int, found: Sequence[Any], own: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The tensors of what a module returned; the rest must be what the captured program returns for everybody."""
+    member, numbers = subject.members[i], subject.numbers
     theirs = [x for x in found if isinstance(x, torch.Tensor)]
     rest = [x for x in found if x is not None and not isinstance(x, torch.Tensor)]  # fields that are None may be no leaves of the member's own class
     if rest != [x for x in numbers if x is not None]:
         raise VerificationError(
             f"member {member} returns {rest} beside its tensors, the captured program {list(numbers)}: numbers in the result belong to the program and "
-            f"must be the same for all members and calls; return them as tensors, or leave them out"
+            f"must be the same for all members and calls; return them as tensors, or leave them out{_because(subject, i)}"
         )
     if len(theirs) != len(own):
         raise VerificationError(
-            f"member {member} gives {len(theirs)} tensors, the captured program {len(own)}; what forward returns must not depend on values"
+            f"member {member} gives {len(theirs)} tensors, the captured program {len(own)}; what forward returns must not depend on values{_because(subject, i)}"
         )
     return theirs
 

@@ -1,0 +1,54 @@
+"""What a module does in one call: every op with its literals, tensors aside, as torch's dispatcher sees it.
+
+Two members on inputs of one shape do the same, but for their weights: whatever number differs, wherever it comes from (an attribute, a closure, a global), is in
+the record of one of them, also where it changes no answer on these inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Did = tuple[str, tuple[str, ...]]
+_PLAIN = {type(None), bool, int, float, complex, str, torch.dtype, torch.layout, torch.memory_format}
+
+
+class Recorded(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class has no types
+    """A mode under which a module is called; `did`: (op, its literals as text) in order. A tensor made of Python numbers counts as a literal."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.did: list[Did] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        flat = [*args, *(kwargs or {}).items()]
+        if func is torch.ops.aten.lift_fresh.default:
+            literals: tuple[str, ...] = (repr(args[0].tolist()) if args[0].numel() <= 1000 else str(tuple(args[0].shape)),)
+        else:
+            literals = tuple(map(_text, flat))
+        self.did.append((str(func), literals))
+        return func(*args, **(kwargs or {}))
+
+
+def _text(value: Any) -> str:
+    """A literal as text; tensors are all one, and so is what has no text of its own (a generator)."""
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(map(_text, value))})"
+    return repr(value) if type(value) in _PLAIN else type(value).__name__
+
+
+def first_difference(one: Sequence[Did], other: Sequence[Did]) -> tuple[int, str]:
+    """Where two records part, and what is done there in words: in the first, in the other; (-1, "") where they are equal."""
+    for i, (a, b) in enumerate(zip(one, other)):
+        if a != b:
+            return i, f"{_call(a)} and {_call(b)}"
+    if len(one) != len(other):
+        return min(len(one), len(other)), f"{len(one)} ops and {len(other)}"
+    return -1, ""
+
+
+def _call(did: Did) -> str:
+    return f"{did[0]}({', '.join(did[1])})"[:200]
