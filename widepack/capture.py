@@ -477,7 +477,11 @@ def _read(
         weights[name] = (role, value.detach())
     at = {s.target.removeprefix(prefix): renamed[s.arg.name] for s in signature.input_specs if s.target and s.arg.name in renamed}
     inputs += [Slot(at[name], name, "shared", leaf.type) for name, leaf in carried.items()]
-    nodes = [_node(n, renamed, symbols, module) for n in exported.graph.nodes if n.op == "call_function" and getattr(n.target, "_opname", "") not in _ASSERTS]
+    nodes = [
+        _node(n, renamed, symbols, module)
+        for n in exported.graph.nodes
+        if n.op == "call_function" and getattr(n.target, "_opname", "") not in _ASSERTS
+    ]
     bad = next((n for n in exported.graph.nodes if n.op not in ("placeholder", "call_function", "output")), None)
     if bad is not None:
         raise CaptureError(f"{type(module).__name__}: the export holds a {bad.op} of {bad.target}, control flow that has no form in an artifact")
@@ -629,6 +633,9 @@ def _ranges(
             high = int(range_.upper) if range_.upper.is_Integer else None
             bounds[letter] = max(least, low), high if most is None else most if high is None else min(most, high)
     found = [*guards, *lines]
-    ends = {letter: ((least, least - 1) if least > 1 else None, (most, most + 1) if most is not None else None) for letter, (least, most) in bounds.items()}
+    ends = {
+        letter: ((least, least - 1) if least > 1 else None, (most, most + 1) if most is not None else None)
+        for letter, (least, most) in bounds.items()
+    }
     sources = {letter: dict.fromkeys(bound_line(letter, *end, found) for end in both if end) for letter, both in ends.items()}
     return {letter: (*both, " and ".join(filter(None, sources[letter]))) for letter, both in bounds.items()}

@@ -21,7 +21,7 @@ from .verify import Subject, fitting, run_module
 
 
 def way_at_one(subject: Subject, letter: str) -> str:
-    """Whether the member takes another way where a dim is 1, in words; empty when its program holds there.
+    """Why the program is not known to hold where a dim is 1, in words; empty when it holds there.
 
     Export takes every dynamic dim to be at least 2, and follows `if x.shape[0] > 1` without a condition: only the member itself can tell.
     """
@@ -64,6 +64,7 @@ def _way_at(subject: Subject, sizes: Mapping[str, int]) -> str:
     module, weights = subject.module(0), subject.weights(0)
     program = subject.programs[subject.signatures[0]]
     (inputs,) = subject.draw(sizes, 3, "shared", 1)
+    failed = "the captured program"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what the member warns of at such a size is no news of this build
@@ -75,14 +76,15 @@ def _way_at(subject: Subject, sizes: Mapping[str, int]) -> str:
                     truths: Sequence[Any] = subject.run(0, exact=True)(*raised)
             except RuntimeError:
                 truths = [None] * len(own)
+            failed = "the member itself"
             theirs = [x for x in run_module(module, subject, inputs) if isinstance(x, torch.Tensor)]
-    except (RuntimeError, ValueError, IndexError) as e:
-        return f"the member or its program fails there: {str(e).splitlines()[0][:200]}"
+    except (RuntimeError, ValueError, IndexError, AssertionError) as e:
+        return f"{failed} fails there: {type(e).__name__}: {(str(e).splitlines() or [''])[0][:200]}".rstrip(": ")
     for o, t, truth in zip(own, theirs, truths):
         if o.shape != t.shape:
             return f"the member gives {list(t.shape)} there, its program {list(o.shape)}"
         if not (_close(o, t, truth) if floating(t) else torch.equal(o, t)):
-            return "the member's code takes another way there"
+            return "the member's own answer there is not its captured program's"
     return ""
 
 
