@@ -24,7 +24,8 @@ from torch import fx, nn
 from torch.export import Dim
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 
-from widepack_artifacts.guards import letters, of_small_sizes, text
+from widepack_artifacts import guards as guard_forms
+from widepack_artifacts.guards import letters, of_small_sizes
 from widepack_artifacts.manifest import Parameter
 from widepack_artifacts.opset import OPS
 from widepack_artifacts.program import Node, Output, Program, Ref, Slot
@@ -304,7 +305,7 @@ class FixedSize(CaptureError):
 def _why(error: Exception, module: nn.Module, call: Call, entry: str, seen: Seen) -> str:
     """Why an export failed: the member does not take the example by itself, or torch cannot follow it. module: a fresh member."""
     own = why_not(Trial(module, entry, call.args, call.kwargs, call.leaves, call.sizes))
-    return own or explain(error, module, {symbol: text(expr) for symbol, expr in names_of(seen, call.leaves).items()})
+    return own or explain(error, module, {symbol: guard_forms.text(expr) for symbol, expr in names_of(seen, call.leaves).items()})
 
 
 def _with_fixed(
@@ -315,7 +316,7 @@ def _with_fixed(
         with watched() as seen:
             exported = _export(traced, call, Dim.AUTO)
     except Exception as e:  # noqa: BLE001  # whatever torch raises is explained
-        raise CaptureError(explain(e, module, {symbol: text(expr) for symbol, expr in names_of(seen, call.leaves).items()})) from error
+        raise CaptureError(explain(e, module, {symbol: guard_forms.text(expr) for symbol, expr in names_of(seen, call.leaves).items()})) from error
     by_name = {n.name: n for n in exported.graph.nodes}
     tensors = [s.arg.name for s in exported.graph_signature.input_specs if s.kind is InputKind.USER_INPUT and isinstance(s.arg, TensorArgument)]
     lines = {place: line for key, line in seen.fixed.items() if isinstance(key, str) and (place := place_of(key, seen))}

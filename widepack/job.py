@@ -127,11 +127,11 @@ def capture_members(
         try:
             made.append(capture(make, call, asked=bool(inputs) or dynamic is not None, entry=entry, states=states))
         except FixedSize as e:
-            other = {d: 2 * n if d in e.letters and (bounds.get(d, (1, None))[1] or 2 * n) >= 2 * n else n for d, n in call.sizes.items()}
-            if not inputs or other == call.sizes:
+            larger = {d: 2 * n if d in e.letters and (bounds.get(d, (1, None))[1] or 2 * n) >= 2 * n else n for d, n in call.sizes.items()}
+            if not inputs or larger == call.sizes:
                 raise
             try:  # the size was widepack's choice: `view(4, -1)` meets a batch of 4 by chance
-                made.append(capture(filled, _example(filled(), specs, other, entry), entry=entry, states=states))
+                made.append(capture(filled, _example(filled(), specs, larger, entry), entry=entry, states=states))
             except CaptureError:
                 raise e from None
     first = made[0]

@@ -11,7 +11,7 @@ import re
 import time
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,9 +130,9 @@ def _times(text: str, step: int) -> str:
     return f"{factor * step}*{letter}"
 
 
-def _types(trial: Trial, group: Sequence[str], put: Any) -> str:
+def _types(trial: Trial, group: Sequence[str], put: Callable[[str], str]) -> str:
     """The inputs that have these dims, each as a spec with something else in the dims' place."""
-    specs = {}
+    specs: dict[str, str] = {}
     for leaf, axis, text in _places(trial, group):
         head, _, tail = specs.get(leaf.name, leaf.type).partition("[")
         dims = tail.rstrip("]").split(",")
