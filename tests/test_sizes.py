@@ -356,6 +356,47 @@ def test_an_output_of_rows_is_right_where_it_is_given(tmp_path: Path) -> None:
         ens(torch.randn(1, 3, 3))
 
 
+class Pooled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.pool = nn.Conv1d(3, 4, 5), nn.MaxPool1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.pool(self.conv(x)).amax(-1)
+
+
+def test_a_pooled_length_is_dynamic(tmp_path: Path) -> None:
+    """torch's own max_pool1d fixes the length, and export holds on to a pooled length of more than 1; the member takes every length from 8."""
+    ens = widepack.load(built(Pooled, tmp_path, inputs=["x=float32[B,3,T]"]))
+    for b, t in ((1, 8), (2, 9), (3, 24), (5, 57)):
+        x = torch.randn(b, 3, t)
+        with torch.no_grad():
+            torch.testing.assert_close(ens(x).clone(), torch.stack([member(Pooled, i)(x) for i in range(2)]), rtol=1e-4, atol=1e-5)
+    with pytest.raises(InputError, match=r"from test_sizes\.py:\d+ in forward: return self\.pool"):
+        ens(torch.randn(2, 3, 6))
+
+
+class Relative(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(31))
+
+    def forward(self, x: Tensor) -> Tensor:
+        i = torch.arange(x.shape[1])
+        return self.fc(x) + self.table[i[:, None] - i + 15].sum(1, keepdim=True)  # past the table
+
+
+def test_an_example_that_only_values_refuse(tmp_path: Path) -> None:
+    """Export runs on tensors without values, and sees no index past a table."""
+    message = refused(Relative, tmp_path, inputs=[BTC])
+    assert "does not take the example's T = 24 by itself either" in message
+    assert "bounds such as T=2..16" in message
+    assert own_line(message, Relative).endswith("# past the table")
+    ens, x = widepack.load(built(Relative, tmp_path, inputs=[BTC, "T=2..16"])), torch.randn(3, 16, 3)
+    with torch.no_grad():
+        torch.testing.assert_close(ens(x).clone(), torch.stack([member(Relative, i)(x) for i in range(2)]))
+
+
 # What cannot be captured
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
+import sympy
 import torch
+from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod
 from torch.utils._sympy.printers import PythonPrinter
 
 from widepack_artifacts.guards import Expr, holds, letters
@@ -63,8 +66,29 @@ def guards_from(codes: Sequence[str], inputs: Sequence[Leaf], name: str, sources
             if expr is False:
                 raise CaptureError(f"{name}: the condition {code!r} does not hold for the example")
             continue
-        made.setdefault(str(expr), expr)
+        if not always(expr):
+            made.setdefault(str(expr), expr)
     return tuple(GuardSource(expr, _line_of(expr, sources)) for expr in made.values())
+
+
+_SYMBOLIC: dict[str, Callable[..., Any]] = {
+    "add": sympy.Add, "sub": lambda a, b: a - b, "mul": sympy.Mul, "floordiv": FloorDiv, "mod": Mod, "min": Min, "max": Max,
+    "eq": sympy.Eq, "ne": sympy.Ne, "lt": sympy.Lt, "le": sympy.Le, "gt": sympy.Gt, "ge": sympy.Ge, "and": sympy.And, "or": sympy.Or, "not": sympy.Not,
+}  # fmt: skip  # a line a kind
+
+
+def always(expr: Expr) -> bool:
+    """Whether a condition provably holds at all sizes from 1, as `16 * B != 2 * B` and `7 * H // 7 == H` do: an export has many such."""
+
+    def symbolic(e: Expr) -> Any:
+        if isinstance(e, list):
+            return _SYMBOLIC[e[0]](*map(symbolic, e[1:]))
+        return sympy.Symbol(e, integer=True, positive=True) if isinstance(e, str) else sympy.Integer(e)
+
+    try:
+        return symbolic(expr) is sympy.true
+    except (ValueError, TypeError, ArithmeticError, AssertionError):  # a zero that is divided by, or a form that sympy has not
+        return False
 
 
 def names_of(seen: Seen, inputs: Sequence[Leaf]) -> dict[str, Expr]:
@@ -149,6 +173,8 @@ def _expr(node: ast.expr, leaves: Mapping[str, Leaf], names: Mapping[str, Expr] 
         return [_ARITHMETIC[type(node.op)], _expr(node.left, leaves, names), _expr(node.right, leaves, names)]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         return ["not", _expr(node.operand, leaves, names)]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant) and type(node.operand.value) is int:
+        return -node.operand.value
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return ["sub", 0, _expr(node.operand, leaves, names)]
     if isinstance(node, ast.BoolOp):

@@ -20,6 +20,9 @@ from .raise64 import double_by_default, raise_value
 from .verify import Subject, fitting, run_module
 
 
+_LARGER = 65  # sizes below this one are looked at where no small one breaks a condition
+
+
 def way_at_one(subject: Subject, letter: str) -> str:
     """Why the program is not known to hold where a dim is 1, in words; empty when it holds there.
 
@@ -50,6 +53,13 @@ def needless(subject: Subject, dims: Mapping[str, tuple[int, int | None]], guard
         broken = frozenset(i for i in own if not guard_forms.holds(guards[i], sizes))
         if broken and inside(sizes):
             tried.setdefault(broken, []).append(sizes)
+    for i in own - {i for broken in tried for i in broken}:  # what small sizes do not break: `T // 4 - 1 != 1` of a member that takes no T below 8
+        for letter in sorted(guard_forms.letters(guards[i])) if guard_forms.of_small_sizes(guards[i]) else ():
+            for size in range(1, _LARGER):
+                sizes = {**subject.sizes, letter: size}
+                broken = frozenset(k for k in own if not guard_forms.holds(guards[k], sizes))
+                if i in broken and inside(sizes):
+                    tried.setdefault(broken, []).append(sizes)
     gone, kept = set[int](), set[int]()
     for broken, where in sorted(tried.items(), key=lambda row: len(row[0])):
         if not broken & kept:  # what breaks one that stays is refused anyway

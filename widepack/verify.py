@@ -149,11 +149,11 @@ def calls(subject: Subject, patterns: Sequence[str]) -> list[Call]:
             call = Call(f"{letter or 'size'}={large or 'fixed'}, again {k + 1}", pattern, subject.draw(at, 101 + 7 * k, pattern, n), False, carried)
             made += [call] if _all_take(subject, call) else []
         if not any(c.user for c in made if c.pattern == pattern):  # the example's own indices, which export has run
-            made.append(Call("the example", pattern, [_like_example(subject, i if pattern == "each" else 0) for i in range(n)], True, carried))
+            made.append(Call("the example", pattern, [like_example(subject, i if pattern == "each" else 0) for i in range(n)], True, carried))
     return made
 
 
-def _like_example(subject: Subject, seed: int) -> list[torch.Tensor]:
+def like_example(subject: Subject, seed: int) -> list[torch.Tensor]:
     """The example's integers, and floats drawn."""
     drawn = draw_all(subject.sources, subject.sizes, 1 + seed)
     return [v if x.example is None or v.is_floating_point() else x.example.clone() for x, v in zip(subject.sources, drawn)]
