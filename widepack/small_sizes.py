@@ -19,7 +19,6 @@ from .compare import floating, same_places
 from .raise64 import double_by_default, raise_value
 from .verify import Subject, fitting, run_module
 
-
 _LARGER = 65  # sizes below this one are looked at where no small one breaks a condition
 
 
