@@ -287,6 +287,29 @@ def test_build_refuses(artifact: Path, checkpoints: list[str], tmp_path: Path) -
     assert not out.exists()
 
 
+def test_build_makes_the_folders_above(checkpoints: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "runs" / "today" / "e.wide"
+    assert "folders above it are made" in " ".join(done("build", "--help").stdout.split())
+    refused(2, "build", *checkpoints, "-o", out, "--model", MODEL, "--input", "x=flaot32[B,4]")
+    assert os.listdir(tmp_path) == []
+    done("build", *checkpoints, "-o", out, *options(), "--no-pt2")
+    assert str(out) in done("inspect", out).stdout
+
+
+def test_a_member_that_reads_values_is_one_paragraph(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n\n\nclass Net(nn.Linear):\n    def forward(self, x):\n        return super().forward(x) / x.abs().max().item()\n"
+    )
+    torch.save(torch.nn.Linear(3, 2).state_dict(), tmp_path / "a.pt")
+    model = ("--model", f"{tmp_path}/net.py:Net", "--model-arg", "in_features=3", "--model-arg", "out_features=2", "--input", "x=float32[B,3]")
+    words = refused(1, "build", tmp_path / "a.pt", "-o", tmp_path / "e.wide", *model)
+    assert "\n" not in words
+    assert "Net reads the value of a tensor as a Python number at net.py:6 in forward: return super().forward(x) / x.abs().max().item()" in words
+    assert "has no 'Nope'. It defines Net." in refused(
+        2, "build", tmp_path / "a.pt", "-o", tmp_path / "e.wide", "--model", f"{tmp_path}/net.py:Nope", *model[2:]
+    )
+
+
 def test_build_takes_any_checkpoint(checkpoints: list[str], tmp_path: Path) -> None:
     states = [torch.load(path, weights_only=True) for path in checkpoints]
     saved = [tmp_path / f"m{i}.ckpt" for i in range(len(states))]

@@ -78,6 +78,24 @@ def test_what_always_holds_is_left_out_and_what_is_said_twice_is_kept_once() -> 
     ]
 
 
+def test_what_holds_at_all_sizes_is_left_out() -> None:
+    provable = [
+        f"16 * {B} != 2 * {B}",
+        f"{W} // 32 != 0",
+        f"({W} // 32) * 32 == {W}",
+        f"8 * {B} // {B} == 8",
+        f"Max(1, {T}) == {T}",
+        f"{W} % 32 == 0",
+    ]
+    assert made(*provable) == []
+    open_ = [f"{T} // 2 != 0", f"{W} % 64 == 0", f"8 * {B} != 8 * {T}", f"{T} - 2 >= 0", f"{B} % {T} != 0", f"-1 + {T} // 4 >= 1"]
+    kept = made(*open_)
+    assert len(kept) == len(open_)
+    assert guards.text(kept[-1]) == "-1 + T // 4 >= 1"
+    for expr in kept:  # each is broken somewhere
+        assert not all(guards.holds(expr, {"B": b, "T": t, "H": h}) for b, t, h in itertools.product((1, 2, 3), repeat=3))
+
+
 def test_a_condition_that_does_not_hold_is_refused() -> None:
     with pytest.raises(CaptureError, match="Net: the condition 'False' does not hold for the example"):
         made("False")

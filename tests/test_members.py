@@ -143,6 +143,7 @@ def test_a_lone_file_is_imported_once_and_again_when_it_changes(folder: Path) ->
         ("missing.py:Net", {}, "there is no file missing.py"),
         ("./usernet:Net", {}, "there is no file ./usernet"),
         ("usernet:Nett", {}, "usernet has no 'Nett'; did you mean Net? It defines Net, loose, number, quits, same, sized."),
+        ("usernet:Xyzzy", {}, "usernet has no 'Xyzzy'. It defines Net, loose, number, quits, same, sized."),
         ("usernet:Net.big", {}, "usernet:Net has no 'big'"),
         ("usernet:one", {}, "is a module, not a factory"),
         ("usernet:width", {}, "is an int; a factory is a class or function"),
@@ -351,15 +352,13 @@ def test_all_differences_in_one_error(tmp_path: Path) -> None:
     with pytest.raises(MemberMismatch) as caught:
         align(checkpoints, names(checkpoints))
     who = [f"checkpoint {i} ({tmp_path}/{i}.pt)" for i in range(4)]
-    *lines, hints = str(caught.value).split("\n")
-    assert lines == [
-        "the members do not match, 5 differences:",
-        f"- {who[2]} lacks norm, which {who[0]} has",
-        f"- {who[2]} has another, extra, which {who[0]} has not",
-        f"- {who[3]}: deep is [2, 1] float32; {who[0]} has [2] float32",
-        f"- {who[3]}: fc.weight is [10, 64] float32; {who[0]} has [10, 128] float32",
-        f"- the floating weights have other dtypes: float32 in {', '.join(who[:3])}; float32 (3 weights), float16 (1 weight) in {who[3]}",
-    ]
+    said, _, hints = str(caught.value).partition(". ")
+    assert said == (
+        f"the members do not match, 5 differences: (1) {who[2]} lacks norm, which {who[0]} has; (2) {who[2]} has another, extra, which {who[0]} has not; "
+        f"(3) {who[3]}: deep is [2, 1] float32; {who[0]} has [2] float32; (4) {who[3]}: fc.weight is [10, 64] float32; {who[0]} has [10, 128] float32; "
+        f"(5) the floating weights have other dtypes: float32 in {', '.join(who[:3])}; float32 (3 weights), float16 (1 weight) in {who[3]}"
+    )
+    assert "\n" not in hints
     for hint in ("of one architecture.", "other ranks are another architecture.", "Give --dtype float32", "a parameter `state_dict=`"):
         assert hint in hints
     with pytest.raises(MemberMismatch) as caught:
@@ -384,11 +383,11 @@ def test_differences_from_the_model_name_both_sides(tmp_path: Path) -> None:
     checkpoints = saved(tmp_path, [odd, dict(model), odd])
     with pytest.raises(MemberMismatch) as caught:
         align(checkpoints, ["a", "b", "c"], model_state=model)
-    assert str(caught.value).split("\n")[1:4] == [
-        f"- checkpoint 0 ({tmp_path}/0.pt): weight is [2, 4] float32; the model has [2, 3] float32",
-        f"- checkpoint 1 ({tmp_path}/1.pt): weight is [2, 3] float32; checkpoint 0 ({tmp_path}/0.pt) has [2, 4] float32",
-        f"- checkpoint 2 ({tmp_path}/2.pt): weight is [2, 4] float32; the model has [2, 3] float32",
-    ]
+    assert str(caught.value).startswith(
+        f"the members do not match, 3 differences: (1) checkpoint 0 ({tmp_path}/0.pt): weight is [2, 4] float32; the model has [2, 3] float32; "
+        f"(2) checkpoint 1 ({tmp_path}/1.pt): weight is [2, 3] float32; checkpoint 0 ({tmp_path}/0.pt) has [2, 4] float32; "
+        f"(3) checkpoint 2 ({tmp_path}/2.pt): weight is [2, 4] float32; the model has [2, 3] float32. "
+    )
     checkpoints = saved(tmp_path, [{"weight": filled(2, 3)}, {"weight": filled(2, 3), "bias": filled(2), "old": filled(1)}])
     with pytest.raises(MemberMismatch) as caught:
         align(checkpoints, ["a", "b"], model_state=model)
@@ -399,13 +398,14 @@ def test_differences_from_the_model_name_both_sides(tmp_path: Path) -> None:
         align(saved(tmp_path, [{k: v.half() for k, v in model.items()}]), ["a"], model_state=model)
 
 
-def test_two_architectures_are_a_few_lines(tmp_path: Path) -> None:
+def test_two_architectures_are_one_paragraph(tmp_path: Path) -> None:
     states = [dict(cases.load(name).model().state_dict()) for name in ("resnet18", "vit")]
     checkpoints = saved(tmp_path, states)
     with pytest.raises(MemberMismatch) as caught:
         align(checkpoints, ["a", "b"])
     assert "and 102 more, which checkpoint 0" in str(caught.value)
-    assert len(str(caught.value).split("\n")) < 6
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 3000
 
 
 class Tied(nn.Module):

@@ -46,6 +46,7 @@ from .replay import CPU
 from .runtime import Executable
 from .specs import parse_type
 from .state import BUFFER, Asked, parse_states, under
+from .trial import Trial, why_not
 from .version import __version__
 from .wide_model import RESERVED
 from .wides import PATTERNS, Wide, make_wides, wide_only, wide_share
@@ -380,6 +381,7 @@ def _verify(
     """Both comparisons of every program of an entry; the record, the probe's calls by pattern, and the kernels of a call."""
     one = cache(lambda: filled_member(job.factory, job.aligned, 0))
     subject = replace(_subject(job, held), module=lambda i: one())  # small sizes are asked of member 0 alone, many times
+    _refuse_example(job, subject)
     if gone := small_sizes.needless(subject, job.bounds, [g.expr for g in job.first.guards]):
         job.first = replace(job.first, guards=tuple(g for i, g in enumerate(job.first.guards) if i not in gone))
     for letter in job.first.sizes:
@@ -419,6 +421,20 @@ def _verify(
         p: ([None if k in begun else x for k, x in enumerate(c.stacked())], found[at[p]].truth) for p, c in small.items()
     }
     return verification, probed, _kernels(job, wides, held, small["shared"])
+
+
+def _refuse_example(job: Job, subject: verify.Subject) -> None:
+    """Refuse an example that member 0 does not take, as export on tensors without values could not see: an index past a table. Raises: CaptureError."""
+    if job.states or subject.module is None:
+        return
+    inputs = verify.like_example(subject, 0)
+    try:
+        verify.run_module(subject.module(0), subject, inputs)
+    except Exception as e:
+        leaves = [replace(leaf, example=x) for leaf, x in zip(job.first.inputs, inputs)]
+        args, kwargs = subject.bind(inputs)
+        why = why_not(Trial(subject.module(0), job.entry, args, kwargs, leaves, job.first.sizes))
+        raise CaptureError(why or f"{type(subject.module(0)).__name__} does not take the example: {type(e).__name__}: {e}") from e
 
 
 def _small(made: Sequence[verify.Call], batch: str) -> verify.Call:

@@ -24,6 +24,7 @@ from torch import fx, nn
 from torch.export import Dim
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 
+from widepack_artifacts import guards as guard_forms
 from widepack_artifacts.guards import letters, of_small_sizes
 from widepack_artifacts.manifest import Parameter
 from widepack_artifacts.opset import OPS
@@ -34,13 +35,15 @@ from . import ops
 from .attributes import attributes_of
 from .carrying import MEMBER, Found, New, Traced, Wanted, assignments, carried_by, wanted_of
 from .codec import dtype_name, encode, type_of
-from .conditions import Axis, GuardSource, Leaf, factor_of, guards_of, specializations
+from .conditions import Axis, GuardSource, Leaf, bound_line, factor_of, guards_of, lines_of, names_of, place_of
 from .entries import FORWARD, method_of
 from .errors import CaptureError
-from .explain import explain, is_specialized, source_of
+from .explain import explain, is_specialized, no_form, source_of, user_line, way_out
 from .exportable import bound_embeddings, exportable
 from .state import Asked, Carried, without
+from .trial import Trial, why_not
 from .values import known
+from .watching import Seen, watched
 
 _DROPOUT = {"dropout", "dropout_", "feature_dropout", "feature_dropout_", "alpha_dropout", "alpha_dropout_", "feature_alpha_dropout"}
 _ZERO = {"aten.zero.default": "aten.zeros_like.default"}  # what a write comes to in a functional program
@@ -202,24 +205,29 @@ def capture(make: Callable[[], nn.Module], call: Call, *, asked: bool = True, en
     fixed: tuple[str, ...] = ()
     with assignments(module) as assigned:
         root = traced(module)
-        try:
-            exported = _export(root, call, Dim.DYNAMIC)
-        except Exception as e:
-            if not is_specialized(e):
-                raise CaptureError(explain(e, module)) from e
-            error: Exception | None = e
-        else:
-            error = None
+        with watched() as seen:
+            try:
+                exported = _export(root, call, Dim.DYNAMIC)
+            except Exception as e:
+                if not is_specialized(e):
+                    raise CaptureError(_why(e, make(), call, entry, seen)) from e
+                error: Exception | None = e
+            else:
+                error = None
     if error is not None:
         module = make()  # a failed export leaves marks on the module too
         attributes = attributes_of(module)
         with assignments(module) as assigned:
             root = traced(module)
-            exported, call, fixed = _with_fixed(module, root, call, error)
+            exported, kept, fixed, seen = _with_fixed(module, root, call, error)
         if asked:
-            raise CaptureError(
-                f"{type(module).__name__} fixes a size that the inputs name as a dynamic dim: {'; '.join(fixed)}. Give that size as a number, or change the member's code"
+            lost = sorted(set(call.sizes) - set(kept.sizes))
+            raise FixedSize(
+                f"{type(module).__name__} fixes a size that the inputs name as a dynamic dim: {'; '.join(fixed)}. Give that size as a number, or change the "
+                f"member's code{next(filter(None, map(way_out, fixed)), '')}",
+                lost,
             ) from error
+        call = kept
     prefix = MEMBER if isinstance(root, Traced) else ""
     _drop_first_changes(exported, make, call, entry, prefix)
     _refuse_changes(exported, module, call, entry, prefix, assigned - set(wanted.buffers))
@@ -228,8 +236,8 @@ def capture(make: Callable[[], nn.Module], call: Call, *, asked: bool = True, en
     outputs, returned, news = _outputs(exported, symbols, len(wanted.buffers) + len(wanted.leaves))
     found = carried_by(exported, module, call.leaves, entry, wanted, states, outputs, news, prefix)
     weights, program = _read(exported, module, call, entry, prefix, found, symbols)
-    guards = guards_of(exported, call.leaves, type(module).__name__)
-    dims = _ranges(exported, call, symbols, guards)
+    guards = guards_of(exported, call.leaves, type(module).__name__, seen)
+    dims = _ranges(exported, call, symbols, guards, lines_of(seen, call.leaves))
     carried = {s.output for s in found.states}
     return Captured(
         program,
@@ -315,15 +323,32 @@ def _refuse_changes(
         )
 
 
-def _with_fixed(module: nn.Module, traced: nn.Module, call: Call, error: Exception) -> tuple[torch.export.ExportedProgram, Call, tuple[str, ...]]:
+class FixedSize(CaptureError):
+    """A member that fixes sizes which the inputs name as dynamic dims. letters: those dims."""
+
+    def __init__(self, message: str, letters: Sequence[str]) -> None:
+        super().__init__(message)
+        self.letters = tuple(letters)
+
+
+def _why(error: Exception, module: nn.Module, call: Call, entry: str, seen: Seen) -> str:
+    """Why an export failed: the member does not take the example by itself, or torch cannot follow it. module: a fresh member."""
+    own = why_not(Trial(module, entry, call.args, call.kwargs, call.leaves, call.sizes))
+    return own or explain(error, module, {symbol: guard_forms.text(expr) for symbol, expr in names_of(seen, call.leaves).items()})
+
+
+def _with_fixed(
+    module: nn.Module, traced: nn.Module, call: Call, error: Exception
+) -> tuple[torch.export.ExportedProgram, Call, tuple[str, ...], Seen]:
     """The export with those dims static that the member's code fixes; the call without their letters; a sentence for each, with the user's line."""
     try:
-        with specializations() as lines:
+        with watched() as seen:
             exported = _export(traced, call, Dim.AUTO)
     except Exception as e:  # noqa: BLE001  # whatever torch raises is explained
-        raise CaptureError(explain(e, module)) from error
+        raise CaptureError(explain(e, module, {symbol: guard_forms.text(expr) for symbol, expr in names_of(seen, call.leaves).items()})) from error
     by_name = {n.name: n for n in exported.graph.nodes}
     tensors = [s.arg.name for s in exported.graph_signature.input_specs if s.kind is InputKind.USER_INPUT and isinstance(s.arg, TensorArgument)]
+    lines = {place: line for key, line in seen.fixed.items() if isinstance(key, str) and (place := place_of(key, seen))}
     leaves, fixed = [], []
     gone: set[str] = set()
     for leaf, name in zip(call.leaves, tensors):
@@ -331,13 +356,14 @@ def _with_fixed(module: nn.Module, traced: nn.Module, call: Call, error: Excepti
         gone |= {factor_of(text)[1] for axis, text in leaf.axes.items() if known(shape[axis]) is not None}
     for leaf in call.leaves:
         here = {axis: text for axis, text in leaf.axes.items() if factor_of(text)[1] in gone}
-        for axis, text in here.items():
-            line = lines.get(leaf.example.shape[axis] // factor_of(text)[0], "")
-            fixed.append(f"{leaf.name} has {leaf.example.shape[axis]} at axis {axis} ({text}){f', fixed by {line}' if line else ''}")
+        for axis, named in here.items():
+            size = leaf.example.shape[axis]
+            line = lines.get((leaf.name, axis)) or seen.fixed.get(size, "")
+            fixed.append(f"{leaf.name} has {size} at axis {axis} ({named}){f', fixed by {line}' if line else ''}")
         kept = {axis: text for axis, text in leaf.axes.items() if axis not in here}
         leaves.append(replace(leaf, axes=kept, type=_leaf_type(leaf.example, kept, leaf.name, {})))
     sizes = {letter: size for letter, size in call.sizes.items() if letter not in gone}
-    return exported, replace(call, leaves=tuple(leaves), sizes=sizes), tuple(fixed)
+    return exported, replace(call, leaves=tuple(leaves), sizes=sizes), tuple(fixed), seen
 
 
 def _dynamic(module: nn.Module, call: Call, dim: Any) -> Any:
@@ -481,7 +507,11 @@ def _read(
         weights[name] = (role, value.detach())
     at = {s.target.removeprefix(prefix): renamed[s.arg.name] for s in signature.input_specs if s.target and s.arg.name in renamed}
     inputs += [Slot(at[name], name, "shared", leaf.type) for name, leaf in carried.items()]
-    nodes = [_node(n, renamed, symbols) for n in exported.graph.nodes if n.op == "call_function" and getattr(n.target, "_opname", "") not in _ASSERTS]
+    nodes = [
+        _node(n, renamed, symbols, module)
+        for n in exported.graph.nodes
+        if n.op == "call_function" and getattr(n.target, "_opname", "") not in _ASSERTS
+    ]
     bad = next((n for n in exported.graph.nodes if n.op not in ("placeholder", "call_function", "output")), None)
     if bad is not None:
         raise CaptureError(f"{type(module).__name__}: the export holds a {bad.op} of {bad.target}, control flow that has no form in an artifact")
@@ -537,12 +567,12 @@ def tensors_of(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
     return found
 
 
-def _node(n: fx.Node, renamed: Mapping[str, str], symbols: Mapping[Any, str]) -> Node:
+def _node(n: fx.Node, renamed: Mapping[str, str], symbols: Mapping[Any, str], module: nn.Module) -> Node:
     name = ops.name_of(n.target)
     name = _ZERO.get(name, name)
     source = source_of(n)
     if name not in OPS:
-        raise CaptureError(f"node {n.name} is {name}, {f'from {source}, ' if source else ''}an op that widepack does not know; please report it")
+        raise CaptureError(no_form(name, n.name, module, user_line(n.meta.get("stack_trace") or "", code=True)))
 
     def ref(value: fx.Node) -> Any:
         return Ref(renamed.get(value.name, _clean(value.name)))
@@ -617,16 +647,25 @@ def _result(value: Any, name: str) -> Tree:
 
 
 def _ranges(
-    exported: torch.export.ExportedProgram, call: Call, symbols: Mapping[Any, str], guards: Sequence[GuardSource]
+    exported: torch.export.ExportedProgram, call: Call, symbols: Mapping[Any, str], guards: Sequence[GuardSource], lines: Sequence[GuardSource]
 ) -> dict[str, tuple[int, int | None, str]]:
-    """Each letter's bounds as far as export knows them. A lower bound of 2, or one out of conditions on small sizes, may be export's own, not the member's."""
+    """Each letter's bounds as far as export knows them, with the lines that they come from. lines: conditions as they came up.
+
+    A lower bound of 2, or one out of conditions on small sizes, may be export's own, not the member's.
+    """
     asked = {letter for g in guards if of_small_sizes(g.expr) for letter in letters(g.expr)}
-    bounds: dict[str, tuple[int, int | None, str]] = dict.fromkeys(call.sizes, (1, None, ""))
+    bounds: dict[str, tuple[int, int | None]] = dict.fromkeys(call.sizes, (1, None))
     for symbol, range_ in exported.range_constraints.items():
         letter = symbols.get(symbol, "")
         if letter in bounds:
-            least, most, _ = bounds[letter]
+            least, most = bounds[letter]
             low = int(range_.lower) if range_.lower.is_Integer and int(range_.lower) > 2 and letter not in asked else 1
             high = int(range_.upper) if range_.upper.is_Integer else None
-            bounds[letter] = (max(least, low), high if most is None else most if high is None else min(most, high), "")
-    return bounds
+            bounds[letter] = max(least, low), high if most is None else most if high is None else min(most, high)
+    found = [*guards, *lines]
+    ends = {
+        letter: ((least, least - 1) if least > 1 else None, (most, most + 1) if most is not None else None)
+        for letter, (least, most) in bounds.items()
+    }
+    sources = {letter: dict.fromkeys(bound_line(letter, *end, found) for end in both if end) for letter, both in ends.items()}
+    return {letter: (*both, " and ".join(filter(None, sources[letter]))) for letter, both in bounds.items()}

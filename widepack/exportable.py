@@ -4,6 +4,7 @@
 |---|---|---|
 | nn.Transformer looks whether a mask is causal | branches on the mask's values, for speed alone | the mask is used as it is |
 | take_along_dim | torch's own code fixes the sizes | broadcast, then gather |
+| max_pool1d | torch's own code fixes the length that it pools | where that is dynamic, max_pool2d of one row |
 | an embedding with max_norm | writes into its weight at every call | the weight's rows are bounded before the look-up: a row that is bounded already stays |
 """
 
@@ -34,7 +35,21 @@ def _take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None, **more: 
     return x.expand(of).gather(dim, indices.expand(of))
 
 
+def _max_pool1d(x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False) -> Tensor:
+    """The same over one row."""
+    length: Any = x.shape[-1]
+    if isinstance(length, int):
+        return _POOL(x, kernel_size, stride, padding, dilation, ceil_mode)
+
+    def row(v: Any, other: int) -> list[int]:
+        return [other, *(v if isinstance(v, (tuple, list)) else (v,))]
+
+    steps = row(kernel_size if stride is None or stride == [] else stride, 1)
+    return torch.max_pool2d(x.unsqueeze(-2), row(kernel_size, 1), steps, row(padding, 0), row(dilation, 1), ceil_mode).squeeze(-2)
+
+
 _ORIGINAL = torch.take_along_dim
+_POOL = torch.max_pool1d
 _ALIASES = {"detach", "alias", "contiguous", "lift_fresh_copy"}
 
 
@@ -45,11 +60,13 @@ def exportable() -> Iterator[None]:
     transformer._detect_is_causal_mask = _causal_if_told
     torch.take_along_dim = _take_along_dim  # type: ignore[assignment]
     Tensor.take_along_dim = _take_along_dim  # type: ignore[method-assign, assignment]
+    torch.max_pool1d = _max_pool1d  # type: ignore[assignment]
     try:
         yield
     finally:
         transformer._detect_is_causal_mask = detect
         torch.take_along_dim = _ORIGINAL
+        torch.max_pool1d = _POOL
         Tensor.take_along_dim = method  # type: ignore[method-assign]
 
 

@@ -73,6 +73,7 @@ class Binder:
         self.takes = ", ".join(p.name for p in self.parameters if not p.default)
         self.dims = {d: (v.min, v.max, v.source) for d, v in entry.dims.items()}
         self.guards = [(g.expr, g.source) for g in entry.guards]
+        self.fixed = list(entry.fixed)
 
     @property
     def takes_in(self) -> str:
@@ -173,6 +174,11 @@ class Binder:
             for k, t in inner:
                 self._leaves(t, value[k], f"{name}.{k}", own, values, marks)
 
+    def _fixed(self, name: str, size: int, axis: int) -> str:
+        """The member's line that fixes a size, where the build found one."""
+        start = f"{name} has {size} at axis {axis} ("
+        return next((f"; {line}" for line in (s.partition("), ")[2] for s in self.fixed if s.startswith(start)) if line), "")
+
     def check(self, values: Sequence[torch.Tensor], marks: Sequence[bool]) -> dict[str, int]:
         """Hold a call's tensors to the entry. Returns: the size of each named dim. Raises: InputError."""
         sizes: dict[str, int] = {}
@@ -199,7 +205,9 @@ class Binder:
             for axis, (size, dim) in enumerate(zip(shape, leaf.dims)):
                 if isinstance(dim, int):
                     if size != dim:
-                        raise InputError(f"{leaf.said} has {size} at axis {axis}, {list(shape)}; the model takes {dim} there, {leaf.text}")
+                        raise InputError(
+                            f"{leaf.said} has {size} at axis {axis}, {list(shape)}; the model takes {dim} there, {leaf.text}{self._fixed(leaf.name, dim, axis)}"
+                        )
                     continue
                 if size % dim.factor:
                     raise InputError(f"{leaf.said} has {size} at axis {axis}; the model takes {dim}, a multiple of {dim.factor}")
@@ -217,7 +225,7 @@ class Binder:
             if not guard_forms.holds(expr, sizes):
                 raise InputError(
                     f"the model was captured under the condition {guard_forms.text(expr)}, and this call has {', '.join(f'{d} = {s}' for d, s in sizes.items())}{_source(source)}; "
-                    f"the member's code takes another way there. Build an artifact with a sample of such sizes"
+                    f"its program is not known to hold there. Build an artifact with a sample of such sizes"
                 )
         return sizes
 

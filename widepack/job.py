@@ -17,7 +17,7 @@ from widepack_artifacts.program import Kind, Program
 
 from .alike import Alike, difference, is_literal
 from .attributes import differences, in_words
-from .capture import Captured, arrange, capture, tensors_of
+from .capture import Call, Captured, FixedSize, arrange, capture, tensors_of
 from .checkpoints import Checkpoint
 from .codec import dtype_name
 from .entries import FORWARD, method_of, of_entry
@@ -110,9 +110,8 @@ def capture_members(
                 raise UsageError("inputs and sample are both given; one of them describes a call")
             specs, bounds = specs_of(inputs, entry, entries)
             sizes = example_sizes(specs, bounds)
-            values, axes = from_specs(specs, sizes)
             low_high = {s.name: (s.low, s.high) for s in specs}
-            call = arrange(module, (), values, axes, sizes, entry)
+            call = _example(module, specs, sizes, entry)
         elif sample is not None or sample_kwargs is not None:
             args, kwargs = (sample,) if isinstance(sample, torch.Tensor) else tuple(sample or ()), dict(sample_kwargs or {})
             parameters = inspect.signature(method_of(module, entry)).parameters
@@ -127,8 +126,20 @@ def capture_members(
                 f"(letters are dynamic dims), or give a sample"
             )
         exported = partial(capture, call=call, asked=bool(inputs) or dynamic is not None, entry=entry, states=states)
+        filled = partial(filled_member, factory, aligned, signatures.index(number))
+        try:
+            captured = exported(_fresh_first(module, filled))
+        except FixedSize as e:
+            larger = {d: 2 * n if d in e.letters and (bounds.get(d, (1, None))[1] or 2 * n) >= 2 * n else n for d, n in call.sizes.items()}
+            if not inputs or larger == call.sizes:
+                raise
+            try:  # the size was widepack's choice: `view(4, -1)` meets a batch of 4 by chance
+                exported = partial(capture, call=_example(filled(), specs, larger, entry), entry=entry, states=states)
+                captured = exported(filled)
+            except CaptureError:
+                raise e from None
         again.append(lambda i, module, exported=exported: exported(_fresh_first(module, partial(filled_member, factory, aligned, i))))  # type: ignore[misc]
-        made.append(again[-1](signatures.index(number), module))
+        made.append(captured)
     first = made[0]
     for other in made[1:]:
         _same_graph(first, other)
@@ -145,12 +156,20 @@ def _fresh_first(module: nn.Module | None, make: Callable[[], nn.Module]) -> Cal
     return lambda: fresh.pop() if fresh else make()
 
 
+def _example(module: nn.Module, specs: Sequence[InputSpec], sizes: Mapping[str, int], entry: str) -> Call:
+    """A call drawn from input specs, at these sizes."""
+    values, axes = from_specs(specs, sizes)
+    return arrange(module, (), values, axes, sizes, entry)
+
+
 def _meet(found: tuple[int, int | None, str], asked: tuple[int, int | None] | None) -> tuple[int, int | None, str]:
     """The bounds that export found and those that the user gave, both."""
     if asked is None:
         return found
     highs = [h for h in (found[1], asked[1]) if h is not None]
-    return max(found[0], asked[0]), min(highs) if highs else None, found[2]
+    least, most = max(found[0], asked[0]), min(highs) if highs else None
+    own = (least == found[0] and least > 1) or (most is not None and most == found[1])
+    return least, most, found[2] if own else ""  # a bound that the user gave is tighter: no line of the member made it
 
 
 def _same_graph(a: Captured, b: Captured) -> None:
@@ -273,9 +292,10 @@ class Job:
         return {d: (least, most) for d, (least, most, _) in self.first.dims.items()}
 
     def at_least_two(self, letter: str, why: str) -> None:
-        """Raise a dim's lower bound to 2: the program does not hold where it is 1."""
-        _, most, _ = self.first.dims[letter]
-        self.first = replace(self.first, dims={**self.first.dims, letter: (2, most, f"at {letter} = 1 the program does not hold: {why}")})
+        """Raise a dim's lower bound to 2: the program is not known to hold where it is 1. The line of an upper bound stays."""
+        _, most, line = self.first.dims[letter]
+        said = f"at {letter} = 1 the program is not known to hold: {why}" + (f"; {letter} <= {most} is from {line}" if line else "")
+        self.first = replace(self.first, dims={**self.first.dims, letter: (2, most, said)})
 
     def _batch(self) -> str:
         """The dim that batch classes are made of: the first dynamic dim of the first input that has one."""

@@ -140,7 +140,7 @@ def _offered(found: object, part: str) -> str:
     made = {k: v for k, v in vars(found).items() if inspect.isclass(v) or inspect.isfunction(v)}
     names = [k for k, v in made.items() if not k.startswith("_") and v.__module__ == home]
     close = get_close_matches(part, names, n=1)
-    return (f"; did you mean {close[0]}?" if close else "") + (f" It defines {', '.join(sorted(names)[:12])}." if names else "")
+    return (f"; did you mean {close[0]}?" if close else "." if names else "") + (f" It defines {', '.join(sorted(names)[:12])}." if names else "")
 
 
 @contextmanager
@@ -433,8 +433,12 @@ def _refuse_differences(
     who = [f"checkpoint {i} ({c.path})" for i, c in enumerate(checkpoints)]
     lines, hints = _differences(checkpoints, infos, model, canonical, ragged, who)
     if lines:
-        head = lines[0] + "." if len(lines) == 1 else f"the members do not match, {len(lines)} differences:\n- " + "\n- ".join(lines) + "\n"
-        raise MemberMismatch((head + " " + " ".join(hints)).replace("\n ", "\n").strip())
+        head = (
+            lines[0]
+            if len(lines) == 1
+            else f"the members do not match, {len(lines)} differences: " + "; ".join(f"({i}) {line}" for i, line in enumerate(lines, 1))
+        )
+        raise MemberMismatch(" ".join([f"{head}.", *hints]))
 
 
 def _differences(

@@ -19,9 +19,11 @@ from .compare import floating, same_places
 from .raise64 import double_by_default, raise_value
 from .verify import Subject, fitting, run_module
 
+_LARGER = 65  # sizes below this one are looked at where no small one breaks a condition
+
 
 def way_at_one(subject: Subject, letter: str) -> str:
-    """Whether the member takes another way where a dim is 1, in words; empty when its program holds there.
+    """Why the program is not known to hold where a dim is 1, in words; empty when it holds there.
 
     Export takes every dynamic dim to be at least 2, and follows `if x.shape[0] > 1` without a condition: only the member itself can tell.
     """
@@ -50,6 +52,13 @@ def needless(subject: Subject, dims: Mapping[str, tuple[int, int | None]], guard
         broken = frozenset(i for i in own if not guard_forms.holds(guards[i], sizes))
         if broken and inside(sizes):
             tried.setdefault(broken, []).append(sizes)
+    for i in own - {i for broken in tried for i in broken}:  # what small sizes do not break: `T // 4 - 1 != 1` of a member that takes no T below 8
+        for letter in sorted(guard_forms.letters(guards[i])) if guard_forms.of_small_sizes(guards[i]) else ():
+            for size in range(1, _LARGER):
+                sizes = {**subject.sizes, letter: size}
+                broken = frozenset(k for k in own if not guard_forms.holds(guards[k], sizes))
+                if i in broken and inside(sizes):
+                    tried.setdefault(broken, []).append(sizes)
     gone, kept = set[int](), set[int]()
     for broken, where in sorted(tried.items(), key=lambda row: len(row[0])):
         if not broken & kept:  # what breaks one that stays is refused anyway
@@ -64,6 +73,7 @@ def _way_at(subject: Subject, sizes: Mapping[str, int]) -> str:
     module, weights = subject.module(0), subject.weights(0)
     program = subject.programs[subject.signatures[0]]
     (inputs,) = subject.draw(sizes, 3, "shared", 1)
+    failed = "the captured program"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what the member warns of at such a size is no news of this build
@@ -75,14 +85,15 @@ def _way_at(subject: Subject, sizes: Mapping[str, int]) -> str:
                     truths: Sequence[Any] = subject.run(0, exact=True)(*raised)
             except RuntimeError:
                 truths = [None] * len(own)
+            failed = "the member itself"
             theirs = [x for x in run_module(module, subject, inputs) if isinstance(x, torch.Tensor)]
-    except (RuntimeError, ValueError, IndexError) as e:
-        return f"the member or its program fails there: {str(e).splitlines()[0][:200]}"
+    except (RuntimeError, ValueError, IndexError, AssertionError) as e:
+        return f"{failed} fails there: {type(e).__name__}: {(str(e).splitlines() or [''])[0][:200]}".rstrip(": ")
     for o, t, truth in zip(own, theirs, truths):
         if o.shape != t.shape:
             return f"the member gives {list(t.shape)} there, its program {list(o.shape)}"
         if not (_close(o, t, truth) if floating(t) else torch.equal(o, t)):
-            return "the member's code takes another way there"
+            return "the member's own answer there is not its captured program's"
     return ""
 
 

@@ -10,6 +10,7 @@ Members are taken one at a time. What every answer is held to stands in compare.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -153,11 +154,11 @@ def calls(subject: Subject, patterns: Sequence[str]) -> list[Call]:
             call = Call(f"{letter or 'size'}={large or 'fixed'}, again {k + 1}", pattern, subject.draw(at, 101 + 7 * k, pattern, n), False, carried)
             made += [call] if _all_take(subject, call) else []
         if not any(c.user for c in made if c.pattern == pattern):  # the example's own indices, which export has run
-            made.append(Call("the example", pattern, [_like_example(subject, i if pattern == "each" else 0) for i in range(n)], True, carried))
+            made.append(Call("the example", pattern, [like_example(subject, i if pattern == "each" else 0) for i in range(n)], True, carried))
     return made
 
 
-def _like_example(subject: Subject, seed: int) -> list[torch.Tensor]:
+def like_example(subject: Subject, seed: int) -> list[torch.Tensor]:
     """The example's integers, and floats drawn."""
     drawn = draw_all(subject.sources, subject.sizes, 1 + seed)
     return [v if x.example is None or v.is_floating_point() else x.example.clone() for x, v in zip(subject.sources, drawn)]
@@ -301,6 +302,11 @@ def answers(
             pool.own_max, pool.own_square = max(pool.own_max, 1e-5 * pool.scale), max(pool.own_square, (1e-5 * pool.scale) ** 2 * pool.count)
         member, wrong = pool.first_wrong()
         if wrong:
+            if not _steady(subject, made):
+                raise VerificationError(
+                    f"{wrong}: {subject.method} gives other answers from run to run, and nothing can be proved of such a model. It draws random numbers (of Python or "
+                    "NumPy, which no export sees) or keeps something from one call to the next; make it deterministic, or make what it draws an input"
+                )
             raise VerificationError(
                 f"the captured program does not give the members' own answers: {wrong}. {_differ(subject, subject.members.index(member))}"
                 + (
@@ -386,6 +392,25 @@ def _repeats(subject: Subject, made: Sequence[Call], found: Sequence[Answers]) -
     return True
 
 
+def data_sized(program: Program) -> str:
+    """The user's line of the first value whose size is data, not made of the inputs' sizes; empty where there is none. Export calls such a size u0, u1, ..."""
+    return next((n.source for n in program.nodes if n.source and re.search(r"[\[,(*+-]z?uf?\d+\b", n.out)), "")
+
+
+def _steady(subject: Subject, made: Sequence[Call]) -> bool:
+    """Whether the first member's own module gives one answer to one call, run after run. Only a module with states may do otherwise."""
+    call = next((c for c in made if c.user and c.after is None), None)
+    if subject.module is None or subject.states or call is None:
+        return True
+    module, inputs = subject.module(0), call.inputs[0]
+    first = [x for x in run_module(module, subject, inputs) if isinstance(x, torch.Tensor)]
+    for _ in range(8):  # a coin may fall the same way a few times
+        again = [x for x in run_module(module, subject, inputs) if isinstance(x, torch.Tensor)]
+        if any(a.shape != b.shape or not torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(first, again)):
+            return False
+    return True
+
+
 def run_module(module: nn.Module, subject: Subject, inputs: Sequence[torch.Tensor], mode: AbstractContextManager[Any] | None = None) -> list[Any]:
     """The user's module on one call, without the nested-tensor path that answers differently at padded positions; buffers are restored.
 
@@ -461,9 +486,12 @@ def check_wide(
         try:
             wide = run.run(*_next(subject, call.stacked(), left[call.after] if call.after is not None else ()))
         except (RuntimeError, IndexError, ValueError) as e:
+            where = data_sized(subject.programs[0])
             raise VerificationError(
-                f"the wide program ({pattern}) fails at {call.label}, where every member answers: {type(e).__name__}: {' '.join(str(e).split())[:300]}. Values whose "
-                "sizes are data (y[mask], nonzero) cannot be one a member: use torch.where or a fixed number of results; else please report it, or build with --strategy loop"
+                f"the wide program ({pattern}) fails at {call.label}, where every member answers: {type(e).__name__}: {' '.join(str(e).split())[:300]}. "
+                + (f"The size of a value is data at {where}: values" if where else "Values")
+                + " whose sizes are data (y[mask], nonzero) cannot be one a member: use torch.where or a fixed number of results; "
+                "else please report it, or build with --strategy loop"
             ) from e
         for s in subject.states:
             left[-1] = left[-1] or list(wide)

@@ -30,7 +30,7 @@ EPILOG = example(
 
 @click.command(epilog=EPILOG)
 @click.argument("checkpoints", metavar="CKPT...", nargs=-1, required=True)
-@click.option("-o", "--out", metavar="ARTIFACT", help="The folder to write, such as ens.wide. Needed unless --dry-run.")
+@click.option("-o", "--out", metavar="ARTIFACT", help="The folder to write, such as ens.wide; folders above it are made. Needed unless --dry-run.")
 @model_options
 @click.option("--key", help="Where the state dict is inside a checkpoint that holds more, such as ema.model, or model_ema.module.")
 @click.option("--dtype", metavar="D", help="Convert all floating weights, and the model: float32, float64, bfloat16 or float16.")
