@@ -9,7 +9,9 @@
 | `x.masked_scatter(m, v)` | `where(m, v, x)` |
 | a sum, or a mean, over the places | of the values with 0 at the other places, for a mean by the number of true ones |
 | a loss of every place and its mean or sum | the same of the loss |
-| a loss by classes | classes at the other places become the one that is ignored |
+| `x.index_add(0, i, v)`, `x[i] = v` | i the numbers of the places along a dim: of the values with 0 at the other places, summed over m's other dims |
+
+The numbers of the places themselves, `nonzero(m)` and `where(m)`, are followed to where they choose: `x[i]` is x along a dim of m.
 
 What stands at the other places is computed too and never seen: no op is taken that could refuse it (a whole number divided by 0, a look-up out of range).
 A mask that is Shared needs none of this: its places are the same for all members.
@@ -29,19 +31,27 @@ from .graph import rank_of, renamed, sweep, with_nodes
 from .kinds import kinds
 from .registry import REGISTRY, full_name
 
-_TRAILING = {full_name(n) for n in ["softmax.int", "log_softmax.int", "_softmax", "_log_softmax", "amax", "amin", "logsumexp", "unsqueeze", "select.int"]}
-_TRAILING |= {full_name(n) for n in ["slice.Tensor", "sum.dim_IntList", "mean.dim", "argmax", "var.correction", "linalg_vector_norm", "cumsum", "flip"]}
+_TRAILING = {
+    full_name(n) for n in ["softmax.int", "log_softmax.int", "_softmax", "_log_softmax", "amax", "amin", "logsumexp", "unsqueeze", "select.int"]
+}
+_TRAILING |= {
+    full_name(n) for n in ["slice.Tensor", "sum.dim_IntList", "mean.dim", "argmax", "var.correction", "linalg_vector_norm", "cumsum", "flip"]
+}
 _ROWS = {full_name(n): n for n in ["linear", "layer_norm", "rms_norm"]}  # of the last dims alone; every other tensor is a weight
-_REFUSING = {full_name(n) for n in ["div.Tensor_mode", "div.Scalar_mode", "floor_divide", "floor_divide.Scalar", "remainder.Tensor", "remainder.Scalar"]}
+_REFUSING = {
+    full_name(n) for n in ["div.Tensor_mode", "div.Scalar_mode", "floor_divide", "floor_divide.Scalar", "remainder.Tensor", "remainder.Scalar"]
+}
 _REFUSING |= {full_name(n) for n in ["fmod.Tensor", "fmod.Scalar"]}
 _SUMS = {full_name(n): n.partition(".")[0] for n in ["sum", "mean", "sum.dim_IntList", "mean.dim"]}
 _LOSSES = {full_name(n) for n in ["mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits", "soft_margin_loss"]}
-_CLASSES = {full_name(n) for n in ["cross_entropy_loss", "nll_loss_nd"]}
 
 
 @dataclass(frozen=True)
 class Selected:
-    """A value `[*a, K, *b]` by the value `[*a, *m, *b]` that it is read from. before: the number of dims of a; within: of m; behind: of b."""
+    """A value `[*a, K, *b]` by the value `[*a, *m, *b]` that it is read from.
+
+    before: the number of dims of a; within: of m; behind: of b. Dims of m that the value does not hang on may have size 1.
+    """
 
     mask: str
     dense: Ref
@@ -57,11 +67,20 @@ class Selected:
         return (self.mask, self.before, self.within) == (other.mask, other.before, other.within)
 
 
+@dataclass(frozen=True)
+class Numbers:
+    """Where the places are: the K numbers along `dim` of the mask, or `[K, within]` of all its dims (dim None)."""
+
+    mask: str
+    within: int
+    dim: int | None
+
+
 def select_by_masks(program: Program, slots: Mapping[str, Kind]) -> Program:
     """The program without values whose number is one of true places of a Stacked mask, as far as they can be followed; those that cannot stay."""
     types = {s.name: s.type for s in (*program.weights, *program.inputs)} | {n.name: n.out for n in program.nodes}
     found = kinds(program, slots)
-    if not any(_selects(n, types, found) for n in program.nodes):
+    if not any(_selects(n, types, found) or _numbers(n, types, found) for n in program.nodes):
         return program
     follow = _Follow(types)
     kept: list[Node] = []
@@ -71,8 +90,14 @@ def select_by_masks(program: Program, slots: Mapping[str, Kind]) -> Program:
         made = _selects(node, types, found)
         if made is not None and made.mask not in follow.selected and made.dense.name not in follow.selected:
             follow.selected[node.name] = made
-        elif any(r in follow.selected for r in refs((node.args, node.kwargs))):
-            result = follow.read(node)
+        elif _numbers(node, types, found):
+            follow.number(node)
+            kept += follow.made
+            follow.made = []
+        elif node.op == "operator.getitem" and node.args[0].name in follow.several:
+            follow.selected[node.name] = follow.several[node.args[0].name][node.args[1]]
+        elif any(r in follow.selected or r in follow.numbers for r in refs((node.args, node.kwargs))):
+            result = follow.part(node) if any(r in follow.numbers for r in refs((node.args, node.kwargs))) else follow.read(node)
             kept += follow.made
             follow.made = []
             if isinstance(result, Selected):
@@ -101,11 +126,19 @@ def _selects(node: Node, types: Mapping[str, str], found: Mapping[str, Kind]) ->
     return Selected(mask.name, source, before, within, behind) if fits else None
 
 
+def _numbers(node: Node, types: Mapping[str, str], found: Mapping[str, Kind]) -> bool:
+    """Whether a node gives the numbers of the places of a mask of the members' own."""
+    names = ("aten.nonzero.default", "aten.nonzero_numpy.default", "aten.where.default")
+    return node.op in names and isinstance(node.args[0], Ref) and found.get(node.args[0].name) == "stacked" and rank_of(types[node.args[0].name]) > 0
+
+
 class _Follow:
     """Selected values by name, and the nodes that take the place of what reads them."""
 
     def __init__(self, types: dict[str, str]) -> None:
         self.types = types
+        self.numbers: dict[str, Numbers] = {}
+        self.several: dict[str, list[Selected]] = {}  # by the name of a tuple
         self.selected: dict[str, Selected] = {}
         self.made: list[Node] = []
         self.at = Node("", "")
@@ -121,8 +154,11 @@ class _Follow:
         self.at = node
         if node.op in ("aten.index_put.default", "aten.masked_scatter.default"):
             return self.put(node)
-        if node.op in _CLASSES:
-            return self.classes(node)
+        if node.op == "aten.broadcast_tensors.default":
+            parts = [self.selected.get(v.name) for v in node.args[0]]
+            if None not in parts and len({self.types[v.name] for v in node.args[0]}) == 1:
+                self.several[node.name] = [p for p in parts if p is not None]
+            return None
         given = ops.bind(node.op, node.args, node.kwargs)
         of = [self.selected[r] for r in refs((node.args, node.kwargs)) if r in self.selected]
         one = of[0]
@@ -141,8 +177,109 @@ class _Follow:
             return replace(one, dense=self.add(_ROWS[node.op], one.dense, *node.args[1:], **node.kwargs))
         if node.op in _TRAILING and alone and len(of) == 1:
             return self.trailing(node, given, one)
+        if node.op in ("aten.reshape.default", "aten.view.default", "aten.squeeze.dim", "aten.squeeze.dims") and len(of) == 1:
+            return self.reshaped(node, one)
         if node.op in REGISTRY and REGISTRY[node.op].family == "pointwise" and ops.pure(node.op, node.args, node.kwargs):
             return self.pointwise(node, one)
+        return None
+
+    def number(self, node: Node) -> None:
+        """The numbers of a mask's places."""
+        self.at = node
+        mask = node.args[0]
+        type_ = self.types[mask.name]
+        if not type_.startswith("bool["):
+            mask = self.add("ne.Scalar", mask, 0)
+            self.types[mask.name] = f"bool[{type_.partition('[')[2]}"
+        self.numbers[node.name] = Numbers(mask.name, rank_of(type_), None)
+
+    def part(self, node: Node) -> Selected | Ref | None:
+        """What reads numbers of places: a part of them, or what is read or written at them."""
+        self.at = node
+        given = ops.bind(node.op, node.args, node.kwargs) if node.op.startswith("aten.") else {}
+        first = node.args[0]
+        table = self.numbers.get(first.name) if isinstance(first, Ref) else None
+        if table is not None:
+            if node.op == "operator.getitem" and table.dim is None:
+                self.numbers[node.name] = replace(table, dim=node.args[1])
+            elif node.op == "aten.unbind.int" and table.dim is None and given.get("dim") in (1, -1):
+                self.numbers[node.name] = table
+            elif node.op == "aten.select.int" and table.dim is None and given["dim"] in (1, -1):
+                self.numbers[node.name] = replace(table, dim=given["index"] % table.within)
+            elif (
+                node.op in ("aten.squeeze.dim", "aten.squeeze.dims")
+                and table.dim is None
+                and table.within == 1
+                and given["dim"] in (1, -1, [1], [-1])
+            ) or (node.op in ("aten.reshape.default", "aten.view.default") and table.within == 1 and len(_sizes(node.out)) == 1):
+                self.numbers[node.name] = replace(table, dim=0)
+            return None
+        if node.op in ("aten.index.Tensor", "aten.index_select.default"):
+            return self.taken(
+                first, given["indices"] if "indices" in given else [None] * (given["dim"] % rank_of(self.types[first.name])) + [given["index"]]
+            )
+        if node.op == "aten.index_put.default":
+            return self.written(first, given["indices"], given["values"], bool(given.get("accumulate", False)), 1)
+        if node.op in ("aten.index_add.default", "aten.index_copy.default"):
+            dim = given["dim"] % rank_of(self.types[first.name])
+            return self.written(first, [None] * dim + [given["index"]], given["source"], "add" in node.op, given.get("alpha", 1))
+        return None
+
+    def along(self, indices: list[Any]) -> tuple[Numbers, list[int]] | None:
+        """The mask whose places these indices number, and the dims of it, one an index; they stand side by side at the end."""
+        given = [self.numbers.get(i.name) if isinstance(i, Ref) else None for i in indices if i is not None]
+        first = given[0]
+        if first is None or any(i is not None for i in indices[: len(indices) - len(given)]):
+            return None
+        dims = [n.dim for n in given if n is not None and n.mask == first.mask and n.dim is not None]
+        return (first, dims) if len(dims) == len(given) == len(set(dims)) else None
+
+    def taken(self, x: Any, indices: list[Any]) -> Selected | None:
+        """`x[..., i, j]`: x with the dims that are chosen along as dims of the mask, in its order; dims of the mask that choose none have size 1."""
+        found = self.along(indices)
+        if found is None or not isinstance(x, Ref) or x.name in self.selected or x.name in self.numbers:
+            return None
+        places, dims = found
+        before, rank = len(indices) - len(dims), rank_of(self.types[x.name])
+        behind = rank - before - len(dims)
+        if behind < 0:
+            return None
+        order = [before + dims.index(d) for d in sorted(dims)]
+        value = x if sorted(dims) == dims else self.add("permute", x, [*range(before), *order, *range(before + len(dims), rank)])
+        for d in range(places.within):
+            value = value if d in dims else self.add("unsqueeze", value, before + d)
+        return Selected(places.mask, value, before, places.within, behind)
+
+    def written(self, x: Any, indices: list[Any], value: Any, add: bool, alpha: Any) -> Ref | None:
+        """What is written, or added, at numbered places."""
+        found = self.along(indices)
+        one = self.selected.get(value.name) if isinstance(value, Ref) else None
+        if found is None or not isinstance(x, Ref) or x.name in self.selected or (isinstance(value, Ref) and value.name in self.numbers):
+            return None
+        places, dims = found
+        before = len(indices) - len(dims)
+        behind = rank_of(self.types[x.name]) - before - len(dims)
+        if one is None:
+            if not isinstance(value, Ref) or rank_of(self.types[value.name]) > behind or dims != list(range(places.within)) or (add and alpha != 1):
+                return None
+            one = Selected(places.mask, value, before, places.within, behind)
+        if (one.mask, one.before, one.behind) != (places.mask, before, behind) or dims != sorted(dims):
+            return None
+        if len(dims) == places.within and not (add and alpha != 1):
+            dense = self.add("add.Tensor", x, one.dense) if add else one.dense
+            return self.add("where.self", self.masked(one), dense, x)
+        if not add:  # several values for one place: which one stays is not defined
+            return None
+        summed = self.add("where.ScalarOther", self.masked(one), one.dense, 0)
+        rest = [before + d for d in range(places.within) if d not in dims]
+        summed = self.add("sum.dim_IntList", summed, rest) if rest else summed
+        return self.add("add.Tensor", x, summed, alpha=alpha)
+
+    def reshaped(self, node: Node, one: Selected) -> Selected | None:
+        """`[1, K, *b]` as `[K, *b]`."""
+        sizes, out = _sizes(self.types[node.args[0].name]), _sizes(node.out)
+        if one.before and sizes[: one.before] == ["1"] * one.before and out == sizes[one.before :]:
+            return replace(one, dense=self.add("squeeze.dims", one.dense, list(range(one.before))), before=0)
         return None
 
     def pointwise(self, node: Node, one: Selected) -> Selected | None:
@@ -158,7 +295,7 @@ class _Follow:
                 if rank > one.rank or _sizes(self.types[r])[at] != "1":
                     return None
                 value = Ref(r)
-                for k in range(one.within - 1):
+                for _ in range(one.within - 1):
                     value = self.add("unsqueeze", value, at)
                 ready[r] = value
         moved = renamed(node, ready)
@@ -192,10 +329,10 @@ class _Follow:
         dense = self.add(node.op, one.dense, *(named[a] for a in positional[1:]), **by_name)
         return replace(one, dense=dense, behind=one.behind + more - lost)
 
-    def masked(self, one: Selected, value: Ref) -> Ref:
+    def masked(self, one: Selected) -> Ref:
         """The mask as `[*m, 1, ...]`: broadcasts over what stands behind the places."""
         mask = Ref(one.mask)
-        for k in range(one.behind):
+        for _ in range(one.behind):
             mask = self.add("unsqueeze", mask, -1)
         return mask
 
@@ -213,23 +350,27 @@ class _Follow:
         keep, dtype = bool(given.get("keepdim", False)), given.get("dtype")
         if not _floats(node.out) or dtype is not None:
             return None
-        value, state = one.dense, one
+        value = one.dense
         others = [d for d in plain if d != one.before]
         if others:  # the other dims first: their sizes are no data
-            value = self.add(
-                "mean.dim" if how == "mean" else "sum.dim_IntList", value, [d if d < one.before else d + one.within - 1 for d in others], True
-            )
-        chosen = self.add("where.ScalarOther", self.masked(state, value), value, 0)
-        places = list(range(one.before, one.before + one.within))
-        if how == "sum":
-            value = self.add("sum.dim_IntList", chosen, places, True)
-        else:  # in float32 at least: the sum of a mean that float16 holds may be more than it holds
-            out = node.out.partition("[")[0]
-            wide = {"dtype": Tag("dtype", "float32")} if out in ("float16", "bfloat16") else {}
-            value = self.add("div.Tensor", self.add("sum.dim_IntList", chosen, places, True, **wide), self.add("sum", Ref(one.mask)))
+            dims = [d if d < one.before else d + one.within - 1 for d in others]
+            value = self.add("mean.dim" if how == "mean" else "sum.dim_IntList", value, dims, True)
+        value = self.add("where.ScalarOther", self.masked(one), value, 0)
+        out = node.out.partition("[")[0]
+        wide = (
+            {"dtype": Tag("dtype", "float32")} if how == "mean" and out in ("float16", "bfloat16") else {}
+        )  # the sum may be more than float16 holds
+        if len(plain) == one.rank:
+            value = self.add("sum", value, **wide)
+        else:
+            value = self.add("flatten.using_ints", value, one.before, one.before + one.within - 1) if one.within > 1 else value
+            value = self.add("sum.dim_IntList", value, [one.before], True, **wide)
+        if how == "mean":
+            value = self.add("div.Tensor", value, self.add("sum", Ref(one.mask)))
             value = self.add("_to_copy", value, dtype=Tag("dtype", out)) if wide else value
-        drop = places[1:] if keep else [d if d < one.before else d + one.within - 1 for d in others] + places
-        return self.add("squeeze.dims", value, sorted(drop)) if drop else value
+        if len(plain) == one.rank:
+            return self.add("reshape", value, [1] * one.rank) if keep else value
+        return value if keep else self.add("squeeze.dims", value, plain)
 
     def loss(self, node: Node, given: dict[str, Any], one: Selected) -> Selected | Ref | None:
         """A loss of every place, then its mean or sum over them."""
@@ -243,21 +384,6 @@ class _Follow:
         if how == 0:
             return value
         return self.total(replace(node, op=full_name("mean" if how == 1 else "sum")), {}, value)
-
-    def classes(self, node: Node) -> Ref | None:
-        """A loss by classes: `x[m]: [K, C]`, `t[m]: [K]`."""
-        given = ops.bind(node.op, node.args, node.kwargs)
-        x, t = (self.selected.get(v.name) if isinstance(v, Ref) else None for v in list(given.values())[:2])
-        how, ignored = given.get("reduction", 1), given.get("ignore_index", -100)
-        if x is None or t is None or not x.like(t) or x.before or (x.behind, t.behind) != (1, 0) or how not in (1, 2) or not isinstance(ignored, int):
-            return None
-        if any(isinstance(v, Ref) and v.name in self.selected for v in list(given.values())[2:]):
-            return None
-        logits = self.add("flatten.using_ints", x.dense, 0, x.within - 1) if x.within > 1 else x.dense
-        labels = self.add("where.ScalarOther", Ref(t.mask), t.dense, ignored)
-        labels = self.add("flatten.using_ints", labels, 0, -1) if t.within > 1 else labels
-        full = {a: given.get(a, d) for a, _, d in ops.arguments(node.op)}
-        return self.add(node.op, logits, labels, *list(full.values())[2:])
 
     def put(self, node: Node) -> Ref | None:
         """Values written at the places that they were read from."""
@@ -277,7 +403,7 @@ class _Follow:
         if mask.name != one.mask or before != one.before or behind != one.behind or (node.op != "aten.index_put.default" and behind):
             return None
         dense = self.add("add.Tensor", x, one.dense) if add else one.dense
-        return self.add("where.self", self.masked(one, dense), dense, x)
+        return self.add("where.self", self.masked(one), dense, x)
 
 
 def _sizes(type_: str) -> list[str]:
