@@ -1513,8 +1513,16 @@ def once_a_member(ens: WideModel, folder: Path) -> set[str]:
 def truth_of(module: nn.Module, given: Mapping[str, Any]) -> Any:
     """The member's answer in float64: what its code makes itself, and what it calls float, too."""
     with pytest.MonkeyPatch.context() as patch, double_by_default():
-        patch.setattr(Tensor, "float", Tensor.double)
+        for name in ("float", "half", "bfloat16"):
+            patch.setattr(Tensor, name, Tensor.double)
+        to = Tensor.to
+        patch.setattr(Tensor, "to", lambda x, *args, **kwargs: to(x, *(_double(a) for a in args), **{k: _double(v) for k, v in kwargs.items()}))
         return run(module, (), raised(given))
+
+
+def _double(value: Any) -> Any:
+    """A floating dtype as float64; anything else as it is."""
+    return torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else value
 
 
 def raised(value: Any) -> Any:

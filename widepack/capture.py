@@ -37,7 +37,7 @@ from .conditions import Axis, GuardSource, Leaf, factor_of, guards_of, specializ
 from .entries import FORWARD, method_of
 from .errors import CaptureError
 from .explain import explain, is_specialized, source_of
-from .exportable import bound_embeddings, exportable
+from .exportable import bound_embeddings, by_places, exportable
 from .state import Asked, Carried, without
 from .values import known
 
@@ -336,7 +336,7 @@ def _export(module: nn.Module, call: Call, dim: Any) -> torch.export.ExportedPro
 
 def _functional(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """The functional form with linear, conv, norms and attention whole; an op that the format does not have is taken apart, where torch knows how."""
-    apart: dict[Any, Any] = {}
+    apart: dict[Any, Any] = {torch.ops.aten.as_strided.default: by_places}
     while True:
         functional: torch.export.ExportedProgram = exported.run_decompositions(apart)
         strange = {n.target for n in functional.graph.nodes if n.op == "call_function" and ops.name_of(n.target) not in OPS}
@@ -512,6 +512,11 @@ def _node(n: fx.Node, renamed: Mapping[str, str], symbols: Mapping[Any, str]) ->
     name = ops.name_of(n.target)
     name = _PLAIN.get(name, name)
     source = source_of(n)
+    if name == "aten._local_scalar_dense.default":
+        raise CaptureError(
+            f"node {n.name}{f', from {source},' if source else ''} reads a number out of a tensor (.item(), int(tensor), or a tensor given as a size); a program's "
+            "numbers are sizes, and data would differ by member: compute sizes from shapes with Python's own arithmetic, and keep values in tensors"
+        )
     if name not in OPS:
         raise CaptureError(f"node {n.name} is {name}, {f'from {source}, ' if source else ''}an op that widepack does not know; please report it")
 

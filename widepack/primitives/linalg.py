@@ -12,6 +12,8 @@ from ..writer import Writer, rank
 
 _LETTERS = "abcdefghijklmopqrstuvwxyz"  # without n, the members
 leading("linalg_inv inverse linalg_det linalg_cholesky cholesky linalg_qr mT mH adjoint", family="linalg")
+leading("linalg_slogdet logdet linalg_matrix_power linalg_eigh linalg_eigvalsh linalg_svd linalg_svdvals", family="linalg")
+leading("linalg_pinv.atol_rtol_tensor linalg_pinv.atol_rtol_float cholesky_inverse linalg_inv_ex linalg_cholesky_ex", family="linalg")
 
 
 def _einsum(w: Writer, equation: str, *operands: Wide) -> Wide:
@@ -87,11 +89,66 @@ def solve(w: Writer, a: Wide, b: Wide, *, left: bool = True) -> Wide:
     return Stacked(w.call("squeeze.dim", w.call("linalg_solve", w.stack(a), w.call("unsqueeze", right, -1), left=left), -1))
 
 
+@strategy("linalg_solve_triangular cholesky_solve", "leading", family="linalg", when=lambda w, a, b, *_, **__: rank(a) > 1 and rank(b) > 1)
+def pair(w: Writer, a: Wide, b: Wide, *upper: bool, **kwargs: bool) -> Wide:
+    """works on the last two dims of both; the dims before them broadcast"""
+    top = max(rank(a), rank(b))
+    left, right = (w.align(v, top) if isinstance(v, Stacked) else v.value for v in (a, b))  # type: ignore[union-attr]
+    return Stacked(w.call(w.op, left, right, *upper, **kwargs))
+
+
+@strategy("linalg_householder_product", "leading", family="linalg")
+def householder(w: Writer, x: Wide, tau: Wide) -> Wide:
+    """works on the last dims of both"""
+    return Stacked(w.call("linalg_householder_product", w.stack(x), w.stack(tau)))
+
+
+@strategy("linalg_matrix_exp", "leading", family="linalg")
+def matrix_exp(w: Writer, x: Stacked) -> Wide:
+    """works on the last two dims; torch wants a batch of matrices in order of memory"""
+    return Stacked(w.call("linalg_matrix_exp", w.call("contiguous", x.value)))
+
+
+@strategy("diag", "diagonal", family="linalg")
+def diag(w: Writer, x: Stacked, offset: int = 0) -> Wide:
+    """the diagonal of every member's matrix, or the matrix of its vector"""
+    return Stacked(w.call("diag_embed", x.value, offset) if x.rank == 1 else w.call("diagonal", x.value, offset, 1, 2))
+
+
 def _square(draw: Draw, *lead: int) -> torch.Tensor:
     return draw.normal(*lead, 4, 4) + 4 * torch.eye(4)
 
 
+def _lower(draw: Draw, *lead: int) -> torch.Tensor:
+    return torch.tril(draw.normal(*lead, 4, 4), -1) * 0.3 + 2 * torch.eye(4)
+
+
+def _signed(draw: Draw, *lead: int) -> torch.Tensor:
+    """Matrices of which eigenvalues and singular values lie far apart, so that their vectors are sure but for signs, which equal kernels choose alike."""
+    x = draw.normal(*lead, 4, 4)
+    return x @ x.mT + torch.diag(torch.tensor([1.0, 9.0, 30.0, 90.0]))
+
+
+samples("linalg_eigh linalg_svd")(lambda draw: [call(_signed(draw)), call(_signed(draw, B))])
 samples("linalg_inv inverse linalg_det")(lambda draw: [call(_square(draw)), call(_square(draw, B))])
+samples("linalg_slogdet logdet")(lambda draw: [call(x @ x.mT) for x in (_square(draw), _square(draw, B))])
+samples("linalg_matrix_exp linalg_svdvals linalg_eigvalsh")(lambda draw: [call(draw.normal(4, 4)), call(draw.normal(B, 4, 4))])
+samples("linalg_pinv.atol_rtol_tensor linalg_pinv.atol_rtol_float")(lambda draw: [call(draw.normal(4, 6)), call(draw.normal(B, 6, 4))])
+samples("linalg_matrix_power")(lambda draw: [call(draw.normal(4, 4), 3), call(_square(draw, B), -1), call(_square(draw, B), 0)])
+samples("cholesky_inverse")(lambda draw: [call(_lower(draw)), call(_lower(draw, B).mT, True)])
+samples("linalg_inv_ex")(lambda draw: [call(_square(draw)), call(_square(draw, B))])
+samples("linalg_cholesky_ex")(lambda draw: [call(x @ x.mT) for x in (_square(draw), _square(draw, B))])
+samples("linalg_householder_product")(lambda draw: [call(0.5 * draw.normal(*s, 6, 4), draw.uniform(0, 1, *s, 4)) for s in ((), (B,))])
+samples("linalg_solve_triangular")(
+    lambda draw: [
+        call(_lower(draw), draw.normal(4, 6), upper=False),
+        call(_lower(draw, B).mT, draw.normal(B, 4, 2), upper=True),
+        call(_lower(draw), draw.normal(B, 6, 4), upper=False, left=False),
+        call(_lower(draw, B) / 4, draw.normal(4, 2), upper=False, unitriangular=True),
+    ]
+)
+samples("cholesky_solve")(lambda draw: [call(draw.normal(4, 2), _lower(draw)), call(draw.normal(4, 2), _lower(draw, B).mT, True)])
+samples("diag")(lambda draw: [call(draw.normal(*s), *o) for s in ((B,), (4, 6)) for o in ((), (1,), (-1,))])
 samples("linalg_cholesky cholesky")(lambda draw: [call(x @ x.mT) for x in (_square(draw), _square(draw, B))])
 samples("linalg_qr")(lambda draw: [call(_square(draw)), call(_square(draw, B))])
 samples("mT mH adjoint")(lambda draw: [call(draw.normal(B, 4)), call(draw.complex(B, 4, 6))])
