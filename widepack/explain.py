@@ -17,9 +17,20 @@ def explain(error: Exception, module: nn.Module) -> str:
     frame = user_frame(traceback.extract_tb(error.__traceback__))
     where = f" at {frame}" if frame else ""
     name = type(module).__name__
+    scripted = [n or name for n, m in module.named_modules() if isinstance(m, torch.jit.ScriptModule)]
+    if scripted:
+        return f"{name} holds {', '.join(scripted[:3])} as torch.jit.script made it, which torch.export does not follow: give the member's class as it is before torch.jit.script; its state dict has the same names"
+    if any(word in text for word in ("functorch tensor", "torch.autograd.grad", "has no attribute 'constant'")) or _differentiates(error):
+        return f"{name} differentiates inside its forward{where} (torch.autograd.grad, torch.func.grad, jacrev, jvp), which torch.export does not follow: {text.strip().splitlines()[0][:200]}; write the derivative out, or export the function without it"
     if "data-dependent" in text or "Could not guard" in text or "Could not extract specialized integer" in text or "_local_scalar_dense" in text:
         return f"{name} branches on the values of a tensor{where}, which no export can follow: {text.splitlines()[0][:300]} Replace the branch by torch.where, or the .item() by tensor arithmetic"
     return f"{name} cannot be exported by torch.export{where}: {type(error).__name__}: {text.strip().splitlines()[0][:400] if text.strip() else ''}"
+
+
+def _differentiates(error: Exception) -> bool:
+    """Whether an export failed inside torch.func or autograd, called by the user's code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return any("_functorch/eager_transforms" in f.filename or "/autograd/__init__" in f.filename for f in frames)
 
 
 def is_specialized(error: Exception) -> bool:
