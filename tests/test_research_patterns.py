@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.utils import parametrizations
 
-from test_patterns import FLAT, IMAGE, ROWS, TEXT, Case, case, chain, hold, linear, net, of, param
+from test_patterns import FLAT, IMAGE, ROWS, TEXT, Case, case, chain, hold, linear, made, net, of, param
+from widepack import CaptureError, VerificationError
 
 
 def t5_bias(self: Any, x: Tensor) -> Any:
@@ -716,9 +717,43 @@ CASES: dict[str, Case] = {
     "bf16_conv": case(lambda: Conv(torch.bfloat16), IMAGE),
 }
 
-SLOW: set[str] = set()
+SLOW = {
+    "adain", "as_strided_windows", "capsules", "crf", "dynamic_conv", "entmax15", "experts_capacity", "fno", "gat", "hyper_conv", "kalman", "kv_groups",
+    "losses_of_masked_input", "mel", "mixture_density", "modulated_conv", "multivariate_normal", "pool_all_masked", "relative_shift", "shifted_window",
+    "sinkhorn", "sparsemax", "ssm_log_scan", "t5_buckets",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in CASES])
 def test_every_member_answers_as_alone(name: str, tmp_path: Path) -> None:
     hold(CASES[name], tmp_path, set())
+
+
+def slope(self: Any, x: Tensor) -> Any:
+    with torch.enable_grad():
+        x = x.detach().requires_grad_(True)
+        return torch.autograd.grad(torch.tanh(self.fc(x)).sum(), x)[0]
+
+
+REFUSED: dict[str, tuple[Case, type[Exception], str]] = {
+    "bits_of_floats": (
+        case(net(lambda self, x: self.conv(x).view(torch.int32), conv=of(nn.Conv2d, 4, 5, 3)), IMAGE),
+        VerificationError,
+        "Whole numbers are read out of the bits of floats (",
+    ),
+    "gradient": (case(net(slope, fc=linear(6, 5)), ROWS), CaptureError, "derivatives inside forward (torch.autograd.grad"),
+    "strides_of_a_view": (
+        case(net(lambda self, x: self.fc(x).t().as_strided((2, 2), (1, 1)), fc=linear(6, 5)), ROWS),
+        CaptureError,
+        "as_strided of a view reads memory that the view does not show; call .contiguous() before it",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_in_words(name: str, tmp_path: Path) -> None:
+    refused, error, words = REFUSED[name]
+    with pytest.raises(error) as caught:
+        made(refused, tmp_path)
+    assert words in str(caught.value)
+    assert not (tmp_path / "e.wide").exists()

@@ -401,7 +401,7 @@ def _verify(
             call = next(c for c in made if c.pattern == wide.pattern)
             where = verify.bisect(subject, simplified, wide.lowered, weights, call)
             raise VerificationError(
-                f"the wide program ({job.entry}, {wide.pattern}) is wrong: {wrong}. {where or 'no single node is out of bounds'}. Nothing was written; please report it, or build with --strategy loop"
+                f"the wide program ({job.entry}, {wide.pattern}) is wrong: {wrong}. {where or 'no single node is out of bounds'}{verify.of_bits(simplified[0])}. Nothing was written; please report it, or build with --strategy loop"
             )
         records[f"{wide.pattern}.{number}"] = [p.record() for p in checked]
     verification = {

@@ -10,6 +10,8 @@ from pathlib import Path
 import torch
 from torch import fx, nn
 
+_TRANSFORMS = ("functorch tensor", "torch.autograd.grad", "has no attribute 'constant'", "fake tensor in the exported program constant's list")
+
 
 def explain(error: Exception, module: nn.Module) -> str:
     """Why a member could not be exported, with the user's own line and what to change."""
@@ -20,8 +22,8 @@ def explain(error: Exception, module: nn.Module) -> str:
     scripted = [n or name for n, m in module.named_modules() if isinstance(m, torch.jit.ScriptModule)]
     if scripted:
         return f"{name} holds {', '.join(scripted[:3])} as torch.jit.script made it, which torch.export does not follow: give the member's class as it is before torch.jit.script; its state dict has the same names"
-    if any(word in text for word in ("functorch tensor", "torch.autograd.grad", "has no attribute 'constant'")) or _differentiates(error):
-        return f"{name} differentiates inside its forward{where} (torch.autograd.grad, torch.func.grad, jacrev, jvp), which torch.export does not follow: {text.strip().splitlines()[0][:200]}; write the derivative out, or export the function without it"
+    if any(word in text for word in _TRANSFORMS) or _differentiates(error):
+        return f"{name} does what torch.export does not follow{where}: derivatives inside forward (torch.autograd.grad, torch.func.grad, jacrev, jvp), or torch.func over weights. Write the derivative, or the batched product, out in tensor operations; torch says: {text.strip().splitlines()[0][:200]}"
     if "data-dependent" in text or "Could not guard" in text or "Could not extract specialized integer" in text or "_local_scalar_dense" in text:
         return f"{name} branches on the values of a tensor{where}, which no export can follow: {text.splitlines()[0][:300]} Replace the branch by torch.where, or the .item() by tensor arithmetic"
     return f"{name} cannot be exported by torch.export{where}: {type(error).__name__}: {text.strip().splitlines()[0][:400] if text.strip() else ''}"
