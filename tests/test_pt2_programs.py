@@ -433,6 +433,43 @@ def test_programs_that_are_left_out(tmp_path: Path) -> None:
         build(paths[:1], tmp_path / "f.wide", skip_bad=True, **QUICK)
 
 
+class Scaled(nn.Module):
+    """A number that is no weight."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 2)
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(x) * self.factor
+        return y.relu() if self.factor < 9 else y  # type: ignore[no-any-return]
+
+
+def test_programs_with_another_number_are_left_out(tmp_path: Path) -> None:
+    def scaled(i: int, factor: float) -> str:
+        return save(tmp_path / f"{i}.pt2", seeded(lambda: Scaled(factor), i), torch.randn(4, 3), dims={"x": {0: DYNAMIC}})
+
+    paths = [scaled(0, 2.0), scaled(1, 3.0), scaled(2, 2.0), scaled(3, 9.0)]
+    with pytest.raises(MemberMismatch) as caught:
+        build(paths, tmp_path / "e.wide", **QUICK)
+    lines = str(caught.value).split("\n")
+    assert lines[0] == "2 of 4 programs are others than the first:"
+    assert [line.partition(" is another program than ")[0] for line in lines[1:]] == [f"- {paths[i]}" for i in (1, 3)]
+    report = build(paths, tmp_path / "e.wide", skip_bad=True, **QUICK)
+    assert (report.members, [b["number"] for b in report.left_out]) == (("0", "2"), [1, 3])
+    assert "3.0" in report.left_out[0]["why"]
+    assert "members differ in weights only" in report.left_out[0]["why"]
+    spec = ["x=float32[N,3]"]
+    assert build(paths, tmp_path / "e.wide", inputs=spec, skip_bad=True, force=True, **QUICK).members == ("0", "2")
+    (tmp_path / "4.pt2").write_bytes(b"PK\x03\x04 no archive")
+    with pytest.raises(CheckpointError) as both:  # what cannot be read and what differs, in one error
+        build([*paths, tmp_path / "4.pt2"], tmp_path / "f.wide", **QUICK)
+    assert [line.partition(")")[0] for line in str(both.value).split("\n")[1:]] == [
+        f"- checkpoint {i} ({p}" for i, p in ((1, paths[1]), (3, paths[3]), (4, tmp_path / "4.pt2"))
+    ]
+
+
 class Cross(nn.Module):
     """Fails where the batch is not over every index, which an export does not say."""
 

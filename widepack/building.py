@@ -32,7 +32,7 @@ from .checkpoints import listed, member_names
 from .codec import dtype_of
 from .compare import Pool
 from .counting import kernels
-from .entries import entry_names, method_of
+from .entries import FORWARD, entry_names, method_of
 from .errors import CaptureError, UsageError, VerificationError
 from .exported import export_program, placeholder
 from .job import Captures, Job, Row, Specs, Table, all_weights, capture_members, filled_member, fresh_member, specs_of
@@ -163,6 +163,7 @@ def build(
                 trust_pickle=trust_pickle,
                 skip_bad=skip_bad,
                 share=share,
+                inputs=inputs.get(FORWARD) if isinstance(inputs, Mapping) else inputs,
             )
         with stages.stage("capture"):
             first = fresh_member(factory, aligned.checkpoints[0], aligned.state_dict(0))
@@ -403,7 +404,7 @@ def _verify(
             call = next(c for c in made if c.pattern == wide.pattern)
             where = verify.bisect(subject, simplified, wide.lowered, weights, call)
             raise VerificationError(
-                f"the wide program ({job.entry}, {wide.pattern}) is wrong: {wrong}. {where or 'no single node is out of bounds'}. Nothing was written; please report it, or build with --strategy loop"
+                f"the wide program ({job.entry}, {wide.pattern}) is wrong: {wrong}. {where or 'no single node is out of bounds'}{verify.of_bits(simplified[0])}. Nothing was written; please report it, or build with --strategy loop"
             )
         records[f"{wide.pattern}.{number}"] = [p.record() for p in checked]
     verification = {

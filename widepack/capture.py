@@ -39,7 +39,7 @@ from .conditions import Axis, GuardSource, Leaf, bound_line, factor_of, guards_o
 from .entries import FORWARD, method_of
 from .errors import CaptureError
 from .explain import explain, is_specialized, no_form, source_of, user_line, way_out
-from .exportable import bound_embeddings, exportable
+from .exportable import bound_embeddings, by_places, exportable
 from .state import Asked, Carried, without
 from .trial import Trial, why_not
 from .values import known
@@ -391,7 +391,7 @@ def _export(module: nn.Module, call: Call, dim: Any) -> torch.export.ExportedPro
 
 def _functional(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """The functional form with linear, conv, norms and attention whole; an op that the format does not have is taken apart, where torch knows how."""
-    apart: dict[Any, Any] = {}
+    apart: dict[Any, Any] = {torch.ops.aten.as_strided.default: by_places}
     while True:
         functional: torch.export.ExportedProgram = exported.run_decompositions(apart)
         strange = {n.target for n in functional.graph.nodes if n.op == "call_function" and ops.name_of(n.target) not in OPS}

@@ -17,6 +17,7 @@ _TORCH = str(Path(torch.__file__).parent)
 _OWN = str(Path(__file__).parent)
 _LIBRARIES = tuple({*site.getsitepackages(), *sysconfig.get_paths().values()} - {sysconfig.get_path("data"), sysconfig.get_path("scripts")})
 _RUNNERS = ("capture.py", "trial.py")  # what calls the member: the frames before these are not the member's
+_TRANSFORMS = ("functorch tensor", "torch.autograd.grad", "has no attribute 'constant'", "fake tensor in the exported program constant's list")
 
 # What a line does that no export can follow -> how that is called, and what to write instead; the first that matches.
 _READS = (
@@ -77,6 +78,8 @@ def explain(error: Exception, module: nn.Module, letters: Mapping[str, str] = Ma
     frame = user_frame(traceback.extract_tb(error.__traceback__))
     where = f" at {frame}" if frame else ""
     name = type(module).__name__
+    if any(word in text for word in _TRANSFORMS) or _differentiates(error):
+        return f"{name} does what torch.export does not follow{where}: derivatives inside forward (torch.autograd.grad, torch.func.grad, jacrev, jvp), or torch.func over weights. Write the derivative, or the batched product, out in tensor operations; torch says: {text.strip().splitlines()[0][:200]}"
     if "data-dependent" in text or "Could not guard" in text or "Could not extract specialized integer" in text or "_local_scalar_dense" in text:
         what, instead = reads(frame)
         return f"{name} {what}{where}, which no export can follow. {instead}"
@@ -118,6 +121,12 @@ def no_form(op: str, name: str, module: nn.Module, frame: str) -> str:
         if found := re.search(pattern, op):
             return f"{type(module).__name__} {what.format(*found.groups())}{where}, node {name}, {op}. {instead}"
     return f"node {name} is {op}, {f'from {frame}, ' if frame else ''}an op that widepack does not know; please report it"
+
+
+def _differentiates(error: Exception) -> bool:
+    """Whether an export failed inside torch.func or autograd, called by the user's code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return any("_functorch/eager_transforms" in f.filename or "/autograd/__init__" in f.filename for f in frames)
 
 
 def is_specialized(error: Exception) -> bool:

@@ -5,12 +5,16 @@
 | nn.Transformer looks whether a mask is causal | branches on the mask's values, for speed alone | the mask is used as it is |
 | take_along_dim | torch's own code fixes the sizes | broadcast, then gather |
 | max_pool1d | torch's own code fixes the length that it pools | where that is dynamic, max_pool2d of one row |
+| linspace with a size as its number of steps | torch fixes the number | the same numbers out of arange |
+| div of two sizes, rounded | makes a tensor whose value is a size again | the sizes divided |
+| as_strided | reads memory, which is laid out otherwise for several members | the same numbers by their places, where memory is in the order of the value |
 | an embedding with max_norm | writes into its weight at every call | the weight's rows are bounded before the look-up: a row that is bounded already stays |
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,8 +52,51 @@ def _max_pool1d(x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 
     return torch.max_pool2d(x.unsqueeze(-2), row(kernel_size, 1), steps, row(padding, 0), row(dilation, 1), ceil_mode).squeeze(-2)
 
 
+def _linspace(start: Any, end: Any, steps: Any, *args: Any, dtype: torch.dtype | None = None, **more: Any) -> Tensor:
+    """The same by arange where the number of steps is a size: from the start in the first half, from the end in the second, as torch does."""
+    dtype = dtype or torch.get_default_dtype()
+    plain = not args and set(more) <= {"device"} and dtype.is_floating_point
+    if not isinstance(steps, torch.SymInt) or not plain or isinstance(start, Tensor) or isinstance(end, Tensor):
+        return _LINSPACE(start, end, steps, *args, dtype=dtype, **more)
+    a, b = (_rounded(v, dtype) for v in (start, end))
+    i = torch.arange(steps, dtype=torch.float64, device=more.get("device"))  # type: ignore[call-overload]  # a size is a number to export
+    last = i[-1:].clamp(min=1)
+    step = ((b - a) / last).to(dtype).double()
+    return torch.where(2 * i + 1 <= last, a + step * i, b - step * (last - i)).to(dtype)
+
+
+def _rounded(number: Any, dtype: torch.dtype) -> Any:
+    """A bound as a tensor of this dtype holds it."""
+    return struct.unpack("f", struct.pack("f", number))[0] if isinstance(number, (int, float)) and dtype == torch.float32 else number
+
+
+def _div(x: Any, y: Any, *args: Any, rounding_mode: str | None = None, **more: Any) -> Any:
+    """A size divided by a size and rounded is a size: a tensor of it would be data. Sizes are positive, where both ways of rounding are one."""
+    whole = all(isinstance(v, (int, torch.SymInt)) for v in (x, y)) and any(isinstance(v, torch.SymInt) for v in (x, y))
+    if whole and rounding_mode in ("trunc", "floor") and not args and not more:
+        return x // y
+    return _DIV(x, y, *args, rounding_mode=rounding_mode, **more)
+
+
+def by_places(x: Tensor, size: Sequence[Any], stride: Sequence[Any], offset: Any = None) -> Tensor:
+    """`x.as_strided(size, stride, offset)` of a value whose memory is in its own order: the number at each place. Raises: NotImplementedError for other memory.
+
+    A place outside the value is refused by the look-up, when it is run.
+    """
+    if not x.is_contiguous() or x.storage_offset() != 0:
+        raise NotImplementedError(
+            "as_strided of a view reads memory that the view does not show; call .contiguous() before it, or write it as unfold or indexing"
+        )
+    places: Any = offset or 0
+    for d, (n, step) in enumerate(zip(size, stride)):
+        places = places + (torch.arange(n, device=x.device) * step).reshape([-1 if k == d else 1 for k in range(len(size))])
+    if not isinstance(places, Tensor):
+        places = torch.full((), places, dtype=torch.int64, device=x.device)
+    return x.reshape(-1)[places]
+
+
 _ORIGINAL = torch.take_along_dim
-_POOL = torch.max_pool1d
+_POOL, _LINSPACE, _DIV = torch.max_pool1d, torch.linspace, torch.div
 _ALIASES = {"detach", "alias", "contiguous", "lift_fresh_copy"}
 
 
@@ -61,12 +108,15 @@ def exportable() -> Iterator[None]:
     torch.take_along_dim = _take_along_dim  # type: ignore[assignment]
     Tensor.take_along_dim = _take_along_dim  # type: ignore[method-assign, assignment]
     torch.max_pool1d = _max_pool1d  # type: ignore[assignment]
+    torch.linspace = _linspace  # type: ignore[assignment]
+    torch.div = _div  # type: ignore[assignment]
     try:
         yield
     finally:
         transformer._detect_is_causal_mask = detect
         torch.take_along_dim = _ORIGINAL
         torch.max_pool1d = _POOL
+        torch.linspace, torch.div = _LINSPACE, _DIV
         Tensor.take_along_dim = method  # type: ignore[method-assign]
 
 

@@ -88,9 +88,15 @@ class Programs(Factory):
                 made.append(_captured(checkpoint, _read(_file(checkpoint)), parse_inputs(inputs or [])[0]))
             except (Refused, ArtifactError) as error:
                 raise CheckpointError(f"checkpoint {checkpoint.path}: {error}") from None
-        first, whole = made[0], _read(_file(checkpoints[0]))
+        first, whole = made[0], numbered(_read(_file(checkpoints[0])))
+        others = []
         for checkpoint, other in zip(checkpoints[1:], made[1:]):
-            _same(checkpoints[0], first, numbered(whole), checkpoint, other, numbered(_read(_file(checkpoint))))
+            why = _difference(checkpoints[0], first, whole, other, numbered(_read(_file(checkpoint))))
+            others += [f"{checkpoint.path} {why}"] if why else []
+        if others:
+            raise MemberMismatch(
+                (f"{len(others)} of {len(checkpoints)} programs are others than the first:\n- " if others[1:] else "") + "\n- ".join(others)
+            )
         dims = {d: _narrowest([c.dims[d][:2] for c in made]) for d in first.dims}
         guards = {str(g.expr): g for c in made for g in c.guards}
         return replace(first, dims=dims, guards=tuple(guards.values()))
@@ -110,20 +116,49 @@ def _narrowest(bounds: Sequence[tuple[int, int | None]]) -> tuple[int, int | Non
     return max(low for low, _ in bounds), min(highs) if highs else None, ""
 
 
-def _same(first: Checkpoint, a: Captured, plain: list[Any], other: Checkpoint, b: Captured, other_plain: list[Any]) -> None:
-    """Refuse members whose programs are not one. Raises: MemberMismatch that names the first difference."""
-    sides = f"{other.path} is another program than {first.path}"
+def _difference(first: Checkpoint, a: Captured, plain: list[Any], b: Captured, other_plain: list[Any]) -> str:
+    """Where a program is not the first's, in words that follow its path; empty when they are one."""
+    side = f"is another program than {first.path}"
     if [(leaf.name, leaf.type) for leaf in a.inputs] != [(leaf.name, leaf.type) for leaf in b.inputs] or a.signature != b.signature:
         takes = [", ".join(f"{leaf.name}={leaf.type}" for leaf in c.inputs) for c in (b, a)]
-        raise MemberMismatch(f"{sides}: it takes {takes[0]}, the other {takes[1]}; members are of one architecture, and exported alike")
+        return f"{side}: it takes {takes[0]}, the other {takes[1]}; members are of one architecture, and exported alike"
     for node, x, y in zip(a.program.nodes, plain, other_plain):
         if x != y:
-            raise MemberMismatch(
-                f"{sides}, from {node.source or node.name} on: {y[0]}{y[1]} in it, {x[0]}{x[1]} in the other; "
+            return (
+                f"{side}, from {node.source or node.name} on: {y[0]}{y[1]} in it, {x[0]}{x[1]} in the other; "
                 "members differ in weights only, so make such a number a buffer, and export them alike"
             )
     if len(plain) != len(other_plain) or plain[-1] != other_plain[-1] or a.result != b.result:
-        raise MemberMismatch(f"{sides}: {len(other_plain) - 1} ops against {len(plain) - 1}, or other results; members are of one architecture")
+        return f"{side}: {len(other_plain) - 1} ops against {len(plain) - 1}, or other results; members are of one architecture"
+    return ""
+
+
+def other_programs(checkpoints: Sequence[Checkpoint], inputs: Sequence[str] | None) -> list[str]:
+    """For each checkpoint why its program is not that of the first of the same shapes, or empty; of other shapes than any, literals may be sizes, and ops count.
+
+    Every program can be read. inputs: specs that name dims, or None.
+    """
+    of_shapes: dict[Any, tuple[Checkpoint, Captured, list[Any]]] = {}
+    whys = []
+    for checkpoint in checkpoints:
+        read = _read(_file(checkpoint))
+        try:
+            made = _captured(checkpoint, read, parse_inputs(inputs or [])[0])
+        except (Refused, ArtifactError) as error:
+            whys.append(str(error))
+            continue
+        plain = numbered(read)
+        shapes = tuple(sorted((name, tuple(info.shape)) for name, info in checkpoint.tensors().items()))
+        if shapes in of_shapes:
+            first, a, whole = of_shapes[shapes]
+            whys.append(_difference(first, a, whole, made, plain))
+            continue
+        first, _, whole = next(iter(of_shapes.values()), (checkpoint, made, plain))
+        same = [row[0] for row in whole[:-1]] == [row[0] for row in plain[:-1]]
+        whys.append("" if same else f"is another program than {first.path}, of other ops; members are of one architecture, and exported alike")
+        if same:
+            of_shapes[shapes] = checkpoint, made, plain
+    return whys
 
 
 class ProgramModule(nn.Module):

@@ -53,8 +53,9 @@ def sweep(program: Program) -> Program:
 
 def rank_of(type_: str) -> int:
     """The rank of a node's type text; a size may hold commas of its own, in parentheses. 0 where the type is not known."""
-    depth, dims = 0, 1
-    for c in type_.partition("[")[2].rpartition("]")[0]:
+    inner = type_.partition("[")[2].rpartition("]")[0]
+    depth, dims = 0, int(inner != "")
+    for c in inner:
         depth += (c == "(") - (c == ")")
         dims += c == "," and depth == 0
     return dims if type_.endswith("]") else 0

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from .checkpoints import LeftOut, bad_ones, open_good
-from .exported_programs import unreadable
+from .exported_programs import Programs, other_programs, unreadable
 from .job import fresh_member
 from .members import Alignment, Factory, align, mismatch
 from .models import choose_factory
@@ -34,11 +34,12 @@ def read_members(
     trust_pickle: bool = False,
     skip_bad: bool = False,
     share: str = "auto",
+    inputs: Sequence[str] | None = None,
 ) -> ReadMembers:
     """Open all checkpoints, find what makes the members, and bring their weights into one table.
 
     names: one a path. dtype: what all floating weights are converted to. skip_bad: leave out those that cannot be read or are of another model than the first
-    that can. Raises: UsageError; CheckpointError and MemberMismatch, each with all that is wrong.
+    that can; of programs, also those that differ from the first in more than weights. inputs: specs of a program's inputs. Raises: UsageError; CheckpointError and MemberMismatch, each with all that is wrong.
     """
     opened, left_out = open_good(paths, key, trust_pickle)
     numbers = [i for i in range(len(paths)) if i not in {b.number for b in left_out}]
@@ -58,6 +59,8 @@ def read_members(
     state = fresh_member(factory, opened[0], opened[0].state_dict()).state_dict()
     if left_out or skip_bad:  # else `align` tells of all differences at once
         leave_out([mismatch(c, state, factory.takes_state_dict) for c in opened])
+        if isinstance(factory, Programs):
+            leave_out(other_programs(opened, inputs))
         if not skip_bad:
             raise bad_ones(left_out, len(paths))
     return ReadMembers(factory, align(opened, [names[i] for i in numbers], share, state, ragged=factory.takes_state_dict), left_out)

@@ -6,7 +6,8 @@ requires: a functional member program and the kinds of its slots. ensures: equal
 2. Linear layers come before a new order of their rows (rows.py), and chains of reshapes and transposes that come down to views become views (views.py).
 3. Where one position of a dim is read, one is computed (narrowing.py).
 4. Norms are folded into the weights next to them where no kind rises (folding.py).
-5. What nothing reads goes.
+5. Values whose number is that of a Stacked mask's true places become values at every place (selecting.py).
+6. What nothing reads goes.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from .graph import renamed, sweep, with_nodes
 from .narrowing import narrow
 from .replay import Shapes
 from .rows import rows_in_order
+from .selecting import select_by_masks
 from .views import merge_views
 
 _COPIES = {
@@ -65,8 +67,8 @@ def simplify(program: Program, slots: Mapping[str, Kind], sizes: Mapping[str, in
 
 
 def fold(program: Program, slots: Mapping[str, Kind]) -> Program:
-    """What hangs on kinds: norms folded into the weights next to them."""
-    return sweep(fold_layer_norms(fold_batch_norms(program, slots), slots))
+    """What hangs on kinds: values at places of masks, norms folded into the weights next to them."""
+    return sweep(fold_layer_norms(fold_batch_norms(select_by_masks(program, slots), slots), slots))
 
 
 def drop_copies(program: Program) -> Program:

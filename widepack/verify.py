@@ -543,6 +543,17 @@ def bisect(subject: Subject, simplified: Sequence[Program], lowered: Lowered, we
     return ""
 
 
+def of_bits(program: Program) -> str:
+    """What to say of a wrong answer where whole numbers are read out of the bits of floats; empty where none are."""
+    found = next((n for n in program.nodes if n.op == "aten.view.dtype" and n.out.startswith(("int", "uint"))), None)
+    if found is None:
+        return ""
+    return (
+        f". Whole numbers are read out of the bits of floats ({found.name}{f', from {found.source}' if found.source else ''}): they are others where a last bit rounds "
+        "otherwise, as it may for N members at once; give the floats themselves out, or compare and round them as floats"
+    )
+
+
 def values_of(program: Program, weights: Weights, inputs: Sequence[Any]) -> dict[str, Any]:
     """Every value of a program, by name, run node by node."""
     values: dict[str, Any] = {s.name: weights[s.source] for s in program.weights}

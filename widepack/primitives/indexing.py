@@ -163,6 +163,14 @@ def add_own(w: Writer, x: Wide, dim: int, index: Wide, source: Wide, *, alpha: f
     return Stacked(w.call("scatter_add" if "add" in w.op else "scatter.src", w.stack(x), 1 + dim % rank(x), where, value))
 
 
+@strategy("index_reduce", "scatter", family="index", when=_index_own)
+def reduce_at(w: Writer, x: Wide, dim: int, index: Wide, source: Wide, reduce: str, *, include_self: bool = True) -> Wide:
+    """a scatter with the same reduction along the dim"""
+    value = w.stack(source)
+    where = _spread(w, index, dim % rank(x), value)
+    return Stacked(w.call("scatter_reduce.two", w.stack(x), 1 + dim % rank(x), where, value, reduce, include_self=include_self))
+
+
 @strategy("index_fill.int_Scalar", "shifted", family="index", when=_index_shared)
 def fill_shared(w: Writer, x: Stacked, dim: int, index: Shared, value: Any) -> Wide:
     """Shared indices: the dim shifted"""
@@ -208,6 +216,12 @@ def bucketize(w: Writer, x: Wide, table: Wide, **kwargs: Any) -> Wide:
 def _unique(draw: Draw, high: int, *shape: int) -> torch.Tensor:
     """Whole numbers that meet no place twice: which of two writes wins is not defined."""
     return torch.randperm(high, generator=draw.generator)[: torch.Size(shape).numel()].view(shape)
+
+
+@samples("index_reduce")
+def _reductions(draw: Draw) -> list[Sample]:
+    x, index = draw.normal(B, 4, 6), draw.ints(0, 4, 7)
+    return [call(x, 1, index, draw.normal(B, 7, 6), how, include_self=keep) for how in ("prod", "mean", "amax", "amin") for keep in (True, False)]
 
 
 @samples("index_put")

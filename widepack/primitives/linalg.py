@@ -16,7 +16,7 @@ _LETTERS = "abcdefghijklmopqrstuvwxyz"  # without n, the members
 leading(
     """
     linalg_inv inverse linalg_det linalg_cholesky cholesky linalg_qr mT mH adjoint linalg_inv_ex linalg_cholesky_ex linalg_lu linalg_lu_factor linalg_ldl_factor
-    linalg_eigh linalg_eigvalsh linalg_svd linalg_svdvals linalg_slogdet logdet
+    linalg_eigh linalg_eigvalsh linalg_svd linalg_svdvals linalg_slogdet logdet linalg_pinv.atol_rtol_tensor
     cholesky_inverse linalg_matrix_power linalg_pinv linalg_pinv.atol_rtol_float linalg_matrix_rank linalg_cond
     """,
     family="linalg",
@@ -142,11 +142,18 @@ def solve_ex(w: Writer, a: Wide, b: Wide, **kwargs: Any) -> Any:
     return w.stacked(w.call(w.op, w.stack(a), w.stack(b), **kwargs))
 
 
+@strategy("linalg_matrix_exp", "leading", family="linalg")
+def matrix_exp(w: Writer, x: Stacked) -> Wide:
+    """works on the last two dims; torch wants a batch of matrices in order of memory"""
+    return Stacked(w.call("linalg_matrix_exp", w.call("contiguous", x.value)))
+
+
 def _square(draw: Draw, *lead: int) -> torch.Tensor:
     return draw.normal(*lead, 4, 4) + 4 * torch.eye(4)
 
 
 samples("linalg_inv inverse linalg_det")(lambda draw: [call(_square(draw)), call(_square(draw, B))])
+samples("linalg_matrix_exp")(lambda draw: [call(draw.normal(4, 4)), call(draw.normal(B, 4, 4))])
 samples("linalg_cholesky cholesky")(lambda draw: [call(x @ x.mT) for x in (_square(draw), _square(draw, B))])
 samples("linalg_inv_ex linalg_lu_factor linalg_slogdet linalg_cond")(lambda draw: [call(_square(draw)), call(_square(draw, B))])
 samples("logdet cholesky_inverse linalg_cholesky_ex linalg_eigh linalg_eigvalsh")(
@@ -156,6 +163,7 @@ samples("linalg_ldl_factor")(lambda draw: [call(x + x.mT) for x in (_square(draw
 samples("linalg_lu linalg_svd linalg_svdvals")(lambda draw: [call(_square(draw)), call(_square(draw, B))])
 samples("linalg_matrix_power")(lambda draw: [call(_square(draw), 3), call(_square(draw, B), -1)])
 samples("linalg_pinv linalg_matrix_rank")(lambda draw: [call(draw.normal(4, 6), 1e-4), call(draw.normal(B, 4, 2), 1e-4)])
+samples("linalg_pinv.atol_rtol_tensor")(lambda draw: [call(draw.normal(4, 6)), call(draw.normal(B, 4, 2))])
 samples("linalg_pinv.atol_rtol_float")(lambda draw: [call(draw.normal(4, 6)), call(draw.normal(B, 4, 2), atol=0.0, rtol=1e-4)])
 samples("cholesky_solve")(
     lambda draw: [call(draw.normal(*b, 4, 2), _square(draw, *a).tril()) for a, b in (((), ()), ((B,), (B,)), ((), (B,)), ((B,), ()))]

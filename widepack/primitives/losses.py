@@ -20,8 +20,11 @@ _CLASSES = "cross_entropy_loss nll_loss_nd nll_loss nll_loss2d"
 
 def _reduced(w: Writer, y: Value, how: int) -> Wide:
     """how: 0 nothing, 1 mean, 2 sum of the member's dims."""
-    dims = list(range(1, y.ndim))
-    return Stacked(y if not how or not dims else w.call("mean.dim" if how == 1 else "sum.dim_IntList", y, dims))
+    if not how or y.ndim == 1:
+        return Stacked(y)
+    # one dim in order of memory: torch sums it in cascades, and several strided ones number after number, which rounds worse
+    flat = w.call("flatten.using_ints", y, 1, -1) if y.ndim > 2 else y
+    return Stacked(w.call("mean.dim" if how == 1 else "sum.dim_IntList", flat, [1]))
 
 
 def _reduction(op: str, given: dict[str, Any]) -> int:
