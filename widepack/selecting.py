@@ -234,6 +234,11 @@ class _Follow:
         dims = [n.dim for n in given if n is not None and n.mask == first.mask and n.dim is not None]
         return (first, dims) if len(dims) == len(given) == len(set(dims)) else None
 
+    def of_one_size(self, x: Ref, before: int, places: Numbers, dims: list[int]) -> bool:
+        """Whether the dims of x that numbers choose along are as long as the mask's: else its places are not x's."""
+        mask = _sizes(self.types[places.mask])
+        return _sizes(self.types[x.name])[before : before + len(dims)] == [mask[d] for d in dims]
+
     def taken(self, x: Any, indices: list[Any]) -> Selected | None:
         """`x[..., i, j]`: x with the dims that are chosen along as dims of the mask, in its order; dims of the mask that choose none have size 1."""
         found = self.along(indices)
@@ -243,6 +248,8 @@ class _Follow:
         before, rank = len(indices) - len(dims), rank_of(self.types[x.name])
         behind = rank - before - len(dims)
         if behind < 0:
+            return None
+        if not self.of_one_size(x, before, places, dims):
             return None
         order = [before + dims.index(d) for d in sorted(dims)]
         value = x if sorted(dims) == dims else self.add("permute", x, [*range(before), *order, *range(before + len(dims), rank)])
@@ -259,6 +266,8 @@ class _Follow:
         places, dims = found
         before = len(indices) - len(dims)
         behind = rank_of(self.types[x.name]) - before - len(dims)
+        if behind < 0 or not self.of_one_size(x, before, places, dims):
+            return None
         if one is None:
             if not isinstance(value, Ref) or rank_of(self.types[value.name]) > behind or dims != list(range(places.within)) or (add and alpha != 1):
                 return None
