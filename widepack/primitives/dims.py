@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..families import along, leading
+from ..families import along, leading, shift, value_of
 from ..registry import full_name, register, strategy
 from ..samples_of_ops import (
     B,
@@ -23,19 +23,36 @@ from ..samples_of_ops import (
     samples,
     whole,
 )
-from ..values import Stacked
-from ..writer import Writer, rank
+from ..values import Stacked, Wide
+from ..writer import Writer, is_tensor, rank
 
 along("""
     softmax.int log_softmax.int _softmax _log_softmax cumsum cumprod cummax cummin logcumsumexp flip topk sort sort.stable argsort argsort.stable
     kthvalue median.dim mode max.dim min.dim select.int slice.Tensor narrow split.Tensor split_with_sizes split.sizes chunk unbind.int unsqueeze squeeze.dim squeeze.dims
     transpose.int movedim.int movedim.intlist gather scatter.src scatter.value scatter_add scatter_reduce.two cat stack glu unflatten.int diagonal unfold
-    slice_scatter diff linalg_cross prod.dim_int any.dim all.dim flatten.using_ints diag_embed swapdims rot90 unfold_copy
+    slice_scatter diff linalg_cross prod.dim_int any.dim all.dim flatten.using_ints diag_embed swapdims rot90 unfold_copy nanmedian.dim linalg_vecdot
 """)
 along("select_scatter diagonal_scatter", mixed=True)
 along("roll", needs="dims")
-along("argmax argmin repeat_interleave.self_int linalg_norm", needs="dim")
+along("argmax argmin repeat_interleave.self_int linalg_norm aminmax quantile.scalar nanquantile.scalar", needs="dim")
 along("frobenius_norm.dim nuclear_norm.dim linalg_matrix_norm linalg_matrix_norm.str_ord")
+
+
+def _is_nothing(x: Wide) -> bool:
+    return is_tensor(x) and rank(x) == 1 and value_of(x).sizes[-1] == 0
+
+
+def _with_nothing(w: Writer, tensors: list[Wide], dim: int = 0) -> bool:
+    nothing = [_is_nothing(t) for t in tensors]
+    same = len({value_of(t).dtype for t in tensors}) == 1
+    return any(nothing) and not all(nothing) and same and len({rank(t) for t, n in zip(tensors, nothing) if not n} - {1}) == 1
+
+
+@strategy("cat", "without_empty", family="dim", when=_with_nothing)
+def cat_rest(w: Writer, tensors: list[Wide], dim: int = 0) -> Wide:
+    """an empty tensor of one dim joins anything and adds nothing: a cache before its first keys"""
+    rest = [w.stack(t) for t in tensors if not _is_nothing(t)]
+    return Stacked(rest[0] if len(rest) == 1 else w.call("cat", rest, shift(dim)))
 
 
 def _whole_norm(w: Writer, x: Stacked, p: float = 2, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> bool:
@@ -49,7 +66,7 @@ def whole_norm(w: Writer, x: Stacked, p: float = 2, dim: Any = None, keepdim: bo
 
 
 along(
-    "mean.dim sum.dim_IntList amax amin logsumexp var.dim var.correction std.dim std.correction var_mean.correction linalg_vector_norm norm.ScalarOpt_dim",
+    "mean.dim sum.dim_IntList amax amin logsumexp var.dim var.correction std.dim std.correction var_mean.correction std_mean.correction linalg_vector_norm norm.ScalarOpt_dim nansum nanmean",
     all_dims="dim",
 )
 along("any.dims all.dims", all_dims="dim", empty=False)
@@ -66,7 +83,15 @@ def _whole(op: str, named: str) -> None:
     register(full_name(op), "flatten", rule, family="dim")
 
 
-for _op, _named in (("prod", "prod.dim_int"), ("any", "any.dim"), ("all", "all.dim"), ("max", "max.dim"), ("min", "min.dim")):
+for _op, _named in (
+    ("prod", "prod.dim_int"),
+    ("any", "any.dim"),
+    ("all", "all.dim"),
+    ("max", "max.dim"),
+    ("min", "min.dim"),
+    ("median", "median.dim"),
+    ("nanmedian", "nanmedian.dim"),
+):
     _whole(_op, _named)
 
 
@@ -123,7 +148,13 @@ samples("sort.stable argsort.stable")(
     lambda draw: [call(draw.ints(0, 3, B, 4), stable=True, dim=d, descending=o) for d, o in ((0, False), (1, True), (-1, False))]
 )
 samples("kthvalue")(lambda draw: [call(draw.normal(B, 4, 6), 2, 0), call(draw.normal(B, 4, 6), 3, 1, True), call(draw.normal(4), 1)])
-samples("median.dim mode max.dim min.dim")(reduced)
+samples("median.dim nanmedian.dim mode max.dim min.dim")(reduced)
+samples("aminmax")(lambda draw: [call(draw.normal(B, 4, 6), dim=d, keepdim=k) for d, k in ((0, False), (1, True), (-1, False))])
+samples("quantile.scalar nanquantile.scalar")(
+    lambda draw: [call(draw.normal(B, 4, 6), q, d, k) for q, d, k in ((0.3, 0, False), (0.5, 1, True), (0.9, -1, False))]
+)
+samples("linalg_vecdot")(lambda draw: [call(draw.normal(B, 4), draw.normal(B, 4), **d) for d in ({}, {"dim": 0}, {"dim": -1})])
+samples("nansum nanmean")(lambda draw: [*reduced_none(draw), call(draw.normal(B, 3), [0], dtype=torch.float64)])
 samples("prod.dim_int")(lambda draw: [*reduced(draw), call(draw.normal(B, 3), 1, dtype=torch.float64)])
 samples("any.dim all.dim")(lambda draw: [*reduced(draw), call(draw.bools(B, 3), 0), call(draw.bools(B, 3), -1, True)])
 samples("argmax argmin")(
@@ -181,7 +212,7 @@ samples("roll")(lambda draw: [call(draw.normal(B, 4), *a) for a in (([1], [0]), 
 samples("repeat_interleave.self_int")(lambda draw: [call(draw.normal(B, 4), 2, 0), call(draw.normal(B, 4), 3, -1), call(draw.normal(B, 4), 2)])
 samples("sum.dim_IntList mean.dim")(lambda draw: [*reduced_none(draw), call(draw.normal(B, 3), [0], dtype=torch.float64), call(draw.normal(), [0])])
 samples("var.dim std.dim")(lambda draw: [*reduced_none(draw)[:-1], call(draw.normal(B, 4), [1], False), call(draw.normal(B, 4), None, False, True)])
-samples("var.correction std.correction var_mean.correction")(
+samples("var.correction std.correction var_mean.correction std_mean.correction")(
     lambda draw: [
         *(call(*a[:2], correction=c, keepdim=k) for a, _ in reduced_none(draw)[:-1] for c, k in ((0, False), (1, True))),
         call(draw.normal(B, 4)),
@@ -197,7 +228,7 @@ samples("linalg_vector_norm")(
     )
 )
 samples("norm.ScalarOpt_dim")(lambda draw: [call(a[0], p, *a[1:]) for p in (2, 1, None) for a, _ in reduced_dims(draw)])
-samples("mean sum prod any all max min")(whole)
+samples("mean sum prod any all max min median nanmedian")(whole)
 samples("std var")(lambda draw: [call(draw.normal(B, 4, 3)), call(draw.normal(4), False), call(draw.normal(B, 4), unbiased=False)])
 samples("tril triu")(lambda draw: [call(draw.normal(B, 4), *d) for d in ((), (1,), (-1,))] + [call(draw.normal(B, 3, 4))])
 samples("pixel_shuffle")(lambda draw: [call(draw.normal(*s), 2) for s in ((B, 8, 2, 3), (4, 2, 3), (2, B, 4, 2, 3))])

@@ -11,7 +11,17 @@ from ..values import Shared, Stacked, Value, Wide
 from ..writer import Writer, rank
 
 _LETTERS = "abcdefghijklmopqrstuvwxyz"  # without n, the members
-leading("linalg_inv inverse linalg_det linalg_cholesky cholesky linalg_qr mT mH adjoint", family="linalg")
+leading(
+    "linalg_inv inverse linalg_det linalg_cholesky cholesky linalg_qr mT mH adjoint linalg_eigh linalg_eigvalsh linalg_svd linalg_svdvals linalg_slogdet logdet "
+    "linalg_matrix_power linalg_inv_ex linalg_cholesky_ex",
+    family="linalg",
+)
+
+
+@strategy("linalg_matrix_exp", "leading", family="linalg")
+def matrix_exp(w: Writer, x: Stacked) -> Wide:
+    """works on trailing dims, of memory in order: torch looks at the matrices as one list"""
+    return Stacked(w.call("linalg_matrix_exp", w.call("contiguous", x.value)))
 
 
 def _einsum(w: Writer, equation: str, *operands: Wide) -> Wide:
@@ -92,6 +102,12 @@ def _square(draw: Draw, *lead: int) -> torch.Tensor:
 
 
 samples("linalg_inv inverse linalg_det")(lambda draw: [call(_square(draw)), call(_square(draw, B))])
+samples("linalg_slogdet linalg_inv_ex")(lambda draw: [call(_square(draw)), call(_square(draw, B))])
+samples("linalg_svdvals linalg_matrix_exp")(lambda draw: [call(_square(draw) / 4), call(_square(draw, B) / 4)])
+samples("linalg_svd")(lambda draw: [call(_square(draw), *f) for f in ((), (False,))] + [call(_square(draw, B))])
+samples("linalg_matrix_power")(lambda draw: [call(_square(draw, B) / 4, p) for p in (2, 3, 0)])
+samples("linalg_eigh linalg_eigvalsh")(lambda draw: [call(x + x.mT) for x in (_square(draw), _square(draw, B))])
+samples("logdet linalg_cholesky_ex")(lambda draw: [call(x @ x.mT) for x in (_square(draw), _square(draw, B))])
 samples("linalg_cholesky cholesky")(lambda draw: [call(x @ x.mT) for x in (_square(draw), _square(draw, B))])
 samples("linalg_qr")(lambda draw: [call(_square(draw)), call(_square(draw, B))])
 samples("mT mH adjoint")(lambda draw: [call(draw.normal(B, 4)), call(draw.complex(B, 4, 6))])

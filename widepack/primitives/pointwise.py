@@ -45,7 +45,9 @@ pointwise("""
     bitwise_and.Tensor bitwise_and.Scalar bitwise_or.Tensor bitwise_or.Scalar bitwise_xor.Tensor bitwise_left_shift.Tensor bitwise_right_shift.Tensor
     __and__.Tensor __and__.Scalar __or__.Tensor __or__.Scalar __xor__.Tensor logical_and logical_or logical_xor
     eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor gt.Scalar ge.Tensor ge.Scalar
-    conj rrelu mvlgamma polygamma special_i0e
+    conj rrelu mvlgamma polygamma special_i0e special_i1 special_i1e special_entr special_erfcx special_log_ndtr special_ndtri special_xlog1py special_zeta
+    special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 igamma igammac isposinf isneginf nextafter gcd lcm copysign.Scalar
+    bitwise_xor.Scalar bitwise_left_shift.Tensor_Scalar bitwise_right_shift.Tensor_Scalar xlogy.Scalar_Other xlogy.Scalar_Self
     where.self where.ScalarOther where.ScalarSelf where.Scalar masked_fill.Scalar _to_copy
 """)
 
@@ -61,7 +63,8 @@ samples("""
     acos acosh asin asinh atan atanh ceil cos cosh deg2rad digamma erf erfc erfinv exp exp2 expm1 floor frac i0 lgamma log log10 log1p log2 log_sigmoid logit nan_to_num
     rad2deg reciprocal round rsqrt sigmoid sin sinc sinh special_erf special_expm1 special_log1p sqrt tan tanh trunc
     celu elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu mish relu relu6 selu silu softplus softshrink
-    alias alias_copy resolve_conj resolve_neg detach special_i0e lift_fresh lift_fresh_copy lift positive
+    alias alias_copy resolve_conj resolve_neg detach special_i0e special_i1 special_i1e special_entr special_erfcx special_log_ndtr special_ndtri lift_fresh lift_fresh_copy
+    lift positive special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 isposinf isneginf
 """)(unary)
 samples("abs neg sign square isnan isinf isfinite logical_not signbit")(lambda draw: [*unary(draw), *integers(draw)])
 samples("sgn angle conj_physical")(lambda draw: [*unary(draw), *complexes(draw)])
@@ -81,8 +84,11 @@ samples("""
     mul.Tensor multiply.Tensor div.Tensor true_divide.Tensor divide.Tensor floor_divide fmod.Tensor remainder.Tensor pow.Tensor_Tensor
     eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor maximum minimum max.other min.other fmax fmin
 """)(binary_mixed)
-samples("atan2 arctan2 hypot copysign.Tensor heaviside logaddexp logaddexp2 xlogy.Tensor complex polar clamp_max.Tensor clamp_min.Tensor")(binary)
-samples("bitwise_left_shift.Tensor bitwise_right_shift.Tensor")(binary_bits)
+samples(
+    "atan2 arctan2 hypot copysign.Tensor heaviside logaddexp logaddexp2 xlogy.Tensor special_xlog1py nextafter complex polar clamp_max.Tensor clamp_min.Tensor"
+)(binary)
+samples("bitwise_left_shift.Tensor bitwise_right_shift.Tensor gcd lcm")(binary_bits)
+samples("igamma igammac special_zeta")(lambda draw: [call(args[0].abs() + 1.5, args[1].abs() + 0.5) for args, _ in binary(draw)])
 samples("bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor __and__.Tensor __or__.Tensor __xor__.Tensor logical_and logical_or logical_xor")(
     binary_bools
 )
@@ -91,10 +97,13 @@ samples("div.Tensor_mode")(
 )
 samples("div.Scalar_mode")(with_scalar(0.7, rounding_mode="floor"))
 samples("add.Scalar sub.Scalar rsub.Scalar")(with_scalar(1.5, 2))
-samples("mul.Scalar div.Scalar floor_divide.Scalar fmod.Scalar remainder.Scalar pow.Tensor_Scalar clamp_max clamp_min")(with_scalar(0.7))
+samples(
+    "mul.Scalar div.Scalar floor_divide.Scalar fmod.Scalar remainder.Scalar pow.Tensor_Scalar clamp_max clamp_min copysign.Scalar xlogy.Scalar_Other"
+)(with_scalar(0.7))
 samples("eq.Scalar ne.Scalar lt.Scalar le.Scalar gt.Scalar ge.Scalar")(with_scalar(4, whole=True))
-samples("bitwise_and.Scalar bitwise_or.Scalar __and__.Scalar __or__.Scalar")(with_scalar(6, whole=True))
-samples("pow.Scalar")(lambda draw: [call(2.0, draw.normal(B, 3)), call(1.5, draw.normal())])
+samples("bitwise_left_shift.Tensor_Scalar bitwise_right_shift.Tensor_Scalar")(with_scalar(2, whole=True))
+samples("bitwise_and.Scalar bitwise_or.Scalar bitwise_xor.Scalar __and__.Scalar __or__.Scalar")(with_scalar(6, whole=True))
+samples("pow.Scalar xlogy.Scalar_Self")(lambda draw: [call(2.0, draw.normal(B, 3)), call(1.5, draw.normal())])
 samples("clamp")(with_scalar(-0.5, 0.5))
 samples("clamp.Tensor")(
     lambda draw: [
