@@ -47,6 +47,9 @@ _PLAIN = {  # lazy views and writes -> what they come to in a functional program
     "aten.conj.default": "aten.conj_physical.default",
     "aten._neg_view.default": "aten.neg.default",
     "aten.zero.default": "aten.zeros_like.default",
+    "aten.__lshift__.Scalar": "aten.bitwise_left_shift.Tensor_Scalar",
+    "aten.__rshift__.Scalar": "aten.bitwise_right_shift.Tensor_Scalar",
+    "aten.__xor__.Scalar": "aten.bitwise_xor.Scalar",
 }
 _ASSERTS = {"_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range", "sym_constrain_range_for_size", "_assert_async"}
 
