@@ -30,7 +30,7 @@ from widepack_artifacts.opset import OPS
 from widepack_artifacts.program import Node, Output, Program, Ref, Slot
 from widepack_artifacts.tree import Tree, paths
 
-from . import ops
+from . import ops, taken_apart
 from .carrying import MEMBER, Found, New, Traced, Wanted, assignments, carried_by, wanted_of
 from .codec import dtype_name, encode, type_of
 from .conditions import Axis, GuardSource, Leaf, factor_of, guards_of, specializations
@@ -338,12 +338,12 @@ def _export(module: nn.Module, call: Call, dim: Any) -> torch.export.ExportedPro
 
 
 def _functional(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """The functional form with linear, conv, norms and attention whole; an op that the format does not have is taken apart, where torch knows how."""
+    """The functional form with linear, conv, norms and attention whole; an op that the format does not have is taken apart, where torch or taken_apart.py knows how."""
     apart: dict[Any, Any] = {}
     while True:
         functional: torch.export.ExportedProgram = exported.run_decompositions(apart)
         strange = {n.target for n in functional.graph.nodes if n.op == "call_function" and ops.name_of(n.target) not in OPS}
-        known_ways = torch.export.default_decompositions() if strange - set(apart) else {}
+        known_ways = {**torch.export.default_decompositions(), **taken_apart.known_ways()} if strange - set(apart) else {}
         new = {op: known_ways[op] for op in strange - set(apart) if op in known_ways}
         if not new:
             return functional
