@@ -408,7 +408,7 @@ def _read(
     kept = {places[i] for i in (*range(len(found.outputs) - len(found.kept)), *found.kept)}
     (output,) = (n for n in exported.graph.nodes if n.op == "output")
     output.args = (tuple(a if i in kept or i not in places else None for i, a in enumerate(output.args[0])),)
-    exported.graph.eliminate_dead_code()
+    _drop_asserts(exported.graph)
     by_name = {n.name: n for n in exported.graph.nodes}
     weights: dict[str, tuple[str, torch.Tensor]] = {}
     slots: list[Slot] = []
@@ -455,7 +455,7 @@ def _read(
         weights[name] = (role, value.detach())
     at = {s.target.removeprefix(prefix): renamed[s.arg.name] for s in signature.input_specs if s.target and s.arg.name in renamed}
     inputs += [Slot(at[name], name, "shared", leaf.type) for name, leaf in carried.items()]
-    nodes = [_node(n, renamed, symbols) for n in exported.graph.nodes if n.op == "call_function" and getattr(n.target, "_opname", "") not in _ASSERTS]
+    nodes = [_node(n, renamed, symbols) for n in exported.graph.nodes if n.op == "call_function"]
     bad = next((n for n in exported.graph.nodes if n.op not in ("placeholder", "call_function", "output")), None)
     if bad is not None:
         raise CaptureError(f"{type(module).__name__}: the export holds a {bad.op} of {bad.target}, control flow that has no form in an artifact")
@@ -488,6 +488,14 @@ def same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
         return True
     alike = a.shape == b.shape and a.dtype == b.dtype and a.stride() == b.stride() and a.device == b.device
     return alike and a.numel() > 0 and a.data_ptr() == b.data_ptr()
+
+
+def _drop_asserts(graph: fx.Graph) -> None:
+    """Take out what only looks whether a value is as expected, and with it a number that is read from a tensor for that alone."""
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and getattr(node.target, "_opname", "") in _ASSERTS and not node.users:
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
 
 
 def tensors_of(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
