@@ -163,7 +163,9 @@ def _size_of(node: ast.Subscript, leaves: Mapping[str, Leaf]) -> Expr:
             raise ValueError(f"{ast.unparse(node)} is no size of an input")
         parts.insert(0, str(at.slice.value))
         at = at.value
-    leaf = leaves.get(".".join(parts)) or leaves.get("_".join(parts))
+    leaf = (
+        leaves.get(".".join(parts)) or leaves.get("_".join(parts)) or leaves.get(".".join(["_".join(parts[:2]), *parts[2:]]))
+    )  # *args: x_0, x_0.key
     axis = int(str(node.slice.value))
     if leaf is None:
         raise ValueError(f"{ast.unparse(node)} is of no input that is known")
