@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,6 +98,37 @@ class FirstKeys(nn.Module):
         return torch.cat([torch.tensor([]), self.lin(x)], dim=-2) * 2
 
 
+@functools.cache
+def _nodes(count: int, dtype: torch.dtype) -> Tensor:
+    return torch.linspace(0.1, 1, count, dtype=dtype)
+
+
+class Remembered(nn.Module):
+    """What a function remembers for good must not be a tensor of an export: the module itself would answer without numbers from there on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.lin(x)
+        return y * _nodes(8, y.dtype)
+
+
+class Moments(nn.Module):
+    """Standard deviation and mean at once, variance and mean at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.lin(x)
+        std, mean = torch.std_mean(y, dim=1, keepdim=True)
+        var, middle = torch.var_mean(y, (0, 1), unbiased=False)
+        return (y - mean) / std + var - middle
+
+
 class Shifts(nn.Module):
     """Whole numbers in and out of bits, and powers of two."""
 
@@ -117,6 +149,8 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "checked": Checked,
     "first_keys": FirstKeys,
     "shifts": Shifts,
+    "remembered": Remembered,
+    "moments": Moments,
 }
 
 
@@ -158,3 +192,28 @@ def test_a_grouped_product_taken_apart_is_torchs_own(groups: int, dtype: torch.d
     for form in (weight, weight.transpose(1, 2).contiguous().transpose(1, 2)):
         torch.testing.assert_close(taken_apart.grouped_mm(x, form, ends), torch._grouped_mm(x, form, offs=ends))
     assert taken_apart.grouped_mm(x, weight[0]) is NotImplemented
+
+
+class Observed(nn.Module):
+    """Inputs behind `*`, the first a dict of two tensors: one batch for both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 8), nn.Linear(3, 8)
+
+    def forward(self, *x: dict[str, Tensor]) -> Tensor:
+        y: Tensor = self.a(x[0]["a"]) * self.b(x[0]["b"])
+        return y
+
+
+def test_a_dict_behind_a_star_has_one_batch(tmp_path: Path) -> None:
+    members = [member(Observed, i) for i in range(N)]
+    paths = [tmp_path / f"m{i}.pt" for i in range(N)]
+    for path, m in zip(paths, members):
+        torch.save(m.state_dict(), path)
+    sample = ({"a": torch.randn(5, 4), "b": torch.randn(5, 3)},)
+    build(paths, tmp_path / "e.wide", model=Observed, sample=sample, pt2=False, targets=("cpu",))
+    ens = load(tmp_path / "e.wide", verify="off", warmup=False)
+    x = {"a": torch.randn(2, 4), "b": torch.randn(2, 3)}
+    for answer, m in zip(ens(x), members):
+        torch.testing.assert_close(answer, run(m, (x,), {}))

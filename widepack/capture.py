@@ -13,7 +13,7 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -204,6 +204,7 @@ def capture(make: Callable[[], nn.Module], call: Call, *, asked: bool = True, en
         direct = entry == FORWARD and not wanted.buffers and not wanted.leaves
         return module if direct else Traced(module, entry, wanted.buffers, wanted.leaves)
 
+    _run_once(make(), call, entry)
     module = make()
     fixed: tuple[str, ...] = ()
     with assignments(module) as assigned:
@@ -337,13 +338,22 @@ def _export(module: nn.Module, call: Call, dim: Any) -> torch.export.ExportedPro
         return _functional(exported)
 
 
+def _run_once(module: nn.Module, call: Call, entry: str) -> None:
+    """Run a member that nobody keeps. What its code remembers for good (`functools.cache`) is made of numbers then: an export leaves tensors without any, of
+    which the user's own module would answer from there on. An error is left to the export, which explains it."""
+    clone = lambda t: t.clone() if isinstance(t, torch.Tensor) else t  # noqa: E731  # the member may write into its inputs
+    args, kwargs = pytree.tree_map(clone, (call.args, call.kwargs))
+    with calm(), torch.no_grad(), torch.random.fork_rng(devices=[]), suppress(Exception):
+        method_of(module, entry)(*args, **kwargs)
+
+
 def _functional(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """The functional form with linear, conv, norms and attention whole; an op that the format does not have is taken apart, where torch or taken_apart.py knows how."""
-    apart: dict[Any, Any] = {}
+    apart: dict[Any, Any] = taken_apart.known_ways()
     while True:
         functional: torch.export.ExportedProgram = exported.run_decompositions(apart)
         strange = {n.target for n in functional.graph.nodes if n.op == "call_function" and ops.name_of(n.target) not in OPS}
-        known_ways = {**torch.export.default_decompositions(), **taken_apart.known_ways()} if strange - set(apart) else {}
+        known_ways = torch.export.default_decompositions() if strange - set(apart) else {}
         new = {op: known_ways[op] for op in strange - set(apart) if op in known_ways}
         if not new:
             return functional

@@ -1,9 +1,10 @@
-"""Ops that the format does not have and torch does not take apart, in ATen: what `run_decompositions` is told of them.
+"""Ops that the format does not have and torch does not take apart, or cannot, in ATen: what `run_decompositions` is told of them.
 
 | op | what it is |
 |---|---|
 | `aten._grouped_mm`, `transformers.grouped_mm_fallback` | y[s] = x[s] W[g], where g is the group that row s lies in: a mixture's experts over rows sorted by expert |
 | `aten.ldexp` | x 2^e |
+| `aten.std_mean.dim` | its form with a correction: torch's own way takes other arguments than it is given |
 
 An op of a library is looked up when it is there: nothing is imported. Each is put by its meaning, so that float64, in which it is verified, takes it too.
 """
@@ -39,9 +40,18 @@ def ldexp(x: Tensor, exponent: Tensor) -> Tensor:
     return x * torch.pow(2.0, exponent)
 
 
+def std_mean(x: Tensor, dim: list[int] | None, unbiased: bool = True, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    std, mean = torch.ops.aten.std_mean.correction(x, dim, correction=int(unbiased), keepdim=keepdim)
+    return std, mean
+
+
 def known_ways() -> dict[Any, Callable[..., Any]]:
     """Op -> the same in ATen, of those ops that are there."""
-    ways: dict[Any, Callable[..., Any]] = {torch.ops.aten._grouped_mm.default: grouped_mm, torch.ops.aten.ldexp.Tensor: ldexp}
+    ways: dict[Any, Callable[..., Any]] = {
+        torch.ops.aten._grouped_mm.default: grouped_mm,
+        torch.ops.aten.ldexp.Tensor: ldexp,
+        torch.ops.aten.std_mean.dim: std_mean,
+    }
     theirs = getattr(torch.ops.transformers, "grouped_mm_fallback", None)
     if theirs is not None:
         ways[theirs.default] = grouped_mm
