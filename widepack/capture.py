@@ -13,7 +13,7 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,7 +31,7 @@ from widepack_artifacts.opset import OPS
 from widepack_artifacts.program import Node, Output, Program, Ref, Slot
 from widepack_artifacts.tree import Tree, paths
 
-from . import ops
+from . import ops, taken_apart
 from .attributes import attributes_of
 from .carrying import MEMBER, Found, New, Traced, Wanted, assignments, carried_by, wanted_of
 from .codec import dtype_name, encode, type_of
@@ -46,7 +46,12 @@ from .values import known
 from .watching import Seen, watched
 
 _DROPOUT = {"dropout", "dropout_", "feature_dropout", "feature_dropout_", "alpha_dropout", "alpha_dropout_", "feature_alpha_dropout"}
-_ZERO = {"aten.zero.default": "aten.zeros_like.default"}  # what a write comes to in a functional program
+_PLAIN = {  # writes and operators -> what they come to in a functional program
+    "aten.zero.default": "aten.zeros_like.default",
+    "aten.__lshift__.Scalar": "aten.bitwise_left_shift.Tensor_Scalar",
+    "aten.__rshift__.Scalar": "aten.bitwise_right_shift.Tensor_Scalar",
+    "aten.__xor__.Scalar": "aten.bitwise_xor.Scalar",
+}
 _ASSERTS = {"_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range", "sym_constrain_range_for_size", "_assert_async"}
 
 
@@ -201,6 +206,7 @@ def capture(make: Callable[[], nn.Module], call: Call, *, asked: bool = True, en
         direct = entry == FORWARD and not wanted.buffers and not wanted.leaves
         return module if direct else Traced(module, entry, wanted.buffers, wanted.leaves)
 
+    _run_once(make(), call, entry)  # another one: the module that is captured is the one whose attributes are known
     attributes = attributes_of(module)
     fixed: tuple[str, ...] = ()
     with assignments(module) as assigned:
@@ -389,9 +395,18 @@ def _export(module: nn.Module, call: Call, dim: Any) -> torch.export.ExportedPro
         return _functional(exported)
 
 
+def _run_once(module: nn.Module, call: Call, entry: str) -> None:
+    """Run a member that nobody keeps. What its code remembers for good (`functools.cache`) is made of numbers then: an export leaves tensors without any, of
+    which the user's own module would answer from there on. An error is left to the export, which explains it."""
+    clone = lambda t: t.clone() if isinstance(t, torch.Tensor) else t  # noqa: E731  # the member may write into its inputs
+    args, kwargs = pytree.tree_map(clone, (call.args, call.kwargs))
+    with calm(), torch.no_grad(), torch.random.fork_rng(devices=[]), suppress(Exception):
+        method_of(module, entry)(*args, **kwargs)
+
+
 def _functional(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """The functional form with linear, conv, norms and attention whole; an op that the format does not have is taken apart, where torch knows how."""
-    apart: dict[Any, Any] = {torch.ops.aten.as_strided.default: by_places}
+    """The functional form with linear, conv, norms and attention whole; an op that the format does not have is taken apart, where torch or taken_apart.py knows how."""
+    apart: dict[Any, Any] = {torch.ops.aten.as_strided.default: by_places, **taken_apart.known_ways()}
     while True:
         functional: torch.export.ExportedProgram = exported.run_decompositions(apart)
         strange = {n.target for n in functional.graph.nodes if n.op == "call_function" and ops.name_of(n.target) not in OPS}
@@ -460,7 +475,7 @@ def _read(
     kept = {places[i] for i in (*range(len(found.outputs) - len(found.kept)), *found.kept)}
     (output,) = (n for n in exported.graph.nodes if n.op == "output")
     output.args = (tuple(a if i in kept or i not in places else None for i, a in enumerate(output.args[0])),)
-    exported.graph.eliminate_dead_code()
+    _drop_asserts(exported.graph)
     by_name = {n.name: n for n in exported.graph.nodes}
     weights: dict[str, tuple[str, torch.Tensor]] = {}
     slots: list[Slot] = []
@@ -507,11 +522,7 @@ def _read(
         weights[name] = (role, value.detach())
     at = {s.target.removeprefix(prefix): renamed[s.arg.name] for s in signature.input_specs if s.target and s.arg.name in renamed}
     inputs += [Slot(at[name], name, "shared", leaf.type) for name, leaf in carried.items()]
-    nodes = [
-        _node(n, renamed, symbols, module)
-        for n in exported.graph.nodes
-        if n.op == "call_function" and getattr(n.target, "_opname", "") not in _ASSERTS
-    ]
+    nodes = [_node(n, renamed, symbols, module) for n in exported.graph.nodes if n.op == "call_function"]
     bad = next((n for n in exported.graph.nodes if n.op not in ("placeholder", "call_function", "output")), None)
     if bad is not None:
         raise CaptureError(f"{type(module).__name__}: the export holds a {bad.op} of {bad.target}, control flow that has no form in an artifact")
@@ -546,6 +557,14 @@ def same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     return alike and a.numel() > 0 and a.data_ptr() == b.data_ptr()
 
 
+def _drop_asserts(graph: fx.Graph) -> None:
+    """Take out what only looks whether a value is as expected, and with it a number that is read from a tensor for that alone."""
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and getattr(node.target, "_opname", "") in _ASSERTS and not node.users:
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+
+
 def tensors_of(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
     """Every tensor in a member's plain attributes, lists, tuples and dicts included, with its path."""
     found: list[tuple[str, torch.Tensor]] = []
@@ -569,7 +588,7 @@ def tensors_of(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 def _node(n: fx.Node, renamed: Mapping[str, str], symbols: Mapping[Any, str], module: nn.Module) -> Node:
     name = ops.name_of(n.target)
-    name = _ZERO.get(name, name)
+    name = _PLAIN.get(name, name)
     source = source_of(n)
     if name not in OPS:
         raise CaptureError(no_form(name, n.name, module, user_line(n.meta.get("stack_trace") or "", code=True)))

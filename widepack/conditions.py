@@ -220,7 +220,7 @@ def _place(node: ast.Subscript) -> tuple[str, int]:
 def _size_of(node: ast.Subscript, leaves: Mapping[str, Leaf]) -> Expr:
     """The size of an input, nested ones too, as its letter."""
     name, axis = _place(node)
-    leaf = leaves.get(name) or leaves.get(name.replace(".", "_"))
+    leaf = leaves.get(name) or leaves.get(name.replace(".", "_")) or leaves.get(name.replace(".", "_", 1))  # *args: x_0, x_0.key
     if leaf is None:
         raise ValueError(f"{ast.unparse(node)} is of no input that is known")
     if axis not in leaf.axes:

@@ -3,6 +3,7 @@
 from . import attention as attention
 from . import cells as cells
 from . import conv as conv
+from . import counts as counts
 from . import dims as dims
 from . import distance as distance
 from . import embedding as embedding

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..families import along, leading, value_of
+from ..families import along, leading, shift, value_of
 from ..registry import full_name, register, strategy
 from ..samples_of_ops import (
     B,
@@ -24,7 +24,7 @@ from ..samples_of_ops import (
     whole,
 )
 from ..values import Shared, Stacked, Value, Wide
-from ..writer import Writer, put_shared, rank
+from ..writer import Writer, is_tensor, put_shared, rank
 
 along("""
     softmax.int log_softmax.int _softmax _log_softmax cumsum cumprod cummax cummin logcumsumexp flip topk sort sort.stable argsort argsort.stable
@@ -37,6 +37,23 @@ along("select_scatter diagonal_scatter", mixed=True)
 along("roll", needs="dims")
 along("argmax argmin repeat_interleave.self_int linalg_norm aminmax", needs="dim")
 along("frobenius_norm.dim nuclear_norm.dim linalg_matrix_norm linalg_matrix_norm.str_ord")
+
+
+def _is_nothing(x: Wide) -> bool:
+    return is_tensor(x) and rank(x) == 1 and value_of(x).sizes[-1] == 0
+
+
+def _with_nothing(w: Writer, tensors: list[Wide], dim: int = 0) -> bool:
+    nothing = [_is_nothing(t) for t in tensors]
+    same = len({value_of(t).dtype for t in tensors}) == 1
+    return any(nothing) and not all(nothing) and same and len({rank(t) for t, n in zip(tensors, nothing) if not n} - {1}) == 1
+
+
+@strategy("cat", "without_empty", family="dim", when=_with_nothing)
+def cat_rest(w: Writer, tensors: list[Wide], dim: int = 0) -> Wide:
+    """an empty tensor of one dim joins anything and adds nothing: a cache before its first keys"""
+    rest = [w.stack(t) for t in tensors if not _is_nothing(t)]
+    return Stacked(rest[0] if len(rest) == 1 else w.call("cat", rest, shift(dim)))
 
 
 def _whole_norm(w: Writer, x: Stacked, p: float = 2, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> bool:
