@@ -95,6 +95,13 @@ for _op, _named in (
     _whole(_op, _named)
 
 
+@strategy("count_nonzero count_nonzero.dim_IntList", "sum", family="dim", when=lambda w, x, dim=None: rank(x) > 0)
+def count_nonzero(w: Writer, x: Stacked, dim: Any = None) -> Any:
+    """the sum of what is not 0"""
+    dims = list(range(1, 1 + rank(x))) if dim in (None, [], ()) else shift([dim] if isinstance(dim, int) else dim)
+    return Stacked(w.call("sum.dim_IntList", w.call("ne.Scalar", x.value, 0), dims))
+
+
 @strategy("one_hot", "leading", family="leading", when=lambda w, x, classes=-1: classes >= 0)
 def one_hot(w: Writer, x: Stacked, classes: int = -1) -> Any:
     """one more trailing dim; without a number of classes each member would count its own"""
@@ -154,6 +161,8 @@ samples("quantile.scalar nanquantile.scalar")(
     lambda draw: [call(draw.normal(B, 4, 6), q, d, k) for q, d, k in ((0.3, 0, False), (0.5, 1, True), (0.9, -1, False))]
 )
 samples("linalg_vecdot")(lambda draw: [call(draw.normal(B, 4), draw.normal(B, 4), **d) for d in ({}, {"dim": 0}, {"dim": -1})])
+samples("count_nonzero")(lambda draw: [call(draw.ints(0, 3, B, 4), *d) for d in ((), (0,), (-1,))] + [call(draw.bools(4))])
+samples("count_nonzero.dim_IntList")(lambda draw: [call(draw.ints(0, 3, B, 4, 6), d) for d in ([0], [1, -1], [0, 1, 2])])
 samples("nansum nanmean")(lambda draw: [*reduced_none(draw), call(draw.normal(B, 3), [0], dtype=torch.float64)])
 samples("prod.dim_int")(lambda draw: [*reduced(draw), call(draw.normal(B, 3), 1, dtype=torch.float64)])
 samples("any.dim all.dim")(lambda draw: [*reduced(draw), call(draw.bools(B, 3), 0), call(draw.bools(B, 3), -1, True)])

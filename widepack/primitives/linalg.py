@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ..families import leading
@@ -16,6 +18,12 @@ leading(
     "linalg_matrix_power linalg_inv_ex linalg_cholesky_ex",
     family="linalg",
 )
+
+
+@strategy("linalg_solve_triangular cholesky_solve", "leading", family="linalg", when=lambda w, a, b, *rest, **k: rank(a) == rank(b))
+def solve_pair(w: Writer, a: Wide, b: Wide, *rest: Any, **kwargs: Any) -> Wide:
+    """works on trailing dims of both: the member axis is one more leading dim"""
+    return Stacked(w.call(w.op, w.stack(a), w.stack(b), *rest, **kwargs))
 
 
 @strategy("linalg_matrix_exp", "leading", family="linalg")
@@ -102,6 +110,18 @@ def _square(draw: Draw, *lead: int) -> torch.Tensor:
 
 
 samples("linalg_inv inverse linalg_det")(lambda draw: [call(_square(draw)), call(_square(draw, B))])
+samples("linalg_solve_triangular")(
+    lambda draw: [
+        call(_square(draw).triu() + 2 * torch.eye(4), draw.normal(4, 6), upper=True),
+        call(_square(draw, B).tril() + 2 * torch.eye(4), draw.normal(B, 6, 4), upper=False, left=False),
+    ]
+)
+samples("cholesky_solve")(
+    lambda draw: [
+        call(draw.normal(4, 6), _square(draw).tril() + 2 * torch.eye(4)),
+        call(draw.normal(B, 4, 6), _square(draw, B).triu() + 2 * torch.eye(4), True),
+    ]
+)
 samples("linalg_slogdet linalg_inv_ex")(lambda draw: [call(_square(draw)), call(_square(draw, B))])
 samples("linalg_svdvals linalg_matrix_exp")(lambda draw: [call(_square(draw) / 4), call(_square(draw, B) / 4)])
 samples("linalg_svd")(lambda draw: [call(_square(draw), *f) for f in ((), (False,))] + [call(_square(draw, B))])

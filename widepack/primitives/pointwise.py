@@ -46,7 +46,7 @@ pointwise("""
     __and__.Tensor __and__.Scalar __or__.Tensor __or__.Scalar __xor__.Tensor logical_and logical_or logical_xor
     eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor gt.Scalar ge.Tensor ge.Scalar
     conj rrelu mvlgamma polygamma special_i0e special_i1 special_i1e special_entr special_erfcx special_log_ndtr special_ndtri special_xlog1py special_zeta
-    special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 igamma igammac isposinf isneginf nextafter gcd lcm copysign.Scalar
+    special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 igamma igammac isposinf isneginf isclose frexp.Tensor nextafter gcd lcm copysign.Scalar
     bitwise_xor.Scalar bitwise_left_shift.Tensor_Scalar bitwise_right_shift.Tensor_Scalar xlogy.Scalar_Other xlogy.Scalar_Self
     where.self where.ScalarOther where.ScalarSelf where.Scalar masked_fill.Scalar _to_copy
 """)
@@ -64,7 +64,7 @@ samples("""
     rad2deg reciprocal round rsqrt sigmoid sin sinc sinh special_erf special_expm1 special_log1p sqrt tan tanh trunc
     celu elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu mish relu relu6 selu silu softplus softshrink
     alias alias_copy resolve_conj resolve_neg detach special_i0e special_i1 special_i1e special_entr special_erfcx special_log_ndtr special_ndtri lift_fresh lift_fresh_copy
-    lift positive special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 isposinf isneginf
+    lift positive special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 isposinf isneginf frexp.Tensor
 """)(unary)
 samples("abs neg sign square isnan isinf isfinite logical_not signbit")(lambda draw: [*unary(draw), *integers(draw)])
 samples("sgn angle conj_physical")(lambda draw: [*unary(draw), *complexes(draw)])
@@ -88,6 +88,7 @@ samples(
     "atan2 arctan2 hypot copysign.Tensor heaviside logaddexp logaddexp2 xlogy.Tensor special_xlog1py nextafter complex polar clamp_max.Tensor clamp_min.Tensor"
 )(binary)
 samples("bitwise_left_shift.Tensor bitwise_right_shift.Tensor gcd lcm")(binary_bits)
+samples("isclose")(lambda draw: [call(args[0], args[0] + 0.1 * args[1], 0.1, 0.05) for args, _ in binary(draw)])
 samples("igamma igammac special_zeta")(lambda draw: [call(args[0].abs() + 1.5, args[1].abs() + 0.5) for args, _ in binary(draw)])
 samples("bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor __and__.Tensor __or__.Tensor __xor__.Tensor logical_and logical_or logical_xor")(
     binary_bools
