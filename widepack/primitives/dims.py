@@ -35,7 +35,7 @@ along("""
 """)
 along("select_scatter diagonal_scatter", mixed=True)
 along("roll", needs="dims")
-along("argmax argmin repeat_interleave.self_int linalg_norm aminmax", needs="dim")
+along("argmax argmin repeat_interleave.self_int linalg_norm aminmax count_nonzero", needs="dim")
 along("frobenius_norm.dim nuclear_norm.dim linalg_matrix_norm linalg_matrix_norm.str_ord")
 
 
@@ -205,7 +205,15 @@ samples("aminmax")(
 )
 samples("nansum nanmean")(lambda draw: [*reduced_none(draw), call(draw.normal(B, 3), [0], dtype=torch.float64)])
 samples("count_nonzero.dim_IntList")(lambda draw: [call(draw.ints(0, 2, B, 4, 6), d) for d in ([0], [1, -1], [])])
-samples("count_nonzero")(lambda draw: [call(draw.ints(0, 2, B, 4)), call(draw.bools(4)), call(draw.ints(0, 2))])
+samples("count_nonzero")(
+    lambda draw: [
+        call(draw.ints(0, 2, B, 4)),
+        call(draw.ints(0, 2, B, 4), 0),
+        call(draw.ints(0, 2, B, 4), -1),
+        call(draw.bools(4)),
+        call(draw.ints(0, 2)),
+    ]
+)
 samples("median nanmedian norm.Scalar")(whole)
 samples("norm.ScalarOpt_dtype")(lambda draw: [call(draw.normal(B, 4), p, dtype=torch.float64) for p in (2, 1, None)])
 samples("dist")(
