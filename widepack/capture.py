@@ -52,6 +52,8 @@ _PLAIN = {  # writes and operators -> what they come to in a functional program
     "aten.__rshift__.Scalar": "aten.bitwise_right_shift.Tensor_Scalar",
     "aten.__xor__.Scalar": "aten.bitwise_xor.Scalar",
 }
+_READS = {"item", "_local_scalar_dense"}
+_OWN_CHECK = re.compile(r"expression u\d+ (>= 0|<= 1) on node")  # torch's of a truth value
 _ASSERTS = {"_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range", "sym_constrain_range_for_size", "_assert_async"}
 
 
@@ -475,7 +477,7 @@ def _read(
     kept = {places[i] for i in (*range(len(found.outputs) - len(found.kept)), *found.kept)}
     (output,) = (n for n in exported.graph.nodes if n.op == "output")
     output.args = (tuple(a if i in kept or i not in places else None for i, a in enumerate(output.args[0])),)
-    _drop_asserts(exported.graph)
+    _drop_asserts(exported.graph, module)
     by_name = {n.name: n for n in exported.graph.nodes}
     weights: dict[str, tuple[str, torch.Tensor]] = {}
     slots: list[Slot] = []
@@ -557,12 +559,34 @@ def same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     return alike and a.numel() > 0 and a.data_ptr() == b.data_ptr()
 
 
-def _drop_asserts(graph: fx.Graph) -> None:
-    """Take out what only looks whether a value is as expected, and with it a number that is read from a tensor for that alone."""
+def _drop_asserts(graph: fx.Graph, module: nn.Module) -> None:
+    """Take out what only looks whether a value is as expected, and with it a number that is read from a tensor for that alone.
+
+    A truth value of which torch itself says no more than that it is 0 or 1 was read for something else: a branch whose error the member's code caught.
+    Raises: CaptureError.
+    """
+    for node in graph.nodes:
+        if getattr(node.target, "_opname", "") in _READS:
+            checks = [n for n in _after(node) if getattr(n.target, "_opname", "") in _ASSERTS]
+            if checks and all(_OWN_CHECK.search(str(n.args[-1])) for n in checks):
+                raise CaptureError(
+                    no_form("aten._local_scalar_dense.default", node.name, module, user_line(node.meta.get("stack_trace") or "", code=True))
+                )
     for node in reversed(list(graph.nodes)):
         if node.op == "call_function" and getattr(node.target, "_opname", "") in _ASSERTS and not node.users:
             graph.erase_node(node)
     graph.eliminate_dead_code()
+
+
+def _after(node: fx.Node) -> set[fx.Node]:
+    """Whatever hangs on a node."""
+    found: set[fx.Node] = set()
+    waiting = [node]
+    while waiting:
+        new = set(waiting.pop().users) - found
+        found |= new
+        waiting += new
+    return found
 
 
 def tensors_of(module: nn.Module) -> list[tuple[str, torch.Tensor]]:

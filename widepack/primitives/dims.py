@@ -149,7 +149,7 @@ def whole_sum(w: Writer, x: Stacked, **kwargs: Any) -> Any:
 def isin(w: Writer, x: Wide, among: Wide, *, assume_unique: bool = False, invert: bool = False) -> Any:
     """one look-up for all members; among numbers of their own, every pair compared"""
     if isinstance(among, Shared):
-        return Stacked(w.call("isin.Tensor_Tensor", value_of(x), among.value, invert=invert))
+        return Stacked(w.call("isin.Tensor_Tensor", w.call("contiguous", value_of(x)), among.value, invert=invert))
     deep = rank(x)
     rows = _flat(w, among) if isinstance(among, Stacked) else among  # [N, numbers]
     for _ in range(deep):
@@ -222,7 +222,7 @@ samples("dist")(
 samples("isin.Tensor_Tensor")(
     lambda draw: [
         call(draw.ints(0, 9, B, 4), draw.ints(0, 9, 3)),
-        call(draw.ints(0, 9, B), draw.ints(0, 9, 2, 2), invert=True),
+        call(draw.ints(0, 9, B), draw.ints(0, 9, 4), invert=True),
         call(draw.ints(0, 9), draw.ints(0, 9, 3)),
     ]
 )
