@@ -338,6 +338,23 @@ def test_what_no_drawn_input_shows_is_refused_by_name(
         assert word in message, message
 
 
+class Modal(Net):
+    """Three of four modes make one program; the last matters for long inputs alone."""
+
+    def __init__(self, mode: str = "a") -> None:
+        super().__init__()
+        self.mode = mode
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y * 2 if self.mode == "d" and x.shape[0] > 64 else y
+
+
+def test_values_that_do_not_matter_say_nothing_of_another(tmp_path: Path) -> None:
+    message = refused(MemberMismatch, tmp_path, numbered(tmp_path, count=4), model=by_member(Modal, "a", "b", "c", "d"))
+    assert "mode: 'a' in member m0, 'd' in member m3" in message
+
+
 def test_an_eps_that_shows_is_named_with_the_line(tmp_path: Path) -> None:
     message = refused(VerificationError, tmp_path, numbered(tmp_path), model=by_member(lambda e: Net(eps=e), 1e-5, 1e-2, 1e-5))
     assert "does not give the members' own answers" in message

@@ -4,7 +4,8 @@ Comparison (a) sees wrong numbers. It cannot see an eps of 1e-6 instead of 1e-5 
 built for it is also held to the one that was captured (of members of its shapes):
 
 1. its plain attributes (attributes.py): where they differ, that very module is captured too, and the programs are compared: ops, literals, conditions.
-   Equal programs mean that the attributes are for something else (a name, a date, a dropout probability): after TRIED such captures they are left alone.
+   Equal programs mean that the attributes are for something else (a name, a date, a dropout probability): a value is captured once, and after TRIED values of
+   an attribute that make one program its further values are left alone.
 2. what it does in one call (recorded.py), beside the first member of its shapes: where that differs, the member is captured too.
 
 Only another program refuses a member; nothing is captured where nothing differs.
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from widepack_artifacts.program import Node, refs
+from widepack_artifacts.program import Node, Ref, refs
 
 from .attributes import Difference, attributes_of, differences, in_words
 from .capture import Captured
@@ -27,7 +28,9 @@ from .errors import CaptureError, MemberMismatch
 from .members import bit_equal
 from .recorded import Did, first_difference
 
-TRIED = 2  # captures in which an attribute differed and the program did not: it is for something else
+TRIED = 6  # values of an attribute of which the captures gave one program: it is for something else
+TRIED_LONG = 2  # the same of values longer than LONG characters: dates, paths, names of runs
+LONG = 24
 MOST = 6  # captures for records that differ
 WAY_OUT = (
     "Members differ in weights only: give all of them one value (an argument of the factory, --model-arg), make it a buffer that is saved with each "
@@ -48,7 +51,7 @@ class Alike:
         self.names, self.signatures, self.captured, self.again = names, signatures, captured, again
         self.differ: dict[int, tuple[Difference, ...]] = {}  # member -> attributes
         self.other: dict[int, str] = {}  # member -> how its program is another, "" where it is not
-        self._harmless: Counter[str] = Counter()
+        self._harmless: dict[str, set[str]] = {}  # attribute -> values that make the captured program
         self._first: dict[int, list[Did]] = {}  # signature -> the record of its first member
         self._parted: dict[int, tuple[int, str]] = {}  # member -> where its record leaves the first member's
 
@@ -56,9 +59,10 @@ class Alike:
         """Note a fresh module of member i, before it runs. Returns: whether it was used up, so that another has to be built."""
         held = self.captured[self.signatures[i]].attributes
         found = differences(held, attributes_of(module)) if held is not None else ()
-        if all(self._harmless[d.path] >= TRIED for d in found):
+        if found:
+            self.differ[i] = found
+        if all(self._known(d) for d in found):
             return False
-        self.differ[i] = found
         if any(self.other.values()):  # one refuses the build
             return False
         self._capture(i, module)
@@ -78,7 +82,7 @@ class Alike:
         kinds: Counter[tuple[int, str]] = Counter()
         for i, (at, what) in self._parted.items():
             kind = at, what.partition("(")[0]
-            if not any(self.other.values()) and kinds[kind] < TRIED and kinds.total() < MOST:
+            if not any(self.other.values()) and kinds[kind] < 2 and kinds.total() < MOST:
                 kinds[kind] += 1
                 self._capture(i, None)
         i = next((i for i, words in self.other.items() if words), -1)
@@ -93,6 +97,11 @@ class Alike:
             return f"{self._where(i)} ({self.other[i] or 'though its own capture gives the same program'})"
         return f"{self.other[i]}. {self._where(i)}" if self.other.get(i) else ""
 
+    def _known(self, d: Difference) -> bool:
+        """Whether an attribute's value is known, or taken, to make no other program."""
+        tried = self._harmless.get(d.path, set())
+        return d.other in tried or len(tried) >= (TRIED_LONG if len(d.other) > LONG else TRIED)
+
     def _capture(self, i: int, module: nn.Module | None) -> None:
         try:
             other = self.again(i, module)
@@ -101,7 +110,8 @@ class Alike:
             return
         self.other[i] = difference(self.captured[self.signatures[i]], other)
         if not self.other[i]:
-            self._harmless.update(d.path for d in self.differ.get(i, ()))
+            for d in self.differ.get(i, ()):
+                self._harmless.setdefault(d.path, set()).add(d.other)
 
     def _original(self, i: int) -> int:
         return list(self.signatures).index(self.signatures[i])
@@ -116,7 +126,7 @@ class Alike:
         """The attributes that differ: first those that have the texts of the literals that differ, without those that are known to be for something else."""
         differ = self.differ.get(i, ())
         literal = set(self.other.get(i, "").replace(",", " ").split())
-        found = sorted([d for d in differ if not self._harmless[d.path]] or differ, key=lambda d: -len({d.one, d.other} & literal))
+        found = sorted([d for d in differ if not self._harmless.get(d.path)] or differ, key=lambda d: -len({d.one, d.other} & literal))
         first = self._original(i)
         if found and first == i:
             return f"The factory is not deterministic: {in_words(found, 'the module that was captured', 'the next one of the same checkpoint')}"
@@ -187,6 +197,10 @@ def _tensor(value: torch.Tensor | None) -> str:
     return "nothing" if value is None else str(value.tolist()) if value.numel() <= 8 else f"one of shape {list(value.shape)}"
 
 
+def _read(value: Any) -> str:
+    return f"the value {value.name}" if isinstance(value, Ref) else repr(value)
+
+
 def _literal(x: Node, y: Node, sizes: bool) -> tuple[str, str] | None:
     """The first literals in which two calls of an op differ, as text; None where they agree. Texts tell 1, 1.0 and True apart, and NaN equals itself."""
 
@@ -197,6 +211,8 @@ def _literal(x: Node, y: Node, sizes: bool) -> tuple[str, str] | None:
             return next((found for k in a if (found := walk(a[k], b[k]))), None)
         if repr(a) == repr(b) or (sizes and type(a) is int and type(b) is int):
             return None
+        if isinstance(a, Ref) or isinstance(b, Ref):
+            return _read(a), _read(b)
         return repr(a), repr(b)
 
     return walk(list(x.args), list(y.args)) or walk(x.kwargs, y.kwargs)

@@ -114,7 +114,8 @@ class _Walk:
             self._function(path, value, depth)
         elif id(value) not in self.seen and not isinstance(value, types.ModuleType):
             self.seen.add(id(value))
-            self._parts(path, value, depth)
+            with contextlib.suppress(Exception):  # an object of the user's may raise at any look
+                self._parts(path, value, depth)
 
     def _parts(self, path: str, value: Any, depth: int) -> None:
         """What holds other values."""

@@ -285,6 +285,14 @@ def _drop_first_changes(exported: torch.export.ExportedProgram, make: Callable[[
     written = {i: str(s.target).removeprefix(prefix) for i, s in enumerate(specs) if s.kind.name == "PARAMETER_MUTATION"}
     if not written:
         return
+    inputs = {s.arg.name for s in exported.graph_signature.input_specs if s.kind is InputKind.USER_INPUT}
+    (output,) = (n for n in exported.graph.nodes if n.op == "output")
+    hanging = [name for i, name in written.items() if any(n.name in inputs for n in _before(output.args[0][i]))]
+    if hanging:
+        raise CaptureError(
+            f"{type(make()).__name__} changes its parameters {', '.join(hanging[:5])} by what it is given when {entry} runs in eval mode; a member program has "
+            "no side effects: make them buffers and build with --state, or change them in train mode alone"
+        )
     module = make()
     held = dict(module.named_parameters(remove_duplicate=False))
     first: dict[str, torch.Tensor] = {}
@@ -302,7 +310,6 @@ def _drop_first_changes(exported: torch.export.ExportedProgram, make: Callable[[
                 "make them buffers and build with --state, or change them in train mode alone"
             )
     specs[:] = [s for i, s in enumerate(specs) if i not in written]
-    (output,) = (n for n in exported.graph.nodes if n.op == "output")
     output.args = (tuple(a for i, a in enumerate(output.args[0]) if i not in written),)
 
 
@@ -576,6 +583,17 @@ def _drop_asserts(graph: fx.Graph, module: nn.Module) -> None:
         if node.op == "call_function" and getattr(node.target, "_opname", "") in _ASSERTS and not node.users:
             graph.erase_node(node)
     graph.eliminate_dead_code()
+
+
+def _before(node: fx.Node) -> set[fx.Node]:
+    """Whatever a node hangs on."""
+    found: set[fx.Node] = set()
+    waiting = [node]
+    while waiting:
+        new = set(waiting.pop().all_input_nodes) - found
+        found |= new
+        waiting += new
+    return found
 
 
 def _after(node: fx.Node) -> set[fx.Node]:

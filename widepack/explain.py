@@ -17,7 +17,8 @@ _TORCH = str(Path(torch.__file__).parent)
 _OWN = str(Path(__file__).parent)
 _LIBRARIES = tuple({*site.getsitepackages(), *sysconfig.get_paths().values()} - {sysconfig.get_path("data"), sysconfig.get_path("scripts")})
 _RUNNERS = ("capture.py", "trial.py")  # what calls the member: the frames before these are not the member's
-_TRANSFORMS = ("functorch tensor", "torch.autograd.grad", "has no attribute 'constant'", "fake tensor in the exported program constant's list")
+_TRANSFORMS = ("functorch tensor", "torch.autograd.grad", "has no attribute 'constant'")
+_DATA = "fake tensor in the exported program constant's list"
 
 # What a line does that no export can follow -> how that is called, and what to write instead; the first that matches.
 _READS = (
@@ -78,6 +79,8 @@ def explain(error: Exception, module: nn.Module, letters: Mapping[str, str] = Ma
     frame = user_frame(traceback.extract_tb(error.__traceback__))
     where = f" at {frame}" if frame else ""
     name = type(module).__name__
+    if _DATA in text:
+        return f"{name} writes into a parameter or buffer by .data, or keeps a tensor of one call for the next{where}, which torch.export does not follow. Write under torch.no_grad() without .data, or make it a buffer; torch says: {text.strip().splitlines()[0][:200]}"
     if any(word in text for word in _TRANSFORMS) or _differentiates(error):
         return f"{name} does what torch.export does not follow{where}: derivatives inside forward (torch.autograd.grad, torch.func.grad, jacrev, jvp), or torch.func over weights. Write the derivative, or the batched product, out in tensor operations; torch says: {text.strip().splitlines()[0][:200]}"
     if "data-dependent" in text or "Could not guard" in text or "Could not extract specialized integer" in text or "_local_scalar_dense" in text:

@@ -55,7 +55,7 @@ def _max_pool1d(x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 
 def _linspace(start: Any, end: Any, steps: Any, *args: Any, dtype: torch.dtype | None = None, **more: Any) -> Tensor:
     """The same by arange where the number of steps is a size: from the start in the first half, from the end in the second, as torch does."""
     dtype = dtype or torch.get_default_dtype()
-    plain = not args and set(more) <= {"device"} and dtype.is_floating_point
+    plain = not args and set(more) <= {"device"} and dtype in (torch.float32, torch.float64)
     if not isinstance(steps, torch.SymInt) or not plain or isinstance(start, Tensor) or isinstance(end, Tensor):
         return _LINSPACE(start, end, steps, *args, dtype=dtype, **more)
     a, b = (_rounded(v, dtype) for v in (start, end))

@@ -22,7 +22,7 @@ _REASONS = {
         nonzero argwhere where masked_select _unique _unique2 unique_consecutive unique_dim unique_dim_consecutive bincount repeat_interleave.Tensor
         repeat_interleave.self_Tensor linspace.Scalar_Tensor linspace.Tensor_Scalar linspace.Tensor_Tensor nonzero_static
     """,
-    "LAPACK refuses NaN: one member's would stop the others": "linalg_eig linalg_eigvals",
+    "a decomposition that refuses NaN, whatever runs it": "linalg_eig linalg_eigvals",
     "counts or ranges that torch takes for one tensor alone": "histogram.bin_ct segment_reduce ctc_loss.IntList searchsorted.Scalar bucketize.Scalar isin.Scalar_Tensor",
     "reads memory as it lies": "as_strided as_strided_scatter sym_storage_offset sym_stride.int slice_inverse put take view_as squeeze_copy",
     "an inner form of an op that has strategies, of programs that were taken apart": """

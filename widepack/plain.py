@@ -95,14 +95,15 @@ def _convolution(node: Node, types: Mapping[str, str]) -> Arguments | None:
 
 def _padded(mode: str) -> Callable[[Node, Mapping[str, str]], Arguments]:
     def made(node: Node, types: Mapping[str, str]) -> Arguments:
-        x, pad = node.args
-        return "aten.pad.default", (x, pad, mode), {}
+        given = ops.bind(node.op, node.args, node.kwargs)
+        return "aten.pad.default", (given["self"], given["padding"], mode), {}
 
     return made
 
 
 def _view(node: Node, types: Mapping[str, str]) -> Arguments:
-    return "aten.view.default", node.args[:2], {}
+    given = ops.bind(node.op, node.args, node.kwargs)
+    return "aten.view.default", (given["self"], given["size"]), {}
 
 
 _OTHER: dict[str, Callable[[Node, Mapping[str, str]], Arguments | None]] = {

@@ -6,6 +6,7 @@ the record of one of them, also where it changes no answer on these inputs.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,11 +27,18 @@ class Recorded(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's c
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         flat = [*args, *(kwargs or {}).items()]
         if func is torch.ops.aten.lift_fresh.default:
-            literals: tuple[str, ...] = (repr(args[0].tolist()) if args[0].numel() <= 1000 else str(tuple(args[0].shape)),)
+            literals: tuple[str, ...] = (_numbers(args[0]),)
         else:
             literals = tuple(map(_text, flat))
         self.did.append((str(func), literals))
         return func(*args, **(kwargs or {}))
+
+
+def _numbers(value: torch.Tensor) -> str:
+    """A tensor made of Python numbers as text, or the hash of many."""
+    return (
+        repr(value.tolist()) if value.numel() <= 1000 else f"{tuple(value.shape)} {hashlib.blake2b(repr(value.tolist()).encode()).hexdigest()[:12]}"
+    )
 
 
 def _text(value: Any) -> str:

@@ -35,13 +35,27 @@ _TRAILING = {
     full_name(n) for n in ["softmax.int", "log_softmax.int", "_softmax", "_log_softmax", "amax", "amin", "logsumexp", "unsqueeze", "select.int"]
 }
 _TRAILING |= {
-    full_name(n) for n in ["slice.Tensor", "sum.dim_IntList", "mean.dim", "argmax", "var.correction", "linalg_vector_norm", "cumsum", "flip"]
+    full_name(n)
+    for n in [
+        "slice.Tensor",
+        "sum.dim_IntList",
+        "mean.dim",
+        "argmax",
+        "var.correction",
+        "var.dim",
+        "std.dim",
+        "std.correction",
+        "linalg_vector_norm",
+        "cumsum",
+        "flip",
+    ]
 }
 _ROWS = {full_name(n): n for n in ["linear", "layer_norm", "rms_norm"]}  # of the last dims alone; every other tensor is a weight
 _REFUSING = {
     full_name(n) for n in ["div.Tensor_mode", "div.Scalar_mode", "floor_divide", "floor_divide.Scalar", "remainder.Tensor", "remainder.Scalar"]
 }
-_REFUSING |= {full_name(n) for n in ["fmod.Tensor", "fmod.Scalar"]}
+_REFUSING |= {full_name(n) for n in ["fmod.Tensor", "fmod.Scalar", "remainder.Scalar_Tensor", "pow.Tensor_Tensor", "pow.Scalar"]}
+_SEVERAL = {full_name("frexp.Tensor")}
 _SUMS = {full_name(n): n.partition(".")[0] for n in ["sum", "mean", "sum.dim_IntList", "mean.dim"]}
 _LOSSES = {full_name(n) for n in ["mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits", "soft_margin_loss"]}
 
@@ -122,7 +136,8 @@ def _selects(node: Node, types: Mapping[str, str], found: Mapping[str, Kind]) ->
     before, within = len(indices) - 1, rank_of(types[mask.name])
     behind = rank_of(types.get(source.name, "")) - before - within
     whole = node.op == "aten.index.Tensor" or behind == 0
-    fits = found.get(mask.name) == "stacked" and within > 0 and behind >= 0 and whole
+    at_places = _sizes(types.get(source.name, ""))[before : before + within] == _sizes(types[mask.name])  # a mask that broadcasts has other places
+    fits = found.get(mask.name) == "stacked" and within > 0 and behind >= 0 and whole and at_places
     return Selected(mask.name, source, before, within, behind) if fits else None
 
 
@@ -152,6 +167,8 @@ class _Follow:
     def read(self, node: Node) -> Selected | Ref | None:
         """What stands for a node that reads selected values: another one, a value that has no such dim, or None where it cannot be followed."""
         self.at = node
+        if not node.op.startswith("aten."):
+            return None
         if node.op in ("aten.index_put.default", "aten.masked_scatter.default"):
             return self.put(node)
         if node.op == "aten.broadcast_tensors.default":
@@ -162,7 +179,7 @@ class _Follow:
         given = ops.bind(node.op, node.args, node.kwargs)
         of = [self.selected[r] for r in refs((node.args, node.kwargs)) if r in self.selected]
         one = of[0]
-        if any(not one.like(s) or s.behind != one.behind for s in of) or node.op in _REFUSING:
+        if any(not one.like(s) or s.behind != one.behind for s in of) or node.op in _REFUSING | _SEVERAL:
             return None
         if node.op in _LOSSES:
             return self.loss(node, given, one)

@@ -25,10 +25,20 @@ _LARGER = 65  # sizes below this one are looked at where no small one breaks a c
 def way_at_one(subject: Subject, letter: str) -> str:
     """Why the program is not known to hold where a dim is 1, in words; empty when it holds there.
 
-    Export takes every dynamic dim to be at least 2, and follows `if x.shape[0] > 1` without a condition: only the member itself can tell.
+    Export takes every dynamic dim to be at least 2, and follows `if x.shape[0] > 1` without a condition: only the member itself can tell. It is asked at the
+    example's sizes of the other dims, then at small ones and a larger one of each: `if B == 1 and T <= 3` leaves no condition on T behind.
     """
     sizes = {**subject.sizes, letter: 1}
-    return _way_at(subject, sizes) if subject.fits(sizes) else ""
+    if not subject.fits(sizes):
+        return ""
+    if why := _way_at(subject, sizes):
+        return why
+    for other, size in subject.sizes.items():
+        for n in (1, 2, 3, 2 * size + 1) if other != letter else ():
+            at = {**sizes, other: n}
+            if n != size and subject.fits(at) and _takes(subject, at) and (why := _way_at(subject, at)):
+                return f"{why} (at {other} = {n})"
+    return ""
 
 
 def needless(subject: Subject, dims: Mapping[str, tuple[int, int | None]], guards: Sequence[Any]) -> set[int]:
@@ -64,6 +74,20 @@ def needless(subject: Subject, dims: Mapping[str, tuple[int, int | None]], guard
         if not broken & kept:  # what breaks one that stays is refused anyway
             (kept if any(_way_at(subject, sizes) for sizes in (where[0], where[-1])) else gone).update(broken)
     return gone - kept
+
+
+def _takes(subject: Subject, sizes: Mapping[str, int]) -> bool:
+    """Whether member 0 answers at these sizes at all: what it does not take, its program need not."""
+    if subject.module is None:
+        return False
+    (inputs,) = subject.draw(sizes, 3, "shared", 1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            run_module(subject.module(0), subject, inputs)
+    except Exception:  # noqa: BLE001  # whatever the user's code raises
+        return False
+    return True
 
 
 def _way_at(subject: Subject, sizes: Mapping[str, int]) -> str:

@@ -259,7 +259,17 @@ def answers(
                 continue
             inputs, exact, users = (_next(subject, call.inputs[i], b) for b in before)
             with torch.inference_mode():
-                own = list(subject.run(i)(*given, *inputs))
+                try:
+                    own = list(subject.run(i)(*given, *inputs))
+                except (
+                    RuntimeError,
+                    IndexError,
+                    ValueError,
+                ) as e:  # member 0 has answered: something in this one's weights (NaN in an eigenvalue problem)
+                    raise VerificationError(
+                        f"member {name} fails at {call.label}, where member {subject.members[0]} answers: {type(e).__name__}: {' '.join(str(e).split())[:300]}; "
+                        "look at its weights, or leave it out"
+                    ) from e
                 try:
                     with double_by_default():
                         truth = list(subject.run(i, exact=True)(*doubles, *(raise_value(x) for x in exact)))
@@ -489,9 +499,12 @@ def check_wide(
             where = data_sized(subject.programs[0])
             raise VerificationError(
                 f"the wide program ({pattern}) fails at {call.label}, where every member answers: {type(e).__name__}: {' '.join(str(e).split())[:300]}. "
-                + (f"The size of a value is data at {where}: values" if where else "Values")
-                + " whose sizes are data (y[mask], nonzero) cannot be one a member: use torch.where or a fixed number of results; "
-                "else please report it, or build with --strategy loop"
+                + (
+                    f"The size of a value is data at {where}: values whose sizes are data (y[mask], nonzero) cannot be one a member: use torch.where or a fixed number "
+                    "of results; else please report it, or build with --strategy loop"
+                    if where
+                    else "Please report it, or build with --strategy loop"
+                )
             ) from e
         for s in subject.states:
             left[-1] = left[-1] or list(wide)
