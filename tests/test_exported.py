@@ -11,7 +11,7 @@ import torch
 
 import cases
 from support import Artifacts, fresh, leaves, must, stack
-from widepack import Output, load
+from widepack import Output, build, load
 from widepack_artifacts.store import Reader
 
 LINES = """\
@@ -134,3 +134,28 @@ def test_the_programs_hold_no_weights(artifacts: Artifacts) -> None:
 def test_the_readme_shows_these_lines() -> None:
     readme = (Path(__file__).parent.parent / "README.md").read_text()
     assert LINES + "y = model(x)\n" in readme
+
+
+class Masked(torch.nn.Module):
+    """The number of columns is data, of a mask that all members share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = torch.nn.Linear(4, 6)
+        self.register_buffer("mask", torch.tensor([True, False, True, True, False, True]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.fc(x)[:, self.mask]
+        return y
+
+
+def test_a_size_that_is_data_of_all_members_has_a_range(tmp_path: Path) -> None:
+    paths = [tmp_path / f"m{i}.pt" for i in range(2)]
+    for path in paths:
+        torch.save(Masked().state_dict(), path)
+    build(paths, tmp_path / "e.wide", model=Masked, inputs=["x=float32[B,4]"])
+    ens, x = load(tmp_path / "e.wide"), torch.randn(3, 4)
+    exported = torch.export.load(tmp_path / "e.wide" / ens.manifest.entries["forward"].pt2["shared"])
+    weights = {n: torch.stack([ens.state_dict(i)[n] for i in range(2)]) for n in ("fc.weight", "fc.bias")}
+    exported.state_dict.update({n: weights.get(n, ens.state_dict(0)["mask"]) for n in exported.state_dict})
+    torch.testing.assert_close(exported.module()(x), ens(x).clone())

@@ -7,8 +7,9 @@ The ExportedProgram is put together from the nodes that are there already instea
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -18,6 +19,7 @@ from torch.export import ExportedProgram
 from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
 from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from widepack_artifacts import tree
@@ -71,7 +73,10 @@ def export_program(program: Program, fakes: Fakes, dims: Mapping[str, tuple[int,
         graph=module.graph,
         graph_signature=ExportGraphSignature(specs, [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(n.name), None) for n in flat_nodes]),
         state_dict=state,
-        range_constraints={fakes.dims[d].node.expr: ValueRanges(least, int_oo if most is None else most) for d, (least, most) in dims.items()},
+        range_constraints={
+            **{fakes.dims[d].node.expr: ValueRanges(least, int_oo if most is None else most) for d, (least, most) in dims.items()},
+            **{s: ValueRanges(0, int_oo) for s in _sizes_of_data(values.values())},
+        },
         module_call_graph=[ModuleCallEntry("", call)],
         example_inputs=None,
         constants={},
@@ -81,6 +86,17 @@ def export_program(program: Program, fakes: Fakes, dims: Mapping[str, tuple[int,
     with patch.object(serialize, "canonicalize", lambda program, *_: program):
         torch.export.save(exported, file)
     return file.getvalue()
+
+
+def _sizes_of_data(values: Iterable[Any]) -> set[Any]:
+    """The symbols of sizes that are data (the number of true places of a mask that all members share)."""
+    found: set[Any] = set()
+    for value in values:
+        for t in value if isinstance(value, (list, tuple)) else [value]:
+            for size in (*t.shape, *t.stride()) if isinstance(t, torch.Tensor) else ():
+                if isinstance(size, torch.SymInt):
+                    found |= {s for s in size.node.expr.free_symbols if symbol_is_type(s, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT))}
+    return found
 
 
 def placeholder(name: str) -> str:
