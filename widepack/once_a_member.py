@@ -23,7 +23,7 @@ _REASONS = {
         repeat_interleave.self_Tensor linspace.Scalar_Tensor linspace.Tensor_Scalar linspace.Tensor_Tensor nonzero_static
     """,
     "a decomposition that refuses NaN, whatever runs it": "linalg_eig linalg_eigvals",
-    "counts or ranges that torch takes for one tensor alone": "histogram.bin_ct segment_reduce ctc_loss.IntList searchsorted.Scalar bucketize.Scalar isin.Scalar_Tensor",
+    "counts or ranges that torch takes for one tensor alone": "histogram.bin_ct segment_reduce ctc_loss.IntList searchsorted.Scalar bucketize.Scalar",
     "reads memory as it lies": "as_strided as_strided_scatter sym_storage_offset sym_stride.int slice_inverse put take view_as squeeze_copy",
     "an inner form of an op that has strategies, of programs that were taken apart": """
         _embedding_bag _embedding_bag_forward_only _fft_c2c _fft_c2r _fft_r2c _linalg_det _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd _euclidean_dist

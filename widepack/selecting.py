@@ -406,6 +406,11 @@ class _Follow:
         order = [a for a, _, _ in ops.arguments(node.op)]
         full = {a: given.get(a, d) for a, _, d in ops.arguments(node.op)} | {"reduction": 0}
         dense = {a: self.selected[v.name].dense if isinstance(v, Ref) else v for a, v in full.items()}
+        if node.op == full_name(
+            "binary_cross_entropy_with_logits"
+        ):  # the one that broadcasts nothing: places along two dims of a mask may have sizes of 1
+            pair = self.add("broadcast_tensors", [dense[order[0]], dense[order[1]]])
+            dense |= {a: self.add("operator.getitem", pair, k) for k, a in enumerate(order[:2])}
         value = replace(one, dense=self.add(node.op, *(dense[a] for a in order)))
         if how == 0:
             return value

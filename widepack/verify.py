@@ -497,14 +497,16 @@ def check_wide(
             wide = run.run(*_next(subject, call.stacked(), left[call.after] if call.after is not None else ()))
         except (RuntimeError, IndexError, ValueError) as e:
             where = data_sized(subject.programs[0])
+            sizes = bool(where) or "stack expects each tensor" in str(e)  # members' results of other sizes
             raise VerificationError(
                 f"the wide program ({pattern}) fails at {call.label}, where every member answers: {type(e).__name__}: {' '.join(str(e).split())[:300]}. "
+                + (f"The size of a value is data at {where}. " if where else "")
                 + (
-                    f"The size of a value is data at {where}: values whose sizes are data (y[mask], nonzero) cannot be one a member: use torch.where or a fixed number "
-                    "of results; else please report it, or build with --strategy loop"
-                    if where
-                    else "Please report it, or build with --strategy loop"
+                    "Values whose sizes are data (y[mask], nonzero) cannot be one a member: use torch.where or a fixed number of results; else p"
+                    if sizes
+                    else "P"
                 )
+                + "lease report it, or build with --strategy loop"
             ) from e
         for s in subject.states:
             left[-1] = left[-1] or list(wide)

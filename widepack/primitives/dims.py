@@ -158,6 +158,13 @@ def isin(w: Writer, x: Wide, among: Wide, *, assume_unique: bool = False, invert
     return Stacked(w.call("logical_not", found) if invert else found)
 
 
+@strategy("isin.Scalar_Tensor", "any", family="dim")
+def number_isin(w: Writer, number: Any, among: Stacked, *, assume_unique: bool = False, invert: bool = False) -> Any:
+    """every number compared"""
+    found = w.call("any.dim", w.call("eq.Scalar", _flat(w, among), number), 1)
+    return Stacked(w.call("logical_not", found) if invert else found)
+
+
 @strategy("argmax argmin", "flatten", family="dim", when=lambda w, x, dim=None, keepdim=False: dim is None and not keepdim)
 def whole_argmax(w: Writer, x: Stacked, dim: None = None, keepdim: bool = False) -> Any:
     """the member's dims flattened into one, then along it"""
@@ -219,6 +226,7 @@ samples("norm.ScalarOpt_dtype")(lambda draw: [call(draw.normal(B, 4), p, dtype=t
 samples("dist")(
     lambda draw: [call(draw.normal(B, 4), draw.normal(B, 4)), call(draw.normal(4), draw.normal(4), 1), call(draw.normal(), draw.normal())]
 )
+samples("isin.Scalar_Tensor")(lambda draw: [call(2, draw.ints(0, 9, B, 3)), call(2, draw.ints(0, 9, 4), invert=True), call(1, draw.ints(0, 3))])
 samples("isin.Tensor_Tensor")(
     lambda draw: [
         call(draw.ints(0, 9, B, 4), draw.ints(0, 9, 3)),
