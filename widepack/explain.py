@@ -80,7 +80,7 @@ def explain(error: Exception, module: nn.Module, letters: Mapping[str, str] = Ma
     where = f" at {frame}" if frame else ""
     name = type(module).__name__
     if _DATA in text:
-        return f"{name} writes into a parameter or buffer by .data, or keeps a tensor of one call for the next{where}, which torch.export does not follow. Write under torch.no_grad() without .data, or make it a buffer; torch says: {text.strip().splitlines()[0][:200]}"
+        return f"{name} does what torch.export does not follow{where}: derivatives inside forward (torch.autograd.grad, torch.func.grad, jacrev, jvp), or writing into a parameter or buffer by .data. Write the derivative out in tensor operations; write into parameters under torch.no_grad() without .data; torch says: {text.strip().splitlines()[0][:200]}"
     if any(word in text for word in _TRANSFORMS) or _differentiates(error):
         return f"{name} does what torch.export does not follow{where}: derivatives inside forward (torch.autograd.grad, torch.func.grad, jacrev, jvp), or torch.func over weights. Write the derivative, or the batched product, out in tensor operations; torch says: {text.strip().splitlines()[0][:200]}"
     if "data-dependent" in text or "Could not guard" in text or "Could not extract specialized integer" in text or "_local_scalar_dense" in text:
