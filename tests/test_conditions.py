@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from widepack.capture import arrange
+from widepack.calling import arrange
 from widepack.conditions import Leaf, factor_of, guards_of
 from widepack.errors import CaptureError
 from widepack_artifacts import guards

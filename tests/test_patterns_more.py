@@ -139,7 +139,9 @@ class Shifts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.lin(x)
         code = ((x * 8).long() << 2) >> 1
-        return torch.ldexp(y, (code ^ 3) % 4) + y * torch.kaiser_window(8) + torch.blackman_window(8)
+        return (
+            torch.ldexp(y, (code ^ 3) % 4) * (1 << code % 5) + (64 >> code.to(torch.int8) % 5) + y * torch.kaiser_window(8) + torch.blackman_window(8)
+        )
 
 
 CASES: dict[str, Callable[[], nn.Module]] = {

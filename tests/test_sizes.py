@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 import traceback
@@ -572,6 +573,24 @@ def test_distributions_do_not_validate_while_a_member_is_captured(tmp_path: Path
         torch.testing.assert_close(ens(x).clone(), torch.stack([member(Policy, i)(x) for i in range(2)]))
 
 
+class Endless(Base):
+    """A dict that contains itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables: dict[str, Any] = {"one": torch.ones(4)}
+        self.tables["all"] = self.tables
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(x) * self.tables["one"]
+        return y
+
+
+def test_what_contains_itself_is_told_as_that(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="nested without end. Look for a list or dict of the member that contains itself"):
+        built(Endless, tmp_path, inputs=["x=float32[B,3]"])
+
+
 def test_the_users_line_comes_before_a_librarys() -> None:
     torchs, library = str(Path(torch.__file__).parent / "a.py"), str(Path(pytest.__file__).parent / "blocks.py")
     frame = lambda file, name, code: traceback.FrameSummary(file, 7, name, line=code)  # noqa: E731
@@ -585,8 +604,10 @@ def test_the_users_line_comes_before_a_librarys() -> None:
     assert user_frame(stack[1:]) == "blocks.py:7 in forward: if n > 3:"
     assert user_frame(stack[:2]) == "net.py:7 in forward: self.up(x)"
     assert user_frame([stack[1]]) == ""
-    runner = str(Path(widepack.__file__).parent / "capture.py")
-    assert user_frame([frame("/home/me/build.py", "main", "build()"), frame(runner, "_export", ""), stack[2]]) == "blocks.py:7 in forward: if n > 3:"
+    pythons = frame(contextlib.__file__, "__enter__", "return next(self.gen)")
+    assert user_frame([*stack[:2], pythons]) == "net.py:7 in forward: self.up(x)" and user_frame([pythons]) == "", "Python's own lines are nobody's"
+    runner = str(Path(widepack.__file__).parent / "exporting.py")
+    assert user_frame([frame("/home/me/build.py", "main", "build()"), frame(runner, "export", ""), stack[2]]) == "blocks.py:7 in forward: if n > 3:"
 
 
 def test_lines_of_generated_code_are_left_out() -> None:

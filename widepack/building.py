@@ -27,7 +27,6 @@ from widepack_artifacts import weights as weight_files
 from widepack_artifacts.store import Writer
 
 from . import probe, small_sizes, verify
-from .capture import tensors_of
 from .checkpoints import listed, member_names
 from .codec import dtype_of
 from .compare import Pool
@@ -39,6 +38,7 @@ from .job import Captures, Job, Row, Specs, Table, all_weights, capture_members,
 from .kinds import kinds
 from .members import Factory, read_names
 from .models import find_dtype
+from .own_tensors import tensors_of
 from .progress import Report, Stages
 from .reading import read_members
 from .registry import Choice

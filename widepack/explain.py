@@ -15,8 +15,9 @@ from torch import fx, nn
 
 _TORCH = str(Path(torch.__file__).parent)
 _OWN = str(Path(__file__).parent)
+_STDLIB = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 _LIBRARIES = tuple({*site.getsitepackages(), *sysconfig.get_paths().values()} - {sysconfig.get_path("data"), sysconfig.get_path("scripts")})
-_RUNNERS = ("capture.py", "trial.py")  # what calls the member: the frames before these are not the member's
+_RUNNERS = ("exporting.py", "effects.py", "trial.py")  # what calls the member: the frames before these are not the member's
 _TRANSFORMS = ("functorch tensor", "torch.autograd.grad", "has no attribute 'constant'")
 _DATA = "fake tensor in the exported program constant's list"
 
@@ -93,6 +94,8 @@ def explain(error: Exception, module: nn.Module, letters: Mapping[str, str] = Ma
     scripted = [n or "the member" for n, m in module.named_modules() if isinstance(m, torch.jit.ScriptModule)]
     if scripted:
         return f"{name} holds {', '.join(scripted[:5])}, compiled by torch.jit{where}, which no export can follow. Make the members of plain modules, without torch.jit"
+    if isinstance(error, RecursionError):
+        return f"{name} cannot be exported by torch.export{where}: something is nested without end. Look for a list or dict of the member that contains itself, or for a function that calls itself as deep as Python allows"
     return f"{name} cannot be exported by torch.export{where}: {type(error).__name__}: {first_line(text, letters)}"
 
 
@@ -153,12 +156,17 @@ def user_frame(frames: Iterable[traceback.FrameSummary]) -> str:
     """
     rows = list(frames)
     start = max((i + 1 for i, f in enumerate(rows) if f.filename.startswith(_OWN) and Path(f.filename).name in _RUNNERS), default=0)
-    own = [f for f in rows[start:] if not f.filename.startswith((_TORCH, _OWN)) and "<" not in f.filename]
+    own = [f for f in rows[start:] if not f.filename.startswith((_TORCH, _OWN)) and "<" not in f.filename and not _is_pythons(f.filename)]
     if not own:
         return ""
     users = [f for f in own if not f.filename.startswith(_LIBRARIES)]
     last = _said(own[-1])
     return last if not users or users[-1] is own[-1] else f"{_said(users[-1])}{_BY}{last}"
+
+
+def _is_pythons(file: str) -> bool:
+    """Whether a file is of Python's own library (contextlib, copy), in whose folder installed packages lie too."""
+    return file.startswith(_STDLIB) and "-packages" not in file
 
 
 def _said(frame: traceback.FrameSummary) -> str:

@@ -17,13 +17,15 @@ from widepack_artifacts.program import Kind, Program
 
 from .alike import Alike, difference, is_literal
 from .attributes import differences, in_words
-from .capture import Call, Captured, FixedSize, arrange, capture, tensors_of
+from .calling import Call, arrange
+from .capture import Captured, FixedSize, capture
 from .checkpoints import Checkpoint
 from .codec import dtype_name
 from .entries import FORWARD, method_of, of_entry
 from .errors import CaptureError, MemberMismatch, UsageError
 from .exported_programs import Programs
 from .members import Alignment, Factory, bit_equal
+from .own_tensors import tensors_of
 from .plain import plain
 from .replay import Shapes
 from .samples import Source

@@ -4,6 +4,7 @@
 |---|---|
 | `aten._grouped_mm`, `transformers.grouped_mm_fallback` | y[s] = x[s] W[g], where g is the group that row s lies in: a mixture's experts over rows sorted by expert |
 | `aten.ldexp` | x 2^e |
+| `aten.bitwise_left_shift`, `aten.bitwise_right_shift` of a number by a tensor (`1 << x`) | the same of a tensor without dims |
 | `aten.std_mean.dim` | its form with a correction: torch's own way takes other arguments than it is given |
 
 An op of a library is looked up when it is there: nothing is imported. Each is put by its meaning, so that float64, in which it is verified, takes it too.
@@ -40,6 +41,11 @@ def ldexp(x: Tensor, exponent: Tensor) -> Tensor:
     return x * torch.pow(2.0, exponent)
 
 
+def shifted(op: Callable[[Tensor, Tensor], Tensor]) -> Callable[[int, Tensor], Tensor]:
+    """A number shifted by a tensor: the number takes the type that both come to."""
+    return lambda number, by: op(torch.scalar_tensor(number, dtype=torch.result_type(number, by), device=by.device), by)
+
+
 def std_mean(x: Tensor, dim: list[int] | None, unbiased: bool = True, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     std, mean = torch.ops.aten.std_mean.correction(x, dim, correction=int(unbiased), keepdim=keepdim)
     return std, mean
@@ -50,6 +56,8 @@ def known_ways() -> dict[Any, Callable[..., Any]]:
     ways: dict[Any, Callable[..., Any]] = {
         torch.ops.aten._grouped_mm.default: grouped_mm,
         torch.ops.aten.ldexp.Tensor: ldexp,
+        torch.ops.aten.bitwise_left_shift.Scalar_Tensor: shifted(torch.bitwise_left_shift),
+        torch.ops.aten.bitwise_right_shift.Scalar_Tensor: shifted(torch.bitwise_right_shift),
         torch.ops.aten.std_mean.dim: std_mean,
     }
     theirs = getattr(torch.ops.transformers, "grouped_mm_fallback", None)

@@ -25,13 +25,13 @@ from widepack_artifacts.program import Program, substitute
 
 from . import ops
 from .alike import Alike
-from .capture import tensors_of
 from .carrying import owner_of
 from .codec import decode
 from .compare import Pool, floating
 from .entries import FORWARD, method_of
 from .errors import VerificationError, WidepackError
 from .lower import Lowered
+from .own_tensors import tensors_of
 from .raise64 import double_by_default, raise_program, raise_value
 from .recorded import Recorded
 from .replay import CPU

@@ -1,0 +1,107 @@
+"""torch.export of a member, as a functional program of ATen ops.
+
+requires: a fresh member and a call. ensures: linear layers, convolutions, norms and attention are whole; torch's settings are as they were.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import fx, nn
+
+from widepack_artifacts.opset import OPS
+
+from . import ops, taken_apart
+from .calling import Call
+from .entries import method_of
+from .exportable import bound_embeddings, by_places, exportable
+
+_DROPOUT = {"dropout", "dropout_", "feature_dropout", "feature_dropout_", "alpha_dropout", "alpha_dropout_", "feature_alpha_dropout"}
+
+
+def run_once(module: nn.Module, call: Call, entry: str) -> None:
+    """Run a member that nobody keeps. What its code remembers for good (`functools.cache`) is made of numbers then: an export leaves tensors without any, of
+    which the user's own module would answer from there on. An error is left to the export, which explains it."""
+    clone = lambda t: t.clone() if isinstance(t, torch.Tensor) else t  # noqa: E731  # the member may write into its inputs
+    args, kwargs = pytree.tree_map(clone, (call.args, call.kwargs))
+    with calm(), torch.no_grad(), torch.random.fork_rng(devices=[]), suppress(Exception):
+        method_of(module, entry)(*args, **kwargs)
+
+
+def export(module: nn.Module, call: Call, dim: Any) -> torch.export.ExportedProgram:
+    clone = lambda t: t.clone() if isinstance(t, torch.Tensor) else t  # noqa: E731  # a failed export leaves marks on its example
+    args, kwargs = pytree.tree_map(clone, (call.args, call.kwargs))
+    with calm():
+        exported = torch.export.export(module, args, kwargs, strict=False, dynamic_shapes=_dynamic(module, call, dim))
+        _drop_dropout(exported)
+        bound_embeddings(exported)
+        return _functional(exported)
+
+
+def _dynamic(module: nn.Module, call: Call, dim: Any) -> Any:
+    it = iter(call.leaves)
+
+    def spec(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return None
+        leaf = next(it)
+        return dict.fromkeys(leaf.axes, dim) or None
+
+    bound = inspect.signature(module.forward).bind(*call.args, **call.kwargs)
+    return {n: pytree.tree_map(spec, v) for n, v in bound.arguments.items()}
+
+
+def _functional(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """The functional form with linear, conv, norms and attention whole; an op that the format does not have is taken apart, where torch or taken_apart.py knows how."""
+    apart: dict[Any, Any] = {torch.ops.aten.as_strided.default: by_places, **taken_apart.known_ways()}
+    while True:
+        functional: torch.export.ExportedProgram = exported.run_decompositions(apart)
+        strange = {n.target for n in functional.graph.nodes if n.op == "call_function" and ops.name_of(n.target) not in OPS}
+        known_ways = torch.export.default_decompositions() if strange - set(apart) else {}
+        new = {op: known_ways[op] for op in strange - set(apart) if op in known_ways}
+        if not new:
+            return functional
+        apart |= new
+
+
+@contextmanager
+def calm() -> Iterator[None]:
+    """What an export needs of torch's settings, put back afterwards."""
+    validation = torch.distributions.Distribution._validate_args  # argument validation branches on data
+    fast = torch.backends.mha.get_fastpath_enabled()  # its nested tensors answer differently where positions are padded
+    level = logging.root.manager.disable
+    torch.distributions.Distribution.set_default_validate_args(False)
+    torch.backends.mha.set_fastpath_enabled(False)
+    logging.disable(logging.ERROR)
+    try:
+        # torch prints the whole graph of an export that fails, and warns of what it does with the module's internals; the error says it in one paragraph
+        with exportable(), warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+        torch.backends.mha.set_fastpath_enabled(fast)
+        torch.distributions.Distribution.set_default_validate_args(validation)
+
+
+def _drop_dropout(exported: torch.export.ExportedProgram) -> None:
+    """Replace eval-mode dropout by its input: functionalisation would take the alias for a fresh tensor."""
+    for module in exported.graph_module.modules():
+        if not isinstance(module, fx.GraphModule):
+            continue
+        for node in list(module.graph.nodes):
+            if node.op == "call_function" and getattr(node.target, "_opname", "") in _DROPOUT and len(node.args) > 2 and node.args[2] is False:
+                source = node.args[0]
+                node.replace_all_uses_with(source)
+                if module is exported.graph_module:
+                    exported.graph_signature.replace_all_uses(node.name, source.name)
+                module.graph.erase_node(node)
+        module.recompile()
