@@ -119,6 +119,69 @@ class ScaledSeldom(Base):
         return y
 
 
+class Places(nn.Module):
+    """A part that keeps a table of its own making for the next call, in the place of a buffer and by a write into one."""
+
+    table: Tensor
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.zeros(1, 3), persistent=False)
+        self.register_buffer("scale", torch.zeros(8), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table.shape[1] != x.shape[1]:
+            self.table = torch.arange(x.shape[1], dtype=x.dtype)[None].sin()
+        self.scale.copy_(torch.linspace(0.5, 2, 8))
+        return (x + self.table) * self.scale
+
+
+class KeepsTables(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = Places()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(self.places(x))
+        return y
+
+
+class FirstRows(nn.Module):
+    """Keeps what it was given first."""
+
+    first: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("first", torch.zeros(1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.first.shape[0] == 1:
+            self.first = x.mean(0)
+        return x - self.first
+
+
+class SeldomAnother(FirstRows):
+    """No drawn input makes it keep another value."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.first = torch.where(x.mean() > 50, self.first + 1, self.first)
+        return x - self.first
+
+
+class KeepsFirst(KeepsTables):
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = FirstRows()
+
+
+class KeepsSeldom(KeepsTables):
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = SeldomAnother()
+
+
 class ShortAlone(Base):
     """One row of few steps goes another way: at the example's number of steps nothing shows."""
 
@@ -202,6 +265,19 @@ def test_weights_that_every_call_changes_are_refused(make: Callable[[], nn.Modul
     with pytest.raises(CaptureError, match=f"changes its parameters {name} (at every call of|by what it is given when) forward"):
         made(make, X, tmp_path)
     assert not (tmp_path / "e.wide").exists()
+
+
+def test_tables_kept_for_the_next_call(tmp_path: Path) -> None:
+    ens, x = made(KeepsTables, X, tmp_path), torch.randn(4, 8)
+    with torch.no_grad():
+        for _ in range(2):  # a second call too: what the module keeps changes nothing
+            torch.testing.assert_close(ens(x).clone(), torch.stack([member(KeepsTables, i)(x) for i in range(3)]))
+
+
+@pytest.mark.parametrize("make", [KeepsFirst, KeepsSeldom])
+def test_what_is_kept_of_the_inputs_is_a_state(make: Callable[[], nn.Module], tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="changes places.first when forward runs in eval mode.*build with --state places.first"):
+        made(make, X, tmp_path)
 
 
 def test_randomness_proves_nothing(tmp_path: Path) -> None:

@@ -109,8 +109,8 @@ def capture(make: Callable[[], nn.Module], call: Call, *, asked: bool = True, en
             ) from error
         call = kept
     prefix = MEMBER if isinstance(root, Traced) else ""
-    drop_first_changes(exported, make, call, entry, prefix)
-    refuse_changes(exported, module, call, entry, prefix, assigned - set(wanted.buffers))
+    changed = drop_first_changes(exported, make, call, entry, prefix, assigned - set(wanted.buffers))
+    refuse_changes(exported, module, call, entry, prefix, changed)
     exported.graph.eliminate_dead_code()
     symbols = symbols_of(exported, call)
     outputs, returned, news = outputs_of(exported, symbols, len(wanted.buffers) + len(wanted.leaves))

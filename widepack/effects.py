@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch import fx, nn
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .calling import Call
 from .entries import method_of
 from .errors import CaptureError
 from .explain import no_form, user_line
-from .exporting import calm
+from .exporting import calm, clone
 from .own_tensors import tensors_of
 
 _READS = {"item", "_local_scalar_dense"}
 _OWN_CHECK = re.compile(r"expression u\d+ (>= 0|<= 1) on node")  # torch's of a truth value
+_SHAPED = ("new_", "zeros_like", "ones_like", "full_like", "empty_like")  # read the shape of a value alone
 _ASSERTS = {"_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range", "sym_constrain_range_for_size", "_assert_async"}
 
 
@@ -34,40 +37,100 @@ def refuse_shared_memory(module: nn.Module, buffers: Sequence[str]) -> None:
             )
 
 
-def drop_first_changes(exported: torch.export.ExportedProgram, make: Callable[[], nn.Module], call: Call, entry: str, prefix: str) -> None:
-    """Leave out what a member writes into its parameters in its first call alone (weights that are scaled for inference, once): the program begins with the
-    checkpoint's weights at every call, and so writes the same again. A member that goes on writing is refused.
+def drop_first_changes(
+    exported: torch.export.ExportedProgram, make: Callable[[], nn.Module], call: Call, entry: str, prefix: str, assigned: Collection[str]
+) -> set[str]:
+    """Leave out what a member writes in its first call alone (weights that are scaled for inference, a table that is kept for the next call): the program begins
+    with the checkpoint's weights at every call, and so writes the same again.
+
+    assigned: buffers in whose place the member puts another tensor. Returns: those among them that are no such.
+    Raises: CaptureError for parameters that are none.
     """
     specs = exported.graph_signature.output_specs
-    written = {i: str(s.target).removeprefix(prefix) for i, s in enumerate(specs) if s.kind.name == "PARAMETER_MUTATION"}
-    if not written:
-        return
-    inputs = {s.arg.name for s in exported.graph_signature.input_specs if s.kind is InputKind.USER_INPUT}
-    (output,) = (n for n in exported.graph.nodes if n.op == "output")
-    hanging = [name for i, name in written.items() if any(n.name in inputs for n in _reached(output.args[0][i], lambda m: m.all_input_nodes))]
-    if hanging:
+    kinds = ("PARAMETER_MUTATION", "BUFFER_MUTATION")
+    written = {i: str(s.target).removeprefix(prefix) for i, s in enumerate(specs) if s.kind.name in kinds}
+    if not written and not assigned:
+        return set()
+    once, given = _written_once(make, call, entry, {*written.values(), *assigned})
+    left = [written[i] for i, s in enumerate(specs) if s.kind.name == kinds[0] and written[i] not in once]
+    if left:
         raise CaptureError(
-            f"{type(make()).__name__} changes its parameters {', '.join(hanging[:5])} by what it is given when {entry} runs in eval mode; a member program has "
-            "no side effects: make them buffers and build with --state, or change them in train mode alone"
+            f"{type(make()).__name__} changes its parameters {', '.join(left[:5])} {f'by what it is given when {entry} runs' if given & set(left) else f'at every call of {entry}'} "
+            f"in eval mode; a member program has no side effects: make them buffers and build with --state, or change them in train mode alone"
         )
-    module = make()
-    held = dict(module.named_parameters(remove_duplicate=False))
-    first: dict[str, torch.Tensor] = {}
-    for scale in (1, 1, 0.5):  # other inputs too: what is written must hang on none
-        args, kwargs = pytree.tree_map(
-            lambda t, k=scale: (t * k if t.is_floating_point() else t.clone()) if isinstance(t, torch.Tensor) else t, (call.args, call.kwargs)
-        )
-        with calm(), torch.no_grad():
-            method_of(module, entry)(*args, **kwargs)
-        first = first or {n: held[n].detach().clone() for n in written.values()}
-        moved = [n for n, value in first.items() if not torch.equal(held[n], value)]
-        if moved:
-            raise CaptureError(
-                f"{type(module).__name__} changes its parameters {', '.join(moved[:5])} at every call of {entry} in eval mode; a member program has no side effects: "
-                "make them buffers and build with --state, or change them in train mode alone"
-            )
-    specs[:] = [s for i, s in enumerate(specs) if i not in written]
-    output.args = (tuple(a for i, a in enumerate(output.args[0]) if i not in written),)
+    gone = {i for i, name in written.items() if name in once}
+    specs[:] = [s for i, s in enumerate(specs) if i not in gone]
+    (output,) = (n for n in exported.graph.nodes if n.op == "output")
+    output.args = (tuple(a for i, a in enumerate(output.args[0]) if i not in gone),)
+    return set(assigned) - once
+
+
+def _written_once(make: Callable[[], nn.Module], call: Call, entry: str, names: Collection[str]) -> tuple[set[str], set[str]]:
+    """Which of these a member writes in its first call alone, alike whatever it is given, and answers as in its first call from there on; and which of them
+    are made of what it is given."""
+
+    def other(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        turned = value.flip(tuple(range(value.ndim)))
+        return turned * 0.5 if turned.is_floating_point() else turned
+
+    def held(module: nn.Module) -> dict[str, torch.Tensor]:
+        every = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
+        return {n: every[n] for n in names}
+
+    def run(module: nn.Module, change: Callable[[Any], Any]) -> tuple[dict[str, torch.Tensor], list[Any], set[str]]:
+        args, kwargs = pytree.tree_map(change, (call.args, call.kwargs))
+        with calm(), torch.no_grad(), _Followed(pytree.tree_leaves((args, kwargs))) as followed:
+            answer = method_of(module, entry)(*args, **kwargs)
+        values = held(module)
+        made = {n for n, value in values.items() if followed.holds(value)}
+        return {n: v.detach().clone() for n, v in values.items()}, pytree.tree_leaves(pytree.tree_map(clone, answer)), made
+
+    one = make()
+    first, answer, given = run(one, clone)
+    try:
+        (second, again, _), (third, _, _), (fourth, _, _) = run(one, clone), run(one, other), run(make(), other)
+    except Exception:  # noqa: BLE001  # inputs turned round that the member does not take
+        return set(), given
+    if len(answer) != len(again) or not all(_same(a, b) for a, b in zip(answer, again)):
+        return set(), given
+    return {n for n in names if n not in given and all(_same(first[n], later[n]) for later in (second, third, fourth))}, given
+
+
+class _Followed(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class has no types
+    """A mode that follows where the values of some tensors go: whatever an op makes of them, or writes them into."""
+
+    def __init__(self, begun: Iterable[Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._kept: list[torch.Tensor] = []  # a storage that is let go could come back as another's
+        self._storages: set[int] = set()
+        self._add(begun)
+
+    def _add(self, values: Iterable[Any]) -> None:
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                self._kept.append(value)
+                self._storages.add(value.untyped_storage()._cdata)
+
+    def holds(self, value: torch.Tensor) -> bool:
+        """Whether a tensor is made of them."""
+        return value.untyped_storage()._cdata in self._storages
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        reads = any(isinstance(v, torch.Tensor) and self.holds(v) for v in pytree.tree_leaves((args, kwargs)))
+        if reads and not func._opname.startswith(_SHAPED):
+            self._add(pytree.tree_leaves(made))
+            self._add(v for a, v in zip(func._schema.arguments, args) if a.alias_info is not None and a.alias_info.is_write)
+        return made
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two values are equal bit for bit, NaN beside NaN."""
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return bool(a == b)
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
 def refuse_changes(exported: torch.export.ExportedProgram, module: nn.Module, call: Call, entry: str, prefix: str, assigned: Collection[str]) -> None:

@@ -27,18 +27,21 @@ from .exportable import bound_embeddings, by_places, exportable
 _DROPOUT = {"dropout", "dropout_", "feature_dropout", "feature_dropout_", "alpha_dropout", "alpha_dropout_", "feature_alpha_dropout"}
 
 
+def clone(value: Any) -> Any:
+    """A copy of a tensor; what is none, as it is."""
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
 def run_once(module: nn.Module, call: Call, entry: str) -> None:
     """Run a member that nobody keeps. What its code remembers for good (`functools.cache`) is made of numbers then: an export leaves tensors without any, of
     which the user's own module would answer from there on. An error is left to the export, which explains it."""
-    clone = lambda t: t.clone() if isinstance(t, torch.Tensor) else t  # noqa: E731  # the member may write into its inputs
-    args, kwargs = pytree.tree_map(clone, (call.args, call.kwargs))
+    args, kwargs = pytree.tree_map(clone, (call.args, call.kwargs))  # the member may write into its inputs
     with calm(), torch.no_grad(), torch.random.fork_rng(devices=[]), suppress(Exception):
         method_of(module, entry)(*args, **kwargs)
 
 
 def export(module: nn.Module, call: Call, dim: Any) -> torch.export.ExportedProgram:
-    clone = lambda t: t.clone() if isinstance(t, torch.Tensor) else t  # noqa: E731  # a failed export leaves marks on its example
-    args, kwargs = pytree.tree_map(clone, (call.args, call.kwargs))
+    args, kwargs = pytree.tree_map(clone, (call.args, call.kwargs))  # a failed export leaves marks on its example
     with calm():
         exported = torch.export.export(module, args, kwargs, strict=False, dynamic_shapes=_dynamic(module, call, dim))
         _drop_dropout(exported)
