@@ -164,8 +164,10 @@ def drop_asserts(graph: fx.Graph, module: nn.Module) -> None:
     """
     for node in graph.nodes:
         if getattr(node.target, "_opname", "") in _READS:
-            checks = [n for n in _reached(node, lambda m: m.users) if getattr(n.target, "_opname", "") in _ASSERTS]
-            if checks and all(_OWN_CHECK.search(str(n.args[-1])) for n in checks):
+            users = _reached(node, lambda m: m.users)
+            checks = [n for n in users if getattr(n.target, "_opname", "") in _ASSERTS]
+            used = any(n.op == "output" or isinstance(n.meta.get("val"), torch.Tensor) for n in users)
+            if checks and not used and all(_OWN_CHECK.search(str(n.args[-1])) for n in checks):
                 raise CaptureError(
                     no_form("aten._local_scalar_dense.default", node.name, module, user_line(node.meta.get("stack_trace") or "", code=True))
                 )

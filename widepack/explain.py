@@ -44,7 +44,7 @@ _READS = (
     (
         r"\.item\(|\b(int|float|bool)\(",
         "reads the value of a tensor as a Python number",
-        "Keep it a tensor: leave out .item(), int() and float(), and go on with tensor arithmetic",
+        "Keep it a tensor, without .item(), int() and float(), and go on with tensor arithmetic; .item() alone is followed as far as torch.export follows it",
     ),
     ("", "branches on the values of a tensor", "Replace the branch by torch.where, or the .item() by tensor arithmetic"),
 )

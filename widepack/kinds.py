@@ -2,16 +2,17 @@
 
 1. A weight's kind comes from the checkpoints, an input's from the pattern.
 2. What is made of sizes alone is Shared, whatever it is made from (`SIZES`): all Stacked members have one shape.
-3. A node that reads a Ragged value is Ragged.
+3. A node that reads a Ragged value is Ragged; so is one whose size, or whose number, is data that differs by member (`y[mask]`, `nonzero`, `.item()`).
 4. A node that reads a Stacked value is Stacked; so is one that draws random numbers: one draw a member.
 5. Everything else is Shared, and runs once.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
-from widepack_artifacts.program import Kind, Program, refs
+from widepack_artifacts.program import Kind, Node, Program, refs
 
 from . import ops
 from .registry import full_name
@@ -34,12 +35,16 @@ SIZES = frozenset(
 )
 
 
+NUMBER = "aten._local_scalar_dense.default"
+_DATA = re.compile(r"[\[,(*+-]z?uf?\d+\b")
+
+
 def kinds(program: Program, slots: Mapping[str, Kind]) -> dict[str, Kind]:
     """The kind of every value of a member program. slots: the kinds of its weights and inputs, by value name."""
     found: dict[str, Kind] = {s.name: slots[s.name] for s in (*program.weights, *program.inputs)}
     for node in program.nodes:
         read = {found[r] for r in refs((node.args, node.kwargs))}
-        if "ragged" in read:
+        if "ragged" in read or ("stacked" in read and of_data(node)):
             found[node.name] = "ragged"
         elif node.op in SIZES:
             found[node.name] = "stacked" if any(found[r] == "stacked" for r in refs((node.args[1:], node.kwargs))) else "shared"
@@ -48,6 +53,11 @@ def kinds(program: Program, slots: Mapping[str, Kind]) -> dict[str, Kind]:
         else:
             found[node.name] = "shared"
     return found
+
+
+def of_data(node: Node) -> bool:
+    """Whether the node's result is a number, or has a size, that only values tell: export calls it u0, u1, ... (zf0 of floats)."""
+    return node.op == NUMBER or bool(_DATA.search(node.out))
 
 
 def weights_only(program: Program) -> set[str]:

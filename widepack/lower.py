@@ -17,7 +17,7 @@ from widepack_artifacts.program import Kind, Node, Output, Program, Ref, Slot, r
 from .errors import LoweringError
 from .graph import sweep
 from .interpret import ProgramWriter, run_node
-from .kinds import kinds
+from .kinds import kinds, of_data
 from .plan import Plan
 from .replay import Shapes, member_slice, replay, slot_value
 from .values import Ragged, Shared, Stacked, Value
@@ -195,8 +195,8 @@ def _refuse_others(node: Node, members: Sequence[Program]) -> None:
 
 
 def _equal_types(members: Sequence[Program], name: str) -> bool:
-    types = {next(n.out for n in m.nodes if n.name == name) for m in members}
-    return len(types) == 1
+    made = [next(n for n in m.nodes if n.name == name) for m in members]
+    return len({n.out for n in made}) == 1 and not of_data(made[0])
 
 
 def _merge(node: Node, variants: Sequence[Node], signatures: Sequence[int], reads: _Reads) -> Node:

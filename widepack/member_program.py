@@ -31,6 +31,7 @@ from .values import known
 
 _FUNCTIONAL = {  # writes and operators -> what they come to in a functional program
     "aten.zero.default": "aten.zeros_like.default",
+    "aten.item.default": "aten._local_scalar_dense.default",
     "aten.__lshift__.Scalar": "aten.bitwise_left_shift.Tensor_Scalar",
     "aten.__rshift__.Scalar": "aten.bitwise_right_shift.Tensor_Scalar",
     "aten.__xor__.Scalar": "aten.bitwise_xor.Scalar",

@@ -18,8 +18,8 @@ _REASONS = {
         rand_like randint_like randint_like.low_dtype randn_like uniform native_dropout feature_alpha_dropout rrelu_with_noise_functional
         _sample_dirichlet _standard_gamma _dirichlet_grad
     """,
-    "the size of the result is data: members differ in it": """
-        nonzero argwhere where masked_select _unique _unique2 unique_consecutive unique_dim unique_dim_consecutive bincount repeat_interleave.Tensor
+    "the result is a number, or its size is data: members differ in it, and run one after the other from there on": """
+        _local_scalar_dense nonzero argwhere where masked_select _unique _unique2 unique_consecutive unique_dim unique_dim_consecutive bincount repeat_interleave.Tensor
         repeat_interleave.self_Tensor linspace.Scalar_Tensor linspace.Tensor_Scalar linspace.Tensor_Tensor nonzero_static
     """,
     "a decomposition that refuses NaN, whatever runs it": "linalg_eig linalg_eigvals",

@@ -10,7 +10,6 @@ Members are taken one at a time. What every answer is held to stands in compare.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -402,11 +401,6 @@ def _repeats(subject: Subject, made: Sequence[Call], found: Sequence[Answers]) -
     return True
 
 
-def data_sized(program: Program) -> str:
-    """The user's line of the first value whose size is data, not made of the inputs' sizes; empty where there is none. Export calls such a size u0, u1, ..."""
-    return next((n.source for n in program.nodes if n.source and re.search(r"[\[,(*+-]z?uf?\d+\b", n.out)), "")
-
-
 def _steady(subject: Subject, made: Sequence[Call]) -> bool:
     """Whether the first member's own module gives one answer to one call, run after run. Only a module with states may do otherwise."""
     call = next((c for c in made if c.user and c.after is None), None)
@@ -496,17 +490,9 @@ def check_wide(
         try:
             wide = run.run(*_next(subject, call.stacked(), left[call.after] if call.after is not None else ()))
         except (RuntimeError, IndexError, ValueError) as e:
-            where = data_sized(subject.programs[0])
-            sizes = bool(where) or "stack expects each tensor" in str(e)  # members' results of other sizes
             raise VerificationError(
                 f"the wide program ({pattern}) fails at {call.label}, where every member answers: {type(e).__name__}: {' '.join(str(e).split())[:300]}. "
-                + (f"The size of a value is data at {where}. " if where else "")
-                + (
-                    "Values whose sizes are data (y[mask], nonzero) cannot be one a member: use torch.where or a fixed number of results; else p"
-                    if sizes
-                    else "P"
-                )
-                + "lease report it, or build with --strategy loop"
+                "Please report it, or build with --strategy loop"
             ) from e
         for s in subject.states:
             left[-1] = left[-1] or list(wide)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 _ATEN = """
     __and__:Scalar,Tensor __or__:Scalar,Tensor __xor__:Tensor _adaptive_avg_pool2d _adaptive_avg_pool3d _cdist_forward _conj _conj_physical
-    _dirichlet_grad _embedding_bag _embedding_bag_forward_only _euclidean_dist _fft_c2c _fft_c2r _fft_r2c _linalg_det _linalg_eigh _linalg_slogdet
+    _dirichlet_grad _embedding_bag _embedding_bag_forward_only _euclidean_dist _fft_c2c _fft_c2r _fft_r2c _linalg_det _linalg_eigh _linalg_slogdet _local_scalar_dense
     _linalg_solve_ex _linalg_svd _log_softmax _logcumsumexp _masked_softmax _native_batch_norm_legit:no_stats _native_batch_norm_legit_functional
     _native_batch_norm_legit_no_training _neg_view _pdist_forward _prelu_kernel _reshape_alias _safe_softmax _sample_dirichlet
     _scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu _softmax _stack
