@@ -9,10 +9,11 @@ import itertools
 import threading
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,36 @@ class Config:
     eps: float = 1e-5
     sizes: list[int] = field(default_factory=lambda: [3, 4])
     nested: dict[str, Any] = field(default_factory=lambda: {"scale": 0.5, "deep": SimpleNamespace(flag=True)})
+    scale: int = 0
+
+    def most(self) -> int:
+        return self.scale
+
+
+def default(k: int) -> dict[str, int]:
+    return defaultdict(lambda: k)
+
+
+class Words(str):
+    """A text with a number of its own."""
+
+    def __new__(cls, text: str, number: int) -> Words:
+        made = super().__new__(cls, text)
+        made.number = number
+        return made
+
+    number: int
+
+
+class Mangled:
+    __slots__ = ("__k",)
+
+    def __init__(self, k: int = 3) -> None:
+        self.__k = k
+
+    @property
+    def most(self) -> int:
+        return self.__k
 
 
 class Slots:
@@ -173,10 +204,15 @@ def of(**values: Any) -> dict[str, str]:
                 "a.nested.scale": "0.5",
                 "a.nested.deep": "a SimpleNamespace",
                 "a.nested.deep.flag": "True",
+                "a.scale": "0",
             },
         ),
         (Slots(), {"a": "a Slots", "a.one": "1"}),
-        (torch.ones(2), {}),
+        (torch.ones(2), {"a": "float32[2] [1.0, 1.0]"}),
+        (torch.tensor(7), {"a": "int64[] 7"}),
+        ({("enc", 0): 1}, {"a.('enc', 0)": "1"}),
+        (MappingProxyType({"k": 1}), {"a.k": "1"}),
+        (Mangled(), {"a": "a Mangled", "a._Mangled__k": "3"}),
         (torch.Generator(), {}),
         (threading.Lock(), {}),
         (np, {}),
@@ -217,6 +253,15 @@ def test_equal_modules_have_equal_rows_and_no_address_is_in_them() -> None:
         ({"a", "b"}, {"a", "c"}),
         ([], ()),
         (torch.relu, torch.tanh),
+        (torch.arange(9), torch.arange(1, 10)),
+        (torch.zeros(9), torch.zeros(3, 3)),
+        (torch.zeros(3_000_000), torch.cat([torch.zeros(2_999_999), torch.ones(1)])),
+        (torch.zeros(4, 4).t(), torch.eye(4).t()),
+        (memoryview(b"ab"), memoryview(b"ac")),
+        (default(1), default(2)),
+        (Words("a", 1), Words("a", 2)),
+        (Config(scale=1).most, Config(scale=2).most),
+        ({"a": {"b": {"c": {"d": {"e": {"f": 1}}}}}}, {"a": {"b": {"c": {"d": {"e": {"f": 2}}}}}}),
     ],
 )
 def test_values_that_differ(one: Any, other: Any) -> None:
@@ -336,6 +381,50 @@ def test_what_no_drawn_input_shows_is_refused_by_name(
     message = refused(MemberMismatch, tmp_path, numbered(tmp_path, Scaled if make is Scaled else Net), model=by_member(make, *values))
     for word in [*words, "--model-arg", "buffer"]:
         assert word in message, message
+
+
+class Guarded(nn.Module):
+    """A limit that no drawn size reaches, kept in one way or another."""
+
+    tag: Tensor
+
+    def __init__(self, keep: Callable[[int], Any], read: Callable[[Any], int], limit: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.register_buffer("tag", torch.tensor(float(limit)))
+        self.read, self.limit = read, keep(limit)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(x) + self.tag * 0
+        return y * 2 if x.shape[1] > self.read(self.limit) else y
+
+
+KEPT: dict[str, tuple[Callable[[int], Any], Callable[[Any], int]]] = {
+    "a tensor's number": (torch.tensor, int),
+    "a tensor's numbers": (lambda k: torch.tensor([k, 1]), lambda t: t.tolist()[0]),
+    "a long tensor's numbers": (lambda k: torch.full((99,), k), lambda t: t.tolist()[0]),
+    "a tensor's shape": (torch.zeros, lambda t: t.shape[0]),
+    "a key of two": (lambda k: {("enc", 0): k}, lambda d: d["enc", 0]),
+    "a default": (lambda k: defaultdict(lambda: k), lambda d: d["any"]),
+    "a view of a dict": (lambda k: MappingProxyType({"k": k}), lambda d: d["k"]),
+    "a method": (lambda k: Config(scale=k).most, lambda f: f()),
+    "a text's own": (lambda k: Words("a", k), lambda w: w.number),
+    "a hidden slot": (Mangled, lambda m: m.most),
+    "six levels deep": (lambda k: [[[[[[k]]]]]], lambda v: v[0][0][0][0][0][0]),
+}
+
+
+@pytest.mark.parametrize("how", KEPT)
+def test_a_limit_is_found_however_it_is_kept(how: str, tmp_path: Path) -> None:
+    limits = [200, 200, 100]
+
+    def make(state_dict: dict[str, Tensor] | None = None) -> nn.Module:
+        return Guarded(*KEPT[how], 200 if state_dict is None else int(state_dict["tag"]))
+
+    for i, limit in enumerate(limits):
+        torch.save(Guarded(*KEPT[how], limit).state_dict(), tmp_path / f"m{i}.pt")
+    with pytest.raises(MemberMismatch, match="m2 is another program than member m0"):
+        build(sorted(tmp_path.glob("*.pt")), tmp_path / "e.wide", model=make, inputs=["x=float32[B,T,4]"], pt2=False, targets=("cpu",))
 
 
 class Modal(Net):

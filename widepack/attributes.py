@@ -8,16 +8,20 @@ programs can tell (alike.py).
 |---|---|
 | a number, text, None, dtype, device, range, slice, path, date, enum | its text, which tells 1, 1.0 and True apart |
 | list, tuple, dict, set; partial; config object, dataclass | a row for each thing in it, up to DEPTH levels; over LONG things one row with their hash |
-| NumPy scalar or array | its numbers, or a hash of them |
-| function, class | its name, and what its closure holds |
-| tensor; generator, lock, logger, module of Python; torch's own fields and hooks of a module | nothing |
+| NumPy scalar or array, tensor, bytes of all kinds | its numbers, or a hash of them |
+| function, class, method | its name, what its closure holds, and the object that it is bound to |
+| generator, lock, logger, module of Python; parameters, buffers, torch's own fields and hooks of a module | nothing |
+
+A tensor in a plain attribute is each member's own, and followed as a weight; but code may read a number out of it (`int(self.limit)`, its shape).
 
 No object's own `repr` is asked, which may hold an address.
 """
 
 from __future__ import annotations
 
+import array
 import contextlib
+import ctypes
 import datetime
 import decimal
 import enum
@@ -28,16 +32,17 @@ import pathlib
 import re
 import types
 import uuid
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-DEPTH = 5  # levels of lists, dicts and objects under an attribute
+DEPTH = 12  # levels of lists, dicts and objects under an attribute
 LONG = 64  # things of a list that have a row each
 MOST = 20_000  # rows of a member
+_FEW = 8  # numbers of a tensor that are shown
 _HASHED_BYTES = 8 << 20  # of a long array's beginning, and of its end
 
 _TORCH = frozenset(vars(nn.Module())) | {"_flat_weights", "_flat_weight_refs", "_all_weights"}
@@ -99,18 +104,25 @@ class _Walk:
             self.found[path] = repr(value)
         elif isinstance(value, enum.Enum):
             self.found[path] = f"{kind.__qualname__}.{value.name}"
-        elif isinstance(value, torch.Tensor) or (
-            kind.__module__.partition(".")[0] in _NOISE and not isinstance(value, (tuple, list, dict, nn.Module))
-        ):
+        elif isinstance(value, torch.Tensor):
+            self._tensor(path, value)
+        elif kind.__module__.partition(".")[0] in _NOISE and not isinstance(value, (tuple, list, dict, nn.Module)):
             return
+        elif isinstance(value, (bytearray, memoryview, array.array)):
+            self.found[path] = f"{kind.__name__} of {len(value)}, hash {_hash([bytes(value)])}"
         elif kind.__module__.partition(".")[0] == "numpy":
             self._array(path, value)
         elif isinstance(value, (int, float, complex, str, bytes)):  # a class of the user's
             base = next(b for b in (int, float, complex, str, bytes) if isinstance(value, b))
             self.found[path] = f"{kind.__qualname__}({base.__repr__(value)})"
+            self._held(path, value, depth)
         elif isinstance(value, _PRINTED):
             self.found[path] = repr(value)
-        elif isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)):
+        elif isinstance(value, types.MethodType):
+            self._function(path, value.__func__, depth)
+            if not isinstance(value.__self__, nn.Module):
+                self.add(f"{path}.self", value.__self__, depth - 1)
+        elif isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
             self._function(path, value, depth)
         elif id(value) not in self.seen and not isinstance(value, types.ModuleType):
             self.seen.add(id(value))
@@ -125,20 +137,25 @@ class _Walk:
         elif isinstance(value, (list, tuple, deque)):
             names = getattr(value, "_fields", None) if isinstance(value, tuple) else None
             self._rows(path, list(zip(names or range(len(value)), value)), depth, "" if value else f"an empty {type(value).__name__}")
-        elif isinstance(value, dict):
-            self._rows(
-                path,
-                [(k if isinstance(k, str) else repr(k), v) for k, v in value.items() if type(k) in _PLAIN],
-                depth,
-                "" if value else "an empty dict",
-            )
+            self._held(path, value, depth)
+        elif isinstance(value, (dict, types.MappingProxyType)):
+            self._rows(path, [(_key(k, i), v) for i, (k, v) in enumerate(value.items())], depth, "" if value else "an empty dict")
+            if isinstance(value, defaultdict):
+                self.add(f"{path}.default_factory", value.default_factory, depth - 1)
+            self._held(path, value, depth)
         elif isinstance(value, (set, frozenset)):
             self._rows(path, list(enumerate(sorted((v for v in value if type(v) in _PLAIN), key=repr))), depth, "" if value else "an empty set")
         else:
             self.found[path] = f"a {type(value).__qualname__}"
-            slots = [s for c in type(value).__mro__ for s in _names(vars(c).get("__slots__", ())) if not s.startswith("__")]
-            held = {**{s: getattr(value, s) for s in slots if hasattr(value, s)}, **getattr(value, "__dict__", {})}
-            self._rows(path, [(k, v) for k, v in held.items() if k not in _TORCH or not isinstance(value, nn.Module)], depth)
+            self._held(path, value, depth)
+
+    def _held(self, path: str, value: Any, depth: int) -> None:
+        """What an object holds under names, in slots and in its dict."""
+        slots = [_mangled(s, c) for c in type(value).__mro__ for s in _names(vars(c).get("__slots__", ()))]
+        held = {**{s: getattr(value, s) for s in slots if hasattr(value, s)}, **getattr(value, "__dict__", {})}
+        rows = [(k, v) for k, v in held.items() if not k.endswith("__") and (k not in _TORCH or not isinstance(value, nn.Module))]
+        if rows:
+            self._rows(path, rows, depth)
 
     def _rows(self, path: str, parts: Sequence[tuple[Any, Any]], depth: int, empty: str = "") -> None:
         if empty:
@@ -166,6 +183,21 @@ class _Walk:
             for i, default in enumerate((*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())):
                 self.add(f"{path}.default.{i}", default, depth - 1)
 
+    def _tensor(self, path: str, value: torch.Tensor) -> None:
+        """A tensor: its numbers where they are few; else its shape and a hash."""
+        name = f"{str(value.dtype).partition('.')[2]}{list(value.shape)}"
+        self.found[path] = name
+        if type(value) not in (torch.Tensor, nn.Parameter) or value.device.type != "cpu" or value.layout != torch.strided or not value.numel():
+            return
+        if value.numel() <= _FEW:
+            self.found[path] = f"{name} {value.tolist()}"
+            return
+        flat = value.detach().resolve_conj().resolve_neg().reshape(-1)
+        step = max(1, _HASHED_BYTES // flat.element_size())
+        parts = [p.contiguous() for p in ([flat] if flat.numel() <= 2 * step else [flat[:step], flat[-step:]])]
+        found = _hash(ctypes.string_at(p.data_ptr(), p.numel() * p.element_size()) for p in parts)
+        self.found[path] = f"tensor {name}, hash {found}"
+
     def _array(self, path: str, value: Any) -> None:
         """A NumPy scalar or array. NumPy is not imported for it: who holds one has it."""
         dtype, size = getattr(value, "dtype", None), getattr(value, "size", 0)
@@ -178,6 +210,19 @@ class _Walk:
             step = max(1, _HASHED_BYTES // dtype.itemsize)
             parts = [flat.tobytes()] if size <= 2 * step else [flat[:step].tobytes(), flat[-step:].tobytes()]
             self.found[path] = f"{dtype}{list(value.shape)}, hash {_hash(parts)}"
+
+
+def _key(key: Any, number: int) -> str:
+    """The name of a dict's row: its key as text, or the number of one that has none of its own."""
+    if isinstance(key, str):
+        return key
+    plain = type(key) in _PLAIN or (type(key) is tuple and all(type(k) in _PLAIN for k in key))
+    return repr(key) if plain else f"{type(key).__qualname__} {number}"
+
+
+def _mangled(slot: str, owner: type) -> str:
+    """A slot's name as Python keeps it."""
+    return f"_{owner.__name__.lstrip('_')}{slot}" if slot.startswith("__") and not slot.endswith("__") else slot
 
 
 def _names(slots: str | Iterable[str]) -> list[str]:

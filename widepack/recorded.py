@@ -30,8 +30,11 @@ class Recorded(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's c
             literals: tuple[str, ...] = (_numbers(args[0]),)
         else:
             literals = tuple(map(_text, flat))
+        made = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._local_scalar_dense.default:
+            literals = (*literals, f"-> {made!r}")  # a number that goes on in Python
         self.did.append((str(func), literals))
-        return func(*args, **(kwargs or {}))
+        return made
 
 
 def _numbers(value: torch.Tensor) -> str:
@@ -50,12 +53,17 @@ def _text(value: Any) -> str:
 
 def first_difference(one: Sequence[Did], other: Sequence[Did]) -> tuple[int, str]:
     """Where two records part, and what is done there in words: in the first, in the other; (-1, "") where they are equal."""
-    for i, (a, b) in enumerate(zip(one, other)):
-        if a != b:
-            return i, f"{_call(a)} and {_call(b)}"
+    for same in (_without_values, lambda did: did):  # values that differ by member must not hide a literal that does
+        for i, (a, b) in enumerate(zip(one, other)):
+            if same(a) != same(b):
+                return i, f"{_call(a)} and {_call(b)}"
     if len(one) != len(other):
         return min(len(one), len(other)), f"{len(one)} ops and {len(other)}"
     return -1, ""
+
+
+def _without_values(did: Did) -> Did:
+    return did[0], tuple(text for text in did[1] if not text.startswith("-> "))
 
 
 def _call(did: Did) -> str:
