@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import widepack
 from widepack.errors import CaptureError, InputError, VerificationError, WidepackError
 from widepack.explain import user_frame, user_line
+from widepack.sampling import where_nothing_is_one
 from widepack_artifacts.store import Reader
 from widepack_cli.inspect_artifact import lines
 
@@ -546,6 +547,52 @@ def test_distributions_do_not_validate_while_a_member_is_captured(tmp_path: Path
     assert torch.distributions.Distribution._validate_args == before
     with torch.no_grad():
         torch.testing.assert_close(ens(x).clone(), torch.stack([member(Policy, i)(x) for i in range(2)]))
+
+
+class Strided(nn.Module):
+    """Strides of 2, five times over: at 32 rows one is left, which export would hold on to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.Sequential(*[nn.Conv2d(3 if i == 0 else 4, 4, 3, 2, 1) for i in range(5)])
+        self.fc = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(self.convs(x).mean((2, 3)))
+        return y
+
+
+class EveryThird(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(x)[1::3]
+        return y
+
+
+@pytest.mark.parametrize(
+    ("make", "inputs", "shapes"),
+    [
+        (Strided, ["x=float32[B,3,H,W]"], [(2, 3, 64, 96), (2, 3, 32, 32), (1, 3, 20, 200)]),
+        (Strided, ["x=float32[B,3,H,W]", "H=32..512", "W=32..512"], [(2, 3, 64, 96), (2, 3, 33, 32)]),
+        (EveryThird, ["x=float32[B,3]"], [(4, 3), (5, 3), (17, 3)]),
+    ],
+)
+def test_a_size_inside_that_is_one_in_the_example_is_no_condition(
+    make: type[nn.Module], inputs: list[str], shapes: list[tuple[int, ...]], tmp_path: Path
+) -> None:
+    ens = widepack.load(built(make, tmp_path, inputs=inputs))
+    with torch.no_grad():
+        for shape in shapes:
+            x = torch.randn(shape)
+            torch.testing.assert_close(ens(x).clone(), torch.stack([member(make, i)(x) for i in range(2)]), rtol=1e-4, atol=1e-5)
+
+
+def test_sizes_at_which_nothing_inside_is_one() -> None:
+    one = ["eq", ["floordiv", "H", 32], 1]
+    assert where_nothing_is_one({"B": 4, "H": 32}, [one, ["le", "B", 9]], {}) == {"B": 4, "H": 64}
+    assert where_nothing_is_one({"B": 4, "H": 32}, [one], {"H": (32, 63)}) is None, "the user's bounds leave no larger size"
+    assert where_nothing_is_one({"B": 4, "H": 32}, [["ne", "H", 1], ["eq", ["mod", "H", 32], 0]], {}) is None
+    assert where_nothing_is_one({"H": 2}, [["eq", ["floordiv", "H", 4096], 1], ["eq", ["floordiv", "H", 2], 1]], {}) == {"H": 4}
+    assert where_nothing_is_one({"H": 2}, [["eq", ["sub", "H", ["sub", "H", 1]], 1]], {}) is None, "always 1"
 
 
 class Endless(Base):

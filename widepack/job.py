@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -29,7 +30,7 @@ from .own_tensors import tensors_of
 from .plain import plain
 from .replay import Shapes
 from .samples import Source
-from .sampling import default_axes, example_sizes, from_specs
+from .sampling import default_axes, example_sizes, from_specs, where_nothing_is_one
 from .simplify import fold, straighten_all
 from .specs import Bounds, InputSpec, parse_inputs
 from .state import BUFFER, Asked, Carried
@@ -140,6 +141,13 @@ def capture_members(
                 captured = exported(filled)
             except CaptureError:
                 raise e from None
+        beyond = where_nothing_is_one(call.sizes, [g.expr for g in captured.guards], bounds) if inputs else None
+        if beyond is not None:
+            with suppress(
+                CaptureError
+            ):  # the sizes were widepack's choice, and the program for larger ones holds for more; else the one that there is stays
+                wider = partial(capture, call=_example(filled(), specs, beyond, entry), entry=entry, states=states)
+                captured, exported = wider(filled), wider
         again.append(lambda i, module, exported=exported: exported(_fresh_first(module, partial(filled_member, factory, aligned, i))))  # type: ignore[misc]
         made.append(captured)
     first = made[0]

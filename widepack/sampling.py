@@ -12,12 +12,15 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from widepack_artifacts import guards
+
 from .errors import UsageError
 from .samples import Source, draw
 from .specs import Bounds, InputSpec, type_text
 
 _OTHERS = (16, 24, 40, 56, 72)
 _FACTORED = (2, 3, 4, 5, 6)
+_DOUBLINGS = 6
 
 
 def example_sizes(specs: Sequence[InputSpec], bounds: Mapping[str, Bounds]) -> dict[str, int]:
@@ -41,6 +44,25 @@ def example_sizes(specs: Sequence[InputSpec], bounds: Mapping[str, Bounds]) -> d
         if most == 1:
             raise UsageError(f"the dim {letter} may only be 1: write 1 in its place, a dynamic dim has at least two sizes")
     return sizes
+
+
+def where_nothing_is_one(sizes: Mapping[str, int], conditions: Sequence[Any], bounds: Mapping[str, Bounds]) -> dict[str, int] | None:
+    """Larger sizes within the bounds, where the example's made a size inside the member 1 (`H // 32 == 1`), which export holds on to as a number.
+
+    conditions: those of the export, as expressions. Returns: None where no size inside is 1, or no larger one is to be had.
+    """
+    ones = [e for e in conditions if isinstance(e, list) and e[0] == "eq" and 1 in e[1:] and guards.letters(e)]
+    named = set().union(*map(guards.letters, ones)) if ones else set()
+    larger = dict(sizes)
+    for _ in range(_DOUBLINGS if named else 0):
+        tight = {d for e in ones if guards.holds(e, larger) for d in guards.letters(e)}
+        if not tight:
+            return larger
+        grown = {d: 2 * n if d in tight and 2 * n <= (bounds.get(d, (1, None))[1] or 2 * n) else n for d, n in larger.items()}
+        if grown == larger:
+            return None
+        larger = grown
+    return None
 
 
 def from_specs(specs: Sequence[InputSpec], sizes: Mapping[str, int]) -> tuple[dict[str, torch.Tensor], dict[str, dict[int, str]]]:
