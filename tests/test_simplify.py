@@ -210,7 +210,7 @@ def test_views_that_are_merged_mean_the_same(own: dict[str, Kind]) -> None:
         small.check(made, wide_of(simple, slots), slots, sizes=sizes)
 
 
-def channels(layer: Node, before: bool, groups: int = 1, weight: str = "float32[6,4]", x: str = "float32[B,4]", out: str = "float32[B,6]") -> Program:
+def channels(layer: Node, before: bool, weight: str = "float32[6,4]", x: str = "float32[B,4]", out: str = "float32[B,6]") -> Program:
     """A layer and an eval batch norm behind it, or before it."""
     width = 4 if before else 6
     norm = node("n", "_native_batch_norm_legit_no_training", Ref("x" if before else "c"), *map(Ref, NORM), 0.1, 1e-3)
@@ -261,7 +261,7 @@ def test_a_norm_is_folded_into_the_layer_before_it_or_behind_it(name: str, own: 
 @pytest.mark.parametrize("parameter", ["gamma", "beta", "mean", "var"])
 def test_a_members_own_norm_stays_out_of_a_shared_layer(name: str, parameter: str) -> None:
     made = FOLDED[name]
-    slots = all_kinds(made, **{parameter: "stacked"})
+    slots = all_kinds(made, **{parameter: "stacked"})  # type: ignore[arg-type]
     simple = simplify(made, slots, small.SIZES)
     assert "_native_batch_norm_legit_no_training" in ops_of(simple)
     assert kinds(simple, slots)[next(n for n in simple.nodes if n.name == "c").args[1].name] == "shared"
@@ -359,7 +359,7 @@ def test_narrow_layers_over_one_value_are_one(inner: str, biases: tuple[bool, ..
 def test_layers_of_other_kinds_are_not_joined() -> None:
     made = heads(biases=(True, True, True))
     for own in ({"w0": "stacked"}, {"w1": "stacked", "w2": "stacked"}, {"b0": "stacked"}, {"w0": "stacked", "b0": "stacked", "x": "stacked"}):
-        slots = all_kinds(made, **own)  # type: ignore[arg-type]
+        slots = all_kinds(made, **own)
         simple = simplify(made, slots, small.SIZES)
         before, after = kinds(made, slots), kinds(simple, slots)
         assert all(after[n] == before[n] for n in before if n in after)

@@ -16,6 +16,7 @@ import torch
 
 from widepack_artifacts.opset import OPS
 
+from . import packed as packed  # registers widepack's own ops
 from .errors import ArtifactError
 
 Op = Callable[..., Any]
