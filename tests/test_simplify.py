@@ -346,7 +346,7 @@ def heads(width: int = 3, biases: tuple[bool, ...] = (True, False, True), inner:
 def test_narrow_layers_over_one_value_are_one(inner: str, biases: tuple[bool, ...], x: Kind) -> None:
     made = heads(biases=biases, inner=inner)
     for kind in ("stacked", "shared"):
-        slots = all_kinds(made, **dict.fromkeys((s.name for s in made.weights), kind), x=x)  # type: ignore[arg-type]
+        slots = all_kinds(made, **dict.fromkeys((s.name for s in made.weights), kind), x=x)
         simple = simplify(made, slots, small.SIZES)
         assert ops_of(simple).count("linear") == 1
         simple.check()
@@ -359,7 +359,7 @@ def test_narrow_layers_over_one_value_are_one(inner: str, biases: tuple[bool, ..
 def test_layers_of_other_kinds_are_not_joined() -> None:
     made = heads(biases=(True, True, True))
     for own in ({"w0": "stacked"}, {"w1": "stacked", "w2": "stacked"}, {"b0": "stacked"}, {"w0": "stacked", "b0": "stacked", "x": "stacked"}):
-        slots = all_kinds(made, **own)
+        slots = all_kinds(made, **own)  # type: ignore[arg-type]
         simple = simplify(made, slots, small.SIZES)
         before, after = kinds(made, slots), kinds(simple, slots)
         assert all(after[n] == before[n] for n in before if n in after)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from widepack_artifacts.program import Node, Program, Ref, refs, substitute
 
-_LIBRARY = torch.library.Library("widepack", "DEF")
+_LIBRARY: Any = torch.library.Library("widepack", "DEF")  # type: ignore[no-untyped-call]
 _LIBRARY.define("pack_convolution(Tensor weight, int[] stride, int[] padding, int[] dilation, int groups, int[] size) -> Tensor")
 _LIBRARY.define("convolution(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation, int groups) -> Tensor")
 _LIBRARY.define("pack_linear(Tensor weight, int rows) -> Tensor")
@@ -32,7 +32,8 @@ _LIBRARY.define("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
 
 def usable(weight: Tensor) -> bool:
     """Whether oneDNN takes this weight."""
-    return weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available() and weight.numel() > 0
+    there: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return there and weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() > 0
 
 
 def _last(spatial: int) -> torch.memory_format:

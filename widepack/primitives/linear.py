@@ -103,7 +103,7 @@ def packed(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None) -> Wid
         rows, back = _rows(w, x.value, rank(x))
         matrix = w.call("widepack.pack_linear.default", weight.value, hint(rows.held.shape[1]))
         return Stacked(back(w.call("widepack.linear.default", rows, matrix, b)))
-    rows, back = _rows(w, w.call("unsqueeze", x.value, 0), rank(x))  # [1, R, I]
+    rows, back = _rows(w, w.call("unsqueeze", put_shared(x), 0), rank(x))  # [1, R, I]
     matrix = w.call(
         "widepack.pack_linear.default", w.call("unsqueeze", w.call("flatten.using_ints", weight.value, 0, 1), 0), hint(rows.held.shape[1])
     )
