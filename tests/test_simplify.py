@@ -9,10 +9,12 @@ import pytest
 
 import small
 from small import all_kinds, node, program
+from widepack.duplicates import drop_duplicates
 from widepack.folding import fold_batch_norms
 from widepack.graph import sweep
 from widepack.kinds import kinds
 from widepack.lower import lower
+from widepack.siblings import NARROW, join_siblings
 from widepack.simplify import drop_copies, simplify
 from widepack_artifacts.program import Kind, Node, Program, Ref, Tag
 
@@ -120,12 +122,12 @@ def test_two_norms_one_behind_the_other_fold_each_into_its_convolution() -> None
 
 def layer_norm(layers: int = 2, width: int = 4, **options: Any) -> Program:
     nodes = [node("n", "layer_norm", Ref("x"), [width], Ref("gamma"), Ref("beta"), out=f"float32[B,T,{width}]")]
-    nodes += [node(f"y{i}", "linear", Ref("n"), Ref(f"w{i}"), *((Ref(f"b{i}"),) if i else ()), out="float32[B,T,3]") for i in range(layers)]
+    nodes += [node(f"y{i}", "linear", Ref("n"), Ref(f"w{i}"), *((Ref(f"b{i}"),) if i else ()), out="float32[B,T,40]") for i in range(layers)]
     weights = {
         "gamma": f"float32[{width}]",
         "beta": f"float32[{width}]",
-        **{f"w{i}": f"float32[3,{width}]" for i in range(layers)},
-        "b1": "float32[3]",
+        **{f"w{i}": f"float32[40,{width}]" for i in range(layers)},  # too wide to be joined (siblings.py)
+        "b1": "float32[40]",
     }
     return program(
         weights,
@@ -208,7 +210,177 @@ def test_views_that_are_merged_mean_the_same(own: dict[str, Kind]) -> None:
         small.check(made, wide_of(simple, slots), slots, sizes=sizes)
 
 
-@pytest.mark.parametrize("make", [conv_norm, layer_norm, copies, attention_views, small.classifier])
+def channels(layer: Node, before: bool, weight: str = "float32[6,4]", x: str = "float32[B,4]", out: str = "float32[B,6]") -> Program:
+    """A layer and an eval batch norm behind it, or before it."""
+    width = 4 if before else 6
+    norm = node("n", "_native_batch_norm_legit_no_training", Ref("x" if before else "c"), *map(Ref, NORM), 0.1, 1e-3)
+    item = node("n0", "operator.getitem", Ref("n"), 0, out=x if before else out)
+    nodes = [norm, item, layer] if before else [layer, norm, item]
+    weights = {"w": weight, "b": "float32[6]", **dict.fromkeys(NORM, f"float32[{width}]")}
+    return program(weights, {"x": x}, [*nodes, node("r", "relu", Ref("c" if before else "n0"))], ["r"])
+
+
+def linear(x: str, bias: bool = True) -> Node:
+    return node("c", "linear", Ref(x), Ref("w"), *((Ref("b"),) if bias else ()), out="float32[B,6]")
+
+
+IMAGE = {"x": "float32[B,4,6,5]", "out": "float32[B,6,4,3]"}
+FOLDED = {
+    "linear, norm": channels(linear("x"), False),
+    "linear without bias, norm": channels(linear("x", False), False),
+    "norm, linear": channels(linear("n0"), True),
+    "norm, linear without bias": channels(linear("n0", False), True),
+    "norm, conv": channels(node("c", "conv2d", Ref("n0"), Ref("w"), Ref("b"), [1, 1], [0, 0]), True, weight="float32[6,4,3,3]", **IMAGE),
+    "norm, grouped conv": channels(node("c", "conv2d", Ref("n0"), Ref("w"), None, groups=2), True, weight="float32[6,2,3,3]", **IMAGE),
+    "norm, conv without padding by name": channels(
+        node("c", "conv2d.padding", Ref("n0"), Ref("w"), Ref("b"), [2, 1], "valid"), True, weight="float32[6,4,3,3]", **IMAGE
+    ),
+    "transposed conv, norm": channels(
+        node("c", "conv_transpose2d.input", Ref("x"), Ref("w"), Ref("b"), [2, 2], [1, 1]), False, weight="float32[4,6,3,3]", **IMAGE
+    ),
+    "grouped transposed conv, norm": channels(
+        node("c", "conv_transpose2d.input", Ref("x"), Ref("w"), None, [2, 1], [1, 0], [1, 0], 2), False, weight="float32[4,3,3,3]", **IMAGE
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOLDED)
+@pytest.mark.parametrize(
+    "own", [{"w": "stacked", "gamma": "stacked"}, {"w": "stacked"}, {"x": "stacked"}, dict.fromkeys(("w", "b", *NORM), "stacked")]
+)
+def test_a_norm_is_folded_into_the_layer_before_it_or_behind_it(name: str, own: dict[str, Kind]) -> None:
+    made = FOLDED[name]
+    slots = all_kinds(made, **{n: k for n, k in own.items() if n in {s.name for s in (*made.weights, *made.inputs)}})
+    simple = simplify(made, slots, small.SIZES)
+    assert "_native_batch_norm_legit_no_training" not in ops_of(simple)
+    assert kinds(simple, slots)["c"] == kinds(made, slots)["c"]
+    small.check(made, wide_of(simple, slots), slots)
+
+
+@pytest.mark.parametrize("name", FOLDED)
+@pytest.mark.parametrize("parameter", ["gamma", "beta", "mean", "var"])
+def test_a_members_own_norm_stays_out_of_a_shared_layer(name: str, parameter: str) -> None:
+    made = FOLDED[name]
+    slots = all_kinds(made, **{parameter: "stacked"})  # type: ignore[arg-type]
+    simple = simplify(made, slots, small.SIZES)
+    assert "_native_batch_norm_legit_no_training" in ops_of(simple)
+    assert kinds(simple, slots)[next(n for n in simple.nodes if n.name == "c").args[1].name] == "shared"
+
+
+def test_a_norm_before_a_layer_stays_where_folding_would_not_be_exact() -> None:
+    padded = channels(node("c", "conv2d", Ref("n0"), Ref("w"), Ref("b"), [1, 1], [1, 0]), True, weight="float32[6,4,3,3]", **IMAGE)
+    named = channels(node("c", "conv2d.padding", Ref("n0"), Ref("w"), Ref("b"), [1, 1], "same"), True, weight="float32[6,4,3,3]", **IMAGE)
+    rows = channels(  # dim 1 is no channel of a linear layer over three dims
+        node("c", "linear", Ref("n0"), Ref("w"), Ref("b"), out="float32[B,4,6]"), True, x="float32[B,4,4]"
+    )
+    behind = channels(node("c", "linear", Ref("x"), Ref("w"), Ref("b"), out="float32[B,6,6]"), False, x="float32[B,6,4]", out="float32[B,6,6]")
+    for made in (padded, named, rows, behind):
+        slots = all_kinds(made, **dict.fromkeys((s.name for s in made.weights), "stacked"))  # type: ignore[arg-type]
+        assert fold_batch_norms(made, slots).nodes == made.nodes
+
+
+def test_a_norm_between_two_layers_goes_into_the_first() -> None:
+    first = channels(linear("x"), False)
+    made = program({s.name: s.type for s in first.weights} | {"w2": "float32[3,6]"}, {"x": "float32[B,4]"}, [
+        *first.nodes[:-1], node("r", "linear", Ref("n0"), Ref("w2"), out="float32[B,3]"),
+    ], ["r"])  # fmt: skip
+    slots = all_kinds(made, **dict.fromkeys((s.name for s in made.weights), "stacked"))  # type: ignore[arg-type]
+    simple = simplify(made, slots, small.SIZES)
+    assert [n.args[1] for n in simple.nodes if n.name == "r"] == [Ref("w2")]
+    small.check(made, wide_of(simple, slots), slots)
+
+
+def twice() -> Program:
+    """The same values made twice, in other words and in the same."""
+    return program({"w": "float32[4,4]"}, {"x": "float32[B,4]"}, [
+        node("a", "linear", Ref("x"), Ref("w"), out="float32[B,4]"),
+        node("b", "clone", Ref("x"), out="float32[B,4]"),
+        node("c", "linear", Ref("b"), Ref("w"), out="float32[B,4]"),
+        node("p", "mul.Scalar", Ref("a"), 1, out="float32[B,4]"),
+        node("q", "mul.Scalar", Ref("c"), 1, out="float32[B,4]"),
+        node("r", "add.Scalar", Ref("p"), 0.0, out="float32[B,4]"),
+        node("s", "add.Scalar", Ref("q"), -0.0, out="float32[B,4]"),
+        node("t", "sum", Ref("r"), dtype=Tag("dtype", "float64"), out="float64[]"),
+        node("u", "sum", Ref("s"), out="float32[]"),
+    ], ["r", "s", "t", "u", "q"])  # fmt: skip
+
+
+def test_equal_nodes_are_one() -> None:
+    made = twice()
+    simple = drop_duplicates(drop_copies(made))
+    assert ops_of(simple) == ["linear", "mul", "add", "add", "sum", "sum"], "0.0 and -0.0 are two numbers, and so are two dtypes"
+    assert [o.value for o in simple.outputs] == [Ref("r"), Ref("s"), Ref("t"), Ref("u"), Ref("p")]
+    for slots in (all_kinds(made, w="stacked"), all_kinds(made, x="stacked"), all_kinds(made)):
+        small.check(made, wide_of(simplify(made, slots, small.SIZES), slots), slots)
+
+
+def test_what_draws_or_has_as_many_places_as_the_data_say_is_never_one() -> None:
+    made = program({}, {"x": "float32[B,4]"}, [
+        node("a", "rand_like", Ref("x")),
+        node("b", "rand_like", Ref("x")),
+        node("c", "nonzero", Ref("x")),
+        node("d", "nonzero", Ref("x")),
+        node("e", "dropout", Ref("x"), 0.5, True),
+        node("f", "dropout", Ref("x"), 0.5, True),
+    ], ["a", "b", "c", "d", "e", "f"])  # fmt: skip
+    assert drop_duplicates(made).nodes == made.nodes
+
+
+def heads(width: int = 3, biases: tuple[bool, ...] = (True, False, True), inner: str = "B,T,") -> Program:
+    """Layers over one value, some without a bias; the last weight is made after the first layer."""
+    last = len(biases) - 1
+    weights = {f"w{i}": f"float32[{width + i},4]" for i in range(len(biases))} | {f"b{i}": f"float32[{width + i}]" for i, b in enumerate(biases) if b}
+    nodes = []
+    for i, bias in enumerate(biases):
+        if i == last:
+            nodes.append(node("doubled", "mul.Scalar", Ref(f"w{i}"), 2.0, out=f"float32[{width + i},4]"))
+        weight = Ref("doubled") if i == last else Ref(f"w{i}")
+        nodes.append(node(f"y{i}", "linear", Ref("x"), weight, *((Ref(f"b{i}"),) if bias else ()), out=f"float32[{inner}{width + i}]"))
+    nodes.append(node("z", "relu", Ref("y0"), out=f"float32[{inner}{width}]"))
+    return program(weights, {"x": f"float32[{inner}4]"}, nodes, ["z", *(f"y{i}" for i in range(1, len(biases)))])
+
+
+@pytest.mark.parametrize("inner", ["", "B,", "B,T,"])
+@pytest.mark.parametrize("biases", [(True, True), (False, False), (True, False, True), (False, True, True)])
+@pytest.mark.parametrize("x", ["shared", "stacked"])
+def test_narrow_layers_over_one_value_are_one(inner: str, biases: tuple[bool, ...], x: Kind) -> None:
+    made = heads(biases=biases, inner=inner)
+    for kind in ("stacked", "shared"):
+        slots = all_kinds(made, **dict.fromkeys((s.name for s in made.weights), kind), x=x)
+        simple = simplify(made, slots, small.SIZES)
+        assert ops_of(simple).count("linear") == 1
+        simple.check()
+        before, after = kinds(made, slots), kinds(simple, slots)
+        assert all(after[n] == before[n] for n in before if n in after)
+        small.check(made, wide_of(simple, slots), slots)
+        small.check(made, simple_members(simple, slots), slots)
+
+
+def test_layers_of_other_kinds_are_not_joined() -> None:
+    made = heads(biases=(True, True, True))
+    for own in ({"w0": "stacked"}, {"w1": "stacked", "w2": "stacked"}, {"b0": "stacked"}, {"w0": "stacked", "b0": "stacked", "x": "stacked"}):
+        slots = all_kinds(made, **own)  # type: ignore[arg-type]
+        simple = simplify(made, slots, small.SIZES)
+        before, after = kinds(made, slots), kinds(simple, slots)
+        assert all(after[n] == before[n] for n in before if n in after)
+        assert ops_of(simple).count("linear") == 2
+        for n in simple.nodes:
+            if n.op == "aten.cat.default":
+                assert len({after[r.name] for r in n.args[0]}) == 1, "a Shared weight beside a member's own would be held N times"
+        small.check(made, wide_of(simple, slots), slots)
+
+
+def test_wide_layers_and_ragged_ones_are_not_joined() -> None:
+    made = heads(width=NARROW)
+    slots = all_kinds(made, **dict.fromkeys((s.name for s in made.weights), "stacked"))  # type: ignore[arg-type]
+    assert ops_of(simplify(made, slots, small.SIZES)).count("linear") == 3, "two of three are too wide, and one alone is not joined"
+    made = heads()
+    slots = all_kinds(made, w0="ragged", b0="ragged")
+    assert join_siblings(made, slots).nodes != made.nodes
+    assert [n.args[1] for n in join_siblings(made, slots).nodes if n.name == "y0"] == [Ref("w0")]
+
+
+@pytest.mark.parametrize("make", [conv_norm, layer_norm, copies, attention_views, small.classifier, twice, heads])
 def test_simplifying_twice_is_simplifying_once(make: Any) -> None:
     made = make()
     slots = all_kinds(made, **dict.fromkeys((s.name for s in made.weights), "stacked"))  # type: ignore[arg-type]

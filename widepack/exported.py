@@ -25,6 +25,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from widepack_artifacts import tree
 from widepack_artifacts.program import Node, Output, Program, Ref
 
+from .packed import decompose
 from .replay import CPU, Fakes, replay
 from .runtime import graph_module, unroll
 
@@ -35,7 +36,7 @@ def export_program(program: Program, fakes: Fakes, dims: Mapping[str, tuple[int,
     fakes: the world in which its values get their shapes. dims: their bounds. result: the member's result; leaves come out `[N, ...]`, or as lists of N where Ragged.
     keywords: the inputs that are given by keyword. In `state_dict` the weights have the names that they have in the weights file (`name@i` where Ragged).
     """
-    flat = spread(unroll(flat_weights(program)))
+    flat = spread(decompose(unroll(flat_weights(program))))
     values = replay(flat, fakes)
     module = graph_module(flat, CPU)
     inputs = [placeholder(s.source) for s in flat.inputs]

@@ -16,6 +16,7 @@ import torch
 
 from widepack_artifacts.opset import OPS
 
+from . import packed as packed  # registers widepack's own ops
 from .errors import ArtifactError
 
 Op = Callable[..., Any]
@@ -103,6 +104,17 @@ def pure(name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = Mappin
         return False
     given = {a: default for a, _, default in arguments(name)} | bind(name, tuple(args), dict(kwargs))
     return any(given.get(a) is False for a in _TRAINING) or any(isinstance(p := given.get(a), (int, float)) and p == 0 for a in _CHANCES)
+
+
+def repeats(name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = MappingProxyType({})) -> bool:
+    """Whether two equal calls are one: the op is pure, and the size of its result is not data."""
+    return pure(name, args, kwargs) and not _of_data(name)
+
+
+@cache
+def _of_data(name: str) -> bool:
+    op = resolve(name)
+    return any(t in getattr(op, "tags", ()) for t in (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output))
 
 
 @cache

@@ -139,8 +139,8 @@ def _free(value: Any, taken: Set[int]) -> Any:
 
 
 def storage(value: Any) -> int:
-    """Where a tensor's memory begins; 0 for what is none, or has none."""
-    return value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) else 0
+    """Where a tensor's memory begins; 0 for what is none, or has none that can be read (a packed weight)."""
+    return value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) and value.layout is torch.strided else 0
 
 
 def _lists(program: Program, given: list[Any]) -> tuple[Program, list[Any]]:

@@ -2,10 +2,10 @@
 
 requires: a functional member program and the kinds of its slots. ensures: equal answers but for rounding; no value has a higher kind than the one it replaces.
 
-1. Copies and casts that change nothing go.
+1. Copies and casts that change nothing go, and equal nodes become one (duplicates.py).
 2. Linear layers come before a new order of their rows (rows.py), and chains of reshapes and transposes that come down to views become views (views.py).
 3. Where one position of a dim is read, one is computed (narrowing.py).
-4. Norms are folded into the weights next to them where no kind rises (folding.py).
+4. Norms are folded into the weights next to them where no kind rises (folding.py), and narrow linear layers over one value become one (siblings.py).
 5. Values whose number is that of a Stacked mask's true places become values at every place (selecting.py).
 6. What nothing reads goes.
 """
@@ -20,12 +20,14 @@ from widepack_artifacts.program import Kind, Node, Program, Ref, Tag
 
 from . import ops
 from .codec import type_of
+from .duplicates import drop_duplicates
 from .folding import fold_batch_norms, fold_layer_norms
 from .graph import renamed, sweep, with_nodes
 from .narrowing import narrow
 from .replay import Shapes
 from .rows import rows_in_order
 from .selecting import select_by_masks
+from .siblings import join_siblings
 from .views import merge_views
 
 _COPIES = {
@@ -43,7 +45,7 @@ _VIEWS = {"aten.view.default", "aten._unsafe_view.default"}
 
 def straighten(program: Program, shapes: Shapes) -> Program:
     """What does not hang on kinds: copies, orders of rows, views, positions that nothing reads."""
-    made = narrow(merge_views(rows_in_order(drop_copies(program), shapes), shapes), shapes)
+    made = narrow(merge_views(rows_in_order(drop_duplicates(drop_copies(program)), shapes), shapes), shapes)
     old, values = {n.name for n in program.nodes}, shapes.of(made)
     return replace(made, nodes=tuple(n if n.out or n.name in old else replace(n, out=type_of(values[n.name])) for n in made.nodes))
 
@@ -67,8 +69,9 @@ def simplify(program: Program, slots: Mapping[str, Kind], sizes: Mapping[str, in
 
 
 def fold(program: Program, slots: Mapping[str, Kind]) -> Program:
-    """What hangs on kinds: values at places of masks, norms folded into the weights next to them."""
-    return sweep(fold_layer_norms(fold_batch_norms(select_by_masks(program, slots), slots), slots))
+    """What hangs on kinds: values at places of masks, norms folded into the weights next to them, layers joined."""
+    folded = fold_layer_norms(fold_batch_norms(select_by_masks(program, slots), slots), slots)
+    return sweep(drop_duplicates(join_siblings(folded, slots)))
 
 
 def drop_copies(program: Program) -> Program:

@@ -3,6 +3,8 @@
 Every op here is functional by its schema (it writes to nothing that it was given), draws on nothing outside its arguments but torch's random generator, and
 opens no file. There are no wildcards: `aten.from_file`, which creates and maps any path, shows why.
 
+widepack's own ops take weights in an order of their own, and each has an ATen decomposition (`widepack/packed.py`). They stand in wide programs alone.
+
 `linear` stands for `aten.linear.default`, `max:dim,other` for `aten.max.dim` and `aten.max.other`.
 """
 
@@ -81,10 +83,12 @@ _PYTHON = """
     math.ceil operator.add operator.eq operator.floordiv operator.ge operator.getitem operator.gt operator.le operator.lt operator.mod operator.mul operator.ne operator.neg operator.pow operator.sub operator.truediv torch.sym_float torch.sym_int torch.sym_ite torch.sym_max torch.sym_min torch.sym_not
 """
 
+_OWN = "pack_convolution convolution pack_linear linear"
+
 
 def _expand(text: str) -> frozenset[str]:
     rows = (word.partition(":") for word in text.split())
     return frozenset(f"aten.{op}.{overload}" for op, _, overloads in rows for overload in (overloads or "default").split(","))
 
 
-OPS: frozenset[str] = _expand(_ATEN) | frozenset(_PYTHON.split()) | {"loop"}
+OPS: frozenset[str] = _expand(_ATEN) | frozenset(_PYTHON.split()) | {f"widepack.{op}.default" for op in _OWN.split()} | {"loop"}

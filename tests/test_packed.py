@@ -1,0 +1,193 @@
+"""Layers over packed weights: the ops, their decompositions, their memory, and programs that hold them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import small
+from small import all_kinds, node, program
+from widepack import packed
+from widepack.lower import lower
+from widepack.packed import decompose
+from widepack.plan import Choice, Plan
+from widepack.registry import REGISTRY
+from widepack.replay import Fakes
+from widepack.runtime import Executable, split
+from widepack.values import Shared, Stacked, Value
+from widepack.writer import EagerWriter
+from widepack_artifacts.program import Program, Ref
+
+OWN = torch.ops.widepack
+needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")  # type: ignore[no-untyped-call]
+CONVOLUTIONS: list[tuple[list[int], list[int], int, list[int], list[int], list[int]]] = [
+    # x, weight, groups, stride, padding, dilation
+    ([2, 6, 8, 7], [9, 2, 3, 3], 3, [1, 1], [1, 1], [1, 1]),
+    ([2, 6, 8, 7], [6, 2, 3, 2], 3, [2, 1], [0, 1], [1, 2]),
+    ([1, 4, 9, 9], [4, 1, 3, 3], 4, [1, 1], [1, 1], [1, 1]),
+    ([3, 32, 5, 5], [64, 32, 1, 1], 1, [1, 1], [0, 0], [1, 1]),
+    ([2, 6, 1, 1], [6, 3, 1, 1], 2, [1, 1], [0, 0], [1, 1]),
+    ([2, 4, 5, 6, 4], [6, 2, 3, 2, 2], 2, [1, 2, 1], [1, 0, 1], [1, 1, 1]),
+]
+LINEAR = [(3, 5, 4, 6), (1, 5, 16, 16), (3, 1, 7, 1), (2, 9, 1, 3), (4, 2, 32, 20)]  # members, rows, inputs, outputs
+
+
+def rand(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64).to(dtype)
+
+
+def convolve(case: Any, dtype: torch.dtype = torch.float32, bias: bool = True) -> tuple[Tensor, Tensor]:
+    """The op's answer, and that of its decomposition in float64."""
+    x, weight, groups, stride, padding, dilation = case
+    x, w, b = rand(*x, dtype=dtype), rand(*weight, dtype=dtype), rand(weight[0], dtype=dtype) if bias else None
+    made = OWN.pack_convolution(w, stride, padding, dilation, groups, list(x.shape))
+    y = OWN.convolution(x, made, b, stride, padding, dilation, groups)
+    want = torch.convolution(x.double(), w.double(), None if b is None else b.double(), stride, padding, dilation, False, [0] * len(stride), groups)
+    return y, want
+
+
+@pytest.mark.parametrize("packs", [True, False])
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_convolution_is_its_decomposition(case: Any, dtype: torch.dtype, bias: bool, packs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not packs:
+        monkeypatch.setattr(packed, "usable", lambda weight: False)
+    y, want = convolve(case, dtype, bias)
+    assert y.dtype == dtype
+    torch.testing.assert_close(y.double(), want, rtol=0, atol=64 * torch.finfo(dtype).eps * float(want.abs().max()))
+    last = torch.channels_last if len(case[3]) == 2 else torch.channels_last_3d
+    assert y.is_contiguous(memory_format=last)
+
+
+@pytest.mark.parametrize("packs", [True, False])
+@pytest.mark.parametrize("shape", LINEAR)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("memory", ["major", "packed", "gaps"])
+def test_a_linear_layer_is_its_decomposition(
+    shape: tuple[int, ...], dtype: torch.dtype, bias: bool, memory: str, packs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not packs:
+        monkeypatch.setattr(packed, "usable", lambda weight: False)
+    n, rows, inputs, outputs = shape
+    x, w, b = rand(n, rows, inputs, dtype=dtype), rand(n, outputs, inputs, dtype=dtype), rand(n, outputs, dtype=dtype) if bias else None
+    given = {"major": x, "packed": x.transpose(0, 1).contiguous().transpose(0, 1), "gaps": torch.cat([x, x], 2)[:, :, :inputs]}[memory]
+    y = OWN.linear(given, OWN.pack_linear(w, rows), b)
+    want = torch.bmm(x.double(), w.double().transpose(1, 2)) + (0 if b is None else b.double().unsqueeze(1))
+    torch.testing.assert_close(y.double(), want, rtol=0, atol=64 * torch.finfo(dtype).eps * float(want.abs().max()))
+    assert y.transpose(0, 1).is_contiguous()
+
+
+def test_fakes_tell_the_memory_of_real_answers() -> None:
+    fakes = Fakes({"B": 4}, static=True)
+    with fakes.on():
+        for shape, weight, groups, stride, padding, dilation in CONVOLUTIONS:
+            fake = OWN.convolution(torch.empty(shape), torch.empty(weight), None, stride, padding, dilation, groups)
+            with torch._subclasses.fake_tensor.unset_fake_temporarily():
+                real, _ = convolve((shape, weight, groups, stride, padding, dilation), bias=False)
+            assert same_memory(fake, real)
+        for n, rows, inputs, outputs in LINEAR:
+            fake = OWN.linear(torch.empty(n, rows, inputs), OWN.pack_linear(torch.empty(n, outputs, inputs), rows), None)
+            with torch._subclasses.fake_tensor.unset_fake_temporarily():
+                real = OWN.linear(rand(n, rows, inputs), OWN.pack_linear(rand(n, outputs, inputs), rows), None)
+            assert same_memory(fake, real)
+
+
+def same_memory(a: Tensor, b: Tensor) -> bool:
+    """Equal sizes, and equal strides where a size is not 1."""
+    return a.shape == b.shape and [s for s, n in zip(a.stride(), a.shape) if n != 1] == [s for s, n in zip(b.stride(), b.shape) if n != 1]
+
+
+def test_nan_is_never_hidden() -> None:
+    w = rand(2, 3, 4)
+    w[1] = float("nan")
+    y = OWN.linear(rand(2, 5, 4), OWN.pack_linear(w, 5), None)
+    assert torch.isnan(y[1]).all() and not torch.isnan(y[0]).any()
+    weight = rand(6, 4, 3, 3)
+    weight[3:] = float("nan")
+    image = OWN.convolution(rand(2, 8, 5, 5), OWN.pack_convolution(weight, [1, 1], [1, 1], [1, 1], 2, [2, 8, 5, 5]), None, [1, 1], [1, 1], [1, 1], 2)
+    assert torch.isnan(image[:, 3:]).all() and not torch.isnan(image[:, :3]).any()
+
+
+def test_an_empty_batch_gives_an_empty_answer() -> None:
+    assert OWN.linear(rand(2, 0, 4), OWN.pack_linear(rand(2, 3, 4), 5), None).shape == (2, 0, 3)
+    weight = OWN.pack_convolution(rand(6, 4, 3, 3), [2, 1], [1, 1], [1, 1], 2, [2, 8, 5, 5])
+    assert OWN.convolution(rand(0, 8, 5, 5), weight, None, [2, 1], [1, 1], [1, 1], 2).shape == (0, 6, 3, 5)
+
+
+def net() -> Program:
+    """A convolution, a relu, a pool, two layers: one over a value that all members may share."""
+    return program({"wc": "float32[6,4,3,3]", "bc": "float32[6]", "w": "float32[5,6]", "b": "float32[5]", "v": "float32[3,5]"}, {"x": "float32[B,4,6,5]"}, [
+        node("c", "conv2d", Ref("x"), Ref("wc"), Ref("bc"), [1, 1], [1, 1], out="float32[B,6,6,5]"),
+        node("r", "relu", Ref("c"), out="float32[B,6,6,5]"),
+        node("p", "max_pool2d", Ref("r"), [2, 2], out="float32[B,6,3,2]"),
+        node("m", "mean.dim", Ref("p"), [2, 3], out="float32[B,6]"),
+        node("l", "linear", Ref("m"), Ref("w"), Ref("b"), out="float32[B,5]"),
+        node("y", "linear", Ref("l"), Ref("v"), out="float32[B,3]"),
+    ], ["y", "c"])  # fmt: skip
+
+
+def chosen(made: Program, name: str) -> Plan:
+    choices = {n.name: Choice(name, "asked for") for n in made.nodes if n.op in REGISTRY and name in REGISTRY[n.op].strategies}
+    return Plan("cpu", "shared", (1, None), (), choices)
+
+
+@pytest.mark.parametrize("name", ["packed", "turned"])
+@pytest.mark.parametrize("own", [{"x": "stacked"}, {}, {"wc": "shared", "bc": "shared"}])
+def test_a_program_of_packed_layers_gives_each_members_answer(name: str, own: dict[str, Any]) -> None:
+    made = net()
+    slots = all_kinds(made, **{**dict.fromkeys((s.name for s in made.weights), "stacked"), **own})
+    wide = lower([made], [0, 0, 0], slots, chosen(made, name), small.SIZES).program
+    held = [n.op for n in wide.nodes if n.op.startswith("widepack.")]
+    assert bool(held) is (name == "packed")
+    again = Program.from_json(wide.to_json())
+    again.check()
+    for form in (wide, again, decompose(wide)):
+        for prologue in (True, False):
+            for sizes in ({"B": 1}, {"B": 4}, {"B": 7}):
+                small.check(made, form, slots, sizes=sizes, prologue=prologue)
+    assert not [n.op for n in decompose(wide).nodes if n.op.startswith("widepack.")]
+
+
+@needs_onednn
+def test_weights_are_packed_once_and_never_read_again() -> None:
+    made = net()
+    slots = all_kinds(made, **dict.fromkeys((s.name for s in made.weights), "stacked"))  # type: ignore[arg-type]
+    wide = lower([made], [0, 0, 0], slots, chosen(made, "packed"), small.SIZES).program
+    parts = split(wide)
+    assert not [n for n in parts.main.nodes if ".pack_" in n.op]
+    weights = {s.source: small.held(w, slots[s.name]) for s, w in zip(made.weights, small.values(made.weights, slots, 3))}
+    run = Executable(wide, weights, small.CPU)
+    assert sum(w.is_mkldnn for w in run.weights) == 3
+    assert not [w for w in run.weights if w.layout is torch.strided and w.ndim == 5], "the weight in its first order is not held"
+
+
+def test_packed_is_for_float32_on_a_cpu() -> None:
+    def value(*shape: int, dtype: torch.dtype = torch.float32) -> Value:
+        return Value(None, torch.zeros(shape, dtype=dtype))
+
+    layer, image = REGISTRY["aten.linear.default"].strategies["packed"], REGISTRY["aten.conv2d.default"].strategies["packed"]
+    for device, dtype, applies in (
+        ("cpu", torch.float32, True),
+        ("cuda", torch.float32, False),
+        ("cpu", torch.float64, False),
+        ("cpu", torch.bfloat16, False),
+    ):
+        w = EagerWriter(3, device)
+        w.op = "aten.linear.default"
+        assert layer.when(w, Stacked(value(3, 5, 4, dtype=dtype)), Stacked(value(3, 6, 4, dtype=dtype))) is applies
+        w.op = "aten.conv2d.default"
+        assert image.when(w, Stacked(value(3, 5, 4, 6, 6, dtype=dtype)), Stacked(value(3, 6, 4, 3, 3, dtype=dtype))) is applies
+    w = EagerWriter(3)
+    w.op = "aten.conv2d.default"
+    assert not image.when(w, Stacked(value(3, 5, 4, 6, 6)), Shared(value(6, 4, 3, 3))), "a Shared weight runs folded"
+    assert not image.when(w, Shared(value(5, 4, 6, 6)), Stacked(value(3, 6, 2, 3, 3)), None, [1], [0], [1], 2), (
+        "a Shared input of groups would be copied"
+    )
+    assert not image.when(w, Stacked(value(3, 5, 4, 6, 6)), Stacked(value(3, 6, 4, 0, 3)))
+    w.op = "aten.linear.default"
+    assert not layer.when(w, Stacked(value(3, 5, 0)), Stacked(value(3, 6, 0))), "nothing to pack"

@@ -1,0 +1,137 @@
+"""widepack's own ops: layers over weights that were brought into oneDNN's order beforehand. They run on a CPU in float32; each has an ATen decomposition.
+
+| op | what it is |
+|---|---|
+| `widepack::pack_convolution(weight, stride, padding, dilation, groups, size)` | a convolution's weight `[O, C/g, *k]`, reordered. size: an example of its input's sizes: a hint for the order, never more |
+| `widepack::convolution(x, weight, bias, stride, padding, dilation, groups)` | `aten.convolution` of two or three spatial dims; the answer's memory is channels-last |
+| `widepack::pack_linear(weight, rows)` | N layers' weights `[N, O, I]`, reordered. rows: an example of a member's rows: a hint |
+| `widepack::linear(x, weight, bias)` | `x [N, R, I]`, `bias [N, O]` -> `[N, R, O]` over memory `[R, N, O]`: a 1x1 convolution of N groups over an image of R x 1, which is the one form in which oneDNN takes weights in its own order for all members in one call |
+
+A packed weight is opaque: it has sizes and nothing else that can be read. It is made by the weight prologue and never saved. Where oneDNN is missing, and for other
+devices and dtypes, packing copies the weight and the layer is the decomposition. `decompose` puts ATen ops in their place, for readers that know no others.
+
+oneDNN's own fused relu is not used: it makes 0 of NaN, which would hide a broken member.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from widepack_artifacts.program import Node, Program, Ref, refs, substitute
+
+_LIBRARY: Any = torch.library.Library("widepack", "DEF")  # type: ignore[no-untyped-call]
+_LIBRARY.define("pack_convolution(Tensor weight, int[] stride, int[] padding, int[] dilation, int groups, int[] size) -> Tensor")
+_LIBRARY.define("convolution(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation, int groups) -> Tensor")
+_LIBRARY.define("pack_linear(Tensor weight, int rows) -> Tensor")
+_LIBRARY.define("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
+
+
+def usable(weight: Tensor) -> bool:
+    """Whether oneDNN takes this weight."""
+    there: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return there and weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() > 0
+
+
+def _last(spatial: int) -> torch.memory_format:
+    return torch.channels_last if spatial == 2 else torch.channels_last_3d
+
+
+def _pack_convolution(weight: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int, size: list[int]) -> Tensor:
+    if not usable(weight):
+        return weight.clone(memory_format=torch.contiguous_format)
+    return torch.ops.mkldnn._reorder_convolution_weight(weight.contiguous(), padding, stride, dilation, groups, size)  # type: ignore[no-any-return]
+
+
+def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], dilation: list[int], groups: int) -> Tensor:
+    last = _last(len(stride))
+    if not weight.is_mkldnn:
+        y = torch.convolution(x, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups)
+        return y.contiguous(memory_format=last)
+    if x.shape[0] == 0:  # oneDNN takes no empty batch
+        return torch.empty(_out(x, weight, stride, padding, dilation), dtype=x.dtype).contiguous(memory_format=last)
+    y = torch.ops.mkldnn._convolution_pointwise(x.contiguous(memory_format=last), weight, bias, padding, stride, dilation, groups, "none", [], "")
+    return y.contiguous(memory_format=last)  # type: ignore[no-any-return]
+
+
+def _out(x: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int]) -> list[Any]:
+    """The sizes of a convolution's answer."""
+    window = zip(x.shape[2:], weight.shape[2:], stride, padding, dilation)
+    return [x.shape[0], weight.shape[0], *((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in window)]
+
+
+def _pack_linear(weight: Tensor, rows: int) -> Tensor:
+    members, outputs, inputs = weight.shape
+    flat = weight.reshape(members * outputs, inputs, 1, 1)
+    if not usable(weight):
+        return flat.clone(memory_format=torch.contiguous_format)
+    size = [1, members * inputs, max(rows, 1), 1]
+    return torch.ops.mkldnn._reorder_convolution_weight(flat.contiguous(), [0, 0], [1, 1], [1, 1], members, size)  # type: ignore[no-any-return]
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    members, rows, inputs = x.shape
+    if not weight.is_mkldnn or rows == 0:
+        if weight.is_mkldnn:
+            return x.new_empty(rows, members, weight.shape[0] // members).transpose(0, 1)
+        turned = weight.reshape(members, -1, inputs).transpose(1, 2)
+        y = torch.bmm(x, turned) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, turned)
+        return y.transpose(0, 1).contiguous().transpose(0, 1)
+    image = x.transpose(0, 1).reshape(1, rows, 1, members * inputs).permute(0, 3, 1, 2)
+    flat = None if bias is None else bias.reshape(-1)
+    y = torch.ops.mkldnn._convolution_pointwise(image, weight, flat, [0, 0], [1, 1], [1, 1], members, "none", [], "")
+    return y.permute(0, 2, 3, 1).reshape(rows, members, -1).transpose(0, 1)  # type: ignore[no-any-return]
+
+
+def _fake_convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], dilation: list[int], groups: int
+) -> Tensor:
+    n, c, *spatial = _out(x, weight, stride, padding, dilation)
+    order = [0, *range(2, 2 + len(spatial)), 1]
+    y = x.new_empty([n, *spatial, c])
+    return y.permute([order.index(d) for d in range(len(order))])
+
+
+def _fake_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(x.shape[1], x.shape[0], weight.shape[0] // x.shape[0]).transpose(0, 1)
+
+
+for _name, _rule in (("pack_convolution", _pack_convolution), ("convolution", _convolution), ("pack_linear", _pack_linear), ("linear", _linear)):
+    _LIBRARY.impl(_name, _rule, "CompositeExplicitAutograd")
+torch.library.register_fake("widepack::pack_convolution", lambda weight, *_: torch.empty_like(weight), lib=_LIBRARY)
+torch.library.register_fake(
+    "widepack::pack_linear", lambda weight, rows: weight.new_empty(weight.shape[0] * weight.shape[1], weight.shape[2], 1, 1), lib=_LIBRARY
+)
+torch.library.register_fake("widepack::convolution", _fake_convolution, lib=_LIBRARY)
+torch.library.register_fake("widepack::linear", _fake_linear, lib=_LIBRARY)
+
+
+def decompose(program: Program) -> Program:
+    """The program with ATen ops in the place of widepack's own: equal answers but for rounding, other memory. Bodies of loops likewise."""
+    to: dict[str, Any] = {}
+    nodes: list[Node] = []
+    for node in program.nodes:
+        if any(r in to for r in refs((node.args, node.kwargs))):
+            node = replace(node, args=substitute(node.args, lambda n: to.get(n, Ref(n))), kwargs=substitute(node.kwargs, lambda n: to.get(n, Ref(n))))
+        if node.body is not None:
+            nodes.append(replace(node, body=decompose(node.body)))
+        elif node.op in ("widepack.pack_convolution.default", "widepack.pack_linear.default"):
+            to[node.name] = node.args[0]
+        elif node.op == "widepack.convolution.default":
+            nodes.append(replace(node, op=f"aten.conv{len(node.args[3])}d.default"))
+        elif node.op == "widepack.linear.default":
+            x, weight, bias = node.args
+            nodes.append(Node(f"{node.name}_turned", "aten.transpose.int", (weight, 1, 2), {}, "", node.source, node.member))
+            turned = Ref(nodes[-1].name)
+            if bias is None:
+                nodes.append(replace(node, op="aten.bmm.default", args=(x, turned)))
+            else:
+                nodes.append(Node(f"{node.name}_bias", "aten.unsqueeze.default", (bias, 1), {}, "", node.source, node.member))
+                nodes.append(replace(node, op="aten.baddbmm.default", args=(Ref(nodes[-1].name), x, turned)))
+        else:
+            nodes.append(node)
+    outputs = tuple(replace(o, value=substitute(o.value, lambda n: to.get(n, Ref(n)))) for o in program.outputs)
+    return replace(program, nodes=tuple(nodes), outputs=outputs)
