@@ -16,6 +16,7 @@ import torch
 from widepack_artifacts.manifest import Entry, Manifest
 from widepack_artifacts.program import Kind, Program
 from widepack_artifacts.store import Reader
+from widepack_artifacts.tree import Tree
 from widepack_artifacts.weights import Weights
 
 from . import probe
@@ -26,15 +27,21 @@ from .output import Output, carried, present
 from .plan import Plan
 from .runtime import Executable
 
+SEEN = 256
+"""Shapes of calls that an entry remembers as checked."""
+
 
 class Bound:
-    """A wide program ready to run. batch: the sizes of the first dim that it is for."""
+    """A wide program ready to run. batch: the sizes of the first dim that it is for. only: the number of the output that is the whole answer as it is, or -1."""
 
-    def __init__(self, program: Program, plan: Plan, run: Executable) -> None:
+    def __init__(self, program: Program, plan: Plan, run: Executable, result: Tree) -> None:
         self.program = program
         self.plan = plan
+        self.executable = run
         self.run = run.run
         self.least, self.most = plan.batch
+        alone = result.get("leaf", -1)
+        self.only = alone if alone >= 0 and program.outputs[alone].kind != "shared" else -1
 
     def fits(self, size: int | None) -> bool:
         return size is None or (self.least <= size and (self.most is None or size <= self.most))
@@ -123,6 +130,7 @@ class WideEntry:
         self._held = held
         self._binder = Binder(self.entry, len(held.chosen), held.device, known=held.manifest.state)
         self._bound: dict[str, list[Bound]] = {}
+        self._seen: dict[Any, Bound] = {}  # what a call was like that passed all checks -> the program that answers it
         self._letter = next((d.letter for leaf in self._binder.leaves for d in leaf.dims if not isinstance(d, int)), "")
 
     @property
@@ -146,12 +154,16 @@ class WideEntry:
         An entry that carries state takes it as `state=` and returns (answer, new state): {name: `[N, ...]`}, one a member in every pattern.
         Raises: InputError before anything runs.
         """
+        if not kwargs and self._binder.plain(args):
+            return self._answer(args, self._binder.none, None)
         state = kwargs.pop("state", None) if self._binder.states else None
         values, marks = self._binder.bind(args, kwargs)
         return self._answer(values, marks, state)
 
     def each(self, *args: Any, **kwargs: Any) -> Any:
         """Member i sees `[i]` of every input. Inputs: `[N, ...]`, or lists of N tensors. Returns and raises: as a call."""
+        if not kwargs and self._binder.plain(args):
+            return self._answer(args, self._binder.all, None)
         state = kwargs.pop("state", None) if self._binder.states else None
         values, marks = self._binder.bind(
             [Each(a) if _holds_tensor(a) else a for a in args], {k: Each(v) if _holds_tensor(v) else v for k, v in kwargs.items()}
@@ -175,21 +187,38 @@ class WideEntry:
                 found[s.input] = value.expand(len(self), *value.shape) if one else value
         return found
 
-    def _answer(self, values: list[torch.Tensor], marks: list[bool], state: Any) -> Any:
+    def _answer(self, values: Sequence[torch.Tensor], marks: Sequence[bool], state: Any) -> Any:
         carries = self._binder.carried
         if carries:
+            values, marks = list(values), list(marks)
             self._binder.carry(values, marks, state)
-        sizes = self._binder.check(values, marks)
-        free = [m for i, m in enumerate(marks) if i not in carries] if carries else marks
-        pattern = "shared" if not any(free) else "each" if all(free) else "mixed:" + "".join("e" if m else "s" for m in marks)
-        bound = self._bound.get(pattern) or self._programs(pattern)
-        size = self._scaled(sizes) if len(bound) > 1 else None
-        program = bound[0] if len(bound) == 1 else next((b for b in bound if b.fits(size)), bound[-1])
-        found, outputs = program.run(*values), program.program.outputs
+        # All checks and the choice of the program hang on this alone: a call like one before is not looked at again.
+        like = (tuple(marks), *[(v.shape, v.dtype, v.device) for v in values])
+        program = self._seen.get(like) or self._check(values, marks, like)
+        found = program.run(*values)
+        if program.only >= 0 and not carries:
+            return found[program.only]
+        outputs = program.program.outputs
         answer = present(found, outputs, len(self.members), self.entry.result)
         if not carries:
             return answer
         return answer, {**state, **carried(found, self._binder.states, outputs, len(self.members), values)}
+
+    def _check(self, values: Sequence[torch.Tensor], marks: Sequence[bool], like: Any) -> Bound:
+        """Hold a call to the entry and find its program. like: what is remembered of it. Raises: InputError."""
+        carries = self._binder.carried
+        sizes = self._binder.check(values, marks)
+        free = [m for i, m in enumerate(marks) if i not in carries]
+        pattern = "shared" if not any(free) else "each" if all(free) else "mixed:" + "".join("e" if m else "s" for m in marks)
+        bound = self._programs(pattern)
+        size = self._scaled(sizes) if len(bound) > 1 else None
+        program = bound[0] if len(bound) == 1 else next((b for b in bound if b.fits(size)), bound[-1])
+        with self._held.lock:
+            if not self._held.closed:
+                if len(self._seen) >= SEEN:
+                    self._seen.clear()
+                self._seen[like] = program
+        return program
 
     def _scaled(self, sizes: Mapping[str, int]) -> int | None:
         """The batch, counted at the example's sizes of the other dims: batch classes are about how much a call has to work on."""
@@ -237,7 +266,7 @@ class WideEntry:
         if program.members != len(self._held.chosen):
             raise ArtifactError(f"a wide program is for {program.members} members, the artifact has {len(self._held.chosen)}")
         weights = {s.source: self._held.weight(s.source) for s in program.weights}
-        return Bound(program, plan, Executable(program, weights, self._held.device, prologue=self._held.prologue))
+        return Bound(program, plan, Executable(program, weights, self._held.device, prologue=self._held.prologue), self.entry.result)
 
     # ---------------------------------------------------------------- probe
 
@@ -327,6 +356,7 @@ class WideEntry:
 
     def forget(self) -> None:
         """Let go of bound programs."""
+        self._seen.clear()
         self._bound.clear()
 
 
