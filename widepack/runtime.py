@@ -116,6 +116,7 @@ class Executable:
     """A program bound to its weights on a device: `run(inputs)` gives its output values.
 
     weights: a value for each weight's source name: a tensor, or a list of N for a Ragged one. prologue: run weights-only nodes once, now.
+    main, given: what is left after the prologue and its weights' values: what a backend takes. `use` puts a backend's function in the place of the flat graph.
     """
 
     def __init__(self, program: Program, weights: Mapping[str, Any], device: torch.device, *, prologue: bool = True) -> None:
@@ -125,11 +126,21 @@ class Executable:
             with torch.inference_mode():
                 given = list(graph_module(parts.prologue, device).forward(*given))
             program = parts.main
+        self.main, self.given = program, given
         self.program, given = _lists(program, given)
         self.weights = given
         self.forward: Function = graph_module(self.program, device).forward
         self._call: Function = partial(self.forward, *given)
         self._owned = frozenset({storage(t) for w in given for t in (w if isinstance(w, (list, tuple)) else [w])} - {0})
+
+    @property
+    def eager(self) -> Function:
+        """The flat graph over its weights: inputs -> outputs."""
+        return partial(self.forward, *self.weights)
+
+    def use(self, call: Function) -> None:
+        """Run this from now on. call: inputs -> outputs."""
+        self._call = call
 
     def run(self, *inputs: Any) -> list[Any]:
         """The outputs, in memory that the caller may write into."""
