@@ -37,8 +37,10 @@ def default_folder() -> Path:
 
 
 def private(path: Path, folder: bool = False) -> None:
-    """Refuse what somebody else could have written. Raises: UsageError; OSError where there is nothing."""
+    """Refuse what somebody else could have written, and files that are links. Raises: UsageError; OSError where there is nothing."""
     found = os.stat(path) if folder else os.lstat(path)
+    if not folder and not stat.S_ISREG(found.st_mode):
+        raise UsageError(f"{path}: a link or special file; the cache has plain files only. Remove it")
     if found.st_uid not in (os.geteuid(), 0):
         raise UsageError(
             f"{path}: belongs to user {found.st_uid}, and this process runs as {os.geteuid()}; compiled programs are native code, and are taken from this user or "
@@ -49,8 +51,6 @@ def private(path: Path, folder: bool = False) -> None:
             f"{path}: others may write into it (mode {stat.S_IMODE(found.st_mode):04o}), and compiled programs are native code: `chmod go-w {path}` if nobody else "
             "did, or give another folder: load(cache=...), or WIDEPACK_CACHE"
         )
-    if not folder and not stat.S_ISREG(found.st_mode):
-        raise UsageError(f"{path}: a link or special file; the cache has plain files only. Remove it")
 
 
 class CompiledCache:

@@ -130,7 +130,7 @@ class Executable:
         self.program, given = _lists(program, given)
         self.weights = given
         self.forward: Function = graph_module(self.program, device).forward
-        self._call: Function = partial(self.forward, *given)
+        self.call: Function = partial(self.forward, *given)
         self._owned = frozenset({storage(t) for w in given for t in (w if isinstance(w, (list, tuple)) else [w])} - {0})
 
     @property
@@ -140,12 +140,12 @@ class Executable:
 
     def use(self, call: Function) -> None:
         """Run this from now on. call: inputs -> outputs."""
-        self._call = call
+        self.call = call
 
     def run(self, *inputs: Any) -> list[Any]:
         """The outputs, in memory that the caller may write into."""
         with _inference_mode(True):
-            found = list(self._call(*inputs))
+            found = list(self.call(*inputs))
             given = [x.untyped_storage().data_ptr() for x in inputs]
             for i, value in enumerate(found):
                 if type(value) is not torch.Tensor or (at := value.untyped_storage().data_ptr()) in self._owned or at in given:

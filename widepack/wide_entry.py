@@ -64,6 +64,11 @@ class Bound:
         alone = result.get("leaf", -1)
         self.only = alone if alone >= 0 and program.outputs[alone].kind != "shared" else -1
 
+    @property
+    def place(self) -> Path | None:
+        """The folder of the compiled program that runs; None where none does."""
+        return getattr(self.executable.call, "place", None)
+
     def fits(self, size: int | None) -> bool:
         return size is None or (self.least <= size and (self.most is None or size <= self.most))
 
@@ -477,6 +482,10 @@ class WideEntry:
         """Bind the programs of these patterns now instead of at the first call."""
         for pattern in patterns:
             self._programs(pattern)
+
+    def compiled(self, pattern: str = "shared") -> list[Path]:
+        """Where a pattern's compiled programs lie, one folder each; bound, and compiled where that was asked for, if they are not yet."""
+        return [b.place for b in self._programs(pattern) if b.place is not None]
 
     def forget(self) -> None:
         """Let go of bound programs."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import json
 import platform
 import sys
@@ -25,12 +24,11 @@ import torch
 
 from widepack_artifacts.errors import WidepackError
 from widepack_artifacts.guards import check as check_condition
-from widepack_artifacts.guards import holds
 
 from ..compiled_cache import CompiledCache, default_folder
 from ..errors import ArtifactError, LoweringError
 from .flat import Flat, flatten
-from .task import Function, Sizes, Task, Unavailable
+from .task import Function, Sizes, Task, Unavailable, first_line, sizes_to_try, words
 from .variants import Checked, Variant
 
 NAME = "aot"
@@ -67,7 +65,7 @@ def bind(task: Task) -> Function:
         raise ArtifactError(
             f"{place}: this compiled program cannot be used ({str(e).splitlines()[0] if str(e) else e!r}); remove the folder and compile again: `widepack compile`"
         ) from e
-    return Checked(flat.program.inputs, flat.program.members, task.device, flat, variants, task.eager)
+    return Checked(task.device, flat, variants, task.eager, place)
 
 
 def key_of(task: Task, flat: Flat) -> str:
@@ -127,11 +125,12 @@ def compile_into(task: Task, flat: Flat, folder: Path) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     tried = list(sizes_to_try(task))
     for number in range(VARIANTS):
-        example = dict(task.example) if number == 0 else next((s for s in tried if not any(v.holds(s) for v in _variants(rows))), None)
-        if example is None or (number and min(example.values(), default=2) < 2):
+        open_ = (s for s in tried if min(s.values(), default=2) >= 2 and not any(v.holds(s) for v in _variants(rows)))
+        example = dict(task.example) if number == 0 else next(open_, None)
+        if example is None:
             break
         if task.progress:
-            task.progress(f"compiling {task.said}{f', again for {_words(example)}' if number else ''}", 0, 1)
+            task.progress(f"compiling {task.said}{f', again for {words(example)}' if number else ''}", 0, 1)
         path = folder / f"program-{number}.pt2"
         conditions = _compile(task, flat, example, path)
         row: dict[str, Any] = {
@@ -148,19 +147,6 @@ def compile_into(task: Task, flat: Flat, folder: Path) -> dict[str, Any]:
 
 def _variants(rows: Sequence[Mapping[str, Any]]) -> list[Variant]:
     return [Variant(lambda inputs: inputs, r["conditions"], r["least"]) for r in rows]
-
-
-def sizes_to_try(task: Task) -> Iterator[dict[str, int]]:
-    """Sizes at which a compiled program is held to the flat graph: the example, each dim at its least and at a few others, within bounds and guards."""
-    seen: list[dict[str, int]] = []
-    others = [
-        {d: s} for d, (least, most, _) in task.dims.items() for s in (least, 1, 2, 5, 17, 32) if s >= max(least, 1) and (most is None or s <= most)
-    ]
-    for change in itertools.chain([{}], others):
-        sizes = {**task.example, **change}
-        if sizes not in seen and all(holds(g, sizes) for g in task.guards):
-            seen.append(sizes)
-            yield sizes
 
 
 def _compile(task: Task, flat: Flat, example: Sizes, path: Path) -> list[Any]:
@@ -180,13 +166,8 @@ def _compile(task: Task, flat: Flat, example: Sizes, path: Path) -> list[Any]:
         raise
     except Exception as e:
         raise LoweringError(
-            f"{task.said} does not compile with AOTInductor of torch {torch.__version__}: {type(e).__name__}: {_first_line(e)}; load with backend='eager'"
+            f"{task.said} does not compile with AOTInductor of torch {torch.__version__}: {type(e).__name__}: {first_line(e)}; load with backend='eager'"
         ) from e
-
-
-def _first_line(e: Exception) -> str:
-    lines = [line.strip() for line in str(e).splitlines() if line.strip()]
-    return lines[0][:300] if lines else ""
 
 
 @contextlib.contextmanager
@@ -198,7 +179,7 @@ def _quiet() -> Iterator[None]:
 
 def _agree(task: Task, flat: Flat, variant: Variant, tried: Sequence[Sizes]) -> dict[str, int]:
     """Hold a package to the flat graph at all sizes that it says it holds for. Gives the dims that it does not hold for at 1. Raises: LoweringError."""
-    run = Checked(flat.program.inputs, flat.program.members, task.device, flat, [variant], task.eager)
+    run = Checked(task.device, flat, [variant], task.eager)
     least: dict[str, int] = {}
     for sizes in tried:
         if not variant.holds(sizes):
@@ -216,10 +197,6 @@ def _agree(task: Task, flat: Flat, variant: Variant, tried: Sequence[Sizes]) -> 
             least.update(dict.fromkeys(ones, 2))
         elif wrong:
             raise LoweringError(
-                f"{task.said}: the compiled program differs from the flat graph at {_words(sizes) or 'its sizes'}: {wrong}. It is not kept; load with backend='eager'"
+                f"{task.said}: the compiled program differs from the flat graph at {words(sizes) or 'its sizes'}: {wrong}. It is not kept; load with backend='eager'"
             )
     return least
-
-
-def _words(sizes: Sizes) -> str:
-    return ", ".join(f"{d} = {s}" for d, s in sizes.items())

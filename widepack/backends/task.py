@@ -9,14 +9,15 @@ It never compiles unless `task.compile` says so, and raises `Unavailable` where 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from widepack_artifacts.guards import Expr
+from widepack_artifacts.guards import Expr, holds
 from widepack_artifacts.program import Program
 
 from ..errors import UsageError
@@ -37,8 +38,8 @@ class Task:
     program, weights: the main part, and a value for each of its weights: a tensor, or a list of N. content: the hash of the whole wide program's file, or of the
     same JSON where it was lowered here. said: which one it is, for messages. eager: the same bound to the flat graph: the definition of what is right, and
     what runs at sizes that a compiled program does not hold for. dims: least, most and example of each. example: sizes to compile at. inputs: draws a call's
-    inputs at sizes; None where no call can be drawn. bounds: how far each floating output may be off from the flat graph's. source: where the weights lie, for
-    programs that read the file themselves. files: of the artifact, by weight name.
+    inputs at sizes. differ: where outputs differ from those of the flat graph by more than rounding, in words. compile: whether it may compile. cache: the
+    folder of compiled programs; None is the usual one.
     """
 
     program: Program
@@ -59,8 +60,32 @@ class Task:
 
 
 class Backend(Protocol):
-    """A module of this package. NAME: what a person types. version: what its cached programs depend on beside the task, in words."""
+    """A module of this package. NAME: what a person types."""
 
     NAME: str
 
     def bind(self, task: Task) -> Function: ...
+
+
+def sizes_to_try(task: Task) -> Iterator[dict[str, int]]:
+    """Sizes at which a compiled program is held to the flat graph: the example, each dim at its least and at a few others, within bounds and guards."""
+    seen: list[dict[str, int]] = []
+    others = [
+        {d: s} for d, (least, most, _) in task.dims.items() for s in (least, 1, 2, 5, 17, 32) if s >= max(least, 1) and (most is None or s <= most)
+    ]
+    for change in itertools.chain([{}], others):
+        sizes = {**task.example, **change}
+        if sizes not in seen and all(holds(g, sizes) for g in task.guards):
+            seen.append(sizes)
+            yield sizes
+
+
+def words(sizes: Sizes) -> str:
+    """`B = 2, T = 7`."""
+    return ", ".join(f"{d} = {s}" for d, s in sizes.items())
+
+
+def first_line(e: Exception) -> str:
+    """What an exception of somebody else's says first."""
+    lines = [line.strip() for line in str(e).splitlines() if line.strip()]
+    return lines[0][:300] if lines else ""

@@ -70,15 +70,9 @@ def traced(flat: Flat, example: Mapping[str, int], dims: Mapping[str, tuple[int,
         shapes.constrain_symbol_range(symbol, max(least, 1), sys.maxsize if most is None else most)
         sizes[name] = shapes.create_symintnode(symbol, hint=example[name], source=source)
         symbols[str(symbol)] = name
-    module = graph_module(flat.program, device)
-    holders = [n for n in module.graph.nodes if n.op == "placeholder"]
+    module, holders = with_weights(flat, device)
     inputs: list[torch.Tensor] = []
-    for i, (node, weight) in enumerate(zip(holders, flat.weights)):
-        module.register_buffer(f"w{i}", weight)
-        with module.graph.inserting_before(node):
-            node.replace_all_uses_with(module.graph.get_attr(f"w{i}"))
-        module.graph.erase_node(node)
-    for node, slot in zip(holders[len(flat.weights) :], flat.program.inputs):
+    for node, slot in zip(holders, flat.program.inputs):
         name, parts = parse_type(slot.type)
         own = [d if isinstance(d, int) else sizes[d.letter] * d.factor for d in parts]
         with mode:
@@ -86,3 +80,16 @@ def traced(flat: Flat, example: Mapping[str, int], dims: Mapping[str, tuple[int,
         node.meta["val"] = inputs[-1]
     module.recompile()
     return Traced(module, inputs, shapes, symbols)
+
+
+def with_weights(flat: Flat, device: torch.device) -> tuple[fx.GraphModule, list[fx.Node]]:
+    """The program as a module that has its weights as buffers w0, w1, ..., and its placeholders, one an input."""
+    module = graph_module(flat.program, device)
+    holders = [n for n in module.graph.nodes if n.op == "placeholder"]
+    for i, (node, weight) in enumerate(zip(holders, flat.weights)):
+        module.register_buffer(f"w{i}", weight, persistent=False)
+        with module.graph.inserting_before(node):
+            node.replace_all_uses_with(module.graph.get_attr(f"w{i}"))
+        module.graph.erase_node(node)
+    module.recompile()
+    return module, holders[len(flat.weights) :]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,10 +44,15 @@ class Variant:
 
 
 class Checked:
-    """A call of compiled programs, which check nothing themselves: every input is held to its type before native code sees it."""
+    """A call of compiled programs, which check nothing themselves: every input is held to its type before native code sees it.
 
-    def __init__(self, slots: Sequence[Slot], members: int, device: torch.device, flat: Flat, variants: Sequence[Variant], eager: Function) -> None:
+    place: where the programs lie.
+    """
+
+    def __init__(self, device: torch.device, flat: Flat, variants: Sequence[Variant], eager: Function, place: Path | None = None) -> None:
+        slots, members = flat.program.inputs, flat.program.members
         self.variants = variants
+        self.place = place
         self.eager = eager
         self._inputs = [_Input(s, members) for s in slots]
         self._device = device
