@@ -77,6 +77,14 @@ _SYMBOLIC: dict[str, Callable[..., Any]] = {
 }  # fmt: skip  # a line a kind
 
 
+def arithmetic(condition: Any, names: Mapping[str, Expr]) -> Expr:
+    """A condition of torch's (sympy) over its own symbols. names: each symbol's. Raises: ValueError for what is no arithmetic."""
+    try:
+        return _expr(ast.parse(PythonPrinter().doprint(condition), mode="eval").body, {}, names)
+    except (SyntaxError, TypeError) as e:
+        raise ValueError(f"{condition} is no arithmetic over sizes") from e
+
+
 def always(expr: Expr) -> bool:
     """Whether a condition provably holds at all sizes from 1, as `16 * B != 2 * B` and `7 * H // 7 == H` do: an export has many such."""
 

@@ -74,6 +74,24 @@ class Binder:
         self.dims = {d: (v.min, v.max, v.source) for d, v in entry.dims.items()}
         self.guards = [(g.expr, g.source) for g in entry.guards]
         self.fixed = list(entry.fixed)
+        self.none = (False,) * len(self.leaves)
+        self.all = (True,) * len(self.leaves)
+        self._plain = self._count_plain()
+
+    def _count_plain(self) -> int:
+        """How many tensors in a row are a whole call, leaf by leaf; -1 where a call needs more than tensors by position."""
+        leading = [p for p in self.parameters if p.kind == "positional" and "leaf" in p.tree]
+        in_order = [p.tree["leaf"] for p in leading] == list(range(len(self.leaves))) and self.parameters[: len(leading)] == leading
+        return len(leading) if in_order and not self.states and all(p.default for p in self.parameters[len(leading) :]) else -1
+
+    def plain(self, args: Sequence[Any]) -> bool:
+        """Whether these arguments are the call's tensors as they stand, so that `bind` has nothing to do."""
+        if len(args) != self._plain:
+            return False
+        for value in args:  # noqa: SIM110  a generator costs as much as the rest of the call
+            if type(value) is not torch.Tensor:
+                return False
+        return True
 
     @property
     def takes_in(self) -> str:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from os import PathLike
+from pathlib import Path
 
 import torch
 
 from widepack_artifacts.store import Reader
 from widepack_artifacts.weights import Weights
 
+from . import backends
 from .errors import UsageError
-from .wide_entry import Held
+from .progress import Report
+from .wide_entry import Held, Running
 from .wide_model import WideModel
 
 VERIFY = ("sizes", "hashes", "off")
@@ -29,22 +32,33 @@ def load(
     prologue: bool = True,
     warmup: bool = True,
     threads: int | None = None,
+    compile: str | None = None,
+    cache: str | PathLike[str] | None = None,
+    progress: Report | None = None,
 ) -> WideModel:
     """Open an artifact.
 
     path: the folder. device: where to run; default the CPU. members: some of them, by number or name. strategies: None for the artifact's plans, or what
-    `build --strategy` takes: the programs are lowered again then. backend: `auto` or `eager`. verify: `sizes` (of all files), `hashes` (of all files), `off`
+    `build --strategy` takes: the programs are lowered again then. backend: `auto` (what the plan names where it can run here, else `eager`), `eager`, `compile`,
+    `aot` or `onnxruntime`. compile: None never compiles; `now` compiles what is not in the cache, at load and when another pattern is first called. cache: the
+    folder of compiled programs; default `WIDEPACK_CACHE`, else one in the user's cache. verify: `sizes` (of all files), `hashes` (of all files), `off`
     (the manifest's digest and the programs' hashes are always checked). expect: the manifest's digest, `sha256:...`, pins a deployment. prologue: run nodes that
     depend on weights alone once, now; False keeps every weight in the mapped file. warmup: bind the programs of pattern `shared` and run the probe now, not at
-    the first call. threads: torch's threads for the process.
+    the first call. threads: torch's threads for the process, and ONNX Runtime's. progress: called with (stage, done, total) while something compiles.
 
     Returns: a WideModel. Raises: ArtifactError for what is damaged or not what it says; VerificationError when the probe fails here; UsageError.
     """
     if verify not in VERIFY:
         raise UsageError(f"verify={verify!r} is unknown; known: {', '.join(VERIFY)}")
-    if backend not in ("auto", "eager"):
-        raise UsageError(f"backend={backend!r} is unknown; this version runs 'eager' (or 'auto', which chooses it)")
+    if backend != "auto" and backend not in backends.NAMES:
+        raise UsageError(f"backend={backend!r} is unknown; known: auto, {', '.join(backends.NAMES)}")
+    if compile not in (None, "now"):
+        raise UsageError(f"compile={compile!r} is unknown; known: None, which never compiles, and 'now'")
+    if cache is not None and not isinstance(cache, (str, PathLike)):
+        raise UsageError(f"cache is a {type(cache).__name__}; give the folder of compiled programs")
     if threads is not None:
+        if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+            raise UsageError(f"threads={threads!r} is no number of threads; give a whole number from 1")
         torch.set_num_threads(threads)
     if not isinstance(path, (str, PathLike)):
         raise UsageError(f"path is a {type(path).__name__}; give the artifact's folder")
@@ -57,7 +71,8 @@ def load(
     weights = Weights(reader.weights_files())
     weights.check(reader.manifest.weights, len(reader.manifest.members))
     chosen = _members(reader, members)
-    model = WideModel(Held(reader, weights, chosen, where, prologue=prologue, strategies=strategies, verified=verify != "off"))
+    running = Running(backend, compile == "now", None if cache is None else Path(cache), progress)
+    model = WideModel(Held(reader, weights, chosen, where, prologue=prologue, strategies=strategies, verified=verify != "off", running=running))
     if warmup:
         model.warmup()
     return model

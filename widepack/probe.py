@@ -122,6 +122,26 @@ def check(
                 )
 
 
+def differs(found: Any, wanted: Any, record: Mapping[str, Any]) -> str:
+    """How two programs' answers differ by more than the probe's bound, in words; empty where they do not. record: the manifest's, of this output, or empty."""
+    if not isinstance(wanted, torch.Tensor):
+        return "" if found == wanted else f"is {found!r} and not {wanted!r}"
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        return f"is {found.dtype}{list(found.shape)} and not {wanted.dtype}{list(wanted.shape)}"
+    if not floating(wanted):
+        return "" if torch.equal(found, wanted) else f"differs in {int((found != wanted).sum())} of {wanted.numel()} numbers"
+    if not same_places(found, wanted):
+        return "has NaN or inf in other places"
+    fine = torch.isfinite(wanted)
+    wide = torch.complex128 if wanted.is_complex() else torch.float64
+    error = (found[fine].to(wide) - wanted[fine].to(wide)).abs()
+    scale = float(wanted[fine].to(wide).abs().square().mean().sqrt()) if error.numel() else 0.0
+    pool = Pool("", float(torch.finfo(wanted.dtype).eps), own_max=float(record.get("own_max", 0.0)), count=1)
+    pool.scale_square = max(float(record.get("scale", 0.0)), scale) ** 2
+    largest = float(error.max()) if error.numel() else 0.0
+    return "" if largest <= _FACTOR * pool.max_bound else f"is off by {largest:.2e}, the bound is {_FACTOR * pool.max_bound:.2e}"
+
+
 def cache_folder() -> Path:
     """Where passes are remembered: `$XDG_CACHE_HOME/widepack` or `~/.cache/widepack`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "widepack"
@@ -146,4 +166,4 @@ def remember(key: str) -> None:
         (folder / key).touch()
 
 
-__all__ = ["ArtifactError", "cache_folder", "cache_key", "check", "make", "passed", "remember", "thin"]
+__all__ = ["ArtifactError", "cache_folder", "cache_key", "check", "differs", "make", "passed", "remember", "thin"]

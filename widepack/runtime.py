@@ -7,7 +7,9 @@ get names of our own, ops are objects, and keywords are names of the op's own sc
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +23,9 @@ from .errors import ArtifactError
 from .kinds import weights_only
 
 Function = Callable[..., Any]
+_inference_mode: Callable[[bool], AbstractContextManager[Any]] = getattr(
+    torch._C, "_InferenceMode", torch.inference_mode
+)  # the bare guard: 3 us a call, not 7
 
 
 class Loop(nn.Module):
@@ -111,6 +116,7 @@ class Executable:
     """A program bound to its weights on a device: `run(inputs)` gives its output values.
 
     weights: a value for each weight's source name: a tensor, or a list of N for a Ragged one. prologue: run weights-only nodes once, now.
+    main, given: what is left after the prologue and its weights' values: what a backend takes. `use` puts a backend's function in the place of the flat graph.
     """
 
     def __init__(self, program: Program, weights: Mapping[str, Any], device: torch.device, *, prologue: bool = True) -> None:
@@ -120,15 +126,31 @@ class Executable:
             with torch.inference_mode():
                 given = list(graph_module(parts.prologue, device).forward(*given))
             program = parts.main
+        self.main, self.given = program, given
         self.program, given = _lists(program, given)
         self.weights = given
         self.forward: Function = graph_module(self.program, device).forward
-        self._owned = {storage(t) for w in given for t in (w if isinstance(w, (list, tuple)) else [w])} - {0}
+        self.call: Function = partial(self.forward, *given)
+        self._owned = frozenset({storage(t) for w in given for t in (w if isinstance(w, (list, tuple)) else [w])} - {0})
 
-    def run(self, *inputs: Any) -> tuple[Any, ...]:
-        taken = self._owned | {storage(x) for x in inputs}
-        with torch.inference_mode():
-            return tuple(_free(v, taken) for v in self.forward(*self.weights, *inputs))
+    @property
+    def eager(self) -> Function:
+        """The flat graph over its weights: inputs -> outputs."""
+        return partial(self.forward, *self.weights)
+
+    def use(self, call: Function) -> None:
+        """Run this from now on. call: inputs -> outputs."""
+        self.call = call
+
+    def run(self, *inputs: Any) -> list[Any]:
+        """The outputs, in memory that the caller may write into."""
+        with _inference_mode(True):
+            found = list(self.call(*inputs))
+            given = [x.untyped_storage().data_ptr() for x in inputs]
+            for i, value in enumerate(found):
+                if type(value) is not torch.Tensor or (at := value.untyped_storage().data_ptr()) in self._owned or at in given:
+                    found[i] = _free(value, {*self._owned, *given})
+        return found
 
 
 def _free(value: Any, taken: Set[int]) -> Any:

@@ -9,35 +9,78 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from widepack_artifacts import guards as guard_forms
+from widepack_artifacts import strict_json
 from widepack_artifacts.manifest import Entry, Manifest
 from widepack_artifacts.program import Kind, Program
 from widepack_artifacts.store import Reader
+from widepack_artifacts.tree import Tree
 from widepack_artifacts.weights import Weights
 
-from . import probe
+from . import backends, probe
 from .errors import ArtifactError, InputError, UsageError, VerificationError
 from .inputs import Binder, Each
 from .member import Member
 from .output import Output, carried, present
 from .plan import Plan
+from .progress import Report
 from .runtime import Executable
+from .samples import Source, draw
+
+
+@dataclass(frozen=True)
+class Wide:
+    """A wide program. content: the SHA-256 of its file; empty where it was lowered here. backend: what its plan was measured to run best on, or nothing."""
+
+    program: Program
+    plan: Plan
+    content: str = ""
+    backend: str = ""
+
+
+SEEN = 256
+"""Shapes of calls that an entry remembers as checked."""
 
 
 class Bound:
-    """A wide program ready to run. batch: the sizes of the first dim that it is for."""
+    """A wide program ready to run. batch: the sizes of the first dim that it is for. only: the number of the output that is the whole answer as it is, or -1.
 
-    def __init__(self, program: Program, plan: Plan, run: Executable) -> None:
+    backend: what runs it.
+    """
+
+    def __init__(self, program: Program, plan: Plan, run: Executable, result: Tree, backend: str = "eager") -> None:
         self.program = program
         self.plan = plan
+        self.executable = run
+        self.backend = backend
         self.run = run.run
         self.least, self.most = plan.batch
+        alone = result.get("leaf", -1)
+        self.only = alone if alone >= 0 and program.outputs[alone].kind != "shared" else -1
+
+    @property
+    def place(self) -> Path | None:
+        """The folder of the compiled program that runs; None where none does."""
+        return getattr(self.executable.call, "place", None)
 
     def fits(self, size: int | None) -> bool:
         return size is None or (self.least <= size and (self.most is None or size <= self.most))
+
+
+@dataclass(frozen=True)
+class Running:
+    """What programs are to run on. backend: its name or `auto`. compile: whether it may compile. cache: of compiled programs; None is the usual one."""
+
+    backend: str = "eager"
+    compile: bool = False
+    cache: Path | None = None
+    progress: Report | None = None
 
 
 class Held:
@@ -56,9 +99,10 @@ class Held:
         prologue: bool,
         strategies: str | Sequence[str] | None,
         verified: bool,
+        running: Running = Running(),
     ) -> None:
         self.reader, self.weights, self.chosen, self.device = reader, weights, tuple(chosen), device
-        self.prologue, self.strategies, self.verified = prologue, strategies, verified
+        self.prologue, self.strategies, self.verified, self.running = prologue, strategies, verified, running
         self.manifest: Manifest = reader.manifest
         self.members: tuple[str, ...] = tuple(self.manifest.members[i].name for i in self.chosen)
         self.whole = len(self.chosen) == len(self.manifest.members)
@@ -123,6 +167,7 @@ class WideEntry:
         self._held = held
         self._binder = Binder(self.entry, len(held.chosen), held.device, known=held.manifest.state)
         self._bound: dict[str, list[Bound]] = {}
+        self._seen: dict[Any, Bound] = {}  # what a call was like that passed all checks -> the program that answers it
         self._letter = next((d.letter for leaf in self._binder.leaves for d in leaf.dims if not isinstance(d, int)), "")
 
     @property
@@ -133,11 +178,23 @@ class WideEntry:
         """The plans of a pattern, one a batch class."""
         return [b.plan for b in self._programs(pattern)]
 
+    @property
+    def backend(self) -> str:
+        """What runs the programs of pattern `shared`: one name, or several where batch classes differ."""
+        return "+".join(dict.fromkeys(b.backend for b in self._programs("shared")))
+
     def __len__(self) -> int:
         return len(self.members)
 
     def __repr__(self) -> str:
-        return f"WideEntry({self.name} of {len(self)} members; {self._binder.takes_in}; {self._held.device})"
+        return f"WideEntry({self.name} of {len(self)} members; {self._binder.takes_in}; {self._runs_on})"
+
+    @property
+    def _runs_on(self) -> str:
+        """`cpu, aot`; binds nothing."""
+        bound = self._bound.get("shared")
+        found = "+".join(dict.fromkeys(b.backend for b in bound)) if bound else self._held.running.backend
+        return f"{self._held.device}, {found}"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Every member sees the same inputs, but for those marked with `widepack.each`.
@@ -146,12 +203,16 @@ class WideEntry:
         An entry that carries state takes it as `state=` and returns (answer, new state): {name: `[N, ...]`}, one a member in every pattern.
         Raises: InputError before anything runs.
         """
+        if not kwargs and self._binder.plain(args):
+            return self._answer(args, self._binder.none, None)
         state = kwargs.pop("state", None) if self._binder.states else None
         values, marks = self._binder.bind(args, kwargs)
         return self._answer(values, marks, state)
 
     def each(self, *args: Any, **kwargs: Any) -> Any:
         """Member i sees `[i]` of every input. Inputs: `[N, ...]`, or lists of N tensors. Returns and raises: as a call."""
+        if not kwargs and self._binder.plain(args):
+            return self._answer(args, self._binder.all, None)
         state = kwargs.pop("state", None) if self._binder.states else None
         values, marks = self._binder.bind(
             [Each(a) if _holds_tensor(a) else a for a in args], {k: Each(v) if _holds_tensor(v) else v for k, v in kwargs.items()}
@@ -175,21 +236,38 @@ class WideEntry:
                 found[s.input] = value.expand(len(self), *value.shape) if one else value
         return found
 
-    def _answer(self, values: list[torch.Tensor], marks: list[bool], state: Any) -> Any:
+    def _answer(self, values: Sequence[torch.Tensor], marks: Sequence[bool], state: Any) -> Any:
         carries = self._binder.carried
         if carries:
+            values, marks = list(values), list(marks)
             self._binder.carry(values, marks, state)
-        sizes = self._binder.check(values, marks)
-        free = [m for i, m in enumerate(marks) if i not in carries] if carries else marks
-        pattern = "shared" if not any(free) else "each" if all(free) else "mixed:" + "".join("e" if m else "s" for m in marks)
-        bound = self._bound.get(pattern) or self._programs(pattern)
-        size = self._scaled(sizes) if len(bound) > 1 else None
-        program = bound[0] if len(bound) == 1 else next((b for b in bound if b.fits(size)), bound[-1])
-        found, outputs = program.run(*values), program.program.outputs
+        # All checks and the choice of the program hang on this alone: a call like one before is not looked at again.
+        like = (tuple(marks), *[(v.shape, v.dtype, v.device) for v in values])
+        program = self._seen.get(like) or self._check(values, marks, like)
+        found = program.run(*values)
+        if program.only >= 0 and not carries:
+            return found[program.only]
+        outputs = program.program.outputs
         answer = present(found, outputs, len(self.members), self.entry.result)
         if not carries:
             return answer
         return answer, {**state, **carried(found, self._binder.states, outputs, len(self.members), values)}
+
+    def _check(self, values: Sequence[torch.Tensor], marks: Sequence[bool], like: Any) -> Bound:
+        """Hold a call to the entry and find its program. like: what is remembered of it. Raises: InputError."""
+        carries = self._binder.carried
+        sizes = self._binder.check(values, marks)
+        free = [m for i, m in enumerate(marks) if i not in carries]
+        pattern = "shared" if not any(free) else "each" if all(free) else "mixed:" + "".join("e" if m else "s" for m in marks)
+        bound = self._programs(pattern)
+        size = self._scaled(sizes) if len(bound) > 1 else None
+        program = bound[0] if len(bound) == 1 else next((b for b in bound if b.fits(size)), bound[-1])
+        with self._held.lock:
+            if not self._held.closed:
+                if len(self._seen) >= SEEN:
+                    self._seen.clear()
+                self._seen[like] = program
+        return program
 
     def _scaled(self, sizes: Mapping[str, int]) -> int | None:
         """The batch, counted at the example's sizes of the other dims: batch classes are about how much a call has to work on."""
@@ -209,35 +287,114 @@ class WideEntry:
             if self._held.closed:
                 raise UsageError("this model was closed; widepack.load opens its artifact again")
             if pattern not in self._bound:
-                made = [self._bind(p, plan) for p, plan in self._wide(pattern)]
+                made = [self._bind(pattern, wide) for wide in self._wide(pattern)]
                 if self._held.verified and pattern in ("shared", "each"):
                     self._probe(pattern, made)
                 self._bound[pattern] = made
             return self._bound[pattern]
 
-    def _wide(self, pattern: str) -> list[tuple[Program, Plan]]:
-        """The wide programs of a pattern with their plans: the artifact's where they fit, else lowered here."""
+    def _wide(self, pattern: str) -> list[Wide]:
+        """The wide programs of a pattern: the artifact's where they fit, else lowered here."""
         rows = [w for w in self.entry.wide if w.pattern == pattern and w.device == self._held.device.type]
         if rows and self._held.strategies is None and self._held.whole:
-            return [(self._held.reader.program(w.file), Plan.from_json(w.plan)) for w in rows]
-        return self._lower(pattern)
+            files = self._held.manifest.files
+            return [
+                Wide(self._held.reader.program(w.file), Plan.from_json(w.plan), files[w.file].sha256, str(w.plan.get("backend", ""))) for w in rows
+            ]
+        return [Wide(program, plan) for program, plan in self._lower(pattern)]
+
+    def _letters(self, pattern: str) -> str:
+        """For each input `s` or `e`: one for all members, or one each."""
+        return {"shared": "s" * len(self._binder.leaves), "each": "e" * len(self._binder.leaves)}.get(pattern) or pattern.partition(":")[2]
 
     def _lower(self, pattern: str) -> list[tuple[Program, Plan]]:
         from .relower import relower  # the rules are imported only when something has to be lowered
 
         programs = [self._held.reader.program(f) for f in self.entry.member]
         signatures = [self.entry.signatures[i] for i in self._held.chosen]
-        letters = {"shared": "s" * len(self._binder.leaves), "each": "e" * len(self._binder.leaves)}.get(pattern) or pattern.partition(":")[2]
-        own = [letter == "e" or i in self._binder.carried for i, letter in enumerate(letters)]
+        own = [letter == "e" or i in self._binder.carried for i, letter in enumerate(self._letters(pattern))]
         kinds: dict[str, Kind] = {w.name: w.kind for w in self._held.manifest.weights}  # type: ignore[misc]
         sizes = {d: v.example for d, v in self.entry.dims.items()}
         return relower(programs, signatures, kinds, own, sizes, self._letter, self._held.device.type, pattern, self._held.strategies or "auto")
 
-    def _bind(self, program: Program, plan: Plan) -> Bound:
-        if program.members != len(self._held.chosen):
-            raise ArtifactError(f"a wide program is for {program.members} members, the artifact has {len(self._held.chosen)}")
-        weights = {s.source: self._held.weight(s.source) for s in program.weights}
-        return Bound(program, plan, Executable(program, weights, self._held.device, prologue=self._held.prologue))
+    def _bind(self, pattern: str, wide: Wide) -> Bound:
+        program, held = wide.program, self._held
+        if program.members != len(held.chosen):
+            raise ArtifactError(f"a wide program is for {program.members} members, the artifact has {len(held.chosen)}")
+        weights = {s.source: held.weight(s.source) for s in program.weights}
+        run = Executable(program, weights, held.device, prologue=held.prologue)
+        name = held.running.backend
+        chosen = (wide.backend if wide.backend in backends.NAMES else "eager") if name == "auto" else name
+        if chosen != "eager":
+            try:
+                run.use(backends.backend(chosen).bind(self._task(pattern, wide, run)))
+            except backends.Unavailable:
+                if name != "auto":
+                    raise
+                chosen = "eager"
+        return Bound(program, wide.plan, run, self.entry.result, chosen)
+
+    def _task(self, pattern: str, wide: Wide, run: Executable) -> backends.Task:
+        """A wide program as backends take it."""
+        held, plan = self._held, wide.plan
+        classes = "" if plan.batch == (1, None) else f", batch {plan.batch[0]} to {'any' if plan.batch[1] is None else plan.batch[1]}"
+        return backends.Task(
+            program=run.main,
+            weights=run.given,
+            device=held.device,
+            content=wide.content or strict_json.digest(wide.program.to_json()),
+            pattern=pattern,
+            said=f"{held.reader.root}: the program of entry {self.name}, pattern {pattern}{classes}",
+            eager=run.eager,
+            dims={d: (v.min, v.max, v.example) for d, v in self.entry.dims.items()},
+            example=self._example(plan),
+            guards=[g.expr for g in self.entry.guards],
+            inputs=lambda sizes: self._drawn(pattern, sizes),
+            differ=lambda found, wanted: self._differ(pattern, wide.program, found, wanted),
+            compile=held.running.compile,
+            cache=held.running.cache,
+            progress=held.running.progress,
+        )
+
+    def _example(self, plan: Plan) -> dict[str, int]:
+        """Sizes in the middle of a plan's batch class, at least 2."""
+        sizes = {d: max(2, v.example) for d, v in self.entry.dims.items()}
+        if self._letter in sizes:
+            least, most = plan.batch
+            dim = self.entry.dims[self._letter]
+            wanted = max(2, least, min(sizes[self._letter], most or sizes[self._letter]))
+            tried = {**sizes, self._letter: min(wanted, dim.max or wanted)}
+            if all(guard_forms.holds(g.expr, tried) for g in self.entry.guards):
+                return tried
+        return sizes
+
+    def _drawn(self, pattern: str, sizes: Mapping[str, int]) -> list[torch.Tensor]:
+        """Inputs of a wide call at these sizes, like the probe's where there is one; other ones for each member."""
+        letters = self._letters(pattern)
+        kept = Weights([self._held.reader.path(self._held.manifest.probe)]) if self._held.manifest.probe else None
+        begun = self._initial()
+        made: list[torch.Tensor] = []
+        for k, (spec, letter) in enumerate(zip(self.entry.inputs, letters)):
+            if k in begun:
+                made.append(begun[k])
+                continue
+            name = f"{probe.prefix(self.name)}each.x{k}"
+            example = kept.get(name)[0].clone() if kept is not None and name in kept else None
+            source = Source(spec.name, spec.type, spec.low, spec.high, example)
+            drawn = [draw(source, sizes, 7919 * k + i) for i in range(len(self) if letter == "e" or k in self._binder.carried else 1)]
+            made.append((torch.stack(drawn) if letter == "e" or k in self._binder.carried else drawn[0]).to(self._held.device))
+        return made
+
+    def _differ(self, pattern: str, program: Program, found: Sequence[Any], wanted: Sequence[Any]) -> str:
+        """Where a compiled program's outputs differ from the flat graph's by more than the probe's bounds, in words; empty where they do not."""
+        records = probe.record_of(self._held.manifest.verification, self.name).get("wide", {})
+        record: Sequence[Mapping[str, Any]] = next((r for k, r in records.items() if k.startswith(pattern)), next(iter(records.values()), []))
+        for k, (mine, right) in enumerate(zip(found, wanted)):
+            row = record[k] if k < len(record) else {}
+            for a, b in zip(mine, right) if isinstance(right, list) else [(mine, right)]:
+                if words := probe.differs(a, b, row):
+                    return f"output {self.entry.outputs[k].name or k} {words}"
+        return ""
 
     # ---------------------------------------------------------------- probe
 
@@ -252,7 +409,8 @@ class WideEntry:
         tensors: Weights | None = None
         for number, bound in enumerate(made):
             program = names[number] if stored else f"{at} {bound.plan.to_json()} {held.chosen}"
-            key = probe.cache_key(manifest.digest, program, str(held.device), str(held.prologue))
+            ran_on = [] if bound.backend == "eager" else [bound.backend]
+            key = probe.cache_key(manifest.digest, program, str(held.device), str(held.prologue), *ran_on)
             if not again and probe.passed(key):
                 continue
             tensors = tensors or Weights([held.reader.path(manifest.probe)])
@@ -325,8 +483,13 @@ class WideEntry:
         for pattern in patterns:
             self._programs(pattern)
 
+    def compiled(self, pattern: str = "shared") -> list[Path]:
+        """Where a pattern's compiled programs lie, one folder each; bound, and compiled where that was asked for, if they are not yet."""
+        return [b.place for b in self._programs(pattern) if b.place is not None]
+
     def forget(self) -> None:
         """Let go of bound programs."""
+        self._seen.clear()
         self._bound.clear()
 
 

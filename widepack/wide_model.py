@@ -21,7 +21,7 @@ class WideModel:
 
     A call is that of the entry `forward`; `ens.encode(x)` and `ens.entry("encode")(x)` are those of another.
 
-    members: their names. entries: names of the entries. plan: the plan of pattern `shared` at the smallest batch class. manifest: what the artifact says of
+    members: their names. entries: names of the entries. plan: the plan of pattern `shared` at the smallest batch class. backend: what runs. manifest: what the artifact says of
     itself.
     """
 
@@ -47,6 +47,11 @@ class WideModel:
         return self._held.device
 
     @property
+    def backend(self) -> str:
+        """What runs: `eager`, `compile`, `aot` or `onnxruntime`."""
+        return (self._own or next(iter(self._entries.values()))).backend
+
+    @property
     def plan(self) -> Plan:
         return self._forward().plan
 
@@ -64,7 +69,7 @@ class WideModel:
             f"{len(self)} members: {names}",
             *([self._own._binder.takes_in] if self._own is not None else []),
             *([f"entries {others}"] if others else []),
-            str(self.device),
+            next(iter(self._entries.values()))._runs_on if self._own is None else self._own._runs_on,
         ]
         return f"WideModel({'; '.join(said)})"
 
