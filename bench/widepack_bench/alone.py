@@ -80,6 +80,8 @@ def measured_alone(
                     progress("memory, each contestant in a process of its own", done, steps)
                 done += 1
                 how = _how(name, report.backend)
+                if how is None:
+                    continue
                 if "baseline" in how and unnamed:
                     memory[name] = "the modules were given as objects; give the name of what makes them, file.py:factory"
                     continue
@@ -89,7 +91,7 @@ def measured_alone(
         given = {**common, "inputs": f"{folder}/inputs-{report.rows[0].batch}.pt", "mode": "start"}
         if progress:
             progress("start-up", 0, 2)
-        start[OURS] = _start({**given, **_how(OURS, report.backend)})
+        start[OURS] = _start({**given, "backend": report.backend})
         if progress:
             progress("start-up", 1, 2)
         if not factory or factory == "hf" or report.entry != "forward":
@@ -103,15 +105,17 @@ def measured_alone(
     return replace(report, rows=tuple(rows), start=start)
 
 
-def _how(name: str, backend: str) -> dict[str, Any]:
-    """What a child needs to be the contestant of this name."""
+def _how(name: str, backend: str) -> dict[str, Any] | None:
+    """What a child needs to be the contestant of this name; None for a call that was given."""
     if name == OURS:
         return {"backend": backend}
     if name.startswith(f"{OURS}["):
         return {"backend": name[len(OURS) + 1 : -1]}
     if name.startswith("level "):
         return {"level": name.removeprefix("level ")}
-    return {"baseline": name}
+    from .baselines import BASELINES
+
+    return {"baseline": name} if name in BASELINES else None
 
 
 def _child(spec: Mapping[str, Any], begin: int) -> subprocess.Popen[str]:

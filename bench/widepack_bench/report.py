@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -305,6 +306,7 @@ def environment(device: str, threads: int) -> dict[str, Any]:
         "versions": versions,
         "threads": threads,
         "commit": commit(),
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
     }
 

@@ -124,7 +124,7 @@ class _Flop(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         formula = flop_registry.get(func._overloadpacket)
-        if formula is None:
+        if formula is None and func.namespace == "aten":
             with self:
                 made = func.decompose(*args, **kwargs)
             if made is not NotImplemented:

@@ -59,6 +59,7 @@ def bench(
     pin: bool = False,
     roofline: bool = False,
     alone: bool = False,
+    beside: Mapping[str, Run] = MappingProxyType({}),
     progress: Progress | None = None,
 ) -> Report:
     """Time an artifact, or a loaded model, against the baselines.
@@ -70,6 +71,7 @@ def bench(
     members' order, or factory: makes one from a member's state dict (or its name, `file.py:factory`, with factory_args); without either the baselines run
     `ens.member(i)`. inputs: as in `compare`. entry: the method to call, forward or the artifact's first without it. roofline: count the program's work, and measure
     this machine's ceilings. alone: peak memory and start-up, each contestant in a process of its own; the modules must come from a factory's name, then.
+    beside: further calls by name, timed in the same run and no baselines.
     Raises: BenchError where the wide model's answers are not the loop's; UsageError for an unknown baseline or pattern; what `widepack.load` raises.
     """
     import widepack
@@ -106,6 +108,7 @@ def bench(
             batches,
             baselines=baselines,
             others=others,
+            beside=beside,
             budget_s=budget_s,
             compile_limit_s=compile_limit_s,
             pattern=pattern,
@@ -172,6 +175,7 @@ def compare(
     *,
     baselines: Sequence[str] = tuple(BASELINES),
     others: Mapping[str, Any] = MappingProxyType({}),
+    beside: Mapping[str, Run] = MappingProxyType({}),
     budget_s: float = 20.0,
     compile_limit_s: float = COMPILE_LIMIT_S,
     pattern: str = "shared",
@@ -184,7 +188,7 @@ def compare(
 ) -> Report:
     """Time a loaded model against its members in `modules`, in their order (None: `ens.member(i)`).
 
-    others: the same members loaded in other ways, by name: timed in the same run, and no baselines. inputs: batch -> (positional, keyword) inputs, stacked
+    others: the same members loaded in other ways, by name: timed in the same run, and no baselines. beside: the same of calls that are no wide models. inputs: batch -> (positional, keyword) inputs, stacked
     `[N, ...]` for the pattern `each`; made from the manifest where None. The rest is as in `bench`.
     Raises: BenchError where an answer of `ens` or of another way is not the loop's, or `modules` are not as many as the members; UsageError as `bench`.
     """
@@ -226,7 +230,16 @@ def compare(
             return functools.partial(run, state=state) if carries else run
 
         return _Contest(
-            ours(ens), {k: ours(m) for k, m in ways.items()}, loop(members, each), runs, unmade, count, budget_s, compile_limit_s, sync, progress
+            ours(ens),
+            {**{k: ours(m) for k, m in ways.items()}, **beside},
+            loop(members, each),
+            runs,
+            unmade,
+            count,
+            budget_s,
+            compile_limit_s,
+            sync,
+            progress,
         )
 
     with torch.inference_mode(), compiler_settings():
