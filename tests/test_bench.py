@@ -249,6 +249,12 @@ def test_compare_reports_rows() -> None:
         "batch",
         "sizes",
         "median_ms",
+        "latency",
+        "samples_per_s",
+        "answers_per_s",
+        "memory",
+        "roofline",
+        "others",
         "baselines",
         "skipped",
         "fastest",
@@ -281,7 +287,7 @@ def test_wrong_answers_are_never_timed() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"baselines": ("lop",)}, "unknown baseline 'lop'; known: loop, vmap, vmap-compiled"),
+        ({"baselines": ("lop",)}, "unknown baseline 'lop'; known: loop, compiled-member, compiled-loop, vmap, vmap-compiled, onnxruntime, cuda-graph-loop"),
         ({"baselines": ()}, "none given"),
         ({"pattern": "all"}, "unknown pattern 'all'; known: shared, each"),
         ({"batches": (0,)}, "whole numbers from 1, got 0"),
@@ -302,7 +308,8 @@ def test_a_baseline_that_fails_is_a_result(monkeypatch: pytest.MonkeyPatch) -> N
     nets = members()
     monkeypatch.setitem(BASELINES, "vmap", broken)
     monkeypatch.setitem(BASELINES, "vmap-compiled", wrong)
-    report = compare(Wide(nets), nets, (2,), budget_s=0.5, inputs=lambda b: ((torch.randn(b, 4),), {}))
+    names = ("loop", "vmap", "vmap-compiled")
+    report = compare(Wide(nets), nets, (2,), baselines=names, budget_s=0.5, inputs=lambda b: ((torch.randn(b, 4),), {}))
     assert report.rows[0].skipped["vmap"] == "RuntimeError: no compiler"
     assert "not the loop's" in report.rows[0].skipped["vmap-compiled"]
 

@@ -3,167 +3,45 @@
 | name | what it is |
 |---|---|
 | `loop` | the modules one after another, outputs stacked |
+| `compiled-member` | one member under `torch.compile`, called N times with each member's weights, outputs stacked |
+| `compiled-loop` | all N calls and the stacking in one graph of `torch.compile` |
 | `vmap` | `torch.func.vmap` of `functional_call` over stacked weights, eager |
-| `vmap-compiled` | the same under `torch.compile`, compiled for the exact shapes |
+| `vmap-compiled` | the same under `torch.compile` |
+| `onnxruntime` | N sessions of ONNX Runtime, one a member, each writing into its part of the output (CPU, where it is installed) |
+| `cuda-graph-loop` | the loop recorded as one CUDA graph and replayed (CUDA) |
 
-A baseline takes the positional and keyword inputs of a call and whether they are `each` (one a member, stacked). One that cannot be made or run for
-these modules is skipped with its reason; each is compared with the loop before it is timed.
+What is compiled, exported or recorded is so for the exact shapes. A baseline takes the positional and keyword inputs of a call and whether they are
+`each` (one a member, stacked). One that cannot be made or run for these modules is skipped with its reason; each is compared with the loop before it is timed.
 """
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Sequence
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-Args = tuple[Any, ...]
-Kwargs = Mapping[str, Any]
-Run = Callable[..., Any]
+from .compiled import compiled_loop, compiled_member, vmap_compiled
+from .cuda_graph import cuda_graph_loop
+from .forms import Run as Run
+from .forms import difference as difference
+from .forms import leaves as leaves
+from .forms import members_of as members_of
+from .forms import padding_kept as padding_kept
+from .forms import stack as stack
+from .functional import vmap
+from .loops import loop as loop
+from .onnx_sessions import onnxruntime
 
+Baseline = Callable[[Sequence[nn.Module], bool], Run]
 
-def leaves(value: Any) -> list[Tensor]:
-    """The tensors of an output in order; numbers, strings and None are left out."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, (str, bytes)) or value is None:
-        return []
-    if isinstance(value, Mapping) or (callable(getattr(value, "keys", None)) and callable(getattr(value, "values", None))):
-        return [leaf for part in value.values() for leaf in leaves(part)]
-    if isinstance(value, Sequence):
-        return [leaf for part in value for leaf in leaves(part)]
-    if dataclasses.is_dataclass(value):
-        return [leaf for f in dataclasses.fields(value) for leaf in leaves(getattr(value, f.name))]
-    return []
-
-
-def members_of(value: Any, index: int) -> Any:
-    """The part of stacked inputs that member `index` sees."""
-    if isinstance(value, Tensor):
-        return value[index]
-    if isinstance(value, Mapping):
-        return {k: members_of(v, index) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(members_of(v, index) for v in value)
-    return value
-
-
-def stack(outputs: Sequence[Any]) -> Any:
-    """N members' outputs as one `[N, ...]`; more than one leaf gives a list of leaves, a leaf of unequal shapes stays a list of N."""
-    if isinstance(outputs[0], Tensor):
-        return _stack(outputs)
-    return [_stack(leaf) for leaf in zip(*map(leaves, outputs), strict=True)]
-
-
-def _stack(tensors: Sequence[Tensor]) -> Tensor | list[Tensor]:
-    if any(t.shape != tensors[0].shape for t in tensors):
-        return list(tensors)
-    return torch.stack(list(tensors))
-
-
-def loop(modules: Sequence[nn.Module], each: bool) -> Run:
-    """The eager loop over the modules."""
-    if each:
-        return lambda *args, **kwargs: stack([m(*members_of(args, i), **members_of(kwargs, i)) for i, m in enumerate(modules)])
-    return lambda *args, **kwargs: stack([m(*args, **kwargs) for m in modules])
-
-
-def vmap(modules: Sequence[nn.Module], each: bool) -> Run:
-    """`torch.func.vmap` over stacked weights. Raises: ValueError for modules whose weights cannot be stacked."""
-    weights = _stacked_weights(modules)
-    _silence_fallbacks()
-    base = copy.deepcopy(modules[0])
-
-    def one(weights: dict[str, Tensor], args: Args, kwargs: Kwargs) -> Any:
-        out = torch.func.functional_call(base, weights, args, dict(kwargs))
-        return out if isinstance(out, Tensor) else tuple(leaves(out))
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        dims = (0, _axes(args, each), _axes(kwargs, each))
-        return torch.vmap(one, in_dims=dims, randomness="different")(weights, args, kwargs)
-
-    return run
-
-
-def vmap_compiled(modules: Sequence[nn.Module], each: bool) -> Run:
-    """`vmap` under `torch.compile`, specialised to the shapes it is called with."""
-    torch._dynamo.reset()  # what another model left there counts against this one's limit of recompilations
-    return torch.compile(vmap(modules, each), dynamic=False)
-
-
-BASELINES: dict[str, Callable[[Sequence[nn.Module], bool], Run]] = {"loop": loop, "vmap": vmap, "vmap-compiled": vmap_compiled}
-
-
-def _silence_fallbacks() -> None:
-    """An op that vmap has no rule for runs member by member, and writes so at every call, which would be timed too."""
-    silence = getattr(torch._C._functorch, "_set_vmap_fallback_warning_enabled", None)
-    if silence is not None:
-        silence(False)
-
-
-def _stacked_weights(modules: Sequence[nn.Module]) -> dict[str, Tensor]:
-    tables = [{**dict(m.named_parameters()), **dict(m.named_buffers())} for m in modules]
-    stacked: dict[str, Tensor] = {}
-    for name, first in tables[0].items():
-        row = [table.get(name) for table in tables]
-        if any(t is None or t.shape != first.shape for t in row):
-            raise ValueError(f"the members' {name} have different shapes, and vmap needs equal ones")
-        stacked[name] = torch.stack([t.detach() for t in row if t is not None])
-    return stacked
-
-
-def _axes(value: Any, each: bool) -> Any:
-    """vmap's in_dims for inputs: 0 for the tensors of stacked ones, None for whatever is shared or no tensor."""
-    if isinstance(value, Tensor):
-        return 0 if each else None
-    if isinstance(value, Mapping):
-        return {k: _axes(v, each) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_axes(v, each) for v in value)
-    return None
-
-
-@contextmanager
-def padding_kept() -> Iterator[None]:
-    """Without the fast path of torch's own transformer layers, which answers zero at padded positions: for comparing answers, never for timing."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
-
-
-def difference(got: Any, expected: Any) -> str:
-    """What is different between two outputs of all members, in words; empty where nothing is.
-
-    Floating-point leaves may differ by a root-mean-square error of sqrt(eps) of their dtype, relative to the expected leaf's own: enough to
-    tell another order of additions from another answer. NaN must stand in the same places; all else is equal.
-    """
-    left, right = leaves(got), leaves(expected)
-    if len(left) != len(right):
-        return f"{len(left)} output tensors, expected {len(right)}"
-    for index, (a, b) in enumerate(zip(left, right, strict=True)):
-        where = f"output {index}: " if len(right) > 1 else ""
-        if a.shape != b.shape or a.dtype != b.dtype:
-            return f"{where}{list(a.shape)} {a.dtype}, expected {list(b.shape)} {b.dtype}"
-        if not (b.is_floating_point() or b.is_complex()):
-            if not torch.equal(a, b):
-                return f"{where}{int((a != b).sum())} of {b.numel()} values differ"
-            continue
-        finite = torch.isfinite(b)
-        if not torch.equal(finite, torch.isfinite(a)) or not torch.equal(b.isnan(), a.isnan()):
-            return f"{where}NaN or infinity in other places"
-        wide = torch.complex128 if b.is_complex() else torch.float64
-        a64, b64 = a[finite].to(wide), b[finite].to(wide)
-        if not b64.numel():
-            continue
-        error, scale = (float((v.abs() ** 2).mean().sqrt()) for v in (a64 - b64, b64))
-        bound = torch.finfo(b.dtype).eps ** 0.5
-        if error > bound * scale + torch.finfo(b.dtype).tiny:
-            return f"{where}rms error {error:.3g} where the values' rms is {scale:.3g}; the bound is {bound:.1e} of it"
-    return ""
+BASELINES: dict[str, Baseline] = {
+    "loop": loop,
+    "compiled-member": compiled_member,
+    "compiled-loop": compiled_loop,
+    "vmap": vmap,
+    "vmap-compiled": vmap_compiled,
+    "onnxruntime": onnxruntime,
+    "cuda-graph-loop": cuda_graph_loop,
+}
+COMPILED = ("compiled-member", "compiled-loop", "vmap-compiled")
+"""Those whose first call may take minutes."""

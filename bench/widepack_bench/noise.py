@@ -12,6 +12,10 @@ How a ratio is measured (DESIGN.md, "Fair means"):
 5. **A against A**: ours runs twice in every round under two names. An interval as wide as the one that is wanted, or one that excludes 1,
    refuses the run.
 6. Rounds go on until both intervals are narrow enough or the time is over.
+7. **Percentiles** are of single calls: inside a block the clock is read after every call. (On a device that has to be waited for, single calls are
+   timed beside the blocks, so that blocks keep the device busy.)
+
+Contestants are ours under two names, then `others` (ours in other ways: another backend, another level), then the baselines.
 
 Nothing here knows torch, but for `quiet`.
 """
@@ -23,9 +27,12 @@ import math
 import os
 import statistics
 import time
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, Literal
 
 OURS, AGAIN = "widepack", "widepack again"
@@ -91,28 +98,63 @@ def order(round_: int, count: int) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
+class Latency:
+    """Percentiles of single calls in milliseconds (nearest rank: each is a call that was timed), and of how many calls."""
+
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    calls: int
+
+    @classmethod
+    def of(cls, times: Sequence[float]) -> Latency:
+        """times: nanoseconds, sorted."""
+        if not times:
+            return cls(math.nan, math.nan, math.nan, 0)
+        p50, p95, p99 = (times[max(0, math.ceil(share * len(times)) - 1)] / 1e6 for share in (0.5, 0.95, 0.99))
+        return cls(p50, p95, p99, len(times))
+
+    def to_json(self) -> dict[str, float | int | None]:
+        """The fields; a percentile of no calls is null."""
+        return {
+            k: None if v != v else v for k, v in (("p50_ms", self.p50_ms), ("p95_ms", self.p95_ms), ("p99_ms", self.p99_ms), ("calls", self.calls))
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Race:
     """What one interleaved run has measured.
 
-    names: the contestants; the first two are ours under two names. rounds: `[round][contestant]`, nanoseconds a call.
+    names: the contestants; the first two are ours under two names. rounds: `[round][contestant]`, nanoseconds a call. extra: how many after those two are
+    ours too. calls: `[contestant]`, nanoseconds of single calls, sorted; empty where none were timed.
     """
 
     names: tuple[str, ...]
     rounds: tuple[tuple[float, ...], ...]
+    extra: int = 0
+    calls: tuple[tuple[float, ...], ...] = ()
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        return self.names[2 : 2 + self.extra]
 
     @property
     def baselines(self) -> tuple[str, ...]:
-        return self.names[2:]
+        return self.names[2 + self.extra :]
 
     def median_ms(self, name: str) -> float:
         """The median time of one call over all rounds, in milliseconds."""
         place = self.names.index(name)
         return statistics.median(row[place] for row in self.rounds) / 1e6
 
-    def ratio(self, name: str) -> Interval:
-        """How many times as long as ours a contestant takes, on the even rounds."""
-        place = self.names.index(name)
-        return median_interval([row[place] / row[0] for row in self.rounds[1::2]])
+    def ratio(self, name: str, over: str = OURS) -> Interval:
+        """How many times as long as ours (or as `over`) a contestant takes, on the even rounds."""
+        place, under = self.names.index(name), self.names.index(over)
+        return median_interval([row[place] / row[under] for row in self.rounds[1::2]])
+
+    def latency(self, name: str) -> Latency:
+        """Percentiles of a contestant's single calls."""
+        return Latency.of(self.calls[self.names.index(name)] if self.calls else ())
 
     @property
     def fastest(self) -> str:
@@ -133,9 +175,13 @@ class Race:
     @property
     def verdict(self) -> Verdict:
         """`holds`: not slower than the fastest baseline. `noisy`: refused, whatever the ratio is."""
+        return self.verdict_of(OURS)
+
+    def verdict_of(self, name: str) -> Verdict:
+        """The verdict about ours, or about another way of running it."""
         if not self.quiet:
             return "noisy"
-        ratio = self.ratio(self.fastest)
+        ratio = self.ratio(self.fastest, name)
         if ratio.high < 1.0:
             return "slower"
         return "holds" if ratio.width < WIDTH else "unclear"
@@ -159,6 +205,7 @@ def race(
     ours: Call,
     baselines: Mapping[str, Call],
     *,
+    others: Mapping[str, Call] = MappingProxyType({}),
     budget_s: float = 10.0,
     min_rounds: int = MIN_ROUNDS,
     sync: Call | None = None,
@@ -166,14 +213,16 @@ def race(
 ) -> Race:
     """Time `ours` against every baseline, interleaved.
 
+    others: ours in other ways, timed in the same rounds; they are no baselines, and the run does not go on for their sake.
     budget_s: seconds after which no new round starts once `min_rounds` are there; at three times the budget none starts at all.
     sync: waits for the device, called before the clock is read. Returns: the race, however it ended; its verdict says whether it can be believed.
     Raises: ValueError without a baseline.
     """
     if not baselines:
         raise ValueError("a race needs a baseline")
-    calls: dict[str, Call] = {OURS: ours, AGAIN: ours, **baselines}
-    samplers = [_sampler(call, sync, clock) for call in calls.values()]
+    calls: dict[str, Call] = {OURS: ours, AGAIN: ours, **others, **baselines}
+    singles = [Singles() for _ in calls]
+    samplers = [_sampler(call, sync, clock, single) for call, single in zip(calls.values(), singles, strict=True)]
     rounds: list[tuple[float, ...]] = []
     begin = clock()
     with _without_gc():
@@ -187,13 +236,33 @@ def race(
             if spent > budget_s and (enough or spent > 3 * budget_s):
                 break
             if enough and len(rounds) % 2 == 0:
-                so_far = Race(tuple(calls), tuple(rounds))
+                so_far = Race(tuple(calls), tuple(rounds), len(others))
                 if so_far.quiet and so_far.ratio(so_far.fastest).width < WIDTH:
                     break
-    return Race(tuple(calls), tuple(rounds))
+    return Race(tuple(calls), tuple(rounds), len(others), tuple(single.sorted() for single in singles))
 
 
-def _sampler(call: Call, sync: Call | None, clock: Clock) -> Callable[[], float]:
+class Singles:
+    """Times of single calls, at most `LIMIT` of them, spread evenly over the run: when they are many, every second one is dropped, and of those to come."""
+
+    LIMIT = 50_000
+
+    def __init__(self) -> None:
+        self._times = array("d")
+        self._step = 1
+
+    def add(self, marks: Sequence[int]) -> None:
+        """marks: the clock before the first call, and after each."""
+        self._times.extend(float(after - before) for before, after in list(pairwise(marks))[:: self._step])
+        while len(self._times) > self.LIMIT:
+            self._times = self._times[::2]
+            self._step *= 2
+
+    def sorted(self) -> tuple[float, ...]:
+        return tuple(sorted(self._times))
+
+
+def _sampler(call: Call, sync: Call | None, clock: Clock, singles: Singles) -> Callable[[], float]:
     """A function that takes one sample of `call`: nanoseconds a call."""
     wait = sync or (lambda: None)
     once = _warm(call, wait, clock)
@@ -206,11 +275,20 @@ def _sampler(call: Call, sync: Call | None, clock: Clock) -> Callable[[], float]
         times = []
         for _ in range(blocks):
             wait()
-            begin = clock()
+            marks = [clock()]
             for _ in range(inner):
                 call()
+                if sync is None:
+                    marks.append(clock())
             wait()
-            times.append((clock() - begin) / inner)
+            times.append((clock() - marks[0]) / inner)
+            singles.add(marks)
+        if sync is not None:
+            for _ in range(min(inner, 4)):
+                marks = [clock()]
+                call()
+                wait()
+                singles.add([*marks, clock()])
         return max(1e-3, statistics.median(times))
 
     return sample

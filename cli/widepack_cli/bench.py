@@ -1,4 +1,4 @@
-"""`widepack bench`: an artifact beside its members without widepack."""
+"""`widepack bench`: an artifact beside its members without widepack, node by node with `--profile`; the suite of reference networks with `--suite`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 
 import click
 
-from .common import ARTIFACT, batch_list, emit, entry_option, example, model_options, stdout_kept, write_whole
+from .common import batch_list, emit, entry_option, example, model_options, stdout_kept, write_whole
 from .main import Failure
 from .progress import Progress
 
-BASELINES = ("loop", "vmap", "vmap-compiled")
+BASELINES = ("loop", "compiled-member", "compiled-loop", "vmap", "vmap-compiled", "onnxruntime", "cuda-graph-loop")
+SUITE_JSON = "suite.json"
 
 
 class Noisy(Failure):
@@ -22,14 +23,23 @@ class Noisy(Failure):
 @click.command(
     epilog=example(
         "widepack bench ens.wide",
-        "widepack bench ens.wide --model net.py:make --batch 1,64 --threads 1",
-        "widepack bench ens.wide --baseline loop --json report.json",
+        "widepack bench ens.wide --model net.py:make --batch 1,64 --threads 1 --pin --full --html report.html",
+        "widepack bench ens.wide --backend aot --backend eager --baseline loop --json report.json",
+        "widepack bench ens.wide --profile --trace trace.json",
+        "widepack bench --suite cpu --threads 1 --pin --json suite.json",
     )
 )
-@ARTIFACT
+@click.argument("artifact", metavar="[ARTIFACT]", required=False, type=click.Path(path_type=Path))
 @entry_option
 @click.option("--device", default="cpu", show_default=True, help="Where everything runs: cpu, cuda, cuda:1.")
 @click.option("--batch", "batches", default="1,8,32", show_default=True, callback=batch_list, help="Batch sizes.")
+@click.option(
+    "--backend",
+    "backends",
+    metavar="NAME",
+    multiple=True,
+    help="What runs the wide program: auto, eager, compile, aot, onnxruntime. Repeatable: the verdict is about the first, the others are timed beside it.",
+)
 @click.option(
     "--baseline",
     "baselines",
@@ -45,8 +55,22 @@ class Noisy(Failure):
     help="Every member sees the same inputs, or each its own.",
 )
 @model_options
+@click.option("--levels", is_flag=True, help="Time the steps between op after op and the plan too: what each of them gains.")
+@click.option("--full", is_flag=True, help="Peak memory and start-up too, each contestant in a process of its own.")
+@click.option(
+    "--profile", is_flag=True, help="Instead of the comparison: the time of each node, op and line, beside the members' own programs in a loop."
+)
+@click.option("--trace", metavar="FILE", help="Write a Chrome trace of that profile (chrome://tracing, ui.perfetto.dev).")
+@click.option("--top", type=click.IntRange(min=1), default=12, show_default=True, help="Rows of each table of a profile.")
 @click.option(
     "--budget", type=click.FloatRange(min=0, min_open=True), default=20.0, show_default=True, help="Seconds of measuring a batch, compilation aside."
+)
+@click.option(
+    "--compile-limit",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600.0,
+    show_default=True,
+    help="Seconds that a baseline may take to compile; it is skipped then.",
 )
 @click.option("--threads", type=click.IntRange(min=1), help="Threads inside an op; torch's own number without it.")
 @click.option("--pin", is_flag=True, help="Bind the process to as many processors as it has threads.")
@@ -56,53 +80,88 @@ class Noisy(Failure):
     metavar="[FILE]",
     is_flag=False,
     flag_value="-",
-    help="Write the report as JSON to standard output, or to FILE beside the table.",
+    help="Write the report as JSON to standard output, or to FILE beside the table. With --suite: the file that the run goes on in.",
 )
+@click.option("--html", "html_file", metavar="FILE", help="Write the report as one self-contained page with plots.")
+@click.option(
+    "--suite", type=click.Choice(["cpu", "full"]), help="Instead of an artifact: the reference networks, in sizes for a CPU or as published."
+)
+@click.option("--rows", metavar="NAMES", help="Rows of the suite, with commas; all without it.")
 def command(
-    artifact: Path,
-    entry: str,
-    device: str,
+    artifact: Path | None,
     batches: tuple[int, ...],
-    baselines: tuple[str, ...],
-    pattern: str,
-    model: str | None,
-    model_args: tuple[str, ...],
-    budget: float,
-    threads: int | None,
-    pin: bool,
     json_file: str | None,
+    html_file: str | None,
+    profile: bool,
+    trace: str | None,
+    top: int,
+    suite: str | None,
+    rows: str | None,
+    **given: Any,
 ) -> None:
-    """Time ARTIFACT beside its members in an eager loop, under vmap, and under compiled vmap.
+    """Time ARTIFACT beside its members without widepack: eager, compiled, under vmap, in ONNX Runtime.
 
     All run interleaved in one process with the same inputs; their answers are compared first. The verdict is about the fastest baseline, and
     a run that is too noisy is refused (exit code 1). With --model the baselines run your own modules, without it the artifact's member programs.
     """
+    for name, path in (("--json", json_file), ("--html", html_file), ("--trace", trace)):
+        if path and path != "-" and Path(path).is_dir():
+            raise click.BadParameter(f"{path} is a folder; give the path of a file", param_hint=name)
+    if suite is not None:
+        if artifact is not None:
+            raise click.UsageError("--suite builds artifacts of its own; leave ARTIFACT out")
+        _suite(suite, rows, json_file, given)
+        return
+    if artifact is None:
+        raise click.UsageError("give an ARTIFACT, or --suite cpu")
+    if rows is not None:
+        raise click.UsageError("--rows chooses among those of --suite")
+    if given["model"] is None and given["model_args"]:
+        raise click.UsageError("--model-arg needs --model")
+    if profile or trace:
+        _profile(artifact, batches, json_file, trace, top, given)
+        return
+    _compare(artifact, batches, json_file, html_file, given)
+
+
+def _compare(artifact: Path, batches: tuple[int, ...], json_file: str | None, html_file: str | None, given: dict[str, Any]) -> None:
+    """The comparison with the baselines."""
+    from widepack.specs import parse_model_args
+
     as_json = json_file == "-"
-    if json_file and not as_json and Path(json_file).is_dir():
-        raise click.BadParameter(f"{json_file} is a folder; give the path of a file", param_hint="--json")
     with stdout_kept(as_json), Progress() as progress:
         from widepack_bench import bench
 
         report = bench(
             artifact,
-            device=device,
+            device=given["device"],
             batches=batches,
-            baselines=baselines or BASELINES,
-            budget_s=budget,
-            threads=threads,
-            pattern=pattern,
-            factory=_factory(artifact, model, model_args),
-            entry=entry,
-            pin=pin,
+            backends=given["backends"] or ("auto",),
+            baselines=given["baselines"] or BASELINES,
+            levels=given["levels"],
+            budget_s=given["budget"],
+            compile_limit_s=given["compile_limit"],
+            threads=given["threads"],
+            pattern=given["pattern"],
+            factory=given["model"],
+            factory_args=parse_model_args(given["model_args"]),
+            entry=given["entry"],
+            pin=given["pin"],
+            roofline=True,
+            alone=given["full"],
             progress=progress,
         )
+    document = report.to_json()
     if as_json:
-        emit(report.to_json())
+        emit(document)
     else:
         click.echo(report.table())
-    if json_file and not as_json:
-        text = json.dumps(report.to_json(), indent=2, ensure_ascii=False) + "\n"
-        write_whole(Path(json_file), lambda path: void(path.write_text(text, encoding="utf-8")), force=True)
+        if json_file:
+            _write(json_file, _text(document))
+    if html_file:
+        from widepack_bench.page import page
+
+        _write(html_file, page(document))
     if report.noisy:
         noisy = ", ".join(str(row.batch) for row in report.rows if row.verdict == "noisy")
         raise Noisy(f"the machine was too busy to measure batch {noisy}; what was found for it means nothing")
@@ -110,17 +169,65 @@ def command(
         raise Failure("no batch could be measured")
 
 
+def _profile(artifact: Path, batches: tuple[int, ...], json_file: str | None, trace: str | None, top: int, given: dict[str, Any]) -> None:
+    """Node by node."""
+    as_json = json_file == "-"
+    with stdout_kept(as_json), Progress() as progress:
+        import widepack
+        from widepack_bench.noise import quiet
+        from widepack_bench.profile import chrome_trace, profile
+        from widepack_bench.report import environment
+
+        with quiet(given["threads"], given["pin"]) as threads:
+            ens = widepack.load(artifact, device=given["device"])
+            found = []
+            for done, batch in enumerate(batches):
+                progress(f"batch {batch}", done, len(batches))
+                found.append(profile(ens, batch, entry=given["entry"], pattern=given["pattern"], device=given["device"], name=str(artifact)))
+            where = environment(given["device"], threads)
+    document = {"format": "widepack.profiles/1", "environment": where, "profiles": [p.to_json() for p in found]}
+    if as_json:
+        emit(document)
+    else:
+        click.echo(f"{where['device']}, {threads} thread{'' if threads == 1 else 's'}\n")
+        click.echo("\n\n".join(p.table(top) for p in found))
+        if json_file:
+            _write(json_file, _text(document))
+    if trace:
+        _write(trace, json.dumps(chrome_trace(found, where)) + "\n")
+
+
+def _suite(size: str, rows: str | None, json_file: str | None, given: dict[str, Any]) -> None:
+    """The reference networks, one row after the other, into a file that a later run goes on with."""
+    from widepack_bench.suite_run import run_suite
+
+    with Progress() as progress:
+        document = run_suite(
+            size,
+            Path(json_file if json_file and json_file != "-" else SUITE_JSON),
+            names=rows.split(",") if rows else (),
+            baselines=given["baselines"] or BASELINES,
+            backends=given["backends"] or ("auto",),
+            budget_s=given["budget"],
+            compile_limit_s=given["compile_limit"],
+            threads=given["threads"] or 1,
+            pin=given["pin"],
+            alone=given["full"],
+            device=given["device"],
+            progress=progress,
+            said=click.echo if json_file != "-" else None,
+        )
+    if json_file == "-":
+        emit(document)
+
+
+def _text(document: Any) -> str:
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def _write(path: str, text: str) -> None:
+    write_whole(Path(path), lambda temporary: void(temporary.write_text(text, encoding="utf-8")), force=True)
+
+
 def void(_: Any) -> None:
     """A call for its effect."""
-
-
-def _factory(artifact: Path, model: str | None, model_args: tuple[str, ...]) -> Any:
-    if model is None:
-        if model_args:
-            raise click.UsageError("--model-arg needs --model")
-        return None
-    from widepack.models import find_factory
-    from widepack.specs import parse_model_args
-    from widepack_artifacts.store import Reader
-
-    return find_factory(model, parse_model_args(model_args), Reader(artifact).manifest.members[0].source)

@@ -1,0 +1,56 @@
+"""The steps from op after op to the artifact's plan, each loaded as a model of its own: what `bench --levels` times in one run.
+
+| level | what it is |
+|---|---|
+| `sequential` | every op of the wide program run once a member: the definition of all strategies |
+| `loop` | member after member: one node for the whole region |
+| `stacked` | every op for all members at once, the program as it was captured |
+| `simplified` | the same after simplification and with a weight prologue |
+| `tuned` | the artifact's own plan, or the one tuned for this machine |
+| `compiled` | that plan on the backend `compile` |
+
+A level that this version of widepack cannot load is left out with its reason.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+import widepack
+
+if TYPE_CHECKING:
+    from widepack import WideModel
+
+LEVELS: Mapping[str, Mapping[str, Any]] = {
+    "sequential": {"strategies": ["wide", "sequential"], "backend": "eager"},
+    "loop": {"strategies": "loop", "backend": "eager"},
+    "stacked": {"strategies": "wide", "backend": "eager", "simplify": False, "prologue": False},
+    "simplified": {"strategies": "wide", "backend": "eager"},
+    "tuned": {"backend": "eager"},
+    "compiled": {"backend": "compile", "compile": "now"},
+}
+
+
+def load_levels(path: str | os.PathLike[str], device: str) -> tuple[dict[str, WideModel], dict[str, str]]:
+    """Each level by its name `level <name>`, and why others are left out."""
+    made: dict[str, WideModel] = {}
+    missing: dict[str, str] = {}
+    for name in LEVELS:
+        try:
+            made[f"level {name}"] = load_level(path, device, name)
+        except widepack.WidepackError as error:
+            missing[f"level {name}"] = str(error).splitlines()[0]
+    return made, missing
+
+
+def load_level(path: str | os.PathLike[str], device: str, name: str) -> WideModel:
+    """One level. Raises: UsageError where this version of widepack cannot load it; what `widepack.load` raises."""
+    known = signature(widepack.load).parameters
+    options = LEVELS[name]
+    unknown = [k for k in options if k not in known and k != "compile"]
+    if unknown:
+        raise widepack.UsageError(f"this version's widepack.load has no option {unknown[0]}")
+    return widepack.load(path, device=device, **{k: v for k, v in options.items() if k in known})

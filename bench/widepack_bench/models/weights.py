@@ -1,0 +1,36 @@
+"""Random weights and statistics: members that differ in everything, or share what `shared` says, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+State = dict[str, Tensor]
+
+
+def states(factory: Callable[[], nn.Module], members: int, shared: Callable[[str], bool] = lambda name: False) -> Iterator[State]:
+    """Each member's state dict. shared: of which names all members have the first one's values."""
+    first: State = {}
+    for i in range(members):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(7 * i + 1)
+            module = factory()
+            for part in module.modules():
+                _statistics(part)
+        own = module.state_dict()
+        first = first or own
+        yield {name: first[name] if shared(name) else value for name, value in own.items()}
+
+
+def _statistics(part: nn.Module) -> None:
+    """Norms as after training: scales, shifts, means and variances of their own."""
+    if isinstance(part, (_BatchNorm, nn.LayerNorm)):
+        for tensor, low, high in ((part.weight, 0.5, 1.5), (part.bias, -0.2, 0.2)):
+            nn.init.uniform_(tensor, low, high)
+    if isinstance(part, _BatchNorm):
+        assert part.running_mean is not None and part.running_var is not None
+        nn.init.normal_(part.running_mean, std=0.2)
+        nn.init.uniform_(part.running_var, 0.5, 1.5)
