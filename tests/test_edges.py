@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import widepack
+from widepack import small_sizes
 from widepack.errors import CaptureError, InputError, VerificationError
 
 X = ["x=float32[B,8]"]
@@ -190,6 +193,13 @@ class ShortAlone(Base):
         return y * 100 if x.shape[0] == 1 and x.shape[1] <= 3 else y
 
 
+class Halves(Base):
+    """A batch in two pieces: of 2 rows each has one, of 1 row there is one piece alone."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(p * 2 for p in self.fc(x).chunk(2))
+
+
 class Remainders(Base):
     """At places that the mask leaves out, the divisor is 0."""
 
@@ -238,6 +248,39 @@ def test_another_way_at_one_and_few(tmp_path: Path) -> None:
     x = torch.randn(2, 2, 8)
     with torch.no_grad():
         torch.testing.assert_close(ens(x).clone(), torch.stack([member(ShortAlone, i)(x) for i in range(3)]))
+
+
+def test_what_a_batch_of_1_breaks_does_not_refuse_one_of_2(tmp_path: Path) -> None:
+    ens = made(Halves, X, tmp_path)
+    for b in (2, 3, 5):
+        x = torch.randn(b, 8)
+        for k, half in enumerate(ens(x)):
+            with torch.no_grad():
+                torch.testing.assert_close(half.clone(), torch.stack([member(Halves, i)(x)[k] for i in range(3)]))
+    with pytest.raises(InputError, match="B = 1"):
+        ens(torch.randn(1, 8))
+
+
+@pytest.mark.parametrize(
+    ("fails", "kept"),
+    [
+        ([], set()),
+        ([{"B": 1}], {0}),
+        ([{"B": 1, "T": 1}], {2}),  # one by one needless: T alone refuses it
+        ([{"T": 2}], {1, 2}),  # T = 1 is refused with it, and nothing says that the other one may go
+        ([{"B": 1}, {"T": 1}], {0, 2}),
+        ([{"T": 1}], {2}),  # the other one that T = 1 breaks is needless at T = 2
+    ],
+)
+def test_a_condition_stays_where_it_is_needed(fails: list[dict[str, int]], kept: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    def way(subject: object, sizes: dict[str, int]) -> str:
+        return "another" if any(all(sizes[d] == n for d, n in f.items()) for f in fails) else ""
+
+    monkeypatch.setattr(small_sizes, "_way_at", way)
+    conditions = [["ne", "B", 1], ["gt", ["floordiv", "T", 3], 0], ["ne", "T", 1]]
+    subject: Any = SimpleNamespace(sizes={"B": 4, "T": 6}, batch="B", module=lambda i: None)
+    gone = small_sizes.needless(subject, {"B": (1, None), "T": (1, None)}, conditions)
+    assert set(range(3)) - gone == kept
 
 
 def test_what_could_refuse_places_that_are_left_out_is_not_computed_there(tmp_path: Path) -> None:

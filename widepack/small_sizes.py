@@ -70,9 +70,20 @@ def needless(subject: Subject, dims: Mapping[str, tuple[int, int | None]], guard
                 if i in broken and inside(sizes):
                     tried.setdefault(broken, []).append(sizes)
     gone, kept = set[int](), set[int]()
+    failed: list[frozenset[int]] = []
     for broken, where in sorted(tried.items(), key=lambda row: len(row[0])):
-        if not broken & kept:  # what breaks one that stays is refused anyway
-            (kept if any(_way_at(subject, sizes) for sizes in (where[0], where[-1])) else gone).update(broken)
+        if broken & kept:  # what breaks one that stays is refused anyway
+            continue
+        if not any(_way_at(subject, sizes) for sizes in (where[0], where[-1])):
+            gone |= broken
+            continue
+        failed.append(broken)
+        if len(blamed := broken - gone) == 1:  # the others were found needless where this one holds
+            kept |= blamed
+    for broken in failed:
+        if broken <= gone - kept:  # needless one by one, needed together: one of them refuses these sizes, rather one that leaves batches alone
+            refuses = {i: sum(len(where) for other, where in tried.items() if i in other) for i in broken}
+            kept.add(min(broken, key=lambda i: (subject.batch in guard_forms.letters(guards[i]), refuses[i], i)))
     return gone - kept
 
 
