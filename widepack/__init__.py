@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from .inputs import each as each
     from .loading import load as load
     from .output import Output as Output
+    from .tuner import TuneReport as TuneReport
+    from .tuner import tune as tune
     from .wide_model import WideModel as WideModel
 
 _WHERE = {
@@ -38,6 +40,8 @@ _WHERE = {
     "WideModel": "wide_model",
     "each": "inputs",
     "Output": "output",
+    "tune": "tuner",
+    "TuneReport": "tuner",
     **dict.fromkeys(
         (
             "WidepackError",

@@ -47,6 +47,8 @@ from .runtime import Executable
 from .specs import parse_type
 from .state import BUFFER, Asked, parse_states, under
 from .trial import Trial, why_not
+from .tuner import BATCHES
+from .tuner import tune as measured
 from .version import __version__
 from .wide_model import RESERVED
 from .wides import PATTERNS, Wide, make_wides, wide_only, wide_share
@@ -76,6 +78,7 @@ class BuildReport:
 
     wide_share, kernels_member, kernels_wide, kinds, strategies, plans: of the first entry, as EntryReport has them; entries: of each.
     seconds: by stage. weights: bytes by kind. left_out: the checkpoints that are no members, with `skip_bad`: number among those given, path, and why.
+    tuned: what `tune` measured, as TuneReport.to_json gives it; None without it.
     """
 
     path: str
@@ -94,6 +97,7 @@ class BuildReport:
     digest: str = ""
     left_out: list[dict[str, Any]] = field(default_factory=list)
     entries: dict[str, EntryReport] = field(default_factory=dict)
+    tuned: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -122,6 +126,7 @@ def build(
     pt2: bool = True,
     force: bool = False,
     dry_run: bool = False,
+    tune: bool | Sequence[int] = False,
     progress: Report | None = None,
 ) -> BuildReport:
     """Fuse N checkpoints of one architecture into an artifact, and prove it right.
@@ -135,6 +140,7 @@ def build(
     names: the members', as a list, a text `A,B`, or a file of one a line. key: where the state dict is in each file. dtype: what all floating weights are converted to.
     trust_pickle: run the code that pickled files name. skip_bad: build without the checkpoints that cannot be read or are of another model. strategy: auto, wide, loop, or
     strategies of ops. share: auto, or none: equal weights stay the members' own. pt2: torch.export programs too. dry_run: everything but the artifact.
+    tune: measure the plans on this machine when the artifact is there, and publish them in it (`widepack.tune`); or the batches to measure at.
     progress: called with (stage, done, total).
 
     Raises: UsageError, CheckpointError, MemberMismatch, CaptureError, LoweringError, VerificationError, ArtifactError. Nothing is published then.
@@ -143,6 +149,8 @@ def build(
     for target in targets:
         if target not in TARGETS:
             raise UsageError(f"unknown target {target!r}; known: {', '.join(TARGETS)}")
+    if tune is not False and asked != Choice():
+        raise UsageError("tune measures every strategy and takes the fastest, and strategy names one: give one of the two")
     paths = listed(checkpoints)
     given_names = read_names(names, len(paths)) if names is not None else member_names(paths)
     wanted = find_dtype(dtype)
@@ -216,7 +224,7 @@ def build(
             manifest = replace(manifest, probe=probe_name, verification=verification, provenance=provenance)
             manifest = writer.publish(manifest)
         disk = sum(f.bytes for f in manifest.files.values())
-        return replace(
+        built = replace(
             report,
             seconds=stages.seconds,
             verification=verification,
@@ -226,6 +234,11 @@ def build(
             kernels_wide=made[chosen[0]].kernels_wide,
             entries=made,
         )
+    if tune is False:
+        return built
+    with stages.stage("tune"):  # the artifact is published and whole by now: a tuning that fails takes nothing from it
+        tuned = measured(out, write=True, progress=progress, batches=BATCHES if tune is True else tuple(tune))
+    return replace(built, digest=tuned.digest, tuned=tuned.to_json(), seconds=stages.seconds)
 
 
 def _check_states(module: nn.Module, states: Sequence[Asked], captured: Mapping[str, Captures]) -> None:

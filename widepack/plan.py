@@ -32,16 +32,23 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """batch: the sizes of the first dim that the plan is for, (least, most or None), counted at the example's sizes of the other dims. choices: by node of the member program."""
+    """batch: the sizes of the first dim that the plan is for, (least, most or None), counted at the example's sizes of the other dims. choices: by node of the member program.
+
+    Of a plan that was measured: the machine and torch's threads that it was measured with, and milliseconds of every candidate at the end."""
 
     device: str
     pattern: str
     batch: tuple[int, int | None]
     regions: tuple[Region, ...]
     choices: Mapping[str, Choice] = field(default_factory=dict)
+    machine: str = ""
+    threads: int = 0
+    times_ms: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
+        measured = {"machine": self.machine, "threads": self.threads, "times_ms": dict(self.times_ms)} if self.machine else {}
         return {
+            **measured,
             "device": self.device,
             "pattern": self.pattern,
             "batch": list(self.batch),
@@ -59,6 +66,9 @@ class Plan:
                 batch=(int(data["batch"][0]), None if data["batch"][1] is None else int(data["batch"][1])),
                 regions=tuple(Region(str(r["name"]), str(r["strategy"]), tuple(map(str, r["nodes"])), str(r["because"])) for r in data["regions"]),
                 choices={str(n): Choice(str(c[0]), str(c[1])) for n, c in data["choices"].items()},
+                machine=str(data.get("machine", "")),
+                threads=int(data.get("threads", 0)),
+                times_ms={str(n): float(t) for n, t in data.get("times_ms", {}).items()},
             )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as e:
             raise ArtifactError(f"plan: {e!r} in what should be a plan; build the artifact again") from e

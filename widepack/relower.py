@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from widepack_artifacts.program import Kind, Program
 
@@ -11,6 +12,26 @@ from .plan import Plan
 from .registry import Choice
 from .rules_of_thumb import plans
 from .simplify import simplify_all
+
+
+@dataclass(frozen=True)
+class Simple:
+    """Member programs, simplified, with what lowering needs of them. signatures: each loaded member's index into programs. slots: kinds by value name."""
+
+    programs: list[Program]
+    signatures: list[int]
+    slots: dict[str, Kind]
+
+
+def simplified(
+    programs: Sequence[Program], signatures: Sequence[int], weights: Mapping[str, Kind], own: Sequence[bool], sizes: Mapping[str, int]
+) -> Simple:
+    """The programs of the loaded members, simplified. weights: kinds by name. own: which inputs hold one value a member."""
+    used = sorted(set(signatures))
+    first = programs[used[0]]
+    slots: dict[str, Kind] = {s.name: weights[s.source] for s in first.weights}
+    slots.update({s.name: "stacked" if o else "shared" for s, o in zip(first.inputs, own)})
+    return Simple(simplify_all([programs[s] for s in used], slots, sizes), [used.index(s) for s in signatures], slots)
 
 
 def relower(
@@ -29,14 +50,7 @@ def relower(
     programs, signatures: the member programs and each loaded member's index into them. weights: kinds by name. own: which inputs hold one value a member.
     Raises: LoweringError, UsageError.
     """
-    used = sorted(set(signatures))
-    programs = [programs[s] for s in used]
-    signatures = [used.index(s) for s in signatures]
-    first = programs[0]
-    slots: dict[str, Kind] = {s.name: weights[s.source] for s in first.weights}
-    slots.update({s.name: "stacked" if o else "shared" for s, o in zip(first.inputs, own)})
-    simple = simplify_all(programs, slots, sizes)
-    made = []
-    for plan in plans(simple[0], slots, len(signatures), sizes, batch, device, pattern, Choice.parse(strategies)):
-        made.append((lower(simple, signatures, slots, plan, sizes).program, plan))
-    return made
+    simple = simplified(programs, signatures, weights, own, sizes)
+    first, members = simple.programs[0], len(simple.signatures)
+    made = plans(first, simple.slots, members, sizes, batch, device, pattern, Choice.parse(strategies))
+    return [(lower(simple.programs, simple.signatures, simple.slots, plan, sizes).program, plan) for plan in made]

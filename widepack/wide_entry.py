@@ -23,9 +23,10 @@ from widepack_artifacts.store import Reader
 from widepack_artifacts.tree import Tree
 from widepack_artifacts.weights import Weights
 
-from . import backends, probe
+from . import backends, plan_cache, probe
 from .errors import ArtifactError, InputError, UsageError, VerificationError
 from .inputs import Binder, Each
+from .machine import name_of
 from .member import Member
 from .output import Output, carried, present
 from .plan import Plan
@@ -51,11 +52,12 @@ SEEN = 256
 class Bound:
     """A wide program ready to run. batch: the sizes of the first dim that it is for. only: the number of the output that is the whole answer as it is, or -1.
 
-    backend: what runs it.
+    backend: what runs it. content: the SHA-256 of the program's file; empty where it is in none of the artifact.
     """
 
-    def __init__(self, program: Program, plan: Plan, run: Executable, result: Tree, backend: str = "eager") -> None:
+    def __init__(self, program: Program, plan: Plan, run: Executable, result: Tree, backend: str = "eager", content: str = "") -> None:
         self.program = program
+        self.content = content
         self.plan = plan
         self.executable = run
         self.backend = backend
@@ -294,13 +296,20 @@ class WideEntry:
             return self._bound[pattern]
 
     def _wide(self, pattern: str) -> list[Wide]:
-        """The wide programs of a pattern: the artifact's where they fit, else lowered here."""
-        rows = [w for w in self.entry.wide if w.pattern == pattern and w.device == self._held.device.type]
-        if rows and self._held.strategies is None and self._held.whole:
-            files = self._held.manifest.files
-            return [
-                Wide(self._held.reader.program(w.file), Plan.from_json(w.plan), files[w.file].sha256, str(w.plan.get("backend", ""))) for w in rows
-            ]
+        """The wide programs of a pattern: those that were measured on this machine, the artifact's other ones, else lowered here."""
+        held = self._held
+        if held.strategies is None and held.whole:
+            every = [w for w in self.entry.wide if w.pattern == pattern and w.device == held.device.type]
+            here = name_of(str(held.device)) if any("machine" in w.plan for w in every) else ""
+            measured = [w for w in every if w.plan.get("machine", "") == here] if here else []
+            kept = [] if measured else plan_cache.find(held.manifest.digest, self.name, pattern, str(held.device))
+            if kept:
+                return [Wide(program, plan) for program, plan in kept]
+            rows = measured or [w for w in every if "machine" not in w.plan]
+            files = held.manifest.files
+            made = [Wide(held.reader.program(w.file), Plan.from_json(w.plan), files[w.file].sha256, str(w.plan.get("backend", ""))) for w in rows]
+            if made:
+                return made
         return [Wide(program, plan) for program, plan in self._lower(pattern)]
 
     def _letters(self, pattern: str) -> str:
@@ -332,7 +341,7 @@ class WideEntry:
                 if name != "auto":
                     raise
                 chosen = "eager"
-        return Bound(program, wide.plan, run, self.entry.result, chosen)
+        return Bound(program, wide.plan, run, self.entry.result, chosen, wide.content)
 
     def _task(self, pattern: str, wide: Wide, run: Executable) -> backends.Task:
         """A wide program as backends take it."""
@@ -403,12 +412,10 @@ class WideEntry:
         held, manifest = self._held, self._held.manifest
         if not manifest.probe:
             return
-        names = [w.file for w in self.entry.wide if w.pattern == pattern and w.device == held.device.type]
-        stored = held.strategies is None and held.whole and len(names) == len(made)
         at = f"{probe.prefix(self.name)}{pattern}"
         tensors: Weights | None = None
-        for number, bound in enumerate(made):
-            program = names[number] if stored else f"{at} {bound.plan.to_json()} {held.chosen}"
+        for bound in made:
+            program = bound.content or f"{at} {bound.plan.to_json()} {held.chosen}"
             ran_on = [] if bound.backend == "eager" else [bound.backend]
             key = probe.cache_key(manifest.digest, program, str(held.device), str(held.prologue), *ran_on)
             if not again and probe.passed(key):

@@ -20,7 +20,7 @@ import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -146,6 +146,10 @@ class Writer:
         with self.stream(stem, suffix) as out:
             out.write(data)
         return out.name
+
+    def keep(self, files: Mapping[str, File]) -> None:
+        """Files of the artifact that is there which the new manifest names too: they are left as they are."""
+        self.files.update(files)
 
     def place(self, name: str) -> Path:
         """Where a file that was written stands, for reading it back before it is published."""

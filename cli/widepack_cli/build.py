@@ -74,6 +74,9 @@ EPILOG = example(
     help="auto, wide, loop, or a strategy that ops shall prefer (widepack primitives). Repeatable.",
 )
 @click.option(
+    "--tune", is_flag=True, help="Measure the plans on this machine afterwards, and publish the fastest in the artifact (widepack tune --write)."
+)
+@click.option(
     "--share",
     type=click.Choice(["auto", "none"]),
     default="auto",
@@ -99,6 +102,7 @@ def command(
     states: tuple[str, ...],
     names: str | None,
     strategies: tuple[str, ...],
+    tune: bool,
     share: str,
     no_pt2: bool,
     dry_run: bool,
@@ -144,6 +148,7 @@ def command(
             force=force,
             progress=progress,
             dry_run=dry_run,
+            tune=tune,
         )
     if as_json:
         emit(report.to_json())

@@ -22,6 +22,7 @@ COMMANDS = {
     "inspect": ("inspect_artifact", "Say what is in an artifact."),
     "trace": ("trace", "Say how each op of the member runs for all members, and why."),
     "verify": ("verify", "Check an artifact's files and answers."),
+    "tune": ("tune", "Measure plans on this machine, and keep the fastest."),
     "compile": ("compile", "Compile an artifact's programs for this machine."),
     "extract": ("extract", "Write one member's weights to a checkpoint of its own."),
     "primitives": ("primitives", "List the ops that run wide, and the strategies of each."),

@@ -1,0 +1,217 @@
+"""Plans by measurement: what is measured, what is kept and where, and that nothing wrong or slower is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import Tensor, nn
+
+import widepack
+from widepack import plan_cache, timing, tuner, tuning
+from widepack.errors import ArtifactError, UsageError
+from widepack.machine import name_of
+from widepack.plan import Plan
+from widepack.wide_entry import WideEntry
+from widepack_artifacts.store import Reader
+from widepack_cli.main import cli
+
+N = 4
+FAST: dict[str, Any] = {"batches": (2, 32), "patterns": ("shared",), "budget_s": 0.4}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.head = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.head(self.body(x))
+        return y
+
+
+def member(i: int) -> nn.Module:
+    torch.manual_seed(i)
+    return Net().eval()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tune")
+    for i in range(N):
+        torch.save(member(i).state_dict(), folder / f"m{i}.pt")
+    widepack.build(sorted(folder.glob("*.pt")), folder / "e.wide", model=Net, inputs=["x=float32[B,3,8,8]"], pt2=False)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("WIDEPACK_PLANS", str(tmp_path / "plans"))
+    return tmp_path / "plans"
+
+
+@pytest.fixture
+def artifact(made: Path, tmp_path: Path) -> Path:
+    import shutil
+
+    shutil.copytree(made / "e.wide", tmp_path / "e.wide")
+    return tmp_path / "e.wide"
+
+
+def right(ens: Any) -> None:
+    for batch in (1, 2, 5, 16, 40):
+        x = torch.randn(batch, 3, 8, 8)
+        with torch.no_grad():
+            torch.testing.assert_close(ens(x).clone(), torch.stack([member(i)(x) for i in range(N)]), rtol=1e-4, atol=1e-5)
+
+
+def test_plans_are_kept_in_the_cache_and_taken_from_there(artifact: Path, plans: Path) -> None:
+    before = Reader(artifact).manifest.digest
+    report = widepack.tune(artifact, **FAST)
+    assert Reader(artifact).manifest.digest == before == report.digest, "without write the artifact is left alone"
+    assert [r.batch for r in report.rows] == [2, 32] and [r.classes for r in report.rows] == [(1, 8), (9, None)]
+    assert all(r.times_ms and r.ms > 0 and {"rules of thumb", "loop"} & set(r.times_ms) for r in report.rows)
+    assert [p.suffix for p in plans.iterdir()] == [".json"] and plans.stat().st_mode & 0o77 == 0
+    ens = widepack.load(artifact)
+    assert [p.machine for p in ens.plans()] == [name_of("cpu")] * 2
+    assert [p.batch for p in ens.plans()] == [(1, 8), (9, None)]
+    right(ens)
+    assert not widepack.load(artifact, strategies="wide").plan.machine, "who asks for strategies gets those"
+    assert not ens.plans("each")[0].machine, "a pattern that was not measured keeps its plan"
+
+
+def test_plans_are_written_into_the_artifact(artifact: Path, plans: Path) -> None:
+    before = Reader(artifact)
+    report = widepack.tune(artifact, write=True, **FAST)
+    assert not plans.exists()
+    reader = Reader(artifact)
+    reader.check_hashes()
+    assert reader.manifest.digest == report.digest != before.manifest.digest
+    rows = reader.manifest.entries["forward"].wide
+    assert {w.file for w in before.manifest.entries["forward"].wide} <= {w.file for w in rows}, "the plans for other machines stay"
+    assert sum("machine" in w.plan for w in rows) == 2
+    ens = widepack.load(artifact)
+    assert all(p.machine for p in ens.plans())
+    right(ens)
+    again = widepack.tune(artifact, write=True, **FAST)
+    rows = Reader(artifact).manifest.entries["forward"].wide
+    assert sum("machine" in w.plan for w in rows) == 2, "measured again, in the place of the first ones"
+    assert set(Reader(artifact).manifest.files) == {p.relative_to(artifact).as_posix() for p in artifact.rglob("*-*.*")}, "and nothing is left over"
+    assert again.digest == Reader(artifact).manifest.digest
+
+
+def test_a_plan_of_another_machine_is_not_taken(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    widepack.tune(artifact, write=True, **FAST)
+    name_of.cache_clear()
+    monkeypatch.setattr("widepack.wide_entry.name_of", lambda device: "another machine")
+    monkeypatch.setattr("widepack.plan_cache.name_of", lambda device: "another machine")
+    ens = widepack.load(artifact)
+    assert not any(p.machine for p in ens.plans())
+    right(ens)
+
+
+def test_the_best_measured_is_what_is_taken(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clocks that say `packed` is fastest wherever it runs: it is what comes out, and the report says by how much."""
+
+    def clocked(calls: dict[str, Callable[[], object]], budget_s: float, least: int = 7) -> dict[str, list[float]]:
+        for call in calls.values():
+            call()
+        return {name: [1e-3 if "packed" in name else 2e-3] * 7 for name in calls}
+
+    monkeypatch.setattr(tuning, "race", clocked)
+    monkeypatch.setattr(tuner, "race", clocked)
+    report = widepack.tune(artifact, batches=[32], patterns=["shared"], budget_s=0.2)
+    (row,) = report.rows
+    assert "packed" in row.chosen and row.strategies["packed"] and row.rules == row.loop == 2.0
+    right(widepack.load(artifact))
+
+
+def test_a_program_that_is_wrong_takes_no_part(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = WideEntry._differ
+
+    def differ(self: WideEntry, pattern: str, program: Any, found: Any, wanted: Any) -> str:
+        packed = any(n.op.startswith("widepack.") for n in program.nodes)
+        return "output 0 is off" if packed else original(self, pattern, program, found, wanted)
+
+    monkeypatch.setattr(WideEntry, "_differ", differ)
+    report = widepack.tune(artifact, batches=[32], patterns=["shared"], budget_s=0.2)
+    assert any("is off" in why for why in report.rows[0].dropped.values())
+    assert not report.rows[0].strategies.get("packed")
+
+
+def test_what_is_refused(artifact: Path) -> None:
+    with pytest.raises(UsageError, match="batches are whole numbers from 1"):
+        widepack.tune(artifact, batches=[0])
+    with pytest.raises(UsageError, match="unknown pattern mixed; known: shared, each"):
+        widepack.tune(artifact, patterns=["mixed"])
+    with pytest.raises(ArtifactError, match="there is nothing"):
+        widepack.tune(artifact.parent / "none.wide")
+    with pytest.raises(UsageError, match="give one of the two"):
+        widepack.build(["a.pt"], "x.wide", model=Net, strategy="loop", tune=True)
+
+
+@pytest.mark.parametrize("spoil", ["torn", "another", "open", "no list"])
+def test_a_spoilt_cache_counts_as_absent(spoil: str, artifact: Path, plans: Path) -> None:
+    widepack.tune(artifact, **FAST)
+    (file,) = plans.iterdir()
+    if spoil == "torn":
+        file.write_bytes(file.read_bytes()[:-40])
+    elif spoil == "open":
+        file.chmod(0o666)
+    elif spoil == "no list":
+        file.write_text('{"a": 1}')
+    else:
+        rows = json.loads(file.read_text())
+        rows[0]["program"]["nodes"][0]["op"] = "aten.from_file.default"
+        file.write_text(json.dumps(rows))
+    ens = widepack.load(artifact)
+    assert not any(p.machine for p in ens.plans())
+    right(ens)
+
+
+def test_plans_read_back(artifact: Path) -> None:
+    widepack.tune(artifact, **FAST)
+    digest = Reader(artifact).manifest.digest
+    rows = plan_cache.find(digest, "forward", "shared", "cpu")
+    assert [Plan.from_json(p.to_json()) for _, p in rows] == [p for _, p in rows]
+    assert rows[0][1].times_ms and rows[0][1].threads == torch.get_num_threads()
+    assert not plan_cache.find("sha256:" + "0" * 64, "forward", "shared", "cpu")
+
+
+def test_build_and_tune(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "t.wide"
+    monkeypatch.setattr(tuner.tune, "__kwdefaults__", {**tuner.tune.__kwdefaults__, "budget_s": 0.2})  # type: ignore[dict-item]
+    report = widepack.build(sorted(made.glob("*.pt")), out, model=Net, inputs=["x=float32[B,3,8,8]"], pt2=False, tune=[4])
+    assert report.tuned is not None and report.digest == Reader(out).manifest.digest
+    assert {r["pattern"] for r in report.tuned["rows"]} == {"shared", "each"} and "tune" in report.seconds
+    right(widepack.load(out))
+
+
+def test_the_command_line(artifact: Path) -> None:
+    run = CliRunner().invoke(cli, ["tune", str(artifact), "--batch", "4", "--pattern", "shared", "--budget", "0.2"])
+    assert run.exit_code == 0, run.output
+    assert "--write publishes it in the artifact" in run.output and name_of("cpu") in run.output
+    run = CliRunner().invoke(cli, ["tune", str(artifact), "--batch", "4", "--pattern", "shared", "--budget", "0.2", "--write", "--json"])
+    document = json.loads(run.stdout)
+    assert document["digest"] == Reader(artifact).manifest.digest and document["rows"][0]["batch"] == 4
+    run = CliRunner().invoke(cli, ["tune", str(artifact), "--batch", "0"])
+    assert run.exit_code == 2
+
+
+def test_ratios_are_taken_within_a_round() -> None:
+    times = {"a": [1.0, 10.0, 1.0], "b": [2.0, 20.0, 2.0], "c": [1.5, 9.0, 1.2]}
+    assert timing.ratio(times, "b", "a") == 2.0
+    assert timing.fastest(times) == "a"
+    found = timing.race({"x": lambda: None, "y": lambda: sum(range(2000))}, 0.0)
+    assert len(found["x"]) == len(found["y"]) == timing.ROUNDS and timing.ratio(found, "y", "x") > 1
+
+
+def test_classes_meet_in_the_geometric_middle() -> None:
+    assert tuner._classes({1: 1, 8: 8, 32: 32}) == {1: (1, 2), 8: (3, 16), 32: (17, None)}
+    assert tuner._classes({8: 8}) == {8: (1, None)}

@@ -1,0 +1,70 @@
+"""Plans that were measured on this machine and not written into their artifact: one small file each in the user's cache.
+
+    <cache>/widepack/plans/<key>.json      [{"program": ..., "plan": ...}, ...], one a batch class
+
+The key is of the artifact's digest, the entry, the pattern, the machine and torch's version. A file that cannot be read, or that others could have written, counts
+as absent: the artifact's own plans run then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from widepack_artifacts import strict_json
+from widepack_artifacts.program import Program
+
+from .compiled_cache import private
+from .errors import WidepackError
+from .machine import name_of
+from .plan import Plan
+
+_MOST_BYTES = 64 * 2**20
+
+
+def folder() -> Path:
+    """Where measured plans are kept; `WIDEPACK_PLANS` names another place."""
+    named = os.environ.get("WIDEPACK_PLANS")
+    return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "widepack" / "plans"
+
+
+def _place(digest: str, entry: str, pattern: str, device: str) -> Path:
+    key = "\n".join([digest, entry, pattern, name_of(device), torch.__version__])
+    return folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+
+
+def find(digest: str, entry: str, pattern: str, device: str) -> list[tuple[Program, Plan]]:
+    """The wide programs and plans, least batch first; empty where none were measured here."""
+    if not folder().is_dir():
+        return []
+    place = _place(digest, entry, pattern, device)
+    try:
+        private(folder(), folder=True)
+        private(place)
+        with open(place, "rb") as file:
+            rows = strict_json.parse(file.read(_MOST_BYTES), str(place))
+        return [(Program.from_json(r["program"]), Plan.from_json(r["plan"])) for r in rows]
+    except (OSError, WidepackError, KeyError, TypeError, ValueError):
+        return []
+
+
+def keep(digest: str, entry: str, pattern: str, device: str, rows: Sequence[tuple[Program, Plan]]) -> Path:
+    """Keep what was measured, in the place of what was there. Returns: the file. Raises: OSError."""
+    place = _place(digest, entry, pattern, device)
+    place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    data = json.dumps([{"program": program.to_json(), "plan": plan.to_json()} for program, plan in rows])
+    temporary = place.with_name(f".tmp-{secrets.token_hex(8)}")
+    try:
+        temporary.write_text(data, encoding="utf-8")
+        os.replace(temporary, place)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+    return place

@@ -1,0 +1,65 @@
+"""Interleaved timing: what is timed together stands in one run, round after round, so that whatever slows the machine down slows all of it.
+
+A round takes a block of calls of every contestant, in an order that changes; a ratio is the median over rounds of two times in one round (bench/widepack_bench
+judges by the same rule, with intervals). Clocks of single calls are in seconds.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+Call = Callable[[], object]
+BLOCK_S = 1e-3  # a block lasts about this long, so that the clock's own time does not count
+ROUNDS = 7
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No garbage is collected while something is timed."""
+    was = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def once(call: Call, calls: int = 1) -> float:
+    """Seconds a call."""
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter() - start) / calls
+
+
+def race(calls: Mapping[str, Call], budget_s: float, least: int = ROUNDS) -> dict[str, list[float]]:
+    """Seconds a call, by contestant, round by round. Rounds go on for budget_s, at least `least` of them."""
+    with quiet():
+        for call in calls.values():
+            call()  # the first call pays for what later ones find
+        sizes = {name: max(1, round(BLOCK_S / max(once(call), 1e-7))) for name, call in calls.items()}
+        times: dict[str, list[float]] = {name: [] for name in calls}
+        names, end = list(calls), time.perf_counter() + budget_s
+        while len(times[names[0]]) < least or time.perf_counter() < end:
+            turn = len(times[names[0]]) % len(names)
+            order = names[turn:] + names[:turn]
+            for name in order if turn % 2 == 0 else reversed(order):
+                times[name].append(once(calls[name], sizes[name]))
+    return times
+
+
+def ratio(times: Mapping[str, list[float]], one: str, other: str) -> float:
+    """How much longer `one` takes than `other`: the median over rounds."""
+    return statistics.median(a / b for a, b in zip(times[one], times[other]))
+
+
+def fastest(times: Mapping[str, list[float]]) -> str:
+    """Who takes the least time in the median of the ratios to the first contestant."""
+    first = next(iter(times))
+    return min(times, key=lambda name: ratio(times, name, first))

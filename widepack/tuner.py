@@ -1,0 +1,278 @@
+"""`widepack.tune`: an artifact's plans by measurement on this machine, kept in the user's cache or written into the artifact."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from os import PathLike, fspath
+from typing import Any
+
+import torch
+
+from widepack_artifacts import guards as guard_forms
+from widepack_artifacts import strict_json
+from widepack_artifacts.manifest import WideProgram
+from widepack_artifacts.program import Kind, Program
+from widepack_artifacts.store import Reader, Writer
+
+from . import plan_cache
+from .errors import UsageError, VerificationError
+from .loading import load
+from .machine import name_of
+from .plan import Plan
+from .progress import Report
+from .relower import simplified
+from .timing import race
+from .tuning import LOOP, Candidate, Found, Search
+from .wide_entry import Wide, WideEntry
+
+PATTERNS = ("shared", "each")
+BATCHES = (1, 8, 32)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One batch of one pattern. strategies: how many nodes run in each. rules, loop: how many times longer the plan by rules of thumb and the eager loop take."""
+
+    entry: str
+    pattern: str
+    batch: int
+    classes: tuple[int, int | None]
+    chosen: str
+    strategies: dict[str, int]
+    ms: float
+    rules: float
+    loop: float
+    times_ms: dict[str, float]
+    changes: tuple[str, ...] = ()
+    dropped: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TuneReport:
+    """What was measured. refused: batch -> why it was not. kept: where the plans are. digest: the artifact's, another one where they were written into it."""
+
+    path: str
+    machine: str
+    threads: int
+    rows: tuple[Measured, ...]
+    refused: dict[int, str]
+    kept: str
+    digest: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def tune(
+    path: str | PathLike[str],
+    *,
+    batches: Sequence[int] = BATCHES,
+    patterns: Sequence[str] = PATTERNS,
+    entries: Sequence[str] = (),
+    budget_s: float = 20.0,
+    device: str | None = None,
+    threads: int | None = None,
+    write: bool = False,
+    progress: Report | None = None,
+) -> TuneReport:
+    """Measure the strategies of an artifact's programs here, and keep the fastest plan of each pattern and batch class.
+
+    batches: sizes to measure at; a class reaches to the geometric middle between two of them. patterns, entries: of which programs; all without them. budget_s:
+    seconds of measuring a batch of one pattern, lowering aside. threads: torch's, for the process. write: publish the plans in the artifact, beside those by rules of
+    thumb; without it they go to the user's cache. A tuned plan is taken on the machine that it was measured on alone.
+    Raises: UsageError; ArtifactError; VerificationError where a program is wrong here.
+    """
+    if not batches or any(isinstance(b, bool) or b < 1 for b in batches):
+        raise UsageError(f"batches are whole numbers from 1, got {', '.join(map(str, batches)) or 'none'}")
+    if unknown := [p for p in patterns if p not in PATTERNS] or (not patterns and ["(none given)"]):
+        raise UsageError(f"unknown pattern {', '.join(map(str, unknown))}; known: {', '.join(PATTERNS)}")
+    ens = load(path, device=device, backend="eager", warmup=False, threads=threads)
+    rows: list[Measured] = []
+    refused: dict[int, str] = {}
+    plans: dict[tuple[str, str], list[tuple[Program, Plan]]] = {}
+    for name in entries or ens.entries:
+        for pattern in patterns:
+            made, found, said = _tuned(ens.entry(name), pattern, sorted(set(batches)), budget_s, progress)
+            refused.update(said)
+            rows += found
+            if made:
+                plans[name, pattern] = made
+    if not plans:
+        raise UsageError(f"no batch could be measured: {'; '.join(f'{b}: {why}' for b, why in refused.items())}")
+    where = str(ens.device)
+    digest = ens.manifest.digest
+    if write:
+        digest = _write(path, where, plans)
+        kept = fspath(path)
+    else:
+        places = [plan_cache.keep(digest, name, pattern, where, made) for (name, pattern), made in plans.items()]
+        kept = str(places[0].parent)
+    return TuneReport(fspath(path), name_of(where), torch.get_num_threads(), tuple(rows), refused, kept, digest)
+
+
+def _tuned(
+    entry: WideEntry, pattern: str, batches: Sequence[int], budget_s: float, progress: Report | None
+) -> tuple[list[tuple[Program, Plan]], list[Measured], dict[int, str]]:
+    """One pattern of one entry: its programs and plans, what was measured, and the batches that were refused."""
+    held, letter = entry._held, entry._letter
+    manifest = held.manifest
+    weights: dict[str, Kind] = {w.name: w.kind for w in manifest.weights}  # type: ignore[misc]
+    own = [p == "e" or i in entry._binder.carried for i, p in enumerate(entry._letters(pattern))]
+    example = {d: v.example for d, v in entry.entry.dims.items()}
+    simple = simplified([held.reader.program(f) for f in entry.entry.member], entry.entry.signatures, weights, own, example)
+    refused: dict[int, str] = {}
+    searches: dict[int, Search] = {}
+    found: dict[int, Found] = {}
+    for batch in batches if letter else (1,):
+        sizes = {**example, letter: batch} if letter else example
+        if why := _refusal(entry, sizes):
+            refused[batch] = why
+            continue
+        inputs = entry._drawn(pattern, sizes)
+        search = Search(
+            simple,
+            sizes,
+            letter,
+            held.device,
+            pattern,
+            lambda program, plan: entry._bind(pattern, Wide(program, plan)),
+            inputs,
+            _Right(entry, pattern, inputs),
+            example=example,
+            budget_s=budget_s,
+            report=_said(progress, f"{entry.name} {pattern} {letter} = {batch}" if letter else f"{entry.name} {pattern}"),
+        )
+        searches[batch], found[batch] = search, search.run()
+    if not found:
+        return [], [], refused
+    chosen = _one_form({b: f.best for b, f in found.items()}, searches, budget_s)
+    classes = _classes({b: searches[b].scaled() for b in found})
+    programs: list[tuple[Program, Plan]] = []
+    rows: list[Measured] = []
+    for batch, best in chosen.items():
+        f, plan = found[batch], replace(best.plan, batch=classes[batch], machine=name_of(str(held.device)), threads=torch.get_num_threads())
+        plan = replace(plan, times_ms=f.times_ms)
+        strategies: dict[str, int] = {}
+        for s in best.used.values():
+            strategies[s] = strategies.get(s, 0) + 1
+        programs.append((best.program, plan))
+        rows.append(
+            Measured(
+                entry.name,
+                pattern,
+                batch,
+                classes[batch],
+                best.name,
+                strategies,
+                f.times_ms.get(best.name, math.nan),
+                f.against_rules,
+                f.against_loop,
+                f.times_ms,
+                tuple(f.changes),
+                f.dropped,
+            )
+        )
+    return programs, rows, refused
+
+
+class _Right:
+    """Whether a bound program is right: the artifact's probe, and the answers of the first program that was asked at the batch that is measured."""
+
+    def __init__(self, entry: WideEntry, pattern: str, inputs: Sequence[torch.Tensor]) -> None:
+        self.entry, self.pattern, self.inputs = entry, pattern, inputs
+        self._first: Any = None
+
+    def __call__(self, bound: Any) -> str:
+        try:
+            self.entry._probe(self.pattern, [bound], again=True)
+        except VerificationError as e:
+            return str(e)
+        found = bound.run(*self.inputs)
+        if self._first is None:  # the rules of thumb's, which were verified when the artifact was built
+            self._first = found
+            return ""
+        return self.entry._differ(self.pattern, bound.program, found, self._first)
+
+
+def _refusal(entry: WideEntry, sizes: Mapping[str, int]) -> str:
+    """Why the entry does not take these sizes; empty where it does."""
+    for d, n in sizes.items():
+        dim = entry.entry.dims[d]
+        if n < dim.min or (dim.max is not None and n > dim.max):
+            return f"{d} = {n}; the model holds for {dim.min} <= {d}{f' <= {dim.max}' if dim.max is not None else ''}"
+    broken = next((g for g in entry.entry.guards if not guard_forms.holds(g.expr, sizes)), None)
+    return f"the model holds where {guard_forms.text(broken.expr)}" if broken else ""
+
+
+def _said(progress: Report | None, what: str) -> Callable[[str, int, int], None] | None:
+    return None if progress is None else lambda stage, done, total: progress(f"{what}: {stage}", done, total)
+
+
+def _classes(sizes: Mapping[int, int]) -> dict[int, tuple[int, int | None]]:
+    """For each measured batch its class: up to the geometric middle to the next. sizes: the batch, counted at the example's sizes of the other dims."""
+    order = sorted(sizes, key=lambda b: sizes[b])
+    ends: list[int | None] = [math.isqrt(sizes[a] * sizes[b]) for a, b in itertools.pairwise(order)]
+    starts = [1, *[e + 1 for e in ends if e is not None]]
+    return {b: (start, end) for b, start, end in zip(order, starts, [*ends, None])}
+
+
+def _one_form(best: dict[int, Candidate], searches: Mapping[int, Search], budget_s: float) -> dict[int, Candidate]:
+    """The plans of all batch classes with one form of each weight beside the mapped one: weights in two packed orders would be in memory twice.
+
+    Where the classes' own bests differ in that, one plan serves all classes, but for those that the loop serves best: the one with the least time over all batches.
+    """
+    wide = {b: c for b, c in best.items() if not c.plan.looped()}
+    forms = {tuple(sorted(_forms(searches[b], c).items())) for b, c in wide.items()}
+    if len(forms) <= 1:
+        return best
+    totals: dict[int, float] = {}
+    served: dict[int, dict[int, Candidate]] = {}
+    for of, leader in wide.items():
+        totals[of], served[of] = 0.0, {}
+        for b, search in searches.items():
+            mine = leader if b == of else search.candidate(f"as at {of}", replace(leader.plan))
+            loop = search.candidate(LOOP, search._plans("loop")[0])
+            runs = {str(i): search._call(c) for i, c in enumerate((mine, loop, best[b])) if c is not None}
+            times = {k: sorted(t)[len(t) // 2] for k, t in race(runs, budget_s / 20).items()}
+            use = mine if mine is not None and (loop is None or times["0"] <= times["1"]) else loop
+            if use is None:
+                totals[of] = math.inf
+                continue
+            served[of][b] = use
+            totals[of] += math.log(min(t for k, t in times.items() if k != "2") / times["2"])
+    return served[min(totals, key=lambda of: totals[of])]
+
+
+def _forms(search: Search, c: Candidate) -> dict[str, str]:
+    """The strategies of the nodes that read weights."""
+    from widepack_artifacts.program import refs
+
+    return {
+        n.name: c.used[n.name] for n in search.first.nodes if n.name not in search.early and any(r in search.early for r in refs((n.args, n.kwargs)))
+    }
+
+
+def _write(path: str | PathLike[str], device: str, plans: Mapping[tuple[str, str], Sequence[tuple[Program, Plan]]]) -> str:
+    """Publish measured programs in the artifact, in the place of earlier ones of this machine. Returns: the new digest."""
+    with Writer(path, force=True) as writer:
+        reader = Reader(path)  # under the lock: nobody publishes in between
+        writer.keep(reader.manifest.files)
+        entries = dict(reader.manifest.entries)
+        kind, here = device.partition(":")[0], name_of(device)
+        for (name, pattern), rows in plans.items():
+            kept = [w for w in entries[name].wide if (w.pattern, w.device, w.plan.get("machine", "")) != (pattern, kind, here)]
+            for program, plan in rows:
+                file = writer.file(f"programs/{kind}.{name}.{pattern}", "json", strict_json.canonical(program.to_json()))
+                kept.append(WideProgram(kind, pattern, file, plan.batch, plan.to_json()))
+            entries[name] = replace(entries[name], wide=tuple(kept))
+        used = {w.file for e in entries.values() for w in e.wide}
+        gone = {w.file for e in reader.manifest.entries.values() for w in e.wide} - used
+        for file in gone:
+            writer.files.pop(file, None)
+        return writer.publish(replace(reader.manifest, entries=entries)).digest
+
+
+__all__ = ["Measured", "TuneReport", "tune"]
