@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,10 +14,10 @@ from small import all_kinds, node, program
 from widepack import packed
 from widepack.lower import lower
 from widepack.packed import decompose
-from widepack.plan import Choice, Plan
+from widepack.plan import Choice, Plan, Region
 from widepack.registry import REGISTRY
 from widepack.replay import Fakes
-from widepack.runtime import Executable, split
+from widepack.runtime import Executable, graph_module, split, unroll
 from widepack.values import Shared, Stacked, Value
 from widepack.writer import EagerWriter
 from widepack_artifacts.program import Program, Ref
@@ -131,6 +132,21 @@ def net() -> Program:
     ], ["y", "c"])  # fmt: skip
 
 
+def agree(made: Program, wide: Program, kinds: dict[str, Any], sizes: dict[str, int], prologue: bool) -> None:
+    """The wide program's outputs are each member's own, but for sums in another order: within 32 ulp of the output's largest number, as in test_primitives.py."""
+    weights, inputs = small.values(made.weights, kinds, 3, sizes), small.values(made.inputs, kinds, 3, sizes)
+    run = Executable(wide, {s.source: small.held(w, kinds[s.name]) for s, w in zip(made.weights, weights)}, small.CPU, prologue=prologue)
+    got = run.run(*(small.held(x, kinds[s.name]) for s, x in zip(made.inputs, inputs)))
+    member = graph_module(made, small.CPU)
+    for i in range(3):
+        with torch.inference_mode():
+            want = member(*(w[i] for w in weights), *(x[i] for x in inputs))
+        for g, own, o in zip(got, want, wide.outputs, strict=True):
+            mine = g if o.kind == "shared" else g[i]
+            assert mine.shape == own.shape
+            assert float((mine - own).abs().max()) <= 32 * torch.finfo(own.dtype).eps * float(own.abs().max())
+
+
 def chosen(made: Program, name: str) -> Plan:
     choices = {n.name: Choice(name, "asked for") for n in made.nodes if n.op in REGISTRY and name in REGISTRY[n.op].strategies}
     return Plan("cpu", "shared", (1, None), (), choices)
@@ -149,8 +165,41 @@ def test_a_program_of_packed_layers_gives_each_members_answer(name: str, own: di
     for form in (wide, again, decompose(wide)):
         for prologue in (True, False):
             for sizes in ({"B": 1}, {"B": 4}, {"B": 7}):
-                small.check(made, form, slots, sizes=sizes, prologue=prologue)
+                agree(made, form, slots, sizes, prologue)
     assert not [n.op for n in decompose(wide).nodes if n.op.startswith("widepack.")]
+
+
+@pytest.mark.parametrize("own", [{"x": "stacked"}, {}, {"wc": "shared", "bc": "shared", "x": "stacked"}])
+def test_a_loop_over_packed_weights_gives_each_members_answer(own: dict[str, Any]) -> None:
+    made = net()
+    slots = all_kinds(made, **{**dict.fromkeys((s.name for s in made.weights), "stacked"), **own})
+    region = Region("members", "loop", tuple(n.name for n in made.nodes), "asked for")
+    plan = replace(chosen(made, "packed"), regions=(region,))
+    lowered = lower([made], [0, 0, 0], slots, plan, small.SIZES)
+    assert set(lowered.used.values()) == {"loop"}
+    (body,) = (n.body for n in lowered.program.nodes if n.body is not None)
+    assert [n.op for n in body.nodes][:2] == ["widepack.convolution.default", "aten.relu.default"]
+    assert len([n for n in lowered.program.nodes if ".pack_" in n.op]) == 1
+    again = Program.from_json(lowered.program.to_json())
+    again.check()
+    plain = decompose(lowered.program)
+    assert not [n.op for p in (plain, *(n.body for n in plain.nodes if n.body)) for n in p.nodes if n.op.startswith("widepack.")]
+    for form in (lowered.program, again, plain, decompose(unroll(lowered.program))):
+        for prologue in (True, False):
+            for sizes in ({"B": 1}, {"B": 4}, {"B": 7}):
+                agree(made, form, slots, sizes, prologue)
+
+
+def test_a_loop_packs_no_weight_that_is_made_at_every_call() -> None:
+    made = program({"w": "float32[6,4,3,3]"}, {"x": "float32[B,4,6,5]", "s": "float32[6,1,1,1]"}, [
+        node("own", "mul.Tensor", Ref("w"), Ref("s"), out="float32[6,4,3,3]"),
+        node("c", "conv2d", Ref("x"), Ref("own"), out="float32[B,6,4,3]"),
+    ], ["c"])  # fmt: skip
+    slots = all_kinds(made, w="stacked")
+    plan = replace(chosen(made, "packed"), regions=(Region("members", "loop", ("own", "c"), "asked for"),))
+    wide = lower([made], [0, 0, 0], slots, plan, small.SIZES).program
+    assert not [n for n in wide.nodes if n.op.startswith("widepack.")]
+    small.check(made, wide, slots)
 
 
 @needs_onednn

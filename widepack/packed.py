@@ -3,6 +3,7 @@
 | op | what it is |
 |---|---|
 | `widepack::pack_convolution(weight, stride, padding, dilation, groups, size)` | a convolution's weight `[O, C/g, *k]`, reordered. size: an example of its input's sizes: a hint for the order, never more |
+| `widepack::pack_convolutions(weight, ...)` | the same of N members' weights `[N, O, C/g, *k]`, one by one: a list of N |
 | `widepack::convolution(x, weight, bias, stride, padding, dilation, groups)` | `aten.convolution` of two or three spatial dims; the answer's memory is channels-last |
 | `widepack::pack_linear(weight, rows)` | N layers' weights `[N, O, I]`, reordered. rows: an example of a member's rows: a hint |
 | `widepack::linear(x, weight, bias)` | `x [N, R, I]`, `bias [N, O]` -> `[N, R, O]` over memory `[R, N, O]`: a 1x1 convolution of N groups over an image of R x 1, which is the one form in which oneDNN takes weights in its own order for all members in one call |
@@ -25,6 +26,7 @@ from widepack_artifacts.program import Node, Program, Ref, refs, substitute
 
 _LIBRARY: Any = torch.library.Library("widepack", "DEF")  # type: ignore[no-untyped-call]
 _LIBRARY.define("pack_convolution(Tensor weight, int[] stride, int[] padding, int[] dilation, int groups, int[] size) -> Tensor")
+_LIBRARY.define("pack_convolutions(Tensor weight, int[] stride, int[] padding, int[] dilation, int groups, int[] size) -> Tensor[]")
 _LIBRARY.define("convolution(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation, int groups) -> Tensor")
 _LIBRARY.define("pack_linear(Tensor weight, int rows) -> Tensor")
 _LIBRARY.define("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
@@ -44,6 +46,10 @@ def _pack_convolution(weight: Tensor, stride: list[int], padding: list[int], dil
     if not usable(weight):
         return weight.clone(memory_format=torch.contiguous_format)
     return torch.ops.mkldnn._reorder_convolution_weight(weight.contiguous(), padding, stride, dilation, groups, size)  # type: ignore[no-any-return]
+
+
+def _pack_convolutions(weight: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int, size: list[int]) -> list[Tensor]:
+    return [_pack_convolution(w, stride, padding, dilation, groups, size) for w in weight.unbind(0)]
 
 
 def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], dilation: list[int], groups: int) -> Tensor:
@@ -99,7 +105,14 @@ def _fake_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty(x.shape[1], x.shape[0], weight.shape[0] // x.shape[0]).transpose(0, 1)
 
 
-for _name, _rule in (("pack_convolution", _pack_convolution), ("convolution", _convolution), ("pack_linear", _pack_linear), ("linear", _linear)):
+_RULES = {
+    "pack_convolution": _pack_convolution,
+    "pack_convolutions": _pack_convolutions,
+    "convolution": _convolution,
+    "pack_linear": _pack_linear,
+    "linear": _linear,
+}
+for _name, _rule in _RULES.items():
     _LIBRARY.impl(_name, _rule, "CompositeExplicitAutograd")
 torch.library.register_fake("widepack::pack_convolution", lambda weight, *_: torch.empty_like(weight), lib=_LIBRARY)
 torch.library.register_fake(
@@ -120,6 +133,8 @@ def decompose(program: Program) -> Program:
             nodes.append(replace(node, body=decompose(node.body)))
         elif node.op in ("widepack.pack_convolution.default", "widepack.pack_linear.default"):
             to[node.name] = node.args[0]
+        elif node.op == "widepack.pack_convolutions.default":
+            nodes.append(replace(node, op="aten.unbind.int", args=(node.args[0], 0)))
         elif node.op == "widepack.convolution.default":
             nodes.append(replace(node, op=f"aten.conv{len(node.args[3])}d.default"))
         elif node.op == "widepack.linear.default":
