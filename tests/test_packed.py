@@ -106,11 +106,13 @@ def same_memory(a: Tensor, b: Tensor) -> bool:
 def test_nan_is_never_hidden() -> None:
     w = rand(2, 3, 4)
     w[1] = float("nan")
-    y = OWN.linear(rand(2, 5, 4), OWN.pack_linear(w, 5), None)
+    y = OWN.linear(rand(2, 5, 4), OWN.pack_linear(w, 5), None, "relu")
     assert torch.isnan(y[1]).all() and not torch.isnan(y[0]).any()
     weight = rand(6, 4, 3, 3)
     weight[3:] = float("nan")
-    image = OWN.convolution(rand(2, 8, 5, 5), OWN.pack_convolution(weight, [1, 1], [1, 1], [1, 1], 2, [2, 8, 5, 5]), None, [1, 1], [1, 1], [1, 1], 2)
+    image = OWN.convolution(
+        rand(2, 8, 5, 5), OWN.pack_convolution(weight, [1, 1], [1, 1], [1, 1], 2, [2, 8, 5, 5]), None, [1, 1], [1, 1], [1, 1], 2, "relu"
+    )
     assert torch.isnan(image[:, 3:]).all() and not torch.isnan(image[:, :3]).any()
 
 
@@ -128,8 +130,9 @@ def net() -> Program:
         node("p", "max_pool2d", Ref("r"), [2, 2], out="float32[B,6,3,2]"),
         node("m", "mean.dim", Ref("p"), [2, 3], out="float32[B,6]"),
         node("l", "linear", Ref("m"), Ref("w"), Ref("b"), out="float32[B,5]"),
-        node("y", "linear", Ref("l"), Ref("v"), out="float32[B,3]"),
-    ], ["y", "c"])  # fmt: skip
+        node("g", "gelu", Ref("l"), out="float32[B,5]"),
+        node("y", "linear", Ref("g"), Ref("v"), out="float32[B,3]"),
+    ], ["y"])  # fmt: skip
 
 
 def agree(made: Program, wide: Program, kinds: dict[str, Any], sizes: dict[str, int], prologue: bool) -> None:
@@ -169,6 +172,60 @@ def test_a_program_of_packed_layers_gives_each_members_answer(name: str, own: di
     assert not [n.op for n in decompose(wide).nodes if n.op.startswith("widepack.")]
 
 
+def acted(act: str, more: tuple[Any, ...] = (), **options: Any) -> Program:
+    return program({"w": "float32[5,6]", "b": "float32[5]"}, {"x": "float32[B,6]"}, [
+        node("l", "linear", Ref("x"), Ref("w"), Ref("b"), out="float32[B,5]"),
+        node("a", act, Ref("l"), *more, out="float32[B,5]", **options),
+        node("y", "add.Tensor", Ref("a"), Ref("a"), out="float32[B,5]"),
+    ], ["y"])  # fmt: skip
+
+
+@pytest.mark.parametrize("act", [a for a in packed.ACTIVATIONS if a])
+@pytest.mark.parametrize("x", ["shared", "stacked"])
+def test_an_activation_is_computed_in_the_layers_own_memory(act: str, x: Any) -> None:
+    made = acted(act)
+    slots = all_kinds(made, w="stacked", b="stacked", x=x)
+    lowered = lower([made], [0, 0, 0], slots, chosen(made, "packed"), small.SIZES)
+    (layer,) = (n for n in lowered.program.nodes if n.op == "widepack.linear.default")
+    assert layer.args[3:] == (act,)
+    assert f"aten.{act}.default" not in [n.op for n in lowered.program.nodes]
+    assert "l" not in lowered.values and lowered.values["a"] in {n.name for n in lowered.program.nodes}
+    for form in (lowered.program, decompose(lowered.program)):
+        agree(made, form, slots, {"B": 4}, True)
+
+
+def test_an_activation_stays_where_the_layers_answer_is_read_by_something_else_or_it_is_another_one() -> None:
+    other = acted("gelu", approximate="tanh")
+    read = replace(acted("relu"), outputs=(*acted("relu").outputs, replace(acted("relu").outputs[0], value=Ref("l"))))
+    twice = program({"w": "float32[5,6]"}, {"x": "float32[B,6]"}, [
+        node("l", "linear", Ref("x"), Ref("w"), out="float32[B,5]"),
+        node("a", "relu", Ref("l"), out="float32[B,5]"),
+        node("y", "tanh", Ref("l"), out="float32[B,5]"),
+    ], ["y", "a"])  # fmt: skip
+    for made in (other, read, twice):
+        slots = all_kinds(made, w="stacked")
+        lowered = lower([made], [0, 0, 0], slots, chosen(made, "packed"), small.SIZES)
+        assert [n.args[3:] for n in lowered.program.nodes if n.op == "widepack.linear.default"] == [()]
+        agree(made, lowered.program, slots, {"B": 4}, True)
+
+
+def test_two_activations_in_a_row_are_one_in_the_layer_and_one_behind_it() -> None:
+    made = program({"w": "float32[5,6]"}, {"x": "float32[B,6]"}, [
+        node("l", "linear", Ref("x"), Ref("w"), out="float32[B,5]"),
+        node("a", "tanh", Ref("l"), out="float32[B,5]"),
+        node("y", "relu", Ref("a"), out="float32[B,5]"),
+    ], ["y"])  # fmt: skip
+    slots = all_kinds(made, w="stacked", x="stacked")
+    wide = lower([made], [0, 0, 0], slots, chosen(made, "packed"), small.SIZES).program
+    assert [n.op.split(".")[1] for n in wide.nodes][-2:] == ["linear", "relu"]
+    agree(made, wide, slots, {"B": 4}, True)
+
+
+def test_an_unknown_activation_is_refused() -> None:
+    with pytest.raises(ValueError, match="activation 'selu' is unknown; known: gelu, relu"):
+        OWN.linear(rand(2, 5, 4), OWN.pack_linear(rand(2, 3, 4), 5), None, "selu")
+
+
 @pytest.mark.parametrize("own", [{"x": "stacked"}, {}, {"wc": "shared", "bc": "shared", "x": "stacked"}])
 def test_a_loop_over_packed_weights_gives_each_members_answer(own: dict[str, Any]) -> None:
     made = net()
@@ -178,7 +235,7 @@ def test_a_loop_over_packed_weights_gives_each_members_answer(own: dict[str, Any
     lowered = lower([made], [0, 0, 0], slots, plan, small.SIZES)
     assert set(lowered.used.values()) == {"loop"}
     (body,) = (n.body for n in lowered.program.nodes if n.body is not None)
-    assert [n.op for n in body.nodes][:2] == ["widepack.convolution.default", "aten.relu.default"]
+    assert [n.op for n in body.nodes][:2] == ["widepack.convolution.default", "aten.max_pool2d.default"]
     assert len([n for n in lowered.program.nodes if ".pack_" in n.op]) == 1
     again = Program.from_json(lowered.program.to_json())
     again.check()

@@ -14,6 +14,7 @@ import torch
 
 from widepack_artifacts.program import Kind, Node, Output, Program, Ref, Slot, refs, substitute
 
+from .activations import fuse_activations
 from .errors import LoweringError
 from .graph import sweep
 from .interpret import ProgramWriter, run_node
@@ -82,7 +83,8 @@ def lower(
         outputs.append(_output(w, o, values, i))
     fakes.check()
     program = Program(tuple(weights), tuple(inputs), tuple(w.nodes), tuple(outputs), count)
-    names = {n: r for n, v in values.items() if (r := _name(v))}
+    program, moved = fuse_activations(program)
+    names = {n: at for n, v in values.items() if (r := _name(v)) and (at := moved.get(r, r))}
     return Lowered(sweep(program), used, found, names)
 
 
