@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,10 +14,10 @@ from small import all_kinds, node, program
 from widepack import packed
 from widepack.lower import lower
 from widepack.packed import decompose
-from widepack.plan import Choice, Plan
+from widepack.plan import Choice, Plan, Region
 from widepack.registry import REGISTRY
 from widepack.replay import Fakes
-from widepack.runtime import Executable, split
+from widepack.runtime import Executable, graph_module, split, unroll
 from widepack.values import Shared, Stacked, Value
 from widepack.writer import EagerWriter
 from widepack_artifacts.program import Program, Ref
@@ -105,11 +106,13 @@ def same_memory(a: Tensor, b: Tensor) -> bool:
 def test_nan_is_never_hidden() -> None:
     w = rand(2, 3, 4)
     w[1] = float("nan")
-    y = OWN.linear(rand(2, 5, 4), OWN.pack_linear(w, 5), None)
+    y = OWN.linear(rand(2, 5, 4), OWN.pack_linear(w, 5), None, "relu")
     assert torch.isnan(y[1]).all() and not torch.isnan(y[0]).any()
     weight = rand(6, 4, 3, 3)
     weight[3:] = float("nan")
-    image = OWN.convolution(rand(2, 8, 5, 5), OWN.pack_convolution(weight, [1, 1], [1, 1], [1, 1], 2, [2, 8, 5, 5]), None, [1, 1], [1, 1], [1, 1], 2)
+    image = OWN.convolution(
+        rand(2, 8, 5, 5), OWN.pack_convolution(weight, [1, 1], [1, 1], [1, 1], 2, [2, 8, 5, 5]), None, [1, 1], [1, 1], [1, 1], 2, "relu"
+    )
     assert torch.isnan(image[:, 3:]).all() and not torch.isnan(image[:, :3]).any()
 
 
@@ -127,8 +130,24 @@ def net() -> Program:
         node("p", "max_pool2d", Ref("r"), [2, 2], out="float32[B,6,3,2]"),
         node("m", "mean.dim", Ref("p"), [2, 3], out="float32[B,6]"),
         node("l", "linear", Ref("m"), Ref("w"), Ref("b"), out="float32[B,5]"),
-        node("y", "linear", Ref("l"), Ref("v"), out="float32[B,3]"),
-    ], ["y", "c"])  # fmt: skip
+        node("g", "gelu", Ref("l"), out="float32[B,5]"),
+        node("y", "linear", Ref("g"), Ref("v"), out="float32[B,3]"),
+    ], ["y"])  # fmt: skip
+
+
+def agree(made: Program, wide: Program, kinds: dict[str, Any], sizes: dict[str, int], prologue: bool) -> None:
+    """The wide program's outputs are each member's own, but for sums in another order: within 32 ulp of the output's largest number, as in test_primitives.py."""
+    weights, inputs = small.values(made.weights, kinds, 3, sizes), small.values(made.inputs, kinds, 3, sizes)
+    run = Executable(wide, {s.source: small.held(w, kinds[s.name]) for s, w in zip(made.weights, weights)}, small.CPU, prologue=prologue)
+    got = run.run(*(small.held(x, kinds[s.name]) for s, x in zip(made.inputs, inputs)))
+    member = graph_module(made, small.CPU)
+    for i in range(3):
+        with torch.inference_mode():
+            want = member(*(w[i] for w in weights), *(x[i] for x in inputs))
+        for g, own, o in zip(got, want, wide.outputs, strict=True):
+            mine = g if o.kind == "shared" else g[i]
+            assert mine.shape == own.shape
+            assert float((mine - own).abs().max()) <= 32 * torch.finfo(own.dtype).eps * float(own.abs().max())
 
 
 def chosen(made: Program, name: str) -> Plan:
@@ -149,8 +168,95 @@ def test_a_program_of_packed_layers_gives_each_members_answer(name: str, own: di
     for form in (wide, again, decompose(wide)):
         for prologue in (True, False):
             for sizes in ({"B": 1}, {"B": 4}, {"B": 7}):
-                small.check(made, form, slots, sizes=sizes, prologue=prologue)
+                agree(made, form, slots, sizes, prologue)
     assert not [n.op for n in decompose(wide).nodes if n.op.startswith("widepack.")]
+
+
+def acted(act: str, more: tuple[Any, ...] = (), **options: Any) -> Program:
+    return program({"w": "float32[5,6]", "b": "float32[5]"}, {"x": "float32[B,6]"}, [
+        node("l", "linear", Ref("x"), Ref("w"), Ref("b"), out="float32[B,5]"),
+        node("a", act, Ref("l"), *more, out="float32[B,5]", **options),
+        node("y", "add.Tensor", Ref("a"), Ref("a"), out="float32[B,5]"),
+    ], ["y"])  # fmt: skip
+
+
+@pytest.mark.parametrize("act", [a for a in packed.ACTIVATIONS if a])
+@pytest.mark.parametrize("x", ["shared", "stacked"])
+def test_an_activation_is_computed_in_the_layers_own_memory(act: str, x: Any) -> None:
+    made = acted(act)
+    slots = all_kinds(made, w="stacked", b="stacked", x=x)
+    lowered = lower([made], [0, 0, 0], slots, chosen(made, "packed"), small.SIZES)
+    (layer,) = (n for n in lowered.program.nodes if n.op == "widepack.linear.default")
+    assert layer.args[3:] == (act,)
+    assert f"aten.{act}.default" not in [n.op for n in lowered.program.nodes]
+    assert "l" not in lowered.values and lowered.values["a"] in {n.name for n in lowered.program.nodes}
+    for form in (lowered.program, decompose(lowered.program)):
+        agree(made, form, slots, {"B": 4}, True)
+
+
+def test_an_activation_stays_where_the_layers_answer_is_read_by_something_else_or_it_is_another_one() -> None:
+    other = acted("gelu", approximate="tanh")
+    read = replace(acted("relu"), outputs=(*acted("relu").outputs, replace(acted("relu").outputs[0], value=Ref("l"))))
+    twice = program({"w": "float32[5,6]"}, {"x": "float32[B,6]"}, [
+        node("l", "linear", Ref("x"), Ref("w"), out="float32[B,5]"),
+        node("a", "relu", Ref("l"), out="float32[B,5]"),
+        node("y", "tanh", Ref("l"), out="float32[B,5]"),
+    ], ["y", "a"])  # fmt: skip
+    for made in (other, read, twice):
+        slots = all_kinds(made, w="stacked")
+        lowered = lower([made], [0, 0, 0], slots, chosen(made, "packed"), small.SIZES)
+        assert [n.args[3:] for n in lowered.program.nodes if n.op == "widepack.linear.default"] == [()]
+        agree(made, lowered.program, slots, {"B": 4}, True)
+
+
+def test_two_activations_in_a_row_are_one_in_the_layer_and_one_behind_it() -> None:
+    made = program({"w": "float32[5,6]"}, {"x": "float32[B,6]"}, [
+        node("l", "linear", Ref("x"), Ref("w"), out="float32[B,5]"),
+        node("a", "tanh", Ref("l"), out="float32[B,5]"),
+        node("y", "relu", Ref("a"), out="float32[B,5]"),
+    ], ["y"])  # fmt: skip
+    slots = all_kinds(made, w="stacked", x="stacked")
+    wide = lower([made], [0, 0, 0], slots, chosen(made, "packed"), small.SIZES).program
+    assert [n.op.split(".")[1] for n in wide.nodes][-2:] == ["linear", "relu"]
+    agree(made, wide, slots, {"B": 4}, True)
+
+
+def test_an_unknown_activation_is_refused() -> None:
+    with pytest.raises(ValueError, match="activation 'selu' is unknown; known: gelu, relu"):
+        OWN.linear(rand(2, 5, 4), OWN.pack_linear(rand(2, 3, 4), 5), None, "selu")
+
+
+@pytest.mark.parametrize("own", [{"x": "stacked"}, {}, {"wc": "shared", "bc": "shared", "x": "stacked"}])
+def test_a_loop_over_packed_weights_gives_each_members_answer(own: dict[str, Any]) -> None:
+    made = net()
+    slots = all_kinds(made, **{**dict.fromkeys((s.name for s in made.weights), "stacked"), **own})
+    region = Region("members", "loop", tuple(n.name for n in made.nodes), "asked for")
+    plan = replace(chosen(made, "packed"), regions=(region,))
+    lowered = lower([made], [0, 0, 0], slots, plan, small.SIZES)
+    assert set(lowered.used.values()) == {"loop"}
+    (body,) = (n.body for n in lowered.program.nodes if n.body is not None)
+    assert [n.op for n in body.nodes][:2] == ["widepack.convolution.default", "aten.max_pool2d.default"]
+    assert len([n for n in lowered.program.nodes if ".pack_" in n.op]) == 1
+    again = Program.from_json(lowered.program.to_json())
+    again.check()
+    plain = decompose(lowered.program)
+    assert not [n.op for p in (plain, *(n.body for n in plain.nodes if n.body)) for n in p.nodes if n.op.startswith("widepack.")]
+    for form in (lowered.program, again, plain, decompose(unroll(lowered.program))):
+        for prologue in (True, False):
+            for sizes in ({"B": 1}, {"B": 4}, {"B": 7}):
+                agree(made, form, slots, sizes, prologue)
+
+
+def test_a_loop_packs_no_weight_that_is_made_at_every_call() -> None:
+    made = program({"w": "float32[6,4,3,3]"}, {"x": "float32[B,4,6,5]", "s": "float32[6,1,1,1]"}, [
+        node("own", "mul.Tensor", Ref("w"), Ref("s"), out="float32[6,4,3,3]"),
+        node("c", "conv2d", Ref("x"), Ref("own"), out="float32[B,6,4,3]"),
+    ], ["c"])  # fmt: skip
+    slots = all_kinds(made, w="stacked")
+    plan = replace(chosen(made, "packed"), regions=(Region("members", "loop", ("own", "c"), "asked for"),))
+    wide = lower([made], [0, 0, 0], slots, plan, small.SIZES).program
+    assert not [n for n in wide.nodes if n.op.startswith("widepack.")]
+    small.check(made, wide, slots)
 
 
 @needs_onednn

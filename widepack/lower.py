@@ -14,10 +14,12 @@ import torch
 
 from widepack_artifacts.program import Kind, Node, Output, Program, Ref, Slot, refs, substitute
 
+from .activations import fuse_activations
 from .errors import LoweringError
 from .graph import sweep
 from .interpret import ProgramWriter, run_node
-from .kinds import kinds, of_data
+from .kinds import kinds, of_data, weights_only
+from .packed_loops import pack_region
 from .plan import Plan
 from .replay import Shapes, member_slice, replay, slot_value
 from .values import Ragged, Shared, Stacked, Value
@@ -65,11 +67,13 @@ def lower(
     loops = {n: r.name for r in plan.regions if r.strategy == "loop" for n in r.nodes}
     regions = {r.name: [n for n in first.nodes if n.name in set(r.nodes)] for r in plan.regions if r.strategy == "loop"}
     used: dict[str, str] = {}
+    early = weights_only(first)
     for node in _order(first, loops):
         if node.name in loops:
             region = regions.pop(loops[node.name], None)
             if region is not None:
-                _loop(w, region, members, signatures, first, values, loops[node.name])
+                packed = pack_region(w, region, values, plan.choices, early, own) if len(members) == 1 else {}
+                _loop(w, [packed.get(n.name, n) for n in region], members, signatures, first, values, loops[node.name], set(packed))
             used[node.name] = "loop"
         else:
             _refuse_others(node, members)
@@ -79,7 +83,8 @@ def lower(
         outputs.append(_output(w, o, values, i))
     fakes.check()
     program = Program(tuple(weights), tuple(inputs), tuple(w.nodes), tuple(outputs), count)
-    names = {n: r for n, v in values.items() if (r := _name(v))}
+    program, moved = fuse_activations(program)
+    names = {n: at for n, v in values.items() if (r := _name(v)) and (at := moved.get(r, r))}
     return Lowered(sweep(program), used, found, names)
 
 
@@ -153,16 +158,23 @@ class _Reads:
 
 
 def _loop(
-    w: ProgramWriter, region: list[Node], members: Sequence[Program], signatures: Sequence[int], first: Program, values: dict[str, Any], name: str
+    w: ProgramWriter,
+    region: list[Node],
+    members: Sequence[Program],
+    signatures: Sequence[int],
+    first: Program,
+    values: dict[str, Any],
+    name: str,
+    packed: set[str],
 ) -> None:
-    """A region as ONE node: its body once, its inputs bound to the values before it, its results Stacked or Ragged."""
+    """A region as ONE node: its body once, its inputs bound to the values before it, its results Stacked or Ragged. packed: nodes that are written for the body already."""
     inside = {n.name for n in region}
     by_name = [{n.name: n for n in m.nodes} for m in members]
     later = {r for n in first.nodes if n.name not in inside for r in refs((n.args, n.kwargs))} | {r for o in first.outputs for r in refs(o.value)}
     reads = _Reads()
     for r in dict.fromkeys(r for n in region for r in refs((n.args, n.kwargs)) if r not in inside):
         reads.value(r, values[r])
-    nodes = [replace(_merge(n, [by[n.name] for by in by_name], signatures, reads), out="", member=n.name) for n in region]
+    nodes = [n if n.name in packed else replace(_merge(n, [by[n.name] for by in by_name], signatures, reads), out="", member=n.name) for n in region]
     outputs = [Output(Ref(n.name), "stacked" if _equal_types(members, n.name) else "ragged") for n in region if n.name in later]
     body = Program((), tuple(reads.slots), tuple(nodes), tuple(outputs), 0)
     one = {s.name: member_slice(w.fakes, held, s.kind, 0) for s, held in zip(reads.slots, reads.held)}

@@ -3,14 +3,16 @@
 | op | what it is |
 |---|---|
 | `widepack::pack_convolution(weight, stride, padding, dilation, groups, size)` | a convolution's weight `[O, C/g, *k]`, reordered. size: an example of its input's sizes: a hint for the order, never more |
-| `widepack::convolution(x, weight, bias, stride, padding, dilation, groups)` | `aten.convolution` of two or three spatial dims; the answer's memory is channels-last |
+| `widepack::pack_convolutions(weight, ...)` | the same of N members' weights `[N, O, C/g, *k]`, one by one: a list of N |
+| `widepack::convolution(x, weight, bias, stride, padding, dilation, groups, act)` | `aten.convolution` of two or three spatial dims; the answer's memory is channels-last |
 | `widepack::pack_linear(weight, rows)` | N layers' weights `[N, O, I]`, reordered. rows: an example of a member's rows: a hint |
-| `widepack::linear(x, weight, bias)` | `x [N, R, I]`, `bias [N, O]` -> `[N, R, O]` over memory `[R, N, O]`: a 1x1 convolution of N groups over an image of R x 1, which is the one form in which oneDNN takes weights in its own order for all members in one call |
+| `widepack::linear(x, weight, bias, act)` | `x [N, R, I]`, `bias [N, O]` -> `[N, R, O]` over memory `[R, N, O]`: a 1x1 convolution of N groups over an image of R x 1, which is the one form in which oneDNN takes weights in its own order for all members in one call |
+
+act: `relu`, `gelu`, `sigmoid`, `silu`, `tanh` or none, computed by torch in the answer's own memory. oneDNN's fused relu is not used: it makes 0 of NaN, which would
+hide a broken member.
 
 A packed weight is opaque: it has sizes and nothing else that can be read. It is made by the weight prologue and never saved. Where oneDNN is missing, and for other
 devices and dtypes, packing copies the weight and the layer is the decomposition. `decompose` puts ATen ops in their place, for readers that know no others.
-
-oneDNN's own fused relu is not used: it makes 0 of NaN, which would hide a broken member.
 """
 
 from __future__ import annotations
@@ -25,9 +27,28 @@ from widepack_artifacts.program import Node, Program, Ref, refs, substitute
 
 _LIBRARY: Any = torch.library.Library("widepack", "DEF")  # type: ignore[no-untyped-call]
 _LIBRARY.define("pack_convolution(Tensor weight, int[] stride, int[] padding, int[] dilation, int groups, int[] size) -> Tensor")
-_LIBRARY.define("convolution(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation, int groups) -> Tensor")
+_LIBRARY.define("pack_convolutions(Tensor weight, int[] stride, int[] padding, int[] dilation, int groups, int[] size) -> Tensor[]")
+_LIBRARY.define("convolution(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation, int groups, str act='') -> Tensor")
 _LIBRARY.define("pack_linear(Tensor weight, int rows) -> Tensor")
-_LIBRARY.define("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
+_LIBRARY.define("linear(Tensor x, Tensor weight, Tensor? bias, str act='') -> Tensor")
+
+ACTIVATIONS = {
+    "": None,
+    "gelu": torch.ops.aten.gelu_.default,
+    "relu": torch.ops.aten.relu_.default,
+    "sigmoid": torch.ops.aten.sigmoid_.default,
+    "silu": torch.ops.aten.silu_.default,
+    "tanh": torch.ops.aten.tanh_.default,
+}
+"""An activation's name, which is that of its ATen op, and what computes it in place."""
+
+
+def _active(y: Tensor, act: str) -> Tensor:
+    """y after the activation, in y's memory."""
+    if act not in ACTIVATIONS:
+        raise ValueError(f"widepack: the activation {act!r} is unknown; known: {', '.join(filter(None, ACTIVATIONS))}")
+    rule = ACTIVATIONS[act]
+    return y if rule is None else rule(y)
 
 
 def usable(weight: Tensor) -> bool:
@@ -46,15 +67,21 @@ def _pack_convolution(weight: Tensor, stride: list[int], padding: list[int], dil
     return torch.ops.mkldnn._reorder_convolution_weight(weight.contiguous(), padding, stride, dilation, groups, size)  # type: ignore[no-any-return]
 
 
-def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], dilation: list[int], groups: int) -> Tensor:
+def _pack_convolutions(weight: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int, size: list[int]) -> list[Tensor]:
+    return [_pack_convolution(w, stride, padding, dilation, groups, size) for w in weight.unbind(0)]
+
+
+def _convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], dilation: list[int], groups: int, act: str = ""
+) -> Tensor:
     last = _last(len(stride))
-    if not weight.is_mkldnn:
-        y = torch.convolution(x, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups)
-        return y.contiguous(memory_format=last)
-    if x.shape[0] == 0:  # oneDNN takes no empty batch
+    if x.shape[0] == 0 and weight.is_mkldnn:  # oneDNN takes no empty batch
         return torch.empty(_out(x, weight, stride, padding, dilation), dtype=x.dtype).contiguous(memory_format=last)
-    y = torch.ops.mkldnn._convolution_pointwise(x.contiguous(memory_format=last), weight, bias, padding, stride, dilation, groups, "none", [], "")
-    return y.contiguous(memory_format=last)  # type: ignore[no-any-return]
+    if weight.is_mkldnn:
+        y = torch.ops.mkldnn._convolution_pointwise(x.contiguous(memory_format=last), weight, bias, padding, stride, dilation, groups, "none", [], "")
+    else:
+        y = torch.convolution(x, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups)
+    return _active(y.contiguous(memory_format=last), act)
 
 
 def _out(x: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int]) -> list[Any]:
@@ -72,18 +99,20 @@ def _pack_linear(weight: Tensor, rows: int) -> Tensor:
     return torch.ops.mkldnn._reorder_convolution_weight(flat.contiguous(), [0, 0], [1, 1], [1, 1], members, size)  # type: ignore[no-any-return]
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, act: str = "") -> Tensor:
     members, rows, inputs = x.shape
-    if not weight.is_mkldnn or rows == 0:
-        if weight.is_mkldnn:
-            return x.new_empty(rows, members, weight.shape[0] // members).transpose(0, 1)
+    if rows == 0 and weight.is_mkldnn:
+        return x.new_empty(rows, members, weight.shape[0] // members).transpose(0, 1)
+    if weight.is_mkldnn:
+        image = x.transpose(0, 1).reshape(1, rows, 1, members * inputs).permute(0, 3, 1, 2)
+        flat = None if bias is None else bias.reshape(-1)
+        y = torch.ops.mkldnn._convolution_pointwise(image, weight, flat, [0, 0], [1, 1], [1, 1], members, "none", [], "")
+        y = y.permute(0, 2, 3, 1).reshape(rows, members, -1)
+    else:
         turned = weight.reshape(members, -1, inputs).transpose(1, 2)
         y = torch.bmm(x, turned) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, turned)
-        return y.transpose(0, 1).contiguous().transpose(0, 1)
-    image = x.transpose(0, 1).reshape(1, rows, 1, members * inputs).permute(0, 3, 1, 2)
-    flat = None if bias is None else bias.reshape(-1)
-    y = torch.ops.mkldnn._convolution_pointwise(image, weight, flat, [0, 0], [1, 1], [1, 1], members, "none", [], "")
-    return y.permute(0, 2, 3, 1).reshape(rows, members, -1).transpose(0, 1)  # type: ignore[no-any-return]
+        y = y.transpose(0, 1).contiguous()
+    return _active(y, act).transpose(0, 1)
 
 
 def _fake_convolution(
@@ -95,11 +124,18 @@ def _fake_convolution(
     return y.permute([order.index(d) for d in range(len(order))])
 
 
-def _fake_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _fake_linear(x: Tensor, weight: Tensor, bias: Tensor | None, act: str = "") -> Tensor:
     return x.new_empty(x.shape[1], x.shape[0], weight.shape[0] // x.shape[0]).transpose(0, 1)
 
 
-for _name, _rule in (("pack_convolution", _pack_convolution), ("convolution", _convolution), ("pack_linear", _pack_linear), ("linear", _linear)):
+_RULES = {
+    "pack_convolution": _pack_convolution,
+    "pack_convolutions": _pack_convolutions,
+    "convolution": _convolution,
+    "pack_linear": _pack_linear,
+    "linear": _linear,
+}
+for _name, _rule in _RULES.items():
     _LIBRARY.impl(_name, _rule, "CompositeExplicitAutograd")
 torch.library.register_fake("widepack::pack_convolution", lambda weight, *_: torch.empty_like(weight), lib=_LIBRARY)
 torch.library.register_fake(
@@ -120,18 +156,35 @@ def decompose(program: Program) -> Program:
             nodes.append(replace(node, body=decompose(node.body)))
         elif node.op in ("widepack.pack_convolution.default", "widepack.pack_linear.default"):
             to[node.name] = node.args[0]
-        elif node.op == "widepack.convolution.default":
-            nodes.append(replace(node, op=f"aten.conv{len(node.args[3])}d.default"))
-        elif node.op == "widepack.linear.default":
-            x, weight, bias = node.args
-            nodes.append(Node(f"{node.name}_turned", "aten.transpose.int", (weight, 1, 2), {}, "", node.source, node.member))
-            turned = Ref(nodes[-1].name)
-            if bias is None:
-                nodes.append(replace(node, op="aten.bmm.default", args=(x, turned)))
-            else:
-                nodes.append(Node(f"{node.name}_bias", "aten.unsqueeze.default", (bias, 1), {}, "", node.source, node.member))
-                nodes.append(replace(node, op="aten.baddbmm.default", args=(Ref(nodes[-1].name), x, turned)))
+        elif node.op == "widepack.pack_convolutions.default":
+            nodes.append(replace(node, op="aten.unbind.int", args=(node.args[0], 0)))
+        elif node.op in ("widepack.convolution.default", "widepack.linear.default"):
+            nodes += _plain(node)
         else:
             nodes.append(node)
     outputs = tuple(replace(o, value=substitute(o.value, lambda n: to.get(n, Ref(n)))) for o in program.outputs)
     return replace(program, nodes=tuple(nodes), outputs=outputs)
+
+
+def _plain(node: Node) -> list[Node]:
+    """A layer over packed weights as ATen nodes over plain ones."""
+    made: list[Node] = []
+    count = 7 if node.op == "widepack.convolution.default" else 3
+    args, act = node.args[:count], node.args[count] if len(node.args) > count else ""
+
+    def add(what: str, op: str, *args: Any) -> Ref:
+        made.append(Node(f"{node.name}_{what}", op, args, {}, "", node.source, node.member))
+        return Ref(made[-1].name)
+
+    if count == 7:
+        add("plain", f"aten.conv{len(args[3])}d.default", *args)
+    else:
+        x, weight, bias = args
+        turned = add("turned", "aten.transpose.int", weight, 1, 2)
+        if bias is None:
+            add("plain", "aten.bmm.default", x, turned)
+        else:
+            add("plain", "aten.baddbmm.default", add("bias", "aten.unsqueeze.default", bias, 1), x, turned)
+    if act:
+        add("act", f"aten.{act}.default", Ref(made[-1].name))
+    return [*made[:-1], replace(made[-1], name=node.name, out=node.out)]

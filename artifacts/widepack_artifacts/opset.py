@@ -83,7 +83,7 @@ _PYTHON = """
     math.ceil operator.add operator.eq operator.floordiv operator.ge operator.getitem operator.gt operator.le operator.lt operator.mod operator.mul operator.ne operator.neg operator.pow operator.sub operator.truediv torch.sym_float torch.sym_int torch.sym_ite torch.sym_max torch.sym_min torch.sym_not
 """
 
-_OWN = "pack_convolution convolution pack_linear linear"
+_OWN = "pack_convolution pack_convolutions convolution pack_linear linear"
 
 
 def _expand(text: str) -> frozenset[str]:

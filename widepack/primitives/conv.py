@@ -122,7 +122,7 @@ def grouped(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None, *args
     return back(w.unpack(w.call(w.op, w.pack(stacked), _flat(w, weight), _flat(w, bias), *rest)))  # type: ignore[no-any-return]
 
 
-def _fixed(
+def fixed_numbers(
     w: Writer, args: tuple[Any, ...], kwargs: dict[str, Any], window: tuple[int | None, ...]
 ) -> tuple[list[int], list[int], list[int], int] | None:
     """Stride, padding, dilation (one number a spatial dim) and groups where all are plain numbers, else None. window: the weight's spatial sizes."""
@@ -148,7 +148,7 @@ def _packable(w: Writer, x: Wide, weight: Wide, bias: Wide | None = None, *args:
     """On a CPU, float32, numbers that are known; a Shared input only where no groups would make copies of it."""
     if w.device != "cpu" or not isinstance(weight, Stacked) or not isinstance(x, (Shared, Stacked)):
         return False
-    fixed = _fixed(w, args, kwargs, weight.value.sizes[3:])
+    fixed = fixed_numbers(w, args, kwargs, weight.value.sizes[3:])
     return (
         fixed is not None
         and (isinstance(x, Stacked) or fixed[3] == 1)
@@ -160,7 +160,7 @@ def _packable(w: Writer, x: Wide, weight: Wide, bias: Wide | None = None, *args:
 @strategy(_CONV, "packed", family="conv", when=_packable)
 def packed(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None, *args: Any, **kwargs: Any) -> Wide:
     """one oneDNN convolution over weights that were packed at load, in channels-last memory"""
-    fixed = _fixed(w, args, kwargs, weight.value.sizes[3:])
+    fixed = fixed_numbers(w, args, kwargs, weight.value.sizes[3:])
     assert fixed is not None
     stride, padding, dilation, groups = fixed
     x, back = _batched(w, x, weight)
