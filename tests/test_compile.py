@@ -109,6 +109,10 @@ def test_auto_takes_what_the_plan_names_where_it_is_there(
     monkeypatch.setattr(WideEntry, "_wide", lambda self, pattern: [Wide(w.program, w.plan, w.content, "aot") for w in own(self, pattern)])
     assert widepack.load(artifact, cache=folder).backend == "aot"
     assert widepack.load(artifact, cache=tmp_path / "empty").backend == "eager"
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.warns(UserWarning, match="backend 'aot', which the plan names, is not taken: .* others may write into it"):
+        assert widepack.load(artifact, cache=tmp_path / "open").backend == "eager"
 
 
 @pytest.mark.parametrize("damage", ["bytes", "package", "weights", "constants"])
@@ -283,3 +287,15 @@ def held_to_members(name: str, backend: str, artifacts: Artifacts, cache: Path) 
                     bounds.setdefault(number, Bound()).add(wide[i], mine, right)
     for bound in bounds.values():
         bound.check()
+
+
+@pytest.mark.slow
+def test_no_call_compiles(artifacts: Artifacts) -> None:
+    from torch._dynamo.utils import counters
+
+    ens, eager = widepack.load(artifacts("frozen_trunk"), backend="compile", compile="now"), widepack.load(artifacts("frozen_trunk"))
+    before = dict(counters["stats"])
+    for batch in (1, 3, 7, 20, 40):
+        args, kwargs = cases.load("frozen_trunk").sample(batch, batch)
+        torch.testing.assert_close(ens(*args, **kwargs), eager(*args, **kwargs), rtol=1e-4, atol=1e-5)
+    assert dict(counters["stats"]) == before

@@ -10,6 +10,7 @@ import json
 import math
 import struct
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -343,9 +344,11 @@ class WideEntry:
         if chosen != "eager":
             try:
                 run.use(backends.backend(chosen).bind(self._task(pattern, wide, run)))
-            except backends.Unavailable:
+            except (backends.Unavailable, ArtifactError, UsageError) as e:
                 if name != "auto":
                     raise
+                if not isinstance(e, backends.Unavailable):
+                    warnings.warn(f"backend {chosen!r}, which the plan names, is not taken: {e}", stacklevel=2)
                 chosen = "eager"
         return Bound(program, wide.plan, run, self.entry.result, chosen)
 

@@ -49,8 +49,8 @@ class Task:
 
     program, weights: the main part, and a value for each of its weights: a tensor, or a list of N. content: the hash of the whole wide program's file, or of the
     same JSON where it was lowered here. said: which one it is, for messages. eager: the same bound to the flat graph: the definition of what is right, and
-    what runs at sizes that a compiled program does not hold for. dims: least, most and example of each. example: sizes to compile at. inputs: draws a call's
-    inputs at sizes. differ: where outputs differ from those of the flat graph by more than rounding, in words. compile: whether it may compile. cache: the
+    what runs at sizes that a compiled program does not hold for. dims: least, most and example of each. example: sizes to compile at. guards: under which the
+    program holds. inputs: draws a call's inputs at sizes. differ: where outputs differ from those of the flat graph by more than rounding, in words. compile: whether it may compile. cache: the
     folder of compiled programs; None is the usual one. located: the tensors of the artifact's weights files.
     """
 
