@@ -37,7 +37,7 @@ OPTIONS: dict[str, Any] = {
     "aot_inductor.check_lowerbound": False,  # else a batch of 1 is refused where inputs are checked
     "cpp.dynamic_threads": True,  # else the number of threads is burnt in
 }
-VARIANTS = 3
+VARIANTS = 2
 _FORM = 1  # of what is written into the cache
 
 
