@@ -51,6 +51,8 @@ def test_a_call_like_one_before_is_checked_as_well(artifacts: Artifacts) -> None
             ens(torch.randn(3, 63))
         with pytest.raises(widepack.InputError, match="is float64"):
             ens(x.double())
+        with pytest.raises(widepack.InputError, match="is sparse_coo, the model takes a dense tensor.*to_dense"):
+            ens(x.to_sparse())
         with pytest.raises(widepack.InputError, match="for one input a member call ens.each"):
             ens(xs)
         with pytest.raises(widepack.InputError, match="takes 1 inputs by position"):

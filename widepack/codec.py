@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-import sympy
 import torch
 
 from widepack_artifacts.program import Tag
@@ -43,6 +42,8 @@ def type_of(value: Any, letters: Mapping[Any, str] = MappingProxyType({})) -> st
 def _size(size: Any, letters: Mapping[Any, str]) -> str:
     if isinstance(size, int):
         return str(size)
+    import sympy  # a quarter of a second, and loading needs none of it
+
     return str(size.node.expr.xreplace({s: sympy.Symbol(letter) for s, letter in letters.items()})).replace(" ", "")
 
 

@@ -20,6 +20,7 @@ import os
 import secrets
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -132,10 +133,9 @@ class CompiledCache:
 
     def _sweep(self) -> None:
         """Remove what a killed compiler left: folders of ours that nobody has touched for a day."""
-        newest = max((p.stat().st_mtime for p in self.folder.glob("*.lock")), default=0.0)
         for path in self.folder.glob(".tmp-*"):
             with contextlib.suppress(OSError):
-                if newest - path.stat().st_mtime > 86400:
+                if time.time() - path.stat().st_mtime > 86400:
                     shutil.rmtree(path, ignore_errors=True)
 
 

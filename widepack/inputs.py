@@ -1,6 +1,6 @@
 """Calls of a wide model: inputs bound to the forward's parameters and checked before anything runs.
 
-Checked, in this order: names, kinds of values, dtype, device, the member axis where an input is one a member, rank, static sizes, named dims (equal letters,
+Checked, in this order: names, kinds of values, dtype, device, layout, the member axis where an input is one a member, rank, static sizes, named dims (equal letters,
 bounds), guards. Each refusal is one sentence that names both sides. Integer values are not looked at: an index out of range is refused by the op itself.
 """
 
@@ -210,6 +210,8 @@ class Binder:
                 raise InputError(
                     f"{leaf.said} is on {value.device}, the model on {self.device}; move it with .to({str(self.device)!r}), or load(..., device={str(value.device)!r})"
                 )
+            if value.layout != torch.strided:
+                raise InputError(f"{leaf.said} is {_short(value.layout)}, the model takes a dense tensor ({leaf.text}); convert it with .to_dense()")
             shape = value.shape
             if own:
                 if not shape or shape[0] != self.members:
@@ -263,7 +265,7 @@ def _a(value: Any) -> str:
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}{count}"
 
 
-def _short(dtype: torch.dtype) -> str:
+def _short(dtype: torch.dtype | torch.layout) -> str:
     return str(dtype).split(".")[1]
 
 

@@ -6,8 +6,11 @@ bound function. Calls may come from several threads at once: nothing that a call
 
 from __future__ import annotations
 
+import json
 import math
+import struct
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,6 +153,19 @@ class Held:
             value = self.weights.get(name).to(self.device)
         return value
 
+    def located(self) -> list[backends.Mapped]:
+        """Every tensor of the weights files, where it is mapped."""
+        found = []
+        for path in self.reader.weights_files():
+            with open(path, "rb") as file:
+                (size,) = struct.unpack("<Q", file.read(8))
+                header = json.loads(file.read(size))
+            for name, row in header.items():
+                if name != "__metadata__":
+                    begin, end = row["data_offsets"]
+                    found.append(backends.Mapped(self.weights.get(name).data_ptr(), end - begin, path.name, 8 + size + begin))
+        return found
+
     def close(self) -> None:
         with self.lock:
             self.closed = True
@@ -244,7 +260,7 @@ class WideEntry:
             values, marks = list(values), list(marks)
             self._binder.carry(values, marks, state)
         # All checks and the choice of the program hang on this alone: a call like one before is not looked at again.
-        like = (tuple(marks), *[(v.shape, v.dtype, v.device) for v in values])
+        like = (tuple(marks), *[(v.shape, v.dtype, v.device, v.layout) for v in values])
         program = self._seen.get(like) or self._check(values, marks, like)
         found = program.run(*values)
         if program.only >= 0 and not carries:
@@ -337,9 +353,11 @@ class WideEntry:
         if chosen != "eager":
             try:
                 run.use(backends.backend(chosen).bind(self._task(pattern, wide, run)))
-            except backends.Unavailable:
+            except (backends.Unavailable, ArtifactError, UsageError) as e:
                 if name != "auto":
                     raise
+                if not isinstance(e, backends.Unavailable):
+                    warnings.warn(f"backend {chosen!r}, which the plan names, is not taken: {e}", stacklevel=2)
                 chosen = "eager"
         return Bound(program, wide.plan, run, self.entry.result, chosen, wide.content)
 
@@ -362,6 +380,7 @@ class WideEntry:
             differ=lambda found, wanted: self._differ(pattern, wide.program, found, wanted),
             compile=held.running.compile,
             cache=held.running.cache,
+            located=held.located,
             progress=held.running.progress,
         )
 

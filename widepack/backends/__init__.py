@@ -16,6 +16,7 @@ from importlib import import_module
 
 from ..errors import UsageError
 from .task import Backend as Backend
+from .task import Mapped as Mapped
 from .task import Task as Task
 from .task import Unavailable as Unavailable
 

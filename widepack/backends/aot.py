@@ -14,9 +14,8 @@ import contextlib
 import hashlib
 import json
 import platform
-import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from widepack_artifacts.guards import check as check_condition
 from ..compiled_cache import CompiledCache, default_folder
 from ..errors import ArtifactError, LoweringError
 from .flat import Flat, flatten
-from .task import Function, Sizes, Task, Unavailable, first_line, sizes_to_try, words
+from .task import Function, Sizes, Task, Unavailable, first_line, quiet, sizes_to_try, words
 from .variants import Checked, Variant
 
 NAME = "aot"
@@ -38,7 +37,7 @@ OPTIONS: dict[str, Any] = {
     "aot_inductor.check_lowerbound": False,  # else a batch of 1 is refused where inputs are checked
     "cpp.dynamic_threads": True,  # else the number of threads is burnt in
 }
-VARIANTS = 3
+VARIANTS = 2
 _FORM = 1  # of what is written into the cache
 
 
@@ -157,7 +156,7 @@ def _compile(task: Task, flat: Flat, example: Sizes, path: Path) -> list[Any]:
 
     try:
         made = traced(flat, example, task.dims, task.device)
-        with warnings.catch_warnings(), _quiet(), torch.no_grad():
+        with warnings.catch_warnings(), quiet(), torch.no_grad():
             warnings.simplefilter("ignore")
             files: Any = torch._inductor.aot_compile(made.module, tuple(made.inputs), options=dict(OPTIONS))
             package_aoti(str(path), files)
@@ -168,13 +167,6 @@ def _compile(task: Task, flat: Flat, example: Sizes, path: Path) -> list[Any]:
         raise LoweringError(
             f"{task.said} does not compile with AOTInductor of torch {torch.__version__}: {type(e).__name__}: {first_line(e)}; load with backend='eager'"
         ) from e
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Whatever a compiler prints goes to standard error."""
-    with contextlib.redirect_stdout(sys.stderr):
-        yield
 
 
 def _agree(task: Task, flat: Flat, variant: Variant, tried: Sequence[Sizes]) -> dict[str, int]:

@@ -65,7 +65,7 @@ def flatten(program: Program, values: Sequence[Any], backend: str, said: str) ->
         lists[slot.name] = parts = []
         for i, part in enumerate(value):
             if isinstance(part, torch.Tensor):
-                slots.append(replace(slot, name=f"{slot.name}__{i}", kind="shared", type=""))
+                slots.append(replace(slot, name=f"{slot.name}__{i}", source="", kind="shared", type=""))
                 tensors[slots[-1].name] = part
                 parts.append(Ref(slots[-1].name))
             else:

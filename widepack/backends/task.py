@@ -9,11 +9,14 @@ It never compiles unless `task.compile` says so, and raises `Unavailable` where 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -31,15 +34,24 @@ class Unavailable(UsageError):
     """A backend that cannot run here without compiling or installing something first."""
 
 
+class Mapped(NamedTuple):
+    """A tensor of a weights file. at: where it is in memory. bytes: its size. file, offset: where it is in the artifact."""
+
+    at: int
+    bytes: int
+    file: str
+    offset: int
+
+
 @dataclass(frozen=True)
 class Task:
     """One wide program to bind.
 
     program, weights: the main part, and a value for each of its weights: a tensor, or a list of N. content: the hash of the whole wide program's file, or of the
     same JSON where it was lowered here. said: which one it is, for messages. eager: the same bound to the flat graph: the definition of what is right, and
-    what runs at sizes that a compiled program does not hold for. dims: least, most and example of each. example: sizes to compile at. inputs: draws a call's
-    inputs at sizes. differ: where outputs differ from those of the flat graph by more than rounding, in words. compile: whether it may compile. cache: the
-    folder of compiled programs; None is the usual one.
+    what runs at sizes that a compiled program does not hold for. dims: least, most and example of each. example: sizes to compile at. guards: under which the
+    program holds. inputs: draws a call's inputs at sizes. differ: where outputs differ from those of the flat graph by more than rounding, in words. compile: whether it may compile. cache: the
+    folder of compiled programs; None is the usual one. located: the tensors of the artifact's weights files.
     """
 
     program: Program
@@ -56,6 +68,7 @@ class Task:
     differ: Callable[[Sequence[Any], Sequence[Any]], str]
     compile: bool
     cache: Path | None
+    located: Callable[[], Sequence[Mapped]] = tuple
     progress: Report | None = None
 
 
@@ -89,3 +102,16 @@ def first_line(e: Exception) -> str:
     """What an exception of somebody else's says first."""
     lines = [line.strip() for line in str(e).splitlines() if line.strip()]
     return lines[0][:300] if lines else ""
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Whatever a compiler prints goes to standard error, and what torch's exporter logs of packages that are not there goes nowhere."""
+    log = logging.getLogger("torch.onnx")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        log.setLevel(before)
