@@ -287,7 +287,10 @@ def test_wrong_answers_are_never_timed() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"baselines": ("lop",)}, "unknown baseline 'lop'; known: loop, compiled-member, compiled-loop, vmap, vmap-compiled, onnxruntime, cuda-graph-loop"),
+        (
+            {"baselines": ("lop",)},
+            "unknown baseline 'lop'; known: loop, compiled-member, compiled-loop, vmap, vmap-compiled, onnxruntime, cuda-graph-loop",
+        ),
         ({"baselines": ()}, "none given"),
         ({"pattern": "all"}, "unknown pattern 'all'; known: shared, each"),
         ({"batches": (0,)}, "whole numbers from 1, got 0"),
