@@ -146,6 +146,7 @@ def test_members_of_other_shapes_are_compiled_one_by_one(monkeypatch: pytest.Mon
     assert len(seen) == 4
 
 
+@pytest.mark.filterwarnings("ignore")  # compiler and exporter warn about themselves
 @pytest.mark.slow
 @pytest.mark.parametrize("each", [False, True])
 @pytest.mark.parametrize("name", compiled_names())
@@ -156,6 +157,7 @@ def test_compiled_baselines_in_earnest(name: str, each: bool) -> None:
         assert difference(BASELINES[name](members, each)(x), loop(members, each)(x)) == ""
 
 
+@pytest.mark.filterwarnings("ignore")  # compiler and exporter warn about themselves
 @pytest.mark.slow
 @pytest.mark.parametrize("each", [False, True])
 def test_sessions_of_onnxruntime(each: bool) -> None:

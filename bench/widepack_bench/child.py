@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -47,6 +48,7 @@ def memory(spec: dict[str, Any]) -> None:
     import gc
 
     import torch
+    from torch.utils._pytree import tree_leaves
 
     from . import baselines, suite  # noqa: F401  # what measures is no part of what is measured
     from .alone import resident
@@ -57,11 +59,21 @@ def memory(spec: dict[str, Any]) -> None:
     each = spec["pattern"] == "each"
     args, kwargs = torch.load(spec["inputs"], map_location=spec["device"])
     with quiet(spec["threads"], spec["pin"]), torch.inference_mode():
-        run = baselines.BASELINES[spec["baseline"]](_members(spec), each) if "baseline" in spec else _ours(spec)
+        run: Any = baselines.BASELINES[spec["baseline"]](_members(spec), each) if "baseline" in spec else _ours(spec)
+        if spec.get("baseline") == "onnxruntime":  # a user of sessions has files, and neither modules nor exporter
+            with tempfile.TemporaryDirectory(prefix="widepack-onnx-") as folder:
+                opened = run.from_files(folder, args, kwargs)
+                run = None
+                gc.collect()
+                _hand_back()
+                private, mapped = resident()
+                sessions, given = opened(), [v for v in tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
+
+            def run(*_: Any, **__: Any) -> Any:
+                return sessions.run(given)
+
         for _ in range(2):
             run(*args, **kwargs)
-        if hasattr(run, "let_go"):
-            run.let_go()
         gc.collect()
         _hand_back()
         if cuda:
