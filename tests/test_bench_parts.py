@@ -653,6 +653,9 @@ def test_command_writes_a_page(artifacts: Artifacts, tmp_path: Path) -> None:
         (("--suite", "cpu", "--rows", "nope"), "the suite has no row 'nope'"),
         (("x.wide", "--model-arg", "a=1"), "--model-arg needs --model"),
         (("x.wide", "--html", "."), ". is a folder"),
+        (("x.wide", "--profile", "--backend", "eager", "--full"), "--profile goes without --full, --backend"),
+        (("--suite", "cpu", "--levels", "--model", "a:b"), "--suite goes without --model, --levels"),
+        (("x.wide", "--tune"), "--tune is of --suite"),
     ],
 )
 def test_command_refuses(words: Sequence[str], said: str) -> None:

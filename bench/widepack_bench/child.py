@@ -11,16 +11,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import IO, Any
 
 
 def main() -> None:
     spec: dict[str, Any] = json.loads(sys.argv[1])
     begin = int(sys.argv[2])
+    written, sys.stdout = sys.stdout, sys.stderr  # what a model prints is no result
     if spec["mode"] == "start":
-        print(json.dumps(start(spec, begin)))
+        print(json.dumps(start(spec, begin)), file=written)
     else:
-        memory(spec)
+        memory(spec, written)
 
 
 def start(spec: dict[str, Any], begin: int) -> dict[str, float]:
@@ -43,7 +44,7 @@ def start(spec: dict[str, Any], begin: int) -> dict[str, float]:
     return {"start_ms": spent / 1e6, "torch_ms": torch_ns / 1e6}
 
 
-def memory(spec: dict[str, Any]) -> None:
+def memory(spec: dict[str, Any], out: IO[str]) -> None:
     """Print what the imports take, once the first answer is there, then go on calling: the parent watches."""
     import gc
 
@@ -79,13 +80,13 @@ def memory(spec: dict[str, Any]) -> None:
         if cuda:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
-        print(json.dumps({"private": private, "mapped": mapped}), flush=True)
+        print(json.dumps({"private": private, "mapped": mapped}), file=out, flush=True)
         end, count = time.monotonic() + 0.5, 0
         while count < 5 or time.monotonic() < end:
             run(*args, **kwargs)
             count += 1
         result = {"private_bytes": float(torch.cuda.max_memory_allocated())} if cuda else {}
-    print(json.dumps(result), flush=True)
+    print(json.dumps(result), file=out, flush=True)
 
 
 def _hand_back() -> None:
