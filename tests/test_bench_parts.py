@@ -34,7 +34,7 @@ from widepack_bench.models.weights import states
 from widepack_bench.page import page
 from widepack_bench.profile import chrome_trace, profile
 from widepack_bench.report import Report, Row, environment
-from widepack_bench.roofline import ceilings, work
+from widepack_bench.roofline import ceilings, packed_flop, work
 from widepack_bench.suite_rows import ROWS, SuiteRow, chosen
 from widepack_cli.main import cli
 
@@ -250,6 +250,12 @@ def test_work_of_a_recurrent_layer() -> None:
         ["y"],
     )
     assert work(_alone(made), {}).flop == 2 * (2 * 16 * (5 + 4)) * 3 * 7
+
+
+def test_work_over_packed_weights() -> None:
+    """3 members' layers 5 -> 7 over 4 rows; a 3x3 convolution of 2 groups, 4 -> 6 channels, over 8x8."""
+    assert packed_flop("widepack.linear.default", (3, 4, 5), (3 * 7, 5, 1, 1), (3, 4, 7)) == 2 * 3 * 4 * 5 * 7
+    assert packed_flop("widepack.convolution.default", (2, 4, 8, 8), (6, 2, 3, 3), (2, 6, 8, 8)) == 2 * (2 * 6 * 8 * 8) * (2 * 9)
 
 
 def test_work_of_an_artifact(artifacts: Artifacts) -> None:

@@ -105,9 +105,9 @@ def _ours(spec: dict[str, Any]) -> Callable[..., Any]:
 
         ens: Any = load_level(spec["artifact"], spec["device"], spec["level"])
     else:
-        import widepack
+        from .loaded import load_on
 
-        ens = widepack.load(spec["artifact"], device=spec["device"], backend=spec["backend"])
+        ens = load_on(spec["artifact"], spec["device"], spec["backend"])
     entry = ens if spec["entry"] == "forward" else ens.entry(spec["entry"])
     run: Callable[..., Any] = entry.each if spec["pattern"] == "each" else entry
     return run
