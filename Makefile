@@ -3,7 +3,7 @@
 #   make demo      train eight small classifiers and take them all the way
 #   make test      the tests             make test ARGS='tests/test_store.py -k writer' MARK='not slow' WORKERS=4
 #   make check     lint, format, types, import direction
-#   make bench     time the demo's artifact beside its members
+#   make bench     the suite of reference networks   make bench SIZE=full ARGS='--rows vit --threads 2'
 #   make format    mend what ruff can mend alone
 #   make clean     remove what these targets made, the environment too
 
@@ -15,6 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 WORKERS ?= 2
 MARK ?=
 ARGS ?=
+SIZE ?= cpu
 
 # A test process has one thread, so that the workers do not fight for cores.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
@@ -44,9 +45,12 @@ test: $(STAMP)
 check: $(STAMP)
 	scripts/check
 
-bench: $(STAMP)
-	@test -d demo/digits.wide || $(BIN)/widepack demo
-	$(BIN)/widepack bench demo/digits.wide --model demo/digits_model.py:make
+# Without ONNX Runtime its baseline is skipped, and says so.
+$(VENV)/.onnx: $(STAMP)
+	-$(PIP) install -c constraints.txt -e '.[dev,onnx]' && touch $@
+
+bench: $(VENV)/.onnx
+	$(BIN)/widepack bench --suite $(SIZE) --pin --json suite-$(SIZE).json $(ARGS)
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from .figures import Memory, Start
 from .noise import OURS
@@ -118,31 +121,37 @@ def _how(name: str, backend: str) -> dict[str, Any] | None:
     return {"baseline": name} if name in BASELINES else None
 
 
-def _child(spec: Mapping[str, Any], begin: int) -> subprocess.Popen[str]:
-    """Start a child. begin: the monotonic clock, which processes share."""
+@contextmanager
+def _child(spec: Mapping[str, Any]) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
+    """A child, and the file that its standard error goes to; ended where it takes longer than `LIMIT_S`. It is told when it began, by the clock that processes share."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(spec["threads"]), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    command = [sys.executable, "-m", "widepack_bench.child", json.dumps(spec), str(begin)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    command = [sys.executable, "-m", "widepack_bench.child", json.dumps(spec), str(time.monotonic_ns())]
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
+        limit = threading.Timer(LIMIT_S, child.kill)
+        limit.start()
+        try:
+            yield child, log
+        finally:
+            limit.cancel()
+            if child.poll() is None:
+                child.kill()
+            child.communicate()
 
 
 def _memory(spec: Mapping[str, Any]) -> Memory | str:
     """The child's peak after its first answer, or why there is none."""
-    child = _child(spec, time.monotonic_ns())
-    assert child.stdout is not None
-    line = child.stdout.readline()  # after its first answer
-    peak = [0, 0]
-    try:
-        ready = json.loads(line)
-        end = time.monotonic() + LIMIT_S
-        while child.poll() is None and time.monotonic() < end:
-            now = resident(child.pid)
-            peak = [max(p, n) for p, n in zip(peak, now, strict=True)]
+    with _child(spec) as (child, log):
+        assert child.stdout is not None
+        line = child.stdout.readline()  # after its first answer
+        peak = [0, 0]
+        while line and child.poll() is None:
+            peak = [max(p, n) for p, n in zip(peak, resident(child.pid), strict=True)]
             time.sleep(POLL_S)
-    except ValueError:
-        return _last(child)
-    rest = _finish(child)
+        rest = _finish(child, log)
     if isinstance(rest, str):
         return rest
+    ready = json.loads(line)
     if "private_bytes" in rest:  # a GPU's own figure
         return Memory(int(rest["private_bytes"]), 0)
     if not any(peak):
@@ -154,32 +163,25 @@ def _start(spec: Mapping[str, Any]) -> Start | str:
     """The median of some starts; the first, which fills caches, is not counted."""
     found = []
     for _ in range(STARTS + 1):
-        child = _child(spec, time.monotonic_ns())
-        rest = _finish(child)
+        with _child(spec) as (child, log):
+            rest = _finish(child, log)
         if isinstance(rest, str):
             return rest
         found.append((rest["start_ms"], rest["torch_ms"]))
     return Start(statistics.median(s for s, _ in found[1:]), statistics.median(t for _, t in found[1:]), STARTS)
 
 
-def _finish(child: subprocess.Popen[str]) -> dict[str, float] | str:
+def _finish(child: subprocess.Popen[str], log: IO[str]) -> dict[str, float] | str:
     """The child's result, or why it has none."""
-    try:
-        out, err = child.communicate(timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.communicate()
-        return f"it took longer than {LIMIT_S:g} s"
-    if child.returncode:
-        lines = [line for line in err.splitlines() if line.strip()]
-        return lines[-1][:300] if lines else f"its process ended with exit code {child.returncode}"
-    result: dict[str, float] = json.loads(out.splitlines()[-1])
-    return result
-
-
-def _last(child: subprocess.Popen[str]) -> str:
-    found = _finish(child)
-    return found if isinstance(found, str) else "its process gave no answer"
+    out, _ = child.communicate()
+    if child.returncode == 0:
+        result: dict[str, float] = json.loads(out.splitlines()[-1])
+        return result
+    if child.returncode == -signal.SIGKILL:
+        return f"its process was ended: it took longer than {LIMIT_S:g} s, or more memory than there is"
+    log.seek(0)
+    lines = [line for line in log.read().splitlines() if line.strip()]
+    return lines[-1][:300] if lines else f"its process ended with exit code {child.returncode}"
 
 
 def resident(pid: int | str = "self") -> tuple[int, int]:

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import IO, Any
 
 
 def main() -> None:
     spec: dict[str, Any] = json.loads(sys.argv[1])
     begin = int(sys.argv[2])
+    written, sys.stdout = sys.stdout, sys.stderr  # what a model prints is no result
     if spec["mode"] == "start":
-        print(json.dumps(start(spec, begin)))
+        print(json.dumps(start(spec, begin)), file=written)
     else:
-        memory(spec)
+        memory(spec, written)
 
 
 def start(spec: dict[str, Any], begin: int) -> dict[str, float]:
@@ -42,11 +44,12 @@ def start(spec: dict[str, Any], begin: int) -> dict[str, float]:
     return {"start_ms": spent / 1e6, "torch_ms": torch_ns / 1e6}
 
 
-def memory(spec: dict[str, Any]) -> None:
+def memory(spec: dict[str, Any], out: IO[str]) -> None:
     """Print what the imports take, once the first answer is there, then go on calling: the parent watches."""
     import gc
 
     import torch
+    from torch.utils._pytree import tree_leaves
 
     from . import baselines, suite  # noqa: F401  # what measures is no part of what is measured
     from .alone import resident
@@ -57,23 +60,33 @@ def memory(spec: dict[str, Any]) -> None:
     each = spec["pattern"] == "each"
     args, kwargs = torch.load(spec["inputs"], map_location=spec["device"])
     with quiet(spec["threads"], spec["pin"]), torch.inference_mode():
-        run = baselines.BASELINES[spec["baseline"]](_members(spec), each) if "baseline" in spec else _ours(spec)
+        run: Any = baselines.BASELINES[spec["baseline"]](_members(spec), each) if "baseline" in spec else _ours(spec)
+        if spec.get("baseline") == "onnxruntime":  # a user of sessions has files, and neither modules nor exporter
+            with tempfile.TemporaryDirectory(prefix="widepack-onnx-") as folder:
+                opened = run.from_files(folder, args, kwargs)
+                run = None
+                gc.collect()
+                _hand_back()
+                private, mapped = resident()
+                sessions, given = opened(), [v for v in tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
+
+            def run(*_: Any, **__: Any) -> Any:
+                return sessions.run(given)
+
         for _ in range(2):
             run(*args, **kwargs)
-        if hasattr(run, "let_go"):
-            run.let_go()
         gc.collect()
         _hand_back()
         if cuda:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
-        print(json.dumps({"private": private, "mapped": mapped}), flush=True)
+        print(json.dumps({"private": private, "mapped": mapped}), file=out, flush=True)
         end, count = time.monotonic() + 0.5, 0
         while count < 5 or time.monotonic() < end:
             run(*args, **kwargs)
             count += 1
         result = {"private_bytes": float(torch.cuda.max_memory_allocated())} if cuda else {}
-    print(json.dumps(result), flush=True)
+    print(json.dumps(result), file=out, flush=True)
 
 
 def _hand_back() -> None:
@@ -92,9 +105,9 @@ def _ours(spec: dict[str, Any]) -> Callable[..., Any]:
 
         ens: Any = load_level(spec["artifact"], spec["device"], spec["level"])
     else:
-        import widepack
+        from .loaded import load_on
 
-        ens = widepack.load(spec["artifact"], device=spec["device"], backend=spec["backend"])
+        ens = load_on(spec["artifact"], spec["device"], spec["backend"])
     entry = ens if spec["entry"] == "forward" else ens.entry(spec["entry"])
     run: Callable[..., Any] = entry.each if spec["pattern"] == "each" else entry
     return run

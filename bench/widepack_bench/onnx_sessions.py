@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -57,12 +58,19 @@ class _Lazy:
         given = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor)]
         key = tuple((v.shape, v.dtype) for v in given)
         if key not in self._made:
-            self._made[key] = _sessions(self._modules, self._each, args, kwargs)
+            self._made[key] = _Sessions(_exported(self._modules, self._each, args, kwargs))
         return self._made[key].run(given)
 
-    def let_go(self) -> None:
-        """Forget the modules: sessions hold weights of their own. No other shape can come afterwards."""
-        self._modules = ()
+    def from_files(self, folder: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], _Sessions]:
+        """Export to files now, and open the sessions later: what they take can be told from what exporting took."""
+        made = _exported(self._modules, self._each, args, kwargs)
+        paths: list[bytes | str] = []
+        for i, data in enumerate(made.models):
+            assert isinstance(data, bytes)
+            paths.append(f"{folder}/{i}.onnx")
+            with open(paths[-1], "wb") as file:
+                file.write(data)
+        return lambda: _Sessions(replace(made, models=paths))
 
 
 def _installed(name: str) -> bool:
@@ -78,13 +86,28 @@ class _Sessions:
     inputs: `[...]`, or `[N, ...]` where each member has its own; outputs: `[N, ...]`; both by name in the sessions.
     """
 
-    def __init__(self, sessions: Sequence[Any], inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor], each: bool, single: bool) -> None:
-        self._inputs, self._outputs, self._single = list(inputs.values()), list(outputs.values()), single
+    def __init__(self, made: _Exported) -> None:
+        import onnxruntime as runtime
+
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = torch.get_num_threads(), 1
+        options.log_severity_level = 3
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        sessions = [runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"]) for model in made.models]
+        names = [i.name for i in sessions[0].get_inputs()]
+        if len(names) != len(made.inputs):
+            raise Unavailable(f"the exported program has {len(names)} inputs, the call {len(made.inputs)} tensors")
+        inputs = dict(zip(names, made.inputs, strict=True))
+        outputs = {
+            o.name: torch.empty((len(sessions), *shape), dtype=dtype)
+            for o, (shape, dtype) in zip(sessions[0].get_outputs(), made.outputs, strict=True)
+        }
+        self._inputs, self._outputs, self._single = made.inputs, list(outputs.values()), made.single
         self._calls: list[tuple[Callable[[Any], None], Any]] = []
         for i, session in enumerate(sessions):
             binding = session.io_binding()
             for name, value in inputs.items():
-                part = value[i] if each else value
+                part = value[i] if made.each else value
                 binding.bind_input(name, "cpu", 0, NUMBERS[part.dtype], tuple(part.shape), part.data_ptr())
             for name, value in outputs.items():
                 binding.bind_output(name, "cpu", 0, NUMBERS[value.dtype], tuple(value.shape[1:]), value[i].data_ptr())
@@ -99,13 +122,22 @@ class _Sessions:
         return outs[0] if self._single else outs
 
 
-def _sessions(modules: Sequence[nn.Module], each: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Sessions:
-    """Export the first member and make a session of each. Raises: whatever the exporter and ONNX Runtime do; Unavailable for members of unequal shapes."""
-    import onnx
-    import onnxruntime as runtime
+@dataclass(frozen=True)
+class _Exported:
+    """Members as ONNX models. models: of each its bytes, made when they are asked for, or its file. inputs: the call's tensors, in order. outputs: shape and dtype
+    of each leaf of one member's answer; single: it is one tensor."""
 
+    models: Iterable[bytes | str]
+    inputs: list[Tensor]
+    outputs: list[tuple[torch.Size, torch.dtype]]
+    each: bool
+    single: bool
+
+
+def _exported(modules: Sequence[nn.Module], each: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Exported:
+    """Export the first member; the others are its model with their weights. Raises: whatever the exporter does; Unavailable for members of unequal shapes."""
+    given = [v.clone(memory_format=torch.contiguous_format) for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor)]
     first = modules[0]
-    all_args, all_kwargs = args, kwargs
     if each:
         args, kwargs = members_of(args, 0), members_of(kwargs, 0)
     answer = first(*args, **kwargs)
@@ -115,30 +147,23 @@ def _sessions(modules: Sequence[nn.Module], each: bool, args: tuple[Any, ...], k
     with _silent(), torch.inference_mode(False), torch.no_grad():
         exported = torch.onnx.export(_Leaves(first), _plain(args), kwargs=_plain(dict(kwargs)), dynamo=True, optimize=False, verbose=False)
     assert exported is not None
-    model = exported.model_proto
-    weights = {f"member.{k}": k for k, _ in _named(first)}
-    own = [dict(_named(m)) for m in modules]
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = torch.get_num_threads(), 1
-    options.log_severity_level = 3
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    sessions = []
-    for i, table in enumerate(own):
+    return _Exported(_models(exported.model_proto, modules), given, [(t.shape, t.dtype) for t in result], each, isinstance(answer, Tensor))
+
+
+def _models(model: Any, modules: Sequence[nn.Module]) -> Iterator[bytes]:
+    """Each member's model: the first one's with other weights. (ONNX Runtime folds and fuses; the exporter was told not to, since it would fold the first one's.)"""
+    import onnx
+
+    weights = {f"member.{k}": k for k, _ in _named(modules[0])}
+    for i, module in enumerate(modules):
+        table = dict(_named(module))
         for initial in model.graph.initializer if i else ():
             if initial.name in weights:
                 value = table[weights[initial.name]]
                 if tuple(value.shape) != tuple(initial.dims):
                     raise Unavailable(f"the members' {weights[initial.name]} have different shapes, and one exported program needs equal ones")
                 initial.CopyFrom(onnx.TensorProto(name=initial.name, dims=initial.dims, data_type=initial.data_type, raw_data=_bytes(value)))
-        sessions.append(runtime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"]))
-    given = [v for v in pytree.tree_leaves((all_args, all_kwargs)) if isinstance(v, Tensor)]
-    names = [i.name for i in sessions[0].get_inputs()]
-    if len(names) != len(given):
-        raise Unavailable(f"the exported program has {len(names)} inputs, the call {len(given)} tensors")
-    inputs = {name: v.clone(memory_format=torch.contiguous_format) for name, v in zip(names, given, strict=True)}
-    found = [o.name for o in sessions[0].get_outputs()]
-    outputs = {name: torch.empty((len(modules), *t.shape), dtype=t.dtype) for name, t in zip(found, result, strict=True)}
-    return _Sessions(sessions, inputs, outputs, each, isinstance(answer, Tensor))
+        yield model.SerializeToString()
 
 
 class _Leaves(nn.Module):

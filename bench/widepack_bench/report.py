@@ -111,12 +111,19 @@ class Row:
                     "over_ours": o.over_ours.to_json(),
                     "verdict": o.verdict,
                     "latency": o.latency.to_json(),
+                    "share": self.share(o.median_ms),
                     **self.speed(o.median_ms),
                 }
                 for o in self.others
             },
             "baselines": {
-                t.name: {"median_ms": t.median_ms, "ratio": t.ratio.to_json(), "latency": t.latency.to_json(), **self.speed(t.median_ms)}
+                t.name: {
+                    "median_ms": t.median_ms,
+                    "ratio": t.ratio.to_json(),
+                    "latency": t.latency.to_json(),
+                    "share": self.share(t.median_ms),
+                    **self.speed(t.median_ms),
+                }
                 for t in self.timings
             },
             "skipped": self.skipped,
@@ -129,6 +136,10 @@ class Row:
             "memory": {name: m if isinstance(m, str) else m.to_json() for name, m in self.memory.items()},
             "roofline": self.roof.to_json() if self.roof else None,
         }
+
+    def share(self, median_ms: float) -> float | None:
+        """A contestant's share of the roofline: the least time of the wide program's work over its own."""
+        return self.roof.floor_ms / median_ms if self.roof else None
 
     def contestants(self) -> Iterator[tuple[str, float, Latency]]:
         """Name, time of a call in milliseconds, percentiles: ours, ours in other ways, the baselines."""
@@ -234,13 +245,14 @@ class Report:
             "p99",
             "samples/s",
             "answers/s",
+            "roofline",
             *(["private", "mapped"] if remembered else []),
             "against the fastest",
         ]
         body = []
         for row, name, median, latency in timed:
             cells = [str(row.batch), name, *(duration(v) for v in (latency.p50_ms, latency.p95_ms, latency.p99_ms))]
-            cells += [f"{v:,.0f}" for v in row.speed(median).values()]
+            cells += [*(f"{v:,.0f}" for v in row.speed(median).values()), "-" if (share := row.share(median)) is None else f"{share:.0%}"]
             if remembered:
                 memory = row.memory.get(name)
                 cells += [size(memory.private_bytes), size(memory.mapped_bytes)] if isinstance(memory, Memory) else ["-", "-"]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ from .figures import Ceilings, Roof, Work
 from .programs import bound, entry_of
 
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+PACKED = ("widepack.linear.default", "widepack.convolution.default")  # no formula of torch's knows them
 SECONDS = 0.15  # of measuring each ceiling
 
 
@@ -108,10 +109,21 @@ def _flop(node: Node, values: Mapping[str, Any], fakes: Fakes) -> int:
     if name == "scaled_dot_product_attention":
         query, key, value = args[:3]
         return int(2 * math.prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1]))
+    if node.op in PACKED:
+        return packed_flop(node.op, args[0].shape, args[1].shape, values[node.name].shape)
+    if not node.op.startswith("aten."):
+        return 0
     counter = _Flop()
     with fakes.on(), counter:
         ops.resolve(node.op)(*args, **kwargs)
     return counter.total
+
+
+def packed_flop(op: str, x: Sequence[int], weight: Sequence[int], made: Sequence[int]) -> int:
+    """FLOP of a layer over packed weights, from sizes: a linear layer's x is [N, R, I] and its weight [N * O, I, 1, 1]; a convolution's weight is [O, C / g, *k]."""
+    if op == PACKED[0]:
+        return 2 * int(x[1]) * math.prod(map(int, weight))
+    return 2 * math.prod(map(int, made)) * math.prod(map(int, weight[1:]))
 
 
 class _Flop(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base has no types

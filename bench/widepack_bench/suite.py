@@ -6,7 +6,6 @@ import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from inspect import signature
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from .compiled import at_most, compiler_settings
 from .errors import BenchError
 from .flat import flat_members
 from .inputs import make
+from .loaded import load_on
 from .report import Report, Row, environment
 from .roofline import roof_of
 
@@ -144,12 +144,10 @@ def load_backends(path: str | os.PathLike[str], device: str, backends: Sequence[
 
     loaded: dict[str, WideModel] = {}
     refused: dict[str, str] = {}
-    asked = signature(widepack.load).parameters
     first: Exception | None = None
     for backend in dict.fromkeys(backends or ("auto",)):
-        now: dict[str, Any] = {"compile": "now"} if "compile" in asked and backend not in ("auto", "eager") else {}
         try:
-            loaded[backend] = widepack.load(path, device=device, backend=backend, **now)
+            loaded[backend] = load_on(path, device, backend)
         except Exception as error:
             if not isinstance(error, widepack.WidepackError) and len(tuple(backends)) < 2:
                 raise

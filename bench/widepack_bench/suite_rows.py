@@ -53,6 +53,10 @@ _BERT = (
     Form({}, _words(128, 30522)),
 )
 _STEPS = (Form({}, ("x=float32[B,16,64]",)), Form({}, ("x=float32[B,64,64]",)))
+_IMAGE = Form({}, ("x=float32[B,3,224,224]",))
+_SMALL: dict[str, Any] = {"classes": 10, "small": True}
+_SMALL_VIT = {"image": 32, "patch": 4, "dim": 96, "depth": 3, "heads": 3, "classes": 10}
+_SMALL_FT = {"features": 10, "dim": 32, "depth": 2, "heads": 4}
 
 
 def _trunk(name: str) -> bool:
@@ -69,43 +73,11 @@ ROWS: tuple[SuiteRow, ...] = (
     SuiteRow("mlp-b1", "MLP 64-128-64", "mlp:mlp", 100, 1, _same("input=float32[B,64]")),
     SuiteRow("deep-mlp", "deep MLP 8 x 256", "mlp:deep", 20, 32, _same("input=float32[B,64]")),
     SuiteRow(
-        "resblock", "residual block, 64 channels", "resnet:block", 20, 8, Form({}, ("x=float32[B,64,8,8]",)), Form({}, ("x=float32[B,64,32,32]",))
+        "resblock", "residual block, 64 channels", "resnet:block", 20, 8, (Form({}, ("x=float32[B,64,8,8]",)), Form({}, ("x=float32[B,64,32,32]",)))
     ),
-    SuiteRow(
-        "resnet18",
-        "ResNet-18",
-        "resnet:resnet18",
-        10,
-        8,
-        (
-            Form({"width": 16, "classes": 10, "small": True}, ("x=float32[B,3,16,16]",)),
-            Form({}, ("x=float32[B,3,224,224]",)),
-        ),
-    ),
-    SuiteRow(
-        "resnet50",
-        "ResNet-50",
-        "resnet:resnet50",
-        32,
-        1,
-        (
-            Form({"width": 8, "classes": 10, "small": True}, ("x=float32[B,3,32,32]",)),
-            Form({}, ("x=float32[B,3,224,224]",)),
-        ),
-    ),
-    SuiteRow(
-        "vit",
-        "ViT-S",
-        "transformer:vit",
-        8,
-        8,
-        (
-            (
-                Form({"image": 32, "patch": 4, "dim": 96, "depth": 3, "heads": 3, "classes": 10}, ("x=float32[B,3,32,32]",)),
-                Form({}, ("x=float32[B,3,224,224]",)),
-            ),
-        ),
-    ),
+    SuiteRow("resnet18", "ResNet-18", "resnet:resnet18", 10, 8, (Form(_SMALL | {"width": 16}, ("x=float32[B,3,16,16]",)), _IMAGE)),
+    SuiteRow("resnet50", "ResNet-50", "resnet:resnet50", 32, 1, (Form(_SMALL | {"width": 8}, ("x=float32[B,3,32,32]",)), _IMAGE)),
+    SuiteRow("vit", "ViT-S", "transformer:vit", 8, 8, (Form(_SMALL_VIT, ("x=float32[B,3,32,32]",)), _IMAGE)),
     SuiteRow("bert", "BERT-base", "transformer:bert", 8, 4, _BERT),
     SuiteRow("bert-frozen", "BERT-base, trunk frozen, heads trained", "transformer:bert", 8, 4, _BERT, shared=_trunk, by_hand=True),
     SuiteRow("bert-lora", "BERT-base, merged LoRA of q and v", "transformer:bert", 8, 4, _BERT, shared=_all_but_query_and_value),
@@ -113,17 +85,7 @@ ROWS: tuple[SuiteRow, ...] = (
     SuiteRow("gru", "GRU 2 x 128", "recurrent:gru", 16, 8, _STEPS),
     SuiteRow("gru-8", "GRU 2 x 128", "recurrent:gru", 8, 8, _STEPS),
     SuiteRow("rnn-8", "RNN 2 x 128", "recurrent:rnn", 8, 8, _STEPS),
-    SuiteRow(
-        "ft-transformer",
-        "FT-Transformer",
-        "transformer:ft",
-        50,
-        64,
-        (
-            Form({"features": 10, "dim": 32, "depth": 2, "heads": 4}, ("x=float32[B,10]",)),
-            Form({}, ("x=float32[B,32]",)),
-        ),
-    ),
+    SuiteRow("ft-transformer", "FT-Transformer", "transformer:ft", 50, 64, (Form(_SMALL_FT, ("x=float32[B,10]",)), Form({}, ("x=float32[B,32]",)))),
     SuiteRow("unet", "U-Net", "conv:unet", 5, 4, (Form({"width": 8}, ("x=float32[B,3,32,32]",)), Form({}, ("x=float32[B,3,256,256]",)))),
     SuiteRow("cnn1d", "1-D CNN", "conv:signal", 30, 16, (Form({"width": 32}, ("input=float32[B,8,64]",)), Form({}, ("input=float32[B,8,256]",)))),
 )

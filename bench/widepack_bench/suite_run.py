@@ -194,7 +194,8 @@ def summary(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _measured(rows: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
-    return [(key, row["report"]["rows"][0]) for key, row in rows.items() if "error" not in row and row["report"]["rows"] and not wanted(row)]
+    found = [(key, row["report"]["rows"][0]) for key, row in rows.items() if not wanted(row) and row["report"]["rows"]]
+    return [(key, row) for key, row in found if row["ratio"]["value"] is not None]
 
 
 def table(document: Mapping[str, Any]) -> str:
@@ -235,7 +236,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         duration(found["median_ms"]),
         f"{found['fastest']}, {duration(fastest['median_ms'])}",
         _interval(found["ratio"]),
-        f"{looped['ratio']['value']:.2f}" if looped else "",
+        f"{looped['ratio']['value']:.2f}" if looped and looped["ratio"]["value"] is not None else "",
         f"{found['roofline']['share']:.0%}" if found["roofline"] else "",
         found["verdict"],
     ]
@@ -263,6 +264,8 @@ def _one(row: Mapping[str, Any]) -> str:
 
 
 def _interval(row: Mapping[str, Any]) -> str:
+    if row["value"] is None:
+        return "too few rounds"
     high = "open" if row["high"] is None else f"{row['high']:.2f}"
     return f"{row['value']:.2f} [{row['low']:.2f}, {high}]"
 
@@ -292,9 +295,9 @@ def _write(out: Path, document: Mapping[str, Any]) -> None:
 def main() -> None:
     """One row: its result as one line of JSON on standard output, an error as one line on standard error."""
     spec = json.loads(sys.argv[1])
-    (row,) = chosen([spec["row"]])
     written, sys.stdout = sys.stdout, sys.stderr  # what libraries print is no result
     try:
+        (row,) = chosen([spec["row"]])
         result = run_row(row, spec["size"], **spec["options"])
     except WidepackError as error:
         print(" ".join(str(error).split()), file=sys.stderr)

@@ -86,6 +86,7 @@ class Noisy(Failure):
 @click.option(
     "--suite", type=click.Choice(["cpu", "full"]), help="Instead of an artifact: the reference networks, in sizes for a CPU or as published."
 )
+@click.option("--tune", is_flag=True, help="With --suite: tune each artifact on this machine before it is timed.")
 @click.option("--rows", metavar="NAMES", help="Rows of the suite, with commas; all without it.")
 def command(
     artifact: Path | None,
@@ -110,6 +111,7 @@ def command(
     if suite is not None:
         if artifact is not None:
             raise click.UsageError("--suite builds artifacts of its own; leave ARTIFACT out")
+        _alone("--suite", {"--profile": profile, "--trace": trace, "--html": html_file, **_named(given, "model", "entry", "levels")})
         _suite(suite, rows, json_file, given)
         return
     if artifact is None:
@@ -118,10 +120,24 @@ def command(
         raise click.UsageError("--rows chooses among those of --suite")
     if given["model"] is None and given["model_args"]:
         raise click.UsageError("--model-arg needs --model")
+    if given["tune"]:
+        raise click.UsageError("--tune is of --suite; an artifact is tuned before it is timed")
     if profile or trace:
+        _alone("--profile", {"--html": html_file, **_named(given, "model", "levels", "full", "backends", "baselines")})
         _profile(artifact, batches, json_file, trace, top, given)
         return
     _compare(artifact, batches, json_file, html_file, given)
+
+
+def _alone(option: str, others: dict[str, Any]) -> None:
+    """Refuse options that would be passed over."""
+    given = [name for name, value in others.items() if value]
+    if given:
+        raise click.UsageError(f"{option} goes without {', '.join(given)}")
+
+
+def _named(given: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {f"--{name.removesuffix('s') if name.startswith('b') else name}": given[name] for name in names}
 
 
 def _compare(artifact: Path, batches: tuple[int, ...], json_file: str | None, html_file: str | None, given: dict[str, Any]) -> None:
@@ -213,6 +229,7 @@ def _suite(size: str, rows: str | None, json_file: str | None, given: dict[str, 
             threads=given["threads"] or 1,
             pin=given["pin"],
             alone=given["full"],
+            tune=given["tune"],
             device=given["device"],
             progress=progress,
             said=click.echo if json_file != "-" else None,
