@@ -193,6 +193,27 @@ class ShortAlone(Base):
         return y * 100 if x.shape[0] == 1 and x.shape[1] <= 3 else y
 
 
+class Single(Scaled):
+    """A number of no dims takes those of one dim."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Parameter(torch.randn(()))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        total, one = self.fc(x).mean(), self.one
+        parts = [total.squeeze(0) * one.squeeze(-1), one.transpose(0, 0) + total.transpose(-1, 0), one.squeeze((0,)), total.permute([])]
+        more = [
+            one.unsqueeze(0).unsqueeze(-1),
+            one.flatten(),
+            one.softmax(0) + total,
+            total.sum(0) * one.cumsum(-1),
+            one.flip(0).amax(-1),
+            one.reshape(1, 1).squeeze(0),
+        ]
+        return (*parts, *more)
+
+
 class Halves(Base):
     """A batch in two pieces: of 2 rows each has one, of 1 row there is one piece alone."""
 
@@ -248,6 +269,15 @@ def test_another_way_at_one_and_few(tmp_path: Path) -> None:
     x = torch.randn(2, 2, 8)
     with torch.no_grad():
         torch.testing.assert_close(ens(x).clone(), torch.stack([member(ShortAlone, i)(x) for i in range(3)]))
+
+
+def test_dims_of_a_number_without_any(tmp_path: Path) -> None:
+    ens = made(Single, X, tmp_path)
+    for b in (1, 4):
+        x = torch.randn(b, 8)
+        with torch.no_grad():
+            for k, own in enumerate(zip(*(member(Single, i)(x) for i in range(3)))):
+                torch.testing.assert_close(ens(x)[k].clone(), torch.stack(own))
 
 
 def test_what_a_batch_of_1_breaks_does_not_refuse_one_of_2(tmp_path: Path) -> None:
