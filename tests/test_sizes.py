@@ -378,6 +378,29 @@ def test_a_pooled_length_is_dynamic(tmp_path: Path) -> None:
         ens(torch.randn(2, 3, 6))
 
 
+class Distances(Base):
+    """torch's own cdist chooses by the number of rows how it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.few = nn.Parameter(torch.randn(30, 4)), nn.Parameter(torch.randn(2, 4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y, modes = self.fc(x), ("use_mm_for_euclid_dist_if_necessary", "use_mm_for_euclid_dist", "donot_use_mm_for_euclid_dist")
+        by_mode = [torch.cdist(y, self.few, compute_mode=m) for m in modes]
+        by_p = [torch.functional.cdist(y, self.rows, p) for p in (0.0, 1.0, 1.5, 2.0, float("inf"))]
+        return (*by_mode, *by_p, torch.cdist(self.few[None], y[:, None]))
+
+
+def test_distances_of_any_number_of_rows(tmp_path: Path) -> None:
+    ens = widepack.load(built(Distances, tmp_path, inputs=["x=float32[B,3]"]))
+    for b in (1, 2, 25, 26, 70):
+        x = torch.randn(b, 3)
+        with torch.no_grad():
+            for k, own in enumerate(zip(*(member(Distances, i)(x) for i in range(2)))):
+                torch.testing.assert_close(ens(x)[k].clone(), torch.stack(own), rtol=1e-4, atol=1e-4)
+
+
 class Relative(Base):
     def __init__(self) -> None:
         super().__init__()

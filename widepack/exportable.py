@@ -4,6 +4,7 @@
 |---|---|---|
 | nn.Transformer looks whether a mask is causal | branches on the mask's values, for speed alone | the mask is used as it is |
 | take_along_dim | torch's own code fixes the sizes | broadcast, then gather |
+| cdist | torch chooses a kernel by the number of rows | the op below it, which chooses when it is run |
 | max_pool1d | torch's own code fixes the length that it pools | where that is dynamic, max_pool2d of one row |
 | linspace with a size as its number of steps | torch fixes the number | the same numbers out of arange |
 | div of two sizes, rounded | makes a tensor whose value is a size again | the sizes divided |
@@ -37,6 +38,13 @@ def _take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None, **more: 
     ]
     of = [-1 if d == dim else s for d, s in enumerate(shape)]
     return x.expand(of).gather(dim, indices.expand(of))
+
+
+def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "use_mm_for_euclid_dist_if_necessary") -> Tensor:
+    """The same without the choice between two ways of one answer, which differ in their derivatives alone: the op takes it again, by the same rule."""
+    if compute_mode not in _MODES:
+        return _CDIST(x1, x2, p, compute_mode)
+    return torch.ops.aten._cdist_forward.default(x1, x2, p, _MODES[compute_mode])  # type: ignore[no-any-return]
 
 
 def _max_pool1d(x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False) -> Tensor:
@@ -96,7 +104,8 @@ def by_places(x: Tensor, size: Sequence[Any], stride: Sequence[Any], offset: Any
 
 
 _ORIGINAL = torch.take_along_dim
-_POOL, _LINSPACE, _DIV = torch.max_pool1d, torch.linspace, torch.div
+_POOL, _LINSPACE, _DIV, _CDIST = torch.max_pool1d, torch.linspace, torch.div, torch.cdist
+_MODES = {"use_mm_for_euclid_dist_if_necessary": None, "use_mm_for_euclid_dist": 1, "donot_use_mm_for_euclid_dist": 2}
 _ALIASES = {"detach", "alias", "contiguous", "lift_fresh_copy"}
 
 
@@ -110,6 +119,7 @@ def exportable() -> Iterator[None]:
     torch.max_pool1d = _max_pool1d  # type: ignore[assignment]
     torch.linspace = _linspace  # type: ignore[assignment]
     torch.div = _div  # type: ignore[assignment]
+    torch.cdist = torch.functional.cdist = _cdist
     try:
         yield
     finally:
@@ -117,6 +127,7 @@ def exportable() -> Iterator[None]:
         torch.take_along_dim = _ORIGINAL
         torch.max_pool1d = _POOL
         torch.linspace, torch.div = _LINSPACE, _DIV
+        torch.cdist = torch.functional.cdist = _CDIST
         Tensor.take_along_dim = method  # type: ignore[method-assign]
 
 

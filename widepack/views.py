@@ -84,6 +84,8 @@ def link(node: Node, chains: Mapping[str, Chain], values: Mapping[str, Any]) -> 
     groups = list(start.groups)
     if node.op in _RESHAPES:
         return _regroup(start, [expression(s) for s in values[node.name].shape])
+    if rank == 0 and node.op != "aten.unsqueeze.default":
+        return start  # a single number has no dims to change, whatever dims are named
     if node.op == "aten.transpose.int":
         a, b = node.args[1] % rank, node.args[2] % rank
         groups[a], groups[b] = groups[b], groups[a]

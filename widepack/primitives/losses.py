@@ -93,7 +93,7 @@ def _classes(w: Writer, x: Wide, target: Wide, weight: Shared | None = None, red
     if weight is None:
         counted = w.call("_to_copy", kept, dtype=y.dtype)
     else:
-        flat = w.call("flatten.using_ints", w.call("clamp_min", labels.value, 0), 0, -1)
+        flat = w.call("flatten.using_ints", w.call("where.ScalarOther", kept, labels.value, 0), 0, -1)  # the ignored label is any number
         own = w.call("reshape", w.call("index_select", weight.value, 0, flat), [w.members, *w.sizes(labels)])
         counted = w.call("where.ScalarOther", kept, own, 0.0)
     dims = list(range(1, y.ndim))
@@ -140,6 +140,8 @@ def _labels(draw: Draw, shapes: list[tuple[int, ...]]) -> list[Sample]:
         ids = draw.ints(0, 4, shape[0], *shape[2:])
         made += [call(draw.normal(*shape), ids), call(draw.normal(*shape), ids, draw.uniform(0.5, 1, 4), 1, 2)]
         made += [call(draw.normal(*shape), ids, None, r, 1) for r in (0, 1, 2)]
+        for away in (255, -100):  # no class; numbers of one sign, whose mean is not near 0
+            made.append(call(draw.uniform(-3, -1, *shape), ids.where(ids != 1, away), draw.uniform(0.5, 1, 4), 1, away))
     return made
 
 
