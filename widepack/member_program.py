@@ -33,7 +33,9 @@ _FUNCTIONAL = {  # writes and operators -> what they come to in a functional pro
     "aten.zero.default": "aten.zeros_like.default",
     "aten.item.default": "aten._local_scalar_dense.default",
     "aten.__lshift__.Scalar": "aten.bitwise_left_shift.Tensor_Scalar",
+    "aten.__lshift__.Tensor": "aten.bitwise_left_shift.Tensor",
     "aten.__rshift__.Scalar": "aten.bitwise_right_shift.Tensor_Scalar",
+    "aten.__rshift__.Tensor": "aten.bitwise_right_shift.Tensor",
     "aten.__xor__.Scalar": "aten.bitwise_xor.Scalar",
 }
 
