@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import widepack
-from test_patterns import ROWS, Case, N, case, hold, linear, made, member, net, param
+from test_patterns import ROWS, Case, N, case, hold, linear, made, member, net, of, param
 from widepack.errors import CaptureError
 
 
@@ -42,9 +42,35 @@ def named_freely(self: Any, x: Tensor, **more: Tensor) -> Tensor:
     return y.masked_fill(more["mask"], 0.0) if "mask" in more else y
 
 
+def number(most: int) -> Any:
+    """What makes a buffer without dims."""
+    return lambda: torch.randint(0, most, ())
+
+
+def of_a_domain(self: Any, x: Tensor) -> Any:
+    """An embedding, a row, a column and a cell at places that the members hold; from the end too; and one that is written."""
+    y = self.fc(x) + self.table.weight[self.domain] + self.emb[-1 - self.domain] + self.emb[:, self.domain][:5]
+    z = y.clone()
+    z[:, self.domain] = self.emb[self.domain, ..., self.small]
+    z[0, self.small] = 7.0
+    return y, z, self.cube[self.domain, :, self.domain - 2]
+
+
 ONCE: dict[str, set[str]] = {}
 CASES: dict[str, Case] = {
     "bits": case(net(bits, fc=linear(6, 6), packed=whole(3, most=200, dtype=torch.uint8), n=whole(3)), ROWS),
+    "places_that_are_numbers": case(
+        net(
+            of_a_domain,
+            fc=linear(6, 5),
+            table=of(nn.Embedding, 5, 5),
+            emb=param(5, 5),
+            cube=param(5, 3, 5),
+            domain=number(5),
+            small=lambda: torch.zeros((), dtype=torch.int16),
+        ),
+        ROWS,
+    ),
     "inputs_of_any_name": case(net(named_freely, fc=linear(6, 5)), ROWS, "shift=float32[B,5]", "mask=bool[B,5]"),
     "one_input_of_any_name": case(net(named_freely, fc=linear(6, 5)), ROWS, "shift=float32[B,1]"),
     "a_loss_without_a_derivative": case(
@@ -91,8 +117,8 @@ def test_plain_dataclasses_come_back_as_outputs(tmp_path: Path) -> None:
         with torch.no_grad():
             alone = [member(one, i)(x)["pair"] for i in range(N)]
         parts: list[Callable[[Any], Tensor]] = [lambda p: p.first.mean, lambda p: p.rest[0].mean, lambda p: p.rest[0].scale, lambda p: p.rest[1][0]]
-        for of in parts:
-            torch.testing.assert_close(of(pair).clone(), torch.stack([of(a) for a in alone]), rtol=1e-5, atol=1e-5)
+        for part in parts:
+            torch.testing.assert_close(part(pair).clone(), torch.stack([part(a) for a in alone]), rtol=1e-5, atol=1e-5)
         assert pair.first.scale is None
 
 

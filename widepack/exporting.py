@@ -23,6 +23,7 @@ from . import ops, taken_apart
 from .calling import Call
 from .entries import FORWARD, method_of
 from .exportable import bound_embeddings, by_places, exportable
+from .places import look_up_places
 
 _DROPOUT = {"dropout", "dropout_", "feature_dropout", "feature_dropout_", "alpha_dropout", "alpha_dropout_", "feature_alpha_dropout"}
 
@@ -51,7 +52,9 @@ def export(module: nn.Module, call: Call, dim: Any, grad: bool = True) -> torch.
         exported = torch.export.export(module, args, kwargs, strict=False, dynamic_shapes=_dynamic(module, call, dim))
         _drop_dropout(exported)
         bound_embeddings(exported)
-        return _functional(exported)
+        functional = _functional(exported)
+        look_up_places(functional)
+        return functional
 
 
 def _dynamic(module: nn.Module, call: Call, dim: Any) -> Any:
