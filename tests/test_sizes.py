@@ -505,7 +505,7 @@ class Sampled(Base):
 
 class Packed(Base):
     def forward(self, x: Tensor, n: Tensor) -> Any:
-        return nn.utils.rnn.pack_padded_sequence(self.fc(x), n, batch_first=True).data  # here
+        return nn.utils.rnn.pack_padded_sequence(self.fc(x), n, batch_first=True, enforce_sorted=False).data  # here
 
 
 class Scripted(Base):

@@ -34,6 +34,7 @@ from .counting import kernels
 from .entries import FORWARD, entry_names, method_of
 from .errors import CaptureError, UsageError, VerificationError
 from .exported import export_program, placeholder
+from .exported_programs import Programs
 from .job import Captures, Job, Row, Specs, Table, all_weights, capture_members, filled_member, fresh_member, specs_of
 from .kinds import kinds
 from .members import Factory, read_names
@@ -438,8 +439,8 @@ def _verify(
 
 
 def _refuse_example(job: Job, subject: verify.Subject) -> None:
-    """Refuse an example that member 0 does not take, as export on tensors without values could not see: an index past a table. Raises: CaptureError."""
-    if job.states or subject.module is None:
+    """Refuse an example that member 0 does not take, of members that are programs: a module has run it before its capture. Raises: CaptureError."""
+    if not isinstance(job.factory, Programs) or subject.module is None:
         return
     inputs = verify.like_example(subject, 0)
     try:

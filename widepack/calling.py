@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 import torch
@@ -68,8 +68,9 @@ def arrange(
             return {form: [walk(v, f"{name}.{i}", dims[i] if isinstance(dims, (list, tuple)) else dims) for i, v in enumerate(value)]}
         if isinstance(value, dict):
             return {"dict": [[k, walk(v, f"{name}.{k}", dims.get(k) if isinstance(dims, dict) else None)] for k, v in value.items()]}
+        fields = f"; let {entry} take the fields of this dataclass as inputs of their own, or as a dict" if is_dataclass(value) else ""
         raise CaptureError(
-            f"input {name} is a {type(value).__name__}; inputs are tensors, numbers, strings, None, and lists, tuples and dicts of them"
+            f"input {name} is a {type(value).__name__}; inputs are tensors, numbers, strings, None, and lists, tuples and dicts of them{fields}"
         )
 
     positional = True  # a caller may give a parameter by position until forward forbids it, or one has no place in the signature
@@ -97,6 +98,12 @@ def arrange(
             signature.append(Parameter(name, kind, shape, default))
     ordered = {p.name: kwargs[p.name] for p in signature if p.name in kwargs}
     return Call(tuple(args), ordered, tuple(leaves), tuple(signature), found)
+
+
+def of_any_name(module: nn.Module, call: Call, entry: str) -> tuple[str, ...]:
+    """The inputs of a call that the entry takes as `**kwargs`."""
+    parameters = inspect.signature(method_of(module, entry)).parameters
+    return tuple(k for k in call.kwargs if k not in parameters) if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) else ()
 
 
 def _own_letter(text: str, size: int, sizes: Mapping[str, int]) -> str:

@@ -7,10 +7,11 @@ the export holds as arithmetic over named dims; no side effects.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import nn
 from torch.export import Dim
 from torch.export.graph_signature import InputKind, TensorArgument
@@ -22,13 +23,13 @@ from widepack_artifacts.program import Program
 from widepack_artifacts.tree import Tree
 
 from .attributes import attributes_of
-from .calling import Call, leaf_type
+from .calling import Call, leaf_type, of_any_name
 from .carrying import MEMBER, Traced, Wanted, assignments, carried_by, wanted_of
 from .conditions import GuardSource, Leaf, bound_line, factor_of, guards_of, lines_of, names_of, place_of
 from .effects import drop_first_changes, refuse_changes, refuse_shared_memory
 from .entries import FORWARD
 from .errors import CaptureError
-from .explain import explain, is_specialized, way_out
+from .explain import explain, has_no_derivative, is_specialized, way_out
 from .exporting import export, run_once
 from .member_program import member_program, outputs_of, symbols_of
 from .state import Asked, Carried, without
@@ -75,41 +76,47 @@ def capture(make: Callable[[], nn.Module], call: Call, *, asked: bool = True, en
     if states:
         wanted = wanted_of(module, call.leaves, call.signature, entry, states)
         refuse_shared_memory(module, wanted.buffers)
+    answer, raised = run_once(make(), call, entry)  # another one: the module that is captured is the one whose attributes are known
+    own = why_not(Trial(make(), entry, call.args, call.kwargs, call.leaves, call.sizes)) if raised is not None else ""
+    if own and not states:  # an export sees no index past a table, and no dtype that a layer refuses
+        raise CaptureError(own) from raised
+    strange = _is_strange(answer)
 
-    def traced(module: nn.Module) -> nn.Module:
-        direct = entry == FORWARD and not wanted.buffers and not wanted.leaves
-        return module if direct else Traced(module, entry, wanted.buffers, wanted.leaves)
-
-    run_once(make(), call, entry)  # another one: the module that is captured is the one whose attributes are known
-    attributes = attributes_of(module)
-    fixed: tuple[str, ...] = ()
-    with assignments(module) as assigned:
-        root = traced(module)
-        with watched() as seen:
-            try:
-                exported = export(root, call, Dim.DYNAMIC)
-            except Exception as e:
-                if not is_specialized(e):
-                    raise CaptureError(_why(e, make(), call, entry, seen)) from e
-                error: Exception | None = e
-            else:
-                error = None
-    if error is not None:
-        module = make()  # a failed export leaves marks on the module too
+    def exported_from(module: nn.Module, dim: Any, grad: bool) -> _Tried:
+        keywords = of_any_name(module, call, entry)
+        direct = entry == FORWARD and not wanted.buffers and not wanted.leaves and not keywords and not strange
         attributes = attributes_of(module)
-        with assignments(module) as assigned:
-            root = traced(module)
-            exported, kept, fixed, seen = _with_fixed(module, root, call, error)
+        with assignments(module) as assigned, watched() as seen:
+            root = module if direct else Traced(module, entry, wanted.buffers, wanted.leaves, keywords)
+            try:
+                return _Tried(module, attributes, not direct, assigned, seen, export(root, call, dim, grad), None)
+            except Exception as e:  # noqa: BLE001  # whatever torch raises is explained
+                return _Tried(module, attributes, not direct, assigned, seen, None, e)
+
+    fixed: tuple[str, ...] = ()
+    grad = True
+    tried = exported_from(module, Dim.DYNAMIC, grad)
+    if tried.error is not None and has_no_derivative(tried.error):
+        grad = False  # the second way only: without derivatives torch may take several ops as one that has no form in a program
+        tried = exported_from(make(), Dim.DYNAMIC, grad)  # a failed export leaves marks on the module too
+    if tried.error is not None and is_specialized(tried.error):
+        first, tried = tried, exported_from(make(), Dim.AUTO, grad)
+        if tried.exported is None:
+            raise CaptureError(_why(tried, call)) from first.error
+        kept, fixed = _with_fixed(tried, call)
         if asked:
             lost = sorted(set(call.sizes) - set(kept.sizes))
             raise FixedSize(
                 f"{type(module).__name__} fixes a size that the inputs name as a dynamic dim: {'; '.join(fixed)}. Give that size as a number, or change the "
                 f"member's code{next(filter(None, map(way_out, fixed)), '')}",
                 lost,
-            ) from error
+            ) from first.error
         call = kept
-    prefix = MEMBER if isinstance(root, Traced) else ""
-    changed = drop_first_changes(exported, make, call, entry, prefix, assigned - set(wanted.buffers))
+    if tried.exported is None:
+        raise CaptureError(own or _why(tried, call)) from tried.error
+    module, exported, seen = tried.module, tried.exported, tried.seen
+    prefix = MEMBER if tried.wrapped else ""
+    changed = drop_first_changes(exported, make, call, entry, prefix, tried.assigned - set(wanted.buffers))
     refuse_changes(exported, module, call, entry, prefix, changed)
     exported.graph.eliminate_dead_code()
     symbols = symbols_of(exported, call)
@@ -133,7 +140,7 @@ def capture(make: Callable[[], nn.Module], call: Call, *, asked: bool = True, en
         returned,
         found.states,
         frozenset(found.unchanged),
-        attributes,
+        tried.attributes,
     )
 
 
@@ -145,21 +152,34 @@ class FixedSize(CaptureError):
         self.letters = tuple(letters)
 
 
-def _why(error: Exception, module: nn.Module, call: Call, entry: str, seen: Seen) -> str:
-    """Why an export failed: the member does not take the example by itself, or torch cannot follow it. module: a fresh member."""
-    own = why_not(Trial(module, entry, call.args, call.kwargs, call.leaves, call.sizes))
-    return own or explain(error, module, {symbol: guard_forms.text(expr) for symbol, expr in names_of(seen, call.leaves).items()})
+@dataclass(frozen=True)
+class _Tried:
+    """An export, or why there is none. attributes: of the module before it. wrapped: whether in `Traced`. assigned: buffers in whose place it puts others."""
+
+    module: nn.Module
+    attributes: Mapping[str, str] | None
+    wrapped: bool
+    assigned: set[str]
+    seen: Seen
+    exported: torch.export.ExportedProgram | None
+    error: Exception | None
 
 
-def _with_fixed(
-    module: nn.Module, traced: nn.Module, call: Call, error: Exception
-) -> tuple[torch.export.ExportedProgram, Call, tuple[str, ...], Seen]:
-    """The export with those dims static that the member's code fixes; the call without their letters; a sentence for each, with the user's line."""
-    try:
-        with watched() as seen:
-            exported = export(traced, call, Dim.AUTO)
-    except Exception as e:  # noqa: BLE001  # whatever torch raises is explained
-        raise CaptureError(explain(e, module, {symbol: guard_forms.text(expr) for symbol, expr in names_of(seen, call.leaves).items()})) from error
+def _is_strange(answer: Any) -> bool:
+    """Whether a result holds a class that torch.export does not know, which `Traced` returns in another form."""
+    return any(is_dataclass(leaf) for leaf in pytree.tree_leaves(answer))
+
+
+def _why(tried: _Tried, call: Call) -> str:
+    """Why there is no export, where the member takes the example by itself."""
+    assert tried.error is not None
+    return explain(tried.error, tried.module, {symbol: guard_forms.text(expr) for symbol, expr in names_of(tried.seen, call.leaves).items()})
+
+
+def _with_fixed(tried: _Tried, call: Call) -> tuple[Call, tuple[str, ...]]:
+    """The call without the letters of those dims that the member's code fixes; a sentence for each, with the user's line."""
+    exported, seen = tried.exported, tried.seen
+    assert exported is not None
     by_name = {n.name: n for n in exported.graph.nodes}
     tensors = [s.arg.name for s in exported.graph_signature.input_specs if s.kind is InputKind.USER_INPUT and isinstance(s.arg, TensorArgument)]
     lines = {place: line for key, line in seen.fixed.items() if isinstance(key, str) and (place := place_of(key, seen))}
@@ -177,7 +197,7 @@ def _with_fixed(
         kept = {axis: text for axis, text in leaf.axes.items() if axis not in here}
         leaves.append(replace(leaf, axes=kept, type=leaf_type(leaf.example, kept, leaf.name, {})))
     sizes = {letter: size for letter, size in call.sizes.items() if letter not in gone}
-    return exported, replace(call, leaves=tuple(leaves), sizes=sizes), tuple(fixed), seen
+    return replace(call, leaves=tuple(leaves), sizes=sizes), tuple(fixed)
 
 
 def _ranges(

@@ -25,6 +25,7 @@ from .codec import dtype_name
 from .conditions import Leaf
 from .entries import method_of
 from .errors import CaptureError
+from .results import known_forms
 from .state import BUFFER, CHANGED, OUTPUT, Asked, Carried, matching, under
 
 
@@ -38,13 +39,16 @@ class New:
 
 
 class Traced(nn.Module):
-    """What is exported for an entry, or with state: a module whose forward is the member's method, with its signature; weights are named `member.<name>`.
+    """What is exported for an entry, with state, or where torch.export does not take the member's own forward: a module whose forward is the member's method,
+    with its signature, in which the keywords given have the place of `**kwargs`; dataclasses are returned as `Fields`. Weights are named `member.<name>`.
 
     With state it returns (result, [new values]): of the buffers named, then of the tensor leaves of the call that are numbered. The member works on copies, so
     that what it keeps of an old value stays old, whether it writes into a buffer or puts another tensor in its place.
     """
 
-    def __init__(self, member: nn.Module, entry: str, buffers: Sequence[str] = (), leaves: Collection[int] = ()) -> None:
+    def __init__(
+        self, member: nn.Module, entry: str, buffers: Sequence[str] = (), leaves: Collection[int] = (), keywords: Collection[str] = ()
+    ) -> None:
         super().__init__()
         self.member = member
         self.training = member.training
@@ -52,7 +56,7 @@ class Traced(nn.Module):
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if not buffers and not leaves:
-                return method(*args, **kwargs)
+                return known_forms(method(*args, **kwargs))
             flat, shape = pytree.tree_flatten((args, kwargs))
             places = [i for i, x in enumerate(flat) if isinstance(x, torch.Tensor)]
             for i in leaves:
@@ -63,14 +67,17 @@ class Traced(nn.Module):
             for (module, name), value in zip(owners, held):
                 module._buffers[name] = value.clone() if value is not None else None
             try:
-                result = method(*args, **kwargs)
+                result = known_forms(method(*args, **kwargs))
                 news = [module._buffers[name] for module, name in owners]
             finally:
                 for (module, name), value in zip(owners, held):
                     module._buffers[name] = value
             return result, [*news, *(flat[places[i]] for i in sorted(leaves))]
 
-        forward.__dict__["__signature__"] = inspect.signature(method)
+        signature = inspect.signature(method)
+        given = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in keywords]
+        named = [p for p in signature.parameters.values() if not keywords or p.kind is not p.VAR_KEYWORD]
+        forward.__dict__["__signature__"] = signature.replace(parameters=[*named, *given])
         self.forward = forward
 
 

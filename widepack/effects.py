@@ -18,6 +18,7 @@ from .errors import CaptureError
 from .explain import no_form, user_line
 from .exporting import calm, clone
 from .own_tensors import tensors_of
+from .results import known_forms
 
 _READS = {"item", "_local_scalar_dense"}
 _OWN_CHECK = re.compile(r"expression u\d+ (>= 0|<= 1) on node")  # torch's of a truth value
@@ -85,7 +86,7 @@ def _written_once(make: Callable[[], nn.Module], call: Call, entry: str, names: 
             answer = method_of(module, entry)(*args, **kwargs)
         values = held(module)
         made = {n for n, value in values.items() if followed.holds(value)}
-        return {n: v.detach().clone() for n, v in values.items()}, pytree.tree_leaves(pytree.tree_map(clone, answer)), made
+        return {n: v.detach().clone() for n, v in values.items()}, pytree.tree_leaves(pytree.tree_map(clone, known_forms(answer))), made
 
     one = make()
     first, answer, given = run(one, clone)

@@ -141,6 +141,11 @@ def is_specialized(error: Exception) -> bool:
     return "specialized" in text or "Constraints violated" in text
 
 
+def has_no_derivative(error: Exception) -> bool:
+    """Whether an export failed because torch would keep derivatives that it does not have; a plain call under no_grad asks for none."""
+    return "is not differentiable with respect to argument" in str(error)
+
+
 def code_of(frame: str) -> str:
     """The code in `net.py:12 in forward: x.item()`."""
     return frame.rpartition(_BY)[2].partition(": ")[2].strip()

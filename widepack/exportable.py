@@ -9,6 +9,7 @@
 | linspace with a size as its number of steps | torch fixes the number | the same numbers out of arange |
 | div of two sizes, rounded | makes a tensor whose value is a size again | the sizes divided |
 | as_strided | reads memory, which is laid out otherwise for several members | the same numbers by their places, where memory is in the order of the value |
+| `x[:, k] = v` with a number in a tensor | branches on its value | places.py |
 | an embedding with max_norm | writes into its weight at every call | the weight's rows are bounded before the look-up: a row that is bounded already stays |
 """
 
@@ -22,6 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.modules import transformer
+
+from .places import SET_ITEM, set_item
 
 
 def _causal_if_told(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
@@ -120,6 +123,7 @@ def exportable() -> Iterator[None]:
     torch.linspace = _linspace  # type: ignore[assignment]
     torch.div = _div  # type: ignore[assignment]
     torch.cdist = torch.functional.cdist = _cdist
+    Tensor.__setitem__ = set_item  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
@@ -129,6 +133,7 @@ def exportable() -> Iterator[None]:
         torch.linspace, torch.div = _LINSPACE, _DIV
         torch.cdist = torch.functional.cdist = _CDIST
         Tensor.take_along_dim = method  # type: ignore[method-assign]
+        Tensor.__setitem__ = SET_ITEM  # type: ignore[method-assign]
 
 
 def bound_embeddings(exported: torch.export.ExportedProgram) -> None:

@@ -10,7 +10,7 @@ import io
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from typing import Any
 
 import torch
@@ -21,8 +21,9 @@ from widepack_artifacts.opset import OPS
 
 from . import ops, taken_apart
 from .calling import Call
-from .entries import method_of
+from .entries import FORWARD, method_of
 from .exportable import bound_embeddings, by_places, exportable
+from .places import look_up_places
 
 _DROPOUT = {"dropout", "dropout_", "feature_dropout", "feature_dropout_", "alpha_dropout", "alpha_dropout_", "feature_alpha_dropout"}
 
@@ -32,21 +33,28 @@ def clone(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
-def run_once(module: nn.Module, call: Call, entry: str) -> None:
+def run_once(module: nn.Module, call: Call, entry: str) -> tuple[Any, Exception | None]:
     """Run a member that nobody keeps. What its code remembers for good (`functools.cache`) is made of numbers then: an export leaves tensors without any, of
-    which the user's own module would answer from there on. An error is left to the export, which explains it."""
+    which the user's own module would answer from there on. Returns: what it answers, or what it raises."""
     args, kwargs = pytree.tree_map(clone, (call.args, call.kwargs))  # the member may write into its inputs
-    with calm(), torch.no_grad(), torch.random.fork_rng(devices=[]), suppress(Exception):
-        method_of(module, entry)(*args, **kwargs)
+    call_it = module if entry == FORWARD else method_of(module, entry)
+    with calm(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        try:
+            return call_it(*args, **kwargs), None
+        except Exception as e:  # noqa: BLE001  # whatever the user's code raises
+            return None, e
 
 
-def export(module: nn.Module, call: Call, dim: Any) -> torch.export.ExportedProgram:
+def export(module: nn.Module, call: Call, dim: Any, grad: bool = True) -> torch.export.ExportedProgram:
+    """grad: whether as in training, where derivatives are kept; without, torch puts some ops otherwise than in a plain call."""
     args, kwargs = pytree.tree_map(clone, (call.args, call.kwargs))  # a failed export leaves marks on its example
-    with calm():
+    with calm(), nullcontext() if grad else torch.no_grad():
         exported = torch.export.export(module, args, kwargs, strict=False, dynamic_shapes=_dynamic(module, call, dim))
         _drop_dropout(exported)
         bound_embeddings(exported)
-        return _functional(exported)
+        functional = _functional(exported)
+        look_up_places(functional)
+        return functional
 
 
 def _dynamic(module: nn.Module, call: Call, dim: Any) -> Any:

@@ -27,13 +27,16 @@ from .entries import FORWARD
 from .errors import CaptureError
 from .explain import no_form, source_of, user_line
 from .own_tensors import constant_path, state_name
+from .results import Fields
 from .values import known
 
 _FUNCTIONAL = {  # writes and operators -> what they come to in a functional program
     "aten.zero.default": "aten.zeros_like.default",
     "aten.item.default": "aten._local_scalar_dense.default",
     "aten.__lshift__.Scalar": "aten.bitwise_left_shift.Tensor_Scalar",
+    "aten.__lshift__.Tensor": "aten.bitwise_left_shift.Tensor",
     "aten.__rshift__.Scalar": "aten.bitwise_right_shift.Tensor_Scalar",
+    "aten.__rshift__.Tensor": "aten.bitwise_right_shift.Tensor",
     "aten.__xor__.Scalar": "aten.bitwise_xor.Scalar",
 }
 
@@ -195,6 +198,8 @@ def _result(value: Any, name: str) -> Tree:
         return {"output": [type(value).__name__, [[k, _result(v, k)] for k, v in zip(value._fields, value)]]}
     if isinstance(value, (list, tuple)):
         return {"list" if isinstance(value, list) else "tuple": [_result(v, name) for v in value]}
+    if isinstance(value, Fields):
+        return {"output": [value.kind, [[k, _result(v, k)] for k, v in value.items()]]}
     if type(value) is dict:
         return {"dict": [[k, _result(v, k)] for k, v in value.items()]}
     if isinstance(value, Mapping):

@@ -75,7 +75,7 @@ def why_not(trial: Trial) -> str:
     name = type(trial.module).__name__
     frame = user_frame(traceback.extract_tb(error.__traceback__))
     line = f" at {frame}" if frame else ""
-    said = f"{type(error).__name__}: {first_line(str(error))}".rstrip(": ")
+    said = f"{type(error).__name__}: {first_line(str(error))}".rstrip(":. ")
     until = time.monotonic() + _SECONDS
     tried = sorted({*range(2, _SMALL + 1), *_COMMON, *_asked(str(error), trial)})
     others = list(trial.sizes)[1:]

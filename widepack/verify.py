@@ -34,6 +34,7 @@ from .own_tensors import tensors_of
 from .raise64 import double_by_default, raise_program, raise_value
 from .recorded import Recorded
 from .replay import CPU
+from .results import known_forms
 from .runtime import Executable, Function, Loop, graph_module
 from .samples import Source, draw, draw_all, rows
 from .state import BUFFER, CHANGED, Carried
@@ -447,7 +448,7 @@ def run_module(module: nn.Module, subject: Subject, inputs: Sequence[torch.Tenso
             call = module if subject.method == FORWARD else method_of(module, subject.method)
             with mode or nullcontext():
                 result = call(*args, **kwargs)
-            found = pytree.tree_leaves(result)
+            found = pytree.tree_leaves(known_forms(result))
             for s in sorted(subject.states, key=lambda s: s.output):
                 if s.how == BUFFER:
                     part, name = owners[s.name]
