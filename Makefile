@@ -1,7 +1,8 @@
 # Each target sets up .venv by itself on a fresh machine: only make and a Python with venv are needed.
 #
 #   make demo      train eight small classifiers and take them all the way
-#   make test      the tests             make test ARGS='tests/test_store.py -k writer' MARK='not slow' WORKERS=4
+#   make test      the tests             make test ARGS='tests/test_store.py -k writer' WORKERS=4
+#   make test-slow the long tests, which `make test` leaves out
 #   make check     lint, format, types, import direction
 #   make bench     the suite of reference networks   make bench SIZE=full ARGS='--rows vit --threads 2'
 #   make format    mend what ruff can mend alone
@@ -13,7 +14,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 WORKERS ?= 2
-MARK ?=
+MARK ?= not slow
 ARGS ?=
 SIZE ?= cpu
 
@@ -21,7 +22,7 @@ SIZE ?= cpu
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check bench format clean
+.PHONY: help venv demo test test-slow check bench format clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -35,6 +36,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PIP) install -c constraints.txt torch
 	$(PIP) install -c constraints.txt -e '.[dev]'
 	@touch $@
+
+test-slow:
+	@$(MAKE) test MARK=slow
 
 demo: $(STAMP)
 	$(BIN)/widepack demo
