@@ -19,7 +19,7 @@ from .compare import floating, same_places
 from .raise64 import double_by_default, raise_value
 from .verify import Subject, fitting, run_module
 
-_LARGER = 65  # sizes below this one are looked at where no small one breaks a condition
+_LARGER = 64  # as many sizes are looked at where no small one breaks a condition
 
 
 def way_at_one(subject: Subject, letter: str) -> str:
@@ -51,7 +51,8 @@ def needless(subject: Subject, dims: Mapping[str, tuple[int, int | None]], guard
     letters = list(subject.sizes)
     if not letters or subject.module is None:
         return set()
-    small = [range(1, 7 if len(letters) <= 3 and (d != subject.batch or len(letters) < 3) else 4) for d in letters]
+    least = {d: max(1, dims.get(d, (1, None))[0]) for d in letters}  # where the user's bounds begin, small sizes do
+    small = [range(least[d], least[d] + (6 if len(letters) <= 3 and (d != subject.batch or len(letters) < 3) else 3)) for d in letters]
     choices = [sorted({*s, subject.sizes[d]}) for d, s in zip(letters, small)]
     grid = [dict(zip(letters, picked)) for picked in itertools.islice(itertools.product(*choices), 1000)]
     whole = [sizes for sizes in grid if min(sizes.values()) > 1]
@@ -64,7 +65,7 @@ def needless(subject: Subject, dims: Mapping[str, tuple[int, int | None]], guard
             tried.setdefault(broken, []).append(sizes)
     for i in own - {i for broken in tried for i in broken}:  # what small sizes do not break: `T // 4 - 1 != 1` of a member that takes no T below 8
         for letter in sorted(guard_forms.letters(guards[i])) if guard_forms.of_small_sizes(guards[i]) else ():
-            for size in range(1, _LARGER):
+            for size in range(least[letter], least[letter] + _LARGER):
                 sizes = {**subject.sizes, letter: size}
                 broken = frozenset(k for k in own if not guard_forms.holds(guards[k], sizes))
                 if i in broken and inside(sizes):
