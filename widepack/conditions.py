@@ -65,7 +65,7 @@ def guards_from(
         except (SyntaxError, ValueError) as e:
             raise CaptureError(
                 f"{name} holds only while {code!r}, a condition that cannot be written as arithmetic over named dims ({e})"
-                f"{f', at {line}' if line else ''}. Change the member's code{way_out(line) or ': reckon with sizes in whole numbers, +, -, *, // and %'}"
+                f"{f', at {line}' if line else ''}; change the member's code{way_out(line) or ': reckon with sizes in whole numbers, +, -, *, // and %'}"
             ) from e
         if isinstance(expr, bool) or (expr[0] in ("eq", "le", "ge") and expr[1] == expr[2]):
             if expr is False:
