@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 import widepack
 from test_patterns import ROWS, Case, N, case, hold, linear, made, member, net, of, param
 from widepack.errors import CaptureError
+from widepack.explain import source_of
 
 
 def whole(*shape: int, most: int = 9, dtype: torch.dtype = torch.int64) -> Any:
@@ -56,6 +58,43 @@ def of_a_domain(self: Any, x: Tensor) -> Any:
     return y, z, self.cube[self.domain, :, self.domain - 2]
 
 
+def covariances(self: Any, x: Tensor) -> Any:
+    y = self.fc(x)
+    rows = torch.cov(torch.cat([y, y.flip(0) * 2]))
+    columns = y.mT.cov(correction=0)
+    weighted = torch.cov(self.w, fweights=self.often, aweights=self.weigh)
+    alone = self.w[0].cov(aweights=self.weigh)
+    return rows, columns, weighted, alone, torch.corrcoef(self.w), self.w[1].corrcoef(), torch.cov(self.w, fweights=self.often)
+
+
+def slopes(self: Any, x: Tensor) -> Any:
+    y = self.fc(x)
+    return torch.gradient(y, dim=0), torch.gradient(y, spacing=(0.5, 2.0)), torch.gradient(y, dim=-1, edge_order=2)
+
+
+def products(self: Any, x: Tensor) -> Any:
+    a, b = self.a, self.b
+    return (
+        torch.linalg.multi_dot([x, a, b, a]),
+        torch.chain_matmul(x, a, b),  # type: ignore[no-untyped-call]
+        torch.linalg.multi_dot([x[0], a, b, a.mT, x.mT]),
+        torch.linalg.multi_dot([x, a, b[:, 0]]),
+    )
+
+
+def solved(self: Any, x: Tensor) -> Any:
+    a = self.a.tril() + 4 * torch.eye(6)
+    y, same = torch.triangular_solve(x.mT, a, upper=False)
+    z, _ = torch.triangular_solve(x.mT, a.mT, upper=True, transpose=True)
+    return y, same, z, torch.linalg.tensorinv((self.a + 8 * torch.eye(6)).reshape(6, 2, 3), ind=1)
+
+
+def numbers_of_sizes(self: Any, x: Tensor) -> Any:
+    n = x.shape[0]
+    y = self.fc(x) / math.sqrt(n)
+    return y[: math.ceil(n / 3)], y[: math.floor((n + 3) / 2)], y / math.sqrt(2.0)
+
+
 ONCE: dict[str, set[str]] = {}
 CASES: dict[str, Case] = {
     "bits": case(net(bits, fc=linear(6, 6), packed=whole(3, most=200, dtype=torch.uint8), n=whole(3)), ROWS),
@@ -71,6 +110,13 @@ CASES: dict[str, Case] = {
         ),
         ROWS,
     ),
+    "covariances": case(
+        net(covariances, fc=linear(6, 5), w=param(4, 8), often=lambda: torch.randint(1, 5, (8,)), weigh=lambda: torch.rand(8) + 0.1), ROWS
+    ),
+    "slopes": case(net(slopes, fc=linear(6, 5)), ROWS, B=(5, 2, 3)),
+    "products": case(net(products, a=param(6, 6), b=param(6, 6)), ROWS),
+    "solved": case(net(solved, a=param(6, 6)), ROWS),
+    "numbers_of_sizes": case(net(numbers_of_sizes, fc=linear(6, 5)), ROWS),
     "inputs_of_any_name": case(net(named_freely, fc=linear(6, 5)), ROWS, "shift=float32[B,5]", "mask=bool[B,5]"),
     "one_input_of_any_name": case(net(named_freely, fc=linear(6, 5)), ROWS, "shift=float32[B,1]"),
     "a_loss_without_a_derivative": case(
@@ -82,6 +128,7 @@ CASES: dict[str, Case] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:torch.triangular_solve is deprecated", "ignore:torch.chain_matmul is deprecated", "ignore:cov\\(\\)")
 @pytest.mark.parametrize("name", CASES)
 def test_right_for_all_members(name: str, tmp_path: Path) -> None:
     hold(CASES[name], tmp_path, ONCE.get(name, set()))
@@ -174,3 +221,53 @@ def test_a_dtype_that_the_member_refuses_is_told_in_its_words(tmp_path: Path) ->
     message = refused(net(lambda self, x: self.fc(x), fc=linear(6, 5)), tmp_path, "x=int64[B,6]")
     assert "does not take the example, B = 4, by itself either, without widepack at test_captured.py:" in message
     assert "mat1 and mat2 must have the same dtype, but got Long and Float" in message
+
+
+NUMBERS = [
+    ("y[: int(n / 2) + 1]", "write n // 2 for int(n / 2)"),
+    ("y[: round(n / 2)]", "(n + 1) // 2 for round(n / 2)"),
+    ("y[: round(n / 2)] * 1", "reckons with a size by round()"),
+    ("y / math.log(n)", "write x.new_full((), n).log() for math.log(n)"),
+    ("y * torch.linspace(0, 1, n, dtype=torch.float16)[:, None]", "write torch.linspace(a, b, n).to(dtype)"),
+]
+
+
+@pytest.mark.parametrize(("code", "words"), NUMBERS)
+def test_numbers_of_sizes_that_nothing_follows_name_line_and_way_out(code: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "net.py"
+    path.write_text(f"import math\nimport torch\n\ndef forward(self, x):\n    y, n = self.fc(x), x.shape[0]\n    return {code}\n")
+    space: dict[str, Any] = {}
+    exec(compile(path.read_text(), path, "exec"), space)  # a file of its own: the line is what is looked for
+    message = refused(net(space["forward"], fc=linear(6, 5)), tmp_path, ROWS)
+    assert f"net.py:6 in forward: return {code}" in message
+    assert words in message
+
+
+@pytest.mark.parametrize(
+    ("forward", "inputs", "words"),
+    [
+        (lambda self, x, y: self.fc(x) + self.fc(y), [ROWS, "y=float32[C,6]"], "write y=float32[B,6]"),
+        (lambda self, x, y: self.fc(x).unflatten(0, (-1, 2)).sum(1) + self.fc(y), ["x=float32[2*B,6]", "y=float32[C,6]"], "write y=float32[B,6]"),
+        (lambda self, x, y: self.fc(x) @ self.fc(y).mT, ["x=float32[B,T,6]", "y=float32[C,S,6]"], "write y=float32[B,S,6]"),
+    ],
+)
+def test_dims_that_have_to_be_equal_are_offered_one_letter(forward: Any, inputs: list[str], words: str, tmp_path: Path) -> None:
+    message = refused(net(forward, fc=linear(6, 5)), tmp_path, *inputs)
+    assert "takes B and C where they are equal only at test_captured.py:" in message
+    assert words in message
+    made(case(net(forward, fc=linear(6, 5)), inputs[0], words.removeprefix("write ")), tmp_path)
+
+
+def test_a_node_that_torch_made_has_the_line_of_what_it_reads_or_is_read_by() -> None:
+    graph = torch.fx.Graph()
+    own, other = graph.placeholder("own"), graph.placeholder("other")
+    own.meta["stack_trace"] = '  File "net.py", line 3, in forward\n    n = x.shape[0]'
+    made_by_torch = graph.call_function(round, (other, own))
+    before = graph.call_function(round, (other,))
+    for node, folder in ((made_by_torch, Path(torch.__file__).parent), (before, "torch")):
+        node.meta["stack_trace"] = f'  File "{folder}/fx/passes/runtime_assert.py", line 24, in insert'
+    assert source_of(made_by_torch, code=True) == "net.py:3 in forward: n = x.shape[0]"
+    assert source_of(before) == ""
+    reader = graph.call_function(torch.neg, (before,))
+    reader.meta["stack_trace"] = '  File "net.py", line 4, in forward\n    y = y[:round(n / 2)]'
+    assert source_of(before) == "net.py:4 in forward"

@@ -119,7 +119,7 @@ def test_a_condition_that_cannot_be_written_so_stops_the_build(code: str, words:
     with pytest.raises(CaptureError, match=r"Net holds only while .* a condition that cannot be written as arithmetic over named dims") as caught:
         made(code)
     assert words in str(caught.value)
-    assert str(caught.value).endswith("change the member's code")
+    assert str(caught.value).endswith("change the member's code: reckon with sizes in whole numbers, +, -, *, // and %")
 
 
 def test_a_torch_that_tells_no_conditions_is_refused() -> None:

@@ -17,6 +17,7 @@ from torch.utils._sympy.printers import PythonPrinter
 from widepack_artifacts.guards import Expr, holds, letters
 
 from .errors import CaptureError
+from .explain import way_out
 from .watching import Seen
 
 Axis = Mapping[int, str]  # axis -> "B" or "32*H"
@@ -48,11 +49,14 @@ def guards_of(exported: torch.export.ExportedProgram, inputs: Sequence[Leaf], na
     codes = getattr(exported, "_guards_code", None)
     if codes is None:
         raise CaptureError(f"torch {torch.__version__} does not tell under which conditions an export holds; widepack needs torch 2.11 or newer")
-    return guards_from(codes, inputs, name, lines_of(seen, inputs) if seen else ())
+    return guards_from(codes, inputs, name, lines_of(seen, inputs) if seen else (), unwritable(seen, inputs) if seen else "")
 
 
-def guards_from(codes: Sequence[str], inputs: Sequence[Leaf], name: str, sources: Sequence[GuardSource] = ()) -> tuple[GuardSource, ...]:
-    """Torch's conditions, as the text that it writes, as arithmetic over named dims. sources: conditions as they came up, with lines. Raises: CaptureError."""
+def guards_from(
+    codes: Sequence[str], inputs: Sequence[Leaf], name: str, sources: Sequence[GuardSource] = (), line: str = ""
+) -> tuple[GuardSource, ...]:
+    """Torch's conditions, as the text that it writes, as arithmetic over named dims. sources: conditions as they came up, with lines. line: of the first that is
+    no such. Raises: CaptureError."""
     leaves = {leaf.name: leaf for leaf in inputs}
     made: dict[str, Expr] = {}
     for code in codes:
@@ -60,7 +64,8 @@ def guards_from(codes: Sequence[str], inputs: Sequence[Leaf], name: str, sources
             expr = _expr(ast.parse(code.strip(), mode="eval").body, leaves)
         except (SyntaxError, ValueError) as e:
             raise CaptureError(
-                f"{name} holds only while {code!r}, a condition that cannot be written as arithmetic over named dims ({e}); change the member's code"
+                f"{name} holds only while {code!r}, a condition that cannot be written as arithmetic over named dims ({e})"
+                f"{f', at {line}' if line else ''}; change the member's code{way_out(line) or ': reckon with sizes in whole numbers, +, -, *, // and %'}"
             ) from e
         if isinstance(expr, bool) or (expr[0] in ("eq", "le", "ge") and expr[1] == expr[2]):
             if expr is False:
@@ -118,6 +123,18 @@ def place_of(symbol: str, seen: Seen) -> tuple[str, int] | None:
         return _place(node) if isinstance(node, ast.Subscript) else None
     except (SyntaxError, ValueError):
         return None
+
+
+def unwritable(seen: Seen, inputs: Sequence[Leaf]) -> str:
+    """The member's line of the first condition that is no arithmetic over named dims; empty where there is none."""
+    names, printer = names_of(seen, inputs), PythonPrinter()
+    for condition, line in seen.conditions:
+        try:
+            _expr(ast.parse(printer.doprint(condition), mode="eval").body, {}, names)
+        except (SyntaxError, ValueError, TypeError):
+            if line:
+                return line
+    return ""
 
 
 def lines_of(seen: Seen, inputs: Sequence[Leaf]) -> list[GuardSource]:

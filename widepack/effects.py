@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .calling import Call
 from .entries import method_of
 from .errors import CaptureError
-from .explain import no_form, user_line
+from .explain import no_form, source_of
 from .exporting import calm, clone
 from .own_tensors import tensors_of
 from .results import known_forms
@@ -169,9 +169,7 @@ def drop_asserts(graph: fx.Graph, module: nn.Module) -> None:
             checks = [n for n in users if getattr(n.target, "_opname", "") in _ASSERTS]
             used = any(n.op == "output" or isinstance(n.meta.get("val"), torch.Tensor) for n in users)
             if checks and not used and all(_OWN_CHECK.search(str(n.args[-1])) for n in checks):
-                raise CaptureError(
-                    no_form("aten._local_scalar_dense.default", node.name, module, user_line(node.meta.get("stack_trace") or "", code=True))
-                )
+                raise CaptureError(no_form("aten._local_scalar_dense.default", node.name, module, source_of(node, code=True)))
     for node in reversed(list(graph.nodes)):
         if node.op == "call_function" and getattr(node.target, "_opname", "") in _ASSERTS and not node.users:
             graph.erase_node(node)

@@ -14,6 +14,9 @@ import torch
 from torch import fx, nn
 
 _TORCH = str(Path(torch.__file__).parent)
+_PASSES = tuple(
+    f"{root}/{part}/" for root in (_TORCH, "torch") for part in ("fx", "export", "_export", "_functorch", "_subclasses")
+)  # which put nodes of their own into a graph
 _OWN = str(Path(__file__).parent)
 _STDLIB = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 _LIBRARIES = tuple({*site.getsitepackages(), *sysconfig.get_paths().values()} - {sysconfig.get_path("data"), sysconfig.get_path("scripts")})
@@ -52,6 +55,13 @@ _READS = (
 # What a line does that fixes a size -> what to write instead
 _FIXES = (
     (r"\blen\(", "write x.shape[0] for len(x)"),
+    (r"\bint\(.*[^/]/[^/]", "write n // 2 for int(n / 2)"),
+    (r"\bround\(", "write (n + 1) // 2 for round(n / 2), which rounds a half up"),
+    (
+        r"\bmath\.(log|exp|sin|cos|tan|pow)\w*\(",
+        "write x.new_full((), n).log() for math.log(n), a tensor; math.sqrt(n) and n ** 0.5 are followed as they are",
+    ),
+    (r"\blinspace\(.*dtype", "write torch.linspace(a, b, n).to(dtype): in float32 and float64 the number of steps stays dynamic"),
     (r"\b(int|float)\(", "leave int() and float() around sizes out"),
     (r"\bunbind\(|\bfor\b.+\bin\b|\blist\(", "work on the whole tensor instead of a Python list of its parts"),
     (r"\.tolist\(", "keep the values a tensor"),
@@ -66,6 +76,11 @@ _OPS = (
         "Run the padded sequences, and read each at its own length with gather or torch.where",
     ),
     (r"normal_functional|rand|bernoulli|multinomial", "draws random numbers", "Draw them outside, and make them an input"),
+    (
+        r"^(?:builtins|math)\.(\w+)$",
+        "reckons with a size by {0}()",
+        "Write it in whole numbers: n // 2 for int(n / 2), -(-n // 3) for math.ceil(n / 3), (n + 1) // 2 for round(n / 2)",
+    ),
     (
         r"higher_order\.(cond|while_loop|map|scan)",
         "uses torch's {0}, control flow that has no form in an artifact",
@@ -178,15 +193,24 @@ def _said(frame: traceback.FrameSummary) -> str:
     return f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}{f': {frame.line}' if frame.line else ''}"
 
 
-def source_of(n: fx.Node) -> str:
-    """The user's own line of a node: `net.py:12 in forward`."""
-    return user_line(n.meta.get("stack_trace") or "")
+def source_of(n: fx.Node, *, code: bool = False) -> str:
+    """The user's own line of a node: `net.py:12 in forward`. Of a node that torch made by itself, that of what it reads, or of what reads it."""
+    for step in (lambda m: m.all_input_nodes, lambda m: list(m.users)):
+        waiting, met = [n], {n}
+        while waiting:
+            node = waiting.pop(0)
+            if line := user_line(node.meta.get("stack_trace") or "", code=code):
+                return line
+            new = [m for m in step(node) if m not in met]
+            met.update(new)
+            waiting += new
+    return ""
 
 
 def user_line(trace: str, *, code: bool = False) -> str:
     """The last line in the text of a stack that is not torch's: `net.py:12 in forward`; with its code where that is asked for and there is any."""
     found: Sequence[tuple[str, str, str, str]] = re.findall(r'File "([^"]+)", line (\d+), in (\S+)(?:\n +(.+))?', trace)
-    own = [f for f in found if not f[0].startswith(_TORCH)] or found
+    own = [f for f in found if not f[0].startswith((_TORCH, "torch/"))] or [f for f in found if not f[0].startswith(_PASSES)]
     own = [f for f in own if "<" not in f[0]] or own
     if not own:
         return ""

@@ -24,6 +24,7 @@ from .calling import Call
 from .entries import FORWARD, method_of
 from .exportable import bound_embeddings, by_places, exportable
 from .places import look_up_places
+from .whole_functions import whole_functions
 
 _DROPOUT = {"dropout", "dropout_", "feature_dropout", "feature_dropout_", "alpha_dropout", "alpha_dropout_", "feature_alpha_dropout"}
 
@@ -94,7 +95,7 @@ def calm() -> Iterator[None]:
     logging.disable(logging.ERROR)
     try:
         # torch prints the whole graph of an export that fails, and warns of what it does with the module's internals; the error says it in one paragraph
-        with exportable(), warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        with exportable(), whole_functions(), warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -25,7 +25,7 @@ from .conditions import factor_of
 from .effects import drop_asserts
 from .entries import FORWARD
 from .errors import CaptureError
-from .explain import no_form, source_of, user_line
+from .explain import no_form, source_of
 from .own_tensors import constant_path, state_name
 from .results import Fields
 from .values import known
@@ -115,7 +115,7 @@ def _node(n: fx.Node, renamed: Mapping[str, str], symbols: Mapping[Any, str], mo
     name = _FUNCTIONAL.get(name, name)
     source = source_of(n)
     if name not in OPS:
-        raise CaptureError(no_form(name, n.name, module, user_line(n.meta.get("stack_trace") or "", code=True)))
+        raise CaptureError(no_form(name, n.name, module, source_of(n, code=True)))
 
     def ref(value: fx.Node) -> Any:
         return Ref(renamed.get(value.name, _clean(value.name)))

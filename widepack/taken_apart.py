@@ -5,6 +5,7 @@
 | `aten._grouped_mm`, `transformers.grouped_mm_fallback` | y[s] = x[s] W[g], where g is the group that row s lies in: a mixture's experts over rows sorted by expert |
 | `aten.ldexp` | x 2^e |
 | `aten.bitwise_left_shift`, `aten.bitwise_right_shift` of a number by a tensor (`1 << x`) | the same of a tensor without dims |
+| `aten.triangular_solve` | `linalg.solve_triangular`, and a copy of the matrix |
 | `aten.std_mean.dim` | its form with a correction: torch's own way takes other arguments than it is given |
 
 An op of a library is looked up when it is there: nothing is imported. Each is put by its meaning, so that float64, in which it is verified, takes it too.
@@ -51,6 +52,14 @@ def std_mean(x: Tensor, dim: list[int] | None, unbiased: bool = True, keepdim: b
     return std, mean
 
 
+def triangular_solve(b: Tensor, a: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False) -> tuple[Tensor, Tensor]:
+    """The solution, and the matrix as it was given, each with the batch of both."""
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # type: ignore[no-untyped-call]
+    a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
+    solved = torch.linalg.solve_triangular(a.mT if transpose else a, b, upper=upper is not transpose, unitriangular=unitriangular)
+    return solved, a.clone()
+
+
 def known_ways() -> dict[Any, Callable[..., Any]]:
     """Op -> the same in ATen, of those ops that are there."""
     ways: dict[Any, Callable[..., Any]] = {
@@ -59,6 +68,7 @@ def known_ways() -> dict[Any, Callable[..., Any]]:
         torch.ops.aten.bitwise_left_shift.Scalar_Tensor: shifted(torch.bitwise_left_shift),
         torch.ops.aten.bitwise_right_shift.Scalar_Tensor: shifted(torch.bitwise_right_shift),
         torch.ops.aten.std_mean.dim: std_mean,
+        torch.ops.aten.triangular_solve.default: triangular_solve,
     }
     theirs = getattr(torch.ops.transformers, "grouped_mm_fallback", None)
     if theirs is not None:

@@ -6,6 +6,7 @@ at a time, then of all dims but the batch together, and what it takes is said: o
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import time
@@ -76,12 +77,19 @@ def why_not(trial: Trial) -> str:
     frame = user_frame(traceback.extract_tb(error.__traceback__))
     line = f" at {frame}" if frame else ""
     said = f"{type(error).__name__}: {first_line(str(error))}".rstrip(":. ")
+    given = ", ".join(f"{d} = {n}" for d, n in trial.sizes.items())
     until = time.monotonic() + _SECONDS
     tried = sorted({*range(2, _SMALL + 1), *_COMMON, *_asked(str(error), trial)})
     others = list(trial.sizes)[1:]
     groups = [[letter] for letter in trial.sizes] + ([others] if len(others) > 1 else [])
+    if pair := _one_letter(trial, until):
+        kept, other = pair
+        places = [f"{leaf.name} at axis {axis} ({text})" for leaf, axis, text in _places(trial, pair)]
+        return (
+            f"{name} takes {kept} and {other} where they are equal only{line}: {' and '.join(places)}; it fails at the example's {given}: {said}. "
+            f"Equal letters are equal sizes: write {_types(trial, [other], lambda text: kept if factor_of(text)[0] == 1 else f'{factor_of(text)[0]}*{kept}')}"
+        )
     found = next(((group, taken) for group in groups if (taken := trial.taken(group, tried, until))), None)
-    given = ", ".join(f"{d} = {n}" for d, n in trial.sizes.items())
     if found is None:
         sizes = "; where its sizes are wrong, give a sample, a number for a letter, or bounds such as T=2..8" if given else ""
         return f"{name} does not take the example{f', {given},' if given else ''} by itself either, without widepack{line}: {said}. Describe inputs that it takes{sizes}"
@@ -107,6 +115,16 @@ def why_not(trial: Trial) -> str:
         f"{name} does not take the example's {own} by itself either, without widepack{line}: {said}. Of the sizes that were tried it takes "
         f"{' = '.join(group)} = {some}: give a sample, or bounds such as {bounds}"
     )
+
+
+def _one_letter(trial: Trial, until: float) -> tuple[str, str] | None:
+    """Two dims that the member takes at equal sizes, whatever these are, and at no others."""
+    for kept, other in itertools.combinations(trial.sizes, 2):
+        own = trial.sizes[kept]
+        equal = trial.taken([kept, other], sorted({own, own + 2, 2 * own, 3 * own}), until)
+        if len(equal) > 2 and all(trial.failure({**trial.sizes, kept: a, other: b}) is not None for a, b in itertools.permutations(equal[:3], 2)):
+            return kept, other
+    return None
 
 
 def _asked(text: str, trial: Trial) -> set[int]:
