@@ -21,12 +21,12 @@ from widepack.compiled_cache import CompiledCache, default_folder
 from widepack.runtime import graph_module
 
 
-def seconds(run: Callable[[], object], calls: int = 20) -> float:
-    """Of one call."""
-    start = time.perf_counter()
+def seconds(run: Callable[[], object], calls: int = 5) -> float:
+    """Of one call: this thread's own, without the time that other processes take."""
+    start = time.thread_time()
     for _ in range(calls):
         run()
-    return (time.perf_counter() - start) / calls
+    return (time.thread_time() - start) / calls
 
 
 def test_a_call_costs_little_more_than_the_bare_graph(artifacts: Artifacts) -> None:
@@ -35,8 +35,8 @@ def test_a_call_costs_little_more_than_the_bare_graph(artifacts: Artifacts) -> N
     ens(x)
     bare = ens._forward()._programs("shared")[0].executable
     with torch.inference_mode():
-        rounds = [(seconds(lambda: bare.forward(*bare.weights, x)), seconds(lambda: ens(x))) for _ in range(100)]
-    graph_us, call_us = (1e6 * min(r[i] for r in rounds) for i in (0, 1))  # the least of many: what other processes took is not the call's
+        rounds = [(seconds(lambda: bare.forward(*bare.weights, x)), seconds(lambda: ens(x))) for _ in range(300)]
+    graph_us, call_us = (1e6 * min(r[i] for r in rounds) for i in (0, 1))  # the least of many: caches are other processes' too
     assert call_us - graph_us < 60, "about 12 us where nothing else runs"
 
 

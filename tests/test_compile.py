@@ -119,7 +119,26 @@ def test_auto_takes_what_the_plan_names_where_it_is_there(
         assert widepack.load(artifact, cache=tmp_path / "open").backend == "eager"
 
 
-@pytest.mark.parametrize("damage", ["bytes", "package", "weights", "constants"])
+def test_what_a_program_hangs_on(compiled: tuple[Path, Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    from widepack.backends import aot
+
+    artifact, folder, _ = compiled
+    changes: list[tuple[Any, str, Any]] = [
+        (torch.backends.cpu, "get_cpu_capability", lambda: "AVX2"),
+        (torch, "__version__", "2.13.1"),
+        (torch.version, "git_version", "another build"),
+        (aot, "_processor", lambda: "fma sse2"),
+        (aot, "OPTIONS", {**aot.OPTIONS, "max_autotune": True}),
+    ]
+    for where, name, value in changes:
+        with monkeypatch.context() as patch:
+            patch.setattr(where, name, value)
+            with pytest.raises(widepack.UsageError, match="has not been compiled for this machine"):
+                widepack.load(artifact, backend="aot", cache=folder)
+    assert widepack.load(artifact, backend="aot", cache=folder).backend == "aot"
+
+
+@pytest.mark.parametrize("damage", ["bytes", "package", "weights", "constants", "file"])
 def test_a_damaged_program_is_refused(damage: str, compiled: tuple[Path, Path, dict[str, Any]], tmp_path: Path) -> None:
     artifact, folder, _ = compiled
     copy = tmp_path / "copy"
@@ -134,6 +153,8 @@ def test_a_damaged_program_is_refused(damage: str, compiled: tuple[Path, Path, d
         said["files"][package.name] = [13, hashlib.sha256(b"PK no package").hexdigest()]
     elif damage == "weights":
         said["variants"][0]["weights"][0][1][0] += 1
+    elif damage == "file":
+        said["variants"][0]["file"] = "../else.pt2"
     else:
         said["variants"][0]["conditions"] = [["import", "os", 1]]
     record.write_text(json.dumps(said))

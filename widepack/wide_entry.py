@@ -435,7 +435,7 @@ class WideEntry:
         tensors: Weights | None = None
         for bound in made:
             program = bound.content or f"{at} {bound.plan.to_json()} {held.chosen}"
-            ran_on = [] if bound.backend == "eager" else [bound.backend]
+            ran_on = [] if bound.backend == "eager" else [bound.backend, bound.place.name if bound.place else ""]
             key = probe.cache_key(manifest.digest, program, str(held.device), str(held.prologue), *ran_on)
             if not again and probe.passed(key):
                 continue

@@ -95,7 +95,8 @@ def _entry(entry: Entry) -> list[str]:
             "" if wide.batch[1] is None and wide.batch[0] <= 1 else f", batch {wide.batch[0]} to {'any' if wide.batch[1] is None else wide.batch[1]}"
         )
         used = ", ".join(f"{strategy} {count}" for strategy, count in strategies(wide.plan).items())
-        text.append(f"program {wide.device}, {wide.pattern}{batch}: {used or 'no strategies recorded'}")
+        runs = f", backend {wide.plan['backend']}" if wide.plan.get("backend") else ""
+        text.append(f"program {wide.device}, {wide.pattern}{batch}{runs}: {used or 'no strategies recorded'}")
     text += [f"pt2     {pattern}: {file}" for pattern, file in entry.pt2.items()]
     return text
 

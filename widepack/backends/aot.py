@@ -59,7 +59,7 @@ def bind(task: Task) -> Function:
         found = cache.make(key, lambda folder: compile_into(task, flat, folder))
     place, record = found
     try:
-        variants = [_open(place / v["file"], flat.weights, v, task) for v in record["variants"]]
+        variants = [_open(place / _named(v["file"], record), flat.weights, v, task) for v in record["variants"]]
     except (KeyError, TypeError, ValueError, RuntimeError, ArtifactError) as e:
         raise ArtifactError(
             f"{place}: this compiled program cannot be used ({str(e).splitlines()[0] if str(e) else e!r}); remove the folder and compile again: `widepack compile`"
@@ -77,7 +77,7 @@ def key_of(task: Task, flat: Flat) -> str:
         "dims": {d: list(v) for d, v in task.dims.items()},
         "example": dict(task.example),
         "device": str(task.device),
-        "instructions": [platform.machine(), torch.backends.cpu.get_cpu_capability()],
+        "instructions": [platform.machine(), torch.backends.cpu.get_cpu_capability(), _processor()],
         "torch": [torch.__version__, torch.version.git_version, torch.version.cuda],
         "options": OPTIONS,
     }
@@ -102,6 +102,21 @@ def _open(path: Path, weights: Sequence[torch.Tensor], row: Mapping[str, Any], t
     loader.load_constants({n: names[n] for n in needed}, False, True, True)
     run = loader.boxed_run if hasattr(loader, "boxed_run") else loader.run
     return Variant(run, row["conditions"], {str(d): int(n) for d, n in row["least"].items()})
+
+
+def _named(file: str, record: Mapping[str, Any]) -> str:
+    """A package's file, which must be one that the record has a hash of. Raises: ArtifactError."""
+    if file not in record["files"]:
+        raise ArtifactError(f"its record names {str(file)[:60]!r}, of which it has no hash")
+    return file
+
+
+def _processor() -> str:
+    """What the code may use of a processor: it is compiled for all that this one has, which the name of its vectors (`AVX512`) does not say."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        flags = next((line.partition(":")[2].split() for line in file if line.startswith(("flags", "Features"))), [])
+        return " ".join(sorted(flags))
+    return platform.processor()
 
 
 def _loader(path: Path) -> Any:
