@@ -244,7 +244,7 @@ def test_compare_reports_rows() -> None:
     assert seen[0] == ("batch 1", 0, 2) and seen[-1][1:] == (2, 2)
     document = json.loads(json.dumps(report.to_json(), allow_nan=False))
     assert document["format"] == "widepack.bench/1" and document["environment"]["versions"]["torch"] == torch.__version__
-    assert {"device", "threads", "commit", "command", "cpus", "system", "versions"} == set(document["environment"])
+    assert {"device", "threads", "commit", "command", "cpus", "date", "system", "versions"} == set(document["environment"])
     assert set(document["rows"][0]) == {
         "batch",
         "sizes",

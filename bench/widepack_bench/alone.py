@@ -136,7 +136,9 @@ def _child(spec: Mapping[str, Any]) -> Iterator[tuple[subprocess.Popen[str], IO[
             limit.cancel()
             if child.poll() is None:
                 child.kill()
-            child.communicate()
+                child.wait()
+            if child.stdout is not None:
+                child.stdout.close()
 
 
 def _memory(spec: Mapping[str, Any]) -> Memory | str:
