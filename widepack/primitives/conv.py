@@ -24,7 +24,8 @@ Measured on a CPU (AVX-512, one thread, torch 2.13), each against `grouped` with
 | 10, 1, 256 to 64, 14x14, 1 | 1.9 | 1.0 | 1.05 | 1.0 |
 | 32, 1, 512 to 512, 7x7, 3 | 4.5 | 1.0 | 2.1 | 3.8 |
 
-1x1 convolutions as batched products were 0.75-1.25x and below `packed` everywhere; packed weights without channels-last memory 0.6-1.7x: neither is here.
+1x1 convolutions as batched products were 0.75-1.25x and below `packed` everywhere, columns of patches (unfold) as batched products 0.13-2.0x and below it everywhere, packed
+weights without channels-last memory 0.6-1.7x: none is here. `packed` is below `grouped` where members have 32 channels of 16x16 (0.9) or many groups of their own (0.7-1.0).
 """
 
 from __future__ import annotations
