@@ -255,7 +255,8 @@ def _notes(key: str, row: Mapping[str, Any]) -> list[str]:
         )
     other = found["others"].get(BY_HAND)
     if other:
-        said.append(f"{key}: the {BY_HAND} takes {duration(other['median_ms'])}, {_interval(other['over_ours'])} times as long as widepack.")
+        times = "" if other["over_ours"]["value"] is None else f", {_interval(other['over_ours'])} times as long as widepack"
+        said.append(f"{key}: the {BY_HAND} takes {duration(other['median_ms'])}{times}.")
     return said
 
 
