@@ -193,7 +193,7 @@ class ShortAlone(Base):
         return y * 100 if x.shape[0] == 1 and x.shape[1] <= 3 else y
 
 
-class Single(Scaled):
+class Single(Base):
     """A number of no dims takes those of one dim."""
 
     def __init__(self) -> None:
@@ -212,6 +212,21 @@ class Single(Scaled):
             one.reshape(1, 1).squeeze(0),
         ]
         return (*parts, *more)
+
+
+class Limits(Base):
+    """What an op takes from the dtype where nothing is said."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y: Tensor = self.fc(x)
+        ends = y.masked_fill(y < 0, -torch.inf)
+        return torch.nan_to_num(ends), torch.nan_to_num(-ends, nan=1.0, posinf=7.0), torch.nan_to_num(ends.half() - 1).neg()
+
+
+class Tiny(Base):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y: Tensor = self.fc(x)
+        return nn.functional.rms_norm(y * 1e-5, [8]), y / 3
 
 
 class Halves(Base):
@@ -278,6 +293,22 @@ def test_dims_of_a_number_without_any(tmp_path: Path) -> None:
         with torch.no_grad():
             for k, own in enumerate(zip(*(member(Single, i)(x) for i in range(3)))):
                 torch.testing.assert_close(ens(x)[k].clone(), torch.stack(own))
+
+
+@pytest.mark.parametrize(("make", "dtype"), [(Limits, "float32"), (Limits, "float64"), (Limits, "bfloat16"), (Tiny, "float32")])
+def test_what_an_op_takes_from_its_dtype_is_the_member_s(make: type[Base], dtype: str, tmp_path: Path) -> None:
+    paths = [tmp_path / f"m{i}.pt" for i in range(3)]
+    for i, path in enumerate(paths):
+        torch.save(member(make, i).state_dict(), path)
+    report = widepack.build(paths, tmp_path / "e.wide", model=make, inputs=[f"x={dtype}[B,8]"], pt2=False, targets=("cpu",), dtype=dtype)
+    ens = widepack.load(tmp_path / "e.wide")
+    x = torch.randn(4, 8).to(getattr(torch, dtype))
+    low = dtype == "bfloat16"
+    with torch.no_grad():
+        for k, own in enumerate(zip(*(member(make, i).to(x.dtype)(x) for i in range(3)))):
+            torch.testing.assert_close(ens(x)[k].clone(), torch.stack(own), rtol=2e-2 if low else 1e-3, atol=2e-2 if low else 1e-5)
+    assert report.verification["truth"] == "float64"
+    assert all(output["scale"] < 1e3 for rows in report.verification["wide"].values() for output in rows)  # without the largest number of a dtype
 
 
 def test_what_a_batch_of_1_breaks_does_not_refuse_one_of_2(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ For each output, with the members' own error (in their own dtype against float64
     rms error      at most 2x the members' own + 1 ulp       over all calls of a member; its own over these calls, where that is more than the pooled
     largest error  at most 4x the members' own + 4 ulp       of the output's rms (float64, pooled)
 
-NaN and inf stand in the same places as in the member's own answer; integers and booleans are equal.
+NaN, inf and the largest number of the dtype, which stands for inf after `nan_to_num`, stand in the same places as in the member's own answer and have no
+part in a scale; integers and booleans are equal.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Pool:
         if not floating(own):
             return
         self.eps = torch.finfo(own.dtype).eps
-        fine = torch.isfinite(own) & torch.isfinite(truth)
+        fine = torch.isfinite(own) & torch.isfinite(truth) & ~at_limit(own)
         error = (own.to(truth.dtype)[fine] - truth[fine]).abs()
         if error.numel():
             self.own_square += float(error.square().sum())
@@ -143,9 +144,11 @@ def measure(member: str, call: str, wide: torch.Tensor, own: torch.Tensor, truth
         words = f"{differ} of {own.numel()} values differ from the member's own" if differ else ""
     elif not same_places(wide, own):
         words = "NaN or inf in other places than in the member's own answer"
+    elif not bool(((wide[(most := at_limit(own))] / own[most] - 1).abs() <= torch.finfo(own.dtype).eps).all()):
+        words = f"another number where the member's own answer is the largest of {own.dtype}"
     if words or not floating(own):
         return Wrong(member, call, 0.0, 0.0, words)
-    fine = torch.isfinite(own) & torch.isfinite(truth)
+    fine = torch.isfinite(own) & torch.isfinite(truth) & ~most
     error = (wide.to(truth.dtype)[fine] - truth[fine]).abs()
     if not error.numel():
         return Wrong(member, call, 0.0, 0.0, "")
@@ -155,6 +158,13 @@ def measure(member: str, call: str, wide: torch.Tensor, own: torch.Tensor, truth
 
 def rms(error: torch.Tensor) -> float:
     return float(error.square().mean().sqrt())
+
+
+def at_limit(t: torch.Tensor) -> torch.Tensor:
+    """Where the dtype's largest finite number stands, of either sign: a number's error there is none of its own."""
+    if t.is_complex():
+        return at_limit(torch.view_as_real(t)).any(-1)
+    return t.abs() == torch.finfo(t.dtype).max
 
 
 def same_places(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -1,19 +1,24 @@
 """A member program raised to float64: the truth that a wide program is compared with.
 
 Weights and inputs in float64 are not enough: a program holds dtypes of its own (`zeros(dtype=float32)`, a norm's float32 island). Every floating dtype in it
-becomes float64, every complex one complex128.
+becomes float64, every complex one complex128. What an op takes from the dtype where nothing is said (the largest number of `nan_to_num`, the eps of a norm) is
+part of what it computes: it is filled in from the member's own dtype.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from widepack_artifacts.program import Program, Tag
+from widepack_artifacts.program import Node, Program, Ref, Tag
+
+from . import ops
+from .codec import dtype_of
+from .registry import full_name
 
 _UP = {"float16": "float64", "bfloat16": "float64", "float32": "float64", "complex32": "complex128", "complex64": "complex128"}
 
@@ -28,7 +33,40 @@ def raise_program(program: Program) -> Program:
             return type(value)(up(v) for v in value)
         return value
 
-    return replace(program, nodes=tuple(replace(n, args=up(n.args), kwargs={k: up(v) for k, v in n.kwargs.items()}) for n in program.nodes))
+    types = {s.name: s.type for s in (*program.weights, *program.inputs)} | {n.name: n.out for n in program.nodes}
+    nodes = (_told(n, types) for n in program.nodes)
+    return replace(program, nodes=tuple(replace(n, args=up(n.args), kwargs={k: up(v) for k, v in n.kwargs.items()}) for n in nodes))
+
+
+def _largest(dtype: torch.dtype) -> dict[str, Any]:
+    return {"posinf": torch.finfo(dtype).max, "neginf": torch.finfo(dtype).min}
+
+
+def _norm_eps(dtype: torch.dtype) -> dict[str, Any]:
+    """Half precision is computed in float32, and so is its eps."""
+    return {"eps": torch.finfo(torch.promote_types(dtype, torch.float32)).eps}
+
+
+_BY_DTYPE = {
+    full_name("nan_to_num"): _largest,
+    full_name("rms_norm"): _norm_eps,
+}
+
+
+def _told(node: Node, types: Mapping[str, str]) -> Node:
+    """The node with what its op takes from the dtype said: arguments that are None, or not given."""
+    first = node.args[0] if node.args else None
+    type_ = types.get(first.name, "") if node.op in _BY_DTYPE and isinstance(first, Ref) else ""
+    if not type_.startswith(("float", "bfloat", "complex")):
+        return node
+    given = ops.bind(node.op, node.args, node.kwargs)
+    told = {a: v for a, v in _BY_DTYPE[node.op](dtype_of(type_.partition("[")[0])).items() if given.get(a) is None}
+    order = [a for a, _, _ in ops.arguments(node.op)]
+    return replace(
+        node,
+        args=tuple(told.get(a, v) for a, v in zip(order, node.args)),
+        kwargs={**node.kwargs, **{a: v for a, v in told.items() if a not in order[: len(node.args)]}},
+    )
 
 
 def raise_value(value: Any) -> Any:

@@ -296,9 +296,13 @@ def answers(
             )
         raised = False  # float64 decides otherwise at a threshold (the bucket of a position, the winner of a topk): it is no truth for this model
         for answer in found:
-            answer.truth = [[o.to(torch.float64) if floating(o) and not o.is_complex() else o for o in own] for own in answer.own]
-        for pool in pools:
-            pool.own_square = pool.own_max = 0.0
+            answer.truth = [[answered(o) for o in own] for own in answer.own]
+        owns = {id(own): own for answer in found for own in answer.own}.values()  # one call's answers may stand in two patterns
+        for k, pool in enumerate(pools):
+            pool.own_square = pool.own_max = pool.scale_square = 0.0
+            pool.count = 0
+            for own in owns:
+                pool.add_own(own[k], answered(own[k]))
     for pool, whole in zip(captured, pools):
         pool.eps, pool.own_square, pool.own_max, pool.scale_square, pool.count = (
             whole.eps,
@@ -328,6 +332,11 @@ def answers(
     if subject.alike is not None:
         subject.alike.settle()
     return found, captured, raised
+
+
+def answered(own: torch.Tensor) -> torch.Tensor:
+    """A member's own answer where it has to stand for the truth."""
+    return own.to(torch.complex128 if own.is_complex() else torch.float64) if floating(own) else own
 
 
 def _because(subject: Subject, i: int) -> str:
