@@ -226,6 +226,41 @@ class Limits(Base):
         return torch.nan_to_num(ends), torch.nan_to_num(-ends, nan=1.0, posinf=7.0), torch.nan_to_num(ends.half() - 1).neg()
 
 
+class Doubled(Base):
+    """Reads and writes by a mask that is computed twice."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(x)
+        z = y.exp()
+        z[y > 0] = y[y > 0] * 2 - 1
+        return z
+
+
+class Inverted(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        m, y = x > self.fc.bias, self.fc(x) + 1
+        y[~m] = -y[~m]
+        return y
+
+
+class Numbered(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(x)
+        z = y * 3
+        z[(y > 1).nonzero(as_tuple=True)] = y[y > 1].exp()
+        return z
+
+
+class Crossed(Base):
+    """The mask of what was written is none of what was read."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(x)
+        y[y > 0] = y[y > 0] - 1
+        y[y > 0] = y[y > 0] + 5
+        return y
+
+
 class Island(Base):
     """What is given out in float32 was rounded to bfloat16 on the way, by a cast and by autocast."""
 
@@ -349,6 +384,18 @@ def test_only_rounding_makes_an_output_coarse() -> None:
     outputs = tuple(Output(Ref(n), "stacked") for n in ("back", "rows", "x"))
     program = Program((), (Slot("x", "x", "stacked", "float32[B]"),), nodes, outputs)
     assert coarsest(program) == [torch.finfo(d).eps for d in (torch.bfloat16, torch.float32, torch.float32)]
+
+
+@pytest.mark.parametrize("make", [Doubled, Inverted, Numbered, Crossed])
+def test_equal_masks_are_one_mask(make: type[Base], tmp_path: Path) -> None:
+    ens = made(make, X, tmp_path)
+    reader = Reader(tmp_path / "e.wide")
+    small = [w for w in reader.manifest.entries["forward"].wide if w.batch[0] == 1]  # large batches run member after member
+    loops = [n.op for w in small for n in reader.program(w.file).nodes if n.body is not None]
+    assert not loops or make is Crossed
+    x = torch.randn(7, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(ens(x).clone(), torch.stack([member(make, i)(x) for i in range(3)]))
 
 
 def test_what_a_batch_of_1_breaks_does_not_refuse_one_of_2(tmp_path: Path) -> None:
