@@ -14,6 +14,9 @@ from torch import Tensor, nn
 import widepack
 from widepack import small_sizes
 from widepack.errors import CaptureError, InputError, VerificationError
+from widepack.verify import coarsest
+from widepack_artifacts.program import Node, Output, Program, Ref, Slot
+from widepack_artifacts.store import Reader
 
 X = ["x=float32[B,8]"]
 
@@ -223,6 +226,52 @@ class Limits(Base):
         return torch.nan_to_num(ends), torch.nan_to_num(-ends, nan=1.0, posinf=7.0), torch.nan_to_num(ends.half() - 1).neg()
 
 
+class Doubled(Base):
+    """Reads and writes by a mask that is computed twice."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(x)
+        z = y.exp()
+        z[y > 0] = y[y > 0] * 2 - 1
+        return z
+
+
+class Inverted(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        m, y = x > self.fc.bias, self.fc(x) + 1
+        y[~m] = -y[~m]
+        return y
+
+
+class Numbered(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(x)
+        z = y * 3
+        z[(y > 1).nonzero(as_tuple=True)] = y[y > 1].exp()
+        return z
+
+
+class Crossed(Base):
+    """The mask of what was written is none of what was read."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(x)
+        y[y > 0] = y[y > 0] - 1
+        y[y > 0] = y[y > 0] + 5
+        return y
+
+
+class Island(Base):
+    """What is given out in float32 was rounded to bfloat16 on the way, by a cast and by autocast."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        loss = nn.functional.cross_entropy(self.fc(x).bfloat16(), x.argmax(1)).float()
+        with torch.autocast("cpu", torch.bfloat16):
+            y = self.fc(x)
+            z = self.fc(y.relu())
+        return loss, z, z.float().mean(1, keepdim=True) + self.fc.bias
+
+
 class Tiny(Base):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         y: Tensor = self.fc(x)
@@ -309,6 +358,44 @@ def test_what_an_op_takes_from_its_dtype_is_the_member_s(make: type[Base], dtype
             torch.testing.assert_close(ens(x)[k].clone(), torch.stack(own), rtol=2e-2 if low else 1e-3, atol=2e-2 if low else 1e-5)
     assert report.verification["truth"] == "float64"
     assert all(output["scale"] < 1e3 for rows in report.verification["wide"].values() for output in rows)  # without the largest number of a dtype
+
+
+def test_an_island_of_low_precision_is_no_false_alarm(tmp_path: Path) -> None:
+    ens = made(Island, X, tmp_path)
+    record = Reader(tmp_path / "e.wide").manifest.verification
+    assert record["truth"] == "float64"
+    assert all(1e-5 < output["own_rms"] / output["scale"] < 1e-1 for output in record["wide"]["shared.0"])
+    x = torch.randn(5, 8)
+    with torch.no_grad():
+        for k, own in enumerate(zip(*(member(Island, i)(x) for i in range(3)))):
+            torch.testing.assert_close(ens(x)[k].clone(), torch.stack(own), rtol=2e-2, atol=1e-2)
+
+
+def test_only_rounding_makes_an_output_coarse() -> None:
+    def node(name: str, out: str, *args: str) -> Node:
+        return Node(name, "aten.relu.default", tuple(map(Ref, args)), {}, out)
+
+    nodes = (
+        node("low", "bfloat16[B]", "x"),
+        node("back", "float32[B]", "low"),
+        node("ids", "int64[B]", "low"),
+        node("rows", "float32[B]", "ids", "x"),
+    )
+    outputs = tuple(Output(Ref(n), "stacked") for n in ("back", "rows", "x"))
+    program = Program((), (Slot("x", "x", "stacked", "float32[B]"),), nodes, outputs)
+    assert coarsest(program) == [torch.finfo(d).eps for d in (torch.bfloat16, torch.float32, torch.float32)]
+
+
+@pytest.mark.parametrize("make", [Doubled, Inverted, Numbered, Crossed])
+def test_equal_masks_are_one_mask(make: type[Base], tmp_path: Path) -> None:
+    ens = made(make, X, tmp_path)
+    reader = Reader(tmp_path / "e.wide")
+    small = [w for w in reader.manifest.entries["forward"].wide if w.batch[0] == 1]  # large batches run member after member
+    loops = [n.op for w in small for n in reader.program(w.file).nodes if n.body is not None]
+    assert not loops or make is Crossed
+    x = torch.randn(7, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(ens(x).clone(), torch.stack([member(make, i)(x) for i in range(3)]))
 
 
 def test_what_a_batch_of_1_breaks_does_not_refuse_one_of_2(tmp_path: Path) -> None:

@@ -93,9 +93,12 @@ class Pool:
             sums[w.member] = square + w.rms**2 * w.count, own + w.own**2 * w.count, count + w.count
         return {m: (math.sqrt(square / count), math.sqrt(own / count)) if count else (0.0, 0.0) for m, (square, own, count) in sums.items()}
 
-    def unsteady(self) -> str:
-        """Why the members' own answers cannot be held to anything, in words: they are far from float64, as state or random numbers make them; else empty."""
-        if self.own_rms > max(1e-3, 100 * self.eps) * self.scale:
+    def unsteady(self, eps: float = 0.0) -> str:
+        """Why the members' own answers cannot be held to anything, in words: they are far from float64, as state or random numbers make them; else empty.
+
+        eps: of the coarsest dtype on the way to this output, where that is coarser than its own: what was rounded to bfloat16 is as far off in float32.
+        """
+        if self.own_rms > max(1e-3, 100 * max(self.eps, eps)) * self.scale:
             return f"output {self.name or '0'}: the members' own answers are off by {self.own_rms:.1e} from float64, at a scale of {self.scale:.1e}"
         return ""
 

@@ -11,6 +11,7 @@
 | a loss of every place and its mean or sum | the same of the loss |
 | `x.index_add(0, i, v)`, `x[i] = v` | i the numbers of the places along a dim: of the values with 0 at the other places, summed over m's other dims |
 
+Masks are compared by their meaning: `y > 0` written twice is one mask, for equal pure calls of equal values are equal in a functional program.
 The numbers of the places themselves, `nonzero(m)` and `where(m)`, are followed to where they choose: `x[i]` is x along a dim of m.
 
 What stands at the other places is computed too and never seen: no op is taken that could refuse it (a whole number divided by 0, a look-up out of range).
@@ -23,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from widepack_artifacts.program import Kind, Node, Program, Ref, Tag, refs
+from widepack_artifacts.program import Kind, Node, Program, Ref, Tag, refs, substitute
 
 from . import ops
 from . import primitives as primitives  # fills the registry
@@ -101,9 +102,10 @@ def select_by_masks(program: Program, slots: Mapping[str, Kind]) -> Program:
     to: dict[str, Any] = {}
     for node in program.nodes:
         node = renamed(node, to)
+        follow.learn(node)
         made = _selects(node, types, found)
         if made is not None and made.mask not in follow.selected and made.dense.name not in follow.selected:
-            follow.selected[node.name] = made
+            follow.selected[node.name] = replace(made, mask=follow.meaning(made.mask))
         elif _numbers(node, types, found):
             follow.number(node)
             kept += follow.made
@@ -157,6 +159,22 @@ class _Follow:
         self.selected: dict[str, Selected] = {}
         self.made: list[Node] = []
         self.at = Node("", "")
+        self.first: dict[str, str] = {}  # the name of a value -> the first one that is made in the same way
+        self.ways: dict[str, str] = {}
+
+    def learn(self, node: Node) -> None:
+        """Note how a value is made."""
+        if node.body is not None or not ops.pure(node.op, node.args, node.kwargs):
+            self.ways.clear()  # nothing that is made after it is what was made before it
+            return
+        args, kwargs = (substitute(a, lambda n: Ref(self.meaning(n))) for a in (node.args, node.kwargs))
+        given = ops.bind(node.op, args, kwargs) if node.op.startswith("aten.") else {"": args}
+        way = repr((node.op, sorted(given.items())))  # as text 1, 1.0 and True differ
+        self.first[node.name] = self.ways.setdefault(way, node.name)
+
+    def meaning(self, name: str) -> str:
+        """The first value that is made as this one is."""
+        return self.first.get(name, name)
 
     def add(self, op: str, *args: Any, **kwargs: Any) -> Ref:
         """A node for the one at work; its type is found when it is run."""
@@ -208,7 +226,8 @@ class _Follow:
         if not type_.startswith("bool["):
             mask = self.add("ne.Scalar", mask, 0)
             self.types[mask.name] = f"bool[{type_.partition('[')[2]}"
-        self.numbers[node.name] = Numbers(mask.name, rank_of(type_), None)
+            self.learn(self.made[-1])
+        self.numbers[node.name] = Numbers(self.meaning(mask.name), rank_of(type_), None)
 
     def part(self, node: Node) -> Selected | Ref | None:
         """What reads numbers of places: a part of them, or what is read or written at them."""
@@ -431,7 +450,7 @@ class _Follow:
         if not isinstance(x, Ref) or x.name in self.selected or not isinstance(mask, Ref) or one is None:
             return None
         behind = rank_of(self.types.get(x.name, "")) - before - one.within
-        if mask.name != one.mask or before != one.before or behind != one.behind or (node.op != "aten.index_put.default" and behind):
+        if self.meaning(mask.name) != one.mask or before != one.before or behind != one.behind or (node.op != "aten.index_put.default" and behind):
             return None
         dense = self.add("add.Tensor", x, one.dense) if add else one.dense
         return self.add("where.self", self.masked(one), dense, x)

@@ -20,12 +20,12 @@ import torch.utils._pytree as pytree
 from torch import nn
 
 from widepack_artifacts import guards as guard_forms
-from widepack_artifacts.program import Program, substitute
+from widepack_artifacts.program import Program, refs, substitute
 
 from . import ops
 from .alike import Alike
 from .carrying import owner_of
-from .codec import decode
+from .codec import decode, dtype_of
 from .compare import Pool, floating
 from .entries import FORWARD, method_of
 from .errors import VerificationError, WidepackError
@@ -290,7 +290,8 @@ def answers(
             left.append((own, truth, theirs) if subject.states else ([], [], []))
         if progress:
             progress(i + 1, len(subject.members))
-    if unsteady := next((w for p in pools if raised and (w := p.unsteady())), ""):
+    coarse = coarsest(subject.programs[subject.signatures[0]])
+    if unsteady := next((w for p, eps in zip(pools, coarse) if raised and (w := p.unsteady(eps))), ""):
         if not _repeats(subject, made, found):
             raise VerificationError(
                 f"{unsteady}, and change from run to run: nothing can be proved of such a model. Random numbers or state in eval mode do this; make forward deterministic"
@@ -333,6 +334,24 @@ def answers(
     if subject.alike is not None:
         subject.alike.settle()
     return found, captured, raised
+
+
+def coarsest(program: Program) -> list[float]:
+    """By output: the largest eps of the floating dtypes that it is computed through. A cast back to float32 brings nothing back.
+
+    What is decided there (a mask, an index) is no rounding: float64 may decide otherwise, and is no truth then.
+    """
+    found: dict[str, float] = {s.name: _eps(s.type) for s in (*program.weights, *program.inputs)}
+    for node in program.nodes:
+        decided = node.out.startswith(("int", "uint", "bool"))
+        found[node.name] = 0.0 if decided else max([_eps(node.out), *(found[r] for r in refs((node.args, node.kwargs)))])
+    return [max((found[r] for r in refs(o.value)), default=0.0) for o in program.outputs]
+
+
+def _eps(type_: str) -> float:
+    """Of a node's type text; 0 for one without rounding, or of several values: each of them is a node too."""
+    dtype = type_.partition("[")[0]
+    return torch.finfo(dtype_of(dtype)).eps if dtype.startswith(("float", "bfloat", "complex")) else 0.0
 
 
 def answered(own: torch.Tensor) -> torch.Tensor:

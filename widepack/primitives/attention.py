@@ -13,12 +13,19 @@ from ..writer import Writer, rank
 @strategy("scaled_dot_product_attention", "folded", family="attention")
 def folded(w: Writer, q: Wide, k: Wide, v: Wide, mask: Wide | None = None, *rest: Any, **kwargs: Any) -> Wide:
     """members folded into the batch; a mask that is the same for the whole batch is not repeated"""
-    if max(map(rank, (q, k, v))) < 4:  # no heads, or no batch: the member axis is one more leading dim
-        m = None if mask is None else w.align(mask, rank(q)) if isinstance(mask, Stacked) else mask.value  # type: ignore[union-attr]
-        return Stacked(w.call("scaled_dot_product_attention", w.stack(q), w.stack(k), w.stack(v), m, *rest, **kwargs))
+    if any(rank(t) != 4 for t in (q, k, v)) or (mask is not None and rank(mask) > 4):
+        return _leading(w, q, k, v, mask, *rest, **kwargs)
     q, k, v = _batches(w, [Stacked(w.stack(t)) for t in (q, k, v)])
     y = w.call("scaled_dot_product_attention", w.fold(q), w.fold(k), w.fold(v), _mask(w, mask, q), *rest, **kwargs)
     return w.unfold(y, q)  # type: ignore[no-any-return]
+
+
+def _leading(w: Writer, q: Wide, k: Wide, v: Wide, mask: Wide | None, *rest: Any, **kwargs: Any) -> Wide:
+    """No heads, no batch, windows beside them, or operands that broadcast: the member axis is one more leading dim before those of the largest rank."""
+    top = max(rank(t) for t in (q, k, v, mask) if t is not None)
+    values = [w.align(Stacked(w.stack(t)), top) for t in (q, k, v)]
+    m = None if mask is None else w.align(mask, top) if isinstance(mask, Stacked) else mask.value  # type: ignore[union-attr]
+    return Stacked(w.call("scaled_dot_product_attention", *values, m, *rest, **kwargs))
 
 
 def _batches(w: Writer, values: list[Stacked]) -> list[Stacked]:
@@ -71,4 +78,11 @@ def _attention(draw: Draw) -> list[Sample]:
         call(*qkv()),
         call(*qkv(), mask(3, 6)),
         call(draw.normal(B, 2, 3, 4), draw.normal(1, 2, 6, 4), draw.normal(1, 2, 6, 4)),
+        call(draw.normal(B, 2, 3, 4), draw.normal(6, 4), draw.normal(6, 4)),
+        call(draw.normal(B, 2, 3, 4), draw.normal(2, 6, 4), draw.normal(2, 6, 4), draw.normal(3, 6)),
+        call(draw.normal(B, 2, 3, 4), draw.normal(2, 6, 4), draw.normal(6, 4), draw.normal(B, 1, 3, 6), scale=0.3),
+        call(draw.normal(3, 4), draw.normal(2, 6, 4), draw.normal(2, 6, 4)),
+        call(draw.normal(3, 4), draw.normal(B, 2, 6, 4), draw.normal(2, 6, 4), draw.normal(2, 1, 6)),
+        *(call(*qkv(B, 2, 7), *m) for m in ((), (mask(2, 1, 3, 6),), (draw.normal(1, 1, 3, 6),), (draw.normal(B, 1, 7, 3, 6),))),
+        call(*qkv(B, 2, 7, t=6), None, 0.0, True),
     ]

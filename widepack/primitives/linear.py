@@ -34,7 +34,7 @@ import torch
 
 from ..registry import strategy
 from ..samples_of_ops import B, Draw, Sample, call, samples
-from ..values import Shared, Stacked, Value, Wide, hint
+from ..values import Shared, Stacked, Value, Wide, expression, hint
 from ..writer import Writer, put_shared, rank
 
 
@@ -50,9 +50,28 @@ def _both(w: Writer, x: Wide, weight: Wide, bias: Wide | None = None) -> bool:
     return isinstance(weight, Stacked) and rank(weight) == 2
 
 
+def _whole(bias: Wide | None, weight: Wide) -> bool:
+    """Whether there is no bias, or one number an output: another one broadcasts, and is added to the product."""
+    if bias is None:
+        return True
+    if rank(bias) != 1 or rank(weight) != 2:
+        return False
+    outputs, numbers = (v.value.held.shape[-rank(v)] for v in (weight, bias))  # type: ignore[union-attr]  # behind the member axis, if there is one
+    return bool(expression(outputs) == expression(numbers))
+
+
+def _added(w: Writer, y: Value, bias: Wide | None, rank_: int) -> Wide:
+    """A product with a bias that broadcasts. rank_: the member's rank of the product."""
+    if bias is None:
+        return Stacked(y)
+    return Stacked(w.call("add.Tensor", y, w.align(bias, rank_) if isinstance(bias, Stacked) else bias.value))  # type: ignore[union-attr]
+
+
 @strategy("linear", "one_gemm", family="linear", when=_x_shared)
 def one_gemm(w: Writer, x: Shared, weight: Stacked, bias: Wide | None = None) -> Wide:
     """a Shared input: one product with N*O outputs"""
+    if not _whole(bias, weight):
+        return _added(w, one_gemm(w, x, weight).value, bias, rank(x))
     flat = None if bias is None else w.call("flatten.using_ints", w.stack(bias), 0, 1)  # [N*O]
     y = w.call("linear", x.value, w.call("flatten.using_ints", weight.value, 0, 1), flat)  # [*, N*O]
     y = w.call("unflatten.int", y, -1, [w.members, -1])  # [*, N, O]
@@ -62,10 +81,10 @@ def one_gemm(w: Writer, x: Shared, weight: Stacked, bias: Wide | None = None) ->
 @strategy("linear", "shared_weight", family="linear", when=_w_shared)
 def shared_weight(w: Writer, x: Wide, weight: Shared, bias: Wide | None = None) -> Wide:
     """a Shared weight: one product over all members' rows"""
-    if not isinstance(bias, Stacked):
+    if not isinstance(bias, Stacked) and _whole(bias, weight):
         return Stacked(w.call("linear", x.value, weight.value, put_shared(bias)))  # type: ignore[union-attr]
     y = w.call("linear", x.value, weight.value)  # type: ignore[union-attr]
-    return Stacked(w.call("add.Tensor", y, w.align(bias, rank(x))))
+    return _added(w, y, bias, rank(x) - (rank(weight) == 1))
 
 
 @strategy("linear", "bmm", family="linear", when=_both)
@@ -73,8 +92,8 @@ def bmm(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None) -> Wide:
     """one batched product, the bias added in it"""
     rows, back = _rows(w, w.stack(x), rank(x))  # [N, R, I]
     turned = w.call("transpose.int", weight.value, 1, 2)  # [N, I, O]
-    if bias is None:
-        return Stacked(back(w.call("bmm", rows, turned)))
+    if bias is None or not _whole(bias, weight):
+        return _added(w, back(w.call("bmm", rows, turned)), bias, rank(x))
     return Stacked(back(w.call("baddbmm", w.call("unsqueeze", w.stack(bias), 1), rows, turned)))  # [N, R, O]
 
 
@@ -188,7 +207,9 @@ def einsum(w: Writer, equation: str, operands: list[Wide], path: Any = None) -> 
 @samples("linear")
 def _linear(draw: Draw) -> list[Sample]:
     made = [call(draw.normal(*x, 4), draw.normal(3, 4), *b) for x in ((), (B,), (B, 2), (2, B, 6)) for b in ((draw.normal(3),), (), (None,))]
-    return [*made, call(draw.normal(B, 4), draw.normal(4))]
+    spread = [call(draw.normal(*x, 4), draw.normal(3, 4), draw.normal(*b)) for x in ((), (B,), (2, B, 6)) for b in ((), (1,))]
+    spread += [call(draw.normal(B, 4), draw.normal(3, 4), draw.normal(*b)) for b in ((B, 3), (B, 1), (1, 3))]
+    return [*made, *spread, call(draw.normal(B, 4), draw.normal(1, 4), draw.normal(1)), call(draw.normal(B, 4), draw.normal(4))]
 
 
 @samples("matmul")
