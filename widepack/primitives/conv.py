@@ -9,7 +9,8 @@
 | `grouped` | both Stacked | one convolution of `N*g` groups over `[B, N*C, *s]`; its result is channel-packed, so that a chain of them copies nothing |
 | `packed` | on a CPU, float32, W Stacked | the same over weights in oneDNN's own order (packed.py), in channels-last memory; x Shared and g = 1: one of `N*O` outputs |
 
-Measured on a CPU (AVX-512, one thread, torch 2.13), each against `grouped` with a relu behind it; C to O, size, kernel:
+Measured on a CPU (AVX-512, one thread, torch 2.13), each against `grouped`, a relu behind it (in the packed columns oneDNN's own, which is
+not used since it hides NaN: whole pairs as they run stand in bench/results/strategies-cpu.json); C to O, size, kernel:
 
 | N, B, shape | `packed` | `grouped`, channels-last | member by member | the same, packed, channels-last |
 |---|---|---|---|---|

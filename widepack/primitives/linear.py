@@ -23,6 +23,7 @@ Measured on a CPU (AVX-512, one thread, torch 2.13), each against `bmm`, or `one
 | 16, 16, 64 64 | 1.1 | 0.55 | 0.55 |
 | 50, 32, 64 1 | 1.0 | 0.25 | 0.2 |
 
+By the weights of all members together: `packed` from 3 MB and 4 rows on, `turned` below 1 MB, `bmm` for one row between; more shapes in bench/results/strategies-cpu.json.
 N calls of oneDNN or MKL with packed weights, one a member, cost 20-35 us each and won nowhere; a fused relu won nothing and makes 0 of NaN.
 """
 
