@@ -386,6 +386,37 @@ def test_only_rounding_makes_an_output_coarse() -> None:
     assert coarsest(program) == [torch.finfo(d).eps for d in (torch.bfloat16, torch.float32, torch.float32)]
 
 
+class Clamped(Base):
+    def forward(self, x: Tensor, most: float = float("inf")) -> Tensor:
+        y: Tensor = self.fc(x).clamp(max=most)
+        return y
+
+
+def test_a_default_that_is_infinite(tmp_path: Path) -> None:
+    ens, x = made(Clamped, X, tmp_path), torch.randn(4, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(ens(x).clone(), torch.stack([member(Clamped, i)(x) for i in range(3)]))
+
+
+def double_net() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 3)).double()
+
+
+def test_members_in_float64_are_held_to_what_rounding_costs_them(tmp_path: Path) -> None:
+    """Nothing is exacter than float64, so that their own error is 0; another order of additions is no wrong answer."""
+    members = []
+    for i in range(4):
+        torch.manual_seed(i)
+        members.append(double_net())
+        torch.save(members[-1].state_dict(), tmp_path / f"{i}.pt")
+    widepack.build(sorted(tmp_path.glob("*.pt")), tmp_path / "d.wide", model=double_net, inputs=["input=float64[B,16]"], pt2=False)
+    (record,) = Reader(tmp_path / "d.wide").manifest.verification["wide"]["shared.0"]
+    assert 0 < record["own_rms"] < 1e-15 * record["scale"], "a few of float64's own roundings, and no more"
+    x = torch.randn(5, 16, dtype=torch.float64)
+    with torch.no_grad():
+        torch.testing.assert_close(widepack.load(tmp_path / "d.wide")(x).clone(), torch.stack([m(x) for m in members]), rtol=1e-13, atol=1e-14)
+
+
 @pytest.mark.parametrize("make", [Doubled, Inverted, Numbered, Crossed])
 def test_equal_masks_are_one_mask(make: type[Base], tmp_path: Path) -> None:
     ens = made(make, X, tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import Any
@@ -79,7 +80,7 @@ def arrange(
         kind = "positional" if positional else "keyword"
         if name not in bound.arguments:
             # a default belongs to the program: its place among the positions is kept, and no other value is taken for it
-            if parameter.default is None or isinstance(parameter.default, (bool, int, float, str)):
+            if parameter.default is None or (isinstance(parameter.default, (bool, int, float, str)) and _is_finite(parameter.default)):
                 signature.append(Parameter(name, kind, {"const": parameter.default}, True))
             elif parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 positional = False
@@ -113,6 +114,11 @@ def _own_letter(text: str, size: int, sizes: Mapping[str, int]) -> str:
         return text
     free = next(other for k in itertools.count(2) if sizes.get(other := f"{letter}{k}", size // factor) == size // factor)
     return free if factor == 1 else f"{factor}*{free}"
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether a number can stand in JSON, which has no infinity."""
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _names(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

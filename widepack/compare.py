@@ -1,6 +1,7 @@
 """What "right" means: the bound that a wide answer is held to.
 
-For each output, with the members' own error (in their own dtype against float64) pooled over all members and calls:
+For each output, with the members' own error (in their own dtype against float64; of members in float64, that of float32 scaled by the two dtypes' eps) pooled
+over all members and calls:
 
     rms error      at most 2x the members' own + 1 ulp       over all calls of a member; its own over these calls, where that is more than the pooled
     largest error  at most 4x the members' own + 4 ulp       of the output's rms (float64, pooled)

@@ -23,12 +23,30 @@ from .registry import full_name
 _UP = {"float16": "float64", "bfloat16": "float64", "float32": "float64", "complex32": "complex128", "complex64": "complex128"}
 
 
+_DOWN = {"float64": "float32", "complex128": "complex64"}
+
+
 def raise_program(program: Program) -> Program:
     """The program with every floating dtype in it raised."""
+    return _recast(program, _UP)
 
+
+def single_program(program: Program) -> Program:
+    """The program of a member in float64, in float32: what its rounding costs can be seen there, since float64 has no truth above it."""
+    return _recast(program, _DOWN)
+
+
+def single_value(value: Any) -> Any:
+    """A tensor in float32 or complex64 if it holds such numbers; lists item by item."""
+    if isinstance(value, torch.Tensor):
+        return value.float() if value.is_floating_point() else value.to(torch.complex64) if value.is_complex() else value
+    return [single_value(v) for v in value] if isinstance(value, list) else value
+
+
+def _recast(program: Program, table: Mapping[str, str]) -> Program:
     def up(value: Any) -> Any:
         if isinstance(value, Tag):
-            return Tag("dtype", _UP.get(value.name, value.name)) if value.kind == "dtype" else value
+            return Tag("dtype", table.get(value.name, value.name)) if value.kind == "dtype" else value
         if isinstance(value, (list, tuple)):
             return type(value)(up(v) for v in value)
         return value

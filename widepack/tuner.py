@@ -14,7 +14,7 @@ import torch
 from widepack_artifacts import guards as guard_forms
 from widepack_artifacts import strict_json
 from widepack_artifacts.manifest import WideProgram
-from widepack_artifacts.program import Kind, Program
+from widepack_artifacts.program import Kind, Program, refs
 from widepack_artifacts.store import Reader, Writer
 
 from . import plan_cache
@@ -248,8 +248,6 @@ def _one_form(best: dict[int, Candidate], searches: Mapping[int, Search], budget
 
 def _forms(search: Search, c: Candidate) -> dict[str, str]:
     """The strategies of the nodes that read weights."""
-    from widepack_artifacts.program import refs
-
     return {
         n.name: c.used[n.name] for n in search.first.nodes if n.name not in search.early and any(r in search.early for r in refs((n.args, n.kwargs)))
     }
@@ -273,6 +271,3 @@ def _write(path: str | PathLike[str], device: str, plans: Mapping[tuple[str, str
         for file in gone:
             writer.files.pop(file, None)
         return writer.publish(replace(reader.manifest, entries=entries)).digest
-
-
-__all__ = ["Measured", "TuneReport", "tune"]

@@ -20,10 +20,11 @@ from typing import Any
 
 import torch
 
-from widepack_artifacts.program import Kind, Node, Program, Ref, refs
+from widepack_artifacts import strict_json
+from widepack_artifacts.program import Node, Program, Ref, refs
 
 from .clocked import cost_of_nodes
-from .errors import LoweringError, VerificationError, WidepackError
+from .errors import VerificationError, WidepackError
 from .kinds import kinds, weights_only
 from .lower import lower
 from .plan import Choice, Plan
@@ -122,9 +123,9 @@ class Search:
             return self._made[key]
         try:
             lowered = lower(self.simple.programs, self.simple.signatures, self.simple.slots, plan, self.example)
-            used = f"{sorted(plan.looped())} {sorted(lowered.used.items())}"
-            if used in self._made:  # the strategies that it names apply nowhere
-                self._made[key] = self._made[used]
+            same = strict_json.digest(lowered.program.to_json())
+            if same in self._made:  # the strategies that it names apply nowhere
+                self._made[key] = self._made[same]
                 return self._made[key]
             bound = self.bind(lowered.program, plan)
             bound.run(*self.inputs)
@@ -132,7 +133,7 @@ class Search:
             self.dropped[name] = f"{type(e).__name__}: {str(e).splitlines()[0][:200]}"
             return None
         made = Candidate(name, plan, lowered.program, lowered.used, bound.run, bound)
-        self._made[key] = self._made[used] = made
+        self._made[key] = self._made[same] = made
         return made
 
     def _with(self, base: Plan, choices: Mapping[str, Choice]) -> Plan:
@@ -159,15 +160,16 @@ class Search:
         base = self.candidate("wide", wide)
         tuned = [n for n in self.first.nodes if self.kinds[n.name] == "stacked" and n.name not in self.early and n.op in REGISTRY]
         names = list(dict.fromkeys(s for n in tuned for s in REGISTRY[n.op].strategies if len(REGISTRY[n.op].strategies) > 1))
-        candidates = [c for c in (rules, loop, base) if c is not None]
+        loops: list[Candidate | None] = [rules, loop]
+        wides: list[Candidate | None] = [base]
         costs: dict[str, dict[str, float]] = {}
-        profiles: list[Candidate] = [base] if base is not None else []
         for i, name in enumerate(names):
             self.report(f"strategy {name}", i, len(names))
             choices = {n.name: Choice(name, "measured") for n in tuned if name in REGISTRY[n.op].strategies}
-            made = self.candidate(name, self._with(wide, choices))
-            if made is not None and made not in profiles:
-                profiles.append(made)
+            wides.append(self.candidate(name, self._with(wide, choices)))
+            if loop is not None:  # some strategies have a form inside loops
+                loops.append(self.candidate(f"{LOOP}, {name}", self._with(loop.plan, choices)))
+        profiles = _different(wides)
         for made in profiles:
             costs[made.name] = cost_of_nodes(made.bound.executable, self.device, self.inputs, min(0.3, self.budget_s / (4 * len(profiles))))
         groups: dict[str, list[Node]] = {}
@@ -181,11 +183,8 @@ class Search:
                 cheapest = min(by, key=lambda s: by[s])
                 words = ", ".join(f"{s} {by[s] * 1e3:.3f} ms" for s in sorted(by, key=lambda s: by[s]))
                 composed.update({n.name: Choice(cheapest, f"measured, {len(nodes)} alike: {words}") for n in nodes})
-        candidates += [c for c in profiles if c not in candidates]
         made_up = self.candidate(COMPOSED, self._with(wide, composed)) if composed else None
-        if made_up is not None and made_up not in candidates:
-            candidates.append(made_up)
-        candidates = [c for c in candidates if self._is_right(c)]
+        candidates = [c for c in _different([*loops, *profiles, made_up]) if self._is_right(c)]
         if not candidates:
             raise VerificationError(
                 f"no wide program of {self.pattern} answers rightly here: {'; '.join(f'{n}: {w}' for n, w in self.dropped.items())}"
@@ -241,4 +240,6 @@ class Search:
         return best, changes
 
 
-__all__ = ["Candidate", "Found", "Kind", "LoweringError", "Search"]
+def _different(candidates: Sequence[Candidate | None]) -> list[Candidate]:
+    """Those that there are, each once."""
+    return list({id(c): c for c in candidates if c is not None}.values())

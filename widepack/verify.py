@@ -31,7 +31,7 @@ from .entries import FORWARD, method_of
 from .errors import VerificationError, WidepackError
 from .lower import Lowered
 from .own_tensors import tensors_of
-from .raise64 import double_by_default, raise_program, raise_value
+from .raise64 import double_by_default, raise_program, raise_value, single_program, single_value
 from .recorded import Recorded
 from .replay import CPU
 from .results import known_forms
@@ -291,6 +291,9 @@ def answers(
         if progress:
             progress(i + 1, len(subject.members))
     coarse = coarsest(subject.programs[subject.signatures[0]])
+    in_double = [k for k, eps in enumerate(coarse) if eps == torch.finfo(torch.float64).eps]
+    if in_double:
+        _rounding_in_double(subject, made, found, pools, in_double)
     if unsteady := next((w for p, eps in zip(pools, coarse) if raised and (w := p.unsteady(eps))), ""):
         if not _repeats(subject, made, found):
             raise VerificationError(
@@ -334,6 +337,42 @@ def answers(
     if subject.alike is not None:
         subject.alike.settle()
     return found, captured, raised
+
+
+def _rounding_in_double(subject: Subject, made: Sequence[Call], found: Sequence[Answers], pools: Sequence[Pool], outputs: Sequence[int]) -> None:
+    """What rounding costs members in float64, whose own answers are the truth: the error of their program in float32, as much smaller as float64 is finer.
+
+    Rounding errors are in proportion to the eps of a dtype. Where float32 decides otherwise (a threshold), or cannot run, nothing is added.
+    """
+    finer = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
+    squares, largest, counts = dict.fromkeys(outputs, 0.0), dict.fromkeys(outputs, 0.0), dict.fromkeys(outputs, 0)
+    for i in range(len(subject.members)):
+        weights, program = subject.weights(i), subject.programs[subject.signatures[i]]
+        given = [single_value(weights[s.source]) for s in program.weights]
+        run = graph_module(single_program(program), CPU).forward
+        for call, answer in zip(made, found):
+            if call.after is not None:
+                continue
+            try:
+                with torch.inference_mode():
+                    single = list(run(*given, *(single_value(x) for x in call.inputs[i])))
+            except (RuntimeError, IndexError, ValueError):
+                return
+            for k in outputs:
+                own = answer.own[i][k]
+                if not floating(own) or single[k].shape != own.shape:
+                    continue
+                fine = torch.isfinite(own) & torch.isfinite(single[k])
+                error = (single[k][fine].to(own.dtype) - own[fine]).abs()
+                if error.numel():
+                    squares[k] += float(error.square().sum())
+                    largest[k] = max(largest[k], float(error.max()))
+                    counts[k] += error.numel()
+    for k in outputs:
+        rms = math.sqrt(squares[k] / counts[k]) if counts[k] else math.inf
+        if rms <= 1e-3 * pools[k].scale:
+            pools[k].own_square = max(pools[k].own_square, (rms * finer) ** 2 * pools[k].count)
+            pools[k].own_max = max(pools[k].own_max, largest[k] * finer)
 
 
 def coarsest(program: Program) -> list[float]:
