@@ -321,7 +321,7 @@ def test_members_by_number_and_name(mlp: WideModel) -> None:
         mlp["fold9"]
     with pytest.raises(UsageError, match="no member is called"):
         mlp.state_dict("fold9")
-    assert re.match(r"WideModel\(8 members: mlp-0, .*, \.\.\.; inputs input=float32\[B,64\]; cpu\)", repr(mlp))
+    assert re.match(r"WideModel\(8 members: mlp-0, .*, \.\.\.; inputs input=float32\[B,64\]; cpu, eager\)", repr(mlp))
 
 
 @pytest.mark.parametrize("name", ["mlp", "bert", "frozen_trunk", "ragged_heads"])

@@ -298,13 +298,13 @@ def test_build_makes_the_folders_above(checkpoints: list[str], tmp_path: Path) -
 
 def test_a_member_that_reads_values_is_one_paragraph(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(
-        "from torch import nn\n\n\nclass Net(nn.Linear):\n    def forward(self, x):\n        return super().forward(x) / x.abs().max().item()\n"
+        "from torch import nn\n\n\nclass Net(nn.Linear):\n    def forward(self, x):\n        return super().forward(x) / float(x.abs().max())\n"
     )
     torch.save(torch.nn.Linear(3, 2).state_dict(), tmp_path / "a.pt")
     model = ("--model", f"{tmp_path}/net.py:Net", "--model-arg", "in_features=3", "--model-arg", "out_features=2", "--input", "x=float32[B,3]")
     words = refused(1, "build", tmp_path / "a.pt", "-o", tmp_path / "e.wide", *model)
     assert "\n" not in words
-    assert "Net reads the value of a tensor as a Python number at net.py:6 in forward: return super().forward(x) / x.abs().max().item()" in words
+    assert "Net reads the value of a tensor as a Python number at net.py:6 in forward: return super().forward(x) / float(x.abs().max())" in words
     assert "has no 'Nope'. It defines Net." in refused(
         2, "build", tmp_path / "a.pt", "-o", tmp_path / "e.wide", "--model", f"{tmp_path}/net.py:Nope", *model[2:]
     )

@@ -36,15 +36,16 @@ SIZES = frozenset(
 
 
 NUMBER = "aten._local_scalar_dense.default"
+_BY_SECOND = frozenset(full_name(n) for n in ("index.Tensor", "masked_select", "repeat_interleave.self_Tensor"))
 _DATA = re.compile(r"[\[,(*+-]z?uf?\d+\b")
 
 
-def kinds(program: Program, slots: Mapping[str, Kind]) -> dict[str, Kind]:
-    """The kind of every value of a member program. slots: the kinds of its weights and inputs, by value name."""
+def kinds(program: Program, slots: Mapping[str, Kind], *, values: bool = True) -> dict[str, Kind]:
+    """The kind of every value of a member program. slots: the kinds of its weights and inputs, by value name. values: rule 3 for sizes that are data."""
     found: dict[str, Kind] = {s.name: slots[s.name] for s in (*program.weights, *program.inputs)}
     for node in program.nodes:
         read = {found[r] for r in refs((node.args, node.kwargs))}
-        if "ragged" in read or ("stacked" in read and of_data(node)):
+        if "ragged" in read or (values and any(found[r] == "stacked" for r in _tells(node))):
             found[node.name] = "ragged"
         elif node.op in SIZES:
             found[node.name] = "stacked" if any(found[r] == "stacked" for r in refs((node.args[1:], node.kwargs))) else "shared"
@@ -58,6 +59,13 @@ def kinds(program: Program, slots: Mapping[str, Kind]) -> dict[str, Kind]:
 def of_data(node: Node) -> bool:
     """Whether the node's result is a number, or has a size, that only values tell: export calls it u0, u1, ... (zf0 of floats)."""
     return node.op == NUMBER or bool(_DATA.search(node.out))
+
+
+def _tells(node: Node) -> set[str]:
+    """What the node reads that tells its number, or a size of its result, where only values do; the size itself may be equal for all members."""
+    if not of_data(node) or not ops.of_values(node.op):
+        return set()
+    return set(refs(node.args[1] if node.op in _BY_SECOND and len(node.args) > 1 else (node.args, node.kwargs)))
 
 
 def weights_only(program: Program) -> set[str]:

@@ -73,7 +73,7 @@ def lower(
             region = regions.pop(loops[node.name], None)
             if region is not None:
                 packed = pack_region(w, region, values, plan.choices, early, own) if len(members) == 1 else {}
-                _loop(w, [packed.get(n.name, n) for n in region], members, signatures, first, values, loops[node.name], set(packed))
+                _loop(w, [packed.get(n.name, n) for n in region], members, signatures, first, values, loops[node.name], set(packed), found)
             used[node.name] = "loop"
         else:
             _refuse_others(node, members)
@@ -166,6 +166,7 @@ def _loop(
     values: dict[str, Any],
     name: str,
     packed: set[str],
+    found: Mapping[str, Kind],
 ) -> None:
     """A region as ONE node: its body once, its inputs bound to the values before it, its results Stacked or Ragged. packed: nodes that are written for the body already."""
     inside = {n.name for n in region}
@@ -175,7 +176,7 @@ def _loop(
     for r in dict.fromkeys(r for n in region for r in refs((n.args, n.kwargs)) if r not in inside):
         reads.value(r, values[r])
     nodes = [n if n.name in packed else replace(_merge(n, [by[n.name] for by in by_name], signatures, reads), out="", member=n.name) for n in region]
-    outputs = [Output(Ref(n.name), "stacked" if _equal_types(members, n.name) else "ragged") for n in region if n.name in later]
+    outputs = [Output(Ref(n.name), "stacked" if _equal_types(members, n.name, found) else "ragged") for n in region if n.name in later]
     body = Program((), tuple(reads.slots), tuple(nodes), tuple(outputs), 0)
     one = {s.name: member_slice(w.fakes, held, s.kind, 0) for s, held in zip(reads.slots, reads.held)}
     inner = replay(body, w.fakes, one)
@@ -206,9 +207,10 @@ def _refuse_others(node: Node, members: Sequence[Program]) -> None:
             )
 
 
-def _equal_types(members: Sequence[Program], name: str) -> bool:
+def _equal_types(members: Sequence[Program], name: str, found: Mapping[str, Kind]) -> bool:
+    """Whether a value has one type in all members; a size that is data may be one for all of them, where nothing of theirs tells it."""
     made = [next(n for n in m.nodes if n.name == name) for m in members]
-    return len({n.out for n in made}) == 1 and not of_data(made[0])
+    return len({n.out for n in made}) == 1 and not (found[name] == "ragged" and of_data(made[0]))
 
 
 def _merge(node: Node, variants: Sequence[Node], signatures: Sequence[int], reads: _Reads) -> Node:

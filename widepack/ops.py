@@ -96,6 +96,17 @@ def dim_arguments(name: str) -> tuple[str, ...]:
     return tuple(a for a, type_, _ in arguments(name) if a in _DIMS and ("int" in type_ or "Int" in type_))
 
 
+_UNTAGGED = {"aten.repeat_interleave.self_Tensor", "aten.repeat_interleave.self_int", "aten.where.default", "aten.nonzero_numpy.default"}
+
+
+def of_values(name: str) -> bool:
+    """Whether values tell the op's result, or the size of it: a number that is read, the places where something holds."""
+    if name in _UNTAGGED:
+        return True
+    tags = getattr(resolve(name), "tags", ())
+    return torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
+
+
 def pure(name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = MappingProxyType({})) -> bool:
     """Whether this call writes to nothing and draws no random numbers; an op that could drop out does not where it is told not to."""
     if _pure(name):

@@ -94,7 +94,7 @@ class Numbers:
 def select_by_masks(program: Program, slots: Mapping[str, Kind]) -> Program:
     """The program without values whose number is one of true places of a Stacked mask, as far as they can be followed; those that cannot stay."""
     types = {s.name: s.type for s in (*program.weights, *program.inputs)} | {n.name: n.out for n in program.nodes}
-    found = kinds(program, slots)
+    found = kinds(program, slots, values=False)  # what is selected is Ragged until it is followed, and a mask made of it is none of this
     if not any(_selects(n, types, found) or _numbers(n, types, found) for n in program.nodes):
         return program
     follow = _Follow(types)

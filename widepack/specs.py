@@ -55,7 +55,7 @@ _TOML_EXAMPLE = {"model": "pkg.mod:factory", "key": "state_dict"}
 _SHORT = {"float": "float32", "f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64", "half": "float16", "double": "float64"}
 _SHORT |= {"int": "int64", "long": "int64", "i8": "int8", "u8": "uint8", "i32": "int32", "i64": "int64", "short": "int16", "byte": "uint8"}
 _SHORT |= {"boolean": "bool", "complex": "complex64"}
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_NAME = re.compile(r"(?!z?uf?\d+\Z)[A-Za-z_][A-Za-z0-9_]*\Z")  # u0, u1, ... are sizes that are data, in the types of programs
 _ENTRY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\s*:(?=\s*[A-Za-z_][A-Za-z0-9_]*\s*=)")
 _INT = re.compile(r"-?[0-9]{1,19}\Z", re.ASCII)
 _LIMIT = 2**63
