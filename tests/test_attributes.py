@@ -414,7 +414,7 @@ KEPT: dict[str, tuple[Callable[[int], Any], Callable[[Any], int]]] = {
 }
 
 
-@pytest.mark.parametrize("how", KEPT)
+@pytest.mark.parametrize("how", [pytest.param(k, marks=[] if i % 4 == 0 else [pytest.mark.slow]) for i, k in enumerate(KEPT)])
 def test_a_limit_is_found_however_it_is_kept(how: str, tmp_path: Path) -> None:
     limits = [200, 200, 100]
 

@@ -116,7 +116,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, act: str = "") -> Te
 
 
 def _fake_convolution(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], dilation: list[int], groups: int
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], dilation: list[int], groups: int, act: str = ""
 ) -> Tensor:
     n, c, *spatial = _out(x, weight, stride, padding, dilation)
     order = [0, *range(2, 2 + len(spatial)), 1]

@@ -6,7 +6,7 @@ Measured on a CPU (one thread, AVX-512): a small conv net N=10 B=8 34 ms against
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -58,7 +58,8 @@ def _packed(w: ProgramWriter, node: Node, values: dict[str, Any], early: Set[str
     if fixed is None:
         return None
     sizes = [hint(s) for s in own[x.name].shape]
-    name = f"{weight.name}_packed_{node.name}"
+    taken = {*values, *own}
+    name = _free(f"{weight.name}_packed_{node.name}", taken)
     if isinstance(held, Stacked):
         values[name] = Ragged(w.call("widepack.pack_convolutions.default", held.value, *fixed, sizes))
     else:
@@ -66,7 +67,12 @@ def _packed(w: ProgramWriter, node: Node, values: dict[str, Any], early: Set[str
         values[name] = Shared(w.call("widepack.pack_convolution.default", held.value, *fixed, sizes))
     outside = values.get(x.name)
     if isinstance(outside, Shared):  # brought into channels-last memory once, not once a member
-        last = f"{x.name}_last"
+        last = _free(f"{x.name}_last_{node.name}", taken)
         values[last] = Shared(w.call("clone", outside.value, memory_format=torch.channels_last if len(sizes) == 4 else torch.channels_last_3d))
         x = Ref(last)
     return replace(node, op="widepack.convolution.default", args=(x, Ref(name), bias, *fixed), kwargs={}, out="", member=node.name)
+
+
+def _free(name: str, taken: Collection[str]) -> str:
+    """A name that no value has."""
+    return name if name not in taken else _free(f"{name}_", taken)

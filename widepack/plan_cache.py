@@ -56,13 +56,15 @@ def find(digest: str, entry: str, pattern: str, device: str) -> list[tuple[Progr
 
 
 def keep(digest: str, entry: str, pattern: str, device: str, rows: Sequence[tuple[Program, Plan]]) -> Path:
-    """Keep what was measured, in the place of what was there. Returns: the file. Raises: OSError."""
+    """Keep what was measured, in the place of what was there. Returns: the file. Raises: OSError; UsageError where others may write into the folder."""
     place = _place(digest, entry, pattern, device)
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    private(place.parent, folder=True)  # what is kept where others may write would not be taken from there
     data = json.dumps([{"program": program.to_json(), "plan": plan.to_json()} for program, plan in rows])
     temporary = place.with_name(f".tmp-{secrets.token_hex(8)}")
     try:
         temporary.write_text(data, encoding="utf-8")
+        temporary.chmod(0o600)
         os.replace(temporary, place)
     finally:
         with contextlib.suppress(OSError):

@@ -69,6 +69,8 @@ def _layer(node: Node, found: Mapping[str, Kind], early: set[str], types: Mappin
     dtype, shape = parse_type(types[weight.name])
     if len(shape) != 2 or not isinstance(shape[0], int) or shape[0] > NARROW:
         return None
+    if bias is not None and list(parse_type(types[bias.name])[1]) != [shape[0]]:  # one that broadcasts
+        return None
     # zeros are Shared beside a Shared weight and as good as Stacked beside a Stacked one; a Shared bias is not copied N times for a neighbour's sake
     kind = found[weight.name]
     own = kind if bias is None else found[bias.name]

@@ -47,9 +47,10 @@ def race(calls: Mapping[str, Call], budget_s: float, least: int = ROUNDS) -> dic
         times: dict[str, list[float]] = {name: [] for name in calls}
         names, end = list(calls), time.perf_counter() + budget_s
         while len(times[names[0]]) < least or time.perf_counter() < end:
-            turn = len(times[names[0]]) % len(names)
+            number = len(times[names[0]])
+            turn = number % len(names)
             order = names[turn:] + names[:turn]
-            for name in order if turn % 2 == 0 else reversed(order):
+            for name in order if number // len(names) % 2 == 0 else reversed(order):
                 times[name].append(once(calls[name], sizes[name]))
     return times
 

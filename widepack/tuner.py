@@ -105,7 +105,7 @@ def tune(
     where = str(ens.device)
     digest = ens.manifest.digest
     if write:
-        digest = _write(path, where, plans)
+        digest = _write(path, where, plans, digest)
         kept = fspath(path)
     else:
         places = [plan_cache.keep(digest, name, pattern, where, made) for (name, pattern), made in plans.items()]
@@ -145,7 +145,12 @@ def _tuned(
             budget_s=budget_s,
             report=_said(progress, f"{entry.name} {pattern} {letter} = {batch}" if letter else f"{entry.name} {pattern}"),
         )
-        searches[batch], found[batch] = search, search.run()
+        try:
+            found[batch] = search.run()
+        except VerificationError as e:  # inputs that members do not take at this size, or a program that is wrong there: others may be right
+            refused[batch] = str(e)
+            continue
+        searches[batch] = search
     if not found:
         return [], [], refused
     chosen = _one_form({b: f.best for b, f in found.items()}, searches, budget_s)
@@ -167,7 +172,7 @@ def _tuned(
                 classes[batch],
                 best.name,
                 strategies,
-                f.times_ms.get(best.name, math.nan),
+                f.times_ms.get(best.name, 0.0) or _alone(searches[batch], best),
                 f.against_rules,
                 f.against_loop,
                 f.times_ms,
@@ -224,39 +229,55 @@ def _one_form(best: dict[int, Candidate], searches: Mapping[int, Search], budget
 
     Where the classes' own bests differ in that, one plan serves all classes, but for those that the loop serves best: the one with the least time over all batches.
     """
-    wide = {b: c for b, c in best.items() if not c.plan.looped()}
-    forms = {tuple(sorted(_forms(searches[b], c).items())) for b, c in wide.items()}
-    if len(forms) <= 1:
+    forms = {b: _forms(searches[b], c) for b, c in best.items()}
+    wide = {b: c for b, c in best.items() if forms[b]}
+    held: dict[str, set[str]] = {}
+    for found in forms.values():
+        for node, strategy in found.items():
+            held.setdefault(node, set()).add(strategy)
+    if all(len(s) == 1 for s in held.values()):
         return best
     totals: dict[int, float] = {}
     served: dict[int, dict[int, Candidate]] = {}
     for of, leader in wide.items():
         totals[of], served[of] = 0.0, {}
         for b, search in searches.items():
-            mine = leader if b == of else search.candidate(f"as at {of}", replace(leader.plan))
-            loop = search.candidate(LOOP, search._plans("loop")[0])
+            mine, loop = (
+                c if c is not None and search.is_right(c) else None
+                for c in (leader if b == of else search.candidate(f"as at {of}", leader.plan), search.candidate(LOOP, search._plans("loop")[0]))
+            )
             runs = {str(i): search._call(c) for i, c in enumerate((mine, loop, best[b])) if c is not None}
             times = {k: sorted(t)[len(t) // 2] for k, t in race(runs, budget_s / 20).items()}
             use = mine if mine is not None and (loop is None or times["0"] <= times["1"]) else loop
-            if use is None:
-                totals[of] = math.inf
-                continue
-            served[of][b] = use
-            totals[of] += math.log(min(t for k, t in times.items() if k != "2") / times["2"])
+            served[of][b] = use or best[b]
+            totals[of] += math.inf if use is None else math.log(min(t for k, t in times.items() if k != "2") / times["2"])
     return served[min(totals, key=lambda of: totals[of])]
 
 
+def _alone(search: Search, c: Candidate) -> float:
+    """Milliseconds of a candidate that took no part in its batch's race."""
+    times = race({c.name: search._call(c)}, 0.0)[c.name]
+    return 1e3 * sorted(times)[len(times) // 2]
+
+
 def _forms(search: Search, c: Candidate) -> dict[str, str]:
-    """The strategies of the nodes that read weights."""
-    return {
-        n.name: c.used[n.name] for n in search.first.nodes if n.name not in search.early and any(r in search.early for r in refs((n.args, n.kwargs)))
-    }
+    """The strategies of the nodes that read weights, but for those that read them as they are mapped, member by member."""
+    looped = c.plan.looped()
+
+    def form(name: str) -> str:
+        return (f"{c.plan.choices[name].strategy} in loops" if name in c.plan.choices else "") if name in looped else c.used[name]
+
+    reading = [n.name for n in search.first.nodes if n.name not in search.early and any(r in search.early for r in refs((n.args, n.kwargs)))]
+    return {name: form(name) for name in reading if form(name)}
 
 
-def _write(path: str | PathLike[str], device: str, plans: Mapping[tuple[str, str], Sequence[tuple[Program, Plan]]]) -> str:
-    """Publish measured programs in the artifact, in the place of earlier ones of this machine. Returns: the new digest."""
+def _write(path: str | PathLike[str], device: str, plans: Mapping[tuple[str, str], Sequence[tuple[Program, Plan]]], digest: str) -> str:
+    """Publish measured programs in the artifact of this digest, in the place of earlier ones of this machine. Returns: the new digest.
+
+    Raises: ArtifactError where another artifact was published meanwhile.
+    """
     with Writer(path, force=True) as writer:
-        reader = Reader(path)  # under the lock: nobody publishes in between
+        reader = Reader(path, digest)  # under the lock: nobody publishes in between
         writer.keep(reader.manifest.files)
         entries = dict(reader.manifest.entries)
         kind, here = device.partition(":")[0], name_of(device)

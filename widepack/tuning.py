@@ -129,7 +129,7 @@ class Search:
                 return self._made[key]
             bound = self.bind(lowered.program, plan)
             bound.run(*self.inputs)
-        except (WidepackError, RuntimeError) as e:
+        except (WidepackError, RuntimeError, IndexError, ValueError) as e:
             self.dropped[name] = f"{type(e).__name__}: {str(e).splitlines()[0][:200]}"
             return None
         made = Candidate(name, plan, lowered.program, lowered.used, bound.run, bound)
@@ -184,7 +184,7 @@ class Search:
                 words = ", ".join(f"{s} {by[s] * 1e3:.3f} ms" for s in sorted(by, key=lambda s: by[s]))
                 composed.update({n.name: Choice(cheapest, f"measured, {len(nodes)} alike: {words}") for n in nodes})
         made_up = self.candidate(COMPOSED, self._with(wide, composed)) if composed else None
-        candidates = [c for c in _different([*loops, *profiles, made_up]) if self._is_right(c)]
+        candidates = [c for c in _different([*loops, *profiles, made_up]) if self.is_right(c)]
         if not candidates:
             raise VerificationError(
                 f"no wide program of {self.pattern} answers rightly here: {'; '.join(f'{n}: {w}' for n, w in self.dropped.items())}"
@@ -209,7 +209,7 @@ class Search:
         run, inputs = c.run, self.inputs
         return lambda: run(*inputs)
 
-    def _is_right(self, c: Candidate) -> bool:
+    def is_right(self, c: Candidate) -> bool:
         """Whether a candidate may take part: its answers are right."""
         words = self.right(c.bound)
         if words:
@@ -229,9 +229,9 @@ class Search:
                     return best, changes
                 if other == best.used[nodes[0].name] or other not in REGISTRY[nodes[0].op].strategies:
                     continue
-                name = f"{best.name}, {nodes[0].op.split('.')[1]} {other}"
+                name = f"{best.name}, {nodes[0].name} {other}"
                 made = self.candidate(name, self._with(best.plan, {n.name: Choice(other, "measured end to end") for n in nodes}))
-                if made is None or made is best or made.name != name or not self._is_right(made):
+                if made is None or made is best or made.name != name or not self.is_right(made):
                     continue
                 times = race({best.name: self._call(best), name: self._call(made)}, self.budget_s / 40)
                 if ratio(times, name, best.name) < GAIN:

@@ -32,6 +32,7 @@ from .inputs import Binder, Each
 from .machine import name_of
 from .member import Member
 from .output import Output, carried, present
+from .packed import decompose
 from .plan import Plan
 from .progress import Report
 from .runtime import Executable
@@ -347,10 +348,11 @@ class WideEntry:
         if program.members != len(held.chosen):
             raise ArtifactError(f"a wide program is for {program.members} members, the artifact has {len(held.chosen)}")
         weights = {s.source: held.weight(s.source) for s in program.weights}
-        run = Executable(program, weights, held.device, prologue=held.prologue)
         name = held.running.backend
         chosen = (wide.backend if wide.backend in backends.NAMES else "eager") if name == "auto" else name
+        run: Executable | None = None
         if chosen != "eager":
+            run = Executable(decompose(program), weights, held.device, prologue=held.prologue)  # packed weights are oneDNN's: no compiler takes them
             try:
                 run.use(backends.backend(chosen).bind(self._task(pattern, wide, run)))
             except (backends.Unavailable, ArtifactError, UsageError) as e:
@@ -358,7 +360,8 @@ class WideEntry:
                     raise
                 if not isinstance(e, backends.Unavailable):
                     warnings.warn(f"backend {chosen!r}, which the plan names, is not taken: {e}", stacklevel=2)
-                chosen = "eager"
+                chosen, run = "eager", None
+        run = run or Executable(program, weights, held.device, prologue=held.prologue)
         return Bound(program, wide.plan, run, self.entry.result, chosen, wide.content)
 
     def _task(self, pattern: str, wide: Wide, run: Executable) -> backends.Task:
@@ -369,7 +372,7 @@ class WideEntry:
             program=run.main,
             weights=run.given,
             device=held.device,
-            content=wide.content or strict_json.digest(wide.program.to_json()),
+            content=strict_json.digest(run.main.to_json()),  # of what is compiled: the prologue may have taken a part of the program
             pattern=pattern,
             said=f"{held.reader.root}: the program of entry {self.name}, pattern {pattern}{classes}",
             eager=run.eager,
@@ -434,7 +437,7 @@ class WideEntry:
         at = f"{probe.prefix(self.name)}{pattern}"
         tensors: Weights | None = None
         for bound in made:
-            program = bound.content or f"{at} {bound.plan.to_json()} {held.chosen}"
+            program = bound.content or f"{at} {strict_json.digest(bound.program.to_json())} {held.chosen}"
             ran_on = [] if bound.backend == "eager" else [bound.backend, bound.place.name if bound.place else ""]
             key = probe.cache_key(manifest.digest, program, str(held.device), str(held.prologue), *ran_on)
             if not again and probe.passed(key):

@@ -6,6 +6,7 @@ compile again runs the flat graph instead: a call never compiles. Nothing outliv
 
 from __future__ import annotations
 
+import threading
 import warnings
 from typing import Any
 
@@ -48,10 +49,34 @@ def bind(task: Task) -> Function:
         ) from e
 
     def call(inputs: list[torch.Tensor]) -> Any:
-        with torch.compiler.set_stance("eager_on_recompile"):
+        with _STEADY:
             return run(*inputs)
 
     return Checked(task.device, flat, [Variant(call)], task.eager)
+
+
+class _Steady:
+    """While any call runs, nothing compiles. torch keeps its stance for the whole process: the first call that is in takes it, the last that is out gives it back."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside = threading.Lock(), 0
+        self._stance: Any = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._stance = torch.compiler.set_stance("eager_on_recompile")
+                self._stance.__enter__()
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._stance.__exit__(None, None, None)
+
+
+_STEADY = _Steady()
 
 
 def _try(task: Task, run: Any, flat: Any, sizes: Sizes) -> None:

@@ -25,6 +25,8 @@ from ..specs import DimExpr, parse_type
 from .flat import Flat
 from .task import Function
 
+_NEW: Any = object()
+
 SEEN = 256
 
 
@@ -62,7 +64,9 @@ class Checked:
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
         like = tuple([(x.shape, x.dtype) for x in inputs])
-        variant = self._seen[like] if like in self._seen else self._choose(inputs, like)
+        variant = self._seen.get(like, _NEW)  # once: another thread may clear it
+        if variant is _NEW:
+            variant = self._choose(inputs, like)
         if variant is None:
             return self.eager(*inputs)
         found = variant.run([x if x.is_contiguous() and not x.is_neg() and not x.is_conj() else _plain(x) for x in inputs])
