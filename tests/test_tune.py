@@ -175,6 +175,15 @@ def test_a_spoilt_cache_counts_as_absent(artifact: Path, plans: Path) -> None:
         ens = widepack.load(artifact)
         assert not any(p.machine for p in ens.plans())
     right(ens)
+    document = json.loads(whole)
+    loops = [n for n in document[0]["program"]["nodes"] if n["op"] == "aten.relu.default"]
+    for node in loops or document[0]["program"]["nodes"][-1:]:
+        node["op"] = "aten.neg.default"  # a program that is well formed, and wrong
+    file.write_text(json.dumps(document))
+    file.chmod(0o600)
+    with pytest.warns(UserWarning, match="the plan that was measured here is not used .*measure it again: widepack tune"):
+        ens = widepack.load(artifact)
+    right(ens)
     plans.chmod(0o777)
     with pytest.raises(UsageError, match="others may write into it"):
         plan_cache.keep(digest, "forward", "shared", "cpu", rows)

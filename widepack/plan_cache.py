@@ -2,7 +2,7 @@
 
     <cache>/widepack/plans/<key>.json      [{"program": ..., "plan": ...}, ...], one a batch class
 
-The key is of the artifact's digest, the entry, the pattern, the machine and torch's version. A file that cannot be read, or that others could have written, counts
+The key is of the artifact's digest, the entry, the pattern, the machine, and the versions of torch and widepack. A file that cannot be read, or that others could have written, counts
 as absent: the artifact's own plans run then.
 """
 
@@ -25,6 +25,7 @@ from .compiled_cache import private
 from .errors import WidepackError
 from .machine import name_of
 from .plan import Plan
+from .version import __version__
 
 _MOST_BYTES = 64 * 2**20
 
@@ -36,7 +37,7 @@ def folder() -> Path:
 
 
 def _place(digest: str, entry: str, pattern: str, device: str) -> Path:
-    key = "\n".join([digest, entry, pattern, name_of(device), torch.__version__])
+    key = "\n".join([digest, entry, pattern, name_of(device), torch.__version__, __version__])
     return folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
 

@@ -27,7 +27,7 @@ from widepack_artifacts.tree import Tree
 from widepack_artifacts.weights import Weights
 
 from . import backends, plan_cache, probe
-from .errors import ArtifactError, InputError, UsageError, VerificationError
+from .errors import ArtifactError, InputError, UsageError, VerificationError, WidepackError
 from .inputs import Binder, Each
 from .machine import name_of
 from .member import Member
@@ -306,22 +306,40 @@ class WideEntry:
             if self._held.closed:
                 raise UsageError("this model was closed; widepack.load opens its artifact again")
             if pattern not in self._bound:
-                made = [self._bind(pattern, wide) for wide in self._wide(pattern)]
-                if self._held.verified and pattern in ("shared", "each"):
-                    self._probe(pattern, made)
-                self._bound[pattern] = made
+                kept = self._kept(pattern)
+                try:
+                    self._bound[pattern] = self._ready(pattern, kept or self._wide(pattern))
+                except (WidepackError, RuntimeError) as e:
+                    if not kept:
+                        raise
+                    warnings.warn(
+                        f"the plan that was measured here is not used ({str(e).splitlines()[0] if str(e) else type(e).__name__}); measure it again: widepack tune",
+                        stacklevel=4,
+                    )
+                    self._bound[pattern] = self._ready(pattern, self._wide(pattern))
             return self._bound[pattern]
 
+    def _ready(self, pattern: str, wides: Sequence[Wide]) -> list[Bound]:
+        """Wide programs, bound and probed."""
+        made = [self._bind(pattern, wide) for wide in wides]
+        if self._held.verified and pattern in ("shared", "each"):
+            self._probe(pattern, made)
+        return made
+
+    def _kept(self, pattern: str) -> list[Wide]:
+        """The wide programs that were measured on this machine and kept in the user's cache."""
+        held = self._held
+        if held.strategies is not None or not held.whole:
+            return []
+        return [Wide(program, plan) for program, plan in plan_cache.find(held.manifest.digest, self.name, pattern, str(held.device))]
+
     def _wide(self, pattern: str) -> list[Wide]:
-        """The wide programs of a pattern: those that were measured on this machine, the artifact's other ones, else lowered here."""
+        """The wide programs of a pattern: the artifact's that were measured on this machine, its other ones, else lowered here."""
         held = self._held
         if held.strategies is None and held.whole:
             every = [w for w in self.entry.wide if w.pattern == pattern and w.device == held.device.type]
             here = name_of(str(held.device)) if any("machine" in w.plan for w in every) else ""
             measured = [w for w in every if w.plan.get("machine", "") == here] if here else []
-            kept = [] if measured else plan_cache.find(held.manifest.digest, self.name, pattern, str(held.device))
-            if kept:
-                return [Wide(program, plan) for program, plan in kept]
             rows = measured or [w for w in every if "machine" not in w.plan]
             files = held.manifest.files
             made = [Wide(held.reader.program(w.file), Plan.from_json(w.plan), files[w.file].sha256, str(w.plan.get("backend", ""))) for w in rows]
