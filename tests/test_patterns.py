@@ -1572,7 +1572,7 @@ def hold(case: Case, folder: Path, once: set[str]) -> None:
         bound.check()
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if i % 3 == 0 else [pytest.mark.slow]) for i, n in enumerate(ISOLATED)])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if i % 4 == 0 else [pytest.mark.slow]) for i, n in enumerate(ISOLATED)])
 def test_nan_in_one_members_weights_stays_there(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     (tmp_path / "ill").mkdir()

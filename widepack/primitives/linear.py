@@ -101,6 +101,8 @@ def bmm(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None) -> Wide:
 @strategy("linear", "turned", family="linear", when=_both)
 def turned(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None) -> Wide:
     """one batched product over weights that were turned to [N, I, O] at load"""
+    if not _whole(bias, weight):
+        return _added(w, turned(w, x, weight).value, bias, rank(x))
     rows, back = _rows(w, w.stack(x), rank(x))
     matrix = w.call("clone", w.call("transpose.int", weight.value, 1, 2), memory_format=torch.contiguous_format)
     if bias is None:
@@ -118,6 +120,8 @@ def _packable(w: Writer, x: Wide, weight: Wide, bias: Wide | None = None) -> boo
 @strategy("linear", "packed", family="linear", when=_packable)
 def packed(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None) -> Wide:
     """one oneDNN call over weights that were packed at load"""
+    if not _whole(bias, weight):
+        return _added(w, packed(w, x, weight).value, bias, rank(x))
     b = None if bias is None else w.stack(bias)  # [N, O]
     if isinstance(x, Stacked):
         rows, back = _rows(w, x.value, rank(x))
