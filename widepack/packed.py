@@ -78,7 +78,9 @@ def _convolution(
     if x.shape[0] == 0 and weight.is_mkldnn:  # oneDNN takes no empty batch
         return torch.empty(_out(x, weight, stride, padding, dilation), dtype=x.dtype).contiguous(memory_format=last)
     if weight.is_mkldnn:
-        y = torch.ops.mkldnn._convolution_pointwise(x.contiguous(memory_format=last), weight, bias, padding, stride, dilation, groups, "none", [], "")
+        y = torch.ops.mkldnn._convolution_pointwise(
+            x.contiguous(memory_format=last), weight, None if bias is None else bias.contiguous(), padding, stride, dilation, groups, "none", [], ""
+        )
     else:
         y = torch.convolution(x, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups)
     return _active(y.contiguous(memory_format=last), act)
@@ -105,7 +107,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, act: str = "") -> Te
         return x.new_empty(rows, members, weight.shape[0] // members).transpose(0, 1)
     if weight.is_mkldnn:
         image = x.transpose(0, 1).reshape(1, rows, 1, members * inputs).permute(0, 3, 1, 2)
-        flat = None if bias is None else bias.reshape(-1)
+        flat = None if bias is None else bias.reshape(-1).contiguous()  # oneDNN reads it as it lies: a number for all may have no stride
         y = torch.ops.mkldnn._convolution_pointwise(image, weight, flat, [0, 0], [1, 1], [1, 1], members, "none", [], "")
         y = y.permute(0, 2, 3, 1).reshape(rows, members, -1)
     else:
