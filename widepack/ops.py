@@ -96,11 +96,12 @@ def dim_arguments(name: str) -> tuple[str, ...]:
     return tuple(a for a, type_, _ in arguments(name) if a in _DIMS and ("int" in type_ or "Int" in type_))
 
 
-_UNTAGGED = {"aten.repeat_interleave.self_Tensor", "aten.repeat_interleave.self_int", "aten.where.default", "aten.nonzero_numpy.default"}
+_UNTAGGED = {"aten.repeat_interleave.self_Tensor", "aten.where.default", "aten.nonzero_numpy.default"}
 
 
+@cache
 def of_values(name: str) -> bool:
-    """Whether values tell the op's result, or the size of it: a number that is read, the places where something holds."""
+    """Whether values tell the op's result, or the size of it: a number that is read, the places where something holds. Of two equal calls each has a size of its own."""
     if name in _UNTAGGED:
         return True
     tags = getattr(resolve(name), "tags", ())
@@ -119,13 +120,7 @@ def pure(name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = Mappin
 
 def repeats(name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = MappingProxyType({})) -> bool:
     """Whether two equal calls are one: the op is pure, and the size of its result is not data."""
-    return pure(name, args, kwargs) and not _of_data(name)
-
-
-@cache
-def _of_data(name: str) -> bool:
-    op = resolve(name)
-    return any(t in getattr(op, "tags", ()) for t in (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output))
+    return pure(name, args, kwargs) and not of_values(name)
 
 
 @cache

@@ -63,7 +63,7 @@ class Fakes:
             key = None
         with self.on():
             made = ops.resolve(op)(*args, **kwargs)
-        if key is not None and not _of_data(ops.resolve(op)):
+        if key is not None and not ops.of_values(op):
             self._known[key] = made
         return made
 
@@ -74,11 +74,6 @@ class Fakes:
                 raise LoweringError(
                     f"the dim {name} was fixed to {known(dim)} while the program was read: an op of this model does not keep it dynamic"
                 )
-
-
-def _of_data(op: Any) -> bool:
-    """Whether the result's size is data: of two equal calls each has a size of its own."""
-    return any(tag in getattr(op, "tags", ()) for tag in (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output))
 
 
 def _key(value: Any) -> Any:
