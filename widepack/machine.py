@@ -1,4 +1,4 @@
-"""What a measured plan is for: the machine that it was measured on."""
+"""The machine that something is measured on, and that a measured plan is for."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ def name_of(device: str) -> str:
     """`AMD EPYC 9R14, AVX512`, or the GPU's name. device: as torch names it."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(device)
-    found = platform.processor() or platform.machine()
+    return f"{cpu_name()}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def cpu_name() -> str:
+    """The processor's name as the system has it."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):
-                found = line.partition(":")[2].strip()
-                break
+                return line.partition(":")[2].strip()
     except OSError:
         pass  # another system: what Python says
-    return f"{found}, {torch.backends.cpu.get_cpu_capability()}"
+    return platform.processor() or platform.machine()

@@ -337,18 +337,9 @@ def device_name(device: str) -> str:
         import torch
 
         return f"{device} ({torch.cuda.get_device_name(device)})"
+    from widepack.machine import cpu_name
+
     return f"{device} ({cpu_name()})"
-
-
-def cpu_name() -> str:
-    """The processor's name as the system has it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def commit() -> str:

@@ -34,7 +34,8 @@ def collect() -> dict[str, dict[str, Any]]:
     """Packages, the machine, its devices."""
     import torch
 
-    from widepack_bench.report import commit, cpu_name
+    from widepack.machine import cpu_name
+    from widepack_bench.report import commit
 
     devices: dict[str, Any] = {
         "cpu": f"{cpu_name()}, {os.cpu_count()} processors, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
