@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from .runtime import Executable, graph_module
-from .timing import quiet
+from .timing import without_gc
 
 RUNS = 5
 
@@ -37,7 +37,7 @@ def cost_of_nodes(run: Executable, device: torch.device, inputs: Sequence[torch.
     module = graph_module(run.program, device)
     found: list[list[float]] = []
     end = time.perf_counter() + budget_s
-    with torch.inference_mode(), quiet():
+    with torch.inference_mode(), without_gc():
         while len(found) < RUNS or time.perf_counter() < end:
             clock = _Clocked(module)
             clock.run(*run.weights, *inputs)

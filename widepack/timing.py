@@ -18,7 +18,7 @@ ROUNDS = 7
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def without_gc() -> Iterator[None]:
     """No garbage is collected while something is timed."""
     was = gc.isenabled()
     gc.collect()
@@ -40,7 +40,7 @@ def once(call: Call, calls: int = 1) -> float:
 
 def race(calls: Mapping[str, Call], budget_s: float, least: int = ROUNDS) -> dict[str, list[float]]:
     """Seconds a call, by contestant, round by round. Rounds go on for budget_s, at least `least` of them."""
-    with quiet():
+    with without_gc():
         for call in calls.values():
             call()  # the first call pays for what later ones find
         sizes = {name: max(1, round(BLOCK_S / max(once(call), 1e-7))) for name, call in calls.items()}

@@ -22,7 +22,6 @@ Nothing here knows torch, but for `quiet`.
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 import statistics
@@ -34,6 +33,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Literal
+
+from widepack.timing import without_gc
 
 OURS, AGAIN = "widepack", "widepack again"
 WIDTH = 0.1  # an interval as wide as this says nothing about "never slower"
@@ -225,7 +226,7 @@ def race(
     samplers = [_sampler(call, sync, clock, single) for call, single in zip(calls.values(), singles, strict=True)]
     rounds: list[tuple[float, ...]] = []
     begin = clock()
-    with _without_gc():
+    with without_gc():
         while len(rounds) < MAX_ROUNDS:
             times = [0.0] * len(samplers)
             for place in order(len(rounds), len(samplers)):
@@ -305,18 +306,6 @@ def _warm(call: Call, wait: Call, clock: Clock) -> float:
         shortest = min(shortest, clock() - start)
         count += 1
     return shortest
-
-
-@contextmanager
-def _without_gc() -> Iterator[None]:
-    was = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 @contextmanager
