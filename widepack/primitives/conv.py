@@ -9,24 +9,8 @@
 | `grouped` | both Stacked | one convolution of `N*g` groups over `[B, N*C, *s]`; its result is channel-packed, so that a chain of them copies nothing |
 | `packed` | on a CPU, float32, W Stacked | the same over weights in oneDNN's own order (packed.py), in channels-last memory; x Shared and g = 1: one of `N*O` outputs |
 
-Measured on a CPU (AVX-512, one thread, torch 2.13), each against `grouped`, a relu behind it (in the packed columns oneDNN's own, which is
-not used since it hides NaN: whole pairs as they run stand in bench/results/strategies-cpu.json); C to O, size, kernel:
-
-| N, B, shape | `packed` | `grouped`, channels-last | member by member | the same, packed, channels-last |
-|---|---|---|---|---|
-| 10, 8, 3 to 32, 32x32, 3 | 2.1 | 1.5 | 1.7 | 2.7 |
-| 10, 8, 32 to 32, 32x32, 3 | 1.35 | 1.25 | 1.3 | 1.4 |
-| 10, 8, 32 to 64, 16x16, 3 stride 2 | 1.0 | 0.9 | 1.0 | 1.1 |
-| 20, 8, 64 to 64, 16x16, 3 | 1.5 | 1.1 | 1.35 | 1.5 |
-| 20, 8, 64 to 64, 32x32, 3 | 1.5 | 1.3 | 1.7 | 1.85 |
-| 10, 1, 64 to 64, 56x56, 3 | 1.2 | 1.1 | 1.0 | 1.15 |
-| 10, 8, 64 to 256, 28x28, 1 | 2.0 | 0.95 | 3.2 | 4.1 |
-| 10, 8, 256 to 64, 28x28, 1 | 2.3 | 0.8 | 1.3 | 1.7 |
-| 10, 1, 256 to 64, 14x14, 1 | 1.9 | 1.0 | 1.05 | 1.0 |
-| 32, 1, 512 to 512, 7x7, 3 | 4.5 | 1.0 | 2.1 | 3.8 |
-
-1x1 convolutions as batched products were 0.75-1.25x and below `packed` everywhere, columns of patches (unfold) as batched products 0.13-2.0x and below it everywhere, packed
-weights without channels-last memory 0.6-1.7x: none is here. `packed` is below `grouped` where members have 32 channels of 16x16 (0.9) or many groups of their own (0.7-1.0).
+Which wins at which shape stands in bench/results/strategies-cpu.json (scripts/strategies_cpu.py measures it): `packed` mostly, `grouped` where members have 32 channels of 16x16
+or many groups of their own. Batched products (of 1x1 convolutions, of columns of patches) were tried and are not here: `packed` was faster.
 """
 
 from __future__ import annotations

@@ -10,21 +10,8 @@
 | `turned` | both Stacked | the same over weights `[N, I, O]`, turned once, at load |
 | `packed` | on a CPU, float32, W Stacked | one oneDNN call over weights in its own order (packed.py); x Shared: one product of `N*O` outputs, else N groups, the answer over memory `[R, N, O]` |
 
-Measured on a CPU (AVX-512, one thread, torch 2.13), each against `bmm`, or `one_gemm` where x is Shared; widths in and out:
-
-| N, rows, widths | `turned` | `packed` | `packed`, x Shared |
-|---|---|---|---|
-| 20, 32, 256 256 | 1.25 | 1.4-1.6 | 1.7 |
-| 20, 4, 256 256 | 2.5 | 4 | 2.1-2.4 |
-| 8, 8, 768 768 | 0.9 | 1.9 | 2.2-2.7 |
-| 100, 32, 128 64 | 1.35 | 1.6-2.0 | 2.0 |
-| 16, 128, 64 256 | 1.1 | 1.35 | 1.3 |
-| 100, 1, 64 128 | 0.5-1.0 | 0.8-0.9 | 1.1 |
-| 16, 16, 64 64 | 1.1 | 0.55 | 0.55 |
-| 50, 32, 64 1 | 1.0 | 0.25 | 0.2 |
-
-By the weights of all members together: `packed` from 3 MB and 4 rows on, `turned` below 1 MB, `bmm` for one row between; more shapes in bench/results/strategies-cpu.json.
-N calls of oneDNN or MKL with packed weights, one a member, cost 20-35 us each and won nowhere; a fused relu won nothing and makes 0 of NaN.
+By the weights of all members together: `packed` from 3 MB and 4 rows on, `turned` below 1 MB, `bmm` for one row between (bench/results/strategies-cpu.json, by shape;
+scripts/strategies_cpu.py measures it).
 """
 
 from __future__ import annotations
