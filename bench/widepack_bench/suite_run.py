@@ -86,9 +86,11 @@ def run_row(
     tune: bool = False,
     device: str = "cpu",
 ) -> dict[str, Any]:
-    """One row: checkpoints with random weights, an artifact in a temporary folder, the comparison. The rest is as in `bench`; tune: build with `tune=True`."""
+    """One row: checkpoints with random weights, an artifact in a temporary folder, the comparison. The rest is as in `bench`.
+
+    tune: measure the artifact's plan for the row's batch first, and write it into the artifact; what was measured stands in the result.
+    """
     from importlib import import_module
-    from inspect import signature
 
     import torch
 
@@ -101,11 +103,7 @@ def run_row(
     form = row.form(size)
     where, _, function = row.model.partition(":")
     make = getattr(import_module(where), function)
-    more: dict[str, Any] = {}
-    if tune:
-        if "tune" not in signature(widepack.build).parameters:
-            raise UsageError("this version's widepack.build has no option tune")
-        more["tune"] = True
+    tuned: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="widepack-suite-") as folder:
         paths = []
         for i, state in enumerate(states(lambda: make(**form.options), row.members, row.shared)):
@@ -115,10 +113,12 @@ def run_row(
         artifact = f"{folder}/{row.name}.wide"
         target = torch.device(device).type
         torch.set_num_threads(threads)
-        widepack.build(
-            paths, artifact, model=row.model, model_args=dict(form.options), inputs=list(form.inputs), targets=(target,), pt2=False, **more
-        )
+        widepack.build(paths, artifact, model=row.model, model_args=dict(form.options), inputs=list(form.inputs), targets=(target,), pt2=False)
         built_s = time.perf_counter() - begin
+        if tune:
+            begin = time.perf_counter()
+            found = widepack.tune(artifact, batches=(row.batch,), patterns=("shared",), budget_s=budget_s, device=device, threads=threads, write=True)
+            tuned = {"tune": {"seconds": time.perf_counter() - begin, "rows": found.to_json()["rows"]}}
         beside = {BY_HAND: by_hand([_filled(make(**form.options), p) for p in paths], device)} if row.by_hand else {}
         report = bench(
             artifact,
@@ -138,7 +138,7 @@ def run_row(
         )
         weights = sum(os.path.getsize(f) for f in Path(artifact).glob("weights-*"))
     document = {**report.to_json(), "name": row.name}
-    return {"title": row.title, "members": row.members, "batch": row.batch, "build_s": built_s, "weights_bytes": weights, "report": document}
+    return {"title": row.title, "members": row.members, "batch": row.batch, "build_s": built_s, "weights_bytes": weights, **tuned, "report": document}
 
 
 def _filled(module: Any, path: str) -> Any:
