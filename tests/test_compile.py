@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,9 @@ def test_auto_takes_what_the_plan_names_where_it_is_there(
     from widepack.wide_entry import Wide, WideEntry
 
     own = WideEntry._wide
-    monkeypatch.setattr(WideEntry, "_wide", lambda self, pattern: [Wide(w.program, w.plan, w.content, "aot") for w in own(self, pattern)])
+    monkeypatch.setattr(
+        WideEntry, "_wide", lambda self, pattern: [Wide(w.program, replace(w.plan, backend="aot"), w.content) for w in own(self, pattern)]
+    )
     assert widepack.load(artifact, cache=folder).backend == "aot"
     assert widepack.load(artifact, cache=tmp_path / "empty").backend == "eager"
     (tmp_path / "open").mkdir()

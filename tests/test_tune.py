@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,8 @@ from click.testing import CliRunner
 from torch import Tensor, nn
 
 import widepack
-from widepack import plan_cache, timing, tuner, tuning
-from widepack.errors import ArtifactError, UsageError
+from widepack import backends, plan_cache, timing, tuner, tuning
+from widepack.errors import ArtifactError, LoweringError, UsageError
 from widepack.machine import name_of
 from widepack.plan import Plan
 from widepack.wide_entry import WideEntry
@@ -49,6 +50,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         torch.save(member(i).state_dict(), folder / f"m{i}.pt")
     widepack.build(sorted(folder.glob("*.pt")), folder / "e.wide", model=Net, inputs=["x=float32[B,3,8,8]"], pt2=False)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def on_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compilers take their time: the tests that are about them ask for them."""
+    monkeypatch.setattr(tuner, "backends_here", lambda device: ("eager",))
+    monkeypatch.setattr(tuning, "SLOW", float("inf"))  # who takes part is not to hang on what else runs on this machine
 
 
 @pytest.fixture(autouse=True)
@@ -120,17 +128,77 @@ def test_a_plan_of_another_machine_is_not_taken(artifact: Path, monkeypatch: pyt
 def test_the_best_measured_is_what_is_taken(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clocks that say `packed` is fastest wherever it runs: it is what comes out, and the report says by how much."""
 
-    def clocked(calls: dict[str, Callable[[], object]], budget_s: float, least: int = 7) -> dict[str, list[float]]:
-        for call in calls.values():
-            call()
-        return {name: [1e-3 if name == "packed" else 2e-3] * 7 for name in calls}
-
-    monkeypatch.setattr(tuning, "race", clocked)
-    monkeypatch.setattr(tuner, "race", clocked)
+    monkeypatch.setattr(tuning, "race", race_won_by("packed"))
+    monkeypatch.setattr(tuner, "race", race_won_by("packed"))
     report = widepack.tune(artifact, batches=[32], patterns=["shared"], budget_s=0.2)
     (row,) = report.rows
     assert row.chosen == "packed" and row.strategies["packed"] and row.rules == row.loop == 2.0
     right(widepack.load(artifact))
+
+
+def race_won_by(name: str) -> Callable[..., dict[str, list[float]]]:
+    def clocked(calls: dict[str, Callable[[], object]], budget_s: float, least: int = 7) -> dict[str, list[float]]:
+        for call in calls.values():
+            call()
+        return {n: [1e-3 if n == name else 2e-3] * 7 for n in calls}
+
+    return clocked
+
+
+def test_a_plan_may_name_a_backend(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flat graph under another name stands for a compiler: what is chosen, kept, told and taken at load is the same for all."""
+    own = backends.backend
+    monkeypatch.setattr(backends, "backend", lambda name: SimpleNamespace(NAME="aot", bind=lambda task: task.eager) if name == "aot" else own(name))
+    monkeypatch.setattr(tuning, "race", race_won_by("loop on aot"))
+    report = widepack.tune(artifact, backends=["aot"], **ONE)
+    (row,) = report.rows
+    assert report.backends == ("eager", "aot") and row.backend == "aot" and row.chosen == "loop on aot" and row.loop == 2.0
+    assert any(n.endswith("on aot") and n != row.chosen for n in row.times_ms), "wide plans were tried there, too"
+    ens = widepack.load(artifact)
+    assert ens.backend == "aot" and ens.plan.backend == "aot" and ens.plan.at == 4
+    right(ens)
+    assert widepack.load(artifact, backend="eager").backend == "eager"
+    monkeypatch.setattr(backends, "backend", own)  # a machine whose cache does not have the program
+    ens = widepack.load(artifact, cache=artifact.parent / "empty")
+    assert ens.backend == "eager" and ens.plan.backend == "aot"
+    right(ens)
+
+
+def test_a_backend_that_fails_takes_no_part(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bind(task: Any) -> Any:
+        raise LoweringError("it does not compile")
+
+    own = backends.backend
+    monkeypatch.setattr(backends, "backend", lambda name: SimpleNamespace(NAME="aot", bind=bind) if name == "aot" else own(name))
+    report = widepack.tune(artifact, backends=["eager", "aot"], **ONE)
+    assert report.rows[0].backend == "eager" and "it does not compile" in report.rows[0].dropped["loop on aot"]
+    with pytest.raises(UsageError, match="unknown backend tvm; known: eager"):
+        widepack.tune(artifact, backends=["tvm"], **ONE)
+
+
+def test_weights_are_held_in_one_session_for_all_batches(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two batches with two winners that hold weights in two ways end with one of them."""
+    own = backends.backend
+    fake = SimpleNamespace(NAME="onnxruntime", bind=lambda task: task.eager)
+    monkeypatch.setattr(backends, "backend", lambda name: fake if name == "onnxruntime" else own(name))
+    won = iter(["loop on onnxruntime"] * 4 + ["turned"] * 4)
+    monkeypatch.setattr(tuning, "race", lambda calls, budget_s, least=7: race_won_by(next(won))(calls, budget_s, least))
+    report = widepack.tune(artifact, backends=["onnxruntime"], **FAST)
+    assert len({r.chosen for r in report.rows if r.chosen != "loop"}) == 1
+    right(widepack.load(artifact))
+
+
+def test_plans_of_several_numbers_of_threads_stand_side_by_side(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    try:
+        for write in (False, True):
+            for threads in (1, 2):
+                widepack.tune(artifact, threads=threads, write=write, **ONE)
+            for threads, nearest in ((1, 1), (2, 2), (5, 2)):
+                (plan,) = widepack.load(artifact, threads=threads).plans()
+                assert plan.threads == nearest
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_program_that_is_wrong_takes_no_part(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,12 @@
-"""The machine that something is measured on, and that a measured plan is for."""
+"""The machine that something is measured on, and that a measured plan is for: its name, and which backends it can run."""
 
 from __future__ import annotations
 
+import os
 import platform
+import shutil
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -26,3 +29,15 @@ def cpu_name() -> str:
     except OSError:
         pass  # another system: what Python says
     return platform.processor() or platform.machine()
+
+
+def backends_here(device: str) -> tuple[str, ...]:
+    """The backends that a measured plan may name here: what runs in a fresh process without compiling there. `compile` is none of them; `aot` needs a C++ compiler once, now."""
+    found = ["eager"]
+    if not device.startswith("cpu"):
+        return tuple(found)
+    if all(find_spec(name) is not None for name in ("onnxruntime", "onnx", "onnxscript")):
+        found.append("onnxruntime")
+    if shutil.which(os.environ.get("CXX") or "g++") or shutil.which("clang++"):
+        found.append("aot")
+    return tuple(found)

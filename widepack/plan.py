@@ -5,11 +5,15 @@ A region is a connected part of the member program. `wide` regions hold one choi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+import torch
 
 from .errors import ArtifactError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,8 @@ class Choice:
 class Plan:
     """batch: the sizes of the first dim that the plan is for, (least, most or None), counted at the example's sizes of the other dims. choices: by node of the member program.
 
-    Of a plan that was measured: the machine and torch's threads that it was measured with, and milliseconds of every candidate at the end."""
+    Of a plan that was measured: the machine and torch's threads that it was measured with, the batch, the backend that was fastest, and milliseconds of every
+    candidate at the end."""
 
     device: str
     pattern: str
@@ -43,10 +48,14 @@ class Plan:
     choices: Mapping[str, Choice] = field(default_factory=dict)
     machine: str = ""
     threads: int = 0
+    at: int = 0
+    backend: str = ""
     times_ms: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        measured = {"machine": self.machine, "threads": self.threads, "times_ms": dict(self.times_ms)} if self.machine else {}
+        measured = {"machine": self.machine, "threads": self.threads, "at": self.at, "times_ms": dict(self.times_ms)} if self.machine else {}
+        if self.backend:
+            measured["backend"] = self.backend
         return {
             **measured,
             "device": self.device,
@@ -68,6 +77,8 @@ class Plan:
                 choices={str(n): Choice(str(c[0]), str(c[1])) for n, c in data["choices"].items()},
                 machine=str(data.get("machine", "")),
                 threads=int(data.get("threads", 0)),
+                at=int(data.get("at", 0)),
+                backend=str(data.get("backend", "")),
                 times_ms={str(n): float(t) for n, t in data.get("times_ms", {}).items()},
             )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as e:
@@ -86,3 +97,10 @@ class Plan:
         for choice in self.choices.values():
             counts[choice.strategy] = counts.get(choice.strategy, 0) + 1
         return counts
+
+
+def nearest_threads(rows: Sequence[tuple[T, int]]) -> list[T]:
+    """Of what was measured with several numbers of threads: all that was measured with the number nearest to torch's now, the smaller of two."""
+    here = torch.get_num_threads()
+    best = min((threads for _, threads in rows), key=lambda t: (abs(t - here), t), default=0)
+    return [row for row, threads in rows if threads == best]

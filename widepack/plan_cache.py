@@ -1,6 +1,6 @@
 """Plans that were measured on this machine and not written into their artifact: one small file each in the user's cache.
 
-    <cache>/widepack/plans/<key>.json      [{"program": ..., "plan": ...}, ...], one a batch class
+    <cache>/widepack/plans/<key>.json      [{"program": ..., "plan": ...}, ...], one a batch class and number of threads
 
 The key is of the artifact's digest, the entry, the pattern, the machine, and the versions of torch and widepack. A file that cannot be read, or that others could have written, counts
 as absent: the artifact's own plans run then.
@@ -24,7 +24,7 @@ from widepack_artifacts.program import Program
 from .compiled_cache import private
 from .errors import WidepackError
 from .machine import name_of
-from .plan import Plan
+from .plan import Plan, nearest_threads
 from .version import __version__
 
 _MOST_BYTES = 64 * 2**20
@@ -42,10 +42,11 @@ def _place(digest: str, entry: str, pattern: str, device: str) -> Path:
 
 
 def find(digest: str, entry: str, pattern: str, device: str) -> list[tuple[Program, Plan]]:
-    """The wide programs and plans, least batch first; empty where none were measured here."""
-    if not folder().is_dir():
-        return []
-    place = _place(digest, entry, pattern, device)
+    """The wide programs and plans of the number of threads nearest to torch's, least batch first; empty where none were measured here."""
+    return nearest_threads([((program, plan), plan.threads) for program, plan in _read(_place(digest, entry, pattern, device))])
+
+
+def _read(place: Path) -> list[tuple[Program, Plan]]:
     try:
         private(folder(), folder=True)
         private(place)
@@ -57,11 +58,12 @@ def find(digest: str, entry: str, pattern: str, device: str) -> list[tuple[Progr
 
 
 def keep(digest: str, entry: str, pattern: str, device: str, rows: Sequence[tuple[Program, Plan]]) -> Path:
-    """Keep what was measured, in the place of what was there. Returns: the file. Raises: OSError; UsageError where others may write into the folder."""
+    """Keep what was measured, in the place of what was measured with as many threads. Returns: the file. Raises: OSError; UsageError where others may write into the folder."""
     place = _place(digest, entry, pattern, device)
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     private(place.parent, folder=True)  # what is kept where others may write would not be taken from there
-    data = json.dumps([{"program": program.to_json(), "plan": plan.to_json()} for program, plan in rows])
+    other = [(program, plan) for program, plan in _read(place) if plan.threads not in {p.threads for _, p in rows}]
+    data = json.dumps([{"program": program.to_json(), "plan": plan.to_json()} for program, plan in (*other, *rows)])
     temporary = place.with_name(f".tmp-{secrets.token_hex(8)}")
     try:
         temporary.write_text(data, encoding="utf-8")

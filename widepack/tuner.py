@@ -18,29 +18,32 @@ from widepack_artifacts.program import Kind, Program, refs
 from widepack_artifacts.store import Reader, Writer
 
 from . import plan_cache
+from .backends import NAMES as backend_names
 from .errors import UsageError, VerificationError
 from .loading import load
-from .machine import name_of
+from .machine import backends_here, name_of
 from .plan import Plan
 from .progress import Report
 from .relower import simplified
 from .timing import race
 from .tuning import LOOP, Candidate, Found, Search
-from .wide_entry import Wide, WideEntry
+from .wide_entry import Running, Wide, WideEntry
 
 PATTERNS = ("shared", "each")
 BATCHES = (1, 8, 32)
+WHERE = "(where)"  # beside the nodes of a program: in which session its weights are held
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One batch of one pattern. strategies: how many nodes run in each. rules, loop: how many times longer the plan by rules of thumb and the eager loop take."""
+    """One batch of one pattern. backend: what runs the plan. strategies: how many nodes run in each. rules, loop: how many times longer the plan by rules of thumb and the eager loop take."""
 
     entry: str
     pattern: str
     batch: int
     classes: tuple[int, int | None]
     chosen: str
+    backend: str
     strategies: dict[str, int]
     ms: float
     rules: float
@@ -52,11 +55,12 @@ class Measured:
 
 @dataclass(frozen=True)
 class TuneReport:
-    """What was measured. refused: batch -> why it was not. kept: where the plans are. digest: the artifact's, another one where they were written into it."""
+    """What was measured. backends: those that could be chosen. refused: batch -> why it was not. kept: where the plans are. digest: the artifact's, another one where they were written into it."""
 
     path: str
     machine: str
     threads: int
+    backends: tuple[str, ...]
     rows: tuple[Measured, ...]
     refused: dict[int, str]
     kept: str
@@ -75,27 +79,34 @@ def tune(
     budget_s: float = 20.0,
     device: str | None = None,
     threads: int | None = None,
+    backends: Sequence[str] | None = None,
+    cache: str | PathLike[str] | None = None,
     write: bool = False,
     progress: Report | None = None,
 ) -> TuneReport:
-    """Measure the strategies of an artifact's programs here, and keep the fastest plan of each pattern and batch class.
+    """Measure the strategies of an artifact's programs here, on every backend that can run them, and keep the fastest plan of each pattern and batch class.
 
     batches: sizes to measure at; a class reaches to the geometric middle between two of them. patterns, entries: of which programs; all without them. budget_s:
-    seconds of measuring a batch of one pattern, lowering aside. threads: torch's, for the process. write: publish the plans in the artifact, beside those by rules of
-    thumb; without it they go to the user's cache. A tuned plan is taken on the machine that it was measured on alone.
+    seconds of measuring a batch of one pattern, lowering and compiling aside. threads: torch's, for the process. backends: which ones may be chosen, `eager` always
+    among them; all that are here without it (`machine.backends_here`). cache: the folder of compiled programs, where what was compiled stays; default as in `load`.
+    write: publish the plans in the artifact, beside those by rules of thumb; without it they go to the user's cache. A tuned plan is taken on the machine that it was
+    measured on alone, and runs on its backend where the cache has the compiled program.
     Raises: UsageError; ArtifactError; VerificationError where a program is wrong here.
     """
     if not batches or any(isinstance(b, bool) or b < 1 for b in batches):
         raise UsageError(f"batches are whole numbers from 1, got {', '.join(map(str, batches)) or 'none'}")
     if unknown := [p for p in patterns if p not in PATTERNS] or (not patterns and ["(none given)"]):
         raise UsageError(f"unknown pattern {', '.join(map(str, unknown))}; known: {', '.join(PATTERNS)}")
-    ens = load(path, device=device, backend="eager", warmup=False, threads=threads)
+    if unknown := [b for b in backends or () if b not in backend_names]:
+        raise UsageError(f"unknown backend {', '.join(unknown)}; known: {', '.join(backend_names)}")
+    ens = load(path, device=device, backend="eager", warmup=False, threads=threads, cache=cache)
+    others = tuple(b for b in dict.fromkeys(backends_here(str(ens.device)) if backends is None else backends) if b != "eager")
     rows: list[Measured] = []
     refused: dict[int, str] = {}
     plans: dict[tuple[str, str], list[tuple[Program, Plan]]] = {}
     for name in entries or ens.entries:
         for pattern in patterns:
-            made, found, said = _tuned(ens.entry(name), pattern, sorted(set(batches)), budget_s, progress)
+            made, found, said = _tuned(ens.entry(name), pattern, sorted(set(batches)), budget_s, others, progress)
             refused.update(said)
             rows += found
             if made:
@@ -110,56 +121,30 @@ def tune(
     else:
         places = [plan_cache.keep(digest, name, pattern, where, made) for (name, pattern), made in plans.items()]
         kept = str(places[0].parent)
-    return TuneReport(fspath(path), name_of(where), torch.get_num_threads(), tuple(rows), refused, kept, digest)
+    return TuneReport(fspath(path), name_of(where), torch.get_num_threads(), ("eager", *others), tuple(rows), refused, kept, digest)
 
 
 def _tuned(
-    entry: WideEntry, pattern: str, batches: Sequence[int], budget_s: float, progress: Report | None
+    entry: WideEntry, pattern: str, batches: Sequence[int], budget_s: float, others: Sequence[str], progress: Report | None
 ) -> tuple[list[tuple[Program, Plan]], list[Measured], dict[int, str]]:
     """One pattern of one entry: its programs and plans, what was measured, and the batches that were refused."""
-    held, letter = entry._held, entry._letter
-    manifest = held.manifest
-    weights: dict[str, Kind] = {w.name: w.kind for w in manifest.weights}  # type: ignore[misc]
-    own = [p == "e" or i in entry._binder.carried for i, p in enumerate(entry._letters(pattern))]
-    example = {d: v.example for d, v in entry.entry.dims.items()}
-    simple = simplified([held.reader.program(f) for f in entry.entry.member], entry.entry.signatures, weights, own, example)
-    refused: dict[int, str] = {}
-    searches: dict[int, Search] = {}
+    searches, refused = searches_of(entry, pattern, batches, budget_s, others, progress)
     found: dict[int, Found] = {}
-    for batch in batches if letter else (1,):
-        sizes = {**example, letter: batch} if letter else example
-        if why := _refusal(entry, sizes):
-            refused[batch] = why
-            continue
-        inputs = entry._drawn(pattern, sizes)
-        search = Search(
-            simple,
-            sizes,
-            letter,
-            held.device,
-            pattern,
-            lambda program, plan: entry._bind(pattern, Wide(program, plan)),
-            inputs,
-            _Right(entry, pattern, inputs),
-            example=example,
-            budget_s=budget_s,
-            report=_said(progress, f"{entry.name} {pattern} {letter} = {batch}" if letter else f"{entry.name} {pattern}"),
-        )
+    for batch, search in searches.items():
         try:
             found[batch] = search.run()
         except VerificationError as e:  # inputs that members do not take at this size, or a program that is wrong there: others may be right
             refused[batch] = str(e)
-            continue
-        searches[batch] = search
     if not found:
         return [], [], refused
-    chosen = _one_form({b: f.best for b, f in found.items()}, searches, budget_s)
-    classes = _classes({b: searches[b].scaled() for b in found})
+    chosen = _one_form({b: f.best for b, f in found.items()}, {b: searches[b] for b in found}, budget_s)
+    classes = _classes({b: searches[b].scaled() for b in found})  # others than was thought, where a batch was refused
+    machine, threads = name_of(str(entry._held.device)), torch.get_num_threads()
     programs: list[tuple[Program, Plan]] = []
     rows: list[Measured] = []
     for batch, best in chosen.items():
-        f, plan = found[batch], replace(best.plan, batch=classes[batch], machine=name_of(str(held.device)), threads=torch.get_num_threads())
-        plan = replace(plan, times_ms=f.times_ms)
+        f = found[batch]
+        plan = replace(best.plan, batch=classes[batch], machine=machine, threads=threads, times_ms=f.times_ms)
         strategies: dict[str, int] = {}
         for s in best.used.values():
             strategies[s] = strategies.get(s, 0) + 1
@@ -171,6 +156,7 @@ def _tuned(
                 batch,
                 classes[batch],
                 best.name,
+                best.backend,
                 strategies,
                 f.times_ms.get(best.name, 0.0) or _alone(searches[batch], best),
                 f.against_rules,
@@ -181,6 +167,51 @@ def _tuned(
             )
         )
     return programs, rows, refused
+
+
+def searches_of(
+    entry: WideEntry, pattern: str, batches: Sequence[int], budget_s: float, others: Sequence[str] = (), progress: Report | None = None
+) -> tuple[dict[int, Search], dict[int, str]]:
+    """A search for each batch of a pattern, none of them begun, and why other batches have none. others: backends beside `eager`."""
+    held, letter = entry._held, entry._letter
+    manifest = held.manifest
+    weights: dict[str, Kind] = {w.name: w.kind for w in manifest.weights}  # type: ignore[misc]
+    own = [p == "e" or i in entry._binder.carried for i, p in enumerate(entry._letters(pattern))]
+    example = {d: v.example for d, v in entry.entry.dims.items()}
+    simple = simplified([held.reader.program(f) for f in entry.entry.member], entry.entry.signatures, weights, own, example)
+    refused: dict[int, str] = {}
+    sizes_of: dict[int, dict[str, int]] = {}
+    for batch in batches if letter else (1,):
+        sizes = {**example, letter: batch} if letter else example
+        if why := _refusal(entry, sizes):
+            refused[batch] = why
+        else:
+            sizes_of[batch] = sizes
+
+    def bind(program: Program, plan: Plan) -> Any:
+        return entry._bind(pattern, Wide(program, plan), Running(plan.backend or "eager", True, held.running.cache))
+
+    searches: dict[int, Search] = {}
+    for batch, sizes in sizes_of.items():
+        inputs = entry._drawn(pattern, sizes)
+        said = _said(progress, f"{entry.name} {pattern} {letter} = {batch}" if letter else f"{entry.name} {pattern}")
+        searches[batch] = Search(
+            simple,
+            sizes,
+            letter,
+            held.device,
+            pattern,
+            bind,
+            inputs,
+            _Right(entry, pattern, inputs),
+            example=example,
+            budget_s=budget_s,
+            backends=others,
+            report=said,
+        )
+    for batch, classes in _classes({b: s.scaled() for b, s in searches.items()}).items():
+        searches[batch].classes = classes
+    return searches, refused
 
 
 class _Right:
@@ -243,7 +274,7 @@ def _one_form(best: dict[int, Candidate], searches: Mapping[int, Search], budget
         totals[of], served[of] = 0.0, {}
         for b, search in searches.items():
             mine, loop = (
-                c if c is not None and search.is_right(c) else None
+                c if c is not None and c.bound is not None and search.is_right(c) else None
                 for c in (leader if b == of else search.candidate(f"as at {of}", leader.plan), search.candidate(LOOP, search._plans("loop")[0]))
             )
             runs = {str(i): search._call(c) for i, c in enumerate((mine, loop, best[b])) if c is not None}
@@ -263,16 +294,19 @@ def _alone(search: Search, c: Candidate) -> float:
 def _forms(search: Search, c: Candidate) -> dict[str, str]:
     """The strategies of the nodes that read weights, but for those that read them as they are mapped, member by member."""
     looped = c.plan.looped()
+    if c.backend == "onnxruntime":  # which packs weights in its own way, in a session for each program
+        return {WHERE: f"{c.name} on onnxruntime"}
 
     def form(name: str) -> str:
         return (f"{c.plan.choices[name].strategy} in loops" if name in c.plan.choices else "") if name in looped else c.used[name]
 
     reading = [n.name for n in search.first.nodes if n.name not in search.early and any(r in search.early for r in refs((n.args, n.kwargs)))]
-    return {name: form(name) for name in reading if form(name)}
+    found = {name: form(name) for name in reading if form(name)}
+    return {**found, WHERE: ""} if found else {}
 
 
 def _write(path: str | PathLike[str], device: str, plans: Mapping[tuple[str, str], Sequence[tuple[Program, Plan]]], digest: str) -> str:
-    """Publish measured programs in the artifact of this digest, in the place of earlier ones of this machine. Returns: the new digest.
+    """Publish measured programs in the artifact of this digest, in the place of earlier ones of this machine and number of threads. Returns: the new digest.
 
     Raises: ArtifactError where another artifact was published meanwhile.
     """
@@ -282,7 +316,12 @@ def _write(path: str | PathLike[str], device: str, plans: Mapping[tuple[str, str
         entries = dict(reader.manifest.entries)
         kind, here = device.partition(":")[0], name_of(device)
         for (name, pattern), rows in plans.items():
-            kept = [w for w in entries[name].wide if (w.pattern, w.device, w.plan.get("machine", "")) != (pattern, kind, here)]
+            threads = {plan.threads for _, plan in rows}
+            kept = [
+                w
+                for w in entries[name].wide
+                if (w.pattern, w.device, w.plan.get("machine", "")) != (pattern, kind, here) or w.plan.get("threads") not in threads
+            ]
             for program, plan in rows:
                 file = writer.file(f"programs/{kind}.{name}.{pattern}", "json", strict_json.canonical(program.to_json()))
                 kept.append(WideProgram(kind, pattern, file, plan.batch, plan.to_json()))

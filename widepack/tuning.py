@@ -3,10 +3,11 @@
 1. **Profiles.** For every strategy that applies somewhere, the program with that strategy wherever it applies, clocked node by node (clocked.py): a strategy is
    measured among values that lie in memory as it and its neighbours leave them.
 2. **Composition.** Nodes of one signature (op, types and kinds of what they read, literals) choose together: the strategy that took the least time in its profile.
-3. **End to end.** The plan by rules of thumb, the composed one, every profile and the whole program as one loop run interleaved (timing.py); what is not clearly
-   slower than the best goes on.
+   A program that takes `SLOW` times as long as the fastest so far is let go of at once, and its packed weights with it.
+3. **End to end.** The plan by rules of thumb, the composed one, every profile and the whole program as one loop run interleaved (timing.py).
 4. **Refinement.** Within the budget, signature by signature, dearest first, the best plan with another strategy there; taken where it is faster in most rounds.
-5. The best plan has to be no slower than the plan by rules of thumb and than the loop, in rounds that chose nothing: else the faster of those two is the plan.
+5. **Backends.** The best plan, the one with the ops' first strategies, the composed one and the loop, each on every other backend that is there.
+6. The best has to be no slower than the plan by rules of thumb and than the loop, in rounds that chose nothing: else the faster of those two is the plan.
 
 Every program that is chosen passes the artifact's probe, and answers as the loop does at the batch that it was measured at, before it is kept.
 """
@@ -23,32 +24,43 @@ import torch
 from widepack_artifacts import strict_json
 from widepack_artifacts.program import Node, Program, Ref, refs
 
+from .backends.flat import MOST_NODES, nodes_unrolled
+from .backends.task import first_line
 from .clocked import cost_of_nodes
-from .errors import VerificationError, WidepackError
+from .errors import UsageError, VerificationError, WidepackError
 from .kinds import kinds, weights_only
 from .lower import lower
+from .packed import decompose
 from .plan import Choice, Plan
 from .registry import REGISTRY
 from .registry import Choice as Asked
 from .relower import Simple
 from .rules_of_thumb import plans
-from .timing import fastest, race, ratio
+from .timing import fastest, once, race, ratio
 
 RULES, LOOP, COMPOSED = "rules of thumb", "loop", "composed"
-CLOSE = 1.1  # what takes this much longer than the best is out of the race
+SLOW = 4.0  # what takes this many times as long as the fastest so far takes no part in the race
+EXPECTED = 400  # nodes of a program with its loops written out that a compiler is given
 GAIN = 0.98  # a change that is adopted takes at most this part of the time, in the median over rounds
 
 
-@dataclass(frozen=True)
+@dataclass
 class Candidate:
-    """A plan and how it runs. used: strategy of each node of the member program. run: inputs -> outputs."""
+    """A plan and how it runs. used: strategy of each node of the member program. bound: what runs it; None where it was let go of. seconds: about how long a call takes.
+
+    slower: how many times as long as the fastest of those before."""
 
     name: str
     plan: Plan
     program: Program
     used: Mapping[str, str]
-    run: Callable[..., Any]
     bound: Any
+    seconds: float = 0.0
+    slower: float = 1.0
+
+    @property
+    def backend(self) -> str:
+        return self.plan.backend or "eager"
 
 
 @dataclass
@@ -66,8 +78,9 @@ class Found:
 class Search:
     """The search for one batch of one pattern.
 
-    simple: the member programs. sizes: of all dims, the batch (the dim `letter`, or "") among them. bind: makes a wide program runnable. inputs: of a wide call
-    at these sizes. right: why a program's answers are not right, or "".
+    simple: the member programs. sizes: of all dims, the batch (the dim `letter`, or "") among them. classes: the batch class that the plan is for. bind: makes a
+    wide program runnable, on the backend that its plan names. inputs: of a wide call at these sizes. right: why a program's answers are not right, or "".
+    backends: other ones than `eager` that may be chosen.
     """
 
     def __init__(
@@ -83,16 +96,22 @@ class Search:
         *,
         example: Mapping[str, int],
         budget_s: float,
+        classes: tuple[int, int | None] = (1, None),
+        backends: Sequence[str] = (),
         report: Callable[[str, int, int], None] | None = None,
     ) -> None:
         self.simple, self.sizes, self.letter, self.device, self.pattern = simple, sizes, letter, device, pattern
         self.bind, self.inputs, self.right, self.example, self.budget_s = bind, inputs, right, example, budget_s
+        self.classes, self.backends = classes, backends
         self.report = report or (lambda stage, done, total: None)
         self.first = simple.programs[0]
         self.kinds = kinds(self.first, simple.slots)
         self.early = weights_only(self.first)
+        self.tuned = [n for n in self.first.nodes if self.kinds[n.name] == "stacked" and n.name not in self.early and n.op in REGISTRY]
         self.dropped: dict[str, str] = {}
         self._made: dict[str, Candidate] = {}
+        self._front: Candidate | None = None  # the fastest so far
+        self._costs: dict[str, dict[str, float]] = {}
 
     # ------------------------------------------------------------ plans
 
@@ -117,23 +136,50 @@ class Search:
         return max(1, round(size))
 
     def candidate(self, name: str, plan: Plan) -> Candidate | None:
-        """A plan made ready to run; None where it cannot be, or is one that there is already."""
-        key = f"{sorted(plan.looped())} {sorted((n, c.strategy) for n, c in plan.choices.items())}"
+        """A plan made ready to run on its backend; None where it cannot be. Where there is one already that runs the same, that one."""
+        plan = replace(plan, batch=self.classes, at=self.sizes.get(self.letter, 0))
+        key = f"{plan.backend} {sorted(plan.looped())} {sorted((n, c.strategy) for n, c in plan.choices.items())}"
         if key in self._made:
             return self._made[key]
         try:
             lowered = lower(self.simple.programs, self.simple.signatures, self.simple.slots, plan, self.example)
-            same = strict_json.digest(lowered.program.to_json())
+            program = decompose(lowered.program) if plan.backend else lowered.program
+            same = f"{plan.backend} {strict_json.digest(program.to_json())}"
             if same in self._made:  # the strategies that it names apply nowhere
                 self._made[key] = self._made[same]
                 return self._made[key]
+            if plan.backend and (many := nodes_unrolled(program)) > self._most(plan.backend):
+                raise UsageError(f"{many} nodes with its loops written out, more than {self._most(plan.backend)}: it would compile for long")
             bound = self.bind(lowered.program, plan)
             bound.run(*self.inputs)
         except (WidepackError, RuntimeError, IndexError, ValueError) as e:
-            self.dropped[name] = f"{type(e).__name__}: {str(e).splitlines()[0][:200]}"
+            self.dropped[name] = f"{type(e).__name__}: {first_line(e)[:200]}"
             return None
-        made = Candidate(name, plan, lowered.program, lowered.used, bound.run, bound)
+        made = Candidate(name, plan, lowered.program, lowered.used, bound)
         self._made[key] = self._made[same] = made
+        self._time(made)
+        return made
+
+    def _time(self, made: Candidate) -> None:
+        """About how long it takes, beside the fastest so far at the same time."""
+        front = self._front if self._front is not None and self._front.bound is not None else made
+        tries = [(once(self._call(made)), once(self._call(front))) for _ in range(3)]
+        made.seconds, least = (min(t) for t in zip(*tries))
+        made.slower = made.seconds / least
+        if made.slower <= 1:
+            self._front = made
+
+    def _most(self, backend: str) -> int:
+        return EXPECTED if backend == "aot" else MOST_NODES
+
+    def _screened(self, made: Candidate | None) -> Candidate | None:
+        """The candidate, unless it is far slower than another one: then it is let go of, and its memory with it."""
+        if made is None or made.bound is None:
+            return None
+        if made.slower > SLOW and made.name not in (RULES, LOOP):
+            self.dropped[made.name] = f"{made.slower:.1f} times as slow as the fastest at that time"
+            made.bound = None
+            return None
         return made
 
     def _with(self, base: Plan, choices: Mapping[str, Choice]) -> Plan:
@@ -154,59 +200,95 @@ class Search:
     def run(self) -> Found:
         """Search. Raises: VerificationError where no program answers rightly."""
         start = time.perf_counter()
+        candidates, groups = self.candidates()
+        rules, loop = self._made_of(self._rules()), self._made_of(self._plans("loop")[0])
+        self.report("end to end", 0, 1)
+        times = race({c.name: self._call(c) for c in candidates}, self.budget_s / 4)
+        best = next(c for c in candidates if c.name == fastest(times))
+        best, changes = self._refine(best, groups, start)
+        eager = best
+        finalists = [c for c in (best, rules, loop, *self._on_backends(best)) if c is not None and c.bound is not None and c.name not in self.dropped]
+        finalists = _different(finalists)
+        self.report("confirm", 0, 1)
+        if len(finalists) > 3:  # who is the best of many has been lucky, too: the figures are those of another race
+            times |= race({c.name: self._call(c) for c in finalists}, self.budget_s / 4)
+            front = next(c for c in finalists if c.name == fastest({c.name: times[c.name] for c in finalists}))
+            finalists = _different([front, rules, loop, eager])
+            finalists = [c for c in finalists if c.bound is not None and c.name not in self.dropped]
+        last = race({c.name: self._call(c) for c in finalists}, self.budget_s / 4)
+        winner = next(c for c in finalists if c.name == fastest(last))
+        if winner is not eager:
+            changes = []
+        medians = {n: round(1e3 * sorted(t)[len(t) // 2], 6) for n, t in {**times, **last}.items()}
+        against = {c.name: ratio(last, c.name, winner.name) for c in finalists}
+        rules_x, loop_x = (against.get(c.name, 1.0) if c is not None else 1.0 for c in (rules, loop))
+        return Found(winner, medians, rules_x, loop_x, self.dropped, changes)
+
+    def candidates(self) -> tuple[list[Candidate], list[list[Node]]]:
+        """The candidates of the flat graph that are right and not far off, and the nodes of one signature together, dearest first. Raises: VerificationError."""
         rules = self.candidate(RULES, self._rules())
         loop = self.candidate(LOOP, self._plans("loop")[0])
         (wide,) = self._plans("wide")
-        base = self.candidate("wide", wide)
-        tuned = [n for n in self.first.nodes if self.kinds[n.name] == "stacked" and n.name not in self.early and n.op in REGISTRY]
-        names = list(dict.fromkeys(s for n in tuned for s in REGISTRY[n.op].strategies if len(REGISTRY[n.op].strategies) > 1))
-        loops: list[Candidate | None] = [rules, loop]
-        wides: list[Candidate | None] = [base]
-        costs: dict[str, dict[str, float]] = {}
+        base = self._profiled("wide", wide)
+        names = list(dict.fromkeys(s for n in self.tuned for s in REGISTRY[n.op].strategies if len(REGISTRY[n.op].strategies) > 1))
+        profiles = [base]
+        loops = [rules, loop]
         for i, name in enumerate(names):
             self.report(f"strategy {name}", i, len(names))
-            choices = {n.name: Choice(name, "measured") for n in tuned if name in REGISTRY[n.op].strategies}
-            wides.append(self.candidate(name, self._with(wide, choices)))
+            choices = {n.name: Choice(name, "measured") for n in self.tuned if name in REGISTRY[n.op].strategies}
+            profiles.append(self._screened(self._profiled(name, self._with(wide, choices))))
             if loop is not None:  # some strategies have a form inside loops
-                loops.append(self.candidate(f"{LOOP}, {name}", self._with(loop.plan, choices)))
-        profiles = _different(wides)
-        for made in profiles:
-            costs[made.name] = cost_of_nodes(made.bound.executable, self.device, self.inputs, min(0.3, self.budget_s / (4 * len(profiles))))
+                loops.append(self._screened(self.candidate(f"{LOOP}, {name}", self._with(loop.plan, choices))))
         groups: dict[str, list[Node]] = {}
-        for node in tuned:
+        for node in self.tuned:
             groups.setdefault(self.signature(node), []).append(node)
-        order = sorted(groups.values(), key=lambda nodes: -sum(costs[base.name].get(n.name, 0.0) for n in nodes)) if base is not None else []
+        first = self._costs.get("wide", {})
+        order = sorted(groups.values(), key=lambda nodes: -sum(first.get(n.name, 0.0) for n in nodes))
+        found = [c for c in _different([*loops, *profiles, self._composed(wide, order)]) if self._screened(c)]
+        found = [c for c in found if self.is_right(c)]
+        if not found:
+            raise VerificationError(
+                f"no wide program of {self.pattern} answers rightly here: {'; '.join(f'{n}: {w}' for n, w in self.dropped.items())}"
+            )
+        return found, order
+
+    def _profiled(self, name: str, plan: Plan) -> Candidate | None:
+        """A candidate that was clocked node by node."""
+        made = self.candidate(name, plan)
+        if made is not None and made.name == name and made.bound is not None:
+            self._costs[name] = cost_of_nodes(made.bound.executable, self.device, self.inputs, min(0.3, self.budget_s / 40))
+        return made
+
+    def _composed(self, wide: Plan, order: Sequence[Sequence[Node]]) -> Candidate | None:
+        """Every signature with the strategy that took the least time in its profile."""
         composed: dict[str, Choice] = {}
+        profiles = [c for c in _different(list(self._made.values())) if c.name in self._costs]
         for nodes in order:
-            by = {p.used[nodes[0].name]: sum(costs[p.name].get(n.name, 0.0) for n in nodes) for p in reversed(profiles)}
+            by = {p.used[nodes[0].name]: sum(self._costs[p.name].get(n.name, 0.0) for n in nodes) for p in reversed(profiles)}
             if len(by) > 1:
                 cheapest = min(by, key=lambda s: by[s])
                 words = ", ".join(f"{s} {by[s] * 1e3:.3f} ms" for s in sorted(by, key=lambda s: by[s]))
                 composed.update({n.name: Choice(cheapest, f"measured, {len(nodes)} alike: {words}") for n in nodes})
-        made_up = self.candidate(COMPOSED, self._with(wide, composed)) if composed else None
-        candidates = [c for c in _different([*loops, *profiles, made_up]) if self.is_right(c)]
-        if not candidates:
-            raise VerificationError(
-                f"no wide program of {self.pattern} answers rightly here: {'; '.join(f'{n}: {w}' for n, w in self.dropped.items())}"
-            )
-        self.report("end to end", 0, 1)
-        times = race({c.name: self._call(c) for c in candidates}, self.budget_s / 4)
-        best = next(c for c in candidates if c.name == fastest(times))
-        best, changes = self._refine(best, order, profiles, start)
-        self.report("confirm", 0, 1)
-        finalists = list({c.name: c for c in (best, rules, loop) if c is not None and c.name not in self.dropped}.values())
-        last = race({c.name: self._call(c) for c in finalists}, self.budget_s / 4)
-        winner = next(c for c in finalists if c.name == fastest(last))
-        if winner is not best:
-            changes = []
-        medians = {n: round(1e3 * sorted(t)[len(t) // 2], 6) for n, t in {**times, **last}.items()}
-        against = {c.name: ratio(last, c.name, winner.name) for c in finalists}
-        to = {RULES: rules, LOOP: loop}
-        rules_x, loop_x = (against.get(c.name, 1.0) if (c := to[n]) is not None else 1.0 for n in (RULES, LOOP))
-        return Found(winner, medians, rules_x, loop_x, self.dropped, changes)
+        return self.candidate(COMPOSED, self._with(wide, composed)) if composed else None
+
+    def _made_of(self, plan: Plan) -> Candidate | None:
+        return self.candidate("", plan)  # it is there already, or cannot be
+
+    def _on_backends(self, best: Candidate) -> list[Candidate]:
+        """The plans worth it, on every other backend."""
+        (wide,) = self._plans("wide")
+        plans = {"wide": wide, LOOP: self._plans("loop")[0], best.name: best.plan}
+        plans |= {c.name: c.plan for c in self._made.values() if c.name == COMPOSED}
+        made: list[Candidate | None] = []
+        for number, backend in enumerate(self.backends):
+            self.report(f"backend {backend}", number, len(self.backends))
+            for name, plan in plans.items():
+                found = self._screened(self.candidate(f"{name} on {backend}", replace(plan, backend=backend)))
+                made.append(found if found is not None and self.is_right(found) else None)
+        return _different(made)
 
     def _call(self, c: Candidate) -> Callable[[], object]:
-        run, inputs = c.run, self.inputs
+        run, inputs = c.bound.run, self.inputs
         return lambda: run(*inputs)
 
     def is_right(self, c: Candidate) -> bool:
@@ -216,11 +298,12 @@ class Search:
             self.dropped[c.name] = words
         return not words
 
-    def _refine(self, best: Candidate, order: Sequence[Sequence[Node]], profiles: Sequence[Candidate], start: float) -> tuple[Candidate, list[str]]:
+    def _refine(self, best: Candidate, order: Sequence[Sequence[Node]], start: float) -> tuple[Candidate, list[str]]:
         """The best plan with other strategies, signature by signature, where they make it faster as a whole."""
         changes: list[str] = []
         if best.plan.looped():
             return best, changes
+        profiles = [c for c in _different(list(self._made.values())) if c.name in self._costs]
         for i, nodes in enumerate(order):
             self.report("refine", i, len(order))
             known = dict.fromkeys(p.used[nodes[0].name] for p in profiles)
@@ -236,8 +319,20 @@ class Search:
                 times = race({best.name: self._call(best), name: self._call(made)}, self.budget_s / 40)
                 if ratio(times, name, best.name) < GAIN:
                     changes.append(f"{nodes[0].op} {other} instead of {best.used[nodes[0].name]}: {ratio(times, best.name, name):.2f}x as a whole")
-                    best = made
+                    best, made = made, best
+                if made.name not in (RULES, LOOP):
+                    made.bound = None  # its memory, if it has packed weights
         return best, changes
+
+    def again(self, plan: Plan) -> dict[str, list[float]]:
+        """Seconds of a plan that was chosen before, as `chosen`, and of every candidate there is, all in one race; without refinement."""
+        candidates, _ = self.candidates()
+        rest = self._on_backends(min(candidates, key=lambda c: c.seconds))
+        chosen = self.candidate("chosen", plan)
+        if chosen is None:
+            raise VerificationError(f"the plan that was chosen does not run here: {self.dropped['chosen']}")
+        calls = {c.name: self._call(c) for c in _different([*candidates, *rest]) if c is not chosen}
+        return race({"chosen": self._call(chosen), **calls}, self.budget_s)
 
 
 def _different(candidates: Sequence[Candidate | None]) -> list[Candidate]:

@@ -33,7 +33,7 @@ from .machine import name_of
 from .member import Member
 from .output import Output, carried, present
 from .packed import decompose
-from .plan import Plan
+from .plan import Plan, nearest_threads
 from .progress import Report
 from .runtime import Executable
 from .samples import Source, draw
@@ -41,12 +41,11 @@ from .samples import Source, draw
 
 @dataclass(frozen=True)
 class Wide:
-    """A wide program. content: the SHA-256 of its file; empty where it was lowered here. backend: what its plan was measured to run best on, or nothing."""
+    """A wide program. content: the SHA-256 of its file; empty where it was lowered here."""
 
     program: Program
     plan: Plan
     content: str = ""
-    backend: str = ""
 
 
 SEEN = 256
@@ -339,10 +338,10 @@ class WideEntry:
         if held.strategies is None and held.whole:
             every = [w for w in self.entry.wide if w.pattern == pattern and w.device == held.device.type]
             here = name_of(str(held.device)) if any("machine" in w.plan for w in every) else ""
-            measured = [w for w in every if w.plan.get("machine", "") == here] if here else []
+            measured = nearest_threads([(w, w.plan.get("threads", 0)) for w in every if w.plan.get("machine", "") == here]) if here else []
             rows = measured or [w for w in every if "machine" not in w.plan]
             files = held.manifest.files
-            made = [Wide(held.reader.program(w.file), Plan.from_json(w.plan), files[w.file].sha256, str(w.plan.get("backend", ""))) for w in rows]
+            made = [Wide(held.reader.program(w.file), Plan.from_json(w.plan), files[w.file].sha256) for w in rows]
             if made:
                 return made
         return [Wide(program, plan) for program, plan in self._lower(pattern)]
@@ -361,18 +360,19 @@ class WideEntry:
         sizes = {d: v.example for d, v in self.entry.dims.items()}
         return relower(programs, signatures, kinds, own, sizes, self._letter, self._held.device.type, pattern, self._held.strategies or "auto")
 
-    def _bind(self, pattern: str, wide: Wide) -> Bound:
+    def _bind(self, pattern: str, wide: Wide, running: Running | None = None) -> Bound:
         program, held = wide.program, self._held
+        running = running or held.running
         if program.members != len(held.chosen):
             raise ArtifactError(f"a wide program is for {program.members} members, the artifact has {len(held.chosen)}")
         weights = {s.source: held.weight(s.source) for s in program.weights}
-        name = held.running.backend
-        chosen = (wide.backend if wide.backend in backends.NAMES else "eager") if name == "auto" else name
+        name, planned = running.backend, wide.plan.backend
+        chosen = (planned if planned in backends.NAMES else "eager") if name == "auto" else name
         run: Executable | None = None
         if chosen != "eager":
             run = Executable(decompose(program), weights, held.device, prologue=held.prologue)  # packed weights are oneDNN's: no compiler takes them
             try:
-                run.use(backends.backend(chosen).bind(self._task(pattern, wide, run)))
+                run.use(backends.backend(chosen).bind(self._task(pattern, wide, run, running)))
             except (backends.Unavailable, ArtifactError, UsageError) as e:
                 if name != "auto":
                     raise
@@ -382,7 +382,7 @@ class WideEntry:
         run = run or Executable(program, weights, held.device, prologue=held.prologue)
         return Bound(program, wide.plan, run, self.entry.result, chosen, wide.content)
 
-    def _task(self, pattern: str, wide: Wide, run: Executable) -> backends.Task:
+    def _task(self, pattern: str, wide: Wide, run: Executable, running: Running) -> backends.Task:
         """A wide program as backends take it."""
         held, plan = self._held, wide.plan
         classes = "" if plan.batch == (1, None) else f", batch {plan.batch[0]} to {'any' if plan.batch[1] is None else plan.batch[1]}"
@@ -399,19 +399,19 @@ class WideEntry:
             guards=[g.expr for g in self.entry.guards],
             inputs=lambda sizes: self._drawn(pattern, sizes),
             differ=lambda found, wanted: self._differ(pattern, wide.program, found, wanted),
-            compile=held.running.compile,
-            cache=held.running.cache,
+            compile=running.compile,
+            cache=running.cache,
             located=held.located,
-            progress=held.running.progress,
+            progress=running.progress,
         )
 
     def _example(self, plan: Plan) -> dict[str, int]:
-        """Sizes in the middle of a plan's batch class, at least 2."""
+        """Sizes in the middle of a plan's batch class, or as it was measured, at least 2."""
         sizes = {d: max(2, v.example) for d, v in self.entry.dims.items()}
         if self._letter in sizes:
             least, most = plan.batch
             dim = self.entry.dims[self._letter]
-            wanted = max(2, least, min(sizes[self._letter], most or sizes[self._letter]))
+            wanted = max(2, plan.at or max(least, min(sizes[self._letter], most or sizes[self._letter])))
             tried = {**sizes, self._letter: min(wanted, dim.max or wanted)}
             if all(guard_forms.holds(g.expr, tried) for g in self.entry.guards):
                 return tried

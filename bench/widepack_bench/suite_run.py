@@ -98,6 +98,7 @@ def run_row(
 
     from .baselines import BASELINES
     from .models.weights import states
+    from .noise import quiet
     from .suite import bench
 
     form = row.form(size)
@@ -117,7 +118,8 @@ def run_row(
         built_s = time.perf_counter() - begin
         if tune:
             begin = time.perf_counter()
-            found = widepack.tune(artifact, batches=(row.batch,), patterns=("shared",), budget_s=budget_s, device=device, threads=threads, write=True)
+            with quiet(threads, pin):
+                found = widepack.tune(artifact, batches=(row.batch,), patterns=("shared",), budget_s=budget_s, device=device, write=True)
             tuned = {"tune": {"seconds": time.perf_counter() - begin, "rows": found.to_json()["rows"]}}
         beside = {BY_HAND: by_hand([_filled(make(**form.options), p) for p in paths], device)} if row.by_hand else {}
         report = bench(

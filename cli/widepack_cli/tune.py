@@ -33,6 +33,14 @@ PATTERNS = {"shared": ("shared",), "each": ("each",), "both": ("shared", "each")
 )
 @click.option("--device", default="cpu", show_default=True, help="Where to measure: cpu, cuda, cuda:1.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads inside an op; torch's own number without it.")
+@click.option(
+    "--backend",
+    "backends",
+    multiple=True,
+    metavar="NAME",
+    help="A backend that may be chosen: eager, aot, onnxruntime. Repeatable; all that are here without it (aot compiles, which takes its time).",
+)
+@click.option("--cache", type=click.Path(path_type=Path, file_okay=False), help="The folder of compiled programs; without it the user's own.")
 @click.option("--write", is_flag=True, help="Publish the plans in ARTIFACT, which gets a new digest; without it they go to your cache.")
 @json_option
 def command(
@@ -43,13 +51,15 @@ def command(
     budget: float,
     device: str,
     threads: int | None,
+    backends: tuple[str, ...],
+    cache: Path | None,
     write: bool,
     as_json: bool,
 ) -> None:
     """Time the strategies of ARTIFACT's programs on this machine and keep the fastest plan of each batch class.
 
-    Every strategy that applies is measured, node by node and end to end, beside the plan by rules of thumb and the members in a loop; a plan that is slower than
-    either is not kept, nor one whose answers do not pass the artifact's probe.
+    Every strategy that applies is measured, node by node and end to end, beside the plan by rules of thumb and the members in a loop, and the best of them on every
+    backend that is here; a plan that is slower than either is not kept, nor one whose answers do not pass the artifact's probe.
     """
     from widepack_artifacts.store import Reader
 
@@ -66,6 +76,8 @@ def command(
             budget_s=budget,
             device=device,
             threads=threads,
+            backends=backends or None,
+            cache=cache,
             write=write,
             progress=progress,
         )
@@ -85,7 +97,7 @@ def command(
                 duration(r.ms),
                 f"{r.rules:.2f}x",
                 f"{r.loop:.2f}x",
-                f"{r.chosen}: {used}",
+                f"{r.chosen}{'' if r.backend == 'eager' or r.backend in r.chosen else f' on {r.backend}'}: {used}",
             ]
         )
     click.echo("\n".join(columns(table)))

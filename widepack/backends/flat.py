@@ -45,7 +45,7 @@ def _filled(shape: Any, found: Sequence[torch.Tensor]) -> Any:
 
 def flatten(program: Program, values: Sequence[Any], backend: str, said: str) -> Flat:
     """Raises: UsageError for a program that is too long with its loops written out."""
-    many = sum(program.members * len(n.body.nodes) if n.body else 1 for n in program.nodes)
+    many = nodes_unrolled(program)
     if many > MOST_NODES:
         raise UsageError(
             f"{said} has {many:,} nodes with its loops written out for {program.members} members, and backend {backend!r} takes up to {MOST_NODES:,}: "
@@ -91,6 +91,11 @@ def flatten(program: Program, values: Sequence[Any], backend: str, said: str) ->
     shape = tuple(substitute(o.value, leaf) for o in whole.outputs)
     outputs = tuple(replace(whole.outputs[0], value=Ref(name), kind="stacked") for name in leaves)
     return Flat(replace(whole, outputs=outputs), [dense(tensors[s.name]) for s in whole.weights], shape)
+
+
+def nodes_unrolled(program: Program) -> int:
+    """How many nodes a program has with its loops written out."""
+    return sum(program.members * len(n.body.nodes) if n.body else 1 for n in program.nodes)
 
 
 def dense(weight: torch.Tensor) -> torch.Tensor:

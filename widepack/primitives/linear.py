@@ -7,7 +7,7 @@
 | `one_gemm` | x Shared | one product with `N*O` outputs |
 | `shared_weight` | W Shared | one product over all members' rows |
 | `bmm` | both Stacked | one batched product |
-| `turned` | both Stacked | the same over weights `[N, I, O]`, turned once, at load |
+| `turned` | W Stacked | weights turned once, at load: to `[N, I, O]` for a batched product, to `[I, N*O]` for one product where x is Shared |
 | `packed` | on a CPU, float32, W Stacked | one oneDNN call over weights in its own order (packed.py); x Shared: one product of `N*O` outputs, else N groups, the answer over memory `[R, N, O]` |
 
 By the weights of all members together: `packed` from 3 MB and 4 rows on, `turned` below 1 MB, `bmm` for one row between (bench/results/strategies-cpu.json, by shape;
@@ -87,9 +87,18 @@ def bmm(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None) -> Wide:
 
 @strategy("linear", "turned", family="linear", when=_both)
 def turned(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None) -> Wide:
-    """one batched product over weights that were turned to [N, I, O] at load"""
+    """products over weights that were turned at load: [N, I, O] for one batched product, [I, N*O] for a Shared input"""
     if not _whole(bias, weight):
         return _added(w, turned(w, x, weight).value, bias, rank(x))
+    if isinstance(x, Shared):
+        flat = w.call("flatten.using_ints", w.call("permute", weight.value, [2, 0, 1]), 1, 2)  # [I, N*O], a copy
+        b = None if bias is None else w.call("flatten.using_ints", w.stack(bias), 0, 1)
+        if b is not None and rank(x) == 2:
+            y = w.call("addmm", b, x.value, flat)
+        else:
+            y = w.call("matmul", x.value, flat)
+            y = y if b is None else w.call("add.Tensor", y, b)
+        return Stacked(w.call("movedim.int", w.call("unflatten.int", y, -1, [w.members, -1]), -2, 0))
     rows, back = _rows(w, w.stack(x), rank(x))
     matrix = w.call("clone", w.call("transpose.int", weight.value, 1, 2), memory_format=torch.contiguous_format)
     if bias is None:
