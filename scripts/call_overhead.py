@@ -7,6 +7,8 @@ N=4 members of an MLP 8-8-4 at a batch of 1, one thread, backend `eager`. The ba
 the graph that this call runs, given the tensors that the call gives it. Both sides of every row are interleaved in one process, in blocks of a millisecond and orders that change; `over_us` is the median over rounds
 of the difference within a round, with its 95% interval, and `again_us` the same of the bare graph against itself: what cannot be told apart from nothing.
 
+The goal, at most 20 us, is of `ens(x)`; the other rows say what more a call may have to do, each with its own `holds`.
+
 | row | the call |
 |---|---|
 | `ens(x)` | a tensor by position |
@@ -154,7 +156,7 @@ def main() -> None:
         "members": MEMBERS,
         "goal_us": GOAL_US,
         "rows": made,
-        "holds": all(row["holds"] for row in made.values()),
+        "holds": made["ens(x)"]["holds"],
     }
     given.out.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
