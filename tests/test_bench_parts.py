@@ -332,7 +332,7 @@ def test_backends_and_levels_are_contestants(artifacts: Artifacts) -> None:
     assert report.backend == "eager"
     assert "backend='nonsense' is unknown" in row.skipped["widepack[nonsense]"]
     assert {o.name for o in row.others} | set(row.skipped) >= {f"level {name}" for name in LEVELS}
-    assert {"level sequential", "level loop", "level simplified", "level tuned"} <= {o.name for o in row.others}
+    assert {"level sequential", "level loop", "level stacked", "level simplified", "level tuned"} <= {o.name for o in row.others}
     assert row.roof is not None and 0 < row.roof.share < 1.5
     table = report.table()
     assert "levels, each with its gain over the one before: sequential" in table and "of the roofline" in table

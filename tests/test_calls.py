@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import struct
-from collections import namedtuple
+from collections import Counter, namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -390,6 +390,33 @@ def test_strategies_at_load(name: str, artifacts: Artifacts) -> None:
     want = [leaves(run(case.member(i), args, kwargs))[0] for i in range(case.N)]
     for ens in (auto, wide, loop):
         close(_tensors(ens(*args, **kwargs))[0], torch.stack(want))
+
+
+@pytest.mark.parametrize("strategy", [None, "loop"])
+@pytest.mark.parametrize("name", ["resnet18", "encoder", "frozen_trunk", "ragged_heads"])
+def test_programs_as_they_were_captured(name: str, strategy: str | None, artifacts: Artifacts) -> None:
+    """The same answers without simplification, from programs that keep what it takes away."""
+    case = cases.load(name)
+    args, kwargs = case.sample(3, 1)
+    ours, plain = load(artifacts(name)), load(artifacts(name), strategies=strategy, simplify=False)
+    for mine, captured in zip(_tensors(ours(*args, **kwargs)), _tensors(plain(*args, **kwargs))):
+        close(mine, captured)
+    simple, captured_ops = (Counter(_ops_of(ens)) for ens in (load(artifacts(name), strategies=strategy or "auto"), plain))
+    assert captured_ops != simple
+    if strategy == "loop":
+        norm = "aten._native_batch_norm_legit_no_training.default"
+        assert (norm in captured_ops) is (name != "encoder") and norm not in simple
+
+
+def _ops_of(ens: WideModel) -> list[str]:
+    """The ops of the program of pattern `shared`, those of loops' bodies too."""
+    nodes = ens.entry("forward")._programs("shared")[0].program.nodes
+    return [inner.op for n in nodes for inner in (n.body.nodes if n.body else (n,))]
+
+
+def test_simplify_is_true_or_false(artifacts: Artifacts) -> None:
+    with pytest.raises(UsageError, match="simplify='no' is unknown; known: True, and False"):
+        load(artifacts("mlp"), simplify="no")  # type: ignore[arg-type]
 
 
 # Ensembles

@@ -26,6 +26,7 @@ def load(
     device: str | torch.device | None = None,
     members: Sequence[int | str] | None = None,
     strategies: str | Sequence[str] | None = None,
+    simplify: bool = True,
     backend: str = "auto",
     verify: str = "sizes",
     expect: str | None = None,
@@ -39,7 +40,8 @@ def load(
     """Open an artifact.
 
     path: the folder. device: where to run; default the CPU. members: some of them, by number or name. strategies: None for the artifact's plans, or what
-    `build --strategy` takes: the programs are lowered again then. backend: `auto` (what the plan names where it can run here, else `eager`), `eager`, `compile`,
+    `build --strategy` takes: the programs are lowered again then. simplify: False lowers them again as they were captured (with strategies
+    `auto` where none are given), to see what simplification gains. backend: `auto` (what the plan names where it can run here, else `eager`), `eager`, `compile`,
     `aot` or `onnxruntime`. compile: None never compiles; `now` compiles what is not in the cache, at load and when another pattern is first called. cache: the
     folder of compiled programs; default `WIDEPACK_CACHE`, else one in the user's cache. verify: `sizes` (of all files), `hashes` (of all files), `off`
     (the manifest's digest and the programs' hashes are always checked). expect: the manifest's digest, `sha256:...`, pins a deployment. prologue: run nodes that
@@ -56,6 +58,8 @@ def load(
         raise UsageError(f"compile={compile!r} is unknown; known: None, which never compiles, and 'now'")
     if cache is not None and not isinstance(cache, (str, PathLike)):
         raise UsageError(f"cache is a {type(cache).__name__}; give the folder of compiled programs")
+    if not isinstance(simplify, bool):
+        raise UsageError(f"simplify={simplify!r} is unknown; known: True, and False, which lowers the programs again as they were captured")
     if threads is not None:
         if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
             raise UsageError(f"threads={threads!r} is no number of threads; give a whole number from 1")
@@ -72,7 +76,9 @@ def load(
     weights.check(reader.manifest.weights, len(reader.manifest.members))
     chosen = _members(reader, members)
     running = Running(backend, compile == "now", None if cache is None else Path(cache), progress)
-    model = WideModel(Held(reader, weights, chosen, where, prologue=prologue, strategies=strategies, verified=verify != "off", running=running))
+    wanted = "auto" if strategies is None and not simplify else strategies
+    held = Held(reader, weights, chosen, where, prologue=prologue, strategies=wanted, verified=verify != "off", running=running, simplify=simplify)
+    model = WideModel(held)
     if warmup:
         model.warmup()
     return model

@@ -77,7 +77,7 @@ def carried(
 
 def present(values: Sequence[Any], outputs: Sequence[Leaf], members: int, result: tree.Tree) -> Any:
     """Output values of a program as the caller sees them: a Shared leaf is expanded to `[N, ...]`, a Ragged one is a list of N."""
-    leaves = [v.unsqueeze(0).expand(members, *v.shape) if o.kind == "shared" and isinstance(v, torch.Tensor) else v for v, o in zip(values, outputs)]
+    leaves = [v.expand(members, *v.shape) if o.kind == "shared" and isinstance(v, torch.Tensor) else v for v, o in zip(values, outputs)]
     if "leaf" in result:
         return leaves[result["leaf"]]
     return tree.build(result, leaves, Output)

@@ -24,14 +24,20 @@ class Simple:
 
 
 def simplified(
-    programs: Sequence[Program], signatures: Sequence[int], weights: Mapping[str, Kind], own: Sequence[bool], sizes: Mapping[str, int]
+    programs: Sequence[Program],
+    signatures: Sequence[int],
+    weights: Mapping[str, Kind],
+    own: Sequence[bool],
+    sizes: Mapping[str, int],
+    simplify: bool = True,
 ) -> Simple:
-    """The programs of the loaded members, simplified. weights: kinds by name. own: which inputs hold one value a member."""
+    """The programs of the loaded members, simplified, or as they were captured. weights: kinds by name. own: which inputs hold one value a member."""
     used = sorted(set(signatures))
     first = programs[used[0]]
     slots: dict[str, Kind] = {s.name: weights[s.source] for s in first.weights}
     slots.update({s.name: "stacked" if o else "shared" for s, o in zip(first.inputs, own)})
-    return Simple(simplify_all([programs[s] for s in used], slots, sizes), [used.index(s) for s in signatures], slots)
+    captured = [programs[s] for s in used]
+    return Simple(simplify_all(captured, slots, sizes) if simplify else captured, [used.index(s) for s in signatures], slots)
 
 
 def relower(
@@ -44,13 +50,14 @@ def relower(
     device: str,
     pattern: str,
     strategies: str | Sequence[str],
+    simplify: bool = True,
 ) -> list[tuple[Program, Plan]]:
     """Wide programs, one a batch class, with their plans.
 
     programs, signatures: the member programs and each loaded member's index into them. weights: kinds by name. own: which inputs hold one value a member.
-    Raises: LoweringError, UsageError.
+    simplify: False takes the programs as they were captured. Raises: LoweringError, UsageError.
     """
-    simple = simplified(programs, signatures, weights, own, sizes)
+    simple = simplified(programs, signatures, weights, own, sizes, simplify)
     first, members = simple.programs[0], len(simple.signatures)
     made = plans(first, simple.slots, members, sizes, batch, device, pattern, Choice.parse(strategies))
     return [(lower(simple.programs, simple.signatures, simple.slots, plan, sizes).program, plan) for plan in made]

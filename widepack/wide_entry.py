@@ -105,9 +105,11 @@ class Held:
         strategies: str | Sequence[str] | None,
         verified: bool,
         running: Running = Running(),
+        simplify: bool = True,
     ) -> None:
         self.reader, self.weights, self.chosen, self.device = reader, weights, tuple(chosen), device
         self.prologue, self.strategies, self.verified, self.running = prologue, strategies, verified, running
+        self.simplify = simplify
         self.manifest: Manifest = reader.manifest
         self.members: tuple[str, ...] = tuple(self.manifest.members[i].name for i in self.chosen)
         self.whole = len(self.chosen) == len(self.manifest.members)
@@ -358,7 +360,8 @@ class WideEntry:
         own = [letter == "e" or i in self._binder.carried for i, letter in enumerate(self._letters(pattern))]
         kinds: dict[str, Kind] = {w.name: w.kind for w in self._held.manifest.weights}  # type: ignore[misc]
         sizes = {d: v.example for d, v in self.entry.dims.items()}
-        return relower(programs, signatures, kinds, own, sizes, self._letter, self._held.device.type, pattern, self._held.strategies or "auto")
+        held = self._held
+        return relower(programs, signatures, kinds, own, sizes, self._letter, held.device.type, pattern, held.strategies or "auto", held.simplify)
 
     def _bind(self, pattern: str, wide: Wide, running: Running | None = None) -> Bound:
         program, held = wide.program, self._held

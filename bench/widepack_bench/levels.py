@@ -9,14 +9,13 @@
 | `tuned` | the artifact's own plan, or the one tuned for this machine |
 | `compiled` | that plan on the backend `compile` |
 
-A level that this version of widepack cannot load is left out with its reason.
+A level that cannot be loaded here is left out with its reason.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import widepack
@@ -47,10 +46,5 @@ def load_levels(path: str | os.PathLike[str], device: str) -> tuple[dict[str, Wi
 
 
 def load_level(path: str | os.PathLike[str], device: str, name: str) -> WideModel:
-    """One level. Raises: UsageError where this version of widepack cannot load it; what `widepack.load` raises."""
-    known = signature(widepack.load).parameters
-    options = LEVELS[name]
-    unknown = [k for k in options if k not in known and k != "compile"]
-    if unknown:
-        raise widepack.UsageError(f"this version's widepack.load has no option {unknown[0]}")
-    return widepack.load(path, device=device, **{k: v for k, v in options.items() if k in known})
+    """One level. Raises: what `widepack.load` does where it cannot be loaded here."""
+    return widepack.load(path, device=device, **LEVELS[name])
