@@ -26,7 +26,7 @@ from .plan import Plan
 from .progress import Report
 from .relower import simplified
 from .timing import race
-from .tuning import LOOP, Candidate, Found, Search
+from .tuning import COMPILE_S, COMPILED, LOOP, Candidate, Found, Search
 from .wide_entry import Running, Wide, WideEntry
 
 PATTERNS = ("shared", "each")
@@ -81,6 +81,7 @@ def tune(
     threads: int | None = None,
     backends: Sequence[str] | None = None,
     cache: str | PathLike[str] | None = None,
+    compile_s: float = COMPILE_S,
     write: bool = False,
     progress: Report | None = None,
 ) -> TuneReport:
@@ -89,6 +90,7 @@ def tune(
     batches: sizes to measure at; a class reaches to the geometric middle between two of them. patterns, entries: of which programs; all without them. budget_s:
     seconds of measuring a batch of one pattern, lowering and compiling aside. threads: torch's, for the process. backends: which ones may be chosen, `eager` always
     among them; all that are here without it (`machine.backends_here`). cache: the folder of compiled programs, where what was compiled stays; default as in `load`.
+    compile_s: seconds of a batch of one pattern after which no compilation begins.
     write: publish the plans in the artifact, beside those by rules of thumb; without it they go to the user's cache. A tuned plan is taken on the machine that it was
     measured on alone, and runs on its backend where the cache has the compiled program.
     Raises: UsageError; ArtifactError; VerificationError where a program is wrong here.
@@ -106,7 +108,7 @@ def tune(
     plans: dict[tuple[str, str], list[tuple[Program, Plan]]] = {}
     for name in entries or ens.entries:
         for pattern in patterns:
-            made, found, said = _tuned(ens.entry(name), pattern, sorted(set(batches)), budget_s, others, progress)
+            made, found, said = _tuned(ens.entry(name), pattern, sorted(set(batches)), budget_s, others, compile_s, progress)
             refused.update(said)
             rows += found
             if made:
@@ -125,10 +127,10 @@ def tune(
 
 
 def _tuned(
-    entry: WideEntry, pattern: str, batches: Sequence[int], budget_s: float, others: Sequence[str], progress: Report | None
+    entry: WideEntry, pattern: str, batches: Sequence[int], budget_s: float, others: Sequence[str], compile_s: float, progress: Report | None
 ) -> tuple[list[tuple[Program, Plan]], list[Measured], dict[int, str]]:
     """One pattern of one entry: its programs and plans, what was measured, and the batches that were refused."""
-    searches, refused = searches_of(entry, pattern, batches, budget_s, others, progress)
+    searches, refused = searches_of(entry, pattern, batches, budget_s, others, compile_s, progress)
     found: dict[int, Found] = {}
     for batch, search in searches.items():
         try:
@@ -170,7 +172,13 @@ def _tuned(
 
 
 def searches_of(
-    entry: WideEntry, pattern: str, batches: Sequence[int], budget_s: float, others: Sequence[str] = (), progress: Report | None = None
+    entry: WideEntry,
+    pattern: str,
+    batches: Sequence[int],
+    budget_s: float,
+    others: Sequence[str] = (),
+    compile_s: float = COMPILE_S,
+    progress: Report | None = None,
 ) -> tuple[dict[int, Search], dict[int, str]]:
     """A search for each batch of a pattern, none of them begun, and why other batches have none. others: backends beside `eager`."""
     held, letter = entry._held, entry._letter
@@ -189,7 +197,7 @@ def searches_of(
             sizes_of[batch] = sizes
 
     def bind(program: Program, plan: Plan) -> Any:
-        return entry._bind(pattern, Wide(program, plan), Running(plan.backend or "eager", True, held.running.cache))
+        return entry._bind(pattern, Wide(program, plan), Running(plan.backend or "eager", True, held.running.cache, most_nodes=COMPILED))
 
     searches: dict[int, Search] = {}
     for batch, sizes in sizes_of.items():
@@ -207,6 +215,7 @@ def searches_of(
             example=example,
             budget_s=budget_s,
             backends=others,
+            compile_s=compile_s,
             report=said,
         )
     for batch, classes in _classes({b: s.scaled() for b, s in searches.items()}).items():

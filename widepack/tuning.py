@@ -24,7 +24,7 @@ import torch
 from widepack_artifacts import strict_json
 from widepack_artifacts.program import Node, Program, Ref, refs
 
-from .backends.flat import MOST_NODES, nodes_unrolled
+from .backends.flat import nodes_unrolled
 from .backends.task import first_line
 from .clocked import cost_of_nodes
 from .errors import UsageError, VerificationError, WidepackError
@@ -39,8 +39,9 @@ from .rules_of_thumb import plans
 from .timing import fastest, once, race, ratio
 
 RULES, LOOP, COMPOSED = "rules of thumb", "loop", "composed"
+COMPILE_S = 120.0
 SLOW = 4.0  # what takes this many times as long as the fastest so far takes no part in the race
-EXPECTED = 400  # nodes of a program with its loops written out that a compiler is given
+COMPILED = 600  # nodes of a program, as a compiler sees it, that a search has compiled: a tenth of a second each
 GAIN = 0.98  # a change that is adopted takes at most this part of the time, in the median over rounds
 
 
@@ -80,7 +81,7 @@ class Search:
 
     simple: the member programs. sizes: of all dims, the batch (the dim `letter`, or "") among them. classes: the batch class that the plan is for. bind: makes a
     wide program runnable, on the backend that its plan names. inputs: of a wide call at these sizes. right: why a program's answers are not right, or "".
-    backends: other ones than `eager` that may be chosen.
+    backends: other ones than `eager` that may be chosen. compile_s: seconds after which no compilation begins.
     """
 
     def __init__(
@@ -98,11 +99,12 @@ class Search:
         budget_s: float,
         classes: tuple[int, int | None] = (1, None),
         backends: Sequence[str] = (),
+        compile_s: float = COMPILE_S,
         report: Callable[[str, int, int], None] | None = None,
     ) -> None:
         self.simple, self.sizes, self.letter, self.device, self.pattern = simple, sizes, letter, device, pattern
         self.bind, self.inputs, self.right, self.example, self.budget_s = bind, inputs, right, example, budget_s
-        self.classes, self.backends = classes, backends
+        self.classes, self.backends, self.compile_s = classes, backends, compile_s
         self.report = report or (lambda stage, done, total: None)
         self.first = simple.programs[0]
         self.kinds = kinds(self.first, simple.slots)
@@ -148,8 +150,8 @@ class Search:
             if same in self._made:  # the strategies that it names apply nowhere
                 self._made[key] = self._made[same]
                 return self._made[key]
-            if plan.backend and (many := nodes_unrolled(program)) > self._most(plan.backend):
-                raise UsageError(f"{many} nodes with its loops written out, more than {self._most(plan.backend)}: it would compile for long")
+            if plan.backend == "aot" and (many := nodes_unrolled(program)) > COMPILED:
+                raise UsageError(f"{many} nodes with its loops written out, more than {COMPILED}: it would compile for long")
             bound = self.bind(lowered.program, plan)
             bound.run(*self.inputs)
         except (WidepackError, RuntimeError, IndexError, ValueError) as e:
@@ -168,9 +170,6 @@ class Search:
         made.slower = made.seconds / least
         if made.slower <= 1:
             self._front = made
-
-    def _most(self, backend: str) -> int:
-        return EXPECTED if backend == "aot" else MOST_NODES
 
     def _screened(self, made: Candidate | None) -> Candidate | None:
         """The candidate, unless it is far slower than another one: then it is let go of, and its memory with it."""
@@ -279,10 +278,15 @@ class Search:
         (wide,) = self._plans("wide")
         plans = {"wide": wide, LOOP: self._plans("loop")[0], best.name: best.plan}
         plans |= {c.name: c.plan for c in self._made.values() if c.name == COMPOSED}
+        plans = {best.name: best.plan, **plans}  # first, since the time for compiling may be over before the others'
         made: list[Candidate | None] = []
+        begin = time.perf_counter()
         for number, backend in enumerate(self.backends):
-            self.report(f"backend {backend}", number, len(self.backends))
             for name, plan in plans.items():
+                self.report(f"{name} on {backend}", number, len(self.backends))
+                if time.perf_counter() - begin > self.compile_s:
+                    self.dropped[f"{name} on {backend}"] = f"the {self.compile_s:.0f} s for compiling were over"
+                    continue
                 found = self._screened(self.candidate(f"{name} on {backend}", replace(plan, backend=backend)))
                 made.append(found if found is not None and self.is_right(found) else None)
         return _different(made)

@@ -80,12 +80,14 @@ class Bound:
 
 @dataclass(frozen=True)
 class Running:
-    """What programs are to run on. backend: its name or `auto`. compile: whether it may compile. cache: of compiled programs; None is the usual one."""
+    """What programs are to run on. backend: its name or `auto`. compile: whether it may compile, and most_nodes how long a program: 0 for any. cache: of compiled
+    programs; None is the usual one."""
 
     backend: str = "eager"
     compile: bool = False
     cache: Path | None = None
     progress: Report | None = None
+    most_nodes: int = 0
 
 
 class Held:
@@ -406,6 +408,7 @@ class WideEntry:
             cache=running.cache,
             located=held.located,
             progress=running.progress,
+            most_nodes=running.most_nodes,
         )
 
     def _example(self, plan: Plan) -> dict[str, int]:

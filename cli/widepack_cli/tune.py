@@ -41,6 +41,14 @@ PATTERNS = {"shared": ("shared",), "each": ("each",), "both": ("shared", "each")
     help="A backend that may be chosen: eager, aot, onnxruntime. Repeatable; all that are here without it (aot compiles, which takes its time).",
 )
 @click.option("--cache", type=click.Path(path_type=Path, file_okay=False), help="The folder of compiled programs; without it the user's own.")
+@click.option(
+    "--compile-limit",
+    "compile_s",
+    type=click.FloatRange(min=0),
+    default=120.0,
+    show_default=True,
+    help="Seconds of a batch of one pattern after which no compilation begins.",
+)
 @click.option("--write", is_flag=True, help="Publish the plans in ARTIFACT, which gets a new digest; without it they go to your cache.")
 @json_option
 def command(
@@ -53,6 +61,7 @@ def command(
     threads: int | None,
     backends: tuple[str, ...],
     cache: Path | None,
+    compile_s: float,
     write: bool,
     as_json: bool,
 ) -> None:
@@ -78,6 +87,7 @@ def command(
             threads=threads,
             backends=backends or None,
             cache=cache,
+            compile_s=compile_s,
             write=write,
             progress=progress,
         )

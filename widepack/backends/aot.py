@@ -171,6 +171,10 @@ def _compile(task: Task, flat: Flat, example: Sizes, path: Path) -> list[Any]:
 
     try:
         made = traced(flat, example, task.dims, task.device)
+        if 0 < task.most_nodes < (many := len(made.module.graph.nodes)):
+            raise LoweringError(
+                f"{task.said} has {many} nodes for the compiler, and up to {task.most_nodes} were asked for: it would compile for long"
+            )
         with warnings.catch_warnings(), quiet(), torch.no_grad():
             warnings.simplefilter("ignore")
             files: Any = torch._inductor.aot_compile(made.module, tuple(made.inputs), options=dict(OPTIONS))

@@ -35,7 +35,7 @@ from .variants import Checked, Variant
 NAME = "onnxruntime"
 MODEL = "program.onnx"
 MADE = "made-by-the-prologue"  # the file of weights that are in no file
-_FORM = 1
+_FORM = 2
 
 
 def bind(task: Task) -> Function:
@@ -164,6 +164,7 @@ def _agree(task: Task, flat: Flat, run: Any) -> dict[str, int]:
 
 def _export(task: Task, flat: Flat, path: Path) -> dict[str, Any]:
     import onnx_ir
+    import onnxscript.optimizer
 
     exported, booleans = _exported(task, flat)
     located = task.located()
@@ -171,18 +172,30 @@ def _export(task: Task, flat: Flat, path: Path) -> dict[str, Any]:
         warnings.simplefilter("ignore")
         made: Any = torch.onnx.export(exported, dynamo=True, optimize=False, verbose=False, external_data=False)
     model = made.model
-    weights: list[int] = []
-    for name, value in model.graph.initializers.items():
-        if name.startswith("w") and name[1:].isdecimal():
-            number = int(name[1:])
-            weight = flat.weights[number]
-            file, offset = _place(weight, located)
-            value.const_value = onnx_ir.ExternalTensor(
-                file, offset, weight.numel() * weight.element_size(), value.const_value.dtype, shape=value.const_value.shape, name=name, base_dir=""
-            )
-            weights.append(number)
-    onnx_ir.save(model, path)
     takes = [v.name for v in model.graph.inputs]
+    held = {name: v for name, v in model.graph.initializers.items() if name.startswith("w") and name[1:].isdecimal()}
+    # Sizes are computed now, so that a session can fold what hangs on weights and sizes alone. Weights are inputs meanwhile: no value of one may get into the file,
+    # which is for all artifacts of this program.
+    kept = {name: v.const_value for name, v in held.items()}
+    for name, value in held.items():
+        del model.graph.initializers[name]
+        value.const_value = None
+        model.graph.inputs.append(value)
+    onnxscript.optimizer.optimize(model)
+    del model.graph.inputs[len(takes) :]
+    weights: list[int] = []
+    for name, value in held.items():
+        if not value.uses():
+            continue
+        number = int(name[1:])
+        weight = flat.weights[number]
+        file, offset = _place(weight, located)
+        value.const_value = onnx_ir.ExternalTensor(
+            file, offset, weight.numel() * weight.element_size(), kept[name].dtype, shape=kept[name].shape, name=name, base_dir=""
+        )
+        model.graph.initializers[name] = value
+        weights.append(number)
+    onnx_ir.save(model, path)
     return {"form": _FORM, "said": task.said, "weights": weights, "inputs": [int(str(n)[1:]) for n in takes], "booleans": booleans}
 
 

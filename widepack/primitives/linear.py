@@ -91,7 +91,8 @@ def turned(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None) -> Wid
     if not _whole(bias, weight):
         return _added(w, turned(w, x, weight).value, bias, rank(x))
     if isinstance(x, Shared):
-        flat = w.call("flatten.using_ints", w.call("permute", weight.value, [2, 0, 1]), 1, 2)  # [I, N*O], a copy
+        flat = w.call("t", w.call("flatten.using_ints", weight.value, 0, 1))
+        flat = w.call("clone", flat, memory_format=torch.contiguous_format)  # [I, N*O]
         b = None if bias is None else w.call("flatten.using_ints", w.stack(bias), 0, 1)
         if b is not None and rank(x) == 2:
             y = w.call("addmm", b, x.value, flat)
