@@ -11,8 +11,8 @@
     x: [N, T, B, I], or [1, T, B, I] for all members   w_x: [N, I, G*H]   b_x, b_h: [N, G*H] or none   w_h: [N, P, G*H]   w_p: [N, H, P] or none, then P = H
     h: [N, B, P]   c: [N, B, H]   y: [N, T, B, P], contiguous; with `reverse` from the last step to the first, each answer at its own step
 
-Weights are turned: a step is one batched product, and their rows lie in memory as it reads them. Members go in blocks of `BLOCK_BYTES` of hidden weights, which all
-steps of a block find in the cache; the products with x are made for as many steps at once as fit `PROJECTED_BYTES`, so that memory does not grow with T. Each step
+Weights are turned: a step is one batched product, and their rows lie in memory as it reads them. Members go in blocks whose step takes up to `BLOCK_BYTES`, so
+that their hidden weights are found in the cache by the next one; the products with x are made for as many steps at once as fit `PROJECTED_BYTES`, so that memory does not grow with T. Each step
 works in memory that was there before it.
 
 `members` writes an op as ATen's own, once a member, for readers that know no others: right for any T, and no longer a program for a longer sequence.
@@ -30,7 +30,7 @@ from torch import Tensor
 from widepack_artifacts.program import Node, Ref
 
 BLOCK_BYTES = 3 << 19
-"""Hidden weights of the members that go through time together."""
+"""What a step of the members that go through time together reads and writes, their hidden weights above all."""
 PROJECTED_BYTES = 2 << 20
 """Products with x that are made before the steps that read them."""
 OPS = ("widepack.rnn_steps.default", "widepack.gru_steps.default", "widepack.lstm_steps.default", "widepack.packed_lstm.default")
@@ -45,10 +45,14 @@ _LIBRARY.define("pack_lstm(Tensor w_x, Tensor w_h, bool reverse, int[] size) -> 
 _LIBRARY.define("packed_lstm(Tensor x, Tensor h, Tensor c, Tensor[] weights, Tensor? b_x, Tensor? b_h, bool reverse) -> (Tensor, Tensor)")
 
 
-def _blocks(w_h: Tensor) -> Iterator[slice]:
-    """Members in blocks of about equal size; on other devices than a CPU all of them, since launches are what costs there."""
-    members = w_h.shape[0]
-    most = max(1, BLOCK_BYTES // max(1, w_h[0].numel() * w_h.element_size())) if w_h.device.type == "cpu" else members
+def _blocks(h: Tensor, w_h: Tensor) -> Iterator[slice]:
+    """Members in blocks of about equal size; on other devices than a CPU all of them, since launches are what costs there.
+
+    A member's step reads its hidden weights and what x gave, and writes as many sums and a few values more.
+    """
+    members, batch, width = h.shape
+    numbers = w_h[0].numel() + batch * (2 * w_h.shape[2] + 3 * width)
+    most = max(1, BLOCK_BYTES // max(1, numbers * w_h.element_size())) if h.device.type == "cpu" else members
     count = -(-members // most)
     for i in range(count):
         yield slice(members * i // count, members * (i + 1) // count)
@@ -100,7 +104,7 @@ def _rnn_steps(x: Tensor, h: Tensor, w_x: Tensor, w_h: Tensor, b_x: Tensor | Non
     act_into = torch.ops.aten.tanh.out if act == "tanh" else torch.ops.aten.relu.out
     x, bias = _checked(x), _sum(b_x, b_h)
     y = _fake_rnn_steps(x, h, w_x, w_h, b_x, b_h, reverse, act)
-    for block in _blocks(w_h):
+    for block in _blocks(h, w_h):
         state, weight, outs = h[block], w_h[block], y[block].unbind(1)
         sums = x.new_empty(state.shape)
         for t, given in _steps(_given(x, block), w_x[block], _of(bias, block), reverse):
@@ -116,10 +120,11 @@ def _gru_steps(x: Tensor, h: Tensor, w_x: Tensor, w_h: Tensor, b_x: Tensor | Non
         bias = _sum(b_x, torch.cat([b_h[:, : 2 * width], torch.zeros_like(b_h[:, 2 * width :])], 1))
         after = b_h[:, 2 * width :].unsqueeze(1)
     y = _fake_gru_steps(x, h, w_x, w_h, b_x, b_h, reverse)
-    for block in _blocks(w_h):
+    for block in _blocks(h, w_h):
         state, weight, outs, add = h[block], w_h[block], y[block].unbind(1), _of(after, block)
         sums = x.new_empty(*state.shape[:2], 3 * width)
-        gates, reset, update, hidden = sums[..., : 2 * width], *sums.split(width, -1)
+        gates = sums[..., : 2 * width]
+        reset, update, hidden = sums.chunk(3, -1)
         new = x.new_empty(state.shape)
         for t, given in _steps(_given(x, block), w_x[block], _of(bias, block), reverse):
             torch.bmm(state, weight, out=sums)
@@ -136,11 +141,11 @@ def _lstm_steps(
 ) -> tuple[Tensor, Tensor]:
     x, bias, width = _checked(x), _sum(b_x, b_h), c.shape[2]
     y, last = _fake_lstm_steps(x, h, c, w_x, w_h, b_x, b_h, w_p, reverse)
-    for block in _blocks(w_h):
+    for block in _blocks(h, w_h):
         state, weight, outs, project = h[block], w_h[block], y[block].unbind(1), _of(w_p, block)
         cell = last[block].copy_(c[block])
         sums, seen = x.new_empty(*cell.shape[:2], 4 * width), x.new_empty(cell.shape)
-        take, keep, new, out = sums.split(width, -1)
+        take, keep, new, out = sums.chunk(4, -1)
         first, bounded = sums[..., : 2 * width], torch.empty_like(seen)
         for t, given in _steps(_given(x, block), w_x[block], _of(bias, block), reverse):
             torch.bmm(state, weight, out=sums).add_(given)
@@ -205,7 +210,7 @@ _fake_packed_lstm = _fake_lstm_steps
 
 
 def _fake_pack_lstm(w_x: Tensor, w_h: Tensor, *_: Any) -> list[Tensor]:
-    return [w.new_empty(w.shape[2], w.shape[1]) for many in (w_x, w_h) for w in many.unbind(0)]
+    return [w.new_empty(w.shape[1], w.shape[0]) for many in (w_x, w_h) for w in many.unbind(0)]
 
 
 _RULES: dict[str, tuple[Any, Any]] = {

@@ -29,7 +29,7 @@ _PLAIN = "gru.input rnn_tanh.input rnn_relu.input"
 
 def _states(hx: Wide | Sequence[Wide]) -> list[Wide]:
     """The initial states of an op: h, of an LSTM h and c."""
-    return list(hx) if isinstance(hx, (list, tuple)) else [hx]
+    return list(hx) if isinstance(hx, Sequence) else [hx]
 
 
 def _known(
@@ -183,7 +183,7 @@ def _layers(gates: int) -> Make:
             params = []
             for i in range(layers):
                 for _ in range(directions):
-                    sizes = [(gates * width, out * directions if i else inputs), (gates * width, out)]
+                    sizes: list[tuple[int, ...]] = [(gates * width, out * directions if i else inputs), (gates * width, out)]
                     sizes += [(gates * width,)] * 2 if biases else []
                     sizes += [(project, width)] if project else []
                     params += [draw.normal(*s, dtype=dtype) / 2 for s in sizes]
