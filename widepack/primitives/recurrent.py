@@ -9,6 +9,8 @@ Wx: [N, G*H, I]   Wh: [N, G*H, P]   Wp: [N, P, H] of an LSTM with projections, e
 | `packed` | LSTM on a CPU, float32, W Stacked, no projections | a oneDNN call a member, over weights in its own order, packed once at load |
 | `fused` | some weight Stacked | the products with x of many steps at once, then one batched product a step for all members (recurrent.py), over weights turned once at load |
 
+An LSTM's `packed` comes first: oneDNN's steps are fast at every size, those of `fused` are faster only where a member's state has few numbers (B*H).
+
 Members that train (dropout between layers) run once a member, and so do packed sequences (`lstm.data`, ...): each step has a number of rows of its own there.
 """
 
