@@ -29,9 +29,9 @@ from torch import Tensor
 
 from widepack_artifacts.program import Node, Ref
 
-BLOCK_BYTES = 3 << 19
+BLOCK_BYTES = 2 << 20
 """What a step of the members that go through time together reads and writes, their hidden weights above all."""
-PROJECTED_BYTES = 2 << 20
+PROJECTED_BYTES = 8 << 20
 """Products with x that are made before the steps that read them."""
 OPS = ("widepack.rnn_steps.default", "widepack.gru_steps.default", "widepack.lstm_steps.default", "widepack.packed_lstm.default")
 
