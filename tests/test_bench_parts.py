@@ -22,6 +22,7 @@ import small
 import widepack
 from support import Artifacts
 from widepack.errors import UsageError
+from widepack.plan import Choice
 from widepack_artifacts.program import Program, Ref
 from widepack_bench import bench, compare, noise, suite_run
 from widepack_bench.alone import resident
@@ -250,6 +251,11 @@ def test_work_of_a_recurrent_layer() -> None:
         ["y"],
     )
     assert work(_alone(made), {}).flop == 2 * (2 * 16 * (5 + 4)) * 3 * 7
+    stacked = small.all_kinds(made, **dict.fromkeys(weights, "stacked"))  # type: ignore[arg-type]
+    for strategy, op in (("packed", "packed_lstm"), ("fused", "lstm_steps")):
+        wide = small.lowered(made, stacked, replace(small.plan(), choices={"out": Choice(strategy, "asked for")}), 3).program
+        assert [n.op for n in wide.nodes].count(f"widepack.{op}.default") == 2
+        assert work(wide, {}).flop == 3 * 2 * (2 * 16 * (5 + 4)) * 3 * 7
 
 
 def test_work_over_packed_weights() -> None:

@@ -154,8 +154,9 @@ def test_primitives() -> None:
         assert strategy["strategy"] in text
         assert strategy["note"] in text
     assert list(json.loads(done("primitives", "conv", "--json").stdout)) == ["conv"]
-    assert document["sequential"]["aten.lstm.input"][0]["note"] == "recurrent over all steps: no wide form yet"
-    assert "recurrent over all steps" in done("primitives", "lstm.input").stdout
+    assert document["sequential"]["aten.lstm.data"][0]["note"] == "recurrent over packed sequences: each step has rows of its own"
+    assert "recurrent over packed sequences" in done("primitives", "lstm.data").stdout
+    assert [s["strategy"] for s in document["recurrent"]["aten.lstm.input"]] == ["fold", "packed", "fused"]
     assert "there is no primitive or op called 'linaer'" in refused(2, "primitives", "linaer")
 
 

@@ -1435,13 +1435,8 @@ CASES |= {
     ),
 }
 
-RECURRENT = "a recurrent op over all steps has no wide form yet"
 # Cases in which a node runs once a member: the ops, and why.
 ONCE_A_MEMBER: dict[str, tuple[set[str], str]] = {
-    **{n: ({"aten.lstm.input"}, RECURRENT) for n in CASES if n.startswith("lstm")},
-    **{n: ({"aten.gru.input"}, RECURRENT) for n in CASES if n.startswith("gru")},
-    "rnn_tanh": ({"aten.rnn_tanh.input"}, RECURRENT),
-    "rnn_relu": ({"aten.rnn_relu.input"}, RECURRENT),
     "bag_padding_max": ({"aten.embedding_bag.padding_idx"}, "the maximum over what is no padding hangs on the order in which a bag meets NaN"),
     "bag_own_offsets": ({"aten.embedding_bag.padding_idx"}, "where bags begin is data, which each member checks against its own ids"),
 }

@@ -14,7 +14,7 @@ from widepack import load
 from widepack_artifacts.store import Reader
 
 
-@pytest.mark.parametrize("name", [n for n in cases.NAMES if not cases.load(n).RECURRENT])
+@pytest.mark.parametrize("name", cases.NAMES)
 def test_nearly_all_runs_wide(name: str, artifacts: Artifacts) -> None:
     report = artifacts.report(name, "wide")
     assert report.wide_share >= 0.95

@@ -12,7 +12,7 @@ from .plain import REPLACED
 from .registry import REGISTRY, full_name
 
 _REASONS = {
-    "recurrent over all steps: no wide form yet": "lstm.input lstm.data gru.input gru.data rnn_tanh.input rnn_tanh.data rnn_relu.input rnn_relu.data",
+    "recurrent over packed sequences: each step has rows of its own": "lstm.data gru.data rnn_tanh.data rnn_relu.data",
     "draws random numbers: one draw a member": """
         bernoulli bernoulli.p binomial cauchy exponential geometric log_normal multinomial normal.Tensor_Tensor normal.Tensor_float normal.float_Tensor poisson
         rand_like randint_like randint_like.low_dtype randn_like uniform native_dropout feature_alpha_dropout rrelu_with_noise_functional

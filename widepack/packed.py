@@ -9,7 +9,7 @@
 | `widepack::linear(x, weight, bias, act)` | `x [N, R, I]`, `bias [N, O]` -> `[N, R, O]` over memory `[R, N, O]`: a 1x1 convolution of N groups over an image of R x 1, which is the one form in which oneDNN takes weights in its own order for all members in one call |
 
 act: `relu`, `gelu`, `sigmoid`, `silu`, `tanh` or none, computed by torch in the answer's own memory. oneDNN's fused relu is not used: it makes 0 of NaN, which would
-hide a broken member.
+hide a broken member. The ops of recurrent layers stand in recurrent.py.
 
 A packed weight is opaque: it has sizes and nothing else that can be read. It is made by the weight prologue and never saved. Where oneDNN is missing, and for other
 devices and dtypes, packing copies the weight and the layer is the decomposition. `decompose` puts ATen ops in their place, for readers that know no others.
@@ -24,6 +24,8 @@ import torch
 from torch import Tensor
 
 from widepack_artifacts.program import Node, Program, Ref, refs, substitute
+
+from . import recurrent
 
 _LIBRARY: Any = torch.library.Library("widepack", "DEF")  # type: ignore[no-untyped-call]
 _LIBRARY.define("pack_convolution(Tensor weight, int[] stride, int[] padding, int[] dilation, int groups, int[] size) -> Tensor")
@@ -150,6 +152,8 @@ torch.library.register_fake("widepack::linear", _fake_linear, lib=_LIBRARY)
 def decompose(program: Program) -> Program:
     """The program with ATen ops in the place of widepack's own: equal answers but for rounding, other memory. Bodies of loops likewise."""
     to: dict[str, Any] = {}
+    packs: dict[str, Node] = {}
+    pairs: dict[str, tuple[Any, Any]] = {}  # of what gave two values, which `operator.getitem` took apart
     nodes: list[Node] = []
     for node in program.nodes:
         if any(r in to for r in refs((node.args, node.kwargs))):
@@ -162,6 +166,15 @@ def decompose(program: Program) -> Program:
             nodes.append(replace(node, op="aten.unbind.int", args=(node.args[0], 0)))
         elif node.op in ("widepack.convolution.default", "widepack.linear.default"):
             nodes += _plain(node)
+        elif node.op == "widepack.pack_lstm.default":
+            packs[node.name] = node
+        elif node.op in recurrent.OPS:
+            more, y, last = recurrent.members(node, program.members, packs)
+            nodes += more
+            if last is not None:
+                pairs[node.name] = y, last
+        elif node.op == "operator.getitem" and isinstance(node.args[0], Ref) and node.args[0].name in pairs:
+            to[node.name] = pairs[node.args[0].name][node.args[1]]
         else:
             nodes.append(node)
     outputs = tuple(replace(o, value=substitute(o.value, lambda n: to.get(n, Ref(n)))) for o in program.outputs)

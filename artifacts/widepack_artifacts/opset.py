@@ -3,7 +3,8 @@
 Every op here is functional by its schema (it writes to nothing that it was given), draws on nothing outside its arguments but torch's random generator, and
 opens no file. There are no wildcards: `aten.from_file`, which creates and maps any path, shows why.
 
-widepack's own ops take weights in an order of their own, and each has an ATen decomposition (`widepack/packed.py`). They stand in wide programs alone.
+widepack's own ops take weights in an order of their own, or run a layer over all steps of a sequence; each has an ATen decomposition (`widepack/packed.py`,
+`widepack/recurrent.py`). They stand in wide programs alone.
 
 `linear` stands for `aten.linear.default`, `max:dim,other` for `aten.max.dim` and `aten.max.other`.
 """
@@ -83,7 +84,9 @@ _PYTHON = """
     math.ceil operator.add operator.eq operator.floordiv operator.ge operator.getitem operator.gt operator.le operator.lt operator.mod operator.mul operator.ne operator.neg operator.pow operator.sub operator.truediv torch.sym_float torch.sym_int torch.sym_ite torch.sym_max torch.sym_min torch.sym_not
 """
 
-_OWN = "pack_convolution pack_convolutions convolution pack_linear linear"
+_OWN = """
+    pack_convolution pack_convolutions convolution pack_linear linear rnn_steps gru_steps lstm_steps pack_lstm packed_lstm
+"""
 
 
 def _expand(text: str) -> frozenset[str]:

@@ -2,7 +2,7 @@
 
 | what | how |
 |---|---|
-| FLOP | torch's own formulas (`torch.utils.flop_counter`) for products, convolutions and attention, op by op on fake tensors of the call's sizes; of recurrent layers 2 for each weight, step and sample |
+| FLOP | torch's own formulas (`torch.utils.flop_counter`) for products, convolutions and attention, op by op on fake tensors of the call's sizes; of recurrent layers, in ATen's form and in widepack's, 2 for each weight, step and sample |
 | least bytes | what the program must touch at least once: weights after the prologue, inputs, outputs |
 | moved bytes | what every node that is no view reads and writes, each by itself |
 | ceiling of memory | the best rate of a sum, a product with a vector and a copy over data of as many bytes as the least, so that a program whose weights stay in a cache is held to that cache |
@@ -36,6 +36,12 @@ from .figures import Ceilings, Roof, Work
 from .programs import bound, entry_of
 
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+STEPS = {
+    "rnn_steps": 2,
+    "gru_steps": 2,
+    "lstm_steps": 3,
+    "packed_lstm": 3,
+}  # widepack's own ops of recurrent layers, and the first argument that is a weight
 PACKED = ("widepack.linear.default", "widepack.convolution.default")  # no formula of torch's knows them
 SECONDS = 0.15  # of measuring each ceiling
 
@@ -106,6 +112,12 @@ def _flop(node: Node, values: Mapping[str, Any], fakes: Fakes) -> int:
         steps = int(math.prod(args[0].shape[:-1]))
         matrices = [t for t in _tensors([a for a in args[1:] if isinstance(a, (tuple, list))]) if t.dim() == 2]  # states are [layers, B, width]
         return sum(2 * int(w.numel()) * steps for w in matrices)
+    if name in STEPS:
+        steps = int(math.prod(args[0].shape[1:3]))  # x is [N or 1, T, B, I]; weights are [N, *, *], or a list of N's; biases have a dim less
+        own = [t for t in args[STEPS[name] :] if isinstance(t, Tensor) and t.dim() == 3] + [
+            t for a in args if isinstance(a, (list, tuple)) for t in a
+        ]
+        return sum(2 * int(w.numel()) * steps for w in own)
     if name == "scaled_dot_product_attention":
         query, key, value = args[:3]
         return int(2 * math.prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1]))

@@ -15,4 +15,5 @@ from . import losses as losses
 from . import norm as norm
 from . import pointwise as pointwise
 from . import pool as pool
+from . import recurrent as recurrent
 from . import shape as shape
