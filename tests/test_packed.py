@@ -50,6 +50,30 @@ def convolve(case: Any, dtype: torch.dtype = torch.float32, bias: bool = True) -
     return y, want
 
 
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("case", LINEAR)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", [0, 1, None])
+def test_a_streamed_layer_is_its_decomposition(case: Any, dtype: torch.dtype, bias: bool, shared: bool, rows: int | None) -> None:
+    members, count, inputs, outputs = case
+    count = count if rows is None else rows
+    x, w = rand(1 if shared else members, count, inputs, dtype=dtype), rand(members, inputs, outputs, dtype=dtype)
+    b = rand(members, outputs, dtype=dtype) if bias else None
+    for weight in (w, w.transpose(1, 2).contiguous().transpose(1, 2)):  # in its own order, and in another one
+        y = OWN.streamed_linear(x, weight, b)
+        want = x.double() @ w.double() + (0 if b is None else b.double().unsqueeze(1))
+        assert y.dtype == dtype and y.shape == want.shape
+        torch.testing.assert_close(y.double(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_a_streamed_layer_shows_what_is_no_number() -> None:
+    x, w = torch.zeros(1, 1, 3), torch.ones(2, 3, 4)
+    w[1, 2, 3] = float("inf")
+    y = OWN.streamed_linear(x, w, None)
+    assert y[1, 0, 3].isnan() and y.isnan().sum() == 1, "0 times infinity is no number, as in a product"
+
+
 @pytest.mark.parametrize("packs", [True, False])
 @pytest.mark.parametrize("case", CONVOLUTIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -155,14 +179,14 @@ def chosen(made: Program, name: str) -> Plan:
     return Plan("cpu", "shared", (1, None), (), choices)
 
 
-@pytest.mark.parametrize("name", ["packed", "turned"])
+@pytest.mark.parametrize("name", ["packed", "turned", "streamed"])
 @pytest.mark.parametrize("own", [{"x": "stacked"}, {}, {"wc": "shared", "bc": "shared"}])
 def test_a_program_of_packed_layers_gives_each_members_answer(name: str, own: dict[str, Any]) -> None:
     made = net()
     slots = all_kinds(made, **{**dict.fromkeys((s.name for s in made.weights), "stacked"), **own})
     wide = lower([made], [0, 0, 0], slots, chosen(made, name), small.SIZES).program
     held = [n.op for n in wide.nodes if n.op.startswith("widepack.")]
-    assert bool(held) is (name == "packed")
+    assert bool(held) is (name != "turned")
     again = Program.from_json(wide.to_json())
     again.check()
     for form in (wide, again, decompose(wide)):

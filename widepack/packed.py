@@ -25,7 +25,7 @@ from torch import Tensor
 
 from widepack_artifacts.program import Node, Program, Ref, refs, substitute
 
-from . import recurrent
+from . import recurrent, streamed
 
 _LIBRARY: Any = torch.library.Library("widepack", "DEF")  # type: ignore[no-untyped-call]
 _LIBRARY.define("pack_convolution(Tensor weight, int[] stride, int[] padding, int[] dilation, int groups, int[] size) -> Tensor")
@@ -166,6 +166,8 @@ def decompose(program: Program) -> Program:
             nodes.append(replace(node, op="aten.unbind.int", args=(node.args[0], 0)))
         elif node.op in ("widepack.convolution.default", "widepack.linear.default"):
             nodes += _plain(node)
+        elif node.op == streamed.OP:
+            nodes += streamed.plain(node, program.members)
         elif node.op == "widepack.pack_lstm.default":
             packs[node.name] = node
         elif node.op in recurrent.OPS:

@@ -4,7 +4,7 @@ Every op here is functional by its schema (it writes to nothing that it was give
 opens no file. There are no wildcards: `aten.from_file`, which creates and maps any path, shows why.
 
 widepack's own ops take weights in an order of their own, or run a layer over all steps of a sequence; each has an ATen decomposition (`widepack/packed.py`,
-`widepack/recurrent.py`). They stand in wide programs alone.
+`widepack/streamed.py`, `widepack/recurrent.py`). They stand in wide programs alone.
 
 `linear` stands for `aten.linear.default`, `max:dim,other` for `aten.max.dim` and `aten.max.other`.
 """
@@ -85,7 +85,7 @@ _PYTHON = """
 """
 
 _OWN = """
-    pack_convolution pack_convolutions convolution pack_linear linear rnn_steps gru_steps lstm_steps pack_lstm packed_lstm
+    pack_convolution pack_convolutions convolution pack_linear linear streamed_linear rnn_steps gru_steps lstm_steps pack_lstm packed_lstm
 """
 
 

@@ -42,7 +42,7 @@ STEPS = {
     "lstm_steps": 3,
     "packed_lstm": 3,
 }  # widepack's own ops of recurrent layers, and the first argument that is a weight
-PACKED = ("widepack.linear.default", "widepack.convolution.default")  # no formula of torch's knows them
+PACKED = ("widepack.linear.default", "widepack.convolution.default", "widepack.streamed_linear.default")  # no formula of torch's knows them
 SECONDS = 0.15  # of measuring each ceiling
 
 
@@ -132,8 +132,8 @@ def _flop(node: Node, values: Mapping[str, Any], fakes: Fakes) -> int:
 
 
 def packed_flop(op: str, x: Sequence[int], weight: Sequence[int], made: Sequence[int]) -> int:
-    """FLOP of a layer over packed weights, from sizes: a linear layer's x is [N, R, I] and its weight [N * O, I, 1, 1]; a convolution's weight is [O, C / g, *k]."""
-    if op == PACKED[0]:
+    """FLOP of a layer over packed weights, from sizes: a linear layer's x is [N, R, I] and its weight [N * O, I, 1, 1], or [N, I, O] where it is streamed; a convolution's weight is [O, C / g, *k]."""
+    if op in (PACKED[0], PACKED[2]):
         return 2 * int(x[1]) * math.prod(map(int, weight))
     return 2 * math.prod(map(int, made)) * math.prod(map(int, weight[1:]))
 

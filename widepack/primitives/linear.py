@@ -8,6 +8,7 @@
 | `shared_weight` | W Shared | one product over all members' rows |
 | `bmm` | both Stacked | one batched product |
 | `turned` | W Stacked | weights turned once, at load: to `[N, I, O]` for a batched product, to `[I, N*O]` for one product where x is Shared |
+| `streamed` | on a CPU, float32, W Stacked | over the weights of `turned`, for one row a member as sums of their rows (streamed.py) |
 | `packed` | on a CPU, float32, W Stacked | one oneDNN call over weights in its own order (packed.py); x Shared: one product of `N*O` outputs, else N groups, the answer over memory `[R, N, O]` |
 
 By the weights of all members together: `packed` from 3 MB and 4 rows on, `turned` below 1 MB, `bmm` for one row between (bench/results/strategies-cpu.json, by shape;
@@ -112,6 +113,17 @@ def _packable(w: Writer, x: Wide, weight: Wide, bias: Wide | None = None) -> boo
     if w.device != "cpu" or not isinstance(weight, Stacked) or rank(weight) != 2 or not isinstance(x, (Shared, Stacked)):
         return False
     return weight.value.dtype == x.value.dtype == torch.float32 and all(s for s in weight.value.sizes)
+
+
+@strategy("linear", "streamed", family="linear", when=_packable)
+def streamed(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None) -> Wide:
+    """weights turned at load and read once, in their order; for one row a member"""
+    if not _whole(bias, weight):
+        return _added(w, streamed(w, x, weight).value, bias, rank(x))
+    given = x.value if isinstance(x, Stacked) else w.call("unsqueeze", put_shared(x), 0)  # [1, *, I]: one for all members
+    rows, back = _rows(w, given, rank(x))
+    matrix = w.call("clone", w.call("transpose.int", weight.value, 1, 2), memory_format=torch.contiguous_format)  # [N, I, O]
+    return Stacked(back(w.call("widepack.streamed_linear.default", rows, matrix, None if bias is None else w.stack(bias))))
 
 
 @strategy("linear", "packed", family="linear", when=_packable)
