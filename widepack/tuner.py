@@ -171,6 +171,34 @@ def _tuned(
     return programs, rows, refused
 
 
+def measured_again(
+    path: str | PathLike[str],
+    batch: int,
+    *,
+    pattern: str = "shared",
+    entry: str = "",
+    budget_s: float = 20.0,
+    device: str | None = None,
+    backends: Sequence[str] | None = None,
+) -> dict[str, list[float]]:
+    """The plan that is in use here for a batch, as `chosen`, beside every candidate there is, in one race: seconds a call, round by round.
+
+    What a plan costs against the best that could have been chosen is asked of another process than the one that chose it. Raises: as `tune`; UsageError for a batch
+    that cannot be measured.
+    """
+    ens = load(path, device=device, backend="eager")
+    one = ens.entry(entry or next(iter(ens.entries)))
+    others = tuple(b for b in (backends_here(str(ens.device)) if backends is None else backends) if b != "eager")
+    searches, refused = searches_of(one, pattern, [batch], budget_s, others)
+    if not searches:
+        raise UsageError(f"batch {batch} cannot be measured: {'; '.join(refused.values())}")
+    (search,) = searches.values()
+    plans = one.plans(pattern)
+    size = search.scaled()
+    plan = next((p for p in plans if p.batch[0] <= size and (p.batch[1] is None or size <= p.batch[1])), plans[-1])
+    return search.again(plan)
+
+
 def searches_of(
     entry: WideEntry,
     pattern: str,

@@ -88,7 +88,8 @@ def run_row(
 ) -> dict[str, Any]:
     """One row: checkpoints with random weights, an artifact in a temporary folder, the comparison. The rest is as in `bench`.
 
-    tune: measure the artifact's plan for the row's batch first, and write it into the artifact; what was measured stands in the result.
+    tune: measure the artifact's plan for the row's batch first, and write it into the artifact; what was measured stands in the result, and beside it what the
+    chosen plan costs when another process measures all candidates again (again.py).
     """
     from importlib import import_module
 
@@ -138,9 +139,22 @@ def run_row(
             roofline=True,
             alone=alone,
         )
+        if tune:
+            tuned["again"] = again(artifact, row.batch, budget_s, threads, pin)
         weights = sum(os.path.getsize(f) for f in Path(artifact).glob("weights-*"))
     document = {**report.to_json(), "name": row.name}
     return {"title": row.title, "members": row.members, "batch": row.batch, "build_s": built_s, "weights_bytes": weights, **tuned, "report": document}
+
+
+def again(artifact: str, batch: int, budget_s: float, threads: int, pin: bool) -> dict[str, Any]:
+    """What the chosen plan costs against the best candidate, in a process that has chosen nothing."""
+    spec = json.dumps({"artifact": artifact, "batch": batch, "budget_s": budget_s, "threads": threads, "pin": pin})
+    done = subprocess.run([sys.executable, "-m", "widepack_bench.again", spec], capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        return {"error": lines[-1][:1000] if lines else f"exit code {done.returncode}"}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def _filled(module: Any, path: str) -> Any:
@@ -190,8 +204,24 @@ def summary(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         "holds": len(held),
         "share_holds": len(held) / len(ratios) if ratios else None,
         "geometric_mean": math.exp(sum(map(math.log, ratios.values())) / len(ratios)) if ratios else None,
+        **_regret(rows),
         "below": sorted(key for key, ratio in ratios.items() if ratio < BELOW),
         "not_measured": sorted(set(rows) - set(ratios)),
+    }
+
+
+def _regret(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Over the rows that were measured again: how much longer the chosen plan takes than the best candidate."""
+    found = {key: row["again"]["regret"] for key, row in rows.items() if "regret" in row.get("again", {})}
+    if not found:
+        return {}
+    worst = max(found, key=lambda key: found[key])
+    return {
+        "regret": {
+            "rows": len(found),
+            "geometric_mean": math.exp(sum(map(math.log, found.values())) / len(found)),
+            "worst": [worst, found[worst]],
+        }
     }
 
 
@@ -216,6 +246,12 @@ def table(document: Mapping[str, Any]) -> str:
         said.append(
             f"{found['holds']} of {found['measured']} measured rows hold ({found['share_holds']:.0%}); geometric mean of the ratios to the fastest baseline "
             f"{found['geometric_mean']:.2f}; below {BELOW}: {', '.join(found['below']) or 'none'}."
+        )
+    if regret := found.get("regret"):
+        worst, times = regret["worst"]
+        said.append(
+            f"The chosen plans take {regret['geometric_mean']:.3f} times as long as the best candidate (geometric mean of {regret['rows']} rows, measured again in "
+            f"processes of their own); the worst {times:.2f}, {worst}."
         )
     said += [f"Not measured: {', '.join(found['not_measured'])}."] if found.get("not_measured") else []
     for key, row in document["rows"].items():

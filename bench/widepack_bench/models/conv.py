@@ -1,4 +1,4 @@
-"""Convolutional networks that are no residual ones: a U-Net (Ronneberger et al. 2015), a 1-D CNN over signals."""
+"""Convolutional networks that are no residual ones: a U-Net (Ronneberger et al. 2015), a small net over images, a 1-D CNN over signals."""
 
 from __future__ import annotations
 
@@ -38,6 +38,20 @@ class UNet(nn.Module):
 
 def unet(inputs: int = 3, width: int = 64, classes: int = 2) -> nn.Module:
     return UNet(inputs, width, classes)
+
+
+def small(inputs: int = 3, width: int = 32, classes: int = 10) -> nn.Module:
+    """Three convolutions with norms, each followed by a pooling, as tutorials have them: [B, inputs, H, W] -> [B, classes]."""
+    layers: list[nn.Module] = []
+    for i in range(3):
+        channels = width << min(i, 1)
+        layers += [
+            nn.Conv2d(inputs if not i else width << min(i - 1, 1), channels, 3, padding=1),
+            nn.BatchNorm2d(channels),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2 * width, classes))
 
 
 def signal(inputs: int = 8, width: int = 64, classes: int = 10) -> nn.Module:
