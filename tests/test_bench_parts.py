@@ -616,7 +616,31 @@ def test_summary_and_table_of_the_suite() -> None:
     assert "| net | 100 | 1 | 1 | 1.00 ms | vmap, 2.00 ms | 2.00 [1.99, 2.01] | 9.00 | 50% | holds |" in text
     assert "mlp-b1, 1 thread: the streaming floor is 200 us (6.60 MB at 33.0 GB/s)" in text
     assert "b, 1 thread: the trunk shared by hand takes 1.10 ms, 1.10 [1.05, 1.15] times as long as widepack" in text
+    assert "chosen plans" not in text and "regret" not in found
+    rows["a, 1 thread"]["again"], rows["b, 1 thread"]["again"], rows["c, 1 thread"]["again"] = (
+        {"regret": 1.0},
+        {"regret": 1.21},
+        {"error": "it broke"},
+    )
+    told = suite_run.summary(rows)
+    assert told["regret"] == {"rows": 2, "geometric_mean": pytest.approx(1.1), "worst": ["b, 1 thread", 1.21]}
+    assert "take 1.100 times as long as the best candidate (geometric mean of 2 rows" in suite_run.table(
+        {"size": "cpu", "rows": rows, "summary": told}
+    )
     assert "error: it broke" in text and "2026-11-21, cpu (X), torch 2.13; sizes: cpu." in text
+
+
+def test_a_row_is_tuned_and_its_plan_measured_again_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("widepack.tuner.backends_here", lambda device: ("eager",))
+    row = next(r for r in ROWS if r.name == "mlp-b1")
+    found = suite_run.run_row(replace(row, members=3), "cpu", baselines=("loop",), budget_s=0.2, threads=1, tune=True, backends=("eager",))
+    (tuned,) = found["tune"]["rows"]
+    assert tuned["batch"] == 1 and tuned["backend"] == "eager" and found["tune"]["seconds"] > 0
+    assert found["again"]["regret"] >= 1 and found["again"]["best"] in found["again"]["times_ms"] and "chosen" in found["again"]["times_ms"]
+    assert (
+        "batch" in suite_run.again("nowhere.wide", 1, 0.1, 1, False)["error"]
+        or "nowhere.wide" in suite_run.again("nowhere.wide", 1, 0.1, 1, False)["error"]
+    )
 
 
 def test_a_trunk_shared_by_hand_is_the_loop() -> None:

@@ -176,6 +176,14 @@ def test_a_backend_that_fails_takes_no_part(artifact: Path, monkeypatch: pytest.
         widepack.tune(artifact, backends=["tvm"], **ONE)
 
 
+def test_a_plan_is_measured_again(artifact: Path) -> None:
+    widepack.tune(artifact, write=True, **ONE)
+    times = tuner.measured_again(artifact, 4, budget_s=0.1, backends=["eager"])
+    assert set(times) > {"chosen"} and len({len(t) for t in times.values()}) == 1
+    with pytest.raises(UsageError, match="batch 0 cannot be measured: B = 0; the model holds for"):
+        tuner.measured_again(artifact, 0)
+
+
 def test_weights_are_held_in_one_session_for_all_batches(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two batches with two winners that hold weights in two ways end with one of them."""
     own = backends.backend

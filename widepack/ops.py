@@ -16,7 +16,7 @@ import torch
 
 from widepack_artifacts.opset import OPS
 
-from . import packed as packed  # registers widepack's own ops
+from . import packed, recurrent, streamed  # they register widepack's own ops
 from .errors import ArtifactError
 
 Op = Callable[..., Any]
@@ -45,6 +45,8 @@ PYTHON: dict[str, Op] = {
     "torch.sym_not": torch.sym_not,
     "torch.sym_ite": torch.sym_ite,
 }
+_OWN: dict[str, Op] = {f"widepack.{op}.default": rule for op, rule in (*packed.RULES.items(), *streamed.RULES.items())}
+_OWN |= {f"widepack.{op}.default": rule for op, (rule, _) in recurrent.RULES.items()}
 _NAMES = {op: name for name, op in PYTHON.items()}
 _DIMS = {"dim", "dims", "dim0", "dim1", "start_dim", "end_dim", "axis", "source", "destination", "dimension", "dim2"}
 _TRAINING = ("train", "training")
@@ -64,6 +66,14 @@ def resolve(name: str) -> Op:
         return getattr(getattr(getattr(torch.ops, space), op), overload)  # type: ignore[no-any-return]
     except AttributeError as e:
         raise ArtifactError(f"torch {torch.__version__} has no op {name!r}; load the artifact with the torch that wrote it, or a newer one") from e
+
+
+def function(name: str) -> Op:
+    """What the flat graph calls: the op, or of widepack's own ops the Python function behind it, which a call through torch's dispatcher reaches 4 us later.
+
+    Raises: as `resolve`.
+    """
+    return _OWN.get(name) or resolve(name)
 
 
 def name_of(op: Any) -> str:

@@ -17,6 +17,7 @@ devices and dtypes, packing copies the weight and the layer is the decomposition
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -132,14 +133,14 @@ def _fake_linear(x: Tensor, weight: Tensor, bias: Tensor | None, act: str = "") 
     return x.new_empty(x.shape[1], x.shape[0], weight.shape[0] // x.shape[0]).transpose(0, 1)
 
 
-_RULES = {
+RULES: dict[str, Callable[..., Any]] = {
     "pack_convolution": _pack_convolution,
     "pack_convolutions": _pack_convolutions,
     "convolution": _convolution,
     "pack_linear": _pack_linear,
     "linear": _linear,
 }
-for _name, _rule in _RULES.items():
+for _name, _rule in RULES.items():
     _LIBRARY.impl(_name, _rule, "CompositeExplicitAutograd")
 torch.library.register_fake("widepack::pack_convolution", lambda weight, *_: torch.empty_like(weight), lib=_LIBRARY)
 torch.library.register_fake(

@@ -213,14 +213,14 @@ def _fake_pack_lstm(w_x: Tensor, w_h: Tensor, *_: Any) -> list[Tensor]:
     return [w.new_empty(w.shape[1], w.shape[0]) for many in (w_x, w_h) for w in many.unbind(0)]
 
 
-_RULES: dict[str, tuple[Any, Any]] = {
+RULES: dict[str, tuple[Any, Any]] = {
     "rnn_steps": (_rnn_steps, _fake_rnn_steps),
     "gru_steps": (_gru_steps, _fake_gru_steps),
     "lstm_steps": (_lstm_steps, _fake_lstm_steps),
     "pack_lstm": (_pack_lstm, _fake_pack_lstm),
     "packed_lstm": (_packed_lstm, _fake_packed_lstm),
 }
-for _name, (_rule, _fake) in _RULES.items():
+for _name, (_rule, _fake) in RULES.items():
     _LIBRARY.impl(_name, _rule, "CompositeExplicitAutograd")
     torch.library.register_fake(f"widepack::{_name}", _fake, lib=_LIBRARY)
 

@@ -71,7 +71,7 @@ def graph_module(program: Program, device: torch.device) -> fx.GraphModule:
         unknown = set(node.kwargs) - known
         if unknown:
             raise ArtifactError(f"program: node {node.name} gives {node.op} the keyword {sorted(unknown)[0]!r}, which it does not have")
-        made = graph.call_function(ops.resolve(node.op), tuple(args), decode(substitute(node.kwargs, at.__getitem__), device))
+        made = graph.call_function(ops.function(node.op), tuple(args), decode(substitute(node.kwargs, at.__getitem__), device))
         at[node.name] = made
     graph.output(tuple(substitute(o.value, at.__getitem__) for o in program.outputs))
     return fx.GraphModule(root, graph)

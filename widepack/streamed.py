@@ -10,6 +10,7 @@ batched product of one row does not (bench/results/suite-cpu.json, MLP at batch 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -46,6 +47,7 @@ def _fake(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty((weight.shape[0], x.shape[1], weight.shape[2]))
 
 
+RULES: dict[str, Callable[..., Any]] = {"streamed_linear": _streamed_linear}
 _LIBRARY.impl("streamed_linear", _streamed_linear, "CompositeExplicitAutograd")
 torch.library.register_fake("widepack::streamed_linear", _fake, lib=_LIBRARY)
 

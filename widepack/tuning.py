@@ -203,16 +203,15 @@ class Search:
         rules, loop = self._made_of(self._rules()), self._made_of(self._plans("loop")[0])
         self.report("end to end", 0, 1)
         times = race({c.name: self._call(c) for c in candidates}, self.budget_s / 4)
-        best = next(c for c in candidates if c.name == fastest(times))
-        best, changes = self._refine(best, groups, start)
-        eager = best
-        finalists = [c for c in (best, rules, loop, *self._on_backends(best)) if c is not None and c.bound is not None and c.name not in self.dropped]
-        finalists = _different(finalists)
+        first = next(c for c in candidates if c.name == fastest(times))
+        eager, changes = self._refine(first, groups, start)
+        finalists = [c for c in (eager, first, rules, loop, *self._on_backends(eager)) if c is not None and c.bound is not None]
+        finalists = [c for c in _different(finalists) if c.name not in self.dropped]
         self.report("confirm", 0, 1)
         if len(finalists) > 3:  # who is the best of many has been lucky, too: the figures are those of another race
             times |= race({c.name: self._call(c) for c in finalists}, self.budget_s / 4)
             front = next(c for c in finalists if c.name == fastest({c.name: times[c.name] for c in finalists}))
-            finalists = _different([front, rules, loop, eager])
+            finalists = _different([front, rules, loop, eager, first])
             finalists = [c for c in finalists if c.bound is not None and c.name not in self.dropped]
         last = race({c.name: self._call(c) for c in finalists}, self.budget_s / 4)
         winner = next(c for c in finalists if c.name == fastest(last))
@@ -305,6 +304,7 @@ class Search:
     def _refine(self, best: Candidate, order: Sequence[Sequence[Node]], start: float) -> tuple[Candidate, list[str]]:
         """The best plan with other strategies, signature by signature, where they make it faster as a whole."""
         changes: list[str] = []
+        first = best.name
         if best.plan.looped():
             return best, changes
         profiles = [c for c in _different(list(self._made.values())) if c.name in self._costs]
@@ -324,7 +324,7 @@ class Search:
                 if ratio(times, name, best.name) < GAIN:
                     changes.append(f"{nodes[0].op} {other} instead of {best.used[nodes[0].name]}: {ratio(times, best.name, name):.2f}x as a whole")
                     best, made = made, best
-                if made.name not in (RULES, LOOP):
+                if made.name not in (RULES, LOOP, first):
                     made.bound = None  # its memory, if it has packed weights
         return best, changes
 
