@@ -33,7 +33,7 @@ def test_a_call_costs_little_more_than_the_bare_graph(artifacts: Artifacts) -> N
     ens = widepack.load(artifacts("mlp"))
     x = torch.randn(1, 64)
     ens(x)
-    bare = ens._forward()._programs("shared")[0].executable
+    bare = ens._forward().programs.of("shared")[0].executable
     with torch.inference_mode():
         rounds = [(seconds(lambda: bare.forward(*bare.weights, x)), seconds(lambda: ens(x))) for _ in range(300)]
     graph_us, call_us = (1e6 * min(r[i] for r in rounds) for i in (0, 1))  # the least of many: caches are other processes' too
@@ -92,17 +92,17 @@ def test_an_answer_is_the_callers_to_write_into(artifacts: Artifacts) -> None:
 @pytest.mark.parametrize("pattern", ["shared", "each"])
 def test_a_flat_program_gives_the_members_answers(name: str, pattern: str, artifacts: Artifacts) -> None:
     entry = widepack.load(artifacts(name))._forward()
-    for bound in entry._programs(pattern):
+    for bound in entry.programs.of(pattern):
         run = bound.executable
         flat = flatten(run.main, run.given, "aot", "it")
         assert all(n.body is None for n in flat.program.nodes)
         graph = graph_module(flat.program, torch.device("cpu"))
         for batch in (1, 3):
-            inputs = entry._drawn(pattern, {**entry._example(bound.plan), "B": batch})
+            inputs = entry.programs.drawn(pattern, {**entry.programs.example(bound.plan), "B": batch})
             with torch.inference_mode():
                 found, want = flat.outputs(graph(*flat.weights, *inputs)), list(run.eager(*inputs))
-            assert entry._differ(pattern, bound.program, found, want) == ""
-            assert entry._differ(pattern, bound.program, [changed(f) for f in found], want)
+            assert entry.programs.differ(pattern, bound.program, found, want) == ""
+            assert entry.programs.differ(pattern, bound.program, [changed(f) for f in found], want)
 
 
 def changed(value: Any) -> Any:
@@ -130,7 +130,7 @@ def test_weights_are_dense_without_a_copy_where_they_can_be() -> None:
 
 
 def checked(artifacts: Artifacts, *variants: Variant) -> Checked:
-    run = widepack.load(artifacts("mlp"))._forward()._programs("shared")[0].executable
+    run = widepack.load(artifacts("mlp"))._forward().programs.of("shared")[0].executable
     return Checked(torch.device("cpu"), flatten(run.main, run.given, "aot", "it"), variants, lambda x: ["flat graph"])
 
 

@@ -265,11 +265,11 @@ def test_work_over_packed_weights() -> None:
 
 
 def test_work_of_an_artifact(artifacts: Artifacts) -> None:
-    from widepack_bench.programs import bound, entry_of
+    from widepack_bench.programs import entry_of
 
     ens = widepack.load(artifacts("mlp"))
     matrices = sum(math.prod(w.shape) * (1 if w.kind == "shared" else len(ens)) for w in ens.manifest.weights if len(w.shape) == 2)
-    assert work(bound(entry_of(ens), "shared", {"B": 3}).program, {"B": 3}).flop == 2 * matrices * 3
+    assert work(entry_of(ens).programs.for_sizes("shared", {"B": 3}).program, {"B": 3}).flop == 2 * matrices * 3
 
 
 def test_ceilings_and_share() -> None:
@@ -308,12 +308,12 @@ def test_profile_runs_what_a_call_runs(artifacts: Artifacts) -> None:
     """The profiler's own walk over the program gives the call's answer."""
     from widepack_bench.inputs import make
     from widepack_bench.profile import _Steps
-    from widepack_bench.programs import bound, entry_of, weights_of
+    from widepack_bench.programs import entry_of, weights_of
 
     for strategy in ("wide", "loop"):
         ens = widepack.load(artifacts("mlp"), strategies=strategy)
         (x,), _, sizes = make(ens.manifest.entries["forward"], 3)
-        program = bound(entry_of(ens), "shared", sizes).program
+        program = entry_of(ens).programs.for_sizes("shared", sizes).program
         names = [s.name for s in (*program.weights, *program.inputs)]
         with torch.inference_mode():
             values = _Steps(program, "cpu").run(dict(zip(names, [*weights_of(entry_of(ens), program), x])), 0, [])

@@ -143,7 +143,7 @@ def test_sizes_between_inputs_and_of_factors_are_refused(artifacts: Artifacts, b
 
 def test_a_refused_call_runs_nothing(mlp: WideModel, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = []
-    for bound in mlp.entry("forward")._programs("shared"):
+    for bound in mlp.entry("forward").programs.of("shared"):
         monkeypatch.setattr(bound, "run", lambda *x: ran.append(x))
     with pytest.raises(InputError):
         mlp(torch.zeros(2, 63))
@@ -410,7 +410,7 @@ def test_programs_as_they_were_captured(name: str, strategy: str | None, artifac
 
 def _ops_of(ens: WideModel) -> list[str]:
     """The ops of the program of pattern `shared`, those of loops' bodies too."""
-    nodes = ens.entry("forward")._programs("shared")[0].program.nodes
+    nodes = ens.entry("forward").programs.of("shared")[0].program.nodes
     return [inner.op for n in nodes for inner in (n.body.nodes if n.body else (n,))]
 
 

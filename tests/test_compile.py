@@ -85,7 +85,7 @@ def test_inputs_are_checked_before_native_code(compiled: tuple[Path, Path, dict[
     with pytest.raises(widepack.InputError, match="63 at axis 1"):
         ens(torch.randn(6, 63))
     with pytest.raises(widepack.InputError, match="63.*the compiled program takes"):
-        ens._forward()._programs("shared")[0].executable.call(torch.randn(6, 63))
+        ens._forward().programs.of("shared")[0].executable.call(torch.randn(6, 63))
     y = ens(x)
     kept = y.clone()
     ens(torch.randn(6, 64))
@@ -108,11 +108,11 @@ def test_auto_takes_what_the_plan_names_where_it_is_there(
 ) -> None:
     artifact, folder, _ = compiled
     assert widepack.load(artifact, cache=folder).backend == "eager"
-    from widepack.wide_entry import Wide, WideEntry
+    from widepack.entry_programs import Programs, Wide
 
-    own = WideEntry._wide
+    own = Programs.wide
     monkeypatch.setattr(
-        WideEntry, "_wide", lambda self, pattern: [Wide(w.program, replace(w.plan, backend="aot"), w.content) for w in own(self, pattern)]
+        Programs, "wide", lambda self, pattern: [Wide(w.program, replace(w.plan, backend="aot"), w.content) for w in own(self, pattern)]
     )
     assert widepack.load(artifact, cache=folder).backend == "aot"
     assert widepack.load(artifact, cache=tmp_path / "empty").backend == "eager"

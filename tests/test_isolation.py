@@ -27,15 +27,15 @@ def opened(artifact: Path, strategy: str, programs: dict[str, Any] | None = None
     """An artifact of strategy wide as it is, or lowered again. programs: what an equal artifact was lowered to, kept to save the time."""
     ens = load(artifact, strategies=None if strategy == "wide" else strategy, verify="off", warmup=False)
     if programs is not None:
-        entry = ens.entry("forward")
-        lower = entry._lower
+        held = ens.entry("forward").programs
+        lower = held.lower
 
         def once(pattern: str) -> Any:
             if pattern not in programs:
                 programs[pattern] = lower(pattern)
             return programs[pattern]
 
-        entry._lower = once  # type: ignore[method-assign]
+        held.lower = once  # type: ignore[method-assign]
     return ens
 
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 import widepack
 from widepack import backends, plan_cache, timing, tuner, tuning
+from widepack.entry_programs import Programs
 from widepack.errors import ArtifactError, LoweringError, UsageError
 from widepack.machine import name_of
 from widepack.plan import Plan
-from widepack.wide_entry import WideEntry
 from widepack_artifacts.store import Reader
 from widepack_cli.main import cli
 
@@ -118,7 +118,7 @@ def test_plans_are_written_into_the_artifact(artifact: Path, plans: Path) -> Non
 def test_a_plan_of_another_machine_is_not_taken(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     widepack.tune(artifact, write=True, **ONE)
     name_of.cache_clear()
-    monkeypatch.setattr("widepack.wide_entry.name_of", lambda device: "another machine")
+    monkeypatch.setattr("widepack.entry_programs.name_of", lambda device: "another machine")
     monkeypatch.setattr("widepack.plan_cache.name_of", lambda device: "another machine")
     ens = widepack.load(artifact)
     assert not any(p.machine for p in ens.plans())
@@ -210,13 +210,13 @@ def test_plans_of_several_numbers_of_threads_stand_side_by_side(artifact: Path, 
 
 
 def test_a_program_that_is_wrong_takes_no_part(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = WideEntry._differ
+    original = Programs.differ
 
-    def differ(self: WideEntry, pattern: str, program: Any, found: Any, wanted: Any) -> str:
+    def differ(self: Programs, pattern: str, program: Any, found: Any, wanted: Any) -> str:
         packed = any(n.op.startswith("widepack.") for n in program.nodes)
         return "output 0 is off" if packed else original(self, pattern, program, found, wanted)
 
-    monkeypatch.setattr(WideEntry, "_differ", differ)
+    monkeypatch.setattr(Programs, "differ", differ)
     report = widepack.tune(artifact, batches=[32], patterns=["shared"], budget_s=0.2)
     assert any("is off" in why for why in report.rows[0].dropped.values())
     assert not report.rows[0].strategies.get("packed")

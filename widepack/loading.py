@@ -13,8 +13,8 @@ from widepack_artifacts.weights import Weights
 
 from . import backends
 from .errors import UsageError
+from .held import Held, Running
 from .progress import Report
-from .wide_entry import Held, Running
 from .wide_model import WideModel
 
 VERIFY = ("sizes", "hashes", "off")

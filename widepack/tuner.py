@@ -19,7 +19,9 @@ from widepack_artifacts.store import Reader, Writer
 
 from . import plan_cache
 from .backends import NAMES as backend_names
+from .entry_programs import Wide
 from .errors import UsageError, VerificationError
+from .held import Running
 from .loading import load
 from .machine import backends_here, name_of
 from .plan import Plan
@@ -27,7 +29,7 @@ from .progress import Report
 from .relower import simplified
 from .timing import race
 from .tuning import COMPILE_S, COMPILED, LOOP, Candidate, Found, Search
-from .wide_entry import Running, Wide, WideEntry
+from .wide_entry import WideEntry
 
 PATTERNS = ("shared", "each")
 BATCHES = (1, 8, 32)
@@ -141,7 +143,7 @@ def _tuned(
         return [], [], refused
     chosen = _one_form({b: f.best for b, f in found.items()}, {b: searches[b] for b in found}, budget_s)
     classes = _classes({b: searches[b].scaled() for b in found})  # others than was thought, where a batch was refused
-    machine, threads = name_of(str(entry._held.device)), torch.get_num_threads()
+    machine, threads = name_of(str(entry.programs.held.device)), torch.get_num_threads()
     programs: list[tuple[Program, Plan]] = []
     rows: list[Measured] = []
     for batch, best in chosen.items():
@@ -209,10 +211,11 @@ def searches_of(
     progress: Report | None = None,
 ) -> tuple[dict[int, Search], dict[int, str]]:
     """A search for each batch of a pattern, none of them begun, and why other batches have none. others: backends beside `eager`."""
-    held, letter = entry._held, entry._letter
+    programs = entry.programs
+    held, letter = programs.held, programs.letter
     manifest = held.manifest
     weights: dict[str, Kind] = {w.name: w.kind for w in manifest.weights}  # type: ignore[misc]
-    own = [p == "e" or i in entry._binder.carried for i, p in enumerate(entry._letters(pattern))]
+    own = [p == "e" or i in programs.binder.carried for i, p in enumerate(programs.letters(pattern))]
     example = {d: v.example for d, v in entry.entry.dims.items()}
     simple = simplified([held.reader.program(f) for f in entry.entry.member], entry.entry.signatures, weights, own, example)
     refused: dict[int, str] = {}
@@ -225,11 +228,11 @@ def searches_of(
             sizes_of[batch] = sizes
 
     def bind(program: Program, plan: Plan) -> Any:
-        return entry._bind(pattern, Wide(program, plan), Running(plan.backend or "eager", True, held.running.cache, most_nodes=COMPILED))
+        return programs.bind(pattern, Wide(program, plan), Running(plan.backend or "eager", True, held.running.cache, most_nodes=COMPILED))
 
     searches: dict[int, Search] = {}
     for batch, sizes in sizes_of.items():
-        inputs = entry._drawn(pattern, sizes)
+        inputs = programs.drawn(pattern, sizes)
         said = _said(progress, f"{entry.name} {pattern} {letter} = {batch}" if letter else f"{entry.name} {pattern}")
         searches[batch] = Search(
             simple,
@@ -260,14 +263,14 @@ class _Right:
 
     def __call__(self, bound: Any) -> str:
         try:
-            self.entry._probe(self.pattern, [bound], again=True)
+            self.entry.programs.probe(self.pattern, [bound], again=True)
         except VerificationError as e:
             return str(e)
         found = bound.run(*self.inputs)
         if self._first is None:  # the rules of thumb's, which were verified when the artifact was built
             self._first = found
             return ""
-        return self.entry._differ(self.pattern, bound.program, found, self._first)
+        return self.entry.programs.differ(self.pattern, bound.program, found, self._first)
 
 
 def _refusal(entry: WideEntry, sizes: Mapping[str, int]) -> str:

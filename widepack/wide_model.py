@@ -11,9 +11,10 @@ from widepack_artifacts.manifest import Manifest
 
 from .entries import FORWARD
 from .errors import UsageError
+from .held import Held
 from .member import Member
 from .plan import Plan
-from .wide_entry import Held, WideEntry
+from .wide_entry import WideEntry
 
 
 class WideModel:
@@ -69,7 +70,7 @@ class WideModel:
             f"{len(self)} members: {names}",
             *([self._own._binder.takes_in] if self._own is not None else []),
             *([f"entries {others}"] if others else []),
-            next(iter(self._entries.values()))._runs_on if self._own is None else self._own._runs_on,
+            (self._own or next(iter(self._entries.values()))).programs.running,
         ]
         return f"WideModel({'; '.join(said)})"
 
@@ -114,7 +115,7 @@ class WideModel:
 
         `y, state = ens(x, state=state)` gives the next. sizes: of the dims that inputs among them have, `ens.state(B=8)`. Raises: UsageError.
         """
-        dims = {d.letter for e in self._entries.values() for i in e._binder.carried for d in e._binder.leaves[i].dims if not isinstance(d, int)}
+        dims = {d for e in self._entries.values() for d in e.state_dims}
         if unknown := sorted(set(sizes) - dims):
             raise UsageError(
                 f"no state has the dim {', '.join(unknown)}; {'the dims of states are ' + ', '.join(sorted(dims)) if dims else 'states have no dims'}"

@@ -28,7 +28,7 @@ from widepack.wide_entry import WideEntry
 from widepack_artifacts.program import Node, Program, refs, substitute
 
 from .inputs import make
-from .programs import bound, entry_of, member_program, weights_of
+from .programs import entry_of, weights_of
 from .text import columns, duration, plural
 
 FORMAT = "widepack.profile/1"
@@ -158,22 +158,14 @@ def profile(
     """Profile one batch of a loaded model. seconds: of running each side. Raises: BenchError where no inputs can be made at this batch."""
     run = entry_of(ens, entry)
     args, kwargs, sizes = make(run.entry, batch, members=len(run) if pattern == "each" else 0, device=device)
-    state = run.state(**{d: n for d, n in sizes.items() if d in _state_dims(run)}) if run.entry.state else None
-    values, marks = run._binder.bind(args, kwargs)
-    if pattern == "each":
-        marks = [True] * len(marks)
-    if state is not None:
-        run._binder.carry(values, marks, state)
-    program = bound(run, pattern, sizes)
+    state = run.state(**{d: n for d, n in sizes.items() if d in run.state_dims}) if run.entry.state else None
+    values, marks = run.flat(args, kwargs, pattern, state)
+    program = run.programs.for_sizes(pattern, sizes)
     with torch.inference_mode():
         call = program.run
         call_ms = _median_call(lambda: call(*values), device, seconds)
         wide, loop = _runs(_wide(run, program.program, values, device), _loop(run, values, marks, device), seconds=2 * seconds)
     return Profile(name, batch, len(run), sizes, call_ms, wide, loop)
-
-
-def _state_dims(run: WideEntry) -> set[str]:
-    return {d.letter for i in run._binder.carried for d in run._binder.leaves[i].dims if not isinstance(d, int)}
 
 
 class _Steps:
@@ -259,7 +251,7 @@ def _loop(run: WideEntry, inputs: Sequence[Any], marks: Sequence[bool], device: 
     made: dict[int, _Steps] = {}
     sides = []
     for i in range(len(run)):
-        program, weights = member_program(run, i)
+        program, weights = run.programs.member(i)
         steps = made.setdefault(id(program), _Steps(program, device))
         own = [v[i] if m else v for v, m in zip(inputs, marks, strict=True)]
         sides.append((steps, dict(zip([s.name for s in (*program.weights, *program.inputs)], [*weights, *own], strict=True))))

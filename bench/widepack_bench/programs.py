@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from widepack.entries import FORWARD
-from widepack.wide_entry import Bound, WideEntry
+from widepack.wide_entry import WideEntry
 from widepack_artifacts.program import Program
 
 
@@ -18,20 +17,6 @@ def entry_of(ens: Any, entry: str = "") -> WideEntry:
     return found
 
 
-def bound(entry: WideEntry, pattern: str, sizes: Mapping[str, int]) -> Bound:
-    """The bound program of a pattern for these sizes: the one that a call of them runs."""
-    programs = entry._programs(pattern)
-    size = entry._scaled(sizes)
-    return next((b for b in programs if b.fits(size)), programs[-1])
-
-
 def weights_of(entry: WideEntry, program: Program) -> list[Any]:
     """A value for each weight of a wide program, on the model's device."""
-    return [entry._held.weight(s.source) for s in program.weights]
-
-
-def member_program(entry: WideEntry, index: int) -> tuple[Program, list[Any]]:
-    """A loaded member's own program, and a value for each of its weights."""
-    i = entry._held.chosen[index]
-    program = entry._held.reader.program(entry.entry.member[entry.entry.signatures[i]])
-    return program, [entry._held.part(s.source, i).to(entry._held.device) for s in program.weights]
+    return [entry.programs.held.weight(s.source) for s in program.weights]

@@ -33,7 +33,7 @@ from widepack.runtime import split
 from widepack_artifacts.program import Node, Program, refs, substitute
 
 from .figures import Ceilings, Roof, Work
-from .programs import bound, entry_of
+from .programs import entry_of
 
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 STEPS = {
@@ -48,7 +48,7 @@ SECONDS = 0.15  # of measuring each ceiling
 
 def roof_of(ens: Any, entry: str, pattern: str, sizes: Mapping[str, int], median_ms: float, device: str) -> Roof:
     """A loaded model's call at these sizes against this machine's ceilings."""
-    program = bound(entry_of(ens, entry), pattern, sizes).program
+    program = entry_of(ens, entry).programs.for_sizes(pattern, sizes).program
     done = work(program, sizes)
     return Roof(done, ceilings(done.least_bytes, _dtype(program), device, torch.get_num_threads()), median_ms)
 

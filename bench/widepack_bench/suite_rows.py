@@ -76,7 +76,7 @@ ROWS: tuple[SuiteRow, ...] = (
         "resblock", "residual block, 64 channels", "resnet:block", 20, 8, (Form({}, ("x=float32[B,64,8,8]",)), Form({}, ("x=float32[B,64,32,32]",)))
     ),
     SuiteRow("resnet18", "ResNet-18", "resnet:resnet18", 10, 8, (Form(_SMALL | {"width": 16}, ("x=float32[B,3,16,16]",)), _IMAGE)),
-    SuiteRow("conv-net", "small conv net", "conv:small", 10, 8, _same("x=float32[B,3,32,32]")),
+    SuiteRow("conv-net", "small conv net", "conv:small", 10, 8, _same("input=float32[B,3,32,32]")),
     SuiteRow("resnet50", "ResNet-50", "resnet:resnet50", 32, 1, (Form(_SMALL | {"width": 8}, ("x=float32[B,3,32,32]",)), _IMAGE)),
     SuiteRow("vit", "ViT-S", "transformer:vit", 8, 8, (Form(_SMALL_VIT, ("x=float32[B,3,32,32]",)), _IMAGE)),
     SuiteRow("bert", "BERT-base", "transformer:bert", 8, 4, _BERT),

@@ -1,0 +1,304 @@
+"""`Programs`: the wide programs of one entry of a loaded artifact, found, bound and held to the artifact's probe.
+
+A wide program is lowered, bound to the weights and split from its prologue when it is first needed, once for each pattern and batch class.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from widepack_artifacts import guards as guard_forms
+from widepack_artifacts import strict_json
+from widepack_artifacts.manifest import Entry
+from widepack_artifacts.program import Kind, Program
+from widepack_artifacts.tree import Tree
+from widepack_artifacts.weights import Weights
+
+from . import backends, plan_cache
+from . import probe as probes
+from .errors import ArtifactError, UsageError, VerificationError, WidepackError
+from .held import Held, Running
+from .inputs import Binder
+from .machine import name_of
+from .packed import decompose
+from .plan import Plan, nearest_threads
+from .runtime import Executable
+from .samples import Source, draw
+
+
+@dataclass(frozen=True)
+class Wide:
+    """A wide program. content: the SHA-256 of its file; empty where it was lowered here."""
+
+    program: Program
+    plan: Plan
+    content: str = ""
+
+
+class Bound:
+    """A wide program ready to run. batch: the sizes of the first dim that it is for. only: the number of the output that is the whole answer as it is, or -1.
+
+    backend: what runs it. content: the SHA-256 of the program's file; empty where it is in none of the artifact.
+    """
+
+    def __init__(self, program: Program, plan: Plan, run: Executable, result: Tree, backend: str = "eager", content: str = "") -> None:
+        self.program = program
+        self.content = content
+        self.plan = plan
+        self.executable = run
+        self.backend = backend
+        self.run = run.run
+        self.least, self.most = plan.batch
+        alone = result.get("leaf", -1)
+        self.only = alone if alone >= 0 and program.outputs[alone].kind != "shared" else -1
+
+    @property
+    def place(self) -> Path | None:
+        """The folder of the compiled program that runs; None where none does."""
+        return getattr(self.executable.call, "place", None)
+
+    def fits(self, size: int | None) -> bool:
+        return size is None or (self.least <= size and (self.most is None or size <= self.most))
+
+
+class Programs:
+    """The wide programs of an entry. held: the open artifact. name: the entry's. entry: what the manifest says of it. binder: of its inputs. letter: the dim that
+    batch classes are made of, or ""."""
+
+    def __init__(self, held: Held, name: str, binder: Binder) -> None:
+        self.held, self.name, self.binder = held, name, binder
+        self.entry: Entry = held.manifest.entries[name]
+        self.letter = next((d.letter for leaf in binder.leaves for d in leaf.dims if not isinstance(d, int)), "")
+        self._bound: dict[str, list[Bound]] = {}
+
+    def initial(self) -> dict[int, torch.Tensor]:
+        """The states that begin as weights, `[N, ...]`, by the number of their input."""
+        found = {}
+        for s in self.entry.state:
+            if s.initial:
+                value = self.held.weight(s.initial)
+                one = next(w for w in self.held.manifest.weights if w.name == s.initial).kind == "shared"
+                found[s.input] = value.expand(len(self.held.chosen), *value.shape) if one else value
+        return found
+
+    def scaled(self, sizes: Mapping[str, int]) -> int | None:
+        """The batch, counted at the example's sizes of the other dims: batch classes are about how much a call has to work on."""
+        if self.letter not in sizes:
+            return None
+        size = float(sizes[self.letter])
+        for letter, dim in self.entry.dims.items():
+            if letter != self.letter and letter in sizes:
+                size *= sizes[letter] / max(dim.example, 1)
+        return max(1, math.ceil(size))
+
+    def for_sizes(self, pattern: str, sizes: Mapping[str, int]) -> Bound:
+        """The program that a call of these sizes runs."""
+        bound = self.of(pattern)
+        if len(bound) == 1:
+            return bound[0]
+        size = self.scaled(sizes)
+        return next((b for b in bound if b.fits(size)), bound[-1])
+
+    @property
+    def running(self) -> str:
+        """`cpu, aot`: where the programs of pattern `shared` run; binds nothing."""
+        bound = self._bound.get("shared")
+        found = "+".join(dict.fromkeys(b.backend for b in bound)) if bound else self.held.running.backend
+        return f"{self.held.device}, {found}"
+
+    def member(self, i: int) -> tuple[Program, list[Any]]:
+        """A loaded member's own program, by the member's place among the loaded ones, and a value for each of its weights."""
+        number = self.held.chosen[i]
+        program = self.held.reader.program(self.entry.member[self.entry.signatures[number]])
+        return program, [self.held.part(s.source, number).to(self.held.device) for s in program.weights]
+
+    def forget(self) -> None:
+        """Let go of bound programs."""
+        self._bound.clear()
+
+    def of(self, pattern: str) -> list[Bound]:
+        """The bound programs of a pattern; made, probed and kept on first use."""
+        with self.held.lock:
+            if self.held.closed:
+                raise UsageError("this model was closed; widepack.load opens its artifact again")
+            if pattern not in self._bound:
+                kept = self.kept(pattern)
+                try:
+                    self._bound[pattern] = self._ready(pattern, kept or self.wide(pattern))
+                except (WidepackError, RuntimeError) as e:
+                    if not kept:
+                        raise
+                    warnings.warn(
+                        f"the plan that was measured here is not used ({str(e).splitlines()[0] if str(e) else type(e).__name__}); measure it again: widepack tune",
+                        stacklevel=4,
+                    )
+                    self._bound[pattern] = self._ready(pattern, self.wide(pattern))
+            return self._bound[pattern]
+
+    def _ready(self, pattern: str, wides: Sequence[Wide]) -> list[Bound]:
+        """Wide programs, bound and probed."""
+        made = [self.bind(pattern, wide) for wide in wides]
+        if self.held.verified and pattern in ("shared", "each"):
+            self.probe(pattern, made)
+        return made
+
+    def kept(self, pattern: str) -> list[Wide]:
+        """The wide programs that were measured on this machine and kept in the user's cache."""
+        held = self.held
+        if held.strategies is not None or not held.whole:
+            return []
+        return [Wide(program, plan) for program, plan in plan_cache.find(held.manifest.digest, self.name, pattern, str(held.device))]
+
+    def wide(self, pattern: str) -> list[Wide]:
+        """The wide programs of a pattern: the artifact's that were measured on this machine, its other ones, else lowered here."""
+        held = self.held
+        if held.strategies is None and held.whole:
+            every = [w for w in self.entry.wide if w.pattern == pattern and w.device == held.device.type]
+            here = name_of(str(held.device)) if any("machine" in w.plan for w in every) else ""
+            measured = nearest_threads([(w, w.plan.get("threads", 0)) for w in every if w.plan.get("machine", "") == here]) if here else []
+            rows = measured or [w for w in every if "machine" not in w.plan]
+            files = held.manifest.files
+            made = [Wide(held.reader.program(w.file), Plan.from_json(w.plan), files[w.file].sha256) for w in rows]
+            if made:
+                return made
+        return [Wide(program, plan) for program, plan in self.lower(pattern)]
+
+    def letters(self, pattern: str) -> str:
+        """For each input `s` or `e`: one for all members, or one each."""
+        return {"shared": "s" * len(self.binder.leaves), "each": "e" * len(self.binder.leaves)}.get(pattern) or pattern.partition(":")[2]
+
+    def lower(self, pattern: str) -> list[tuple[Program, Plan]]:
+        from .relower import relower  # the rules are imported only when something has to be lowered
+
+        programs = [self.held.reader.program(f) for f in self.entry.member]
+        signatures = [self.entry.signatures[i] for i in self.held.chosen]
+        own = [letter == "e" or i in self.binder.carried for i, letter in enumerate(self.letters(pattern))]
+        kinds: dict[str, Kind] = {w.name: w.kind for w in self.held.manifest.weights}  # type: ignore[misc]
+        sizes = {d: v.example for d, v in self.entry.dims.items()}
+        held = self.held
+        return relower(programs, signatures, kinds, own, sizes, self.letter, held.device.type, pattern, held.strategies or "auto", held.simplify)
+
+    def bind(self, pattern: str, wide: Wide, running: Running | None = None) -> Bound:
+        program, held = wide.program, self.held
+        running = running or held.running
+        if program.members != len(held.chosen):
+            raise ArtifactError(f"a wide program is for {program.members} members, the artifact has {len(held.chosen)}")
+        weights = {s.source: held.weight(s.source) for s in program.weights}
+        name, planned = running.backend, wide.plan.backend
+        chosen = (planned if planned in backends.NAMES else "eager") if name == "auto" else name
+        run: Executable | None = None
+        if chosen != "eager":
+            run = Executable(decompose(program), weights, held.device, prologue=held.prologue)  # packed weights are oneDNN's: no compiler takes them
+            try:
+                run.use(backends.backend(chosen).bind(self._task(pattern, wide, run, running)))
+            except (backends.Unavailable, ArtifactError, UsageError) as e:
+                if name != "auto":
+                    raise
+                if not isinstance(e, backends.Unavailable):
+                    warnings.warn(f"backend {chosen!r}, which the plan names, is not taken: {e}", stacklevel=2)
+                chosen, run = "eager", None
+        run = run or Executable(program, weights, held.device, prologue=held.prologue)
+        return Bound(program, wide.plan, run, self.entry.result, chosen, wide.content)
+
+    def _task(self, pattern: str, wide: Wide, run: Executable, running: Running) -> backends.Task:
+        """A wide program as backends take it."""
+        held, plan = self.held, wide.plan
+        classes = "" if plan.batch == (1, None) else f", batch {plan.batch[0]} to {'any' if plan.batch[1] is None else plan.batch[1]}"
+        return backends.Task(
+            program=run.main,
+            weights=run.given,
+            device=held.device,
+            content=strict_json.digest(run.main.to_json()),  # of what is compiled: the prologue may have taken a part of the program
+            pattern=pattern,
+            said=f"{held.reader.root}: the program of entry {self.name}, pattern {pattern}{classes}",
+            eager=run.eager,
+            dims={d: (v.min, v.max, v.example) for d, v in self.entry.dims.items()},
+            example=self.example(plan),
+            guards=[g.expr for g in self.entry.guards],
+            inputs=lambda sizes: self.drawn(pattern, sizes),
+            differ=lambda found, wanted: self.differ(pattern, wide.program, found, wanted),
+            compile=running.compile,
+            cache=running.cache,
+            located=held.located,
+            progress=running.progress,
+            most_nodes=running.most_nodes,
+        )
+
+    def example(self, plan: Plan) -> dict[str, int]:
+        """Sizes in the middle of a plan's batch class, or as it was measured, at least 2."""
+        sizes = {d: max(2, v.example) for d, v in self.entry.dims.items()}
+        if self.letter in sizes:
+            least, most = plan.batch
+            dim = self.entry.dims[self.letter]
+            wanted = max(2, plan.at or max(least, min(sizes[self.letter], most or sizes[self.letter])))
+            tried = {**sizes, self.letter: min(wanted, dim.max or wanted)}
+            if all(guard_forms.holds(g.expr, tried) for g in self.entry.guards):
+                return tried
+        return sizes
+
+    def drawn(self, pattern: str, sizes: Mapping[str, int]) -> list[torch.Tensor]:
+        """Inputs of a wide call at these sizes, like the probe's where there is one; other ones for each member."""
+        letters = self.letters(pattern)
+        kept = Weights([self.held.reader.path(self.held.manifest.probe)]) if self.held.manifest.probe else None
+        begun = self.initial()
+        made: list[torch.Tensor] = []
+        for k, (spec, letter) in enumerate(zip(self.entry.inputs, letters)):
+            if k in begun:
+                made.append(begun[k])
+                continue
+            name = f"{probes.prefix(self.name)}each.x{k}"
+            example = kept.get(name)[0].clone() if kept is not None and name in kept else None
+            source = Source(spec.name, spec.type, spec.low, spec.high, example)
+            drawn = [draw(source, sizes, 7919 * k + i) for i in range(len(self.held.chosen) if letter == "e" or k in self.binder.carried else 1)]
+            made.append((torch.stack(drawn) if letter == "e" or k in self.binder.carried else drawn[0]).to(self.held.device))
+        return made
+
+    def differ(self, pattern: str, program: Program, found: Sequence[Any], wanted: Sequence[Any]) -> str:
+        """Where a compiled program's outputs differ from the flat graph's by more than the probe's bounds, in words; empty where they do not."""
+        records = probes.record_of(self.held.manifest.verification, self.name).get("wide", {})
+        record: Sequence[Mapping[str, Any]] = next((r for k, r in records.items() if k.startswith(pattern)), next(iter(records.values()), []))
+        for k, (mine, right) in enumerate(zip(found, wanted)):
+            row = record[k] if k < len(record) else {}
+            for a, b in zip(mine, right) if isinstance(right, list) else [(mine, right)]:
+                if words := probes.differs(a, b, row):
+                    return f"output {self.entry.outputs[k].name or k} {words}"
+        return ""
+
+    def probe(self, pattern: str, made: Sequence[Bound], again: bool = False) -> None:
+        """Run the artifact's probe through each program that has not passed it here; again: through all. Raises: VerificationError."""
+        held, manifest = self.held, self.held.manifest
+        if not manifest.probe:
+            return
+        at = f"{probes.prefix(self.name)}{pattern}"
+        tensors: Weights | None = None
+        for bound in made:
+            program = bound.content or f"{at} {strict_json.digest(bound.program.to_json())} {held.chosen}"
+            ran_on = [] if bound.backend == "eager" else [bound.backend, bound.place.name if bound.place else ""]
+            key = probes.cache_key(manifest.digest, program, str(held.device), str(held.prologue), *ran_on)
+            if not again and probes.passed(key):
+                continue
+            tensors = tensors or Weights([held.reader.path(manifest.probe)])
+            begun = self.initial()
+            inputs = []
+            for k in range(len(self.binder.leaves)):
+                x = begun[k] if k in begun else tensors.get(f"{at}.x{k}")
+                own = not held.whole and k not in begun and (pattern == "each" or k in self.binder.carried)
+                inputs.append((x[list(held.chosen)] if own else x).to(held.device))
+            answers = bound.run(*inputs)
+            records = probes.record_of(manifest.verification, self.name).get("wide", {})
+            record = next((r for k, r in records.items() if k.startswith(pattern)), None)
+            if record is None:
+                raise VerificationError("the artifact has a probe but no record of its verification; build it again")
+            try:
+                kept = {n: tensors.get(n) for n in tensors.names if n.startswith(f"{at}.")}
+                probes.check(kept, at, answers, [o.kind for o in bound.program.outputs], record, held.chosen)
+            except (KeyError, TypeError, ValueError) as e:
+                raise ArtifactError(f"the probe and the record of the artifact's verification do not belong together ({e!r}); build it again") from e
+            probes.remember(key)
