@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import small
 from small import CPU, all_kinds, classifier, lowered, node, plan, program
 from test_lower import OWN_HEAD, PLANS, RAGGED, SIGNATURES, WIDTHS, heads
+from widepack import runtime, workers
 from widepack.errors import ArtifactError
 from widepack.lower import lower
 from widepack.runtime import Executable, graph_module, needed, split, unroll
@@ -183,3 +188,84 @@ def test_running_warns_of_nothing() -> None:
         warnings.simplefilter("error")
         run, given = bound(lowered(made, kinds, PLANS["mixed"]).program, made, kinds)
         run.run(*given)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5])
+def test_members_over_threads_give_the_loops_answer(count: int) -> None:
+    body = Program(
+        (), (Slot("x", "", "shared", "float32[B,4]"), Slot("w", "", "stacked", "float32[3,4]")), (
+            Node("l", "aten.linear.default", (Ref("x"), Ref("w"))),
+            Node("s", "aten.softmax.int", (Ref("l"), -1)),
+        ), (Output(Ref("s"), "stacked"), Output(Ref("l"), "ragged")), 7
+    )  # fmt: skip
+    loop = runtime.Loop(body, 7, CPU, count)
+    x, w = torch.randn(5, 4), torch.randn(7, 3, 4)
+    before = torch.get_num_threads()
+    with torch.inference_mode():
+        for _ in range(3):
+            s, rows = loop(x, w)
+            want = torch.einsum("bi,noi->nbo", x, w)
+            torch.testing.assert_close(s, want.softmax(-1))
+            torch.testing.assert_close(torch.stack(rows), want)
+            assert s.is_inference()
+    assert torch.get_num_threads() == before
+
+
+def test_threads_of_members_compute_alone_and_leave_the_processs_number() -> None:
+    seen: dict[int, tuple[int, bool]] = {}
+
+    def work(i: int) -> None:
+        torch.randn(600, 600) @ torch.randn(600, 600)
+        seen[i] = (torch.get_num_threads(), torch.is_inference_mode_enabled())
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        with torch.inference_mode():
+            workers.spread(work, 9, 2)
+        assert seen == dict.fromkeys(range(9), (1, True)) and torch.get_num_threads() == 3
+        later: list[int] = []
+        thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        assert later == [3], "a thread that is made later has the process's number"
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_an_error_in_a_thread_is_told_and_ends_the_work() -> None:
+    done: list[int] = []
+
+    def work(i: int) -> None:
+        if i == 3:
+            raise ValueError("member 3")
+        done.append(i)
+
+    with pytest.raises(ValueError, match="member 3"):
+        workers.spread(work, 1000, 2)
+    assert len(done) < 1000
+    workers.spread(done.append, 5, 2)  # and the threads are there for the next call
+
+
+def test_members_that_draw_numbers_run_in_order() -> None:
+    body = Program(
+        (), (Slot("x", "", "shared", "float32[B,4]"),), (Node("y", "aten.rand_like.default", (Ref("x"),)),), (Output(Ref("y"), "stacked"),), 3
+    )
+    assert runtime.Loop(body, 3, CPU, 4).workers == 0
+    assert runtime.Loop(replace(body, nodes=(Node("y", "aten.relu.default", (Ref("x"),)),)), 3, CPU, 4).workers == 4
+
+
+def test_threads_are_made_anew_after_a_fork() -> None:
+    code = """
+import os, sys, torch
+from widepack import workers
+seen = []
+workers.spread(seen.append, 4, 2)
+pid = os.fork()
+if not pid:
+    workers.spread(seen.append, 4, 2)
+    os._exit(len(seen))
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 8
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -34,7 +34,7 @@ class _Clocked(fx.Interpreter):
 
 def cost_of_nodes(run: Executable, device: torch.device, inputs: Sequence[torch.Tensor], budget_s: float = 0.2) -> dict[str, float]:
     """Seconds by node of the member program: medians over runs, of all wide nodes that were made for it. inputs: of a wide call."""
-    module = graph_module(run.program, device)
+    module = graph_module(run.program, device, run.workers)
     found: list[list[float]] = []
     end = time.perf_counter() + budget_s
     with torch.inference_mode(), without_gc():

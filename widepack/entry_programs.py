@@ -204,7 +204,8 @@ class Programs:
                 if not isinstance(e, backends.Unavailable):
                     warnings.warn(f"backend {chosen!r}, which the plan names, is not taken: {e}", stacklevel=2)
                 chosen, run = "eager", None
-        run = run or Executable(program, weights, held.device, prologue=held.prologue)
+        at_once = min(wide.plan.workers, torch.get_num_threads())
+        run = run or Executable(program, weights, held.device, prologue=held.prologue, workers=at_once)
         return Bound(program, wide.plan, run, self.entry.result, chosen, wide.content)
 
     def _task(self, pattern: str, wide: Wide, run: Executable, running: Running) -> backends.Task:
@@ -228,6 +229,7 @@ class Programs:
             cache=running.cache,
             located=held.located,
             progress=running.progress,
+            workers=min(plan.workers, torch.get_num_threads()),
             most_nodes=running.most_nodes,
         )
 

@@ -38,8 +38,8 @@ class Choice:
 class Plan:
     """batch: the sizes of the first dim that the plan is for, (least, most or None), counted at the example's sizes of the other dims. choices: by node of the member program.
 
-    Of a plan that was measured: the machine and torch's threads that it was measured with, the batch, the backend that was fastest, and milliseconds of every
-    candidate at the end."""
+    Of a plan that was measured: the machine and torch's threads that it was measured with, the batch, the backend that was fastest, how many members
+    its loops run at once (0: one after the other), and milliseconds of every candidate at the end."""
 
     device: str
     pattern: str
@@ -50,12 +50,15 @@ class Plan:
     threads: int = 0
     at: int = 0
     backend: str = ""
+    workers: int = 0
     times_ms: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         measured = {"machine": self.machine, "threads": self.threads, "at": self.at, "times_ms": dict(self.times_ms)} if self.machine else {}
         if self.backend:
             measured["backend"] = self.backend
+        if self.workers:
+            measured["workers"] = self.workers
         return {
             **measured,
             "device": self.device,
@@ -79,6 +82,7 @@ class Plan:
                 threads=int(data.get("threads", 0)),
                 at=int(data.get("at", 0)),
                 backend=str(data.get("backend", "")),
+                workers=int(data.get("workers", 0)),
                 times_ms={str(n): float(t) for n, t in data.get("times_ms", {}).items()},
             )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as e:

@@ -6,6 +6,7 @@ get names of our own, ops are objects, and keywords are names of the op's own sc
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from . import ops
 from .codec import decode
 from .errors import ArtifactError
 from .kinds import weights_only
+from .workers import spread
 
 Function = Callable[..., Any]
 _inference_mode: Callable[[bool], AbstractContextManager[Any]] = getattr(
@@ -29,11 +31,13 @@ _inference_mode: Callable[[bool], AbstractContextManager[Any]] = getattr(
 
 
 class Loop(nn.Module):
-    """A loop region: the body once a member, results written into preallocated `[N, ...]`."""
+    """A loop region: the body once a member, results written into preallocated `[N, ...]`. workers: how many members at once, each on a thread of its own; 0 for one after the other."""
 
-    def __init__(self, body: Program, members: int, device: torch.device) -> None:
+    def __init__(self, body: Program, members: int, device: torch.device, workers: int = 0) -> None:
         super().__init__()
         self.run = graph_module(body, device).forward
+        drawn = any(torch.Tag.nondeterministic_seeded in getattr(ops.resolve(n.op), "tags", ()) for n in body.nodes)
+        self.workers = workers if device.type == "cpu" and members > 1 and not drawn else 0  # members draw their numbers in order
         self.members = members
         self.split = [s.kind != "shared" for s in body.inputs]
         self.kinds = [o.kind for o in body.outputs]
@@ -41,21 +45,28 @@ class Loop(nn.Module):
     def forward(self, *args: Any) -> list[Any]:
         """args: a value for each input of the body: shared ones as they are, stacked ones `[N, ...]` or a list of N, ragged ones a list of N."""
         own = [(a.unbind(0) if isinstance(a, torch.Tensor) else a) if s else None for a, s in zip(args, self.split)]
-        outs: list[Any] = [[] for _ in self.kinds]
-        for i in range(self.members):
+        outs: list[Any] = [None if kind == "stacked" else [None] * self.members for kind in self.kinds]
+        lock = threading.Lock()
+
+        def member(i: int) -> None:
             given = [a if o is None else o[i] for a, o in zip(args, own)]
             for k, (value, kind) in enumerate(zip(self.run(*given), self.kinds)):
-                if kind == "stacked":
-                    if i == 0:
-                        outs[k] = torch.empty((self.members, *value.shape), dtype=value.dtype, device=value.device)
-                    outs[k][i] = value
-                else:
-                    outs[k].append(value)
+                if kind == "stacked" and outs[k] is None:
+                    with lock:
+                        if outs[k] is None:
+                            outs[k] = torch.empty((self.members, *value.shape), dtype=value.dtype, device=value.device)
+                outs[k][i] = value
+
+        if self.workers > 1:
+            spread(member, self.members, self.workers)
+        else:
+            for i in range(self.members):
+                member(i)
         return outs
 
 
-def graph_module(program: Program, device: torch.device) -> fx.GraphModule:
-    """The program as a flat GraphModule: weights first, then inputs, in the program's order; gives a tuple of output values."""
+def graph_module(program: Program, device: torch.device, workers: int = 0) -> fx.GraphModule:
+    """The program as a flat GraphModule: weights first, then inputs, in the program's order; gives a tuple of output values. workers: of its loops."""
     graph = fx.Graph()
     root = nn.Module()
     at: dict[str, fx.Node] = {}
@@ -64,7 +75,7 @@ def graph_module(program: Program, device: torch.device) -> fx.GraphModule:
     for i, node in enumerate(program.nodes):
         args = decode(substitute(node.args, at.__getitem__), device)
         if node.body is not None:
-            root.add_module(f"loop{i}", Loop(node.body, program.members, device))
+            root.add_module(f"loop{i}", Loop(node.body, program.members, device, workers))
             at[node.name] = graph.call_module(f"loop{i}", tuple(args))
             continue
         known = {a for a, _, _ in ops.arguments(node.op)}
@@ -115,11 +126,11 @@ def needed(program: Program, names: Sequence[str]) -> list[Node]:
 class Executable:
     """A program bound to its weights on a device: `run(inputs)` gives its output values.
 
-    weights: a value for each weight's source name: a tensor, or a list of N for a Ragged one. prologue: run weights-only nodes once, now.
+    weights: a value for each weight's source name: a tensor, or a list of N for a Ragged one. prologue: run weights-only nodes once, now. workers: of its loops.
     main, given: what is left after the prologue and its weights' values: what a backend takes. `use` puts a backend's function in the place of the flat graph.
     """
 
-    def __init__(self, program: Program, weights: Mapping[str, Any], device: torch.device, *, prologue: bool = True) -> None:
+    def __init__(self, program: Program, weights: Mapping[str, Any], device: torch.device, *, prologue: bool = True, workers: int = 0) -> None:
         given = [weights[s.source] for s in program.weights]
         if prologue:
             parts = split(program)
@@ -129,7 +140,8 @@ class Executable:
         self.main, self.given = program, given
         self.program, given = _lists(program, given)
         self.weights = given
-        self.forward: Function = graph_module(self.program, device).forward
+        self.workers = workers
+        self.forward: Function = graph_module(self.program, device, workers).forward
         self.call: Function = partial(self.forward, *given)
         self._owned = frozenset({storage(t) for w in given for t in (w if isinstance(w, (list, tuple)) else [w])} - {0})
 

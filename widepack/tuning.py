@@ -39,6 +39,7 @@ from .rules_of_thumb import plans
 from .timing import fastest, once, race, ratio
 
 RULES, LOOP, COMPOSED = "rules of thumb", "loop", "composed"
+OVER_THREADS = "over threads"
 COMPILE_S = 120.0
 SLOW = 4.0  # what takes this many times as long as the fastest so far takes no part in the race
 COMPILED = 600  # nodes of a program, as a compiler sees it, that a search has compiled: a tenth of a second each
@@ -140,13 +141,13 @@ class Search:
     def candidate(self, name: str, plan: Plan) -> Candidate | None:
         """A plan made ready to run on its backend; None where it cannot be. Where there is one already that runs the same, that one."""
         plan = replace(plan, batch=self.classes, at=self.sizes.get(self.letter, 0))
-        key = f"{plan.backend} {sorted(plan.looped())} {sorted((n, c.strategy) for n, c in plan.choices.items())}"
+        key = f"{plan.backend} {plan.workers} {sorted(plan.looped())} {sorted((n, c.strategy) for n, c in plan.choices.items())}"
         if key in self._made:
             return self._made[key]
         try:
             lowered = lower(self.simple.programs, self.simple.signatures, self.simple.slots, plan, self.example)
             program = decompose(lowered.program) if plan.backend else lowered.program
-            same = f"{plan.backend} {strict_json.digest(program.to_json())}"
+            same = f"{plan.backend} {plan.workers} {strict_json.digest(program.to_json())}"
             if same in self._made:  # the strategies that it names apply nowhere
                 self._made[key] = self._made[same]
                 return self._made[key]
@@ -237,6 +238,7 @@ class Search:
             profiles.append(self._screened(self._profiled(name, self._with(wide, choices))))
             if loop is not None:  # some strategies have a form inside loops
                 loops.append(self._screened(self.candidate(f"{LOOP}, {name}", self._with(loop.plan, choices))))
+        loops += [self._over_threads(c) for c in _different(loops)]
         groups: dict[str, list[Node]] = {}
         for node in self.tuned:
             groups.setdefault(self.signature(node), []).append(node)
@@ -249,6 +251,13 @@ class Search:
                 f"no wide program of {self.pattern} answers rightly here: {'; '.join(f'{n}: {w}' for n, w in self.dropped.items())}"
             )
         return found, order
+
+    def _over_threads(self, loop: Candidate) -> Candidate | None:
+        """A plan with loops that run as many members at once as there are threads; None where there is one thread, or no loop."""
+        threads = torch.get_num_threads()
+        if threads < 2 or self.device.type != "cpu" or not loop.plan.looped():
+            return None
+        return self._screened(self.candidate(f"{loop.name} {OVER_THREADS}", replace(loop.plan, workers=threads)))
 
     def _profiled(self, name: str, plan: Plan) -> Candidate | None:
         """A candidate that was clocked node by node."""
@@ -277,11 +286,15 @@ class Search:
         (wide,) = self._plans("wide")
         plans = {"wide": wide, LOOP: self._plans("loop")[0], best.name: best.plan}
         plans |= {c.name: c.plan for c in self._made.values() if c.name == COMPOSED}
+        if (threads := torch.get_num_threads()) > 1:
+            plans[f"{LOOP} {OVER_THREADS}"] = replace(plans[LOOP], workers=threads)
         plans = {best.name: best.plan, **plans}  # first, since the time for compiling may be over before the others'
         made: list[Candidate | None] = []
         begin = time.perf_counter()
         for number, backend in enumerate(self.backends):
             for name, plan in plans.items():
+                if backend == "aot" and plan.workers:
+                    continue  # its code has no threads for members
                 self.report(f"{name} on {backend}", number, len(self.backends))
                 if time.perf_counter() - begin > self.compile_s:
                     self.dropped[f"{name} on {backend}"] = f"the {self.compile_s:.0f} s for compiling were over"

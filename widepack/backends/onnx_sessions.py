@@ -63,7 +63,7 @@ def bind(task: Task) -> Function:
         found = cache.make(key, lambda folder: _write(task, flat, folder, onnxruntime))
     place, record = found
     try:
-        run = _session(place / MODEL, record, flat, onnxruntime)
+        run = _session(place / MODEL, record, flat, onnxruntime, task.workers)
     except Exception as e:
         raise ArtifactError(
             f"{place}: ONNX Runtime {version} does not take this file ({type(e).__name__}: {first_line(e)}); remove the folder and make it again: "
@@ -90,11 +90,13 @@ def key_of(task: Task, flat: Flat) -> str:
 # ---------------------------------------------------------------- running
 
 
-def _session(path: Path, record: Mapping[str, Any], flat: Flat, onnxruntime: Any) -> Any:
-    """A session over the weights in memory: flat inputs -> flat outputs."""
+def _session(path: Path, record: Mapping[str, Any], flat: Flat, onnxruntime: Any, workers: int = 0) -> Any:
+    """A session over the weights in memory: flat inputs -> flat outputs. workers: how many ops at once, each on a thread of its own; 0 for one, on all threads."""
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    options.inter_op_num_threads = 1
+    if workers > 1:
+        options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
+    options.intra_op_num_threads = 1 if workers > 1 else torch.get_num_threads()
+    options.inter_op_num_threads = max(1, workers)
     options.log_severity_level = 3
     value = onnxruntime.OrtValue.from_dlpack
     held = [value(flat.weights[i].detach()) for i in record["weights"]]

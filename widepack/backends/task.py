@@ -51,7 +51,8 @@ class Task:
     same JSON where it was lowered here. said: which one it is, for messages. eager: the same bound to the flat graph: the definition of what is right, and
     what runs at sizes that a compiled program does not hold for. dims: least, most and example of each. example: sizes to compile at. guards: under which the
     program holds. inputs: draws a call's inputs at sizes. differ: where outputs differ from those of the flat graph by more than rounding, in words. compile: whether it may compile. cache: the
-    folder of compiled programs; None is the usual one. most_nodes: of a program, as the compiler sees it, that may be compiled; 0 for any. located: the tensors of the artifact's weights files.
+    folder of compiled programs; None is the usual one. most_nodes: of a program, as the compiler sees it, that may be compiled; 0 for any. workers: how many
+    members a loop may run at once. located: the tensors of the artifact's weights files.
     """
 
     program: Program
@@ -71,6 +72,7 @@ class Task:
     located: Callable[[], Sequence[Mapped]] = tuple
     progress: Report | None = None
     most_nodes: int = 0
+    workers: int = 0
 
 
 class Backend(Protocol):
