@@ -38,7 +38,8 @@ from .relower import Simple
 from .rules_of_thumb import plans
 from .timing import fastest, once, race, ratio
 
-RULES, LOOP, COMPOSED = "rules of thumb", "loop", "composed"
+RULES, LOOP, COMPOSED, CHOSEN = "rules of thumb", "loop", "composed", "chosen"
+KEPT = (RULES, LOOP, CHOSEN)  # not let go of, however slow
 OVER_THREADS = "over threads"
 COMPILE_S = 120.0
 SLOW = 4.0  # what takes this many times as long as the fastest so far takes no part in the race
@@ -155,7 +156,9 @@ class Search:
                 raise UsageError(f"{many} nodes with its loops written out, more than {COMPILED}: it would compile for long")
             bound = self.bind(lowered.program, plan)
             bound.run(*self.inputs)
-        except (WidepackError, RuntimeError, IndexError, ValueError) as e:
+        except Exception as e:
+            if not plan.backend and not isinstance(e, (WidepackError, RuntimeError, IndexError, ValueError)):
+                raise  # what runs on somebody else's runtime fails in its own ways
             self.dropped[name] = f"{type(e).__name__}: {first_line(e)[:200]}"
             return None
         made = Candidate(name, plan, lowered.program, lowered.used, bound)
@@ -176,7 +179,7 @@ class Search:
         """The candidate, unless it is far slower than another one: then it is let go of, and its memory with it."""
         if made is None or made.bound is None:
             return None
-        if made.slower > SLOW and made.name not in (RULES, LOOP):
+        if made.slower > SLOW and made.name not in KEPT:
             self.dropped[made.name] = f"{made.slower:.1f} times as slow as the fastest at that time"
             made.bound = None
             return None
@@ -337,19 +340,19 @@ class Search:
                 if ratio(times, name, best.name) < GAIN:
                     changes.append(f"{nodes[0].op} {other} instead of {best.used[nodes[0].name]}: {ratio(times, best.name, name):.2f}x as a whole")
                     best, made = made, best
-                if made.name not in (RULES, LOOP, first):
+                if made.name not in (*KEPT, first):
                     made.bound = None  # its memory, if it has packed weights
         return best, changes
 
     def again(self, plan: Plan) -> dict[str, list[float]]:
-        """Seconds of a plan that was chosen before, as `chosen`, and of every candidate there is, all in one race; without refinement."""
+        """Seconds of a plan that was chosen before, as `CHOSEN`, and of every candidate there is, all in one race; without refinement."""
+        chosen = self.candidate(CHOSEN, plan)
+        if chosen is None:
+            raise VerificationError(f"the plan that was chosen does not run here: {self.dropped[CHOSEN]}")
         candidates, _ = self.candidates()
         rest = self._on_backends(min(candidates, key=lambda c: c.seconds))
-        chosen = self.candidate("chosen", plan)
-        if chosen is None:
-            raise VerificationError(f"the plan that was chosen does not run here: {self.dropped['chosen']}")
         calls = {c.name: self._call(c) for c in _different([*candidates, *rest]) if c is not chosen}
-        return race({"chosen": self._call(chosen), **calls}, self.budget_s)
+        return race({CHOSEN: self._call(chosen), **calls}, self.budget_s)
 
 
 def _different(candidates: Sequence[Candidate | None]) -> list[Candidate]:
