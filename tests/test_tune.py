@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -199,12 +200,17 @@ def test_weights_are_held_in_one_session_for_all_batches(artifact: Path, monkeyp
 def test_plans_of_several_numbers_of_threads_stand_side_by_side(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     try:
-        for write in (False, True):
-            for threads in (1, 2):
-                widepack.tune(artifact, threads=threads, write=write, **ONE)
+        for threads in (1, 2):
+            widepack.tune(artifact, threads=threads, write=True, **ONE)
+        digest = Reader(artifact).manifest.digest
+        (one,) = widepack.load(artifact, threads=1).entry("forward").programs.of("shared")
+        for written in (True, False):
             for threads, nearest in ((1, 1), (2, 2), (5, 2)):
                 (plan,) = widepack.load(artifact, threads=threads).plans()
-                assert plan.threads == nearest
+                assert plan.threads == nearest and (plan.at == 77) is not written
+            if written:  # and in the cache as in the artifact
+                for threads in (1, 2):
+                    plan_cache.keep(digest, "forward", "shared", "cpu", [(one.program, replace(one.plan, threads=threads, at=77))])
     finally:
         torch.set_num_threads(before)
 

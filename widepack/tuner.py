@@ -27,6 +27,7 @@ from .machine import backends_here, name_of
 from .plan import Plan
 from .progress import Report
 from .relower import simplified
+from .replay import Shapes
 from .timing import race
 from .tuning import COMPILE_S, COMPILED, LOOP, Candidate, Found, Search
 from .wide_entry import WideEntry
@@ -231,6 +232,7 @@ def searches_of(
         return programs.bind(pattern, Wide(program, plan), Running(plan.backend or "eager", True, held.running.cache, most_nodes=COMPILED))
 
     searches: dict[int, Search] = {}
+    shapes = Shapes(example)
     for batch, sizes in sizes_of.items():
         inputs = programs.drawn(pattern, sizes)
         said = _said(progress, f"{entry.name} {pattern} {letter} = {batch}" if letter else f"{entry.name} {pattern}")
@@ -247,6 +249,7 @@ def searches_of(
             budget_s=budget_s,
             backends=others,
             compile_s=compile_s,
+            shapes=shapes,
             report=said,
         )
     for batch, classes in _classes({b: s.scaled() for b, s in searches.items()}).items():

@@ -35,6 +35,7 @@ from .plan import Choice, Plan
 from .registry import REGISTRY
 from .registry import Choice as Asked
 from .relower import Simple
+from .replay import Shapes
 from .rules_of_thumb import plans
 from .timing import fastest, once, race, ratio
 
@@ -83,7 +84,8 @@ class Search:
 
     simple: the member programs. sizes: of all dims, the batch (the dim `letter`, or "") among them. classes: the batch class that the plan is for. bind: makes a
     wide program runnable, on the backend that its plan names. inputs: of a wide call at these sizes. right: why a program's answers are not right, or "".
-    backends: other ones than `eager` that may be chosen. compile_s: seconds after which no compilation begins.
+    backends: other ones than `eager` that may be chosen. compile_s: seconds after which no compilation begins. shapes: of the member
+    program's values at the example's sizes; searches that share them lower faster.
     """
 
     def __init__(
@@ -102,11 +104,13 @@ class Search:
         classes: tuple[int, int | None] = (1, None),
         backends: Sequence[str] = (),
         compile_s: float = COMPILE_S,
+        shapes: Shapes | None = None,
         report: Callable[[str, int, int], None] | None = None,
     ) -> None:
         self.simple, self.sizes, self.letter, self.device, self.pattern = simple, sizes, letter, device, pattern
         self.bind, self.inputs, self.right, self.example, self.budget_s = bind, inputs, right, example, budget_s
         self.classes, self.backends, self.compile_s = classes, backends, compile_s
+        self.shapes = shapes or Shapes(example)
         self.report = report or (lambda stage, done, total: None)
         self.first = simple.programs[0]
         self.kinds = kinds(self.first, simple.slots)
@@ -146,7 +150,7 @@ class Search:
         if key in self._made:
             return self._made[key]
         try:
-            lowered = lower(self.simple.programs, self.simple.signatures, self.simple.slots, plan, self.example)
+            lowered = lower(self.simple.programs, self.simple.signatures, self.simple.slots, plan, self.example, self.shapes)
             program = decompose(lowered.program) if plan.backend else lowered.program
             same = f"{plan.backend} {plan.workers} {strict_json.digest(program.to_json())}"
             if same in self._made:  # the strategies that it names apply nowhere

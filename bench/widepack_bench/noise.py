@@ -22,6 +22,7 @@ Nothing here knows torch, but for `quiet`.
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import statistics
@@ -225,6 +226,7 @@ def race(
     singles = [Singles() for _ in calls]
     samplers = [_sampler(call, sync, clock, single) for call, single in zip(calls.values(), singles, strict=True)]
     rounds: list[tuple[float, ...]] = []
+    gc.collect()
     begin = clock()
     with without_gc():
         while len(rounds) < MAX_ROUNDS:
