@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from widepack.errors import WidepackError
 
 
-def regret(artifact: str, batch: int, budget_s: float, threads: int, pin: bool) -> dict[str, Any]:
-    """The plan of an artifact for a batch beside every candidate.
+def regret(artifact: str, batch: int, backends: Sequence[str], budget_s: float, threads: int, pin: bool) -> dict[str, Any]:
+    """The plan of an artifact for a batch beside every candidate on these backends.
 
     The best candidate is chosen on the odd rounds and the regret measured on the even ones, so that luck in the choice is not counted twice. Returns: the regret, 1
     where nothing is faster; who is best; milliseconds of each. Raises: what `measured_again` does.
@@ -21,7 +22,7 @@ def regret(artifact: str, batch: int, budget_s: float, threads: int, pin: bool) 
     from .noise import quiet
 
     with quiet(threads, pin):
-        times = measured_again(artifact, batch, budget_s=budget_s)
+        times = measured_again(artifact, batch, backends=backends, budget_s=budget_s)
     odd = {name: statistics.median(found[::2]) for name, found in times.items()}
     best = min(odd, key=lambda name: odd[name])
     ratio = statistics.median(a / b for a, b in zip(times["chosen"][1::2], times[best][1::2]))

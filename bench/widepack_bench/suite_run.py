@@ -140,15 +140,15 @@ def run_row(
             alone=alone,
         )
         if tune:
-            tuned["again"] = again(artifact, row.batch, budget_s, threads, pin)
+            tuned["again"] = again(artifact, row.batch, found.backends, budget_s, threads, pin)
         weights = sum(os.path.getsize(f) for f in Path(artifact).glob("weights-*"))
     document = {**report.to_json(), "name": row.name}
     return {"title": row.title, "members": row.members, "batch": row.batch, "build_s": built_s, "weights_bytes": weights, **tuned, "report": document}
 
 
-def again(artifact: str, batch: int, budget_s: float, threads: int, pin: bool) -> dict[str, Any]:
+def again(artifact: str, batch: int, backends: Sequence[str], budget_s: float, threads: int, pin: bool) -> dict[str, Any]:
     """What the chosen plan costs against the best candidate, in a process that has chosen nothing."""
-    spec = json.dumps({"artifact": artifact, "batch": batch, "budget_s": budget_s, "threads": threads, "pin": pin})
+    spec = json.dumps({"artifact": artifact, "batch": batch, "backends": list(backends), "budget_s": budget_s, "threads": threads, "pin": pin})
     done = subprocess.run([sys.executable, "-m", "widepack_bench.again", spec], capture_output=True, text=True, check=False)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
