@@ -247,6 +247,49 @@ def test_an_error_in_a_thread_is_told_and_ends_the_work() -> None:
     workers.spread(done.append, 5, 2)  # and the threads are there for the next call
 
 
+def test_a_thread_computes_as_its_caller_does() -> None:
+    seen: list[torch.dtype] = []
+    x = torch.randn(4, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        workers.spread(lambda i: seen.append((x @ x).dtype), 3, 2)
+    workers.spread(lambda i: seen.append((x @ x).dtype), 3, 2)
+    assert seen == [torch.bfloat16] * 3 + [torch.float32] * 3
+
+
+def test_work_inside_a_thread_is_done_there() -> None:
+    seen: list[int] = []
+    workers.spread(lambda i: workers.spread(seen.append, 3, 2), 2, 2)
+    assert sorted(seen) == [0, 0, 1, 1, 2, 2]
+
+
+def test_where_no_thread_can_be_made_the_caller_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    seen: list[int] = []
+    workers.spread(seen.append, 3, 7)
+    assert seen == [0, 1, 2]
+
+
+def test_threads_work_while_the_interpreter_ends() -> None:
+    code = """
+import atexit, threading, time
+from widepack import workers
+seen = []
+def late():
+    workers.spread(seen.append, 4, 2)
+    print(len(seen), flush=True)
+atexit.register(late)
+def later():
+    threading.main_thread().join()
+    late()
+threading.Thread(target=later).start()
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout.split() == ["4", "8"], (done.stdout, done.stderr)
+
+
 def test_members_that_draw_numbers_run_in_order() -> None:
     body = Program(
         (), (Slot("x", "", "shared", "float32[B,4]"),), (Node("y", "aten.rand_like.default", (Ref("x"),)),), (Output(Ref("y"), "stacked"),), 3

@@ -20,7 +20,7 @@ from widepack.entry_programs import Programs
 from widepack.errors import ArtifactError, LoweringError, UsageError
 from widepack.machine import name_of
 from widepack.plan import Plan
-from widepack_artifacts.store import Reader
+from widepack_artifacts.store import Reader, Writer
 from widepack_cli.main import cli
 
 N = 4
@@ -160,7 +160,8 @@ def test_a_plan_may_name_a_backend(artifact: Path, monkeypatch: pytest.MonkeyPat
     right(ens)
     assert widepack.load(artifact, backend="eager").backend == "eager"
     monkeypatch.setattr(backends, "backend", own)  # a machine whose cache does not have the program
-    ens = widepack.load(artifact, cache=artifact.parent / "empty")
+    with pytest.warns(UserWarning, match="'aot', which the plan was measured to run best on, is not taken"):
+        ens = widepack.load(artifact, cache=artifact.parent / "empty")
     assert ens.backend == "eager" and ens.plan.backend == "aot"
     right(ens)
 
@@ -173,8 +174,42 @@ def test_a_backend_that_fails_takes_no_part(artifact: Path, monkeypatch: pytest.
     monkeypatch.setattr(backends, "backend", lambda name: SimpleNamespace(NAME="aot", bind=bind) if name == "aot" else own(name))
     report = widepack.tune(artifact, backends=["eager", "aot"], **ONE)
     assert report.rows[0].backend == "eager" and "it does not compile" in report.rows[0].dropped["loop on aot"]
-    with pytest.raises(UsageError, match="unknown backend tvm; known: eager"):
-        widepack.tune(artifact, backends=["tvm"], **ONE)
+    for other in ("tvm", "compile"):
+        with pytest.raises(UsageError, match=f"cannot name the backend {other}: .* and eager, aot, onnxruntime can; leave the backend out"):
+            widepack.tune(artifact, backends=[other], **ONE)
+
+
+def test_a_backend_that_answers_wrongly_here_is_not_taken(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = backends.backend
+    wrong = False
+
+    def bind(task: Any) -> Any:
+        return (lambda *inputs: [y + 1 for y in task.eager(*inputs)]) if wrong else task.eager
+
+    monkeypatch.setattr(backends, "backend", lambda name: SimpleNamespace(NAME="aot", bind=bind) if name == "aot" else own(name))
+    monkeypatch.setattr(tuning, "race", race_won_by("loop on aot"))
+    monkeypatch.setattr("widepack.probe.passed", lambda key: False)
+    widepack.tune(artifact, backends=["aot"], write=True, **ONE)
+    wrong = True
+    with pytest.warns(UserWarning, match="backend 'aot', which the plan names, answers wrongly here"):
+        ens = widepack.load(artifact)
+    assert ens.backend == "eager"
+    right(ens)
+    with pytest.raises(widepack.VerificationError):
+        widepack.load(artifact, backend="aot")
+
+
+@pytest.mark.parametrize("threads", ["x", None, [1]])
+def test_a_plan_with_a_strange_number_of_threads_is_refused(artifact: Path, threads: Any) -> None:
+    widepack.tune(artifact, write=True, **ONE)
+    reader = Reader(artifact)
+    entry = reader.manifest.entries["forward"]
+    strange = replace(entry, wide=tuple(replace(w, plan={**w.plan, "threads": threads}) if "machine" in w.plan else w for w in entry.wide))
+    with Writer(artifact, force=True) as writer:
+        writer.keep(reader.manifest.files)
+        writer.publish(replace(reader.manifest, entries={"forward": strange}))
+    with pytest.raises(ArtifactError, match="in what should be a plan; build the artifact again"):
+        widepack.load(artifact)
 
 
 def test_a_plan_is_measured_again(artifact: Path) -> None:
@@ -290,7 +325,7 @@ def test_a_batch_that_members_do_not_take_is_refused_alone(tmp_path: Path) -> No
     paths = sorted(tmp_path.glob("*.pt"))
     widepack.build(paths, tmp_path / "e.wide", model=Looked, inputs=["x=float32[B,4]", "rows=int64[3]:0..1", "B=2..64"], pt2=False)
     report = widepack.tune(tmp_path / "e.wide", batches=[1, 4], patterns=["shared"], budget_s=0.2)
-    assert list(report.refused) == [1] and [r.batch for r in report.rows] == [4]
+    assert list(report.refused) == ["forward, shared, batch 1"] and [r.batch for r in report.rows] == [4]
 
 
 def test_another_artifact_published_meanwhile_is_left_alone(artifact: Path, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -145,8 +145,17 @@ class Programs:
     def _ready(self, pattern: str, wides: Sequence[Wide]) -> list[Bound]:
         """Wide programs, bound and probed."""
         made = [self.bind(pattern, wide) for wide in wides]
-        if self.held.verified and pattern in ("shared", "each"):
-            self.probe(pattern, made)
+        if not self.held.verified or pattern not in ("shared", "each"):
+            return made
+        for i, bound in enumerate(made):
+            try:
+                self.probe(pattern, [bound])
+            except VerificationError as e:
+                if self.held.running.backend != "auto" or bound.backend == "eager":
+                    raise
+                warnings.warn(f"backend {bound.backend!r}, which the plan names, answers wrongly here ({e}): 'eager' runs instead", stacklevel=5)
+                made[i] = self.bind(pattern, wides[i], replace(self.held.running, backend="eager"))
+                self.probe(pattern, [made[i]])
         return made
 
     def kept(self, pattern: str) -> list[Wide]:
@@ -162,10 +171,11 @@ class Programs:
         if held.strategies is None and held.whole:
             every = [w for w in self.entry.wide if w.pattern == pattern and w.device == held.device.type]
             here = name_of(str(held.device)) if any("machine" in w.plan for w in every) else ""
-            measured = nearest_threads([(w, w.plan.get("threads", 0)) for w in every if w.plan.get("machine", "") == here]) if here else []
-            rows = measured or [w for w in every if "machine" not in w.plan]
+            plans = [(w, Plan.from_json(w.plan)) for w in every if w.plan.get("machine", "") in ("", here)]
+            measured = nearest_threads([((w, p), p.threads) for w, p in plans if p.machine]) if here else []
+            rows = measured or [(w, p) for w, p in plans if not p.machine]
             files = held.manifest.files
-            made = [Wide(held.reader.program(w.file), Plan.from_json(w.plan), files[w.file].sha256) for w in rows]
+            made = [Wide(held.reader.program(w.file), plan, files[w.file].sha256) for w, plan in rows]
             if made:
                 return made
         return [Wide(program, plan) for program, plan in self.lower(pattern)]
@@ -201,8 +211,7 @@ class Programs:
             except (backends.Unavailable, ArtifactError, UsageError) as e:
                 if name != "auto":
                     raise
-                if not isinstance(e, backends.Unavailable):
-                    warnings.warn(f"backend {chosen!r}, which the plan names, is not taken: {e}", stacklevel=2)
+                warnings.warn(f"backend {chosen!r}, which the plan was measured to run best on, is not taken, and 'eager' runs: {e}", stacklevel=6)
                 chosen, run = "eager", None
         at_once = min(wide.plan.workers, torch.get_num_threads())
         run = run or Executable(program, weights, held.device, prologue=held.prologue, workers=at_once)

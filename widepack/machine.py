@@ -31,8 +31,12 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
+CHOOSABLE = ("eager", "aot", "onnxruntime")
+"""Backends that a measured plan may name: what runs in a fresh process without compiling there."""
+
+
 def backends_here(device: str) -> tuple[str, ...]:
-    """The backends that a measured plan may name here: what runs in a fresh process without compiling there. `compile` is none of them; `aot` needs a C++ compiler once, now."""
+    """Those of `CHOOSABLE` that can be measured here: `aot` needs a C++ compiler once, now."""
     found = ["eager"]
     if not device.startswith("cpu"):
         return tuple(found)

@@ -9,11 +9,12 @@ as absent: the artifact's own plans run then.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -46,6 +47,17 @@ def find(digest: str, entry: str, pattern: str, device: str) -> list[tuple[Progr
     return nearest_threads([((program, plan), plan.threads) for program, plan in _read(_place(digest, entry, pattern, device))])
 
 
+@contextlib.contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """One process at a time reads what is there and writes it with its own."""
+    handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def _read(place: Path) -> list[tuple[Program, Plan]]:
     try:
         private(folder(), folder=True)
@@ -62,6 +74,11 @@ def keep(digest: str, entry: str, pattern: str, device: str, rows: Sequence[tupl
     place = _place(digest, entry, pattern, device)
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     private(place.parent, folder=True)  # what is kept where others may write would not be taken from there
+    with _lock(place.parent):
+        return _write(place, rows)
+
+
+def _write(place: Path, rows: Sequence[tuple[Program, Plan]]) -> Path:
     other = [(program, plan) for program, plan in _read(place) if plan.threads not in {p.threads for _, p in rows}]
     data = json.dumps([{"program": program.to_json(), "plan": plan.to_json()} for program, plan in (*other, *rows)])
     temporary = place.with_name(f".tmp-{secrets.token_hex(8)}")

@@ -18,18 +18,17 @@ from widepack_artifacts.program import Kind, Program, refs
 from widepack_artifacts.store import Reader, Writer
 
 from . import plan_cache
-from .backends import NAMES as backend_names
 from .entry_programs import Wide
 from .errors import UsageError, VerificationError
 from .held import Running
 from .loading import load
-from .machine import backends_here, name_of
+from .machine import CHOOSABLE, backends_here, name_of
 from .plan import Plan
 from .progress import Report
 from .relower import simplified
 from .replay import Shapes
-from .timing import race
-from .tuning import COMPILE_S, COMPILED, LOOP, Candidate, Found, Search
+from .timing import race, ratio
+from .tuning import COMPILE_S, COMPILED, LOOP, RULES, Candidate, Found, Search
 from .wide_entry import WideEntry
 
 PATTERNS = ("shared", "each")
@@ -39,7 +38,7 @@ WHERE = "(where)"  # beside the nodes of a program: in which session its weights
 
 @dataclass(frozen=True)
 class Measured:
-    """One batch of one pattern. backend: what runs the plan. strategies: how many nodes run in each. rules, loop: how many times longer the plan by rules of thumb and the eager loop take."""
+    """One batch of one pattern. backend: what runs the plan. strategies: how many nodes run in each. rules, loop: how many times as long the plan by rules of thumb and the eager loop take; None where they do not run."""
 
     entry: str
     pattern: str
@@ -49,8 +48,8 @@ class Measured:
     backend: str
     strategies: dict[str, int]
     ms: float
-    rules: float
-    loop: float
+    rules: float | None
+    loop: float | None
     times_ms: dict[str, float]
     changes: tuple[str, ...] = ()
     dropped: dict[str, str] = field(default_factory=dict)
@@ -58,14 +57,14 @@ class Measured:
 
 @dataclass(frozen=True)
 class TuneReport:
-    """What was measured. backends: those that could be chosen. refused: batch -> why it was not. kept: where the plans are. digest: the artifact's, another one where they were written into it."""
+    """What was measured. backends: those that could be chosen. refused: `forward, shared, batch 8` -> why it was not. kept: where the plans are. digest: the artifact's, another one where they were written into it."""
 
     path: str
     machine: str
     threads: int
     backends: tuple[str, ...]
     rows: tuple[Measured, ...]
-    refused: dict[int, str]
+    refused: dict[str, str]
     kept: str
     digest: str
 
@@ -102,17 +101,20 @@ def tune(
         raise UsageError(f"batches are whole numbers from 1, got {', '.join(map(str, batches)) or 'none'}")
     if unknown := [p for p in patterns if p not in PATTERNS] or (not patterns and ["(none given)"]):
         raise UsageError(f"unknown pattern {', '.join(map(str, unknown))}; known: {', '.join(PATTERNS)}")
-    if unknown := [b for b in backends or () if b not in backend_names]:
-        raise UsageError(f"unknown backend {', '.join(unknown)}; known: {', '.join(backend_names)}")
+    if unknown := [b for b in backends or () if b not in CHOOSABLE]:
+        raise UsageError(
+            f"a plan cannot name the backend {', '.join(unknown)}: a measured plan has to run in another process without compiling there, and "
+            f"{', '.join(CHOOSABLE)} can; leave the backend out to try all of them that are here"
+        )
     ens = load(path, device=device, backend="eager", warmup=False, threads=threads, cache=cache)
     others = tuple(b for b in dict.fromkeys(backends_here(str(ens.device)) if backends is None else backends) if b != "eager")
     rows: list[Measured] = []
-    refused: dict[int, str] = {}
+    refused: dict[str, str] = {}
     plans: dict[tuple[str, str], list[tuple[Program, Plan]]] = {}
     for name in entries or ens.entries:
         for pattern in patterns:
             made, found, said = _tuned(ens.entry(name), pattern, sorted(set(batches)), budget_s, others, compile_s, progress)
-            refused.update(said)
+            refused.update({f"{name}, {pattern}, batch {b}": why for b, why in said.items()})
             rows += found
             if made:
                 plans[name, pattern] = made
@@ -147,8 +149,10 @@ def _tuned(
     machine, threads = name_of(str(entry.programs.held.device)), torch.get_num_threads()
     programs: list[tuple[Program, Plan]] = []
     rows: list[Measured] = []
-    for batch, best in chosen.items():
-        f = found[batch]
+    for batch, served in chosen.items():
+        f, best = found[batch], served.best
+        if best is not f.best:
+            f = replace(f, times_ms={**f.times_ms, **served.times_ms}, against_rules=served.rules, against_loop=served.loop, changes=[])
         plan = replace(best.plan, batch=classes[batch], machine=machine, threads=threads, times_ms=f.times_ms)
         strategies: dict[str, int] = {}
         for s in best.used.values():
@@ -298,7 +302,17 @@ def _classes(sizes: Mapping[int, int]) -> dict[int, tuple[int, int | None]]:
     return {b: (start, end) for b, start, end in zip(order, starts, [*ends, None])}
 
 
-def _one_form(best: dict[int, Candidate], searches: Mapping[int, Search], budget_s: float) -> dict[int, Candidate]:
+@dataclass(frozen=True)
+class Served:
+    """What serves a batch. times_ms, rules, loop: as in `Measured`, where it is another plan than the search's best, and was measured beside those again."""
+
+    best: Candidate
+    times_ms: dict[str, float] = field(default_factory=dict)
+    rules: float | None = None
+    loop: float | None = None
+
+
+def _one_form(best: dict[int, Candidate], searches: Mapping[int, Search], budget_s: float) -> dict[int, Served]:
     """The plans of all batch classes with one form of each weight beside the mapped one: weights in two packed orders would be in memory twice.
 
     Where the classes' own bests differ in that, one plan serves all classes, but for those that the loop serves best: the one with the least time over all batches.
@@ -310,22 +324,32 @@ def _one_form(best: dict[int, Candidate], searches: Mapping[int, Search], budget
         for node, strategy in found.items():
             held.setdefault(node, set()).add(strategy)
     if all(len(s) == 1 for s in held.values()):
-        return best
+        return {b: Served(c) for b, c in best.items()}
     totals: dict[int, float] = {}
-    served: dict[int, dict[int, Candidate]] = {}
+    served: dict[int, dict[int, Served]] = {}
     for of, leader in wide.items():
         totals[of], served[of] = 0.0, {}
         for b, search in searches.items():
-            mine, loop = (
-                c if c is not None and c.bound is not None and search.is_right(c) else None
-                for c in (leader if b == of else search.candidate(f"as at {of}", leader.plan), search.candidate(LOOP, search._plans("loop")[0]))
-            )
-            runs = {str(i): search._call(c) for i, c in enumerate((mine, loop, best[b])) if c is not None}
-            times = {k: sorted(t)[len(t) // 2] for k, t in race(runs, budget_s / 20).items()}
-            use = mine if mine is not None and (loop is None or times["0"] <= times["1"]) else loop
-            served[of][b] = use or best[b]
-            totals[of] += math.inf if use is None else math.log(min(t for k, t in times.items() if k != "2") / times["2"])
-    return served[min(totals, key=lambda of: totals[of])]
+            mine = leader if b == of else search.candidate(f"as at {of}", leader.plan)
+            mine = mine if mine is not None and search.is_right(search.bound(mine)) else None
+            rules, loop = search.named(RULES), search.named(LOOP)
+            held_alike = {"rules": rules} if rules is not None and _forms(search, rules) in ({}, forms[of]) else {}
+            runs: dict[str, Candidate] = {k: c for k, c in {"mine": mine, **held_alike, "loop": loop}.items() if c is not None}
+            calls = {k: search._call(c) for k, c in {**runs, "best": search.bound(best[b])}.items()}
+            if rules is not None:
+                calls["(rules)"] = search._call(rules)
+            times = race(calls, budget_s / 20)
+            if not runs:
+                served[of][b] = Served(best[b])
+                totals[of] = math.inf
+                continue
+            use = min(runs, key=lambda k: ratio(times, k, "best"))
+            against = {k: ratio(times, k, use) for k in ("(rules)", "loop") if k in times}
+            ms = {runs[k].name if k in runs else k: 1e3 * sorted(t)[len(t) // 2] for k, t in times.items() if k in runs}
+            served[of][b] = Served(runs[use], ms, against.get("(rules)"), against.get("loop"))
+            totals[of] += math.log(ratio(times, use, "best"))
+    chosen = served[min(totals, key=lambda of: totals[of])]
+    return {b: Served(c.best) if c.best is best[b] else c for b, c in chosen.items()}
 
 
 def _alone(search: Search, c: Candidate) -> float:

@@ -27,7 +27,7 @@ from widepack_artifacts.program import Node, Program, Ref, refs
 from .backends.flat import nodes_unrolled
 from .backends.task import first_line
 from .clocked import cost_of_nodes
-from .errors import UsageError, VerificationError, WidepackError
+from .errors import UsageError, VerificationError
 from .kinds import kinds, weights_only
 from .lower import lower
 from .packed import decompose
@@ -69,12 +69,12 @@ class Candidate:
 
 @dataclass
 class Found:
-    """What a search gives. times_ms: of every candidate of the last race, medians. dropped: candidate -> why it did not take part."""
+    """What a search gives. against_rules, against_loop: how many times as long those take; None where they did not run. times_ms: of every candidate of the last race, medians. dropped: candidate -> why it did not take part."""
 
     best: Candidate
     times_ms: dict[str, float]
-    against_rules: float
-    against_loop: float
+    against_rules: float | None
+    against_loop: float | None
     dropped: dict[str, str] = field(default_factory=dict)
     changes: list[str] = field(default_factory=list)
 
@@ -160,9 +160,7 @@ class Search:
                 raise UsageError(f"{many} nodes with its loops written out, more than {COMPILED}: it would compile for long")
             bound = self.bind(lowered.program, plan)
             bound.run(*self.inputs)
-        except Exception as e:
-            if not plan.backend and not isinstance(e, (WidepackError, RuntimeError, IndexError, ValueError)):
-                raise  # what runs on somebody else's runtime fails in its own ways
+        except Exception as e:  # noqa: BLE001  # what runs on somebody else's runtime fails in its own ways; whoever fails takes no part
             self.dropped[name] = f"{type(e).__name__}: {first_line(e)[:200]}"
             return None
         made = Candidate(name, plan, lowered.program, lowered.used, bound)
@@ -208,7 +206,7 @@ class Search:
         """Search. Raises: VerificationError where no program answers rightly."""
         start = time.perf_counter()
         candidates, groups = self.candidates()
-        rules, loop = self._made_of(self._rules()), self._made_of(self._plans("loop")[0])
+        rules, loop = self.named(RULES), self.named(LOOP)
         self.report("end to end", 0, 1)
         times = race({c.name: self._call(c) for c in candidates}, self.budget_s / 4)
         first = next(c for c in candidates if c.name == fastest(times))
@@ -223,11 +221,14 @@ class Search:
             finalists = [c for c in finalists if c.bound is not None and c.name not in self.dropped]
         last = race({c.name: self._call(c) for c in finalists}, self.budget_s / 4)
         winner = next(c for c in finalists if c.name == fastest(last))
-        if winner is not eager:
+        if not winner.name.startswith(eager.name):  # the same plan on another backend has them, too
             changes = []
         medians = {n: round(1e3 * sorted(t)[len(t) // 2], 6) for n, t in {**times, **last}.items()}
         against = {c.name: ratio(last, c.name, winner.name) for c in finalists}
-        rules_x, loop_x = (against.get(c.name, 1.0) if c is not None else 1.0 for c in (rules, loop))
+        rules_x, loop_x = (against.get(c.name) if c is not None else None for c in (rules, loop))
+        for c in self._made.values():
+            if c not in (winner, rules, loop):
+                c.bound = None  # other batches are to be measured, and packed weights are a copy
         return Found(winner, medians, rules_x, loop_x, self.dropped, changes)
 
     def candidates(self) -> tuple[list[Candidate], list[list[Node]]]:
@@ -249,7 +250,7 @@ class Search:
         groups: dict[str, list[Node]] = {}
         for node in self.tuned:
             groups.setdefault(self.signature(node), []).append(node)
-        first = self._costs.get("wide", {})
+        first = self._costs.get(base.name, {}) if base is not None else {}
         order = sorted(groups.values(), key=lambda nodes: -sum(first.get(n.name, 0.0) for n in nodes))
         found = [c for c in _different([*loops, *profiles, self._composed(wide, order)]) if self._screened(c)]
         found = [c for c in found if self.is_right(c)]
@@ -269,8 +270,8 @@ class Search:
     def _profiled(self, name: str, plan: Plan) -> Candidate | None:
         """A candidate that was clocked node by node."""
         made = self.candidate(name, plan)
-        if made is not None and made.name == name and made.bound is not None:
-            self._costs[name] = cost_of_nodes(made.bound.executable, self.device, self.inputs, min(0.3, self.budget_s / 40))
+        if made is not None and made.bound is not None and made.name not in self._costs:  # the plan by rules of thumb may be the same
+            self._costs[made.name] = cost_of_nodes(made.bound.executable, self.device, self.inputs, min(0.3, self.budget_s / 40))
         return made
 
     def _composed(self, wide: Plan, order: Sequence[Sequence[Node]]) -> Candidate | None:
@@ -285,8 +286,16 @@ class Search:
                 composed.update({n.name: Choice(cheapest, f"measured, {len(nodes)} alike: {words}") for n in nodes})
         return self.candidate(COMPOSED, self._with(wide, composed)) if composed else None
 
-    def _made_of(self, plan: Plan) -> Candidate | None:
-        return self.candidate("", plan)  # it is there already, or cannot be
+    def named(self, name: str) -> Candidate | None:
+        """The plan by rules of thumb, or the loop, ready to run; None where it is wrong or does not run."""
+        made = None if name in self.dropped else self.candidate(name, self._rules() if name == RULES else self._plans("loop")[0])
+        return None if made is None or made.name in self.dropped else self.bound(made)
+
+    def bound(self, made: Candidate) -> Candidate:
+        """A candidate that runs, also where it was let go of. Raises: what binding does."""
+        if made.bound is None:
+            made.bound = self.bind(made.program, made.plan)
+        return made
 
     def _on_backends(self, best: Candidate) -> list[Candidate]:
         """The plans worth it, on every other backend."""
@@ -353,6 +362,8 @@ class Search:
         chosen = self.candidate(CHOSEN, plan)
         if chosen is None:
             raise VerificationError(f"the plan that was chosen does not run here: {self.dropped[CHOSEN]}")
+        if not self.is_right(chosen):
+            raise VerificationError(f"the plan that was chosen answers wrongly here: {self.dropped[CHOSEN]}")
         candidates, _ = self.candidates()
         rest = self._on_backends(min(candidates, key=lambda c: c.seconds))
         calls = {c.name: self._call(c) for c in _different([*candidates, *rest]) if c is not chosen}

@@ -24,6 +24,7 @@ from .text import duration
 
 FORMAT = "widepack.suite/1"
 BY_HAND = "trunk shared by hand"
+AGAIN_S = 1800.0  # of measuring a plan again
 BELOW = 0.9  # a row under it is no near miss
 Progress = Callable[[str, int, int], None]
 
@@ -149,7 +150,10 @@ def run_row(
 def again(artifact: str, batch: int, backends: Sequence[str], budget_s: float, threads: int, pin: bool) -> dict[str, Any]:
     """What the chosen plan costs against the best candidate, in a process that has chosen nothing."""
     spec = json.dumps({"artifact": artifact, "batch": batch, "backends": list(backends), "budget_s": budget_s, "threads": threads, "pin": pin})
-    done = subprocess.run([sys.executable, "-m", "widepack_bench.again", spec], capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run([sys.executable, "-m", "widepack_bench.again", spec], capture_output=True, text=True, check=False, timeout=AGAIN_S)
+    except subprocess.TimeoutExpired:
+        return {"error": f"it did not end within {AGAIN_S:.0f} s"}
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         return {"error": lines[-1][:1000] if lines else f"exit code {done.returncode}"}

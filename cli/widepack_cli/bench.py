@@ -63,7 +63,11 @@ class Noisy(Failure):
 @click.option("--trace", metavar="FILE", help="Write a Chrome trace of that profile (chrome://tracing, ui.perfetto.dev).")
 @click.option("--top", type=click.IntRange(min=1), default=12, show_default=True, help="Rows of each table of a profile.")
 @click.option(
-    "--budget", type=click.FloatRange(min=0, min_open=True), default=20.0, show_default=True, help="Seconds of measuring a batch, compilation aside."
+    "--budget",
+    type=click.FloatRange(min=0, min_open=True),
+    default=20.0,
+    show_default=True,
+    help="Seconds of measuring a batch, compilation aside; up to three times as many where intervals stay wide.",
 )
 @click.option(
     "--compile-limit",

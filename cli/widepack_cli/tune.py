@@ -105,14 +105,14 @@ def command(
                 str(r.batch),
                 f"{least} to {'any' if most is None else most}",
                 duration(r.ms),
-                f"{r.rules:.2f}x",
-                f"{r.loop:.2f}x",
+                _times(r.rules),
+                _times(r.loop),
                 f"{r.chosen}{'' if r.backend == 'eager' or r.backend in r.chosen else f' on {r.backend}'}: {used}",
             ]
         )
     click.echo("\n".join(columns(table)))
     for batch, why in report.refused.items():
-        click.echo(f"batch {batch}: not measured: {why}")
+        click.echo(f"{batch}: not measured: {why}")
     for r in report.rows:
         for change in r.changes:
             click.echo(f"{r.entry}, {r.pattern}, batch {r.batch}: {change}")
@@ -120,3 +120,7 @@ def command(
             click.echo(f"{r.entry}, {r.pattern}, batch {r.batch}: {name} took no part: {why}")
     click.echo(f"{report.machine}, {report.threads} thread{'s' if report.threads > 1 else ''}; a ratio above 1 is how much longer the other takes")
     click.echo(f"wrote {report.kept}, now {report.digest}" if write else f"kept in {report.kept}; --write publishes it in the artifact")
+
+
+def _times(value: float | None) -> str:
+    return "does not run" if value is None else f"{value:.2f}x"

@@ -100,7 +100,7 @@ def _session(path: Path, record: Mapping[str, Any], flat: Flat, onnxruntime: Any
     options.log_severity_level = 3
     value = onnxruntime.OrtValue.from_dlpack
     held = [value(flat.weights[i].detach()) for i in record["weights"]]
-    options.add_external_initializers([f"w{i}" for i in record["weights"]], held)
+    options.add_external_initializers(list(record["names"]), held)
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     names, takes = [o.name for o in session.get_outputs()], [i.name for i in session.get_inputs()]
     numbers, booleans = list(record["inputs"]), list(record["booleans"])
@@ -184,8 +184,10 @@ def _export(task: Task, flat: Flat, path: Path) -> dict[str, Any]:
         value.const_value = None
         model.graph.inputs.append(value)
     onnxscript.optimizer.optimize(model)
-    del model.graph.inputs[len(takes) :]
+    for value in held.values():
+        model.graph.inputs.remove(value)
     weights: list[int] = []
+    names: list[str] = []
     for name, value in held.items():
         if not value.uses():
             continue
@@ -195,10 +197,12 @@ def _export(task: Task, flat: Flat, path: Path) -> dict[str, Any]:
         value.const_value = onnx_ir.ExternalTensor(
             file, offset, weight.numel() * weight.element_size(), kept[name].dtype, shape=kept[name].shape, name=name, base_dir=""
         )
-        model.graph.initializers[name] = value
+        assert value.name is not None  # another one than before where the program gives the weight back as it is
+        model.graph.initializers[value.name] = value
         weights.append(number)
+        names.append(value.name)
     onnx_ir.save(model, path)
-    return {"form": _FORM, "said": task.said, "weights": weights, "inputs": [int(str(n)[1:]) for n in takes], "booleans": booleans}
+    return {"form": _FORM, "said": task.said, "weights": weights, "names": names, "inputs": [int(str(n)[1:]) for n in takes], "booleans": booleans}
 
 
 def _place(weight: torch.Tensor, located: Sequence[Mapped]) -> tuple[str, int]:
