@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from torch import nn
 
 import cases
 import widepack
@@ -268,6 +269,29 @@ def test_the_onnx_file_points_into_the_weights_file(written: tuple[Path, Path]) 
         assert any(torch.equal(numbers, w.flatten()) for w in weights)
         found += 1
     assert found >= 4, "weights of four layers, and biases"
+
+
+class Both(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.layer(x), self.layer.weight.mean()
+
+
+def test_an_output_that_is_a_weight_can_be_written(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    modules = [Both() for _ in range(3)]
+    for i, module in enumerate(modules):
+        torch.save(module.state_dict(), tmp_path / f"{i}.pt")
+    widepack.build(sorted(tmp_path.glob("*.pt")), tmp_path / "e.wide", model=Both, inputs=["x=float32[B,4]"], pt2=False)
+    ens = widepack.load(tmp_path / "e.wide", backend="onnxruntime", compile="now", cache=tmp_path / "cache")
+    assert ens.backend == "onnxruntime"
+    x = torch.randn(5, 4)
+    y, mean = ens(x)
+    for i, module in enumerate(modules):
+        torch.testing.assert_close((y[i], mean[i]), module(x))
 
 
 def test_a_damaged_onnx_file_is_refused(written: tuple[Path, Path], tmp_path: Path) -> None:
