@@ -294,6 +294,33 @@ def test_an_output_that_is_a_weight_can_be_written(tmp_path: Path) -> None:
         torch.testing.assert_close((y[i], mean[i]), module(x))
 
 
+def test_a_dynamic_batch_costs_an_onnx_file_no_arithmetic_of_sizes(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    onnx_ir = pytest.importorskip("onnx_ir")
+    for i in range(2):
+        torch.save(nn.GRU(4, 6, num_layers=2, batch_first=True).state_dict(), tmp_path / f"{i}.pt")
+    model = "torch.nn:GRU"
+    options = {"input_size": 4, "hidden_size": 6, "num_layers": 2, "batch_first": True}
+    artifact = tmp_path / "e.wide"
+    widepack.build(sorted(tmp_path.glob("*.pt")), artifact, model=model, model_args=options, inputs=["input=float32[B,5,4]"], pt2=False)
+    ens = widepack.load(artifact, backend="onnxruntime", compile="now", cache=tmp_path / "cache")
+    paths = list((tmp_path / "cache").glob("*/program.onnx"))
+    assert paths
+    for path in paths:
+        graph = onnx_ir.load(path).graph
+        assert sum(n.op_type == "GRU" for n in graph) == 4 and not [n for n in graph if n.op_type == "Mul"]
+        computed = [n.inputs[1].producer() for n in graph if n.op_type == "Reshape"]
+        assert not [n for n in computed if n is not None and n.op_type == "Concat"]
+    for batch in (1, 3):
+        x = torch.randn(batch, 5, 4)
+        for i, (y, h) in enumerate(zip(*ens(x))):
+            member = nn.GRU(**options)
+            member.load_state_dict(torch.load(tmp_path / f"{i}.pt"))
+            want, state = member(x)
+            torch.testing.assert_close(y, want)
+            torch.testing.assert_close(h, state)
+
+
 def test_a_damaged_onnx_file_is_refused(written: tuple[Path, Path], tmp_path: Path) -> None:
     artifact, folder = written
     copy = tmp_path / "copy"

@@ -29,13 +29,14 @@ from widepack_artifacts.program import Node, Ref, Slot
 from ..compiled_cache import CompiledCache, default_folder
 from ..errors import ArtifactError, LoweringError, WidepackError
 from .flat import Flat, flatten
+from .onnx_shapes import simplify_reshapes
 from .task import Function, Mapped, Task, Unavailable, first_line, quiet, sizes_to_try, words
 from .variants import Checked, Variant
 
 NAME = "onnxruntime"
 MODEL = "program.onnx"
 MADE = "made-by-the-prologue"  # the file of weights that are in no file
-_FORM = 2
+_FORM = 3
 
 
 def bind(task: Task) -> Function:
@@ -184,6 +185,8 @@ def _export(task: Task, flat: Flat, path: Path) -> dict[str, Any]:
         value.const_value = None
         model.graph.inputs.append(value)
     onnxscript.optimizer.optimize(model)
+    if simplify_reshapes(model):
+        onnxscript.optimizer.remove_unused_nodes(model)  # a session runs what nothing reads
     for value in held.values():
         model.graph.inputs.remove(value)
     weights: list[int] = []
