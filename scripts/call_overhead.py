@@ -35,7 +35,7 @@ import widepack
 from widepack.timing import once, without_gc
 from widepack_bench.forms import difference, leaves
 from widepack_bench.noise import median_interval, order, quiet
-from widepack_bench.programs import bound, entry_of
+from widepack_bench.programs import entry_of
 from widepack_bench.report import environment
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -82,7 +82,7 @@ def built(folder: Path, make: Callable[[], nn.Module], *args: Any) -> widepack.W
 
 def bare(ens: widepack.WideModel, pattern: str, *values: Tensor) -> Call:
     """The flat function of the pattern's program over its weights. values: the call's tensors, leaf by leaf."""
-    executable = bound(entry_of(ens), pattern, {"B": 1}).executable
+    executable = entry_of(ens).programs.for_sizes(pattern, {"B": 1}).executable
     forward, weights = executable.forward, executable.weights
     return lambda: forward(*weights, *values)
 

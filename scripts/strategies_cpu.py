@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def candidates(made: Program, slots: dict[str, Kind], members: int, names: list[
         return torch.randn([members, *shape] if slots[slot.name] == "stacked" else shape, generator=generator) * scale
 
     weights, x = {s.name: draw(s) for s in made.weights}, draw(made.inputs[0])
-    calls = {}
+    calls: dict[str, Callable[[], torch.Tensor]] = {}
     for name in names:
         whole, _, own = name.rpartition(" ")
         regions = (Region("members", "loop", tuple(n.name for n in made.nodes), ""),) if whole or own == "loop" else ()
@@ -81,15 +82,20 @@ def candidates(made: Program, slots: dict[str, Kind], members: int, names: list[
         if whole and not any(n.body and any(b.op.startswith("widepack") for b in n.body.nodes) for n in lowered.program.nodes):
             continue
         run = Executable(lowered.program, weights, CPU)
-        calls[name] = lambda run=run: run.run(x)[0]
+        calls[name] = partial(_answer, run, x)
     return calls
+
+
+def _answer(run: Executable, x: torch.Tensor) -> torch.Tensor:
+    answer: torch.Tensor = run.run(x)[0]
+    return answer
 
 
 def measure(calls: dict[str, Callable[[], torch.Tensor]], seconds: float) -> dict[str, dict[str, float]]:
     """Interleaved times of all calls."""
     want = next(iter(calls.values()))()
     for name, call in calls.items():
-        torch.testing.assert_close(call(), want, rtol=1e-3, atol=1e-3, msg=lambda m, name=name: f"{name}: {m}")
+        torch.testing.assert_close(call(), want, rtol=1e-3, atol=1e-3, msg=partial("{}: {}".format, name))
     repeats = {}
     for name, call in calls.items():
         start = time.perf_counter()
@@ -177,7 +183,7 @@ def network(make: Callable[[], nn.Module], members: int, spec: str, shape: tuple
         for name in ("wide", "loop", "wide turned", "wide packed", "loop packed"):
             made = widepack.load(f"{folder}/e.wide", strategies=name.split())
             made(x)  # weights are packed here
-            calls[name] = lambda made=made: made(x)
+            calls[name] = partial(made, x)
     return calls
 
 
