@@ -111,7 +111,7 @@ def test_an_lstm_with_projections_is_the_members(biases: bool, reverse: bool) ->
 @pytest.mark.parametrize("one", [False, True])
 def test_a_packed_lstm_is_the_members(one: bool, biases: bool, reverse: bool, packs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not packs:
-        monkeypatch.setattr(recurrent, "packable", lambda weight: False)
+        monkeypatch.setattr(recurrent, "usable", lambda weight: False)
     made = Layer("lstm", biases, one=one)
     made.same(made.run(reverse, packed=True), made.members(reverse))
 

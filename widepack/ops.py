@@ -16,8 +16,9 @@ import torch
 
 from widepack_artifacts.opset import OPS
 
-from . import packed, recurrent, streamed  # they register widepack's own ops
+from . import packed as packed  # defines widepack's own ops, with all that it imports
 from .errors import ArtifactError
+from .own_ops import FUNCTIONS
 
 Op = Callable[..., Any]
 
@@ -45,8 +46,6 @@ PYTHON: dict[str, Op] = {
     "torch.sym_not": torch.sym_not,
     "torch.sym_ite": torch.sym_ite,
 }
-_OWN: dict[str, Op] = {f"widepack.{op}.default": rule for op, rule in (*packed.RULES.items(), *streamed.RULES.items())}
-_OWN |= {f"widepack.{op}.default": rule for op, (rule, _) in recurrent.RULES.items()}
 _NAMES = {op: name for name, op in PYTHON.items()}
 _DIMS = {"dim", "dims", "dim0", "dim1", "start_dim", "end_dim", "axis", "source", "destination", "dimension", "dim2"}
 _TRAINING = ("train", "training")
@@ -69,11 +68,11 @@ def resolve(name: str) -> Op:
 
 
 def function(name: str) -> Op:
-    """What the flat graph calls: the op, or of widepack's own ops the Python function behind it, which a call through torch's dispatcher reaches 4 us later.
+    """What the flat graph calls: the op, or of widepack's own ops the Python function behind it, which a call through torch's dispatcher reaches later.
 
     Raises: as `resolve`.
     """
-    return _OWN.get(name) or resolve(name)
+    return FUNCTIONS.get(name) or resolve(name)
 
 
 def name_of(op: Any) -> str:

@@ -17,7 +17,6 @@ devices and dtypes, packing copies the weight and the layer is the decomposition
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -27,13 +26,8 @@ from torch import Tensor
 from widepack_artifacts.program import Node, Program, Ref, refs, substitute
 
 from . import recurrent, streamed
-
-_LIBRARY: Any = torch.library.Library("widepack", "DEF")  # type: ignore[no-untyped-call]
-_LIBRARY.define("pack_convolution(Tensor weight, int[] stride, int[] padding, int[] dilation, int groups, int[] size) -> Tensor")
-_LIBRARY.define("pack_convolutions(Tensor weight, int[] stride, int[] padding, int[] dilation, int groups, int[] size) -> Tensor[]")
-_LIBRARY.define("convolution(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation, int groups, str act='') -> Tensor")
-_LIBRARY.define("pack_linear(Tensor weight, int rows) -> Tensor")
-_LIBRARY.define("linear(Tensor x, Tensor weight, Tensor? bias, str act='') -> Tensor")
+from .onednn import usable
+from .own_ops import define
 
 ACTIVATIONS = {
     "": None,
@@ -52,12 +46,6 @@ def _active(y: Tensor, act: str) -> Tensor:
         raise ValueError(f"widepack: the activation {act!r} is unknown; known: {', '.join(filter(None, ACTIVATIONS))}")
     rule = ACTIVATIONS[act]
     return y if rule is None else rule(y)
-
-
-def usable(weight: Tensor) -> bool:
-    """Whether oneDNN takes this weight."""
-    there: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return there and weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() > 0
 
 
 def _last(spatial: int) -> torch.memory_format:
@@ -133,21 +121,23 @@ def _fake_linear(x: Tensor, weight: Tensor, bias: Tensor | None, act: str = "") 
     return x.new_empty(x.shape[1], x.shape[0], weight.shape[0] // x.shape[0]).transpose(0, 1)
 
 
-RULES: dict[str, Callable[..., Any]] = {
-    "pack_convolution": _pack_convolution,
-    "pack_convolutions": _pack_convolutions,
-    "convolution": _convolution,
-    "pack_linear": _pack_linear,
-    "linear": _linear,
-}
-for _name, _rule in RULES.items():
-    _LIBRARY.impl(_name, _rule, "CompositeExplicitAutograd")
-torch.library.register_fake("widepack::pack_convolution", lambda weight, *_: torch.empty_like(weight), lib=_LIBRARY)
-torch.library.register_fake(
-    "widepack::pack_linear", lambda weight, rows: weight.new_empty(weight.shape[0] * weight.shape[1], weight.shape[2], 1, 1), lib=_LIBRARY
+define(
+    "pack_convolution(Tensor weight, int[] stride, int[] padding, int[] dilation, int groups, int[] size) -> Tensor",
+    _pack_convolution,
+    lambda weight, *_: torch.empty_like(weight),
 )
-torch.library.register_fake("widepack::convolution", _fake_convolution, lib=_LIBRARY)
-torch.library.register_fake("widepack::linear", _fake_linear, lib=_LIBRARY)
+define("pack_convolutions(Tensor weight, int[] stride, int[] padding, int[] dilation, int groups, int[] size) -> Tensor[]", _pack_convolutions, None)
+define(
+    "convolution(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation, int groups, str act='') -> Tensor",
+    _convolution,
+    _fake_convolution,
+)
+define(
+    "pack_linear(Tensor weight, int rows) -> Tensor",
+    _pack_linear,
+    lambda weight, rows: weight.new_empty(weight.shape[0] * weight.shape[1], weight.shape[2], 1, 1),
+)
+define("linear(Tensor x, Tensor weight, Tensor? bias, str act='') -> Tensor", _linear, _fake_linear)
 
 
 def decompose(program: Program) -> Program:

@@ -29,20 +29,14 @@ from torch import Tensor
 
 from widepack_artifacts.program import Node, Ref
 
+from .onednn import usable
+from .own_ops import define
+
 BLOCK_BYTES = 2 << 20
 """What a step of the members that go through time together reads and writes, their hidden weights above all."""
 PROJECTED_BYTES = 8 << 20
 """Products with x that are made before the steps that read them."""
 OPS = ("widepack.rnn_steps.default", "widepack.gru_steps.default", "widepack.lstm_steps.default", "widepack.packed_lstm.default")
-
-_LIBRARY: Any = torch.library.Library("widepack", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define("rnn_steps(Tensor x, Tensor h, Tensor w_x, Tensor w_h, Tensor? b_x, Tensor? b_h, bool reverse, str act) -> Tensor")
-_LIBRARY.define("gru_steps(Tensor x, Tensor h, Tensor w_x, Tensor w_h, Tensor? b_x, Tensor? b_h, bool reverse) -> Tensor")
-_LIBRARY.define(
-    "lstm_steps(Tensor x, Tensor h, Tensor c, Tensor w_x, Tensor w_h, Tensor? b_x, Tensor? b_h, Tensor? w_p, bool reverse) -> (Tensor, Tensor)"
-)
-_LIBRARY.define("pack_lstm(Tensor w_x, Tensor w_h, bool reverse, int[] size) -> Tensor[]")
-_LIBRARY.define("packed_lstm(Tensor x, Tensor h, Tensor c, Tensor[] weights, Tensor? b_x, Tensor? b_h, bool reverse) -> (Tensor, Tensor)")
 
 
 def _blocks(h: Tensor, w_h: Tensor) -> Iterator[slice]:
@@ -103,7 +97,7 @@ def _rnn_steps(x: Tensor, h: Tensor, w_x: Tensor, w_h: Tensor, b_x: Tensor | Non
         raise ValueError(f"widepack: the activation {act!r} of a recurrent layer is unknown; known: tanh, relu")
     act_into = torch.ops.aten.tanh.out if act == "tanh" else torch.ops.aten.relu.out
     x, bias = _checked(x), _sum(b_x, b_h)
-    y = _fake_rnn_steps(x, h, w_x, w_h, b_x, b_h, reverse, act)
+    y = _fake_steps(x, h)
     for block in _blocks(h, w_h):
         state, weight, outs = h[block], w_h[block], y[block].unbind(1)
         sums = x.new_empty(state.shape)
@@ -119,7 +113,7 @@ def _gru_steps(x: Tensor, h: Tensor, w_x: Tensor, w_h: Tensor, b_x: Tensor | Non
     if b_h is not None:  # of the new gate it stands behind the reset gate
         bias = _sum(b_x, torch.cat([b_h[:, : 2 * width], torch.zeros_like(b_h[:, 2 * width :])], 1))
         after = b_h[:, 2 * width :].unsqueeze(1)
-    y = _fake_gru_steps(x, h, w_x, w_h, b_x, b_h, reverse)
+    y = _fake_steps(x, h)
     for block in _blocks(h, w_h):
         state, weight, outs, add = h[block], w_h[block], y[block].unbind(1), _of(after, block)
         sums = x.new_empty(*state.shape[:2], 3 * width)
@@ -140,7 +134,7 @@ def _lstm_steps(
     x: Tensor, h: Tensor, c: Tensor, w_x: Tensor, w_h: Tensor, b_x: Tensor | None, b_h: Tensor | None, w_p: Tensor | None, reverse: bool
 ) -> tuple[Tensor, Tensor]:
     x, bias, width = _checked(x), _sum(b_x, b_h), c.shape[2]
-    y, last = _fake_lstm_steps(x, h, c, w_x, w_h, b_x, b_h, w_p, reverse)
+    y, last = _fake_lstm(x, h, c)
     for block in _blocks(h, w_h):
         state, weight, outs, project = h[block], w_h[block], y[block].unbind(1), _of(w_p, block)
         cell = last[block].copy_(c[block])
@@ -158,15 +152,9 @@ def _lstm_steps(
     return y, last
 
 
-def packable(weight: Tensor) -> bool:
-    """Whether oneDNN takes these weights in its own order."""
-    there: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return there and weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() > 0
-
-
 def _pack_lstm(w_x: Tensor, w_h: Tensor, reverse: bool, size: list[int]) -> list[Tensor]:
     pairs = [(a.t().contiguous(), b.t().contiguous()) for a, b in zip(w_x.unbind(0), w_h.unbind(0))]  # as torch has a member's
-    if packable(w_x) and packable(w_h):
+    if usable(w_x) and usable(w_h):
         pairs = [torch.ops.mkldnn._reorder_mkldnn_rnn_layer_weight(a, b, w_h.shape[1], reverse, True, False, size) for a, b in pairs]
     return [a for a, _ in pairs] + [b for _, b in pairs]
 
@@ -178,10 +166,10 @@ def _packed_lstm(
     w_x, w_h = weights[:members], weights[members:]
     if not w_x[0].is_mkldnn or x.shape[2] == 0:  # oneDNN takes no empty batch
         if w_x[0].is_mkldnn:
-            return _fake_packed_lstm(x, h, c, weights, b_x, b_h, reverse)
+            return _fake_lstm(x, h, c)
         return _lstm_steps(x, h, c, torch.stack(w_x).transpose(1, 2), torch.stack(w_h).transpose(1, 2), b_x, b_h, None, reverse)
     x = _checked(x)
-    y, last = _fake_packed_lstm(x, h, c, weights, b_x, b_h, reverse)
+    y, last = _fake_lstm(x, h, c)
     if b_x is None or b_h is None:
         b_x = b_h = x.new_zeros(members, 4 * h.shape[2])
     xs = x.unbind(0) if x.shape[0] > 1 else [x[0]] * members
@@ -195,34 +183,31 @@ def _packed_lstm(
     return y, last
 
 
-def _fake_rnn_steps(x: Tensor, h: Tensor, *_: Any) -> Tensor:
+def _fake_steps(x: Tensor, h: Tensor, *_: Any) -> Tensor:
     return x.new_empty(h.shape[0], x.shape[1], x.shape[2], h.shape[2])
 
 
-_fake_gru_steps = _fake_rnn_steps
-
-
-def _fake_lstm_steps(x: Tensor, h: Tensor, c: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return _fake_rnn_steps(x, h), c.new_empty(c.shape)
-
-
-_fake_packed_lstm = _fake_lstm_steps
+def _fake_lstm(x: Tensor, h: Tensor, c: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return _fake_steps(x, h), c.new_empty(c.shape)
 
 
 def _fake_pack_lstm(w_x: Tensor, w_h: Tensor, *_: Any) -> list[Tensor]:
     return [w.new_empty(w.shape[1], w.shape[0]) for many in (w_x, w_h) for w in many.unbind(0)]
 
 
-RULES: dict[str, tuple[Any, Any]] = {
-    "rnn_steps": (_rnn_steps, _fake_rnn_steps),
-    "gru_steps": (_gru_steps, _fake_gru_steps),
-    "lstm_steps": (_lstm_steps, _fake_lstm_steps),
-    "pack_lstm": (_pack_lstm, _fake_pack_lstm),
-    "packed_lstm": (_packed_lstm, _fake_packed_lstm),
-}
-for _name, (_rule, _fake) in RULES.items():
-    _LIBRARY.impl(_name, _rule, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"widepack::{_name}", _fake, lib=_LIBRARY)
+define("rnn_steps(Tensor x, Tensor h, Tensor w_x, Tensor w_h, Tensor? b_x, Tensor? b_h, bool reverse, str act) -> Tensor", _rnn_steps, _fake_steps)
+define("gru_steps(Tensor x, Tensor h, Tensor w_x, Tensor w_h, Tensor? b_x, Tensor? b_h, bool reverse) -> Tensor", _gru_steps, _fake_steps)
+define(
+    "lstm_steps(Tensor x, Tensor h, Tensor c, Tensor w_x, Tensor w_h, Tensor? b_x, Tensor? b_h, Tensor? w_p, bool reverse) -> (Tensor, Tensor)",
+    _lstm_steps,
+    _fake_lstm,
+)
+define("pack_lstm(Tensor w_x, Tensor w_h, bool reverse, int[] size) -> Tensor[]", _pack_lstm, _fake_pack_lstm)
+define(
+    "packed_lstm(Tensor x, Tensor h, Tensor c, Tensor[] weights, Tensor? b_x, Tensor? b_h, bool reverse) -> (Tensor, Tensor)",
+    _packed_lstm,
+    _fake_lstm,
+)
 
 
 def members(node: Node, count: int, packs: dict[str, Node]) -> tuple[list[Node], Ref, Ref | None]:

@@ -10,19 +10,17 @@ batched product of one row does not (bench/results/suite-cpu.json, MLP at batch 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from widepack_artifacts.program import Node, Ref
 
+from .own_ops import define
+
 OP = "widepack.streamed_linear.default"
 
-_LIBRARY: Any = torch.library.Library("widepack", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define("streamed_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
 _bag = torch.ops.aten._embedding_bag_forward_only.default
 
 
@@ -47,9 +45,7 @@ def _fake(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty((weight.shape[0], x.shape[1], weight.shape[2]))
 
 
-RULES: dict[str, Callable[..., Any]] = {"streamed_linear": _streamed_linear}
-_LIBRARY.impl("streamed_linear", _streamed_linear, "CompositeExplicitAutograd")
-torch.library.register_fake("widepack::streamed_linear", _fake, lib=_LIBRARY)
+define("streamed_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor", _streamed_linear, _fake)
 
 
 def plain(node: Node, members: int) -> list[Node]:
