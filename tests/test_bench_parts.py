@@ -24,12 +24,13 @@ from support import Artifacts
 from widepack.errors import UsageError
 from widepack.plan import Choice
 from widepack_artifacts.program import Program, Ref
-from widepack_bench import bench, compare, noise, suite_run
+from widepack_bench import bench, compare, noise, suite_run, suite_table
 from widepack_bench.alone import resident
 from widepack_bench.baselines import BASELINES, difference, loop
 from widepack_bench.compiled import TooLong, at_most
 from widepack_bench.errors import BenchError, Unavailable
 from widepack_bench.figures import Ceilings, Memory, Roof, Start, Work
+from widepack_bench.fresh import in_fresh_process
 from widepack_bench.levels import LEVELS
 from widepack_bench.models.weights import states
 from widepack_bench.page import page
@@ -550,13 +551,15 @@ def test_a_row_of_the_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """One row from random weights to the document, then gone on with: what is there is not run again, what was noisy is."""
     ran: list[str] = []
 
-    def run(row: SuiteRow, size: str, options: Any) -> dict[str, Any]:
-        ran.append(row.name)
-        return kept[0] if kept else suite_run.run_row(replace(row, members=3), size, **options)
+    def run(function: str, arguments: dict[str, Any], threads: int) -> dict[str, Any]:
+        assert function == "widepack_bench.suite_run:run_named" and threads == 1
+        ran.append(arguments["name"])
+        row = next(r for r in ROWS if r.name == arguments["name"])
+        return kept[0] if kept else suite_run.run_row(replace(row, members=3), **{k: v for k, v in arguments.items() if k != "name"})
 
     kept: list[dict[str, Any]] = []
 
-    monkeypatch.setattr(suite_run, "_in_process", run)
+    monkeypatch.setattr(suite_run, "in_fresh_process", run)
     out = tmp_path / "suite.json"
     said: list[str] = []
     options: dict[str, Any] = {"baselines": ("loop",), "budget_s": 0.2, "threads": 1}
@@ -564,7 +567,7 @@ def test_a_row_of_the_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert ran == ["mlp-b1"] and json.loads(out.read_text()) == document
     found = document["rows"]["mlp-b1, 1 thread"]
     assert found["report"]["modules"] == "your own modules" and found["report"]["rows"][0]["roofline"]["stream_ms"] > 0
-    assert "| MLP 64-128-64 | 3 | 1 | 1 |" in said[-1]
+    assert "| MLP 64-128-64 | 100 | 1 | 1 |" in said[-1]
     kept.append(found)
     for verdict, again in (("holds", False), ("noisy", True), ("slower", False)):
         found["report"]["rows"][0]["verdict"] = verdict
@@ -580,8 +583,10 @@ def test_a_row_of_the_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_row_in_a_process_that_fails() -> None:
-    found = suite_run._in_process(replace(ROWS[0], name="nope"), "cpu", {})
-    assert "the suite has no row 'nope'" in found["error"] and suite_run.wanted(found)
+    found = in_fresh_process("widepack_bench.suite_run:run_named", {"name": "nope", "size": "cpu"})
+    assert "the suite has no row 'nope'" in found["error"] and suite_table.wanted(found)
+    assert "did not end within 0 s" in in_fresh_process("time:sleep", {}, limit_s=0.001)["error"]
+    assert "AttributeError" in in_fresh_process("time:nothing", {})["error"]
 
 
 def fake_row(ratio: float, verdict: str, **others: Any) -> dict[str, Any]:
@@ -600,7 +605,7 @@ def fake_row(ratio: float, verdict: str, **others: Any) -> dict[str, Any]:
 
 
 def test_summary_and_table_of_the_suite() -> None:
-    by_hand = {suite_run.BY_HAND: {"median_ms": 1.1, "over_ours": {"value": 1.1, "low": 1.05, "high": 1.15}}}
+    by_hand = {suite_table.BY_HAND: {"median_ms": 1.1, "over_ours": {"value": 1.1, "low": 1.05, "high": 1.15}}}
     rows = {
         "mlp-b1, 1 thread": fake_row(2.0, "holds"),
         "a, 1 thread": fake_row(0.5, "slower"),
@@ -608,10 +613,10 @@ def test_summary_and_table_of_the_suite() -> None:
         "c, 1 thread": fake_row(50.0, "noisy"),
         "d, 1 thread": {"title": "d", "members": 2, "batch": 1, "error": "it broke"},
     }
-    found = suite_run.summary(rows)
+    found = suite_table.summary(rows)
     assert found["geometric_mean"] == pytest.approx(2.0) and (found["holds"], found["measured"]) == (2, 3)
     assert found["below"] == ["a, 1 thread"] and found["not_measured"] == ["c, 1 thread", "d, 1 thread"]
-    text = suite_run.table({"size": "cpu", "rows": rows, "summary": found})
+    text = suite_table.table({"size": "cpu", "rows": rows, "summary": found})
     assert "2 of 3 measured rows hold (67%)" in text and "geometric mean of the ratios to the fastest baseline 2.00" in text
     assert "| net | 100 | 1 | 1 | 1.00 ms | vmap, 2.00 ms | 2.00 [1.99, 2.01] | 9.00 | 50% | holds |" in text
     assert "mlp-b1, 1 thread: the streaming floor is 200 us (6.60 MB at 33.0 GB/s)" in text
@@ -622,12 +627,19 @@ def test_summary_and_table_of_the_suite() -> None:
         {"regret": 1.21},
         {"error": "it broke"},
     )
-    told = suite_run.summary(rows)
+    told = suite_table.summary(rows)
     assert told["regret"] == {"rows": 2, "geometric_mean": pytest.approx(1.1), "worst": ["b, 1 thread", 1.21]}
-    assert "take 1.100 times as long as the best candidate (geometric mean of 2 rows" in suite_run.table(
+    assert "take 1.100 times as long as the best candidate (geometric mean of 2 rows" in suite_table.table(
         {"size": "cpu", "rows": rows, "summary": told}
     )
     assert "error: it broke" in text and "2026-11-21, cpu (X), torch 2.13; sizes: cpu." in text
+
+
+def test_the_table_is_in_the_order_of_the_suite() -> None:
+    keys = [f"{row.name}, {threads}" for row in ROWS for threads in ("1 thread", "2 threads")]
+    rows = {key: {**fake_row(2.0, "holds"), "title": key} for key in reversed(keys)}
+    text = suite_table.table({"size": "cpu", "rows": rows, "summary": suite_table.summary(rows)})
+    assert [line.split("|")[1].strip() for line in text.splitlines()[2 : 2 + len(keys)]] == keys
 
 
 def test_a_row_is_tuned_and_its_plan_measured_again_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -637,7 +649,8 @@ def test_a_row_is_tuned_and_its_plan_measured_again_in_a_process_of_its_own(monk
     (tuned,) = found["tune"]["rows"]
     assert tuned["batch"] == 1 and tuned["backend"] == "eager" and found["tune"]["seconds"] > 0
     assert found["again"]["regret"] >= 1 and found["again"]["best"] in found["again"]["times_ms"] and "chosen" in found["again"]["times_ms"]
-    assert "nowhere.wide" in suite_run.again("nowhere.wide", 1, ("eager",), 0.1, 1, False)["error"]
+    asked = {"batch": 1, "backends": ["eager"], "budget_s": 0.1, "threads": 1, "pin": False}
+    assert "nowhere.wide" in in_fresh_process("widepack_bench.regret:regret", {**asked, "artifact": "nowhere.wide"})["error"]
 
 
 def test_a_trunk_shared_by_hand_is_the_loop() -> None:

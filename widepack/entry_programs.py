@@ -5,7 +5,6 @@ A wide program is lowered, bound to the weights and split from its prologue when
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +27,7 @@ from .held import Held, Running
 from .inputs import Binder
 from .machine import name_of
 from .packed import decompose
-from .plan import Plan, nearest_threads
+from .plan import Plan, for_size, nearest_threads, scaled
 from .runtime import Executable
 from .samples import Source, draw
 
@@ -55,7 +54,6 @@ class Bound:
         self.executable = run
         self.backend = backend
         self.run = run.run
-        self.least, self.most = plan.batch
         alone = result.get("leaf", -1)
         self.only = alone if alone >= 0 and program.outputs[alone].kind != "shared" else -1
 
@@ -63,9 +61,6 @@ class Bound:
     def place(self) -> Path | None:
         """The folder of the compiled program that runs; None where none does."""
         return getattr(self.executable.call, "place", None)
-
-    def fits(self, size: int | None) -> bool:
-        return size is None or (self.least <= size and (self.most is None or size <= self.most))
 
 
 class Programs:
@@ -75,6 +70,7 @@ class Programs:
     def __init__(self, held: Held, name: str, binder: Binder) -> None:
         self.held, self.name, self.binder = held, name, binder
         self.entry: Entry = held.manifest.entries[name]
+        self.example = {d: dim.example for d, dim in self.entry.dims.items()}
         self.letter = next((d.letter for leaf in binder.leaves for d in leaf.dims if not isinstance(d, int)), "")
         self._bound: dict[str, list[Bound]] = {}
 
@@ -88,23 +84,12 @@ class Programs:
                 found[s.input] = value.expand(len(self.held.chosen), *value.shape) if one else value
         return found
 
-    def scaled(self, sizes: Mapping[str, int]) -> int | None:
-        """The batch, counted at the example's sizes of the other dims: batch classes are about how much a call has to work on."""
-        if self.letter not in sizes:
-            return None
-        size = float(sizes[self.letter])
-        for letter, dim in self.entry.dims.items():
-            if letter != self.letter and letter in sizes:
-                size *= sizes[letter] / max(dim.example, 1)
-        return max(1, math.ceil(size))
-
     def for_sizes(self, pattern: str, sizes: Mapping[str, int]) -> Bound:
         """The program that a call of these sizes runs."""
         bound = self.of(pattern)
         if len(bound) == 1:
             return bound[0]
-        size = self.scaled(sizes)
-        return next((b for b in bound if b.fits(size)), bound[-1])
+        return for_size(bound, scaled(sizes, self.letter, self.example), lambda b: b.plan)
 
     @property
     def running(self) -> str:
@@ -191,7 +176,7 @@ class Programs:
         signatures = [self.entry.signatures[i] for i in self.held.chosen]
         own = [letter == "e" or i in self.binder.carried for i, letter in enumerate(self.letters(pattern))]
         kinds: dict[str, Kind] = {w.name: w.kind for w in self.held.manifest.weights}  # type: ignore[misc]
-        sizes = {d: v.example for d, v in self.entry.dims.items()}
+        sizes = dict(self.example)
         held = self.held
         return relower(programs, signatures, kinds, own, sizes, self.letter, held.device.type, pattern, held.strategies or "auto", held.simplify)
 
@@ -230,7 +215,7 @@ class Programs:
             said=f"{held.reader.root}: the program of entry {self.name}, pattern {pattern}{classes}",
             eager=run.eager,
             dims={d: (v.min, v.max, v.example) for d, v in self.entry.dims.items()},
-            example=self.example(plan),
+            example=self.sizes_of(plan),
             guards=[g.expr for g in self.entry.guards],
             inputs=lambda sizes: self.drawn(pattern, sizes),
             differ=lambda found, wanted: self.differ(pattern, wide.program, found, wanted),
@@ -242,7 +227,7 @@ class Programs:
             most_nodes=running.most_nodes,
         )
 
-    def example(self, plan: Plan) -> dict[str, int]:
+    def sizes_of(self, plan: Plan) -> dict[str, int]:
         """Sizes in the middle of a plan's batch class, or as it was measured, at least 2."""
         sizes = {d: max(2, v.example) for d, v in self.entry.dims.items()}
         if self.letter in sizes:

@@ -5,7 +5,8 @@ A region is a connected part of the member program. `wide` regions hold one choi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -88,6 +89,11 @@ class Plan:
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as e:
             raise ArtifactError(f"plan: {e!r} in what should be a plan; build the artifact again") from e
 
+    def fits(self, size: int | None) -> bool:
+        """Whether the plan is for a batch, counted as `scaled` does; any is for None."""
+        least, most = self.batch
+        return size is None or (least <= size and (most is None or size <= most))
+
     def looped(self) -> frozenset[str]:
         """The nodes that run in loop regions."""
         return frozenset(n for r in self.regions if r.strategy == "loop" for n in r.nodes)
@@ -108,3 +114,19 @@ def nearest_threads(rows: Sequence[tuple[T, int]]) -> list[T]:
     here = torch.get_num_threads()
     best = min((threads for _, threads in rows), key=lambda t: (abs(t - here), t), default=0)
     return [row for row, threads in rows if threads == best]
+
+
+def scaled(sizes: Mapping[str, int], letter: str, example: Mapping[str, int]) -> int | None:
+    """The batch, counted at the example's sizes of the other dims: batch classes are about how much a call has to work on. letter: the batch's dim. None: there is none."""
+    if letter not in sizes:
+        return None
+    size = float(sizes[letter])
+    for other, there in example.items():
+        if other != letter and other in sizes:
+            size *= sizes[other] / max(there, 1)
+    return max(1, math.ceil(size))
+
+
+def for_size(rows: Sequence[T], size: int | None, plan: Callable[[T], Plan]) -> T:
+    """What is for a batch: of rows, least batch first, the first whose plan fits it, else the last. plan: of a row."""
+    return next((row for row in rows if plan(row).fits(size)), rows[-1])

@@ -3,28 +3,45 @@
 1. What reads a Ragged value runs as a `loop` region, whatever else.
 2. `strategy="wide"` forbids other loops, `strategy="loop"` asks for one around all that differs by member and depends on an input.
 3. On a GPU, wide: launches are what N members cost there.
-4. On a CPU, wide up to the batch at which one op's activations of all members, on average over the ops, no longer fit the second-level cache (`CACHE_BYTES`);
-   from there on members run one after the other, each in the cache. Measured on twelve networks: below 1 MiB wide was 1.05-4x faster than the loop,
-   above it 0.7-1.2x. What depends on weights alone, and what is Shared, stays outside the loop and runs once.
+4. On a CPU, wide up to the batch at which one op's activations of all members, on average over the ops, no longer fit the second-level cache (`CACHE_BYTES`),
+   or are so many that a pass over them in memory takes longer than starting an op (`MEMBER_BYTES` of each member); from there on members run one after the other, each in
+   the cache. What depends on weights alone, and what is Shared, stays outside the loop and runs once.
+5. On a CPU convolutions run over packed weights (conv.py), up to `PACKED_BYTES` of them. Those of one batch class alone, since the loop has them in another order than the wide
+   region and would hold them twice: of networks that may go wide up to `OFTEN` then (their limits are `PACKED` times as high), the wide region's, else the loop's.
+
+Measured for 4 and 5, with the figures of each network and batch: bench/results/rules-cpu.json (scripts/rules_cpu.py).
 """
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from widepack_artifacts.program import Kind, Program, refs
+from widepack_artifacts.program import Kind, Program, Ref, refs
 
+from . import ops
 from .kinds import kinds, reaches, weights_only
 from .plan import Choice, Plan, Region
 from .registry import REGISTRY
 from .registry import Choice as Asked
 from .replay import Fakes, replay
+from .specs import parse_type
 
 CACHE_BYTES = 1 << 20
+MEMBER_BYTES = 64 << 10
+PACKED_BYTES = 1 << 30
+PACKED = 4  # convolutions over packed weights are worth going wide for with this many times the activations
+OFTEN = 16  # a batch that most calls are below
+_CONVOLUTION = re.compile(r"aten\.conv([123])d\.(default|padding)")
+_PRODUCTS = re.compile(
+    r"aten\.(linear|bilinear|matmul|mm|bmm|addmm|baddbmm|einsum|conv_transpose\dd|scaled_dot_product_attention|lstm|gru|rnn_\w+)\."
+)
 _VIEWS = {
     "reshape",
     "view",
@@ -76,28 +93,85 @@ def plans(
         return [loop("asked for", 1, None)] if looped else [wide("nothing differs by member", 1, None)]
     if device != "cpu":
         return [wide(f"on {device} N members cost N times the launches; one op for all costs one", 1, None)]
-    at, because = crossover(program, found, members, sizes, batch)
+    grows = activations(program, found, members, sizes, batch)
+    packs = packable(program, found, members)
+    products = sum(found[n.name] == "stacked" and bool(_PRODUCTS.match(n.op)) for n in program.nodes)
+    often = grows.crossover(PACKED) if len(packs) > products else 0  # else convolutions are not what takes the time
+    packs_wide = often is None or often >= OFTEN
+    times = PACKED if packs_wide and packs else 1
+    at, because = grows.crossover(times), grows.because(times)
+    in_loop = {n.name: packs[n.name] for n in program.nodes if n.name in packs and "conv1d" not in n.op}  # loops pack weights of two and three dims
     if at is None:
-        return [wide(because, 1, None)]
-    small = [wide(because, 1, at)] if at >= 1 else []
-    return [*small, loop(because, at + 1, None)]
+        return [replace(wide(because, 1, None), choices={**packs, **choices})]
+    small = [replace(wide(because, 1, at), choices={**(packs if packs_wide else {}), **choices})] if at >= 1 else []
+    return [*small, replace(loop(because, at + 1, None), choices={**({} if packs_wide and small else in_loop), **choices})]
 
 
-def crossover(program: Program, found: Mapping[str, Kind], members: int, sizes: Mapping[str, int], batch: str) -> tuple[int | None, str]:
-    """The largest batch to run wide on a CPU (None: every batch), and why."""
+def packable(program: Program, found: Mapping[str, Kind], members: int) -> dict[str, Choice]:
+    """The convolutions that are worth packing the weights of: float32, without dilation (which oneDNN's packed kernels are slow at), all of them within `PACKED_BYTES`."""
+    types = {s.name: s.type for s in program.weights} | {n.name: n.out for n in program.nodes}
+    early = weights_only(program)
+    total, packs = 0, {}
+    for node in program.nodes:
+        if found[node.name] != "stacked" or node.name in early or not _CONVOLUTION.fullmatch(node.op):
+            continue
+        given = ops.bind(node.op, node.args, node.kwargs)
+        weight = given["weight"]
+        if not isinstance(weight, Ref) or weight.name not in early or found[weight.name] != "stacked":
+            continue
+        dtype, sizes = parse_type(types[weight.name]) if types[weight.name] else ("", ())  # a simplification's own values have no type
+        dilation = given.get("dilation", 1)
+        if dtype != "float32" or any(d != 1 for d in (dilation if isinstance(dilation, (list, tuple)) else [dilation])):
+            continue
+        total += 4 * members * math.prod(d for d in sizes if isinstance(d, int))
+        packs[node.name] = Choice("packed", "packed weights save a convolution from bringing them in order at every call")
+    return packs if total <= PACKED_BYTES else {}
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes that an op of all members reads and writes, on average over the ops: fixed + slope * batch. batch: its dim's name. why: words, where sizes are not known."""
+
+    members: int
+    batch: str
+    fixed: float = 0.0
+    slope: float = 0.0
+    why: str = ""
+
+    def _limit(self, times: int) -> int:
+        return times * max(CACHE_BYTES, self.members * MEMBER_BYTES)
+
+    def crossover(self, times: int = 1) -> int | None:
+        """The largest batch to run wide on a CPU; None: every batch. times: the limits are this many times as high."""
+        if self.why:
+            return None
+        if self.slope <= 0:
+            return None if self.fixed <= self._limit(times) else 0
+        return max(0, int((self._limit(times) - self.fixed) / self.slope))
+
+    def because(self, times: int = 1) -> str:
+        """The crossover in words."""
+        if self.why:
+            return self.why
+        batch, at, limit = self.batch, self.crossover(times), f"{self._limit(times) // 1024} KiB"
+        words = f"an op's activations of all {self.members} members are {(self.fixed + self.slope) / 1024:.0f} KiB on average at {f'{batch} = 1' if batch else 'this size'}"
+        return (
+            f"{words}, the limit is {limit}"
+            if self.slope <= 0
+            else f"{words}; up to {batch} = {at} they are within {limit}, above that members run one after the other"
+        )
+
+
+def activations(program: Program, found: Mapping[str, Kind], members: int, sizes: Mapping[str, int], batch: str) -> Activations:
+    """How an op's activations grow with the batch."""
     try:
         low, high = (working_set(program, found, {**sizes, batch: b} if batch else sizes) for b in (4, 8))
     except (DataDependentOutputException, DynamicOutputShapeException):
-        return None, "a size depends on values, and so does the memory that the members' activations take"
+        return Activations(members, batch, why="a size depends on values, and so does the memory that the members' activations take")
     except RuntimeError:  # the batch cannot change alone: a condition ties it to another dim
         low = high = working_set(program, found, sizes)
     slope = (high - low) / 4 * members
-    fixed = low * members - 4 * slope
-    words = f"an op's activations of all {members} members are {(fixed + slope) / 1024:.0f} KiB on average at {batch or 'this size'}{' = 1' if batch else ''}"
-    if slope <= 0:
-        return (None if fixed <= CACHE_BYTES else 0), f"{words}, the cache is taken as {CACHE_BYTES // 1024} KiB"
-    at = max(0, int((CACHE_BYTES - fixed) / slope))
-    return at, f"{words}; up to {batch} = {at} they fit a cache of {CACHE_BYTES // 1024} KiB, above that one member after the other does"
+    return Activations(members, batch, low * members - 4 * slope, slope)
 
 
 def working_set(program: Program, found: Mapping[str, Kind], sizes: Mapping[str, int]) -> float:

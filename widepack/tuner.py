@@ -23,7 +23,7 @@ from .errors import UsageError, VerificationError
 from .held import Running
 from .loading import load
 from .machine import CHOOSABLE, backends_here, name_of
-from .plan import Plan
+from .plan import Plan, for_size
 from .progress import Report
 from .relower import simplified
 from .replay import Shapes
@@ -145,7 +145,7 @@ def _tuned(
     if not found:
         return [], [], refused
     chosen = _one_form({b: f.best for b, f in found.items()}, {b: searches[b] for b in found}, budget_s)
-    classes = _classes({b: searches[b].scaled() for b in found})  # others than was thought, where a batch was refused
+    classes = _classes({b: searches[b].scaled for b in found})  # others than was thought, where a batch was refused
     machine, threads = name_of(str(entry.programs.held.device)), torch.get_num_threads()
     programs: list[tuple[Program, Plan]] = []
     rows: list[Measured] = []
@@ -200,10 +200,7 @@ def measured_again(
     if not searches:
         raise UsageError(f"batch {batch} cannot be measured: {'; '.join(refused.values())}")
     (search,) = searches.values()
-    plans = one.plans(pattern)
-    size = search.scaled()
-    plan = next((p for p in plans if p.batch[0] <= size and (p.batch[1] is None or size <= p.batch[1])), plans[-1])
-    return search.again(plan)
+    return search.again(for_size(one.plans(pattern), search.scaled, lambda p: p))
 
 
 def searches_of(
@@ -221,7 +218,7 @@ def searches_of(
     manifest = held.manifest
     weights: dict[str, Kind] = {w.name: w.kind for w in manifest.weights}  # type: ignore[misc]
     own = [p == "e" or i in programs.binder.carried for i, p in enumerate(programs.letters(pattern))]
-    example = {d: v.example for d, v in entry.entry.dims.items()}
+    example = programs.example
     simple = simplified([held.reader.program(f) for f in entry.entry.member], entry.entry.signatures, weights, own, example)
     refused: dict[int, str] = {}
     sizes_of: dict[int, dict[str, int]] = {}
@@ -256,7 +253,7 @@ def searches_of(
             shapes=shapes,
             report=said,
         )
-    for batch, classes in _classes({b: s.scaled() for b, s in searches.items()}).items():
+    for batch, classes in _classes({b: s.scaled for b, s in searches.items()}).items():
         searches[batch].classes = classes
     return searches, refused
 
@@ -335,9 +332,9 @@ def _one_form(best: dict[int, Candidate], searches: Mapping[int, Search], budget
             rules, loop = search.named(RULES), search.named(LOOP)
             held_alike = {"rules": rules} if rules is not None and _forms(search, rules) in ({}, forms[of]) else {}
             runs: dict[str, Candidate] = {k: c for k, c in {"mine": mine, **held_alike, "loop": loop}.items() if c is not None}
-            calls = {k: search._call(c) for k, c in {**runs, "best": search.bound(best[b])}.items()}
+            calls = {k: search.call(c) for k, c in {**runs, "best": search.bound(best[b])}.items()}
             if rules is not None:
-                calls["(rules)"] = search._call(rules)
+                calls["(rules)"] = search.call(rules)
             times = race(calls, budget_s / 20)
             if not runs:
                 served[of][b] = Served(best[b])
@@ -354,7 +351,7 @@ def _one_form(best: dict[int, Candidate], searches: Mapping[int, Search], budget
 
 def _alone(search: Search, c: Candidate) -> float:
     """Milliseconds of a candidate that took no part in its batch's race."""
-    times = race({c.name: search._call(c)}, 0.0)[c.name]
+    times = race({c.name: search.call(c)}, 0.0)[c.name]
     return 1e3 * sorted(times)[len(times) // 2]
 
 

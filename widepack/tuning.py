@@ -31,7 +31,7 @@ from .errors import UsageError, VerificationError
 from .kinds import kinds, weights_only
 from .lower import lower
 from .packed import decompose
-from .plan import Choice, Plan
+from .plan import Choice, Plan, for_size, scaled
 from .registry import REGISTRY
 from .registry import Choice as Asked
 from .relower import Simple
@@ -110,6 +110,7 @@ class Search:
         self.simple, self.sizes, self.letter, self.device, self.pattern = simple, sizes, letter, device, pattern
         self.bind, self.inputs, self.right, self.example, self.budget_s = bind, inputs, right, example, budget_s
         self.classes, self.backends, self.compile_s = classes, backends, compile_s
+        self.scaled = scaled(sizes, letter, example) or 1
         self.shapes = shapes or Shapes(example)
         self.report = report or (lambda stage, done, total: None)
         self.first = simple.programs[0]
@@ -123,25 +124,15 @@ class Search:
 
     # ------------------------------------------------------------ plans
 
-    def _plans(self, whole: str) -> list[Plan]:
+    def whole(self, whole: str) -> list[Plan]:
+        """The plans by rules of thumb: `auto`, or all `wide`, or all `loop`, least batch first."""
         return plans(
             self.first, self.simple.slots, len(self.simple.signatures), self.example, self.letter, self.device.type, self.pattern, Asked(whole)
         )
 
-    def _rules(self) -> Plan:
+    def rules(self) -> Plan:
         """The plan by rules of thumb that is for this batch, counted at the example's sizes of the other dims."""
-        made, size = self._plans("auto"), self.scaled()
-        return next((p for p in made if p.batch[0] <= size and (p.batch[1] is None or size <= p.batch[1])), made[-1])
-
-    def scaled(self) -> int:
-        """The batch, counted at the example's sizes of the other dims."""
-        if self.letter not in self.sizes:
-            return 1
-        size = float(self.sizes[self.letter])
-        for d, n in self.sizes.items():
-            if d != self.letter:
-                size *= n / max(self.example[d], 1)
-        return max(1, round(size))
+        return for_size(self.whole("auto"), self.scaled, lambda p: p)
 
     def candidate(self, name: str, plan: Plan) -> Candidate | None:
         """A plan made ready to run on its backend; None where it cannot be. Where there is one already that runs the same, that one."""
@@ -171,7 +162,7 @@ class Search:
     def _time(self, made: Candidate) -> None:
         """About how long it takes, beside the fastest so far at the same time."""
         front = self._front if self._front is not None and self._front.bound is not None else made
-        tries = [(once(self._call(made)), once(self._call(front))) for _ in range(3)]
+        tries = [(once(self.call(made)), once(self.call(front))) for _ in range(3)]
         made.seconds, least = (min(t) for t in zip(*tries))
         made.slower = made.seconds / least
         if made.slower <= 1:
@@ -186,9 +177,6 @@ class Search:
             made.bound = None
             return None
         return made
-
-    def _with(self, base: Plan, choices: Mapping[str, Choice]) -> Plan:
-        return replace(base, choices={**base.choices, **choices})
 
     # ------------------------------------------------------------ the search
 
@@ -208,18 +196,18 @@ class Search:
         candidates, groups = self.candidates()
         rules, loop = self.named(RULES), self.named(LOOP)
         self.report("end to end", 0, 1)
-        times = race({c.name: self._call(c) for c in candidates}, self.budget_s / 4)
+        times = race({c.name: self.call(c) for c in candidates}, self.budget_s / 4)
         first = next(c for c in candidates if c.name == fastest(times))
         eager, changes = self._refine(first, groups, start)
         finalists = [c for c in (eager, first, rules, loop, *self._on_backends(eager)) if c is not None and c.bound is not None]
         finalists = [c for c in _different(finalists) if c.name not in self.dropped]
         self.report("confirm", 0, 1)
         if len(finalists) > 3:  # who is the best of many has been lucky, too: the figures are those of another race
-            times |= race({c.name: self._call(c) for c in finalists}, self.budget_s / 4)
+            times |= race({c.name: self.call(c) for c in finalists}, self.budget_s / 4)
             front = next(c for c in finalists if c.name == fastest({c.name: times[c.name] for c in finalists}))
             finalists = _different([front, rules, loop, eager, first])
             finalists = [c for c in finalists if c.bound is not None and c.name not in self.dropped]
-        last = race({c.name: self._call(c) for c in finalists}, self.budget_s / 4)
+        last = race({c.name: self.call(c) for c in finalists}, self.budget_s / 4)
         winner = next(c for c in finalists if c.name == fastest(last))
         if not winner.name.startswith(eager.name):  # the same plan on another backend has them, too
             changes = []
@@ -233,9 +221,9 @@ class Search:
 
     def candidates(self) -> tuple[list[Candidate], list[list[Node]]]:
         """The candidates of the flat graph that are right and not far off, and the nodes of one signature together, dearest first. Raises: VerificationError."""
-        rules = self.candidate(RULES, self._rules())
-        loop = self.candidate(LOOP, self._plans("loop")[0])
-        (wide,) = self._plans("wide")
+        rules = self.candidate(RULES, self.rules())
+        loop = self.candidate(LOOP, self.whole("loop")[0])
+        (wide,) = self.whole("wide")
         base = self._profiled("wide", wide)
         names = list(dict.fromkeys(s for n in self.tuned for s in REGISTRY[n.op].strategies if len(REGISTRY[n.op].strategies) > 1))
         profiles = [base]
@@ -243,9 +231,9 @@ class Search:
         for i, name in enumerate(names):
             self.report(f"strategy {name}", i, len(names))
             choices = {n.name: Choice(name, "measured") for n in self.tuned if name in REGISTRY[n.op].strategies}
-            profiles.append(self._screened(self._profiled(name, self._with(wide, choices))))
+            profiles.append(self._screened(self._profiled(name, with_choices(wide, choices))))
             if loop is not None:  # some strategies have a form inside loops
-                loops.append(self._screened(self.candidate(f"{LOOP}, {name}", self._with(loop.plan, choices))))
+                loops.append(self._screened(self.candidate(f"{LOOP}, {name}", with_choices(loop.plan, choices))))
         loops += [self._over_threads(c) for c in _different(loops)]
         groups: dict[str, list[Node]] = {}
         for node in self.tuned:
@@ -284,11 +272,11 @@ class Search:
                 cheapest = min(by, key=lambda s: by[s])
                 words = ", ".join(f"{s} {by[s] * 1e3:.3f} ms" for s in sorted(by, key=lambda s: by[s]))
                 composed.update({n.name: Choice(cheapest, f"measured, {len(nodes)} alike: {words}") for n in nodes})
-        return self.candidate(COMPOSED, self._with(wide, composed)) if composed else None
+        return self.candidate(COMPOSED, with_choices(wide, composed)) if composed else None
 
     def named(self, name: str) -> Candidate | None:
         """The plan by rules of thumb, or the loop, ready to run; None where it is wrong or does not run."""
-        made = None if name in self.dropped else self.candidate(name, self._rules() if name == RULES else self._plans("loop")[0])
+        made = None if name in self.dropped else self.candidate(name, self.rules() if name == RULES else self.whole("loop")[0])
         return None if made is None or made.name in self.dropped else self.bound(made)
 
     def bound(self, made: Candidate) -> Candidate:
@@ -299,8 +287,8 @@ class Search:
 
     def _on_backends(self, best: Candidate) -> list[Candidate]:
         """The plans worth it, on every other backend."""
-        (wide,) = self._plans("wide")
-        plans = {"wide": wide, LOOP: self._plans("loop")[0], best.name: best.plan}
+        (wide,) = self.whole("wide")
+        plans = {"wide": wide, LOOP: self.whole("loop")[0], best.name: best.plan}
         plans |= {c.name: c.plan for c in self._made.values() if c.name == COMPOSED}
         if (threads := torch.get_num_threads()) > 1:
             plans[f"{LOOP} {OVER_THREADS}"] = replace(plans[LOOP], workers=threads)
@@ -319,7 +307,8 @@ class Search:
                 made.append(found if found is not None and self.is_right(found) else None)
         return _different(made)
 
-    def _call(self, c: Candidate) -> Callable[[], object]:
+    def call(self, c: Candidate) -> Callable[[], object]:
+        """A call of a candidate that is bound, as it is timed."""
         run, inputs = c.bound.run, self.inputs
         return lambda: run(*inputs)
 
@@ -346,10 +335,10 @@ class Search:
                 if other == best.used[nodes[0].name] or other not in REGISTRY[nodes[0].op].strategies:
                     continue
                 name = f"{best.name}, {nodes[0].name} {other}"
-                made = self.candidate(name, self._with(best.plan, {n.name: Choice(other, "measured end to end") for n in nodes}))
+                made = self.candidate(name, with_choices(best.plan, {n.name: Choice(other, "measured end to end") for n in nodes}))
                 if made is None or made is best or made.name != name or not self.is_right(made):
                     continue
-                times = race({best.name: self._call(best), name: self._call(made)}, self.budget_s / 40)
+                times = race({best.name: self.call(best), name: self.call(made)}, self.budget_s / 40)
                 if ratio(times, name, best.name) < GAIN:
                     changes.append(f"{nodes[0].op} {other} instead of {best.used[nodes[0].name]}: {ratio(times, best.name, name):.2f}x as a whole")
                     best, made = made, best
@@ -366,10 +355,15 @@ class Search:
             raise VerificationError(f"the plan that was chosen answers wrongly here: {self.dropped[CHOSEN]}")
         candidates, _ = self.candidates()
         rest = self._on_backends(min(candidates, key=lambda c: c.seconds))
-        calls = {c.name: self._call(c) for c in _different([*candidates, *rest]) if c is not chosen}
-        return race({CHOSEN: self._call(chosen), **calls}, self.budget_s)
+        calls = {c.name: self.call(c) for c in _different([*candidates, *rest]) if c is not chosen}
+        return race({CHOSEN: self.call(chosen), **calls}, self.budget_s)
 
 
 def _different(candidates: Sequence[Candidate | None]) -> list[Candidate]:
     """Those that there are, each once."""
     return list({id(c): c for c in candidates if c is not None}.values())
+
+
+def with_choices(base: Plan, choices: Mapping[str, Choice]) -> Plan:
+    """The plan with other strategies for some nodes."""
+    return replace(base, choices={**base.choices, **choices})

@@ -1,14 +1,10 @@
-"""The regret of a measured plan: its time against that of the best candidate, in a fresh process. `python -m widepack_bench.again` is what the process runs."""
+"""The regret of a measured plan: its time against that of the best candidate, asked of a process that has chosen nothing."""
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 from collections.abc import Sequence
 from typing import Any
-
-from widepack.errors import WidepackError
 
 
 def regret(artifact: str, batch: int, backends: Sequence[str], budget_s: float, threads: int, pin: bool) -> dict[str, Any]:
@@ -32,18 +28,3 @@ def regret(artifact: str, batch: int, backends: Sequence[str], budget_s: float, 
         "rounds": len(times["chosen"]),
         "times_ms": {name: 1e3 * statistics.median(found) for name, found in times.items()},
     }
-
-
-def main() -> None:
-    """One line of JSON on standard output, an error as one line on standard error."""
-    written, sys.stdout = sys.stdout, sys.stderr  # what libraries print is no result
-    try:
-        found = regret(**json.loads(sys.argv[1]))
-    except WidepackError as error:
-        print(" ".join(str(error).split()), file=sys.stderr)
-        sys.exit(1)
-    print(json.dumps(found), file=written)
-
-
-if __name__ == "__main__":
-    main()

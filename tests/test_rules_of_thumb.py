@@ -1,0 +1,118 @@
+"""Plans without measurement: which convolutions run over packed weights, and up to which batch a network runs wide on a CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from small import all_kinds, node, program
+from widepack import rules_of_thumb
+from widepack.kinds import kinds
+from widepack.plan import Plan
+from widepack.registry import Choice
+from widepack.rules_of_thumb import CACHE_BYTES, MEMBER_BYTES, PACKED, plans
+from widepack_artifacts.program import Program, Ref
+
+ONES, NONE = [1, 1], [0, 0]
+
+
+def network(side: int, *, dilation: int = 1, dtype: str = "float32", spatial: int = 2, linears: int = 0) -> Program:
+    """Two convolutions of 4 channels, a relu between them, and linear layers over the last dim."""
+    image, window = ",".join([str(side)] * spatial), ",".join(["1"] * spatial)
+    weights = {"w": f"{dtype}[4,4,{window}]", "v": f"{dtype}[4,4,{window}]", "m": f"{dtype}[{side},{side}]"}
+    rest: list[Any] = [[1] * spatial, [0] * spatial, [dilation] * spatial, 1]
+    op, out = f"conv{spatial}d", f"{dtype}[B,4,{image}]"
+    nodes = [
+        node("one", op, Ref("x"), Ref("w"), None, *rest, out=out),
+        node("r", "relu", Ref("one"), out=out),
+        node("two", op, Ref("r"), Ref("v"), None, *rest, out=out),
+    ]
+    last = "two"
+    for i in range(linears):
+        nodes.append(node(f"l{i}", "linear", Ref(last), Ref("m"), out=out))
+        last = f"l{i}"
+    return program(weights, {"x": f"{dtype}[B,4,{image}]"}, nodes, [last])
+
+
+def made(net: Program, members: int = 4, device: str = "cpu", asked: str = "auto") -> list[Plan]:
+    slots = all_kinds(net, w="stacked", v="stacked", m="stacked")
+    return plans(net, slots, members, {"B": 4}, "B", device, "shared", Choice.parse(asked))
+
+
+def packed(plan: Plan) -> set[str]:
+    return {n for n, c in plan.choices.items() if c.strategy == "packed"}
+
+
+def bytes_of_a_row(side: int, members: int) -> int:
+    """What each op of the network reads and writes at a batch of 1: 4 channels in and out, of all members (weights, which are early, aside)."""
+    return 2 * members * 4 * 4 * side * side
+
+
+def test_small_images_run_wide_over_packed_weights_and_large_batches_loop_over_plain_ones() -> None:
+    small, large = made(network(8))
+    at = PACKED * CACHE_BYTES // bytes_of_a_row(8, 4)
+    assert small.batch[0] == 1 and large.batch == (small.batch[1] + 1, None)  # type: ignore[operator]
+    assert small.batch[1] == pytest.approx(at, rel=0.2), "the first convolution's input is Shared and read once"
+    assert packed(small) == {"one", "two"} and not small.looped()
+    assert not packed(large) and large.looped() == {"one", "r", "two"}
+
+
+def test_large_images_loop_over_packed_weights_and_run_wide_over_plain_ones() -> None:
+    small, large = made(network(64))
+    assert small.batch[1] == pytest.approx(CACHE_BYTES / bytes_of_a_row(64, 4), abs=1)
+    assert not packed(small) and not small.looped()
+    assert packed(large) == {"one", "two"} and large.looped()
+
+
+@pytest.mark.parametrize(
+    "net", [network(8, dilation=2), network(8, dtype="float64"), network(8, spatial=2, dtype="bfloat16")], ids=["dilated", "float64", "bfloat16"]
+)
+def test_what_packing_does_not_help_stays_plain(net: Program) -> None:
+    assert not any(packed(p) for p in made(net))
+
+
+def test_weights_beyond_the_limit_are_not_held_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = 4 * 4 * 4 * 4  # bytes of one weight of four members, in float32: 4 x 4 numbers each
+    monkeypatch.setattr(rules_of_thumb, "PACKED_BYTES", 2 * one - 1)
+    assert not any(packed(p) for p in made(network(8)))
+    monkeypatch.setattr(rules_of_thumb, "PACKED_BYTES", 2 * one)
+    assert packed(made(network(8))[0]) == {"one", "two"}
+
+
+def test_a_network_of_linear_layers_with_a_convolution_keeps_its_limit() -> None:
+    """A patch embedding does not make a transformer a convolutional network."""
+    (few, _), (many, loop) = made(network(8)), made(network(8, linears=5))
+    assert many.batch[1] * 2 < few.batch[1]  # type: ignore[operator]
+    assert not packed(many) and packed(loop) == {"one", "two"}
+
+
+def test_loops_pack_no_convolutions_over_a_line() -> None:
+    (loop,) = made(network(20000, spatial=1))
+    assert loop.looped() and not packed(loop)
+
+
+def test_many_members_of_few_activations_run_wide_beyond_the_cache() -> None:
+    """A hundred launches cost more than a pass over memory."""
+    net = network(16)
+    slots = all_kinds(net, w="stacked", v="stacked")
+    grows = rules_of_thumb.activations(net, kinds(net, slots), 100, {"B": 4}, "B")
+    at = grows.crossover()
+    assert at is not None and grows.fixed + grows.slope * at <= 100 * MEMBER_BYTES < grows.fixed + grows.slope * (at + 1)
+    assert f"up to B = {at} they are within {100 * MEMBER_BYTES // 1024} KiB" in grows.because()
+
+
+@pytest.mark.parametrize("asked", ["wide", "loop"])
+def test_a_plan_that_is_asked_for_packs_nothing(asked: str) -> None:
+    (plan,) = made(network(8), asked=asked)
+    assert not packed(plan)
+
+
+def test_other_devices_pack_nothing() -> None:
+    (plan,) = made(network(8), device="cuda")
+    assert not packed(plan)
+
+
+def test_a_strategy_that_the_user_prefers_goes_before() -> None:
+    small, _ = made(network(8), asked="grouped")
+    assert {c.strategy for c in small.choices.values()} == {"grouped"}
