@@ -342,7 +342,7 @@ def _one_form(best: dict[int, Candidate], searches: Mapping[int, Search], budget
                 continue
             use = min(runs, key=lambda k: ratio(times, k, "best"))
             against = {k: ratio(times, k, use) for k in ("(rules)", "loop") if k in times}
-            ms = {runs[k].name if k in runs else k: 1e3 * sorted(t)[len(t) // 2] for k, t in times.items() if k in runs}
+            ms = {c.name: 1e3 * sorted(times[k])[len(times[k]) // 2] for k, c in runs.items()}
             served[of][b] = Served(runs[use], ms, against.get("(rules)"), against.get("loop"))
             totals[of] += math.log(ratio(times, use, "best"))
     chosen = served[min(totals, key=lambda of: totals[of])]

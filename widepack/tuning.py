@@ -2,8 +2,8 @@
 
 1. **Profiles.** For every strategy that applies somewhere, the program with that strategy wherever it applies, clocked node by node (clocked.py): a strategy is
    measured among values that lie in memory as it and its neighbours leave them.
-2. **Composition.** Nodes of one signature (op, types and kinds of what they read, literals) choose together: the strategy that took the least time in its profile.
    A program that takes `SLOW` times as long as the fastest so far is let go of at once, and its packed weights with it.
+2. **Composition.** Nodes of one signature (op, types and kinds of what they read, literals) choose together: the strategy that took the least time in its profile.
 3. **End to end.** The plan by rules of thumb, the composed one, every profile and the whole program as one loop run interleaved (timing.py).
 4. **Refinement.** Within the budget, signature by signature, dearest first, the best plan with another strategy there; taken where it is faster in most rounds.
 5. **Backends.** The best plan, the one with the ops' first strategies, the composed one and the loop, each on every other backend that is there.
@@ -199,14 +199,12 @@ class Search:
         times = race({c.name: self.call(c) for c in candidates}, self.budget_s / 4)
         first = next(c for c in candidates if c.name == fastest(times))
         eager, changes = self._refine(first, groups, start)
-        finalists = [c for c in (eager, first, rules, loop, *self._on_backends(eager)) if c is not None and c.bound is not None]
-        finalists = [c for c in _different(finalists) if c.name not in self.dropped]
+        finalists = self._ready(eager, first, rules, loop, *self._on_backends(eager))
         self.report("confirm", 0, 1)
         if len(finalists) > 3:  # who is the best of many has been lucky, too: the figures are those of another race
             times |= race({c.name: self.call(c) for c in finalists}, self.budget_s / 4)
             front = next(c for c in finalists if c.name == fastest({c.name: times[c.name] for c in finalists}))
-            finalists = _different([front, rules, loop, eager, first])
-            finalists = [c for c in finalists if c.bound is not None and c.name not in self.dropped]
+            finalists = self._ready(front, rules, loop, eager, first)
         last = race({c.name: self.call(c) for c in finalists}, self.budget_s / 4)
         winner = next(c for c in finalists if c.name == fastest(last))
         if not winner.name.startswith(eager.name):  # the same plan on another backend has them, too
@@ -218,6 +216,10 @@ class Search:
             if c not in (winner, rules, loop):
                 c.bound = None  # other batches are to be measured, and packed weights are a copy
         return Found(winner, medians, rules_x, loop_x, self.dropped, changes)
+
+    def _ready(self, *some: Candidate | None) -> list[Candidate]:
+        """Those that may race, each once."""
+        return [c for c in _different(some) if c.bound is not None and c.name not in self.dropped]
 
     def candidates(self) -> tuple[list[Candidate], list[list[Node]]]:
         """The candidates of the flat graph that are right and not far off, and the nodes of one signature together, dearest first. Raises: VerificationError."""
@@ -288,11 +290,11 @@ class Search:
     def _on_backends(self, best: Candidate) -> list[Candidate]:
         """The plans worth it, on every other backend."""
         (wide,) = self.whole("wide")
-        plans = {"wide": wide, LOOP: self.whole("loop")[0], best.name: best.plan}
+        # the best first, since the time for compiling may be over before the others'
+        plans = {best.name: best.plan, "wide": wide, LOOP: self.whole("loop")[0]}
         plans |= {c.name: c.plan for c in self._made.values() if c.name == COMPOSED}
         if (threads := torch.get_num_threads()) > 1:
             plans[f"{LOOP} {OVER_THREADS}"] = replace(plans[LOOP], workers=threads)
-        plans = {best.name: best.plan, **plans}  # first, since the time for compiling may be over before the others'
         made: list[Candidate | None] = []
         begin = time.perf_counter()
         for number, backend in enumerate(self.backends):

@@ -1,6 +1,6 @@
 """Reshapes whose sizes an ONNX file need not compute: `Reshape(x, Concat(Shape(x)[0:1], Shape(x)[1:2], ...))` -> `Reshape(x, [0, 0, -1])`.
 
-With a dynamic batch an exporter computes the sizes of every reshape at every call, node by node, which costs a recurrent network a twentieth of its time. ONNX has
+With a dynamic batch an exporter computes the sizes of every reshape at every call, node by node. ONNX has
 words for most of it: 0 is the size that x has at this place, and one size may be -1, what is left. Only where all others are plain numbers, and none of them 0.
 """
 
