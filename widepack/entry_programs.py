@@ -128,20 +128,33 @@ class Programs:
             return self._bound[pattern]
 
     def _ready(self, pattern: str, wides: Sequence[Wide]) -> list[Bound]:
-        """Wide programs, bound and probed."""
-        made = [self.bind(pattern, wide) for wide in wides]
+        """Wide programs, bound and probed: one a batch class."""
+        classes: dict[tuple[int, int | None], list[Wide]] = {}
+        for wide in wides:
+            classes.setdefault(wide.plan.batch, []).append(wide)
+        return [self._one(pattern, rows) for rows in classes.values()]
+
+    def _one(self, pattern: str, rows: Sequence[Wide]) -> Bound:
+        """Of one batch class: the program for the backend that was asked for; without one the first, and where its backend is not there or wrong, the one for `eager`."""
+        named = self.held.running.backend
+        wide = next((w for w in rows if (w.plan.backend or "eager") == named), rows[0])
+        otherwise = next((w for w in rows if not w.plan.backend), wide)
+        bound = self.bind(pattern, wide, otherwise=otherwise)
         if not self.held.verified or pattern not in ("shared", "each"):
-            return made
-        for i, bound in enumerate(made):
-            try:
-                self.probe(pattern, [bound])
-            except VerificationError as e:
-                if self.held.running.backend != "auto" or bound.backend == "eager":
-                    raise
-                warnings.warn(f"backend {bound.backend!r}, which the plan names, answers wrongly here ({e}): 'eager' runs instead", stacklevel=5)
-                made[i] = self.bind(pattern, wides[i], replace(self.held.running, backend="eager"))
-                self.probe(pattern, [made[i]])
-        return made
+            return bound
+        try:
+            self.probe(pattern, [bound])
+        except VerificationError as e:
+            if named != "auto" or bound.backend == "eager":
+                raise
+            warnings.warn(f"backend {bound.backend!r}, which the plan names, answers wrongly here ({e}): 'eager' runs instead", stacklevel=6)
+            bound = self.bind(pattern, otherwise, replace(self.held.running, backend="eager"))
+            self.probe(pattern, [bound])
+        return bound
+
+    def planned(self, pattern: str) -> list[Wide]:
+        """What there is to run a pattern, of each batch class the best first; binds nothing."""
+        return self.kept(pattern) or self.wide(pattern)
 
     def kept(self, pattern: str) -> list[Wide]:
         """The wide programs that were measured on this machine and kept in the user's cache."""
@@ -180,7 +193,8 @@ class Programs:
         held = self.held
         return relower(programs, signatures, kinds, own, sizes, self.letter, held.device.type, pattern, held.strategies or "auto", held.simplify)
 
-    def bind(self, pattern: str, wide: Wide, running: Running | None = None) -> Bound:
+    def bind(self, pattern: str, wide: Wide, running: Running | None = None, otherwise: Wide | None = None) -> Bound:
+        """A wide program made ready to run. otherwise: what runs on `eager` where the plan's own backend is not there; the same program without it."""
         program, held = wide.program, self.held
         running = running or held.running
         if program.members != len(held.chosen):
@@ -196,8 +210,8 @@ class Programs:
             except (backends.Unavailable, ArtifactError, UsageError) as e:
                 if name != "auto":
                     raise
-                warnings.warn(f"backend {chosen!r}, which the plan was measured to run best on, is not taken, and 'eager' runs: {e}", stacklevel=6)
-                chosen, run = "eager", None
+                warnings.warn(f"backend {chosen!r}, which the plan was measured to run best on, is not taken, and 'eager' runs: {e}", stacklevel=7)
+                return self.bind(pattern, otherwise or wide, replace(running, backend="eager"))
         at_once = min(wide.plan.workers, torch.get_num_threads())
         run = run or Executable(program, weights, held.device, prologue=held.prologue, workers=at_once)
         return Bound(program, wide.plan, run, self.entry.result, chosen, wide.content)

@@ -144,7 +144,10 @@ def _tuned(
             refused[batch] = str(e)
     if not found:
         return [], [], refused
-    chosen = _one_form({b: f.best for b, f in found.items()}, {b: searches[b] for b in found}, budget_s)
+    measured = {b: searches[b] for b in found}
+    chosen = _one_form({b: f.best for b, f in found.items()}, measured, budget_s)
+    elsewhere = any(served.best.backend != "eager" for served in chosen.values())
+    on_eager = _one_form({b: f.on_eager for b, f in found.items()}, measured, budget_s) if elsewhere else chosen
     classes = _classes({b: searches[b].scaled for b in found})  # others than was thought, where a batch was refused
     machine, threads = name_of(str(entry.programs.held.device)), torch.get_num_threads()
     programs: list[tuple[Program, Plan]] = []
@@ -153,11 +156,13 @@ def _tuned(
         f, best = found[batch], served.best
         if best is not f.best:
             f = replace(f, times_ms={**f.times_ms, **served.times_ms}, against_rules=served.rules, against_loop=served.loop, changes=[])
-        plan = replace(best.plan, batch=classes[batch], machine=machine, threads=threads, times_ms=f.times_ms)
         strategies: dict[str, int] = {}
         for s in best.used.values():
             strategies[s] = strategies.get(s, 0) + 1
-        programs.append((best.program, plan))
+        # behind a plan for another backend, what runs where that is not there: no compiled program in the cache, no package
+        second = [on_eager[batch].best] if best.backend != "eager" else []
+        for c in (best, *second):
+            programs.append((c.program, replace(c.plan, batch=classes[batch], machine=machine, threads=threads, times_ms=f.times_ms)))
         rows.append(
             Measured(
                 entry.name,
@@ -200,7 +205,7 @@ def measured_again(
     if not searches:
         raise UsageError(f"batch {batch} cannot be measured: {'; '.join(refused.values())}")
     (search,) = searches.values()
-    return search.again(for_size(one.plans(pattern), search.scaled, lambda p: p))
+    return search.again(for_size(one.programs.planned(pattern), search.scaled, lambda w: w.plan).plan)
 
 
 def searches_of(

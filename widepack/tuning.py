@@ -69,9 +69,10 @@ class Candidate:
 
 @dataclass
 class Found:
-    """What a search gives. against_rules, against_loop: how many times as long those take; None where they did not run. times_ms: of every candidate of the last race, medians. dropped: candidate -> why it did not take part."""
+    """What a search gives. on_eager: the best that runs without another backend. against_rules, against_loop: how many times as long those take; None where they did not run. times_ms: of every candidate of the last race, medians. dropped: candidate -> why it did not take part."""
 
     best: Candidate
+    on_eager: Candidate
     times_ms: dict[str, float]
     against_rules: float | None
     against_loop: float | None
@@ -207,6 +208,8 @@ class Search:
             finalists = self._ready(front, rules, loop, eager, first)
         last = race({c.name: self.call(c) for c in finalists}, self.budget_s / 4)
         winner = next(c for c in finalists if c.name == fastest(last))
+        of_eager = fastest({c.name: last[c.name] for c in finalists if c.backend == "eager"})
+        on_eager = next(c for c in finalists if c.name == of_eager)
         if not winner.name.startswith(eager.name):  # the same plan on another backend has them, too
             changes = []
         medians = {n: round(1e3 * sorted(t)[len(t) // 2], 6) for n, t in {**times, **last}.items()}
@@ -215,7 +218,7 @@ class Search:
         for c in self._made.values():
             if c not in (winner, rules, loop):
                 c.bound = None  # other batches are to be measured, and packed weights are a copy
-        return Found(winner, medians, rules_x, loop_x, self.dropped, changes)
+        return Found(winner, on_eager, medians, rules_x, loop_x, self.dropped, changes)
 
     def _ready(self, *some: Candidate | None) -> list[Candidate]:
         """Those that may race, each once."""
