@@ -137,6 +137,24 @@ def test_the_best_measured_is_what_is_taken(artifact: Path, monkeypatch: pytest.
     right(widepack.load(artifact))
 
 
+@pytest.mark.parametrize("write", [False, True])
+def test_what_was_measured_before_an_interruption_is_kept(artifact: Path, write: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tuner._tuned
+
+    def interrupted(entry: Any, pattern: str, *rest: Any) -> Any:
+        if pattern == "each":
+            raise KeyboardInterrupt
+        return own(entry, pattern, *rest)
+
+    monkeypatch.setattr(tuner, "_tuned", interrupted)
+    before = widepack.load(artifact).manifest.digest
+    with pytest.raises(KeyboardInterrupt):
+        widepack.tune(artifact, write=write, **{**ONE, "patterns": ("shared", "each")})
+    ens = widepack.load(artifact)
+    assert ens.manifest.digest == before and ens.plan.machine and not ens.plans("each")[0].machine
+    right(ens)
+
+
 def race_won_by(name: str, second: str = "") -> Callable[..., dict[str, list[float]]]:
     def clocked(calls: dict[str, Callable[[], object]], budget_s: float, least: int = 7) -> dict[str, list[float]]:
         for call in calls.values():

@@ -93,7 +93,8 @@ def tune(
     seconds of measuring a batch of one pattern, lowering and compiling aside. threads: torch's, for the process. backends: which ones may be chosen, `eager` always
     among them; all that are here without it (`machine.backends_here`). cache: the folder of compiled programs, where what was compiled stays; default as in `load`.
     compile_s: seconds of a batch of one pattern after which no compilation begins.
-    write: publish the plans in the artifact, beside those by rules of thumb; without it they go to the user's cache. A tuned plan is taken on the machine that it was
+    write: publish the plans in the artifact, beside those by rules of thumb; without it they go to the user's cache, each pattern's when it is measured. Where this fails or is
+    interrupted, what was measured is in the cache. A tuned plan is taken on the machine that it was
     measured on alone, and runs on its backend where the cache has the compiled program.
     Raises: UsageError; ArtifactError; VerificationError where a program is wrong here.
     """
@@ -111,23 +112,29 @@ def tune(
     rows: list[Measured] = []
     refused: dict[str, str] = {}
     plans: dict[tuple[str, str], list[tuple[Program, Plan]]] = {}
-    for name in entries or ens.entries:
-        for pattern in patterns:
+    where, digest = str(ens.device), ens.manifest.digest
+
+    def keep(name: str, pattern: str) -> str:
+        return str(plan_cache.keep(digest, name, pattern, where, plans[name, pattern]).parent)
+
+    kept = fspath(path)
+    try:
+        for name, pattern in itertools.product(entries or ens.entries, patterns):
             made, found, said = _tuned(ens.entry(name), pattern, sorted(set(batches)), budget_s, others, compile_s, progress)
             refused.update({f"{name}, {pattern}, batch {b}": why for b, why in said.items()})
             rows += found
             if made:
                 plans[name, pattern] = made
-    if not plans:
-        raise UsageError(f"no batch could be measured: {'; '.join(f'{b}: {why}' for b, why in refused.items())}")
-    where = str(ens.device)
-    digest = ens.manifest.digest
-    if write:
-        digest = _write(path, where, plans, digest)
-        kept = fspath(path)
-    else:
-        places = [plan_cache.keep(digest, name, pattern, where, made) for (name, pattern), made in plans.items()]
-        kept = str(places[0].parent)
+                kept = kept if write else keep(name, pattern)
+        if not plans:
+            raise UsageError(f"no batch could be measured: {'; '.join(f'{b}: {why}' for b, why in refused.items())}")
+        if write:
+            digest = _write(path, where, plans, digest)
+    except BaseException:  # an interruption, too: what was measured for minutes stays, in the cache
+        if write:
+            for name, pattern in plans:
+                keep(name, pattern)
+        raise
     return TuneReport(fspath(path), name_of(where), torch.get_num_threads(), ("eager", *others), tuple(rows), refused, kept, digest)
 
 
