@@ -116,6 +116,17 @@ def test_plans_are_written_into_the_artifact(artifact: Path, plans: Path) -> Non
     assert again.digest == Reader(artifact).manifest.digest
 
 
+def test_trace_shows_the_plan_that_runs_here(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told() -> str:
+        return CliRunner().invoke(cli, ["trace", str(artifact)]).output
+
+    assert "by rules of thumb" in told()
+    widepack.tune(artifact, write=True, **ONE)
+    assert f"measured on {name_of('cpu')} with" in told()
+    monkeypatch.setattr("widepack.machine.name_of", lambda device: "another machine")
+    assert "by rules of thumb" in told()
+
+
 def test_a_plan_of_another_machine_is_not_taken(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     widepack.tune(artifact, write=True, **ONE)
     name_of.cache_clear()

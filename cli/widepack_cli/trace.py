@@ -94,16 +94,30 @@ def _regions(plan: dict[str, Any]) -> list[str]:
 
 
 def find(manifest: Manifest, entry: str, device: str, pattern: str, batch: int | None) -> WideProgram:
-    """The wide program that a call would run. Raises: Refusal naming those that there are."""
+    """The wide program of the artifact that a call here would run: measured on this machine, else by rules of thumb. Raises: Refusal naming those that there are."""
     entry = entry_named(manifest.entries, entry, manifest.entry)
     kind = device.partition(":")[0]
     there = manifest.entries[entry].wide
-    for wide in there:
-        least, most = wide.batch
-        if (wide.device, wide.pattern) == (kind, pattern) and (batch is None or (least <= batch and (most is None or batch <= most))):
-            return wide
+    found = [
+        w
+        for w in there
+        if (w.device, w.pattern) == (kind, pattern) and (batch is None or (w.batch[0] <= batch and (w.batch[1] is None or batch <= w.batch[1])))
+    ]
+    machines = {"", _here(device)} if any(w.plan.get("machine") for w in found) else {""}
+    found = sorted((w for w in found if w.plan.get("machine", "") in machines), key=lambda w: not w.plan.get("machine"))
+    if found:
+        return found[0]
     wanted = f"{kind}, {pattern}" + ("" if batch is None else f", batch {batch}")
     raise Refusal(f"there is no wide program for {wanted}; this artifact has {'; '.join(f'{w.device}, {w.pattern}' for w in there) or 'none'}")
+
+
+def _here(device: str) -> str:
+    """What plans call this machine's device; empty where it has none of the kind."""
+    import torch
+
+    from widepack.machine import name_of
+
+    return "" if device.startswith("cuda") and not torch.cuda.is_available() else name_of(device)
 
 
 def steps(member: Program, wide: Program, plan: dict[str, Any]) -> list[Step]:
@@ -196,5 +210,8 @@ def short(op: str) -> str:
 def _title(artifact: Path, entry: str, wide: WideProgram, manifest: Manifest, count: int) -> str:
     most = "any" if wide.batch[1] is None else wide.batch[1]
     which = f"{wide.device}, {wide.pattern}, batch {wide.batch[0]} to {most}"
+    plan = wide.plan
+    how = f"measured on {plan['machine']} with {plural(int(plan.get('threads', 1)), 'thread')}" if plan.get("machine") else "by rules of thumb"
+    which += f", {how}" + (f", to run on {plan['backend']}" if plan.get("backend") else "")
     named = "" if list(manifest.entries) == ["forward"] else f"entry {entry}, "
     return f"{artifact}: {named}{plural(len(manifest.members), 'member')}, {which}: {plural(count, 'node')} of the member program"
