@@ -2,31 +2,50 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+import widepack
 from small import all_kinds, node, program
 from widepack import rules_of_thumb
+from widepack.errors import VerificationError
 from widepack.kinds import kinds
+from widepack.own_ops import FUNCTIONS
 from widepack.plan import Plan
-from widepack.registry import Choice
+from widepack.registry import REGISTRY, Choice
 from widepack.rules_of_thumb import CACHE_BYTES, MEMBER_BYTES, PACKED, plans
+from widepack.values import Stacked
 from widepack_artifacts.program import Program, Ref
 
 ONES, NONE = [1, 1], [0, 0]
 
 
-def network(side: int, *, dilation: int = 1, dtype: str = "float32", spatial: int = 2, linears: int = 0) -> Program:
-    """Two convolutions of 4 channels, a relu between them, and linear layers over the last dim."""
-    image, window = ",".join([str(side)] * spatial), ",".join(["1"] * spatial)
-    weights = {"w": f"{dtype}[4,4,{window}]", "v": f"{dtype}[4,4,{window}]", "m": f"{dtype}[{side},{side}]"}
-    rest: list[Any] = [[1] * spatial, [0] * spatial, [dilation] * spatial, 1]
-    op, out = f"conv{spatial}d", f"{dtype}[B,4,{image}]"
+def network(
+    side: int,
+    *,
+    dilation: int = 1,
+    dtype: str = "float32",
+    spatial: int = 2,
+    linears: int = 0,
+    groups: int = 1,
+    padding: Any = 0,
+    window: int = 1,
+    twice: bool = False,
+) -> Program:
+    """Two convolutions of 4 channels, a relu between them, and linear layers over the last dim. twice: with one weight."""
+    image, kernel = ",".join([str(side)] * spatial), ",".join([str(window)] * spatial)
+    weights = {"w": f"{dtype}[4,{4 // groups},{kernel}]", "v": f"{dtype}[4,{4 // groups},{kernel}]", "m": f"{dtype}[{side},{side}]"}
+    rest: list[Any] = [[1] * spatial, padding if isinstance(padding, str) else [padding] * spatial, [dilation] * spatial, groups]
+    op, out = f"conv{spatial}d{'.padding' if isinstance(padding, str) else ''}", f"{dtype}[B,4,{image}]"
     nodes = [
         node("one", op, Ref("x"), Ref("w"), None, *rest, out=out),
         node("r", "relu", Ref("one"), out=out),
-        node("two", op, Ref("r"), Ref("v"), None, *rest, out=out),
+        node("two", op, Ref("r"), Ref("w" if twice else "v"), None, *rest, out=out),
     ]
     last = "two"
     for i in range(linears):
@@ -73,11 +92,36 @@ def test_what_packing_does_not_help_stays_plain(net: Program) -> None:
 
 
 def test_weights_beyond_the_limit_are_not_held_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = 4 * 4 * 4 * 4  # bytes of one weight of four members, in float32: 4 x 4 numbers each
+    one = 4 * 4 * 16 * 16  # bytes of one packed weight of four members, in float32: 4 x 4 numbers in blocks of 16 x 16
     monkeypatch.setattr(rules_of_thumb, "PACKED_BYTES", 2 * one - 1)
     assert not any(packed(p) for p in made(network(8)))
     monkeypatch.setattr(rules_of_thumb, "PACKED_BYTES", 2 * one)
     assert packed(made(network(8))[0]) == {"one", "two"}
+
+
+def test_weights_that_packing_makes_many_times_as_large_stay_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert packed(made(network(8))[0]), "few bytes may be many times as many"
+    monkeypatch.setattr(rules_of_thumb, "SMALL_BYTES", 0)
+    assert not packed(made(network(8))[0])
+    monkeypatch.setattr(rules_of_thumb, "MOST_PADDED", 16)
+    assert packed(made(network(8))[0]) == {"one", "two"}
+
+
+def test_a_weight_of_two_convolutions_would_be_packed_twice() -> None:
+    assert not any(packed(p) for p in made(network(8, twice=True)))
+
+
+def test_a_plan_names_what_applies() -> None:
+    """A Shared input of several groups, and `same` padding of an even window, have no packed form."""
+    assert packed(made(network(8, groups=2))[0]) == {"two"}
+    assert packed(made(network(8, padding="same", window=3))[0]) == {"one", "two"}
+    assert not any(packed(p) for p in made(network(8, padding="same", window=2)))
+
+
+def test_a_plain_plan_says_so() -> None:
+    slots = all_kinds(network(8), w="stacked", v="stacked", m="stacked")
+    found = plans(network(8), slots, 4, {"B": 4}, "B", "cpu", "shared", Choice(plain=True))
+    assert not any(packed(p) for p in found) and all(p.plain and Plan.from_json(p.to_json()) == p for p in found)
 
 
 def test_a_network_of_linear_layers_with_a_convolution_keeps_its_limit() -> None:
@@ -116,3 +160,46 @@ def test_other_devices_pack_nothing() -> None:
 def test_a_strategy_that_the_user_prefers_goes_before() -> None:
     small, _ = made(network(8), asked="grouped")
     assert {c.strategy for c in small.choices.values()} == {"grouped"}
+
+
+def test_where_packed_convolutions_are_not_right_the_artifact_has_plain_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They add up in another order than the members' own, and some networks' answers show it: here every packed one is off."""
+    own = FUNCTIONS["widepack.convolution.default"]
+    monkeypatch.setitem(FUNCTIONS, "widepack.convolution.default", lambda *given: own(*given) * 1.001)
+
+    def member(i: int) -> nn.Module:
+        torch.manual_seed(i)
+        return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
+
+    paths = [tmp_path / f"{i}.pt" for i in range(4)]
+    for i, path in enumerate(paths):
+        torch.save(member(i).state_dict(), path)
+    report = widepack.build(paths, tmp_path / "e.wide", model=lambda: member(0), inputs=["input=float32[B,3,16,16]"], pt2=False)
+    assert not any("packed" in p["strategies"] for p in report.plans)
+    x = torch.randn(5, 3, 16, 16)
+    truth = torch.stack([member(i)(x) for i in range(4)]).detach()
+    ens = widepack.load(tmp_path / "e.wide")
+    assert all(p.plain for p in ens.plans())
+    torch.testing.assert_close(ens(x).clone(), truth)
+    some = widepack.load(tmp_path / "e.wide", members=[2, 0])  # lowered again
+    assert all(p.plain for p in some.plans())
+    torch.testing.assert_close(some(x).clone(), truth[[2, 0]])
+    tuned = widepack.tune(tmp_path / "e.wide", batches=[4], patterns=["shared"], budget_s=0.1, backends=["eager"], write=True)
+    assert "packed" not in tuned.rows[0].strategies and "rules of thumb" in tuned.rows[0].times_ms
+    torch.testing.assert_close(widepack.load(tmp_path / "e.wide")(x).clone(), truth)
+
+
+def test_what_is_wrong_without_packed_convolutions_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def member(i: int) -> nn.Module:
+        torch.manual_seed(i)
+        return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
+
+    paths = [tmp_path / f"{i}.pt" for i in range(3)]
+    for i, path in enumerate(paths):
+        torch.save(member(i).state_dict(), path)
+    strategies = REGISTRY["aten.relu.default"].strategies
+    wrong = replace(strategies["pointwise"], rule=lambda w, x: Stacked(w.call("relu", w.call("neg", x.value))))
+    monkeypatch.setitem(strategies, "pointwise", wrong)
+    with pytest.raises(VerificationError, match=r"first wrong node: relu"):
+        widepack.build(paths, tmp_path / "e.wide", model=lambda: member(0), inputs=["input=float32[B,3,16,16]"], pt2=False)
+    assert not (tmp_path / "e.wide").exists()

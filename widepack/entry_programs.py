@@ -92,6 +92,11 @@ class Programs:
         return for_size(bound, scaled(sizes, self.letter, self.example), lambda b: b.plan)
 
     @property
+    def plain(self) -> bool:
+        """Whether the artifact's own plans have no packed convolutions, since with them answers were not right."""
+        return any(w.plan.get("plain") for w in self.entry.wide)
+
+    @property
     def running(self) -> str:
         """`cpu, aot`: where the programs of pattern `shared` run; binds nothing."""
         bound = self._bound.get("shared")
@@ -191,7 +196,9 @@ class Programs:
         kinds: dict[str, Kind] = {w.name: w.kind for w in self.held.manifest.weights}  # type: ignore[misc]
         sizes = dict(self.example)
         held = self.held
-        return relower(programs, signatures, kinds, own, sizes, self.letter, held.device.type, pattern, held.strategies or "auto", held.simplify)
+        return relower(
+            programs, signatures, kinds, own, sizes, self.letter, held.device.type, pattern, held.strategies or "auto", held.simplify, self.plain
+        )
 
     def bind(self, pattern: str, wide: Wide, running: Running | None = None, otherwise: Wide | None = None) -> Bound:
         """A wide program made ready to run. otherwise: what runs on `eager` where the plan's own backend is not there; the same program without it."""

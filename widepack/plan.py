@@ -39,6 +39,8 @@ class Choice:
 class Plan:
     """batch: the sizes of the first dim that the plan is for, (least, most or None), counted at the example's sizes of the other dims. choices: by node of the member program.
 
+    plain: by rules of thumb, without packed convolutions, since with them the members' answers were not right when the artifact was built.
+
     Of a plan that was measured: the machine and torch's threads that it was measured with, the batch, the backend that was fastest, how many members
     its loops run at once (0: one after the other), and milliseconds of every candidate at the end."""
 
@@ -53,6 +55,7 @@ class Plan:
     backend: str = ""
     workers: int = 0
     times_ms: Mapping[str, float] = field(default_factory=dict)
+    plain: bool = False
 
     def to_json(self) -> dict[str, Any]:
         measured = {"machine": self.machine, "threads": self.threads, "at": self.at, "times_ms": dict(self.times_ms)} if self.machine else {}
@@ -60,6 +63,8 @@ class Plan:
             measured["backend"] = self.backend
         if self.workers:
             measured["workers"] = self.workers
+        if self.plain:
+            measured["plain"] = True
         return {
             **measured,
             "device": self.device,
@@ -85,6 +90,7 @@ class Plan:
                 backend=str(data.get("backend", "")),
                 workers=int(data.get("workers", 0)),
                 times_ms={str(n): float(t) for n, t in data.get("times_ms", {}).items()},
+                plain=bool(data.get("plain", False)),
             )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as e:
             raise ArtifactError(f"plan: {e!r} in what should be a plan; build the artifact again") from e

@@ -93,10 +93,11 @@ def families() -> Iterator[tuple[str, list[Primitive]]]:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a user asked for: a strategy of whole regions (`auto`, `wide`, `loop`) and preferred strategies of ops, in order."""
+    """What a user asked for: a strategy of whole regions (`auto`, `wide`, `loop`) and preferred strategies of ops, in order. plain: no packed convolutions by rules of thumb."""
 
     whole: str = "auto"
     preferred: tuple[str, ...] = ()
+    plain: bool = False
 
     @classmethod
     def parse(cls, asked: str | Iterable[str]) -> Choice:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from widepack_artifacts.program import Kind, Program
 
@@ -51,13 +51,14 @@ def relower(
     pattern: str,
     strategies: str | Sequence[str],
     simplify: bool = True,
+    plain: bool = False,
 ) -> list[tuple[Program, Plan]]:
     """Wide programs, one a batch class, with their plans.
 
     programs, signatures: the member programs and each loaded member's index into them. weights: kinds by name. own: which inputs hold one value a member.
-    simplify: False takes the programs as they were captured. Raises: LoweringError, UsageError.
+    simplify: False takes the programs as they were captured. plain: as the artifact's own plans are. Raises: LoweringError, UsageError.
     """
     simple = simplified(programs, signatures, weights, own, sizes, simplify)
     first, members = simple.programs[0], len(simple.signatures)
-    made = plans(first, simple.slots, members, sizes, batch, device, pattern, Choice.parse(strategies))
+    made = plans(first, simple.slots, members, sizes, batch, device, pattern, replace(Choice.parse(strategies), plain=plain))
     return [(lower(simple.programs, simple.signatures, simple.slots, plan, sizes).program, plan) for plan in made]

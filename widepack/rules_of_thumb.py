@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,6 +37,8 @@ from .specs import parse_type
 CACHE_BYTES = 1 << 20
 MEMBER_BYTES = 64 << 10
 PACKED_BYTES = 1 << 30
+MOST_PADDED = 4  # times the plain weight's bytes that a packed one may take, and
+SMALL_BYTES = 4 << 20  # what it may take anyway, as a first layer's few channels
 PACKED = 4  # convolutions over packed weights are worth going wide for with this many times the activations
 OFTEN = 16  # a batch that most calls are below
 _CONVOLUTION = re.compile(r"aten\.conv([123])d\.(default|padding)")
@@ -81,11 +84,13 @@ def plans(
 
     def wide(because: str, least: int, most: int | None) -> Plan:
         regions = [Region("ragged", "loop", ragged, "values whose shapes differ by member run member after member")] if ragged else []
-        return Plan(device, pattern, (least, most), tuple(regions + components(program, found, set(ragged), because)), choices)
+        return Plan(device, pattern, (least, most), tuple(regions + components(program, found, set(ragged), because)), choices, plain=asked.plain)
 
     def loop(because: str, least: int, most: int | None) -> Plan:
         rest = components(program, found, inside, "depends on weights alone: made once, at load")
-        return Plan(device, pattern, (least, most), (*([Region("members", "loop", looped, because)] if looped else []), *rest), choices)
+        return Plan(
+            device, pattern, (least, most), (*([Region("members", "loop", looped, because)] if looped else []), *rest), choices, plain=asked.plain
+        )
 
     if asked.whole == "wide":
         return [wide("asked for", 1, None)]
@@ -94,7 +99,7 @@ def plans(
     if device != "cpu":
         return [wide(f"on {device} N members cost N times the launches; one op for all costs one", 1, None)]
     grows = activations(program, found, members, sizes, batch)
-    packs = packable(program, found, members)
+    packs = {} if asked.plain else packable(program, found, members)
     products = sum(found[n.name] == "stacked" and bool(_PRODUCTS.match(n.op)) for n in program.nodes)
     often = grows.crossover(PACKED) if len(packs) > products else 0  # else convolutions are not what takes the time
     packs_wide = often is None or often >= OFTEN
@@ -108,24 +113,58 @@ def plans(
 
 
 def packable(program: Program, found: Mapping[str, Kind], members: int) -> dict[str, Choice]:
-    """The convolutions that are worth packing the weights of: float32, without dilation (which oneDNN's packed kernels are slow at), all of them within `PACKED_BYTES`."""
+    """The convolutions that are worth packing the weights of: float32, without dilation (which packed kernels are slow at), a weight that no other node reads (it would be packed
+    for each), not many times as large packed (`_packed_bytes`), all of them within `PACKED_BYTES`."""
     types = {s.name: s.type for s in program.weights} | {n.name: n.out for n in program.nodes}
     early = weights_only(program)
+    readers = Counter(r for n in program.nodes for r in set(refs((n.args, n.kwargs))))
     total, packs = 0, {}
     for node in program.nodes:
-        if found[node.name] != "stacked" or node.name in early or not _CONVOLUTION.fullmatch(node.op):
+        op = _CONVOLUTION.fullmatch(node.op)
+        if op is None or found[node.name] != "stacked" or node.name in early:
             continue
         given = ops.bind(node.op, node.args, node.kwargs)
-        weight = given["weight"]
-        if not isinstance(weight, Ref) or weight.name not in early or found[weight.name] != "stacked":
+        x, weight, groups = given["input"], given["weight"], given.get("groups", 1)
+        if (
+            not isinstance(x, Ref)
+            or not isinstance(weight, Ref)
+            or weight.name not in early
+            or found[weight.name] != "stacked"
+            or readers[weight.name] > 1
+        ):
             continue
-        dtype, sizes = parse_type(types[weight.name]) if types[weight.name] else ("", ())  # a simplification's own values have no type
-        dilation = given.get("dilation", 1)
-        if dtype != "float32" or any(d != 1 for d in (dilation if isinstance(dilation, (list, tuple)) else [dilation])):
+        dtype, dims = parse_type(types[weight.name]) if types[weight.name] else ("", ())  # a simplification's own values have no type
+        sizes = [d for d in dims if isinstance(d, int)]
+        even = given.get("padding") == "same" and any(s % 2 == 0 for s in sizes[2:])
+        if (
+            dtype != "float32"
+            or not isinstance(groups, int)
+            or _other_than_one(given.get("dilation", 1))
+            or even
+            or (found[x.name] == "shared" and groups > 1)
+        ):
             continue
-        total += 4 * members * math.prod(d for d in sizes if isinstance(d, int))
+        plain, packed = 4 * members * math.prod(sizes), members * _packed_bytes(sizes, groups)
+        if packed > MOST_PADDED * plain and packed > SMALL_BYTES:
+            continue
+        total += packed
         packs[node.name] = Choice("packed", "packed weights save a convolution from bringing them in order at every call")
     return packs if total <= PACKED_BYTES else {}
+
+
+def _other_than_one(numbers: Any) -> bool:
+    return any(n != 1 for n in (numbers if isinstance(numbers, (list, tuple)) else [numbers]))
+
+
+def _packed_bytes(sizes: Sequence[int], groups: int) -> int:
+    """Bytes of a member's packed weight `[O, C/groups, *k]`: each group's channels are filled up to blocks of 16, and groups of one channel to blocks of 16 groups."""
+    inputs, outputs = sizes[1], sizes[0] // groups
+
+    def blocks(n: int) -> int:
+        return -(-n // 16) * 16
+
+    numbers = blocks(groups) if inputs == outputs == 1 else groups * blocks(inputs) * blocks(outputs)
+    return 4 * numbers * math.prod(sizes[2:])
 
 
 @dataclass(frozen=True)

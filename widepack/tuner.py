@@ -154,7 +154,8 @@ def _tuned(
     measured = {b: searches[b] for b in found}
     chosen = _one_form({b: f.best for b, f in found.items()}, measured, budget_s)
     elsewhere = any(served.best.backend != "eager" for served in chosen.values())
-    on_eager = _one_form({b: f.on_eager for b, f in found.items()}, measured, budget_s) if elsewhere else chosen
+    there = {b: served.best if served.best.backend == "eager" else found[b].on_eager for b, served in chosen.items()}
+    on_eager = _one_form(there, measured, budget_s) if elsewhere else chosen
     classes = _classes({b: searches[b].scaled for b in found})  # others than was thought, where a batch was refused
     machine, threads = name_of(str(entry.programs.held.device)), torch.get_num_threads()
     programs: list[tuple[Program, Plan]] = []
@@ -263,6 +264,7 @@ def searches_of(
             backends=others,
             compile_s=compile_s,
             shapes=shapes,
+            plain=programs.plain,
             report=said,
         )
     for batch, classes in _classes({b: s.scaled for b, s in searches.items()}).items():

@@ -86,7 +86,7 @@ class Search:
     simple: the member programs. sizes: of all dims, the batch (the dim `letter`, or "") among them. classes: the batch class that the plan is for. bind: makes a
     wide program runnable, on the backend that its plan names. inputs: of a wide call at these sizes. right: why a program's answers are not right, or "".
     backends: other ones than `eager` that may be chosen. compile_s: seconds after which no compilation begins. shapes: of the member
-    program's values at the example's sizes; searches that share them lower faster.
+    program's values at the example's sizes; searches that share them lower faster. plain: as the artifact's own plans are.
     """
 
     def __init__(
@@ -106,11 +106,13 @@ class Search:
         backends: Sequence[str] = (),
         compile_s: float = COMPILE_S,
         shapes: Shapes | None = None,
+        plain: bool = False,
         report: Callable[[str, int, int], None] | None = None,
     ) -> None:
         self.simple, self.sizes, self.letter, self.device, self.pattern = simple, sizes, letter, device, pattern
         self.bind, self.inputs, self.right, self.example, self.budget_s = bind, inputs, right, example, budget_s
         self.classes, self.backends, self.compile_s = classes, backends, compile_s
+        self.plain = plain
         self.scaled = scaled(sizes, letter, example) or 1
         self.shapes = shapes or Shapes(example)
         self.report = report or (lambda stage, done, total: None)
@@ -128,7 +130,14 @@ class Search:
     def whole(self, whole: str) -> list[Plan]:
         """The plans by rules of thumb: `auto`, or all `wide`, or all `loop`, least batch first."""
         return plans(
-            self.first, self.simple.slots, len(self.simple.signatures), self.example, self.letter, self.device.type, self.pattern, Asked(whole)
+            self.first,
+            self.simple.slots,
+            len(self.simple.signatures),
+            self.example,
+            self.letter,
+            self.device.type,
+            self.pattern,
+            Asked(whole, plain=self.plain),
         )
 
     def rules(self) -> Plan:

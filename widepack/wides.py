@@ -49,6 +49,11 @@ def make_wides(job: Job, asked: Choice, targets: Sequence[str]) -> list[Wide]:
     return list(made.values())
 
 
+def same_programs(some: Sequence[Wide], others: Sequence[Wide]) -> bool:
+    """Whether two makings came to the same wide programs."""
+    return [(w.pattern, w.lowered.program) for w in some] == [(w.pattern, w.lowered.program) for w in others]
+
+
 _WHY = {"once": "all that it reads is the same for all members", "part": "one of several results", "sequential": "no strategy of the op applies"}
 
 
@@ -57,7 +62,8 @@ def _filled_plan(plan: Plan, lowered: Lowered, program: Program) -> Plan:
     choices = dict(plan.choices)
     for node in program.nodes:
         used = lowered.used[node.name]
-        if node.name not in choices and used != "loop":
+        named = choices.get(node.name)
+        if used != "loop" and (named is None or named.strategy != used):  # one that is named applies nowhere here
             known = REGISTRY[node.op].strategies if node.op in REGISTRY else {}
             choices[node.name] = PlanChoice(used, known[used].note if used in known else _WHY.get(used, ""))
     return replace(plan, choices=choices)

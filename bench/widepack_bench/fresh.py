@@ -27,7 +27,10 @@ def in_fresh_process(function: str, arguments: Mapping[str, Any], *, threads: in
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         return {"error": lines[-1][:1000] if lines else f"exit code {done.returncode}"}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    try:
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError):  # something wrote behind the result
+        return {"error": f"its process gave no result: {done.stdout[-200:]!r}"}
     return found
 
 

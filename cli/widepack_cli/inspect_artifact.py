@@ -41,7 +41,10 @@ def summary(manifest: Manifest) -> dict[str, Any]:
         "state": manifest.state,
         "weights": dict(Counter(w.kind for w in manifest.weights)),
         "bytes": sum(f.bytes for f in manifest.files.values()),
-        "strategies": {name: {f"{w.device}.{w.pattern}": strategies(w.plan) for w in entry.wide} for name, entry in manifest.entries.items()},
+        # of several the first: the rows of one batch class stand in the order in which they are preferred
+        "strategies": {
+            name: {f"{w.device}.{w.pattern}": strategies(w.plan) for w in reversed(entry.wide)} for name, entry in manifest.entries.items()
+        },
     }
 
 
@@ -90,12 +93,16 @@ def _entry(entry: Entry) -> list[str]:
         text.append(f"dim     {name} from {dim.min} to {'any' if dim.max is None else dim.max}{_where(dim.source)}")
     text += [f"guard   {guards.text(g.expr)}{_where(g.source)}" for g in entry.guards]
     text += [f"fixed   {sentence}" for sentence in entry.fixed]
+    first: set[tuple[Any, ...]] = set()
     for wide in entry.wide:
         batch = (
             "" if wide.batch[1] is None and wide.batch[0] <= 1 else f", batch {wide.batch[0]} to {'any' if wide.batch[1] is None else wide.batch[1]}"
         )
         used = ", ".join(f"{strategy} {count}" for strategy, count in strategies(wide.plan).items())
         runs = f", backend {wide.plan['backend']}" if wide.plan.get("backend") else ""
+        row = (wide.device, wide.pattern, wide.batch, wide.plan.get("machine"), wide.plan.get("threads"))
+        runs += ", where the backend before is not there" if row in first else ""
+        first.add(row)
         text.append(f"program {wide.device}, {wide.pattern}{batch}{runs}: {used or 'no strategies recorded'}")
     text += [f"pt2     {pattern}: {file}" for pattern, file in entry.pt2.items()]
     return text
