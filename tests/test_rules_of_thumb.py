@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,16 @@ def test_many_members_of_few_activations_run_wide_beyond_the_cache() -> None:
     at = grows.crossover()
     assert at is not None and grows.fixed + grows.slope * at <= 100 * MEMBER_BYTES < grows.fixed + grows.slope * (at + 1)
     assert f"up to B = {at} they are within {100 * MEMBER_BYTES // 1024} KiB" in grows.because()
+
+
+def test_a_loop_of_small_calls_reads_plain_weights() -> None:
+    """Between the batch that no longer goes wide and that at which a member's own op is large enough."""
+    small, plain, large = made(network(48), members=100)
+    assert not small.looped() and plain.looped() and large.looped()
+    assert plain.batch == (small.batch[1] + 1, large.batch[0] - 1)  # type: ignore[operator]
+    read = bytes_of_a_row(48, 1) * 5 / 6  # of three ops the first reads a Shared input, which is there once
+    assert large.batch[0] == math.ceil(rules_of_thumb.LOOP_BYTES / read)
+    assert not packed(small) and not packed(plain) and packed(large) == {"one", "two"}
 
 
 @pytest.mark.parametrize("asked", ["wide", "loop"])

@@ -7,7 +7,8 @@
    or are so many that a pass over them in memory takes longer than starting an op (`MEMBER_BYTES` of each member); from there on members run one after the other, each in
    the cache. What depends on weights alone, and what is Shared, stays outside the loop and runs once.
 5. On a CPU convolutions run over packed weights (conv.py), up to `PACKED_BYTES` of them. Those of one batch class alone, since the loop has them in another order than the wide
-   region and would hold them twice: of networks that may go wide up to `OFTEN` then (their limits are `PACKED` times as high), the wide region's, else the loop's.
+   region and would hold them twice: of networks that may go wide up to `OFTEN` then (their limits are `PACKED` times as high), the wide region's, else the loop's, from the
+   batch on at which an op of one member has `LOOP_BYTES` (a call over packed weights takes longer to start).
 
 Measured for 4 and 5, with the figures of each network and batch: bench/results/rules-cpu.json (scripts/rules_cpu.py).
 """
@@ -41,6 +42,7 @@ MOST_PADDED = 4  # times the plain weight's bytes that a packed one may take, an
 SMALL_BYTES = 4 << 20  # what it may take anyway, as a first layer's few channels
 PACKED = 4  # convolutions over packed weights are worth going wide for with this many times the activations
 OFTEN = 16  # a batch that most calls are below
+LOOP_BYTES = 128 << 10
 _CONVOLUTION = re.compile(r"aten\.conv([123])d\.(default|padding)")
 _PRODUCTS = re.compile(
     r"aten\.(linear|bilinear|matmul|mm|bmm|addmm|baddbmm|einsum|conv_transpose\dd|scaled_dot_product_attention|lstm|gru|rnn_\w+)\."
@@ -109,7 +111,11 @@ def plans(
     if at is None:
         return [replace(wide(because, 1, None), choices={**packs, **choices})]
     small = [replace(wide(because, 1, at), choices={**(packs if packs_wide else {}), **choices})] if at >= 1 else []
-    return [*small, replace(loop(because, at + 1, None), choices={**({} if packs_wide and small else in_loop), **choices})]
+    if (packs_wide and small) or not in_loop:
+        return [*small, loop(because, at + 1, None)]
+    enough = max(at + 1, grows.reaches(members * LOOP_BYTES))
+    plain = [loop(because, at + 1, enough - 1)] if enough > at + 1 else []
+    return [*small, *plain, replace(loop(because, enough, None), choices={**in_loop, **choices})]
 
 
 def packable(program: Program, found: Mapping[str, Kind], members: int) -> dict[str, Choice]:
@@ -187,6 +193,10 @@ class Activations:
         if self.slope <= 0:
             return None if self.fixed <= self._limit(times) else 0
         return max(0, int((self._limit(times) - self.fixed) / self.slope))
+
+    def reaches(self, size: int) -> int:
+        """The least batch at which they are so many bytes; 1 where the batch does not tell."""
+        return max(1, math.ceil((size - self.fixed) / self.slope)) if self.slope > 0 else 1
 
     def because(self, times: int = 1) -> str:
         """The crossover in words."""
