@@ -16,6 +16,7 @@ Call = Callable[[], object]
 BLOCK_S = 2e-3  # a block lasts about this long, so that the clock's own time does not count
 LONG_S = 2e-2  # of one call: what the caches held before it no longer counts
 ROUNDS = 7
+REST_S = 2e-2  # before a contestant's turn where ops run on several threads: those of the one before wait for work in a loop at first, on a processor that the next one needs
 
 
 @contextmanager
@@ -28,6 +29,14 @@ def without_gc() -> Iterator[None]:
     finally:
         if was:
             gc.enable()
+
+
+def rest() -> None:
+    """Wait until the threads of whoever ran before sleep; nothing where ops run on one thread."""
+    import torch  # who only formats figures does without it
+
+    if torch.get_num_threads() > 1:
+        time.sleep(REST_S)
 
 
 def once(call: Call, calls: int = 1) -> float:
@@ -52,6 +61,7 @@ def race(calls: Mapping[str, Call], budget_s: float, least: int = ROUNDS) -> dic
             turn = number % len(names)
             order = names[turn:] + names[:turn]
             for name in order if number // len(names) % 2 == 0 else reversed(order):
+                rest()
                 if alone[name] < LONG_S:  # the caches are full of the contestant before, whose weights are other ones
                     calls[name]()
                 times[name].append(once(calls[name], sizes[name]))

@@ -35,7 +35,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Literal
 
-from widepack.timing import without_gc
+from widepack.timing import rest, without_gc
 
 OURS, AGAIN = "widepack", "widepack again"
 WIDTH = 0.1  # an interval as wide as this says nothing about "never slower"
@@ -268,11 +268,13 @@ class Singles:
 def _sampler(call: Call, sync: Call | None, clock: Clock, singles: Singles) -> Callable[[], float]:
     """A function that takes one sample of `call`: nanoseconds a call."""
     wait = sync or (lambda: None)
+    rest()
     once = _warm(call, wait, clock)
     inner = max(1, math.ceil(BLOCK_NS / max(1.0, once)))
     blocks = 5 if once < 1e6 else 3 if once < 2e7 else 1
 
     def sample() -> float:
+        rest()
         if blocks > 1:  # the caches are full of the contestant before; for long calls that no longer counts
             call()
         times = []
