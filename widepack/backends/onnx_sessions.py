@@ -98,6 +98,8 @@ def _session(path: Path, record: Mapping[str, Any], flat: Flat, onnxruntime: Any
         options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
     options.intra_op_num_threads = 1 if workers > 1 else torch.get_num_threads()
     options.inter_op_num_threads = max(1, workers)
+    # its threads wait for the next call asleep: in a loop they take the processors from torch's, and from other sessions'
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = 3
     value = onnxruntime.OrtValue.from_dlpack
     held = [value(flat.weights[i].detach()) for i in record["weights"]]
