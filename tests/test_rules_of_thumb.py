@@ -173,19 +173,25 @@ def test_a_strategy_that_the_user_prefers_goes_before() -> None:
     assert {c.strategy for c in small.choices.values()} == {"grouped"}
 
 
+def member(i: int) -> nn.Module:
+    torch.manual_seed(i)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
+
+
+def built(folder: Path, members: int = 4) -> widepack.BuildReport:
+    """`e.wide` of so many members."""
+    paths = [folder / f"{i}.pt" for i in range(members)]
+    for i, path in enumerate(paths):
+        torch.save(member(i).state_dict(), path)
+    return widepack.build(paths, folder / "e.wide", model=lambda: member(0), inputs=["input=float32[B,3,16,16]"], pt2=False)
+
+
 def test_where_packed_convolutions_are_not_right_the_artifact_has_plain_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They add up in another order than the members' own, and some networks' answers show it: here every packed one is off."""
     own = FUNCTIONS["widepack.convolution.default"]
     monkeypatch.setitem(FUNCTIONS, "widepack.convolution.default", lambda *given: own(*given) * 1.001)
 
-    def member(i: int) -> nn.Module:
-        torch.manual_seed(i)
-        return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
-
-    paths = [tmp_path / f"{i}.pt" for i in range(4)]
-    for i, path in enumerate(paths):
-        torch.save(member(i).state_dict(), path)
-    report = widepack.build(paths, tmp_path / "e.wide", model=lambda: member(0), inputs=["input=float32[B,3,16,16]"], pt2=False)
+    report = built(tmp_path)
     assert not any("packed" in p["strategies"] for p in report.plans)
     x = torch.randn(5, 3, 16, 16)
     truth = torch.stack([member(i)(x) for i in range(4)]).detach()
@@ -201,16 +207,9 @@ def test_where_packed_convolutions_are_not_right_the_artifact_has_plain_ones(tmp
 
 
 def test_what_is_wrong_without_packed_convolutions_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def member(i: int) -> nn.Module:
-        torch.manual_seed(i)
-        return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
-
-    paths = [tmp_path / f"{i}.pt" for i in range(3)]
-    for i, path in enumerate(paths):
-        torch.save(member(i).state_dict(), path)
     strategies = REGISTRY["aten.relu.default"].strategies
     wrong = replace(strategies["pointwise"], rule=lambda w, x: Stacked(w.call("relu", w.call("neg", x.value))))
     monkeypatch.setitem(strategies, "pointwise", wrong)
     with pytest.raises(VerificationError, match=r"first wrong node: relu"):
-        widepack.build(paths, tmp_path / "e.wide", model=lambda: member(0), inputs=["input=float32[B,3,16,16]"], pt2=False)
+        built(tmp_path)
     assert not (tmp_path / "e.wide").exists()

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -212,19 +212,12 @@ def build(
             for job in jobs:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # what a member warns of at the sizes that are tried is no news of this build
-                    try:
-                        records[job.entry], answers, counts = _verify(job, wides[job.entry], held, stages)
-                    except VerificationError:
-                        plain = make_wides(job, replace(asked, plain=True), targets)
-                        if same_programs(plain, wides[job.entry]):
-                            raise
-                        # packed convolutions add up in another order, which some networks' answers show: theirs run over plain weights
-                        wides[job.entry] = plain
-                        report = _report(table, jobs, wides, str(out), stages, left_out)
-                        records[job.entry], answers, counts = _verify(job, plain, held, stages)
+                    plain = partial(make_wides, job, replace(asked, plain=True), targets)
+                    wides[job.entry], records[job.entry], answers, counts = _verify(job, wides[job.entry], plain, held, stages)
                 probed.update({f"{probe.prefix(job.entry)}{pattern}": found for pattern, found in answers.items()})
-                made[job.entry] = replace(report.entries[job.entry], kernels_member=counts[0], kernels_wide=counts[1])
+                made[job.entry] = replace(_entry_report(job, wides[job.entry]), kernels_member=counts[0], kernels_wide=counts[1])
             verification = probe.joined(records)
+            report = _report(table, jobs, wides, str(out), stages, left_out)  # the programs may be others than were tried first
         with stages.stage("export"):
             manifest = _write_programs(writer, jobs, wides, pt2)
             probe_name = _write_tensors(writer, "probe", probe.make(probed))
@@ -404,9 +397,12 @@ def _fits(job: Job) -> Callable[[Mapping[str, int]], bool]:
 
 
 def _verify(
-    job: Job, wides: Sequence[Wide], held: weight_files.Weights, stages: Stages
-) -> tuple[dict[str, Any], dict[str, probe.Answers], tuple[int, int]]:
-    """Both comparisons of every program of an entry; the record, the probe's calls by pattern, and the kernels of a call."""
+    job: Job, wides: list[Wide], plain: Callable[[], list[Wide]], held: weight_files.Weights, stages: Stages
+) -> tuple[list[Wide], dict[str, Any], dict[str, probe.Answers], tuple[int, int]]:
+    """Both comparisons of every program of an entry. plain: makes those without packed convolutions, which add up in another order than some networks bear.
+
+    Returns: the programs that are right; the record, the probe's calls by pattern, and the kernels of a call. Raises: VerificationError.
+    """
     one = cache(lambda: filled_member(job.factory, job.aligned, 0))
     subject = replace(_subject(job, held), module=lambda i: one())  # small sizes are asked of member 0 alone, many times
     _refuse_example(job, subject)
@@ -421,19 +417,17 @@ def _verify(
     found, captured, raised = verify.answers(subject, made, pools, stages.step)
     if not raised:
         verify.widen(pools)
-    records: dict[str, Any] = {}
-    for number, wide in enumerate(wides):
-        weights = all_weights(wide.lowered.program, held, job.count)
-        checked = verify.check_wide(subject, wide.lowered.program, weights, wide.pattern, made, found, pools)
-        wrong = next((w for p in checked if (w := p.wrong())), "")
-        if wrong:
-            simplified = job.simple(wide.pattern)
-            call = next(c for c in made if c.pattern == wide.pattern)
-            where = verify.bisect(subject, simplified, wide.lowered, weights, call)
-            raise VerificationError(
-                f"the wide program ({job.entry}, {wide.pattern}) is wrong: {wrong}. {where or 'no single node is out of bounds'}{verify.of_bits(simplified[0])}. Nothing was written; please report it, or build with --strategy loop"
-            )
-        records[f"{wide.pattern}.{number}"] = [p.record() for p in checked]
+
+    def wide_records(some: Sequence[Wide]) -> dict[str, Any]:
+        return _wide_records(job, subject, some, held, made, found, pools)
+
+    try:
+        records = wide_records(wides)
+    except VerificationError:
+        others = plain()
+        if same_programs(others, wides):
+            raise
+        wides, records = others, wide_records(others)
     verification = {
         "calls": [f"{c.pattern} {c.label}" for c in made],
         "truth": "float64" if raised else "float32 (an op has no float64 kernel, or decides otherwise in it); bound 1e-5 of the scale",
@@ -448,7 +442,33 @@ def _verify(
     probed: dict[str, probe.Answers] = {
         p: ([None if k in begun else x for k, x in enumerate(c.stacked())], found[at[p]].truth) for p, c in small.items()
     }
-    return verification, probed, _kernels(job, wides, held, small["shared"])
+    return wides, verification, probed, _kernels(job, wides, held, small["shared"])
+
+
+def _wide_records(
+    job: Job,
+    subject: verify.Subject,
+    wides: Sequence[Wide],
+    held: weight_files.Weights,
+    made: Sequence[verify.Call],
+    found: Sequence[verify.Answers],
+    pools: Sequence[Pool],
+) -> dict[str, Any]:
+    """Comparison (b) of every wide program: its record, by pattern and number. Raises: VerificationError naming the first wrong node."""
+    records: dict[str, Any] = {}
+    for number, wide in enumerate(wides):
+        weights = all_weights(wide.lowered.program, held, job.count)
+        checked = verify.check_wide(subject, wide.lowered.program, weights, wide.pattern, made, found, pools)
+        wrong = next((w for p in checked if (w := p.wrong())), "")
+        if wrong:
+            simplified = job.simple(wide.pattern)
+            call = next(c for c in made if c.pattern == wide.pattern)
+            where = verify.bisect(subject, simplified, wide.lowered, weights, call)
+            raise VerificationError(
+                f"the wide program ({job.entry}, {wide.pattern}) is wrong: {wrong}. {where or 'no single node is out of bounds'}{verify.of_bits(simplified[0])}. Nothing was written; please report it, or build with --strategy loop"
+            )
+        records[f"{wide.pattern}.{number}"] = [p.record() for p in checked]
+    return records
 
 
 def _refuse_example(job: Job, subject: verify.Subject) -> None:

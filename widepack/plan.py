@@ -58,15 +58,15 @@ class Plan:
     plain: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        measured = {"machine": self.machine, "threads": self.threads, "at": self.at, "times_ms": dict(self.times_ms)} if self.machine else {}
+        more = {"machine": self.machine, "threads": self.threads, "at": self.at, "times_ms": dict(self.times_ms)} if self.machine else {}
         if self.backend:
-            measured["backend"] = self.backend
+            more["backend"] = self.backend
         if self.workers:
-            measured["workers"] = self.workers
+            more["workers"] = self.workers
         if self.plain:
-            measured["plain"] = True
+            more["plain"] = True
         return {
-            **measured,
+            **more,
             "device": self.device,
             "pattern": self.pattern,
             "batch": list(self.batch),

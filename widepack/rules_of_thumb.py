@@ -43,7 +43,7 @@ SMALL_BYTES = 4 << 20  # what it may take anyway, as a first layer's few channel
 PACKED = 4  # convolutions over packed weights are worth going wide for with this many times the activations
 OFTEN = 16  # a batch that most calls are below
 LOOP_BYTES = 128 << 10
-_CONVOLUTION = re.compile(r"aten\.conv([123])d\.(default|padding)")
+_CONVOLUTION = re.compile(r"aten\.conv[123]d\.(default|padding)")
 _PRODUCTS = re.compile(
     r"aten\.(linear|bilinear|matmul|mm|bmm|addmm|baddbmm|einsum|conv_transpose\dd|scaled_dot_product_attention|lstm|gru|rnn_\w+)\."
 )
@@ -126,8 +126,7 @@ def packable(program: Program, found: Mapping[str, Kind], members: int) -> dict[
     readers = Counter(r for n in program.nodes for r in set(refs((n.args, n.kwargs))))
     total, packs = 0, {}
     for node in program.nodes:
-        op = _CONVOLUTION.fullmatch(node.op)
-        if op is None or found[node.name] != "stacked" or node.name in early:
+        if not _CONVOLUTION.fullmatch(node.op) or found[node.name] != "stacked" or node.name in early:
             continue
         given = ops.bind(node.op, node.args, node.kwargs)
         x, weight, groups = given["input"], given["weight"], given.get("groups", 1)
