@@ -1,0 +1,118 @@
+"""What a build writes: stacked weights, programs, and where all of it comes from."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from widepack_artifacts import manifest as form
+from widepack_artifacts import strict_json, tree
+from widepack_artifacts import weights as weight_files
+from widepack_artifacts.store import Writer
+
+from .codec import dtype_of
+from .exported import export_program, placeholder
+from .job import Job, Row, Table
+from .members import Factory
+from .progress import Stages
+from .registry import Choice
+from .version import __version__
+from .wides import PATTERNS, Wide, wide_only
+
+
+def write_weights(writer: Writer, table: Table) -> str:
+    def parts(row: Row) -> Callable[[], Iterator[torch.Tensor]]:
+        return lambda: (row.value(i) for i in range(table.count if row.weight.kind == "stacked" else 1))
+
+    entries: list[tuple[str, Sequence[int], torch.dtype, Callable[[], Iterator[torch.Tensor]]]] = []
+    for row in table.rows:
+        w = row.weight
+        if w.kind == "ragged":
+            entries += [(f"{w.name}@{i}", w.shape[i], dtype_of(w.dtype), lambda r=row, i=i: iter([r.value(i)])) for i in range(table.count)]  # type: ignore[misc]
+        else:
+            entries.append((w.name, w.tensors(table.count)[w.name], dtype_of(w.dtype), parts(row)))
+    with writer.stream("weights", "safetensors") as file:
+        weight_files.write(file, entries, {"format": "pt"})
+    return file.name
+
+
+def write_tensors(writer: Writer, stem: str, tensors: Mapping[str, torch.Tensor]) -> str:
+    with writer.stream(stem, "safetensors") as file:
+        weight_files.write(file, [(n, list(t.shape), t.dtype, lambda t=t: iter([t])) for n, t in tensors.items()])  # type: ignore[misc]
+    return file.name
+
+
+def write_programs(writer: Writer, jobs: Sequence[Job], wides: Mapping[str, Sequence[Wide]], pt2: bool) -> form.Manifest:
+    table = jobs[0].table
+    records = tuple(form.Member(n, c.path, c.sha256(), c.bytes) for n, c in zip(table.aligned.names, table.aligned.checkpoints))
+    entries = {job.entry: _write_entry(writer, job, wides[job.entry], pt2) for job in jobs}
+    return form.Manifest(members=records, weights=tuple(r.weight for r in table.rows), entries=entries)
+
+
+def _write_entry(writer: Writer, job: Job, wides: Sequence[Wide], pt2: bool) -> form.Entry:
+    first = job.first
+    members = [writer.file(f"programs/member.{job.entry}", "json", strict_json.canonical(p.to_json())) for p in job.programs]
+    rows: list[form.WideProgram] = []
+    for wide in wides:
+        data = strict_json.canonical(wide.lowered.program.to_json())
+        for plan in wide.uses:
+            name = writer.file(f"programs/{plan.device}.{job.entry}.{plan.pattern}", "json", data)
+            rows.append(form.WideProgram(plan.device, plan.pattern, name, plan.batch, plan.to_json()))
+    kinds_out = [o.kind for o in next(w for w in wides if w.pattern == "shared").lowered.program.outputs]
+    exported: dict[str, str] = {}
+    keywords = frozenset(first.inputs[i].name for _, k, t, _ in first.signature if k == "keyword" for i in tree.paths(t))
+    result = first.result
+    if job.states:  # (result, {state: new value}), and the states as keywords: y, state = model(x, **state)
+        keywords |= {s.name for s in job.states}
+        result = {"tuple": [result, {"dict": [[placeholder(s.name), {"leaf": s.output}] for s in job.states]}]}
+    for pattern in PATTERNS if pt2 else ():
+        program = wide_only(job, wides, pattern)
+        data = export_program(program, job.shapes[0].fakes, {d: (a, b) for d, (a, b, _) in first.dims.items()}, result, keywords)
+        exported[pattern] = writer.file(f"programs/{job.entry}.{pattern}", "pt2", data)
+    return form.Entry(
+        inputs=tuple(form.Input(s.name, s.type, s.low, s.high) for s in job.sources),
+        signature=list(first.signature),
+        outputs=tuple(form.OutputLeaf(n, t, k) for (n, t), k in zip(first.outputs, kinds_out)),
+        result=first.result,
+        dims={d: form.Dim(least, most, source, first.sizes[d]) for d, (least, most, source) in first.dims.items()},
+        guards=tuple(form.Guard(g.expr, g.source) for g in first.guards),
+        fixed=list(first.fixed),
+        member=members,
+        signatures=list(job.captures.signatures),
+        wide=tuple(rows),
+        pt2=exported,
+        state=tuple(form.State(s.input, s.output, job.initial(s)) for s in job.states),
+    )
+
+
+def provenance_of(factory: Factory, opened: Sequence[Any], asked: Choice, stages: Stages) -> dict[str, Any]:
+    return {
+        "widepack": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])[:2000],
+        "model": factory.call[:500],
+        "dtype": str(factory.dtype or "").removeprefix("torch."),
+        "strategy": [asked.whole, *asked.preferred],
+        "git": _git_commit(),
+        "seconds": dict(stages.seconds),
+    }
+
+
+def _git_commit() -> str:
+    """The commit of the working folder, if it is in a git checkout."""
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
