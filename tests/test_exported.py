@@ -19,7 +19,7 @@ import json, pathlib, torch
 from safetensors.torch import load_file
 
 manifest = json.loads(pathlib.Path("ens.wide/manifest.json").read_text())
-weights = load_file("ens.wide/" + next(name for name in manifest["files"] if name.startswith("weights-")))
+weights = {k: v for name in manifest["files"] if name.startswith("weights-") for k, v in load_file("ens.wide/" + name).items()}
 exported = torch.export.load("ens.wide/" + manifest["entries"]["forward"]["pt2"]["shared"])
 exported.state_dict.update({name: weights[name] for name in exported.state_dict})
 model = exported.module()

@@ -26,19 +26,20 @@ from .errors import CaptureError, UsageError
 from .job import Captures, Job, Specs, Table, capture_members, fresh_member, specs_of
 from .kinds import kinds
 from .members import read_names
+from .memory import returned_at_once
 from .models import find_dtype
 from .own_tensors import tensors_of
 from .progress import Report, Stages
 from .proving import prove
 from .reading import read_members
 from .registry import Choice
-from .specs import parse_type
+from .specs import parse_size, parse_type
 from .state import Asked, parse_states, under
 from .tuner import BATCHES
 from .tuner import tune as measured
 from .wide_model import RESERVED
 from .wides import Wide, make_wides, wide_share
-from .writing import provenance_of, write_programs, write_tensors, write_weights
+from .writing import SHARD_BYTES, provenance_of, write_programs, write_tensors, write_weights
 
 TARGETS = ("cpu", "cuda")
 
@@ -111,6 +112,7 @@ def build(
     targets: Sequence[str] = TARGETS,
     share: str = "auto",
     pt2: bool = True,
+    max_shard_size: int | str = SHARD_BYTES,
     force: bool = False,
     dry_run: bool = False,
     tune: bool | Sequence[int] = False,
@@ -126,7 +128,8 @@ def build(
     dynamic are {entry: ...}. state: buffers that the member changes, and inputs whose new values are outputs (`cache`, `h=h_new`): the caller carries them, one a member.
     names: the members', as a list, a text `A,B`, or a file of one a line. key: where the state dict is in each file. dtype: what all floating weights are converted to.
     trust_pickle: run the code that pickled files name. skip_bad: build without the checkpoints that cannot be read or are of another model. strategy: auto, wide, loop, or
-    strategies of ops. share: auto, or none: equal weights stay the members' own. pt2: torch.export programs too. dry_run: everything but the artifact.
+    strategies of ops. share: auto, or none: equal weights stay the members' own. pt2: torch.export programs too. max_shard_size: of a weights file, in bytes or as
+    `"5GB"`; a weight is never divided. dry_run: everything but the artifact.
     tune: measure the plans on this machine when the artifact is there, and publish them in it (`widepack.tune`); or the batches to measure at.
     progress: called with (stage, done, total).
 
@@ -145,8 +148,9 @@ def build(
     for name in chosen if inputs else ():
         specs_of(inputs or (), name, chosen)  # a typo is told before anything is read
     states = parse_states(state, chosen)
+    most = parse_size(max_shard_size)
     stages = Stages(progress)
-    with Writer(out, force=force) if not dry_run else _Nothing() as writer:
+    with returned_at_once(), Writer(out, force=force) if not dry_run else _Nothing() as writer:
         with stages.stage("read"):
             factory, aligned, left_out = read_members(
                 paths,
@@ -190,8 +194,8 @@ def build(
             return replace(report, seconds=stages.seconds)
         assert isinstance(writer, Writer)
         with stages.stage("write weights"):
-            weights_name = write_weights(writer, table)
-        held = weight_files.Weights([writer.place(weights_name)])
+            files = write_weights(writer, table, most, stages.step)
+        held = weight_files.Weights([writer.place(name) for name in files])
         with stages.stage("verify"):
             records: dict[str, dict[str, Any]] = {}
             probed: dict[str, probe.Answers] = {}

@@ -42,7 +42,7 @@ from .watching import Seen, watched
 class Captured:
     """A member as data.
 
-    weights: program weight name in the table -> (role, tensor of the captured member). inputs: the leaves of a call, then the buffers that are states.
+    weights: program weight name in the table -> (role, tensor of the captured member; without memory where its checkpoint has it). inputs: the leaves of a call, then the buffers that are states.
     signature: (parameter, kind, tree over leaves) in the forward's order. outputs: (name, type) of the result's leaves, then of states that are in no result.
     result: tree over outputs, without those of states; returned: with them. dims: letter -> (least, most, source line). fixed: sentences about sizes that the
     code fixes. states: what the caller carries. attributes: the plain attributes of the module that was exported, before it was; None where there is none.
@@ -72,11 +72,14 @@ def capture(make: Callable[[], nn.Module], call: Call, *, asked: bool = True, en
     Raises: CaptureError in one paragraph with the user's own source line.
     """
     wanted = Wanted((), (), {})
-    module = make()
+    fresh: nn.Module | None = None  # one at a time where it can be: each holds a whole member's weights
     if states:
-        wanted = wanted_of(module, call.leaves, call.signature, entry, states)
-        refuse_shared_memory(module, wanted.buffers)
+        fresh = make()
+        wanted = wanted_of(fresh, call.leaves, call.signature, entry, states)
+        refuse_shared_memory(fresh, wanted.buffers)
     answer, raised = run_once(make(), call, entry)  # another one: the module that is captured is the one whose attributes are known
+    module = fresh if fresh is not None else make()
+    del fresh
     own = why_not(Trial(make(), entry, call.args, call.kwargs, call.leaves, call.sizes)) if raised is not None else ""
     if own and not states:  # an export sees no index past a table, and no dtype that a layer refuses
         raise CaptureError(own) from raised
@@ -126,9 +129,10 @@ def capture(make: Callable[[], nn.Module], call: Call, *, asked: bool = True, en
     guards = guards_of(exported, call.leaves, type(module).__name__, seen)
     dims = _ranges(exported, call, symbols, guards, lines_of(seen, call.leaves))
     carried = {s.output for s in found.states}
+    saved = module.state_dict()
     return Captured(
         program,
-        weights,
+        {n: (role, value.to("meta") if n in saved else value) for n, (role, value) in weights.items()},  # those are in the checkpoints
         (*call.leaves, *found.leaves),
         call.signature,
         found.outputs,

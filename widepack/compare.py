@@ -108,6 +108,7 @@ class Pool:
         by: dict[str, list[Wrong]] = {}
         for w in self.wide:
             by.setdefault(w.member, []).append(w)
+        pooled = self.pooled()
         return {
             "output": self.name,
             "scale": self.scale,
@@ -115,7 +116,7 @@ class Pool:
             "own_rms": self.own_rms,
             "own_max": self.own_max,
             "samples": self.count,
-            "members": {m: {"rms": self.pooled()[m][0], "max": max(w.largest for w in ws)} for m, ws in by.items()},
+            "members": {m: {"rms": pooled[m][0], "max": max(w.largest for w in ws)} for m, ws in by.items()},
         }
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -40,8 +41,27 @@ def is_view(op: Any) -> bool:
     )
 
 
-def kernels(run: Callable[..., Any], args: Sequence[Any]) -> int:
-    """How many kernels one call starts."""
-    with torch.inference_mode(False), torch.no_grad(), Counter() as counter:  # inference mode would hide what composite ops are made of
-        run(*args)
-    return int(counter.count)
+class _Counted(fx.Interpreter):
+    """Runs a graph node by node, letting go of each value after its last use, and counts the kernels of some nodes."""
+
+    def __init__(self, graph: fx.GraphModule, counted: Sequence[bool]) -> None:
+        super().__init__(graph)
+        made = [n for n in graph.graph.nodes if n.op in ("call_function", "call_module")]
+        self.counted = {n for n, wanted in zip(made, counted, strict=True) if wanted}
+        self.count = 0
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n not in self.counted:
+            return super().run_node(n)
+        with Counter() as counter:
+            found = super().run_node(n)
+        self.count += counter.count
+        return found
+
+
+def kernels(graph: fx.GraphModule, args: Sequence[Any], counted: Sequence[bool]) -> int:
+    """How many kernels one call starts. counted: of which nodes, in order; those of the weight prologue run once and not at every call."""
+    run = _Counted(graph, counted)
+    with torch.inference_mode(False), torch.no_grad():  # inference mode would hide what composite ops are made of
+        run.run(*args)
+    return run.count

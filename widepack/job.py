@@ -130,8 +130,10 @@ def capture_members(
             )
         exported = partial(capture, call=call, asked=bool(inputs) or dynamic is not None, entry=entry, states=states)
         filled = partial(filled_member, factory, aligned, signatures.index(number))
+        fresh = _fresh_first(module, filled)
+        del module
         try:
-            captured = exported(_fresh_first(module, filled))
+            captured = exported(fresh)
         except FixedSize as e:
             larger = {d: 2 * n if d in e.letters and (bounds.get(d, (1, None))[1] or 2 * n) >= 2 * n else n for d, n in call.sizes.items()}
             if not inputs or larger == call.sizes:
@@ -352,6 +354,14 @@ class Job:
         return out
 
 
-def all_weights(program: Program, held: weight_files.Weights, members: int) -> dict[str, Any]:
-    """The weights of a wide program by source name, mapped."""
-    return {s.source: [held.get(f"{s.source}@{i}") for i in range(members)] if s.kind == "ragged" else held.get(s.source) for s in program.weights}
+def all_weights(program: Program, held: weight_files.Weights, members: int, part: range | None = None) -> dict[str, Any]:
+    """The weights of a wide program by source name, mapped. part: the members that it is for; all where None."""
+    chosen = part if part is not None else range(members)
+    found: dict[str, Any] = {}
+    for s in program.weights:
+        if s.kind == "ragged":
+            found[s.source] = [held.get(f"{s.source}@{i}") for i in chosen]
+        else:
+            whole = held.get(s.source)
+            found[s.source] = whole[chosen.start : chosen.stop] if s.kind == "stacked" else whole
+    return found

@@ -6,7 +6,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from .memory import give_back
+
 Report = Callable[[str, int, int], None]
+IN_BYTES = frozenset({"write weights"})
+"""Stages that count bytes."""
 
 
 class Stages:
@@ -25,6 +29,7 @@ class Stages:
         try:
             yield
         finally:
+            give_back()
             self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - start, 3)
         self.step(1, 1)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 
 from widepack_artifacts import tree
 from widepack_artifacts import weights as weight_files
+from widepack_artifacts.program import Program
 
 from . import probe, small_sizes, verify
 from .compare import Pool
@@ -18,9 +19,12 @@ from .counting import kernels
 from .errors import CaptureError, VerificationError
 from .exported_programs import Programs
 from .job import Job, all_weights, filled_member
+from .kinds import weights_only
+from .memory import give_back
+from .parts import lowered, parts
 from .progress import Stages
 from .replay import CPU
-from .runtime import Executable
+from .runtime import graph_module
 from .state import BUFFER
 from .trial import Trial, why_not
 from .wides import PATTERNS, Wide, same_programs
@@ -67,7 +71,7 @@ def prove(
 
     Returns: the programs that are right; the record, the probe's calls by pattern, and the kernels of a call. Raises: VerificationError.
     """
-    one = cache(lambda: filled_member(job.factory, job.aligned, 0))
+    one = cache(partial(filled_member, job.factory, job.aligned, 0))
     subject = replace(_subject(job, held), module=lambda i: one())  # small sizes are asked of member 0 alone, many times
     _refuse_example(job, subject)
     if gone := small_sizes.needless(subject, job.bounds, [g.expr for g in job.first.guards]):
@@ -75,6 +79,7 @@ def prove(
     for letter in job.first.sizes:
         if why := small_sizes.way_at_one(replace(subject, fits=_fits(job)), letter):
             job.at_least_two(letter, why)
+    one.cache_clear()
     subject = replace(_subject(job, held), made=subject.made)
     made = verify.calls(subject, PATTERNS)
     pools = [Pool(n) for n, _ in job.first.outputs]
@@ -82,22 +87,23 @@ def prove(
     if not raised:
         verify.widen(pools)
 
-    def wide_records(some: Sequence[Wide]) -> dict[str, Any]:
+    def wide_records(some: Sequence[Wide]) -> tuple[dict[str, Any], dict[str, int]]:
         return _wide_records(job, subject, some, held, made, found, pools)
 
     try:
-        records = wide_records(wides)
+        records, in_parts = wide_records(wides)
     except VerificationError:
         others = plain()
         if same_programs(others, wides):
             raise
-        wides, records = others, wide_records(others)
+        wides, (records, in_parts) = others, wide_records(others)
     verification = {
         "calls": [f"{c.pattern} {c.label}" for c in made],
         "truth": "float64" if raised else "float32 (an op has no float64 kernel, or decides otherwise in it); bound 1e-5 of the scale",
         "nested_tensor_fast_path": "off",
         "capture": [p.record() for p in captured],
         "wide": records,
+        **({"parts": in_parts} if in_parts else {}),
         "torch": torch.__version__,
     }
     small = {p: _small([c for c in made if c.pattern == p], job.batch) for p in PATTERNS}
@@ -117,22 +123,31 @@ def _wide_records(
     made: Sequence[verify.Call],
     found: Sequence[verify.Answers],
     pools: Sequence[Pool],
-) -> dict[str, Any]:
-    """Comparison (b) of every wide program: its record, by pattern and number. Raises: VerificationError naming the first wrong node."""
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """Comparison (b) of every wide program: its record, by pattern and number; and how many members a part had, of those that were compared in parts.
+
+    Raises: VerificationError naming the first wrong node.
+    """
     records: dict[str, Any] = {}
+    in_parts: dict[str, int] = {}
     for number, wide in enumerate(wides):
-        weights = all_weights(wide.lowered.program, held, job.count)
-        checked = verify.check_wide(subject, wide.lowered.program, weights, wide.pattern, made, found, pools)
-        wrong = next((w for p in checked if (w := p.wrong())), "")
-        if wrong:
-            simplified = job.simple(wide.pattern)
-            call = next(c for c in made if c.pattern == wide.pattern)
-            where = verify.bisect(subject, simplified, wide.lowered, weights, call)
-            raise VerificationError(
-                f"the wide program ({job.entry}, {wide.pattern}) is wrong: {wrong}. {where or 'no single node is out of bounds'}{verify.of_bits(simplified[0])}. Nothing was written; please report it, or build with --strategy loop"
-            )
+        checked = [Pool(p.name, p.eps, p.own_square, p.own_max, p.scale_square, p.count) for p in pools]
+        divided = parts(job, wide)
+        for part in divided:
+            weights = all_weights(part.lowered.program, held, job.count, part.members)
+            give_back()
+            verify.check_wide(subject, part.lowered.program, weights, wide.pattern, made, found, checked, part.members)
+            if wrong := next((w for p in checked if (w := p.wrong())), ""):
+                simplified = job.simple(wide.pattern)
+                call = next(c for c in made if c.pattern == wide.pattern)
+                where = verify.bisect(subject, simplified, part.lowered, weights, call, part.members)
+                raise VerificationError(
+                    f"the wide program ({job.entry}, {wide.pattern}) is wrong: {wrong}. {where or 'no single node is out of bounds'}{verify.of_bits(simplified[0])}. Nothing was written; please report it, or build with --strategy loop"
+                )
         records[f"{wide.pattern}.{number}"] = [p.record() for p in checked]
-    return records
+        if len(divided) > 1:
+            in_parts[f"{wide.pattern}.{number}"] = len(divided[0].members)
+    return records, in_parts
 
 
 def _refuse_example(job: Job, subject: verify.Subject) -> None:
@@ -157,7 +172,19 @@ def _small(made: Sequence[verify.Call], batch: str) -> verify.Call:
 
 def _kernels(job: Job, wides: Sequence[Wide], held: weight_files.Weights, call: verify.Call) -> tuple[int, int]:
     """Kernels of one call of member 0, and of the first wide program of pattern `shared`."""
-    own = Executable(job.programs[job.captures.signatures[0]], job.weights_of(0, held), CPU)
-    wide = next(w for w in wides if w.pattern == "shared").lowered.program
-    run = Executable(wide, all_weights(wide, held, job.count), CPU)
-    return kernels(own.forward, [*own.weights, *call.inputs[0]]), kernels(run.forward, [*run.weights, *call.stacked()])
+
+    def of(program: Program, weights: Mapping[str, Any], inputs: Sequence[torch.Tensor]) -> int:
+        early = weights_only(program)
+        counted = [n.name not in early for n in program.nodes]
+        return kernels(graph_module(program, CPU), [*(weights[s.source] for s in program.weights), *inputs], counted)
+
+    def of_members(members: range, program: Program) -> int:
+        return of(program, all_weights(program, held, job.count, members), call.stacked(members))
+
+    wide = next(w for w in wides if w.pattern == "shared")
+    if len(parts(job, wide)) == 1:
+        found = of_members(range(job.count), wide.lowered.program)
+    else:  # a loop has as many more as it has members
+        two, three = (of_members(range(n), lowered(job, wide, job.captures.signatures[:n]).program) for n in (2, 3))
+        found = two + (job.count - 2) * (three - two)
+    return of(job.programs[job.captures.signatures[0]], job.weights_of(0, held), call.inputs[0]), found

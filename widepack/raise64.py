@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from widepack_artifacts.program import Node, Program, Ref, Tag
+from widepack_artifacts.program import Node, Program, Ref, Tag, refs, substitute
 
 from . import ops
 from .codec import dtype_of
@@ -26,9 +26,33 @@ _UP = {"float16": "float64", "bfloat16": "float64", "float32": "float64", "compl
 _DOWN = {"float64": "float32", "complex128": "complex64"}
 
 
-def raise_program(program: Program) -> Program:
-    """The program with every floating dtype in it raised."""
-    return _recast(program, _UP)
+def raise_program(program: Program, late: bool = False) -> Program:
+    """The program with every floating dtype in it raised. late: it takes its weights as they are and raises each before it is first read, so that no more than
+    one layer's are in memory twice."""
+    raised = _recast(program, _UP)
+    return _late(raised) if late else raised
+
+
+def _late(program: Program) -> Program:
+    up = {s.name: _UP.get(s.type.partition("[")[0], "") for s in program.weights if s.kind != "ragged"}
+    to: dict[str, Ref] = {}
+    nodes: list[Node] = []
+
+    def read(value: Any) -> None:
+        for name in dict.fromkeys(refs(value)):
+            if up.get(name) and name not in to:
+                to[name] = Ref(f"{name}__raised")
+                nodes.append(Node(to[name].name, "aten._to_copy.default", (Ref(name),), {"dtype": Tag("dtype", up[name])}))
+
+    def put(name: str) -> Ref:
+        return to.get(name, Ref(name))
+
+    for node in program.nodes:
+        read((node.args, node.kwargs))
+        nodes.append(replace(node, args=substitute(node.args, put), kwargs=substitute(node.kwargs, put)))
+    for output in program.outputs:
+        read(output.value)
+    return replace(program, nodes=tuple(nodes), outputs=tuple(replace(o, value=substitute(o.value, put)) for o in program.outputs))
 
 
 def single_program(program: Program) -> Program:

@@ -107,9 +107,27 @@ def split(program: Program) -> Split:
     slots = {s.name: s for s in program.weights}
     from widepack_artifacts.program import Output, Slot
 
-    prologue = replace(program, inputs=(), nodes=first, outputs=tuple(Output(Ref(n), "shared") for n in names))
+    prologue = replace(program, inputs=(), nodes=_as_needed(first, names), outputs=tuple(Output(Ref(n), "shared") for n in names))
     main = replace(program, weights=tuple(slots.get(n, Slot(n, "", "shared", "")) for n in names), nodes=rest)
     return Split(prologue, main, names)
+
+
+def _as_needed(nodes: Sequence[Node], names: Sequence[str]) -> tuple[Node, ...]:
+    """The nodes in an order in which what leads to a result stands before it alone: what is in between is freed before the next result is begun."""
+    by_name = {n.name: n for n in nodes}
+    order: dict[str, Node] = {}
+    for name in names:
+        waiting = [name]
+        while waiting:
+            node = by_name.get(waiting[-1])
+            before = [] if node is None or node.name in order else [r for r in refs((node.args, node.kwargs)) if r in by_name and r not in order]
+            if before:
+                waiting += before
+                continue
+            waiting.pop()
+            if node is not None:
+                order.setdefault(node.name, node)
+    return tuple(order.values())
 
 
 def needed(program: Program, names: Sequence[str]) -> list[Node]:

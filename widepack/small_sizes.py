@@ -117,8 +117,9 @@ def _way_at(subject: Subject, sizes: Mapping[str, int]) -> str:
                 own = subject.run(0)(*(weights[s.source] for s in program.weights), *inputs)
             try:
                 with torch.inference_mode(), double_by_default():
-                    raised = [raise_value(v) for v in (*(weights[s.source] for s in program.weights), *inputs)]
-                    truths: Sequence[Any] = subject.run(0, exact=True)(*raised)
+                    truths: Sequence[Any] = subject.run(0, late=True)(
+                        *(weights[s.source] for s in program.weights), *(raise_value(x) for x in inputs)
+                    )
             except RuntimeError:
                 truths = [None] * len(own)
             failed = "the member itself"

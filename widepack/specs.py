@@ -180,6 +180,25 @@ def parse_model_args(items: Sequence[str]) -> dict[str, Any]:
     return found
 
 
+_SIZES = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([KMGT]i?)?B?\Z", re.ASCII | re.IGNORECASE)
+
+
+def parse_size(size: int | str) -> int:
+    """Bytes of `5GB`, `500 MB`, `2GiB`, or a number. Raises: UsageError."""
+    found = _SIZES.match(size.strip()) if isinstance(size, str) else None
+    number = 0.0 if found is None else float(found[1]) * _unit(found[2] or "")
+    if isinstance(size, int) and not isinstance(size, bool):
+        number = size
+    if not 1 <= number < 2**63:
+        raise UsageError(f"size {size!r}: write bytes as a number from 1, or with a unit, for example 5GB or 500MB")
+    return int(number)
+
+
+def _unit(name: str) -> int:
+    power = "kmgt".find(name[:1].lower()) + 1 if name else 0
+    return int((1024 if name.endswith(("i", "I")) else 1000) ** power)
+
+
 def read_toml(folder: str | Path) -> dict[str, Any]:
     """Read `widepack.toml` of a folder: `model`, `input`, `entry` and `state` (always returned as lists), `key`, `model_arg` (a table).
 

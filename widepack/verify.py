@@ -30,6 +30,7 @@ from .compare import Pool, floating
 from .entries import FORWARD, method_of
 from .errors import VerificationError, WidepackError
 from .lower import Lowered
+from .memory import give_back
 from .own_tensors import tensors_of
 from .raise64 import double_by_default, raise_program, raise_value, single_program, single_value
 from .recorded import Recorded
@@ -41,6 +42,7 @@ from .state import BUFFER, CHANGED, Carried
 
 SAMPLES = 64  # numbers per output and member that a comparison needs, at least
 MORE = 32  # calls at most that are added to reach them, where an output is a number or two whatever the batch
+LATE_BYTES = 16 * 2**20  # of a member's weights: larger ones are raised to float64 layer by layer
 Weights = Mapping[str, Any]
 
 
@@ -59,10 +61,11 @@ class Call:
     carried: frozenset[int] = frozenset()
     after: int | None = None
 
-    def stacked(self) -> list[torch.Tensor]:
-        """What the wide program takes."""
+    def stacked(self, members: Sequence[int] | None = None) -> list[torch.Tensor]:
+        """What the wide program takes; that of some members, where they are named."""
         one = self.pattern == "shared"
-        return [v[0] if one and i not in self.carried else torch.stack(v) for i, v in enumerate(zip(*self.inputs))]
+        chosen = self.inputs if members is None else [self.inputs[i] for i in members]
+        return [v[0] if one and i not in self.carried else torch.stack(v) for i, v in enumerate(zip(*chosen))]
 
 
 @dataclass
@@ -99,14 +102,14 @@ class Subject:
     states: Sequence[Carried] = ()
     initial: Callable[[int, Carried], torch.Tensor | None] = lambda i, state: None
     alike: Alike | None = None
-    made: dict[tuple[int, bool], Function] = field(default_factory=dict)
+    made: dict[tuple[int, bool, bool], Function] = field(default_factory=dict)
 
-    def run(self, i: int, *, exact: bool = False) -> Function:
-        """Member i's program as a function of its weights, then its inputs; `exact`: in float64. Made once."""
-        key = self.signatures[i], exact
+    def run(self, i: int, *, exact: bool = False, late: bool = False) -> Function:
+        """Member i's program as a function of its weights, then its inputs; `exact`: in float64, of weights that are; `late`: of weights that are not yet. Made once."""
+        key = self.signatures[i], exact, late
         if key not in self.made:
             program = self.programs[self.signatures[i]]
-            self.made[key] = graph_module(raise_program(program) if exact else program, CPU).forward
+            self.made[key] = graph_module(raise_program(program, late) if exact or late else program, CPU).forward
         return self.made[key]
 
     def draw(self, sizes: Mapping[str, int], seed: int, pattern: str, members: int) -> list[list[torch.Tensor]]:
@@ -239,55 +242,12 @@ def answers(
     moved: list[str] = []  # plain attributes in which the modules leave other tensors: no state that an export could see
     captured = [Pool(p.name) for p in pools]
     raised = True
-    for i, name in enumerate(subject.members):
-        weights = subject.weights(i)
-        program = subject.programs[subject.signatures[i]]
-        given = [weights[s.source] for s in program.weights]
-        module = subject.module(i) if subject.module is not None else None
-        if module is not None and subject.alike is not None and subject.alike.see(i, module):
-            module = subject.module(i) if subject.module is not None else None
-        first = True  # the call in which the module is heard
-        doubles = [raise_value(g) for g in given]
-        left: list[tuple[list[Any], list[Any], list[Any]]] = []  # by call: what this member's program, its truth and the module itself gave
-        for call, into in zip(made, found):
-            before = left[call.after] if call.after is not None else ([], [], [])
-            same = _answered(made, found, call, i)
-            if same is not None:  # the same inputs in another pattern
-                into.own.append(same.own[i])
-                into.truth.append(same.truth[i])
-                left.append(([], [], []))
-                continue
-            inputs, exact, users = (_next(subject, call.inputs[i], b) for b in before)
-            with torch.inference_mode():
-                try:
-                    own = list(subject.run(i)(*given, *inputs))
-                except (
-                    RuntimeError,
-                    IndexError,
-                    ValueError,
-                ) as e:  # member 0 has answered: something in this one's weights (NaN in an eigenvalue problem)
-                    raise VerificationError(
-                        f"member {name} fails at {call.label}, where member {subject.members[0]} answers: {type(e).__name__}: {' '.join(str(e).split())[:300]}; "
-                        "look at its weights, or leave it out"
-                    ) from e
-                try:
-                    with double_by_default():
-                        truth = list(subject.run(i, exact=True)(*doubles, *(raise_value(x) for x in exact)))
-                except RuntimeError:  # an op that has no float64 kernel: the member's own answer stands for the truth, and the record says so
-                    truth, raised = [o.to(torch.float64) if o.is_floating_point() else o for o in own], False
-            into.own.append(own)
-            into.truth.append([t.to(torch.float64) if floating(o) and not t.is_complex() else t for t, o in zip(truth, own)])
-            for pool, o, t in zip(pools, own, into.truth[-1]):
-                pool.add_own(o, t)
-            theirs: list[torch.Tensor] = []
-            if module is not None and call.user:
-                held = dict(tensors_of(module))
-                theirs = _tensors(subject, i, _own_answer(module, subject, i, users, call.label, first), own)
-                first = False
-                moved += [n for n, t in tensors_of(module) if held.get(n) is not t and n not in moved]
-                for pool, y, o in zip(captured, theirs, own):
-                    pool.add_wide(name, call.label, y, o, o.to(torch.complex128 if o.is_complex() else torch.float64) if floating(o) else o)
-            left.append((own, truth, theirs) if subject.states else ([], [], []))
+    for i in range(len(subject.members)):
+        raised = _by_program(subject, i, made, found, pools) and raised
+        give_back()
+        if subject.module is not None:
+            _by_module(subject, i, made, found, captured, moved)
+            give_back()
         if progress:
             progress(i + 1, len(subject.members))
     coarse = coarsest(subject.programs[subject.signatures[0]])
@@ -337,6 +297,77 @@ def answers(
     if subject.alike is not None:
         subject.alike.settle()
     return found, captured, raised
+
+
+def _by_program(subject: Subject, i: int, made: Sequence[Call], found: Sequence[Answers], pools: Sequence[Pool]) -> bool:
+    """Member i's own answers and its float64 ones, put into `found` and the pools.
+
+    Returns: whether there is a float64 truth. Raises: VerificationError where the program fails for this member.
+    """
+    weights, program = subject.weights(i), subject.programs[subject.signatures[i]]
+    given = [weights[s.source] for s in program.weights]
+    # Raising all weights once is the faster way, and takes twice a member's memory.
+    late = sum(g.nbytes for g in given) > LATE_BYTES
+    doubles = given if late else [raise_value(g) for g in given]
+    raised = True
+    left: list[tuple[list[Any], list[Any]]] = []  # by call: what this member's program and its truth gave
+    for call, into in zip(made, found):
+        before = left[call.after] if call.after is not None else ([], [])
+        same = _answered(made, found, call, i)
+        if same is not None:  # the same inputs in another pattern
+            into.own.append(same.own[i])
+            into.truth.append(same.truth[i])
+            left.append(([], []))
+            continue
+        inputs, exact = (_next(subject, call.inputs[i], b) for b in before)
+        with torch.inference_mode():
+            try:
+                own = list(subject.run(i)(*given, *inputs))
+            except (
+                RuntimeError,
+                IndexError,
+                ValueError,
+            ) as e:  # member 0 has answered: something in this one's weights (NaN in an eigenvalue problem)
+                raise VerificationError(
+                    f"member {subject.members[i]} fails at {call.label}, where member {subject.members[0]} answers: {type(e).__name__}: "
+                    f"{' '.join(str(e).split())[:300]}; look at its weights, or leave it out"
+                ) from e
+            try:
+                with double_by_default():
+                    truth = list(subject.run(i, exact=not late, late=late)(*doubles, *(raise_value(x) for x in exact)))
+            except RuntimeError:  # an op that has no float64 kernel: the member's own answer stands for the truth, and the record says so
+                truth, raised = [o.to(torch.float64) if o.is_floating_point() else o for o in own], False
+        into.own.append(own)
+        into.truth.append([t.to(torch.float64) if floating(o) and not t.is_complex() else t for t, o in zip(truth, own)])
+        for pool, o, t in zip(pools, own, into.truth[-1]):
+            pool.add_own(o, t)
+        left.append((own, truth) if subject.states else ([], []))
+    return raised
+
+
+def _by_module(subject: Subject, i: int, made: Sequence[Call], found: Sequence[Answers], captured: Sequence[Pool], moved: list[str]) -> None:
+    """Comparison (a) of member i: its own module's answers beside its program's, in the pools `captured`. It is built when the program's weights in float64 are gone.
+
+    moved: gets the plain attributes in which the module leaves other tensors: no state that an export could see. Raises: VerificationError.
+    """
+    assert subject.module is not None
+    module = subject.module(i)
+    if subject.alike is not None and subject.alike.see(i, module):
+        del module
+        module = subject.module(i)
+    first = True  # the call in which the module is heard
+    left: list[list[Any]] = []  # by call: what the module gave
+    for call, into in zip(made, found):
+        theirs: list[torch.Tensor] = []
+        if call.user and _answered(made, found, call, i) is None:
+            held = dict(tensors_of(module))
+            inputs = _next(subject, call.inputs[i], left[call.after] if call.after is not None else ())
+            theirs = _tensors(subject, i, _own_answer(module, subject, i, inputs, call.label, first), into.own[i])
+            first = False
+            moved += [n for n, t in tensors_of(module) if held.get(n) is not t and n not in moved]
+            for pool, y, o in zip(captured, theirs, into.own[i]):
+                pool.add_wide(subject.members[i], call.label, y, o, answered(o))
+        left.append(theirs if subject.states else [])
 
 
 def _rounding_in_double(subject: Subject, made: Sequence[Call], found: Sequence[Answers], pools: Sequence[Pool], outputs: Sequence[int]) -> None:
@@ -542,21 +573,28 @@ def _tensors(subject: Subject, i: int, found: Sequence[Any], own: Sequence[torch
 
 
 def check_wide(
-    subject: Subject, program: Program, weights: Weights, pattern: str, made: Sequence[Call], found: Sequence[Answers], pools: Sequence[Pool]
-) -> list[Pool]:
+    subject: Subject,
+    program: Program,
+    weights: Weights,
+    pattern: str,
+    made: Sequence[Call],
+    found: Sequence[Answers],
+    checked: Sequence[Pool],
+    members: Sequence[int],
+) -> None:
     """Comparison (b) of one wide program.
 
-    weights: by source name, `[N, ...]` or shared, or a list of N. Returns: the pools with the wide answers' errors in them; `wrong()` tells.
+    weights: by source name, `[N, ...]` or shared, or a list of N. members: the numbers of those N. checked: pools of the members' own errors, which get the wide
+    answers' beside them; `wrong()` tells. Raises: VerificationError where the program fails.
     """
     run = Executable(program, weights, CPU)
-    checked = [Pool(p.name, p.eps, p.own_square, p.own_max, p.scale_square, p.count) for p in pools]
     left: list[list[Any]] = []
     for call, answer in zip(made, found):
         left.append([])
         if call.pattern != pattern:
             continue
         try:
-            wide = run.run(*_next(subject, call.stacked(), left[call.after] if call.after is not None else ()))
+            wide = run.run(*_next(subject, call.stacked(members), left[call.after] if call.after is not None else ()))
         except (RuntimeError, IndexError, ValueError) as e:
             raise VerificationError(
                 f"the wide program ({pattern}) fails at {call.label}, where every member answers: {type(e).__name__}: {' '.join(str(e).split())[:300]}. "
@@ -565,12 +603,11 @@ def check_wide(
         for s in subject.states:
             left[-1] = left[-1] or list(wide)
             if program.outputs[s.output].kind == "shared":
-                left[-1][s.output] = wide[s.output].unsqueeze(0).expand(len(subject.members), *wide[s.output].shape)
+                left[-1][s.output] = wide[s.output].unsqueeze(0).expand(len(members), *wide[s.output].shape)
         for k, pool in enumerate(checked):
-            for i, name in enumerate(subject.members):
-                part = wide[k] if program.outputs[k].kind == "shared" else wide[k][i]
-                pool.add_wide(name, call.label, part, answer.own[i][k], answer.truth[i][k])
-    return checked
+            for at, i in enumerate(members):
+                part = wide[k] if program.outputs[k].kind == "shared" else wide[k][at]
+                pool.add_wide(subject.members[i], call.label, part, answer.own[i][k], answer.truth[i][k])
 
 
 def widen(pools: Sequence[Pool]) -> None:
@@ -579,13 +616,12 @@ def widen(pools: Sequence[Pool]) -> None:
         pool.own_max, pool.own_square = max(pool.own_max, 1e-5 * pool.scale), max(pool.own_square, (1e-5 * pool.scale) ** 2 * pool.count)
 
 
-def bisect(subject: Subject, simplified: Sequence[Program], lowered: Lowered, weights: Weights, call: Call) -> str:
-    """The first node of the member program whose wide value is wrong, in words; empty when every value that can be compared is right."""
-    wide = values_of(lowered.program, weights, call.stacked())
+def bisect(subject: Subject, simplified: Sequence[Program], lowered: Lowered, weights: Weights, call: Call, members: Sequence[int]) -> str:
+    """The first node of the member program whose wide value is wrong, in words; empty when every value that can be compared is right. members: those of the wide program."""
+    wide = values_of(lowered.program, weights, call.stacked(members))
     pools: dict[str, Pool] = {}
     parts: dict[str, list[Any]] = {}
-    n = len(subject.members)
-    for i in range(n):
+    for place, i in enumerate(members):
         program = simplified[subject.signatures[i]]
         own = values_of(program, subject.weights(i), call.inputs[i])
         with double_by_default():
@@ -596,7 +632,7 @@ def bisect(subject: Subject, simplified: Sequence[Program], lowered: Lowered, we
             at = lowered.values.get(node.name, "")
             if at in wide and isinstance(own[node.name], torch.Tensor):
                 kind = lowered.kinds[node.name]
-                part = wide[at] if kind == "shared" else wide[at][i]
+                part = wide[at] if kind == "shared" else wide[at][place]
                 t = truth[node.name]
                 pool = pools.setdefault(node.name, Pool(node.name))
                 pool.add_own(own[node.name], t)

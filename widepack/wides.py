@@ -21,9 +21,10 @@ PATTERNS = ("shared", "each")
 
 @dataclass(frozen=True)
 class Wide:
-    """One wide program and all that it is for: (device, pattern, batch class, plan)."""
+    """One wide program, the plan that it was lowered by, and all that it is for: (device, pattern, batch class, plan)."""
 
     pattern: str
+    plan: Plan
     lowered: Lowered
     uses: list[Plan]
 
@@ -38,7 +39,7 @@ def make_wides(job: Job, asked: Choice, targets: Sequence[str]) -> list[Wide]:
             for plan in plans(programs[0], slots, job.count, job.first.sizes, job.batch, device, pattern, asked):
                 key = f"{pattern} {sorted(plan.looped())} {sorted((n, c.strategy) for n, c in plan.choices.items())}"
                 if key not in made:
-                    made[key] = Wide(pattern, lower(programs, job.captures.signatures, slots, plan, job.first.sizes, job.shapes[0]), [])
+                    made[key] = Wide(pattern, plan, lower(programs, job.captures.signatures, slots, plan, job.first.sizes, job.shapes[0]), [])
                 made[key].uses.append(_filled_plan(plan, made[key].lowered, programs[0]))
     for wide in made.values():
         for state in job.states:

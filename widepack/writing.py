@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +28,54 @@ from .registry import Choice
 from .version import __version__
 from .wides import PATTERNS, Wide, wide_only
 
+HASHING = 4
+"""Checkpoints that are hashed at once."""
+SHARD_BYTES = 5 * 10**9
+"""Of a weights file, as Hugging Face has it."""
 
-def write_weights(writer: Writer, table: Table) -> str:
-    def parts(row: Row) -> Callable[[], Iterator[torch.Tensor]]:
-        return lambda: (row.value(i) for i in range(table.count if row.weight.kind == "stacked" else 1))
 
-    entries: list[tuple[str, Sequence[int], torch.dtype, Callable[[], Iterator[torch.Tensor]]]] = []
+Entry = tuple[str, Sequence[int], torch.dtype, Callable[[], Iterator[torch.Tensor]]]
+
+
+def write_weights(writer: Writer, table: Table, most: int = SHARD_BYTES, progress: Callable[[int, int], None] | None = None) -> list[str]:
+    """The stacked weights, streamed from the members' mapped files: at most one tensor of one member is held.
+
+    most: bytes of a file, unless one weight has more. progress: told the bytes done, and of how many. Returns: the files' names.
+    """
+    total = sum(r.weight.bytes(table.count) for r in table.rows)
+    done = 0
+
+    def told(values: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
+        nonlocal done
+        for value in values:
+            yield value
+            done += value.numel() * value.element_size()
+            if progress is not None:
+                progress(done, total)
+
+    def source(row: Row, members: range) -> Callable[[], Iterator[torch.Tensor]]:
+        return lambda: told(row.value(i) for i in members)
+
+    shards: list[list[Entry]] = [[]]
+    size = 0
     for row in table.rows:
         w = row.weight
         if w.kind == "ragged":
-            entries += [(f"{w.name}@{i}", w.shape[i], dtype_of(w.dtype), lambda r=row, i=i: iter([r.value(i)])) for i in range(table.count)]  # type: ignore[misc]
+            made: list[Entry] = [(f"{w.name}@{i}", w.shape[i], dtype_of(w.dtype), source(row, range(i, i + 1))) for i in range(table.count)]
         else:
-            entries.append((w.name, w.tensors(table.count)[w.name], dtype_of(w.dtype), parts(row)))
-    with writer.stream("weights", "safetensors") as file:
-        weight_files.write(file, entries, {"format": "pt"})
-    return file.name
+            members = range(table.count if w.kind == "stacked" else 1)
+            made = [(w.name, w.tensors(table.count)[w.name], dtype_of(w.dtype), source(row, members))]
+        if shards[-1] and size + w.bytes(table.count) > most:
+            shards.append([])
+            size = 0
+        shards[-1] += made
+        size += w.bytes(table.count)
+    names = []
+    for entries in shards:
+        with writer.stream("weights", "safetensors") as file:
+            weight_files.write(file, entries, {"format": "pt"})
+        names.append(file.name)
+    return names
 
 
 def write_tensors(writer: Writer, stem: str, tensors: Mapping[str, torch.Tensor]) -> str:
@@ -52,7 +86,9 @@ def write_tensors(writer: Writer, stem: str, tensors: Mapping[str, torch.Tensor]
 
 def write_programs(writer: Writer, jobs: Sequence[Job], wides: Mapping[str, Sequence[Wide]], pt2: bool) -> form.Manifest:
     table = jobs[0].table
-    records = tuple(form.Member(n, c.path, c.sha256(), c.bytes) for n, c in zip(table.aligned.names, table.aligned.checkpoints))
+    with ThreadPoolExecutor(HASHING) as pool:  # hashing lets other threads run
+        hashes = pool.map(lambda c: c.sha256(), table.aligned.checkpoints)
+        records = tuple(form.Member(n, c.path, digest, c.bytes) for n, c, digest in zip(table.aligned.names, table.aligned.checkpoints, hashes))
     entries = {job.entry: _write_entry(writer, job, wides[job.entry], pt2) for job in jobs}
     return form.Manifest(members=records, weights=tuple(r.weight for r in table.rows), entries=entries)
 

@@ -21,6 +21,7 @@ import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -37,6 +38,7 @@ MAX_PROGRAM_BYTES = 256 * 2**20
 _TEMPORARY = ".tmp-"
 _OURS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]*-[0-9a-f]{16}\.[a-z0-9]+\Z|\.tmp-[0-9a-f]{16}\Z")
 _CHUNK = 4 * 2**20
+_LARGE = 2**20
 
 
 class ArtifactExists(ArtifactError):
@@ -57,6 +59,7 @@ class Stream:
         self._file = file
         self._refused = refused
         self._hash = hashlib.sha256()
+        self._hashing: ThreadPoolExecutor | None = None
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
         view = memoryview(data)
@@ -64,8 +67,16 @@ class Stream:
         try:
             for start in range(0, view.nbytes, _CHUNK):
                 part = view[start : start + _CHUNK]
-                self._hash.update(part)
-                self._file.write(part)
+                if part.nbytes < _LARGE:
+                    self._hash.update(part)
+                    self._file.write(part)
+                else:  # both at once: neither holds the interpreter's lock
+                    self._hashing = self._hashing or ThreadPoolExecutor(1)
+                    hashed = self._hashing.submit(self._hash.update, part)
+                    try:
+                        self._file.write(part)
+                    finally:
+                        hashed.result()
                 self.bytes += part.nbytes
         except OSError as e:
             raise self._refused(e) from e
@@ -87,8 +98,14 @@ class Stream:
         """Flush to the disk and close. Gives the SHA-256. Raises: OSError."""
         self._file.flush()
         os.fsync(self._file.fileno())
-        self._file.close()
+        self.close()
         return self._hash.hexdigest()
+
+    def close(self) -> None:
+        """Let go of file and thread. Raises: OSError."""
+        if self._hashing is not None:
+            self._hashing.shutdown()
+        self._file.close()
 
 
 class Writer:
@@ -181,7 +198,7 @@ class Writer:
             self.files[out.name] = File(out.bytes, sha256)
         finally:
             with contextlib.suppress(OSError):
-                file.close()
+                out.close()
             with contextlib.suppress(OSError):
                 temporary.unlink()  # not there where all went well
             self._new.remove(temporary)

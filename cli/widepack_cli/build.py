@@ -84,6 +84,7 @@ EPILOG = example(
     help="Whether weights that are equal in all members are kept once.",
 )
 @click.option("--no-pt2", is_flag=True, help="Leave out the torch.export programs, which others read.")
+@click.option("--max-shard-size", metavar="SIZE", default="5GB", show_default=True, help="Of a weights file; a weight is never divided.")
 @click.option("--dry-run", is_flag=True, help="Do everything but writing, and say what would be written.")
 @click.option("--force", is_flag=True, help="Replace an artifact that is there.")
 @json_option
@@ -105,6 +106,7 @@ def command(
     tune: bool,
     share: str,
     no_pt2: bool,
+    max_shard_size: str,
     dry_run: bool,
     force: bool,
     as_json: bool,
@@ -145,6 +147,7 @@ def command(
             strategy=strategies[0] if len(strategies) == 1 else strategies or "auto",
             share=share,
             pt2=not no_pt2,
+            max_shard_size=max_shard_size,
             force=force,
             progress=progress,
             dry_run=dry_run,

@@ -7,7 +7,10 @@ import time
 from types import TracebackType
 from typing import TextIO
 
+from widepack.progress import IN_BYTES
+
 WIDTH = 24
+TOLD_AFTER_S = 2
 
 
 class Progress:
@@ -20,6 +23,7 @@ class Progress:
         self._stream = stream if stream is not None else sys.stderr
         self._terminal = self._stream.isatty()
         self._stage = ""
+        self._begun = 0.0
         self._drawn = 0.0
         self._length = 0
 
@@ -38,11 +42,24 @@ class Progress:
                 print(stage, file=self._stream, flush=True)
             return
         now = time.monotonic()
+        if new:
+            self._begun = now
         if new or done >= total or now - self._drawn > 0.05:
             self._drawn = now
             filled = WIDTH * min(done, total) // total if total > 0 else 0
-            bar = f" [{'#' * filled}{'.' * (WIDTH - filled)}] {done}/{total}" if total > 1 else ""
+            bar = f" [{'#' * filled}{'.' * (WIDTH - filled)}] {self._amount(done, total)}{self._left(done, total, now)}" if total > 1 else ""
             self._draw(f"{stage}{bar}")
+
+    def _amount(self, done: int, total: int) -> str:
+        if self._stage not in IN_BYTES:
+            return f"{done}/{total}"
+        unit, size = ("GB", 10**9) if total >= 10**9 else ("MB", 10**6)
+        return f"{done / size:.1f} of {total / size:.1f} {unit}"
+
+    def _left(self, done: int, total: int, now: float) -> str:
+        """How long the stage will take yet, once it has taken long enough to tell."""
+        taken = now - self._begun
+        return f", {taken * (total - done) / done:.0f} s left" if done and taken > TOLD_AFTER_S else ""
 
     def _draw(self, line: str) -> None:
         self._stream.write("\r" + line.ljust(self._length) + ("" if line else "\r"))

@@ -1,0 +1,88 @@
+"""A wide program compared part by part of its members, where what it derives from their weights would take many times a member's memory.
+
+A part is the same member programs lowered by the same plan for fewer members, each node by the same strategy; together the parts hold every member to its own answers.
+The program for all members is held to the probe by the first load, as on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from widepack_artifacts.program import Program, refs
+
+from . import ops
+from .counting import is_view
+from .job import Job
+from .lower import Lowered, lower
+from .replay import Fakes, replay
+from .runtime import split
+from .wides import Wide
+
+MOST_BYTES = 192 * 2**20
+"""What derived weights may take, if two members' do not take more."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """members: numbers of the members that it is for."""
+
+    members: range
+    lowered: Lowered
+
+
+def parts(job: Job, wide: Wide) -> list[Part]:
+    """The parts that a wide program is compared in: itself alone, where it can be."""
+    count = job.count
+    whole = [Part(range(count), wide.lowered)]
+    needed = derived(wide.lowered.program, job.first.sizes)
+    size = max(2, MOST_BYTES * count // max(needed, 1))
+    if size >= count:
+        return whole
+    starts = [*range(0, count - size, size), count - size]  # the last one overlaps, so that all have one size
+    made: dict[tuple[int, ...], Lowered] = {}
+    found = []
+    for start in starts:
+        members = range(start, start + size)
+        if (key := tuple(job.captures.signatures[i] for i in members)) not in made:
+            made[key] = lowered(job, wide, key)
+        found.append(Part(members, made[key]))
+    # A strategy that asks for the number of members may choose otherwise for fewer: then only the program itself tells.
+    return found if all(p.lowered.used == wide.lowered.used for p in found) else whole
+
+
+def lowered(job: Job, wide: Wide, signatures: Sequence[int]) -> Lowered:
+    """A wide program's plan for fewer members. signatures: their indices into the member programs."""
+    return lower(job.simple(wide.pattern), signatures, job.slots(wide.pattern), wide.plan, job.first.sizes, job.shapes[0])
+
+
+def derived(program: Program, sizes: dict[str, int]) -> int:
+    """What the values take that a wide program's prologue makes of weights, in bytes: the most at one time."""
+    prologue = split(program).prologue
+    values = replay(prologue, Fakes(sizes, static=True))
+    base = {s.name: s.name for s in prologue.weights}
+    taken: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for at, node in enumerate(prologue.nodes):
+        read = [base[r] for r in refs((node.args, node.kwargs))]
+        last.update(dict.fromkeys(read, at))
+        viewed = node.body is None and read and (node.op.startswith("operator.") or is_view(ops.resolve(node.op)))
+        base[node.name] = read[0] if viewed else node.name
+        taken[node.name] = 0 if viewed else _bytes(values[node.name])
+        last.setdefault(base[node.name], at)
+    last.update({base[r]: len(prologue.nodes) for o in prologue.outputs for r in refs(o.value)})
+    most = now = 0
+    for at, node in enumerate(prologue.nodes):
+        now += taken[node.name]
+        most = max(most, now)
+        now -= sum(taken.get(name, 0) for name in {base[node.name], *(base[r] for r in refs((node.args, node.kwargs)))} if last[name] == at)
+    return most
+
+
+def _bytes(value: Any) -> int:
+    if isinstance(value, (list, tuple)):
+        return sum(map(_bytes, value))
+    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
