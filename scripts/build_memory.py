@@ -13,6 +13,7 @@ Stacking is the build's stage `write weights`: reading, hashing, writing and flu
 |---|---|
 | `conv` | ResNet-50, images of 64 x 64: 102 MB |
 | `attention` | a BERT of 8 layers, 512 wide: 101 MB |
+| `wide` | an MLP of two layers, 5000-2500-5000: 100 MB |
 | `small` | an MLP of 0.4 MB, 1000 of them |
 """
 
@@ -46,6 +47,7 @@ ROWS: dict[str, tuple[str, dict[str, Any], list[str], int]] = {
         ["ids=int64[B,4]:0..99", "mask=int64[B,4]:0..1"],
         64,
     ),
+    "wide": ("widepack_bench.models.mlp:mlp", {"inputs": 5000, "width": 2500, "outputs": 5000}, ["input=float32[B,5000]"], 64),
     "small": ("widepack_bench.models.mlp:mlp", {"width": 784}, ["input=float32[B,64]"], 1000),
 }
 CHILD = """
