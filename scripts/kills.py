@@ -101,8 +101,8 @@ def answers_of(path: Path) -> list[torch.Tensor]:
     return found
 
 
-def scene(folder: Path) -> Scene:
-    """Checkpoints, the old artifact, and every operation run once."""
+def scene(folder: Path, only: Sequence[str] = OPERATIONS, times: int = 3) -> Scene:
+    """Checkpoints, the old artifact, and every operation run a few times, for how long it takes."""
     paths = checkpoints(folder / "ckpts", 7)
     specs: dict[str, Any] = {"model": Net, "inputs": ["x=float32[B,16]"], "targets": ("cpu",)}
     kept, path = folder / "kept.wide", folder / "ens.wide"
@@ -113,18 +113,19 @@ def scene(folder: Path) -> Scene:
         Operation("update", lambda p, progress: widepack.update(p, {1: paths[5]}, progress=progress)),
         Operation("append", lambda p, progress: widepack.append(p, [paths[6]], progress=progress)),
     ]
+    made = [o for o in made if o.name in only]
     found = Scene(path, kept, Reader(kept).manifest.digest, answers_of(kept), made)
     for operation in made:
-        times = []
-        for _ in range(3):
+        took = []
+        for _ in range(times):
             reset(found, operation)
             start = time.perf_counter()
             child = fork(lambda: operation.run(path, None))  # noqa: B023  it runs now
             status = os.waitpid(child, 0)[1]
-            times.append(time.perf_counter() - start)
+            took.append(time.perf_counter() - start)
             if status:
                 raise SystemExit(f"{operation.name} failed without being killed")
-        operation.seconds = statistics.median(times)
+        operation.seconds = statistics.median(took)
         operation.answers = answers_of(path)
     return found
 
@@ -248,10 +249,10 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def run(kills: int, seed: int, steps: bool, folder: Path, said: Callable[[str], None] = print) -> dict[str, Any]:
-    """All kills. Returns: the document. steps: at every step too."""
+def run(kills: int, seed: int, steps: bool, folder: Path, only: Sequence[str] = OPERATIONS, times: int = 3) -> dict[str, Any]:
+    """All kills. Returns: the document. steps: at every step too. only: these operations. times: how often each is timed before."""
     torch.set_num_threads(1)
-    made = scene(folder)
+    made = scene(folder, only, times)
     dice = random.Random(seed)
     stage = mmap.mmap(-1, 1)
     plan: list[tuple[Operation, float]] = []
@@ -263,7 +264,7 @@ def run(kills: int, seed: int, steps: bool, folder: Path, said: Callable[[str], 
     for number, (operation, seconds) in enumerate(plan):
         rows.append(kill_at(made, operation, seconds, stage))
         if (number + 1) % 20 == 0:
-            said(f"{number + 1} of {kills}: {sum(r['found'].startswith('WRONG') for r in rows)} wrong")
+            print(f"{number + 1} of {kills}: {sum(r['found'].startswith('WRONG') for r in rows)} wrong")
     document = {
         "kills": kills,
         "seed": seed,
@@ -278,7 +279,7 @@ def run(kills: int, seed: int, steps: bool, folder: Path, said: Callable[[str], 
             while (row := kill_before(made, operation, step)) is not None:
                 at_steps.append(row)
                 step += 1
-            said(f"{operation.name}: {step - 1} steps")
+            print(f"{operation.name}: {step - 1} steps")
         document["steps"] = summary(at_steps)
     return document
 
@@ -288,12 +289,14 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", action="store_true")
+    parser.add_argument("--only", choices=OPERATIONS, action="append", help="Of these operations alone. Repeatable.")
+    parser.add_argument("--times", type=int, default=3, help="How often an operation is timed before.")
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = str(Path(folder) / "cache")
-        found = run(args.kills, args.seed, args.steps, Path(folder))
+        found = run(args.kills, args.seed, args.steps, Path(folder), args.only or OPERATIONS, args.times)
     document = {
         "command": "python scripts/kills.py" + " --steps" * args.steps,
         "environment": environment("cpu", 1),

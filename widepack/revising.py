@@ -211,7 +211,6 @@ def _revise(
             held = weight_files.Weights(reader.weights_files())
             held.check(old.weights, len(old.members))
             table = new_table(old, held, seats)
-        writer.reserve(sum(w.bytes(table.count) for w in table.weights))
         probed = weight_files.Weights([reader.path(old.probe)]) if old.probe else None
         made = {name: _Made(name, row, reader, table, seats, probed) for name, row in old.entries.items()}
         asked = _asked(old)

@@ -121,6 +121,7 @@ def rewrite(
 ) -> tuple[list[str], str]:
     """Write the weights files. Returns: their names; `reflink`, `kernel`, `copy`, `streamed` or `kept`, the way they were made. Raises: ArtifactError."""
     if not same_layout(reader.manifest, table):
+        writer.reserve(sum(w.bytes(table.count) for w in table.weights))
         return [write_weights(writer, table)], "streamed"
     names, ways = [], {"kept": 0}
     coming = [i for i, seat in enumerate(seats) if seat.new is not None]

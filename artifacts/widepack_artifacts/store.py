@@ -199,8 +199,12 @@ class Writer:
         with self._temporary(stem, suffix, 0) as (temporary, file):
             try:
                 with open(source, "rb", buffering=0) as old:
-                    how = _copy(old, file)
-                size = os.fstat(file.fileno()).st_size
+                    size = os.fstat(old.fileno()).st_size
+                    if _clone(old, file):
+                        how = "reflink"
+                    else:
+                        self.reserve(size)
+                        how = _copy(old, file, size)
                 for at, parts in changes:
                     for part in parts:
                         _write_at(file, part, at)
@@ -521,13 +525,21 @@ def _hash_problem(path: Path, file: File) -> str:
     return "" if found.hexdigest() == file.sha256 else f"SHA-256 {found.hexdigest()[:16]}..., {file.sha256[:16]}... was written"
 
 
-def _copy(source: BinaryIO, target: BinaryIO) -> str:
-    """The content of a file into an empty one: `reflink` where the file system shares blocks, `kernel` where it copies by itself, else `copy`. Raises: OSError."""
+def _clone(source: BinaryIO, target: BinaryIO) -> bool:
+    """Give an empty file the blocks of another, where the file system shares blocks."""
+    if sys.platform != "linux":
+        return False
+    try:
+        fcntl.ioctl(target.fileno(), _FICLONE, source.fileno())
+    except OSError:
+        return False
+    return True
+
+
+def _copy(source: BinaryIO, target: BinaryIO, size: int) -> str:
+    """The content of a file into an empty one: `kernel` where the system copies by itself, else `copy`. Raises: OSError."""
     if sys.platform == "linux":
-        with contextlib.suppress(OSError):
-            fcntl.ioctl(target.fileno(), _FICLONE, source.fileno())
-            return "reflink"
-        done, size = 0, os.fstat(source.fileno()).st_size
+        done = 0
         try:
             while done < size and (count := os.copy_file_range(source.fileno(), target.fileno(), size - done, done, done)):
                 done += count
