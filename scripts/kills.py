@@ -116,6 +116,8 @@ def scene(folder: Path, only: Sequence[str] = OPERATIONS, times: int = 3) -> Sce
     made = [o for o in made if o.name in only]
     found = Scene(path, kept, Reader(kept).manifest.digest, answers_of(kept), made)
     for operation in made:
+        reset(found, operation)
+        operation.run(path, None)  # here, so that the children have imported all that it takes
         took = []
         for _ in range(times):
             reset(found, operation)
