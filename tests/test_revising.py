@@ -18,8 +18,10 @@ from click.testing import CliRunner
 from torch import Tensor, nn
 
 import widepack
-from widepack import ReviseReport, append, build, drop, load, update
+from widepack import ReviseReport, append, build, drop, load, update, verify
+from widepack.compare import Pool, Wrong
 from widepack.errors import ArtifactError, CheckpointError, MemberMismatch, UsageError, VerificationError, WidepackError
+from widepack_artifacts import strict_json
 from widepack_artifacts.manifest import Manifest, WideProgram
 from widepack_artifacts.store import Reader, Writer
 from widepack_artifacts.weights import Weights
@@ -187,6 +189,18 @@ def test_a_shared_weight_that_splits(copy: Path, paths: list[Path], nets: list[n
     assert update(copy, {2: paths[2]}).kinds == []
     assert {w.name: w.kind for w in Reader(copy).manifest.weights}["trunk.weight"] == "stacked"
     own(copy, nets[:3], X)
+
+
+def test_what_no_program_reads_may_differ(copy: Path, paths: list[Path], tmp_path: Path) -> None:
+    state = torch.load(paths[0], weights_only=True)
+    state["norm.num_batches_tracked"] += 5
+    torch.save(state, tmp_path / "longer.pt")
+    measured(copy)
+    report = update(copy, {0: tmp_path / "longer.pt"})
+    assert [k["weight"] for k in report.kinds] == ["norm.num_batches_tracked"]
+    assert (report.lowered, report.left_out, report.written) == ([], [], "streamed")
+    whole(copy)
+    assert load(copy).state_dict(0)["norm.num_batches_tracked"] == 5 and load(copy).state_dict(1)["norm.num_batches_tracked"] == 0
 
 
 def test_all_members_change_a_shared_weight_at_once(copy: Path, tmp_path: Path) -> None:
@@ -470,16 +484,19 @@ def test_constants_of_the_members_own(tmp_path: Path) -> None:
     whole(tmp_path / "e.wide")
 
 
-def measured(path: Path) -> None:
-    """Give an artifact a plan that somebody measured: the second of its programs, on a machine of theirs."""
+def measured(path: Path, wrong: bool = False) -> None:
+    """Give an artifact a plan that somebody measured on a machine of theirs: for the program that there is, or one that is wrong."""
     reader = Reader(path)
     entry = reader.manifest.entries["forward"]
     row = next(w for w in entry.wide if (w.device, w.pattern) == ("cpu", "shared"))
-    mine = WideProgram(
-        row.device, row.pattern, row.file, row.batch, {**row.plan, "machine": "theirs", "threads": 2, "at": 8, "times_ms": {"wide": 1.0}}
-    )
+    plan = {**row.plan, "machine": "theirs", "threads": 2, "at": 8, "times_ms": {"wide": 1.0}}
     with Writer(path, force=True) as writer:
         writer.keep(reader.manifest.files)
+        program = reader.program(row.file)
+        other = replace(program, nodes=tuple(replace(n, op="aten.tanh.default") if n.op == "aten.relu.default" else n for n in program.nodes))
+        assert other != program
+        file = writer.file("programs/cpu.forward.shared", "json", strict_json.canonical(other.to_json())) if wrong else row.file
+        mine = WideProgram(row.device, row.pattern, file, row.batch, plan)
         writer.publish(replace(reader.manifest, entries={"forward": replace(entry, wide=(*entry.wide, mine))}))
 
 
@@ -490,6 +507,34 @@ def test_measured_plans(copy: Path, paths: list[Path]) -> None:
     report = append(copy, [paths[0]], names=["more"])
     assert len(report.left_out) == 1 and "theirs, 2 threads: measured with 3 members, and there are 4" in report.left_out[0]
     assert not any("machine" in w.plan for w in whole(copy).entries["forward"].wide)
+
+
+def test_a_measured_plan_that_is_wrong(copy: Path, paths: list[Path]) -> None:
+    measured(copy, wrong=True)
+    report = update(copy, {0: paths[3]})
+    assert len(report.left_out) == 1 and "theirs, 2 threads: the wide program (forward, shared) is wrong: output" in report.left_out[0]
+    assert not any("machine" in w.plan for w in whole(copy).entries["forward"].wide) and report.lowered == []
+
+
+def test_a_program_that_new_weights_make_wrong(copy: Path, paths: list[Path], nets: list[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As packed convolutions may be, which add up in another order: plain ones are lowered then."""
+    check, before = verify.check_wide, content(copy)
+    refuse = [True]
+
+    def once(*args: Any) -> Any:
+        found = check(*args)
+        return [Pool("y", wide=[Wrong("m0", "B=2", 1.0, 1.0, "made wrong")])] if refuse and refuse.pop() else found
+
+    monkeypatch.setattr(verify, "check_wide", once)
+    report = update(copy, {0: paths[3]})
+    assert report.lowered == ["forward"] and all(w.plan.get("plain") for w in whole(copy).entries["forward"].wide)
+    own(copy, [nets[3], nets[1], nets[2]], X)
+    before = content(copy)
+    refuse.append(True)
+    refused(
+        lambda: update(copy, {0: paths[0]}), VerificationError, "is wrong: output y, member m0", "the program that was there", "Nothing was published"
+    )
+    assert content(copy) == before
 
 
 class Changed(Net):

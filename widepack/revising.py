@@ -33,6 +33,7 @@ from widepack_artifacts.store import Reader, Writer
 from . import probe
 from .arriving import Newcomer, newcomer
 from .checkpoints import listed, member_names
+from .entries import FORWARD
 from .errors import MemberMismatch, UsageError, VerificationError
 from .exported_programs import Programs
 from .members import Factory, read_names
@@ -205,7 +206,7 @@ def _revise(
         old = reader.manifest
         with stages.stage("read"):
             seats = seats_of(old, lambda p: newcomer(old, p, key, trust_pickle))
-            modules = _modules(seats, model, model_args)
+            modules = _modules(seats, model, model_args, list(old.entries))
         with stages.stage("check"):  # what is damaged is not given a new hash
             reader.check_hashes([*(p.name for p in reader.weights_files()), *([old.probe] if old.probe else [])])
             held = weight_files.Weights(reader.weights_files())
@@ -392,14 +393,15 @@ def _asked(manifest: form.Manifest) -> Choice:
     return Choice.parse([name for name in asked if name in known] if isinstance(asked, list) else "auto")
 
 
-def _modules(seats: Sequence[Seat], model: Model, args: Mapping[str, Any] | None) -> dict[int, Callable[[], nn.Module]]:
-    """What makes the newcomers' own modules, by seat: the factory that is named, or the program that a checkpoint brings. Raises: UsageError."""
+def _modules(seats: Sequence[Seat], model: Model, args: Mapping[str, Any] | None, entries: Sequence[str]) -> dict[int, Callable[[], nn.Module]]:
+    """What makes the newcomers' own modules, by seat: the factory that is named, or the program that a checkpoint brings, which is one entry. Raises: UsageError."""
     coming = {i: seat.new for i, seat in enumerate(seats) if seat.new is not None}
     if model is None and args:
         raise UsageError("model arguments are given, but no model")
     found: dict[int, Callable[[], nn.Module]] = {}
     for i, one in coming.items():
-        factory = find_factory(model, args, one.checkpoint.path) if model is not None else Programs() if one.checkpoint.program is not None else None
+        whole = one.checkpoint.program is not None and entries == [FORWARD]
+        factory = find_factory(model, args, one.checkpoint.path) if model is not None else Programs() if whole else None
         if factory is not None:
             factory.dtype = None if model is None else one.dtype
             found[i] = partial(_filled, factory, one, seats[i].name)
