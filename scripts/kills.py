@@ -262,11 +262,14 @@ def run(kills: int, seed: int, steps: bool, folder: Path, only: Sequence[str] = 
         count = kills // len(made.operations) + (number < kills % len(made.operations))
         plan += [(operation, operation.seconds * (k + dice.random()) / count) for k in range(count)]  # one instant in each part of the run time
     dice.shuffle(plan)
-    rows = []
-    for number, (operation, seconds) in enumerate(plan):
+    rows: list[dict[str, Any]] = []
+    while plan:
+        operation, seconds = plan.pop()
         rows.append(kill_at(made, operation, seconds, stage))
-        if (number + 1) % 20 == 0:
-            print(f"{number + 1} of {kills}: {sum(r['found'].startswith('WRONG') for r in rows)} wrong")
+        if not rows[-1]["killed"]:  # it was quicker than before
+            plan.insert(0, (operation, operation.seconds * dice.random()))
+        if len(rows) % 20 == 0:
+            print(f"{len(rows)} runs, {len(plan)} to go: {sum(r['found'].startswith('WRONG') for r in rows)} wrong", flush=True)
     document = {
         "kills": kills,
         "seed": seed,

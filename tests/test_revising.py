@@ -18,9 +18,10 @@ from click.testing import CliRunner
 from torch import Tensor, nn
 
 import widepack
-from widepack import ReviseReport, append, build, drop, load, update, verify
+from widepack import ReviseReport, append, build, drop, load, plan_cache, update, verify
 from widepack.compare import Pool, Wrong
 from widepack.errors import ArtifactError, CheckpointError, MemberMismatch, UsageError, VerificationError, WidepackError
+from widepack.plan import Plan
 from widepack_artifacts import strict_json
 from widepack_artifacts.manifest import Manifest, WideProgram
 from widepack_artifacts.store import Reader, Writer
@@ -535,6 +536,34 @@ def test_a_program_that_new_weights_make_wrong(copy: Path, paths: list[Path], ne
         lambda: update(copy, {0: paths[0]}), VerificationError, "is wrong: output y, member m0", "the program that was there", "Nothing was published"
     )
     assert content(copy) == before
+
+
+def test_plans_in_the_users_cache(copy: Path, paths: list[Path]) -> None:
+    entry = Reader(copy).manifest.entries["forward"]
+    row = next(w for w in entry.wide if w.pattern == "each")
+    plan = replace(Plan.from_json(row.plan), machine="here", threads=1)
+    before = Reader(copy).manifest.digest
+    plan_cache.keep(before, "forward", "each", "cpu", [(Reader(copy).program(row.file), plan)])
+    report = update(copy, {0: paths[3]})
+    ((_, found),) = plan_cache.find(report.digest, "forward", "each", "cpu")
+    assert found == plan and report.left_out == [] and load(copy).plans("each") == [plan]
+    report = drop(copy, [0])
+    assert report.left_out == ["forward, each, cpu, kept in your cache: measured with 3 members, and there are 2"]
+    assert plan_cache.find(report.digest, "forward", "each", "cpu") == []
+
+
+def test_an_artifact_that_is_replaced_while_another_is_made_of_it(copy: Path, paths: list[Path], nets: list[nn.Module]) -> None:
+    count = 0
+
+    def replaced_once(stage: str, done: int, total: int) -> None:
+        nonlocal count
+        count += stage == "lower" and done == 0
+        if stage == "lower" and done == 0 and count == 1:
+            append(copy, [paths[4]], names=["more"])  # other programs: those that were there are gone
+
+    report = update(copy, {0: paths[3]}, out=copy.with_name("o.wide"), progress=replaced_once)
+    assert count == 2 and report.members == ("m0", "m1", "m2", "more")
+    own(copy.with_name("o.wide"), [nets[3], nets[1], nets[2], nets[4]], X)
 
 
 class Changed(Net):

@@ -11,7 +11,9 @@ The member programs that are in the artifact stand for the model, so none of the
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import itertools
 import os
 import shlex
 import sys
@@ -30,11 +32,11 @@ from widepack_artifacts import manifest as form
 from widepack_artifacts import weights as weight_files
 from widepack_artifacts.store import Reader, Writer
 
-from . import probe
+from . import plan_cache, probe
 from .arriving import Newcomer, newcomer
 from .checkpoints import listed, member_names
 from .entries import FORWARD
-from .errors import MemberMismatch, UsageError, VerificationError
+from .errors import ArtifactError, MemberMismatch, UsageError, VerificationError
 from .exported_programs import Programs
 from .members import Factory, read_names
 from .models import find_factory
@@ -46,8 +48,10 @@ from .rewriting import NewTable, Seat, new_table, rewrite
 from .standing import Standing
 from .state import BUFFER
 from .version import __version__
-from .wides import Wide, make_wides, same_programs
+from .wides import PATTERNS, Wide, make_wides, same_programs
 from .writing import kinds_out, write_exported, write_tensors, write_wides
+
+_TRIES = 5
 
 
 @dataclass(frozen=True)
@@ -199,7 +203,28 @@ def _revise(
     model_args: Mapping[str, Any] | None,
     progress: Report | None,
 ) -> ReviseReport:
-    Reader(path)  # what is no artifact is told before anything is made at the path
+    for left in reversed(range(_TRIES)):
+        first = Reader(path)  # what is no artifact is told before anything is made at the path
+        try:
+            return _once(did, path, seats_of, out, force, key, trust_pickle, model, model_args, progress)
+        except ArtifactError:
+            if out is None or not left or not first.replaced():
+                raise  # else another one was published while this one was read: only where it is the one that is written nobody can
+    raise AssertionError("the last try returns or raises")
+
+
+def _once(
+    did: str,
+    path: Path_,
+    seats_of: Callable[[form.Manifest, Callable[[str | Path], Newcomer]], list[Seat]],
+    out: Path_ | None,
+    force: bool,
+    key: str | None,
+    trust_pickle: bool,
+    model: Model,
+    model_args: Mapping[str, Any] | None,
+    progress: Report | None,
+) -> ReviseReport:
     stages = Stages(progress)
     with Writer(path if out is None else out, force=force or out is None) as writer:
         reader = Reader(path)  # under the lock, where it is the one that is written: nobody publishes in between
@@ -232,7 +257,7 @@ def _revise(
         with stages.stage("publish"):
             members = tuple(old.members[s.old] if s.old is not None else _member(s) for s in seats)
             changed = _changed(old, seats)
-            left_out = [words for one in made.values() for words in one.left_out]
+            heard = [seats[i].name for i in sorted(modules)] if any(one.heard for one in made.values()) else []
             history = {
                 "did": did,
                 "members": changed,
@@ -242,7 +267,7 @@ def _revise(
                 "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
                 "widepack": __version__,
                 "torch": torch.__version__,
-                "asked": [seats[i].name for i in sorted(modules)],
+                "asked": heard,
             }
             verification = probe.joined({one.name: one.record for one in made.values()})
             provenance = {**old.provenance, "history": [*_list(old.provenance.get("history")), history]}
@@ -257,6 +282,8 @@ def _revise(
                     provenance=provenance,
                 )
             )
+    for one in made.values():
+        one.carry(old.digest, manifest.digest)
     return ReviseReport(
         path=os.fspath(path if out is None else out),
         did=did,
@@ -264,9 +291,9 @@ def _revise(
         changed=changed,
         kinds=[k.to_json() for k in table.changed],
         lowered=[one.name for one in made.values() if one.wides],
-        left_out=left_out,
+        left_out=[words for one in made.values() for words in one.left_out],
         written=written,
-        asked=[seats[i].name for i in sorted(modules)],
+        asked=heard,
         weights={k: sum(w.bytes(table.count) for w in table.weights if w.kind == k) for k in form.KINDS},
         bytes_disk=sum(f.bytes for f in manifest.files.values()),
         seconds=stages.seconds,
@@ -299,6 +326,7 @@ class _Made:
         self.left_out: list[str] = []
         self.record: dict[str, Any] = {}
         self.probed: dict[str, probe.Answers] = {}
+        self.heard = False  # whether newcomers' own modules were
         if self.other:
             self._leave_out(self.measured, self.why)
 
@@ -331,6 +359,7 @@ class _Made:
         own = (
             modules if all(s.how == BUFFER for s in self.entry.states) else {}
         )  # the manifest does not tell a state that is returned from one changed in place
+        self.heard = bool(own)
         proof = Proof(self.entry, [s.name for s in seats], held, [s.place for s in seats], stages, own)
         try:
             records, wrong = proof.check(self._tried())
@@ -345,6 +374,15 @@ class _Made:
         for why in dict.fromkeys(wrong.values()):
             self._leave_out([w for w in self.measured if wrong.get(_key(w, files)) == why], why)
         self.record, self.probed = proof.record(records, before), proof.probed()
+
+    def carry(self, before: str, after: str) -> None:
+        """Plans in the user's cache are kept for the new artifact too, where its programs are those that they were measured with."""
+        for pattern, device in itertools.product(PATTERNS, ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]):
+            with contextlib.suppress(OSError, UsageError):  # a cache that cannot be written costs a measurement
+                if not self.wides:
+                    plan_cache.carry(before, after, self.name, pattern, device)
+                elif plan_cache.find(before, self.name, pattern, device):
+                    self.left_out.append(f"{self.name}, {pattern}, {device}, kept in your cache: {self.why or 'its programs were lowered again'}")
 
     def _tried(self) -> list[Tried]:
         """The wide programs that are to be proved: those by rules of thumb, then those that were measured, each once."""
