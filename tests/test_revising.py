@@ -7,7 +7,8 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -639,6 +640,61 @@ def test_readers_during_updates(copy: Path, paths: list[Path], nets: list[nn.Mod
         stop.set()
         reader.join()
     assert wrong == [] and count > 3
+
+
+@contextmanager
+def mounted(place: Path, kilobytes: int) -> Iterator[None]:
+    """A file system of this size. Skips where nothing may be mounted."""
+    place.mkdir(exist_ok=True)
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(place)], capture_output=True, check=False).returncode:
+        pytest.skip("nothing may be mounted here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("did", ["update", "append", "drop", "build"])
+def test_a_disk_that_is_full(did: str, three: Path, paths: list[Path], tmp_path: Path) -> None:
+    """More and more room, until it is enough: the old artifact bit for bit, or the new one."""
+    size = sum(-(-len(data) // 4096) * 4 for data in content(three).values())  # kilobytes, in pages
+    outcomes = set()
+    for room in range(size + 4, 4 * size + 200, 8):
+        with mounted(tmp_path / "disk", room):
+            path = Path(shutil.copytree(three, tmp_path / "disk" / "e.wide"))
+            before = content(path)
+            try:
+                if did == "update":
+                    update(path, {1: paths[3]})
+                elif did == "append":
+                    append(path, [paths[3]])
+                elif did == "drop":
+                    drop(path, [0])
+                else:
+                    build(paths[1:4], path, model=Net, force=True, **SPECS)
+                whole(path)
+                outcomes.add("done")
+            except ArtifactError as e:
+                assert "No space left" in str(e) or "are free there" in str(e)
+                assert content(path) == before
+                outcomes.add("refused")
+        if "done" in outcomes:
+            break
+    assert outcomes == {"done", "refused"}
+
+
+@pytest.mark.slow
+def test_media_that_cannot_be_written(three: Path, paths: list[Path], nets: list[nn.Module], tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", 4096):
+        path = Path(shutil.copytree(three, tmp_path / "disk" / "e.wide"))
+        before = content(path)
+        subprocess.run(["mount", "-o", "remount,ro", str(tmp_path / "disk")], check=True)
+        refused(lambda: update(path, {0: paths[3]}), ArtifactError, "Read-only file system")
+        own(path, nets[:3], X)
+        update(path, {0: paths[3]}, out=tmp_path / "o.wide")
+        own(tmp_path / "o.wide", [nets[3], nets[1], nets[2]], X)
+        assert content(path) == before
 
 
 SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "kills.py"
