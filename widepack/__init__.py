@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from .inputs import each as each
     from .loading import load as load
     from .output import Output as Output
+    from .revising import ReviseReport as ReviseReport
+    from .revising import append as append
+    from .revising import drop as drop
+    from .revising import update as update
     from .tuner import TuneReport as TuneReport
     from .tuner import tune as tune
     from .wide_model import WideModel as WideModel
@@ -42,6 +46,10 @@ _WHERE = {
     "Output": "output",
     "tune": "tuner",
     "TuneReport": "tuner",
+    "update": "revising",
+    "append": "revising",
+    "drop": "revising",
+    "ReviseReport": "revising",
     **dict.fromkeys(
         (
             "WidepackError",

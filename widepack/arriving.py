@@ -24,11 +24,13 @@ class Newcomer:
     """A checkpoint that fits an artifact.
 
     checkpoint: as it was opened, in the artifact's dtype. like: the number of a member of the artifact whose shapes it has. aligned: its weights by the table's names.
+    dtype: what its floating weights were converted to, or None.
     """
 
     checkpoint: Checkpoint
     like: int
     aligned: Alignment
+    dtype: torch.dtype | None = None
 
     def value(self, weight: str) -> Tensor:
         """A weight of the table that checkpoints hold, mapped where the file allows. Raises: KeyError for a constant."""
@@ -56,7 +58,7 @@ def newcomer(manifest: Manifest, path: str | Path, key: str | None = None, trust
     for like in firsts:
         expected = _expected(manifest, like)
         if not (why := mismatch(opened, expected, ragged=False)):
-            return Newcomer(opened, like, align([opened], [str(path)], "none", expected))
+            return Newcomer(opened, like, align([opened], [str(path)], "none", expected), dtype)
         whys.append(why)
     which = f" (held to member {manifest.members[firsts[0]].name}; the members have {len(firsts)} different sets of shapes)" if ragged else ""
     raise MemberMismatch(f"checkpoint {path} is of another model than the artifact's members{which}: {whys[0]}")

@@ -18,7 +18,6 @@ from widepack_artifacts import strict_json
 from widepack_artifacts.manifest import Entry
 from widepack_artifacts.program import Kind, Program
 from widepack_artifacts.tree import Tree
-from widepack_artifacts.weights import Weights
 
 from . import backends, plan_cache
 from . import probe as probes
@@ -263,7 +262,7 @@ class Programs:
     def drawn(self, pattern: str, sizes: Mapping[str, int]) -> list[torch.Tensor]:
         """Inputs of a wide call at these sizes, like the probe's where there is one; other ones for each member."""
         letters = self.letters(pattern)
-        kept = Weights([self.held.reader.path(self.held.manifest.probe)]) if self.held.manifest.probe else None
+        kept = self.held.probe
         begun = self.initial()
         made: list[torch.Tensor] = []
         for k, (spec, letter) in enumerate(zip(self.entry.inputs, letters)):
@@ -291,17 +290,16 @@ class Programs:
     def probe(self, pattern: str, made: Sequence[Bound], again: bool = False) -> None:
         """Run the artifact's probe through each program that has not passed it here; again: through all. Raises: VerificationError."""
         held, manifest = self.held, self.held.manifest
-        if not manifest.probe:
+        tensors = held.probe
+        if tensors is None:
             return
         at = f"{probes.prefix(self.name)}{pattern}"
-        tensors: Weights | None = None
         for bound in made:
             program = bound.content or f"{at} {strict_json.digest(bound.program.to_json())} {held.chosen}"
             ran_on = [] if bound.backend == "eager" else [bound.backend, bound.place.name if bound.place else ""]
             key = probes.cache_key(manifest.digest, program, str(held.device), str(held.prologue), *ran_on)
             if not again and probes.passed(key):
                 continue
-            tensors = tensors or Weights([held.reader.path(manifest.probe)])
             begun = self.initial()
             inputs = []
             for k in range(len(self.binder.leaves)):

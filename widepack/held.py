@@ -36,7 +36,7 @@ class Running:
 class Held:
     """An open artifact with its weights, and how it was asked to be loaded: what all entries of a model share.
 
-    chosen: numbers of the members that are loaded. members: their names.
+    chosen: numbers of the members that are loaded. members: their names. probe: the tensors of the probe, mapped, where there is one.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class Held:
         self.prologue, self.strategies, self.verified, self.running = prologue, strategies, verified, running
         self.simplify = simplify
         self.manifest: Manifest = reader.manifest
+        self.probe = Weights([reader.path(reader.manifest.probe)]) if reader.manifest.probe else None
         self.members: tuple[str, ...] = tuple(self.manifest.members[i].name for i in self.chosen)
         self.whole = len(self.chosen) == len(self.manifest.members)
         self.lock = threading.RLock()

@@ -15,6 +15,7 @@ from torch import nn
 from widepack_artifacts import manifest as form
 from widepack_artifacts import weights as weight_files
 from widepack_artifacts.program import Kind, Program
+from widepack_artifacts.tree import Tree
 
 from .alike import Alike, difference, is_literal
 from .attributes import differences, in_words
@@ -302,6 +303,26 @@ class Job:
     def bounds(self) -> dict[str, tuple[int, int | None]]:
         """Each dim's least and most size."""
         return {d: (least, most) for d, (least, most, _) in self.first.dims.items()}
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Each dim's size in the example."""
+        return self.first.sizes
+
+    @property
+    def signatures(self) -> Sequence[int]:
+        """Each member's index into the programs."""
+        return self.captures.signatures
+
+    @property
+    def signature(self) -> Sequence[form.Parameter]:
+        """The parameters of the method, over the leaves of a call."""
+        return self.first.signature
+
+    @property
+    def result(self) -> Tree:
+        """The form of the answer, over the leaves of the outputs."""
+        return self.first.result
 
     def at_least_two(self, letter: str, why: str) -> None:
         """Raise a dim's lower bound to 2: the program is not known to hold where it is 1. The line of an upper bound stays."""

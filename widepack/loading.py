@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from widepack_artifacts.store import Reader
+from widepack_artifacts.store import Reader, opened
 from widepack_artifacts.weights import Weights
 
 from . import backends
@@ -67,18 +67,25 @@ def load(
     if not isinstance(path, (str, PathLike)):
         raise UsageError(f"path is a {type(path).__name__}; give the artifact's folder")
     where = _device(device)
-    reader = Reader(path, expect)
-    if verify == "sizes":
-        reader.check_sizes()
-    elif verify == "hashes":
-        reader.check_hashes()
-    weights = Weights(reader.weights_files())
-    weights.check(reader.manifest.weights, len(reader.manifest.members))
-    chosen = _members(reader, members)
     running = Running(backend, compile == "now", None if cache is None else Path(cache), progress)
     wanted = "auto" if strategies is None and not simplify else strategies
-    held = Held(reader, weights, chosen, where, prologue=prologue, strategies=wanted, verified=verify != "off", running=running, simplify=simplify)
-    model = WideModel(held)
+
+    def hold(reader: Reader) -> Held:
+        """All that is read of the artifact, now or later: another one may be published at the path while this one is loaded, or long after."""
+        if verify == "sizes":
+            reader.check_sizes()
+        elif verify == "hashes":
+            reader.check_hashes()
+        weights = Weights(reader.weights_files())
+        weights.check(reader.manifest.weights, len(reader.manifest.members))
+        entries = reader.manifest.entries.values()
+        reader.hold(w.file for e in entries for w in e.wide if w.device == where.type)
+        reader.hold(name for e in entries for name in e.member)
+        chosen = _members(reader, members)
+        verified = verify != "off"
+        return Held(reader, weights, chosen, where, prologue=prologue, strategies=wanted, verified=verified, running=running, simplify=simplify)
+
+    model = WideModel(opened(path, hold, expect)[1])
     if warmup:
         model.warmup()
     return model

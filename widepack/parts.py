@@ -6,7 +6,7 @@ The program for all members is held to the probe by the first load, as on every 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +16,11 @@ from widepack_artifacts.program import Program, refs
 
 from . import ops
 from .counting import is_view
-from .job import Job
 from .lower import Lowered, lower
+from .plan import Plan
 from .replay import Fakes, replay
 from .runtime import split
-from .wides import Wide
+from .wides import Entry
 
 MOST_BYTES = 192 * 2**20
 """What derived weights may take, if two members' do not take more."""
@@ -28,38 +28,45 @@ MOST_BYTES = 192 * 2**20
 
 @dataclass(frozen=True)
 class Part:
-    """members: numbers of the members that it is for."""
+    """members: numbers of the members that it is for. lowered: what the program was made of; None where that is not known."""
 
     members: range
-    lowered: Lowered
+    program: Program
+    lowered: Lowered | None
 
 
-def parts(job: Job, wide: Wide) -> list[Part]:
-    """The parts that a wide program is compared in: itself alone, where it can be."""
-    count = job.count
-    whole = [Part(range(count), wide.lowered)]
-    needed = derived(wide.lowered.program, job.first.sizes)
+def parts(entry: Entry, pattern: str, program: Program, plan: Plan | None, own: Lowered | None = None) -> list[Part]:
+    """The parts that a wide program is compared in: itself alone, where it can be, or where nothing tells how it was made.
+
+    plan: what it was lowered by. own: what lowering gave, where it was lowered just now.
+    """
+    count = entry.count
+    whole = [Part(range(count), program, own)]
+    needed = derived(program, entry.sizes)
     size = max(2, MOST_BYTES * count // max(needed, 1))
-    if size >= count:
+    if size >= count or plan is None:
+        return whole
+    own = own or lowered(entry, pattern, plan, entry.signatures)
+    if own.program != program:
         return whole
     starts = [*range(0, count - size, size), count - size]  # the last one overlaps, so that all have one size
     made: dict[tuple[int, ...], Lowered] = {}
     found = []
     for start in starts:
         members = range(start, start + size)
-        if (key := tuple(job.captures.signatures[i] for i in members)) not in made:
-            made[key] = lowered(job, wide, key)
-        found.append(Part(members, made[key]))
+        if (key := tuple(entry.signatures[i] for i in members)) not in made:
+            made[key] = lowered(entry, pattern, plan, key)
+        found.append(Part(members, made[key].program, made[key]))
     # A strategy that asks for the number of members may choose otherwise for fewer: then only the program itself tells.
-    return found if all(p.lowered.used == wide.lowered.used for p in found) else whole
+    return found if all(low.used == own.used for low in made.values()) else whole
 
 
-def lowered(job: Job, wide: Wide, signatures: Sequence[int]) -> Lowered:
-    """A wide program's plan for fewer members. signatures: their indices into the member programs."""
-    return lower(job.simple(wide.pattern), signatures, job.slots(wide.pattern), wide.plan, job.first.sizes, job.shapes[0])
+def lowered(entry: Entry, pattern: str, plan: Plan, signatures: Sequence[int]) -> Lowered:
+    """A plan's program for members of these shapes. signatures: their indices into the member programs."""
+    return lower(entry.simple(pattern), signatures, entry.slots(pattern), plan, entry.sizes, entry.shapes[0])
 
 
-def derived(program: Program, sizes: dict[str, int]) -> int:
+def derived(program: Program, sizes: Mapping[str, int]) -> int:
     """What the values take that a wide program's prologue makes of weights, in bytes: the most at one time."""
     prologue = split(program).prologue
     values = replay(prologue, Fakes(sizes, static=True))

@@ -69,6 +69,14 @@ def _read(place: Path) -> list[tuple[Program, Plan]]:
         return []
 
 
+def carry(before: str, after: str, entry: str, pattern: str, device: str) -> bool:
+    """Keep what was measured for one artifact for another one too, whose programs are the same. Returns: whether there was anything. Raises: as `keep`."""
+    rows = _read(_place(before, entry, pattern, device))
+    if rows:
+        keep(after, entry, pattern, device, rows)
+    return bool(rows)
+
+
 def keep(digest: str, entry: str, pattern: str, device: str, rows: Sequence[tuple[Program, Plan]]) -> Path:
     """Keep what was measured, in the place of what was measured with as many threads. Returns: the file. Raises: OSError; UsageError where others may write into the folder."""
     place = _place(digest, entry, pattern, device)

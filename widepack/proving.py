@@ -132,15 +132,15 @@ def _wide_records(
     in_parts: dict[str, int] = {}
     for number, wide in enumerate(wides):
         checked = [Pool(p.name, p.eps, p.own_square, p.own_max, p.scale_square, p.count) for p in pools]
-        divided = parts(job, wide)
+        divided = parts(job, wide.pattern, wide.lowered.program, wide.plan, wide.lowered)
         for part in divided:
-            weights = all_weights(part.lowered.program, held, job.count, part.members)
+            weights = all_weights(part.program, held, job.count, part.members)
             give_back()
-            verify.check_wide(subject, part.lowered.program, weights, wide.pattern, made, found, checked, part.members)
+            verify.check_wide(subject, part.program, weights, wide.pattern, made, found, checked, part.members)
             if wrong := next((w for p in checked if (w := p.wrong())), ""):
                 simplified = job.simple(wide.pattern)
                 call = next(c for c in made if c.pattern == wide.pattern)
-                where = verify.bisect(subject, simplified, part.lowered, weights, call, part.members)
+                where = verify.bisect(subject, simplified, part.lowered, weights, call, part.members) if part.lowered is not None else ""
                 raise VerificationError(
                     f"the wide program ({job.entry}, {wide.pattern}) is wrong: {wrong}. {where or 'no single node is out of bounds'}{verify.of_bits(simplified[0])}. Nothing was written; please report it, or build with --strategy loop"
                 )
@@ -182,9 +182,9 @@ def _kernels(job: Job, wides: Sequence[Wide], held: weight_files.Weights, call: 
         return of(program, all_weights(program, held, job.count, members), call.stacked(members))
 
     wide = next(w for w in wides if w.pattern == "shared")
-    if len(parts(job, wide)) == 1:
+    if len(parts(job, wide.pattern, wide.lowered.program, wide.plan, wide.lowered)) == 1:
         found = of_members(range(job.count), wide.lowered.program)
     else:  # a loop has as many more as it has members
-        two, three = (of_members(range(n), lowered(job, wide, job.captures.signatures[:n]).program) for n in (2, 3))
+        two, three = (of_members(range(n), lowered(job, wide.pattern, wide.plan, job.signatures[:n]).program) for n in (2, 3))
         found = two + (job.count - 2) * (three - two)
     return of(job.programs[job.captures.signatures[0]], job.weights_of(0, held), call.inputs[0]), found

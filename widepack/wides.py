@@ -4,19 +4,58 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
+from widepack_artifacts.manifest import Parameter
 from widepack_artifacts.program import Kind, Program, refs
+from widepack_artifacts.tree import Tree
 
 from .errors import CaptureError
-from .job import Job
 from .kinds import weights_only
 from .lower import Lowered, lower
 from .plan import Choice as PlanChoice
 from .plan import Plan
 from .registry import REGISTRY, Choice
+from .replay import Shapes
 from .rules_of_thumb import plans
+from .samples import Source
+from .state import Carried
 
 PATTERNS = ("shared", "each")
+
+
+class Entry(Protocol):
+    """What lowering and writing have to know of an entry, of a build (`job.Job`) or of an artifact that is there (`standing.Standing`).
+
+    entry: its name. count: how many members. signatures: each member's index into the programs. sizes: each dim's in the example. batch: the dim that batch classes are
+    made of, or "". bounds: each dim's least and most size. signature, result: how it is called, and the form of the answer. slots: kinds of weights and inputs by
+    value name. simple: the member programs simplified for a pattern.
+    """
+
+    @property
+    def entry(self) -> str: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def signatures(self) -> Sequence[int]: ...
+    @property
+    def sizes(self) -> Mapping[str, int]: ...
+    @property
+    def batch(self) -> str: ...
+    @property
+    def bounds(self) -> Mapping[str, tuple[int, int | None]]: ...
+    @property
+    def signature(self) -> Sequence[Parameter]: ...
+    @property
+    def result(self) -> Tree: ...
+    @property
+    def sources(self) -> Sequence[Source]: ...
+    @property
+    def states(self) -> Sequence[Carried]: ...
+    @property
+    def shapes(self) -> Sequence[Shapes]: ...
+    def slots(self, pattern: str) -> dict[str, Kind]: ...
+    def simple(self, pattern: str) -> list[Program]: ...
 
 
 @dataclass(frozen=True)
@@ -29,17 +68,17 @@ class Wide:
     uses: list[Plan]
 
 
-def make_wides(job: Job, asked: Choice, targets: Sequence[str]) -> list[Wide]:
+def make_wides(job: Entry, asked: Choice, targets: Sequence[str]) -> list[Wide]:
     """Plans by rules of thumb for every target and pattern, and the wide program of each different one."""
     made: dict[str, Wide] = {}
     for pattern in PATTERNS:
         slots = job.slots(pattern)
         programs = job.simple(pattern)
         for device in targets:
-            for plan in plans(programs[0], slots, job.count, job.first.sizes, job.batch, device, pattern, asked):
+            for plan in plans(programs[0], slots, job.count, job.sizes, job.batch, device, pattern, asked):
                 key = f"{pattern} {sorted(plan.looped())} {sorted((n, c.strategy) for n, c in plan.choices.items())}"
                 if key not in made:
-                    made[key] = Wide(pattern, plan, lower(programs, job.captures.signatures, slots, plan, job.first.sizes, job.shapes[0]), [])
+                    made[key] = Wide(pattern, plan, lower(programs, job.signatures, slots, plan, job.sizes, job.shapes[0]), [])
                 made[key].uses.append(_filled_plan(plan, made[key].lowered, programs[0]))
     for wide in made.values():
         for state in job.states:
@@ -77,14 +116,14 @@ def wide_share(program: Program, found: Mapping[str, Kind], used: Mapping[str, s
     return sum(used[n] not in ("sequential", "loop") for n in reading) / len(reading) if reading else 1.0
 
 
-def wide_only(job: Job, wides: Sequence[Wide], pattern: str) -> Program:
+def wide_only(job: Entry, wides: Sequence[Wide], pattern: str) -> Program:
     """The program of a pattern without loops but for Ragged values: what torch.export programs are made of."""
     programs = job.simple(pattern)
-    (plan,) = plans(programs[0], job.slots(pattern), job.count, job.first.sizes, job.batch, "cpu", pattern, Choice("wide"))
+    (plan,) = plans(programs[0], job.slots(pattern), job.count, job.sizes, job.batch, "cpu", pattern, Choice("wide"))
     for wide in wides:
         if wide.pattern == pattern and any(p.looped() == plan.looped() and not asked_for(p) for p in wide.uses):
             return wide.lowered.program
-    return lower(programs, job.captures.signatures, job.slots(pattern), plan, job.first.sizes, job.shapes[0]).program
+    return lower(programs, job.signatures, job.slots(pattern), plan, job.sizes, job.shapes[0]).program
 
 
 def asked_for(plan: Plan) -> bool:

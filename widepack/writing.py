@@ -7,10 +7,10 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -21,12 +21,12 @@ from widepack_artifacts.store import Writer
 
 from .codec import dtype_of
 from .exported import export_program, placeholder
-from .job import Job, Row, Table
+from .job import Job, Row
 from .members import Factory
 from .progress import Stages
 from .registry import Choice
 from .version import __version__
-from .wides import PATTERNS, Wide, wide_only
+from .wides import PATTERNS, Entry, Wide, wide_only
 
 HASHING = 4
 """Checkpoints that are hashed at once."""
@@ -34,10 +34,19 @@ SHARD_BYTES = 5 * 10**9
 """Of a weights file, as Hugging Face has it."""
 
 
-Entry = tuple[str, Sequence[int], torch.dtype, Callable[[], Iterator[torch.Tensor]]]
+class Rows(Protocol):
+    """A table of weights: a row for each, and how many members there are."""
+
+    @property
+    def rows(self) -> Sequence[Row]: ...
+    @property
+    def count(self) -> int: ...
 
 
-def write_weights(writer: Writer, table: Table, most: int = SHARD_BYTES, progress: Callable[[int, int], None] | None = None) -> list[str]:
+Written = tuple[str, Sequence[int], torch.dtype, Callable[[], Iterator[torch.Tensor]]]
+
+
+def write_weights(writer: Writer, table: Rows, most: int = SHARD_BYTES, progress: Callable[[int, int], None] | None = None) -> list[str]:
     """The stacked weights, streamed from the members' mapped files: at most one tensor of one member is held.
 
     most: bytes of a file, unless one weight has more. progress: told the bytes done, and of how many. Returns: the files' names.
@@ -56,12 +65,12 @@ def write_weights(writer: Writer, table: Table, most: int = SHARD_BYTES, progres
     def source(row: Row, members: range) -> Callable[[], Iterator[torch.Tensor]]:
         return lambda: told(row.value(i) for i in members)
 
-    shards: list[list[Entry]] = [[]]
+    shards: list[list[Written]] = [[]]
     size = 0
     for row in table.rows:
         w = row.weight
         if w.kind == "ragged":
-            made: list[Entry] = [(f"{w.name}@{i}", w.shape[i], dtype_of(w.dtype), source(row, range(i, i + 1))) for i in range(table.count)]
+            made: list[Written] = [(f"{w.name}@{i}", w.shape[i], dtype_of(w.dtype), source(row, range(i, i + 1))) for i in range(table.count)]
         else:
             members = range(table.count if w.kind == "stacked" else 1)
             made = [(w.name, w.tensors(table.count)[w.name], dtype_of(w.dtype), source(row, members))]
@@ -96,37 +105,52 @@ def write_programs(writer: Writer, jobs: Sequence[Job], wides: Mapping[str, Sequ
 def _write_entry(writer: Writer, job: Job, wides: Sequence[Wide], pt2: bool) -> form.Entry:
     first = job.first
     members = [writer.file(f"programs/member.{job.entry}", "json", strict_json.canonical(p.to_json())) for p in job.programs]
-    rows: list[form.WideProgram] = []
-    for wide in wides:
-        data = strict_json.canonical(wide.lowered.program.to_json())
-        for plan in wide.uses:
-            name = writer.file(f"programs/{plan.device}.{job.entry}.{plan.pattern}", "json", data)
-            rows.append(form.WideProgram(plan.device, plan.pattern, name, plan.batch, plan.to_json()))
-    kinds_out = [o.kind for o in next(w for w in wides if w.pattern == "shared").lowered.program.outputs]
-    exported: dict[str, str] = {}
-    keywords = frozenset(first.inputs[i].name for _, k, t, _ in first.signature if k == "keyword" for i in tree.paths(t))
-    result = first.result
-    if job.states:  # (result, {state: new value}), and the states as keywords: y, state = model(x, **state)
-        keywords |= {s.name for s in job.states}
-        result = {"tuple": [result, {"dict": [[placeholder(s.name), {"leaf": s.output}] for s in job.states]}]}
-    for pattern in PATTERNS if pt2 else ():
-        program = wide_only(job, wides, pattern)
-        data = export_program(program, job.shapes[0].fakes, {d: (a, b) for d, (a, b, _) in first.dims.items()}, result, keywords)
-        exported[pattern] = writer.file(f"programs/{job.entry}.{pattern}", "pt2", data)
     return form.Entry(
         inputs=tuple(form.Input(s.name, s.type, s.low, s.high) for s in job.sources),
         signature=list(first.signature),
-        outputs=tuple(form.OutputLeaf(n, t, k) for (n, t), k in zip(first.outputs, kinds_out)),
+        outputs=tuple(form.OutputLeaf(n, t, k) for (n, t), k in zip(first.outputs, kinds_out(wides))),
         result=first.result,
         dims={d: form.Dim(least, most, source, first.sizes[d]) for d, (least, most, source) in first.dims.items()},
         guards=tuple(form.Guard(g.expr, g.source) for g in first.guards),
         fixed=list(first.fixed),
         member=members,
         signatures=list(job.captures.signatures),
-        wide=tuple(rows),
-        pt2=exported,
+        wide=tuple(write_wides(writer, job.entry, wides)),
+        pt2=write_exported(writer, job, wides, PATTERNS if pt2 else ()),
         state=tuple(form.State(s.input, s.output, job.initial(s)) for s in job.states),
     )
+
+
+def kinds_out(wides: Sequence[Wide]) -> list[str]:
+    """What an entry's programs give where all members see one input."""
+    return [o.kind for o in next(w for w in wides if w.pattern == "shared").lowered.program.outputs]
+
+
+def write_wides(writer: Writer, entry: str, wides: Sequence[Wide]) -> list[form.WideProgram]:
+    """The wide programs of an entry, a file for each plan."""
+    rows: list[form.WideProgram] = []
+    for wide in wides:
+        data = strict_json.canonical(wide.lowered.program.to_json())
+        for plan in wide.uses:
+            name = writer.file(f"programs/{plan.device}.{entry}.{plan.pattern}", "json", data)
+            rows.append(form.WideProgram(plan.device, plan.pattern, name, plan.batch, plan.to_json()))
+    return rows
+
+
+def write_exported(writer: Writer, job: Entry, wides: Sequence[Wide], patterns: Iterable[str]) -> dict[str, str]:
+    """The torch.export programs of an entry, by pattern."""
+    exported: dict[str, str] = {}
+    keywords = frozenset(job.sources[i].name for _, k, t, _ in job.signature if k == "keyword" for i in tree.paths(t))
+    result = job.result
+    if job.states:  # (result, {state: new value}), and the states as keywords: y, state = model(x, **state)
+        keywords |= {s.name for s in job.states}
+        result = {"tuple": [result, {"dict": [[placeholder(s.name), {"leaf": s.output}] for s in job.states]}]}
+    for pattern in patterns:
+        program = wide_only(job, wides, pattern)
+        exported[pattern] = writer.file(
+            f"programs/{job.entry}.{pattern}", "pt2", export_program(program, job.shapes[0].fakes, job.bounds, result, keywords)
+        )
+    return exported
 
 
 def provenance_of(factory: Factory, opened: Sequence[Any], asked: Choice, stages: Stages) -> dict[str, Any]:

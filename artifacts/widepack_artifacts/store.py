@@ -2,11 +2,13 @@
 
 Order of publishing:
 
+0. what a killed writer has left is removed, so that it takes no space from this one;
 1. every file is written under a temporary name beside its place, flushed to the disk, and renamed to a name that carries its content's hash;
 2. `manifest.json` is written under a temporary name, flushed, and renamed: this rename is the commit point;
 3. files of ours that the new manifest does not name are removed.
 
-Until 2 the old artifact is whole, and from 2 on the new one is. One writer at a time holds `.widepack.lock`; readers need no lock.
+Until 2 the old artifact is whole, and from 2 on the new one is. One writer at a time holds `.widepack.lock`; readers need no lock: where files are gone that a
+manifest names, they look whether it is still the manifest, and open the new one (`opened`).
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from . import strict_json
 from .errors import ArtifactError
@@ -39,6 +41,13 @@ _TEMPORARY = ".tmp-"
 _OURS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]*-[0-9a-f]{16}\.[a-z0-9]+\Z|\.tmp-[0-9a-f]{16}\Z")
 _CHUNK = 4 * 2**20
 _LARGE = 2**20
+_TRIES = 20  # of opening an artifact that is replaced again and again; each of them needs a publishing of its own
+_FICLONE = 0x40049409  # of linux/fs.h: the target gets the blocks of the source, which are copied when one of the two is written
+_NOT_HERE = (errno.ENOSYS, errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM, errno.ETXTBSY)
+
+T = TypeVar("T")
+Change = tuple[int, Iterable[memoryview]]
+"""Where in a file other bytes go, and which."""
 
 
 class ArtifactExists(ArtifactError):
@@ -135,6 +144,7 @@ class Writer:
                 raise self._refused("make the folder", 0, e) from e
             self._lock = _lock(self._root / LOCK, self.path)
             self._admit()  # again: another writer may have been quicker
+            self._clear()
         except BaseException:
             self._abandon()
             raise
@@ -168,6 +178,17 @@ class Writer:
         """Files of the artifact that is there which the new manifest names too: they are left as they are."""
         self.files.update(files)
 
+    def take(self, reader: Reader, names: Iterable[str]) -> None:
+        """Files of an artifact that the new manifest names too: left as they are where it is the one at this path, else copied. Raises: ArtifactError for one that is damaged."""
+        here = os.path.realpath(reader.root) == str(self._root)
+        for name in names:
+            if not here:
+                rest, _, suffix = name.rpartition(".")
+                made, _ = self.revised(rest.rpartition("-")[0], suffix, reader.path(name))
+                if self.files[made] != reader.manifest.files[name]:
+                    raise ArtifactError(f"{reader.root / name}: its content is not what was written; copy or build the artifact again")
+            self.files[name] = reader.manifest.files[name]
+
     def place(self, name: str) -> Path:
         """Where a file that was written stands, for reading it back before it is published."""
         return self._root / name
@@ -175,33 +196,75 @@ class Writer:
     @contextlib.contextmanager
     def stream(self, stem: str, suffix: str) -> Iterator[Stream]:
         """A file object to write into; its `.name` is set when the block ends without an exception."""
+        with self._temporary(stem, suffix) as (temporary, file):
+            out = Stream(file, lambda e: self._refused(f"write {stem}", out.bytes, e))
+            try:
+                yield out
+                out.name = self._place(temporary, stem, suffix, out.bytes, out.finish)
+            except OSError as e:
+                raise self._refused(f"write {stem}", out.bytes, e) from e
+            finally:
+                with contextlib.suppress(OSError):
+                    out.close()
+
+    def revised(
+        self, stem: str, suffix: str, source: Path, changes: Iterable[Change] = (), progress: Callable[[int, int], None] | None = None
+    ) -> tuple[str, str]:
+        """Write a file that is another but for some bytes: blocks are shared with it where the file system can do that, and the changes written in place.
+
+        source: the file, which is left as it is. changes: where other bytes go, and which. progress: called with (bytes hashed, bytes in all).
+        Returns: the name in the artifact; `reflink`, `kernel` or `copy`, the way in which the bytes came over.
+        """
+        done = 0
+        with self._temporary(stem, suffix, 0) as (temporary, file):
+            try:
+                with open(source, "rb", buffering=0) as old:
+                    size = os.fstat(old.fileno()).st_size
+                    if _clone(old, file):
+                        how = "reflink"
+                    else:
+                        self.reserve(size)
+                        how = _copy(old, file, size)
+                for at, parts in changes:
+                    for part in parts:
+                        _write_at(file, part, at)
+                        at += part.nbytes
+                        done += part.nbytes
+                name = self._place(temporary, stem, suffix, size, lambda: _finish(file, size, progress))
+            except OSError as e:
+                raise self._refused(f"write {stem}", done, e) from e
+        return name, how
+
+    @contextlib.contextmanager
+    def _temporary(self, stem: str, suffix: str, buffering: int = -1) -> Iterator[tuple[Path, BinaryIO]]:
+        """A new file beside the place of `stem`, which is gone at the end unless it was placed. buffering: as `open` takes it."""
         file_name(stem, suffix, "0" * 64)  # a bad stem is refused before anything is written
         temporary = (self._root / stem).parent / f"{_TEMPORARY}{secrets.token_hex(8)}"
         self._new.append(temporary)
         try:
             self._make_folder(temporary.parent)
-            file = open(temporary, "xb")  # noqa: SIM115  closed by finish(), which may fail in its own words
+            file: Any = open(temporary, "x+b", buffering=buffering)  # noqa: SIM115  closed when it is hashed, which may fail in its own words
         except OSError as e:
             raise self._refused(f"write {stem}", 0, e) from e
-        out = Stream(file, lambda e: self._refused(f"write {stem}", out.bytes, e))
         try:
-            yield out
-            try:
-                out.name = file_name(stem, suffix, sha256 := out.finish())
-                place = self._root / out.name
-                if not os.path.lexists(place):
-                    self._new.append(place)
-                # A file of this name that is there already has these bytes, or is damaged. Either way a rename harms nobody who has it open.
-                os.replace(temporary, place)
-            except OSError as e:
-                raise self._refused(f"write {stem}", out.bytes, e) from e
-            self.files[out.name] = File(out.bytes, sha256)
+            yield temporary, file
         finally:
             with contextlib.suppress(OSError):
-                out.close()
+                file.close()
             with contextlib.suppress(OSError):
                 temporary.unlink()  # not there where all went well
             self._new.remove(temporary)
+
+    def _place(self, temporary: Path, stem: str, suffix: str, size: int, finish: Callable[[], str]) -> str:
+        """Give a file that is written its name. finish: flushes and closes it, and gives its hash. Raises: OSError."""
+        name = file_name(stem, suffix, sha256 := finish())
+        place = self._root / name
+        if not os.path.lexists(place):
+            self._new.append(place)
+        # A file of this name that is there already has these bytes, or is damaged. Either way a rename harms nobody who has it open.
+        os.replace(temporary, place)
+        self.files[name] = File(size, sha256)
+        return name
 
     def publish(self, manifest: Manifest) -> Manifest:
         """Make the written files the artifact, by one rename. Gives the manifest with files and digest. Raises: ArtifactError."""
@@ -227,7 +290,7 @@ class Writer:
         for folder in (self._root, *(made.parent for made in self._made)):
             with contextlib.suppress(OSError):
                 _sync_folder(folder)
-        self._sweep(sealed)
+        self._sweep(sealed.files)
         return sealed
 
     def _admit(self) -> None:
@@ -283,12 +346,23 @@ class Writer:
             os.close(self._lock)
         self._new, self._made, self._lock = [], [], None
 
-    def _sweep(self, manifest: Manifest) -> None:
-        """Remove files with names of ours that no manifest names, as an earlier build or a killed one left them. A failure costs only space."""
+    def _clear(self) -> None:
+        """Remove what a killed writer has left. No reader needs a file that the manifest at the path does not name, but one that is just opening the artifact before it."""
+        named: Any = {}
+        if os.path.lexists(self._root / MANIFEST):
+            with contextlib.suppress(ArtifactError):
+                found = strict_json.parse(_read(self._root / MANIFEST, MAX_BYTES), "manifest")
+                named = found.get("files") if isinstance(found, dict) else None
+            if not isinstance(named, dict) or not named:
+                return  # of a later format: whoever replaces it removes its files then
+        self._sweep(named)
+
+    def _sweep(self, named: Container[str]) -> None:
+        """Remove files with names of ours that a manifest does not name, as an earlier build or a killed one left them. A failure costs only space."""
         for folder in (self._root, self._root / PROGRAMS):
             with contextlib.suppress(OSError):
                 for path in sorted(folder.iterdir()) if not folder.is_symlink() or folder == self._root else ():
-                    if _OURS.match(path.name) and path.relative_to(self._root).as_posix() not in manifest.files:
+                    if _OURS.match(path.name) and path.relative_to(self._root).as_posix() not in named:
                         with contextlib.suppress(OSError):
                             path.unlink()
 
@@ -314,6 +388,26 @@ class Reader:
         if expect is not None and expect != self.manifest.digest:
             raise ArtifactError(f"{self.root}: expected the artifact {expect}, this one is {self.manifest.digest}")
         self._programs: dict[str, Program] = {}
+        self._held: dict[str, bytes] = {}
+
+    def replaced(self) -> bool:
+        """Whether another artifact was published at the path since this one was opened."""
+        try:
+            found = strict_json.parse(_read(self.root / MANIFEST, MAX_BYTES), "manifest")
+        except ArtifactError:
+            return False
+        return isinstance(found, dict) and found.get("digest") != self.manifest.digest
+
+    def hold(self, names: Iterable[str], most: int = 32 * 2**20) -> None:
+        """Read these small files now, so that they are there also when the artifact is replaced. most: bytes that may be kept; the rest is read when it is asked for.
+
+        Raises: ArtifactError.
+        """
+        kept = sum(map(len, self._held.values()))
+        for name in names:
+            if name not in self._held and kept + self.manifest.files[name].bytes <= most:
+                self._held[name] = self.bytes(name)
+                kept += len(self._held[name])
 
     def path(self, name: str) -> Path:
         """Where a file of the manifest is: a plain file inside the folder, through no links. Raises: ArtifactError."""
@@ -335,23 +429,28 @@ class Reader:
         """Refuse files that are missing or of another size; all of them in one error."""
         self._check(_size_problem)
 
-    def check_hashes(self) -> None:
-        """Refuse files whose content has another hash; all of them in one error. Reads everything."""
-        self._check(lambda path, file: _size_problem(path, file) or _hash_problem(path, file))
+    def check_hashes(self, names: Iterable[str] | None = None) -> None:
+        """Refuse files whose content has another hash; all of them in one error. names: which files; without it everything is read."""
+        self._check(lambda path, file: _size_problem(path, file) or _hash_problem(path, file), names)
 
-    def _check(self, problem: Callable[[Path, File], str]) -> None:
+    def _check(self, problem: Callable[[Path, File], str], names: Iterable[str] | None = None) -> None:
         found: list[str] = []
-        for name, file in self.manifest.files.items():
+        for name in self.manifest.files if names is None else names:
+            file = self.manifest.files[name]
             try:
                 said = problem(self.path(name), file)
                 found += [f"{name}: {said}"] if said else []
             except ArtifactError as e:
                 found.append(str(e))
+            except OSError as e:  # it has gone since it was found
+                found.append(f"{name}: {e.strerror or e}")
         if found:
             raise ArtifactError(f"{self.root}: {len(found)} of {len(self.manifest.files)} files are not what was written:\n  " + "\n  ".join(found))
 
     def bytes(self, name: str) -> bytes:
         """The content of a small file, its hash checked. Raises: ArtifactError."""
+        if name in self._held:
+            return self._held[name]
         path, file = self.path(name), self.manifest.files[name]
         if file.bytes > MAX_PROGRAM_BYTES:
             raise ArtifactError(f"{path}: {file.bytes:,} bytes; at most {MAX_PROGRAM_BYTES:,} are read at once")
@@ -372,11 +471,24 @@ class Reader:
                 self._programs[name] = Program.from_json(data)
             except ArtifactError as e:
                 raise ArtifactError(f"{self.root / name}: {e}") from e
+            self._held.pop(name, None)
         return self._programs[name]
 
     def weights_files(self) -> list[Path]:
         """The safetensors files that hold the weights, sorted by name."""
         return [self.path(n) for n in sorted(self.manifest.files) if n.startswith("weights-") and n.endswith(".safetensors")]
+
+
+def opened(path: str | os.PathLike[str], use: Callable[[Reader], T], expect: str | None = None) -> tuple[Reader, T]:
+    """An artifact, and what `use` reads of it; both again where another one is published in between. expect: as `Reader` takes it. Raises: ArtifactError."""
+    for left in reversed(range(_TRIES)):
+        reader = Reader(path, expect)
+        try:
+            return reader, use(reader)
+        except ArtifactError:
+            if not left or not reader.replaced():
+                raise
+    raise AssertionError("the last try returns or raises")
 
 
 def _state(root: Path) -> str:
@@ -431,6 +543,58 @@ def _hash_problem(path: Path, file: File) -> str:
         while chunk := stream.read(_CHUNK):
             found.update(chunk)
     return "" if found.hexdigest() == file.sha256 else f"SHA-256 {found.hexdigest()[:16]}..., {file.sha256[:16]}... was written"
+
+
+def _clone(source: BinaryIO, target: BinaryIO) -> bool:
+    """Give an empty file the blocks of another, where the file system shares blocks."""
+    if sys.platform != "linux":
+        return False
+    try:
+        fcntl.ioctl(target.fileno(), _FICLONE, source.fileno())
+    except OSError:
+        return False
+    return True
+
+
+def _copy(source: BinaryIO, target: BinaryIO, size: int) -> str:
+    """The content of a file into an empty one: `kernel` where the system copies by itself, else `copy`. Raises: OSError."""
+    if sys.platform == "linux":
+        done = 0
+        try:
+            while done < size and (count := os.copy_file_range(source.fileno(), target.fileno(), size - done, done, done)):
+                done += count
+        except OSError as e:
+            if e.errno not in _NOT_HERE:
+                raise
+        if done == size:
+            return "kernel"
+    source.seek(0)
+    at = 0
+    while chunk := source.read(_CHUNK):
+        _write_at(target, chunk, at)
+        at += len(chunk)
+    return "copy"
+
+
+def _write_at(file: BinaryIO, data: bytes | memoryview, at: int) -> None:
+    """All of the data at a place of an unbuffered file. Raises: OSError."""
+    view = memoryview(data)
+    file.seek(at)
+    while view.nbytes:
+        view = view[file.write(view[:_CHUNK]) :]
+
+
+def _finish(file: BinaryIO, size: int, progress: Callable[[int, int], None] | None) -> str:
+    """Flush a file to the disk and close it. Gives the SHA-256 of what is in it. Raises: OSError."""
+    found = hashlib.sha256()
+    os.fsync(file.fileno())
+    file.seek(0)
+    while chunk := file.read(_CHUNK):
+        found.update(chunk)
+        if progress is not None:
+            progress(file.tell(), size)
+    file.close()
+    return found.hexdigest()
 
 
 def _free(path: Path) -> int:

@@ -110,13 +110,13 @@ def _stream(file: Sink, name: str, needed: int, dtype: str, source: Source) -> N
         done += part.numel() * part.element_size()
         if done > needed:
             raise ArtifactError(f"weight {name}: the parts have over {needed:,} bytes, which is all that its shape holds")
-        for view in _views(part):
+        for view in views(part):
             file.write(view)
     if done != needed:
         raise ArtifactError(f"weight {name}: the parts have {done:,} bytes, its shape holds {needed:,}")
 
 
-def _views(part: Tensor) -> Iterator[memoryview]:
+def views(part: Tensor) -> Iterator[memoryview]:
     """The tensor's bytes in chunks, uncopied where it is contiguous in memory. NumPy, which would do it, is not needed otherwise."""
     held = part.detach().resolve_conj().resolve_neg().cpu().contiguous()
     size = held.numel() * held.element_size()

@@ -29,15 +29,15 @@ def command(artifact: Path, member: str, out: Path | None, force: bool) -> None:
     """
     from widepack_artifacts.store import Reader
 
-    index = find([m.name for m in Reader(artifact).manifest.members], member)
-    name = Reader(artifact).manifest.members[index].name
+    names = [m.name for m in Reader(artifact).manifest.members]
+    name = names[find(names, member)]
     out = out or Path(f"{name.replace('/', '-')}.safetensors")
     if out.suffix not in (".pt", ".pth", ".safetensors"):
         raise click.BadParameter(f"{out} ends in none of .pt, .pth, .safetensors", param_hint="--out")
     import widepack
 
     # clones: a file of its own, and no two names over one memory
-    state = {k: v.detach().clone() for k, v in widepack.load(artifact, prologue=False, warmup=False).state_dict(index).items()}
+    state = {k: v.detach().clone() for k, v in widepack.load(artifact, prologue=False, warmup=False).state_dict(name).items()}
     write_whole(out, lambda path: save(state, path, out.suffix), force)
     click.echo(f"wrote {out}: {plural(len(state), 'tensor')} of member {name}")
 

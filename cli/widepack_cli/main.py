@@ -25,6 +25,9 @@ COMMANDS = {
     "tune": ("tune", "Measure plans on this machine, and keep the fastest."),
     "compile": ("compile", "Compile an artifact's programs for this machine."),
     "extract": ("extract", "Write one member's weights to a checkpoint of its own."),
+    "update": ("update", "Put other checkpoints in the places of members."),
+    "append": ("append", "Add members to an artifact."),
+    "drop": ("drop", "Take members out of an artifact."),
     "primitives": ("primitives", "List the ops that run wide, and the strategies of each."),
     "info": ("info", "Say which versions and devices widepack sees here."),
 }

@@ -12,7 +12,7 @@ import click
 
 from widepack_artifacts.manifest import Manifest, WideProgram
 from widepack_artifacts.program import Node, Program, refs
-from widepack_artifacts.store import Reader
+from widepack_artifacts.store import Reader, opened
 from widepack_bench.text import columns, plural
 
 from .common import ARTIFACT, emit, entry_named, entry_option, example, json_option
@@ -52,10 +52,13 @@ def command(artifact: Path, entry: str, device: str, pattern: str, batch: int | 
 
     A line a node of the member program: what it reads and makes (Shared, Stacked, Ragged), the strategy, the reason, and the ops that stand for it.
     """
-    reader = Reader(artifact)
-    entry = entry_named(reader.manifest.entries, entry, reader.manifest.entry)
-    wide = find(reader.manifest, entry, device, pattern, batch)
-    found = steps(reader.program(reader.manifest.entries[entry].member[0]), reader.program(wide.file), wide.plan)
+
+    def read(reader: Reader) -> tuple[str, WideProgram, list[Step]]:
+        name = entry_named(reader.manifest.entries, entry, reader.manifest.entry)
+        wide = find(reader.manifest, name, device, pattern, batch)
+        return name, wide, steps(reader.program(reader.manifest.entries[name].member[0]), reader.program(wide.file), wide.plan)
+
+    reader, (entry, wide, found) = opened(artifact, read)
     shown = [s for s in found if not only or s.strategy in only]
     if as_json:
         emit(
