@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -14,13 +17,24 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from widepack_artifacts.program import Node, Program, Ref, Slot, substitute
 
-from . import ops
+from . import op_costs, ops
 from .codec import decode, dtype_of
 from .errors import LoweringError
 from .specs import parse_type
 from .values import known
 
 CPU = torch.device("cpu")
+_UNTIL: ContextVar[float] = ContextVar("until", default=math.inf)
+
+
+@contextlib.contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Programs are read on fakes for so long, and then refused: of a stranger's program sizes may grow into expressions that no time is enough for."""
+    token = _UNTIL.set(time.monotonic() + seconds)
+    try:
+        yield
+    finally:
+        _UNTIL.reset(token)
 
 
 class Fakes:
@@ -55,6 +69,13 @@ class Fakes:
 
     def run(self, op: str, args: Any, kwargs: Any) -> Any:
         """The op's result. Equal calls give one fake: programs of one build repeat each other, and a meta function of symbols takes a millisecond."""
+        if time.monotonic() > _UNTIL.get():
+            raise LoweringError(f"reading the program for all members takes too long: it was given up at {op}")
+        try:
+            if op in ops.PYTHON:
+                op_costs.refuse_operands(op, args)
+        except op_costs.Excess as e:
+            raise LoweringError(f"{op} {e}") from None
         try:
             key = (op, _key(args), _key(kwargs))
             if key in self._known:
@@ -157,4 +178,4 @@ def member_slice(fakes: Fakes, value: Any, kind: str, i: int) -> Any:
         return value[i]
 
 
-__all__ = ["CPU", "Fakes", "Ref", "Shapes", "member_slice", "replay", "run_node", "slot_value"]
+__all__ = ["CPU", "Fakes", "Ref", "Shapes", "within", "member_slice", "replay", "run_node", "slot_value"]
