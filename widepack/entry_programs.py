@@ -265,13 +265,13 @@ class Programs:
         if budget is None:
             return
         at = f"{self.name} {pattern} {content or strict_json.digest(program.to_json())} {held.chosen}"
-        key = probes.cache_key("walked", held.manifest.digest, at, str(held.device), str(held.prologue), str(held.limit))
-        if probes.passed(key):
+        key = probes.cache_key(held.manifest.digest, at, str(held.device), str(held.prologue), str(held.limit))
+        if probes.passed(key, "walks"):
             return
         said = self._said(pattern)
         outputs = admit(budget, said, program, weights, lambda values: self._example(pattern, values, budget), held.device, held.prologue)
         check_outputs(said, program, outputs, self.entry, len(held.chosen))
-        probes.remember(key)
+        probes.remember(key, "walks")
 
     def _example(self, pattern: str, values: bool, budget: Budget) -> list[Any]:
         """Inputs of a call: the probe's, else of the example's sizes; those on meta unless values are asked for."""

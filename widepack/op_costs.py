@@ -440,6 +440,17 @@ _RULES: dict[str, Rule] = {
 # ---------------------------------------------------------------- results whose size is data
 
 
+_UNSIZED = _names("_dirichlet_grad _logcumsumexp _masked_softmax _sample_dirichlet binomial dequantize native_norm")
+"""Ops that torch has no sizes of without values; their results are of the size of their arguments."""
+
+
+def told_by_values(op: str, args: Sequence[Any]) -> bool:
+    """Whether only values tell the size of this call's result. An index does by its masks alone."""
+    if op == "aten.index.Tensor" and len(args) == 2:
+        return any(t.dtype in (torch.bool, torch.uint8) for t in tensors(args[1]))
+    return ops.of_values(op)
+
+
 def by_values(op: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float | None:
     """Bytes of a result whose size values tell, from above; the values are read. None: the op is not one of these."""
     name = op.rpartition(".")[0]
@@ -477,9 +488,21 @@ def by_values(op: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float 
             if found and not _one_mask(x, given)
             else float(x.element_size() * numbers) + 64.0 * rows
         )
+    if name == "aten.istft":
+        return 16.0 * numbers + 8.0 * max([0, *_ints(given.get("length")), *_ints(given.get("n_fft"))])
+    if name in _UNSIZED:
+        return 16.0 * _joint(given)
+    if name == "aten.histogram":
+        return 16.0 * (numbers + max([0, *_ints(given.get("bins"))]))
     if name == "aten._local_scalar_dense":
         return 0.0
     return None
+
+
+def cost_by_values(op: str, told: float, given: Any) -> Cost:
+    """What an op takes whose result has up to `told` bytes."""
+    each = 500.0 if op.rpartition(".")[0] in _SLOWEST else 20.0
+    return Cost(CALL + each * (told + size(given)), 4.0 * size(given))
 
 
 def _one_mask(x: torch.Tensor, given: Mapping[str, Any]) -> bool:

@@ -174,17 +174,17 @@ def cache_key(*parts: str) -> str:
     return hashlib.sha256("\n".join([*parts, torch.__version__]).encode()).hexdigest()
 
 
-def passed(key: str) -> bool:
-    """Whether this probe passed here before."""
+def passed(key: str, what: str = "probes") -> bool:
+    """Whether this probe passed here before; what: or this walk."""
     with contextlib.suppress(OSError):
-        return (cache_folder() / "probes" / key).is_file()
+        return (cache_folder() / what / key).is_file()
     return False
 
 
-def remember(key: str) -> None:
+def remember(key: str, what: str = "probes") -> None:
     """Note a pass; a cache that cannot be written only means that the probe runs again."""
     with contextlib.suppress(OSError):
-        folder = cache_folder() / "probes"
+        folder = cache_folder() / what
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         (folder / key).touch()
 

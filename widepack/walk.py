@@ -18,7 +18,7 @@ from widepack_artifacts.program import Node, Program, refs, substitute
 from . import op_costs, ops
 from .codec import decode
 from .errors import ArtifactError
-from .op_costs import Cost, Excess, tensors
+from .op_costs import Cost, Excess
 
 META = torch.device("meta")
 LEAST_BYTES = 256 * 2**20
@@ -30,6 +30,9 @@ BYTES_FOR_WEIGHTS, BYTES_FOR_PROBE = 16, 1024
 WORK_FOR_WEIGHTS, WORK_FOR_PROBE = 200.0, 10_000.0
 _SIZES_KEPT = frozenset({"aten.view.default", "aten._unsafe_view.default", "aten.view.dtype", "aten.reshape.default", "aten._reshape_alias.default"})
 """Views whose result is no larger than what they view, whatever strides say."""
+
+
+_RECURRENT = frozenset(f"aten.{kind}.{form}" for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu") for form in ("input", "data"))
 
 
 class NeedsValues(Exception):
@@ -102,7 +105,7 @@ class Walk:
         key = _key((node.op, args, kwargs))
         if key not in self._known:
             op_costs.refuse_numbers(node.op, args, kwargs)
-            if ops.of_values(node.op):
+            if op_costs.told_by_values(node.op, args):
                 raise NeedsValues(node.op)
             try:
                 made = _meta(node.op, args, kwargs)
@@ -117,7 +120,7 @@ class Walk:
         op_costs.refuse_numbers(node.op, args, kwargs)
         sizes, named = metas(args), metas(kwargs)
         try:
-            if ops.of_values(node.op):
+            if op_costs.told_by_values(node.op, args):
                 raise NeedsValues(node.op)
             made = _meta(node.op, sizes, named)
             cost, room = op_costs.cost(node.op, sizes, named, made), float(op_costs.size(made))
@@ -129,7 +132,7 @@ class Walk:
                 told = float(op_costs.size(args))
             if told is None:
                 raise Excess(f"takes what cannot be told before it runs ({_first_line(e)})") from e
-            cost, room = Cost(op_costs.CALL + 20.0 * (told + op_costs.size([args, *kwargs.values()])), 4.0 * op_costs.size([args])), told
+            cost, room = op_costs.cost_by_values(node.op, told, [args, kwargs]), told
         self.budget.spent += cost.work
         self._admit(node, self.budget.spent, room + cost.room)
         return ops.function(node.op)(*decode(args, self.device), **decode(kwargs, self.device)), cost.room
@@ -205,9 +208,21 @@ def _meta(op: str, args: Any, kwargs: Any) -> Any:
     named = decode(kwargs, META)
     if any(name == "device" for name, _, _ in ops.arguments(op)):
         named["device"] = META
-    if op in ops.PYTHON and op != "operator.getitem" and any(True for _ in tensors(args)):
-        raise Excess("takes a tensor where a number stands")
+    if op in _RECURRENT and (made := _recurrent(op, args, kwargs)) is not None:
+        return made
     return ops.resolve(op)(*decode(args, META), **named)
+
+
+def _recurrent(op: str, args: Any, kwargs: Any) -> Any:
+    """What a recurrent layer gives; torch's own way there is one step after the other. None: it will refuse its arguments."""
+    given = ops.bind(op, tuple(args), dict(kwargs))
+    x, h = given.get("input", given.get("data")), given.get("hx")
+    states = h if isinstance(h, list) else [h]
+    first = states[0] if states else None
+    if not isinstance(x, torch.Tensor) or not x.dim() or not isinstance(first, torch.Tensor) or not first.dim():
+        return None
+    y = torch.empty([*x.shape[:-1], first.shape[-1] * (2 if given.get("bidirectional") else 1)], dtype=x.dtype, device=META)
+    return (y, *states)
 
 
 def _ends(program: Program) -> Iterator[list[str]]:

@@ -66,7 +66,7 @@ def read(path: Path) -> Header:
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise ArtifactError(f"{what}: {_METADATA} is no object of texts")
     header = Header({name: _extent(row, f"{what}: {name[:80]!r}") for name, row in found.items()}, metadata, 8 + length)
-    _check_order(header, status.st_size - 8 - length, what)
+    _check_order(header, status.st_size - 8 - length, f"{path}: not a whole safetensors file")
     return header
 
 

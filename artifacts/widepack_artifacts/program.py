@@ -97,8 +97,6 @@ class Program:
             raise ArtifactError("program: loop regions are nested more than twice; widepack never writes that")
         if len(self.nodes) > MAX_NODES:
             raise ArtifactError(f"program: {len(self.nodes)} nodes, the limit is {MAX_NODES}")
-        if any(n.op == "loop" for n in self.nodes) and not self.members:
-            raise ArtifactError("program: a loop in a program of no members")
         known: set[str] = set()
         for slot in (*self.weights, *self.inputs):
             _new(slot.name, known, "slot")
