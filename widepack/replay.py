@@ -29,8 +29,8 @@ _UNTIL: ContextVar[float] = ContextVar("until", default=math.inf)
 
 @contextlib.contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Programs are read on fakes for so long, and then refused: of a stranger's program sizes may grow into expressions that no time is enough for."""
-    token = _UNTIL.set(time.monotonic() + seconds)
+    """Programs are read on fakes for so long of this thread's own time, and then refused: of a stranger's program sizes may grow into expressions that no time is enough for."""
+    token = _UNTIL.set(time.thread_time() + seconds)
     try:
         yield
     finally:
@@ -69,7 +69,7 @@ class Fakes:
 
     def run(self, op: str, args: Any, kwargs: Any) -> Any:
         """The op's result. Equal calls give one fake: programs of one build repeat each other, and a meta function of symbols takes a millisecond."""
-        if time.monotonic() > _UNTIL.get():
+        if time.thread_time() > _UNTIL.get():
             raise LoweringError(f"reading the program for all members takes too long: it was given up at {op}")
         try:
             if op in ops.PYTHON:

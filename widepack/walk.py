@@ -130,6 +130,8 @@ class Walk:
             told = op_costs.by_values(node.op, args, kwargs)
             if told is None and node.op in _SIZES_KEPT:
                 told = float(op_costs.size(args))
+            if told is None and not isinstance(e, (NeedsValues, NotImplementedError)) and "meta" not in str(e).lower():
+                raise  # torch refuses the arguments
             if told is None:
                 raise Excess(f"takes what cannot be told before it runs ({_first_line(e)})") from e
             cost, room = op_costs.cost_by_values(node.op, told, [args, kwargs]), told
