@@ -8,12 +8,12 @@ from __future__ import annotations
 import re
 
 # C0 and C1 but for tab and newline, and what turns the direction of text: it could hide or forge what stands around it.
-_DRIVES = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+DRIVES = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def plain(text: str) -> str:
     """A text from a file as it may go to a terminal: characters that could drive it are written out, `\\x1b`."""
-    return _DRIVES.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return DRIVES.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 class WidepackError(Exception):
