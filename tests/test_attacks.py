@@ -417,21 +417,21 @@ def looped(inner: list[dict[str, Any]], times: int, inputs: str = "shared", memb
 def test_16_loops_multiply_work_and_are_not_multiplied(tmp_path: Path) -> None:
     step = [
         node("s", "aten.sum.default", ref("a")),
-        node("e", "aten.expand.default", ref("s"), [3000, 3000]),
+        node("e", "aten.expand.default", ref("s"), [1000, 1000]),
         node("y", "aten.mm.default", ref("e"), ref("e")),
         node("z", "aten.sum.default", ref("y")),
     ]
     once = looped(step, 1)
     once["args"] = [X]
-    load(Forged().add(once).save(tmp_path / "once"), limit=4.0)
-    refused(Forged().add(once).save(tmp_path / "1"), "the work of this load")
+    load(Forged().add(once).save(tmp_path / "once"), limit=0.07)
+    refused(Forged().add(once).save(tmp_path / "1"), "would ", limit=0.03)
     other = looped(step, 1, members=2**31 - 1)
     other["args"] = [X]
     refused(Forged().add(other).save(tmp_path / "2"), "a body for 2147483647 members")
     for members, words in ((0, "a loop in a program of 0 members"), (3, "the work of this load")):
         nested = looped(step, 2, members=members)
         nested["args"] = [X]
-        refused(Forged().add(nested).save(tmp_path / f"nested-{members}"), words)
+        refused(Forged().add(nested).save(tmp_path / f"nested-{members}"), words, limit=0.07)
     deep = looped(step, 3)
     deep["args"] = [X]
     refused(Forged().add(deep).save(tmp_path / "3"), "nested")
@@ -540,45 +540,47 @@ def test_22_inputs_of_absurd_types(tmp_path: Path, type_: str) -> None:
     refused(forged.save(tmp_path))
 
 
-def test_23_a_program_that_is_lowered_at_load(tmp_path: Path) -> None:
-    """Without wide programs the member's is lowered: numbers and sizes that grow into endless expressions are given up."""
-    forged = Forged()
-    forged.entry["wide"] = []
-    size: list[dict[str, Any]] = [node("n0", "aten.sym_size.int", X, 0)]
+def growing() -> list[dict[str, Any]]:
+    """Sizes that stay small, of expressions that double at every step."""
+    made: list[dict[str, Any]] = [node("n0", "aten.sym_size.int", X, 0)]
     for i in range(70):
-        size.append(node(f"h{i}", "operator.floordiv", ref(f"n{i}"), 2))
-        size.append(node(f"m{i}", "operator.mod", ref(f"n{i}"), 7))
-        size.append(node(f"n{i + 1}", "operator.add", ref(f"h{i}"), ref(f"m{i}")))
-    forged.add(*size, start="programs/member.")
-    start = time.process_time()
-    try:
-        load(forged.save(tmp_path))
-    except ArtifactError as e:
-        assert "given up" in str(e) or "cannot be" in str(e)
-    assert time.process_time() - start < 25
-    forged = Forged().add(node("a", "operator.pow", 10**18, 10**18), start="programs/member.")
+        made.append(node(f"h{i}", "operator.floordiv", ref(f"n{i}"), 2))
+        made.append(node(f"m{i}", "operator.mod", ref(f"n{i}"), 7))
+        made.append(node(f"n{i + 1}", "operator.add", ref(f"h{i}"), ref(f"m{i}")))
+    return made
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [node("a", "operator.pow", 10**18, 10**18)],
+        [node("a", "aten.zeros.default", [BIG], device=SELF)],
+        pytest.param(growing(), id="growing"),
+    ],
+)
+def test_23_a_program_that_is_lowered_at_load(tmp_path: Path, nodes: list[dict[str, Any]]) -> None:
+    """Without wide programs the member's is lowered: what is enormous is refused before, and sizes that grow into endless expressions are given up."""
+    forged = Forged().add(*nodes, start="programs/member.")
     forged.entry["wide"] = []
-    refused(forged.save(tmp_path / "pow"), "node a")
-    forged = Forged().add(node("a", "aten.zeros.default", [BIG], device=SELF), start="programs/member.")
-    forged.entry["wide"] = []
-    refused(forged.save(tmp_path / "zeros"), "node a", "load(limit=")
+    refused(forged.save(tmp_path))
 
 
 def test_24_many_entries_have_one_budget(tmp_path: Path) -> None:
-    step = [*wide(X, 2**12), *[node(f"n{i}", "aten.sin.default", ref("e")) for i in range(30)]]
+    step = [*wide(X, 2**10), *[node(f"n{i}", "aten.sin.default", ref("e")) for i in range(30)]]
     forged = Forged().add(*step)
-    load(forged.save(tmp_path / "one"))
+    load(forged.save(tmp_path / "one"), limit=0.05)
     forged.manifest["entries"].update({f"other{i}": copy.deepcopy(forged.entry) for i in range(12)})
     forged.manifest["probe"] = ""
-    refused(forged.save(tmp_path / "many"), "the work of this load")
+    refused(forged.save(tmp_path / "many"), "the work of this load", limit=0.05)
 
 
 def test_25_a_service_may_lift_the_limit(tmp_path: Path) -> None:
-    path = Forged().add(node("a", "aten.zeros.default", [120_000_000], device=SELF)).save(tmp_path)
-    text = refused(path, "may take 269.6 MB when it is loaded", "load(limit=")
-    found = re.search(r"load\(limit=([0-9.e+]+)\)", text)
+    path = Forged().add(node("a", "aten.zeros.default", [2_000_000], device=SELF)).save(tmp_path)
+    text = refused(path, "may take 2.7 MB when it is loaded", "load(limit=", limit=0.01)
+    found = re.search(r"load\(limit=([0-9.e+-]+)\)", text)
     assert found
     load(path, limit=float(found[1]))
+    load(path)
     load(path, limit=None)
 
 
@@ -616,7 +618,7 @@ def test_27_hashes_and_digest_that_do_not_fit(tmp_path: Path, what: str) -> None
     }[what]
     data = bytearray(place.read_bytes())
     at = data.index(b"stacked") if what in ("program", "manifest") else len(data) - 1
-    data[at] ^= 1
+    data[at] ^= 1 if what != "weights" else 0x40
     place.write_bytes(data)
     refused(path, "was changed or damaged" if what == "manifest" else "SHA-256", verify="hashes")
     if what == "weights":  # sizes alone do not tell, but the probe does

@@ -211,7 +211,7 @@ class Programs:
         sizes = dict(self.example)
         held = self.held
         self._readable(pattern, programs, signatures)
-        seconds = 8 + 0.05 * sum(len(p.nodes) for p in programs)
+        seconds = 60 + 0.5 * sum(len(p.nodes) for p in programs)
         with within(math.inf if held.limit is None else seconds * max(1.0, held.limit)):
             return relower(
                 programs, signatures, kinds, own, sizes, self.letter, held.device.type, pattern, held.strategies or "auto", held.simplify, self.plain

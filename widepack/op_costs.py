@@ -121,6 +121,8 @@ def refuse_numbers(op: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
     rule = _LISTS.get(name)
     if rule is not None and (count := rule(given)) > LISTED:
         raise Excess(f"gives {count:,} tensors; at most {LISTED:,} are taken")
+    if name == "aten.mvlgamma":
+        _within("p", given.get("p"), 2**12)
     if name in _RECURRENT or name in _STEPS:
         _within("steps", _steps(name, given), 2**24)
 
@@ -418,6 +420,11 @@ def _windows(name: str, given: Mapping[str, Any], result: Any) -> tuple[float, f
     return 40.0 * numbers, 24.0 * numbers
 
 
+def _many_gammas(name: str, given: Mapping[str, Any], result: Any) -> tuple[float, float]:
+    numbers = _all(given) * max([1, *_ints(given.get("p"))])
+    return 100.0 * numbers, 8.0 * numbers
+
+
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(_PRODUCTS, _product),
     **dict.fromkeys(_names("einsum tensordot"), _contraction),
@@ -434,6 +441,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(_names("bilinear _trilinear"), _bilinear),
     **dict.fromkeys(_names("stft istft"), _windows),
     "aten.ctc_loss": _ctc,
+    "aten.mvlgamma": _many_gammas,
 }
 
 

@@ -24,17 +24,44 @@ from .specs import parse_type
 from .values import known
 
 CPU = torch.device("cpu")
+_MOST_TERMS = 500
 _UNTIL: ContextVar[float] = ContextVar("until", default=math.inf)
 
 
 @contextlib.contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Programs are read on fakes for so long of this thread's own time, and then refused: of a stranger's program sizes may grow into expressions that no time is enough for."""
+    """Programs are a stranger's: sizes that grow into endless expressions are refused, and so is all that takes longer than this of the thread's own time."""
     token = _UNTIL.set(time.thread_time() + seconds)
     try:
         yield
     finally:
         _UNTIL.reset(token)
+
+
+def _refuse(op: str, args: Any) -> None:
+    """Raises: LoweringError for an op over what is no number, and when time is over."""
+    if time.thread_time() > _UNTIL.get():
+        raise LoweringError(f"reading the program for all members takes too long: it was given up at {op}")
+    try:
+        if op in ops.PYTHON:
+            op_costs.refuse_operands(op, args)
+    except op_costs.Excess as e:
+        raise LoweringError(f"{op} {e}") from None
+
+
+def _large(value: Any) -> bool:
+    """Whether a number, or a size of a tensor, is an expression of over `_MOST_TERMS` terms."""
+    if isinstance(value, (list, tuple)):
+        return any(map(_large, value))
+    sizes = value.shape if isinstance(value, torch.Tensor) else [value]
+    for size in sizes:
+        waiting, terms = [size.node.expr] if isinstance(size, (torch.SymInt, torch.SymFloat)) else [], 0
+        while waiting:
+            terms += 1
+            waiting.extend(waiting.pop().args)
+            if terms > _MOST_TERMS:
+                return True
+    return False
 
 
 class Fakes:
@@ -69,13 +96,9 @@ class Fakes:
 
     def run(self, op: str, args: Any, kwargs: Any) -> Any:
         """The op's result. Equal calls give one fake: programs of one build repeat each other, and a meta function of symbols takes a millisecond."""
-        if time.thread_time() > _UNTIL.get():
-            raise LoweringError(f"reading the program for all members takes too long: it was given up at {op}")
-        try:
-            if op in ops.PYTHON:
-                op_costs.refuse_operands(op, args)
-        except op_costs.Excess as e:
-            raise LoweringError(f"{op} {e}") from None
+        strange = _UNTIL.get() < math.inf
+        if strange:
+            _refuse(op, args)
         try:
             key = (op, _key(args), _key(kwargs))
             if key in self._known:
@@ -84,6 +107,8 @@ class Fakes:
             key = None
         with self.on():
             made = ops.resolve(op)(*args, **kwargs)
+        if strange and _large(made):
+            raise LoweringError(f"{op} gives a size that is an expression of over {_MOST_TERMS} terms of the inputs' sizes: it was given up there")
         if key is not None and not ops.of_values(op):
             self._known[key] = made
         return made
