@@ -82,6 +82,8 @@ def corpus(folder: Path) -> None:
             return {"logits": self.head(self.layer(self.table(ids)).mean(1)), "seen": (ids > 3).sum(1)}
 
     class Counting(nn.Module):
+        total: torch.Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.layer = nn.Linear(4, 4)
@@ -317,12 +319,12 @@ def add_node(draw: random.Random, program: Any) -> None:
         else [draw.choice([{"ref": draw.choice(names)}, draw.choice(INTS)]) for _ in range(draw.choice([1, 2, 2]))]
     )
     given = len(args) if draw.random() < 0.3 else max(1, sum(default is None for _, _, default in ops.arguments(op)) or 1)
-    node = {"name": f"added_{draw.randrange(10**6)}", "op": op, "args": args[:given]}
+    node: dict[str, Any] = {"name": f"added_{draw.randrange(10**6)}", "op": op, "args": args[:given]}
     extra = {name: _argument(draw, type_, names) for name, type_, _ in ops.arguments(op)[given:] if draw.random() < 0.2}
     if extra:
         node["kwargs"] = extra
     if draw.random() < 0.1 and program["nodes"]:
-        body = {
+        body: dict[str, Any] = {
             "format": "widepack.program/1",
             "members": 0,
             "weights": [],
@@ -634,15 +636,18 @@ def _resident(pid: int) -> int:
         return 0
 
 
+def _worker(mode: str, seed: str, folder: str, first: str, cases: str) -> None:
+    """What a worker's process does: a row a line."""
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(dir=folder)
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever else is printed is no row
+    for row in work(mode, int(seed), Path(folder), iter(range(int(first), int(first) + int(cases)))):
+        out.write(json.dumps(row) + "\n")
+
+
 def main() -> None:
     if sys.argv[1:2] == ["--work"]:
-        mode, seed, folder, first, count = sys.argv[2:]
-        os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(dir=folder)
-        rows = work(mode, int(seed), Path(folder), iter(range(int(first), int(first) + int(count))))
-        out = os.fdopen(os.dup(1), "w", buffering=1)
-        os.dup2(2, 1)
-        for row in rows:
-            out.write(json.dumps(row) + "\n")
+        _worker(*sys.argv[2:])
         return
     parser = argparse.ArgumentParser(description="Load mutated artifacts.")
     parser.add_argument("--hashes", choices=["on"], help="damage files; every load checks all hashes")

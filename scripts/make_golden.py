@@ -68,7 +68,8 @@ class Two(nn.Module):
         self.up, self.down = nn.Linear(4, 6), nn.Linear(6, 2)
 
     def encode(self, x: Tensor) -> Tensor:
-        return self.up(x).relu()
+        y: Tensor = self.up(x).relu()
+        return y
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         code = self.encode(x)
