@@ -5,6 +5,8 @@ A wide program is lowered, bound to the weights and split from its prologue when
 
 from __future__ import annotations
 
+import contextlib
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,17 +20,21 @@ from widepack_artifacts import strict_json
 from widepack_artifacts.manifest import Entry
 from widepack_artifacts.program import Kind, Program
 from widepack_artifacts.tree import Tree
+from widepack_artifacts.weights import Weights
 
 from . import backends, plan_cache
 from . import probe as probes
-from .errors import ArtifactError, UsageError, VerificationError, WidepackError
+from .admission import admit, check_outputs, check_slots, guarded
+from .errors import ArtifactError, InputError, LoweringError, ProbeError, UsageError, WidepackError
 from .held import Held, Running
 from .inputs import Binder
 from .machine import name_of
 from .packed import decompose
 from .plan import Plan, for_size, nearest_threads, scaled
+from .replay import within
 from .runtime import Executable
 from .samples import Source, draw
+from .walk import META, Budget, NeedsValues, Walk
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,7 @@ class Programs:
     def __init__(self, held: Held, name: str, binder: Binder) -> None:
         self.held, self.name, self.binder = held, name, binder
         self.entry: Entry = held.manifest.entries[name]
+        self.table = {w.name: w for w in held.manifest.weights}
         self.example = {d: dim.example for d, dim in self.entry.dims.items()}
         self.letter = next((d.letter for leaf in binder.leaves for d in leaf.dims if not isinstance(d, int)), "")
         self._bound: dict[str, list[Bound]] = {}
@@ -118,9 +125,12 @@ class Programs:
             if self.held.closed:
                 raise UsageError("this model was closed; widepack.load opens its artifact again")
             if pattern not in self._bound:
+                if not self.held.loading:  # what one load binds has one budget, and so has what one call does
+                    self.held.budget = self.held.fresh_budget()
                 kept = self.kept(pattern)
                 try:
-                    self._bound[pattern] = self._ready(pattern, kept or self.wide(pattern))
+                    with guarded(self._said(pattern)):
+                        self._bound[pattern] = self._ready(pattern, kept or self.wide(pattern))
                 except (WidepackError, RuntimeError) as e:
                     if not kept:
                         raise
@@ -148,7 +158,7 @@ class Programs:
             return bound
         try:
             self.probe(pattern, [bound])
-        except VerificationError as e:
+        except ProbeError as e:
             if named != "auto" or bound.backend == "eager":
                 raise
             warnings.warn(f"backend {bound.backend!r}, which the plan names, answers wrongly here ({e}): 'eager' runs instead", stacklevel=6)
@@ -180,7 +190,12 @@ class Programs:
             made = [Wide(held.reader.program(w.file), plan, files[w.file].sha256) for w, plan in rows]
             if made:
                 return made
-        return [Wide(program, plan) for program, plan in self.lower(pattern)]
+        try:
+            return [Wide(program, plan) for program, plan in self.lower(pattern)]
+        except (LoweringError, UsageError) as e:
+            if held.strategies is not None or not held.whole or pattern not in ("shared", "each"):
+                raise
+            raise ArtifactError(f"{self._said(pattern)} is not in the artifact, and cannot be made here: {e}") from e
 
     def letters(self, pattern: str) -> str:
         """For each input `s` or `e`: one for all members, or one each."""
@@ -195,22 +210,39 @@ class Programs:
         kinds: dict[str, Kind] = {w.name: w.kind for w in self.held.manifest.weights}  # type: ignore[misc]
         sizes = dict(self.example)
         held = self.held
-        return relower(
-            programs, signatures, kinds, own, sizes, self.letter, held.device.type, pattern, held.strategies or "auto", held.simplify, self.plain
-        )
+        self._readable(pattern, programs, signatures)
+        seconds = 60 + 0.5 * sum(len(p.nodes) for p in programs)
+        with within(math.inf if held.limit is None else seconds * max(1.0, held.limit)):
+            return relower(
+                programs, signatures, kinds, own, sizes, self.letter, held.device.type, pattern, held.strategies or "auto", held.simplify, self.plain
+            )
+
+    def _readable(self, pattern: str, programs: Sequence[Program], signatures: Sequence[int]) -> None:
+        """Hold member programs to the budget at the example's sizes, before sizes become expressions. Raises: ArtifactError."""
+        budget, held = self.held.budget, self.held
+        if budget is None:
+            return
+        for k in sorted(set(signatures)):
+            said = f"{held.reader.root}: the member program {k} of entry {self.name}"
+            number = held.chosen[signatures.index(k)]
+            weights = [held.part(s.source, number) for s in programs[k].weights]
+            walk = Walk(replace(budget), said, held.device)
+            with contextlib.suppress(NeedsValues):  # its results are of sizes that no one knows, here and in lowering
+                walk.run(programs[k], [*weights, *self._metas("shared", budget, 0)])
 
     def bind(self, pattern: str, wide: Wide, running: Running | None = None, otherwise: Wide | None = None) -> Bound:
         """A wide program made ready to run. otherwise: what runs on `eager` where the plan's own backend is not there; the same program without it."""
         program, held = wide.program, self.held
         running = running or held.running
-        if program.members != len(held.chosen):
-            raise ArtifactError(f"a wide program is for {program.members} members, the artifact has {len(held.chosen)}")
+        check_slots(self._said(pattern), program, self.entry, self.table, len(held.chosen))
         weights = {s.source: held.weight(s.source) for s in program.weights}
         name, planned = running.backend, wide.plan.backend
         chosen = (planned if planned in backends.NAMES else "eager") if name == "auto" else name
         run: Executable | None = None
         if chosen != "eager":
-            run = Executable(decompose(program), weights, held.device, prologue=held.prologue)  # packed weights are oneDNN's: no compiler takes them
+            program = decompose(program)  # packed weights are oneDNN's: no compiler takes them
+            self._admit(pattern, program, weights, f"{wide.content} decomposed" if wide.content else "")
+            run = Executable(program, weights, held.device, prologue=held.prologue)
             try:
                 run.use(backends.backend(chosen).bind(self._task(pattern, wide, run, running)))
             except (backends.Unavailable, ArtifactError, UsageError) as e:
@@ -219,8 +251,48 @@ class Programs:
                 warnings.warn(f"backend {chosen!r}, which the plan was measured to run best on, is not taken, and 'eager' runs: {e}", stacklevel=7)
                 return self.bind(pattern, otherwise or wide, replace(running, backend="eager"))
         at_once = min(wide.plan.workers, torch.get_num_threads())
-        run = run or Executable(program, weights, held.device, prologue=held.prologue, workers=at_once)
+        if run is None:
+            self._admit(pattern, program, weights, wide.content)
+            run = Executable(program, weights, held.device, prologue=held.prologue, workers=at_once)
         return Bound(program, wide.plan, run, self.entry.result, chosen, wide.content)
+
+    def _said(self, pattern: str) -> str:
+        return f"{self.held.reader.root}: the program of entry {self.name}, pattern {pattern}"
+
+    def _admit(self, pattern: str, program: Program, weights: Mapping[str, Any], content: str) -> None:
+        """Hold a program to the load's budget, unless it passed here before. content: what stands for the program; empty for its digest. Raises: ArtifactError."""
+        held, budget = self.held, self.held.budget
+        if budget is None:
+            return
+        at = f"{self.name} {pattern} {content or strict_json.digest(program.to_json())} {held.chosen}"
+        key = probes.cache_key(held.manifest.digest, at, str(held.device), str(held.prologue), str(held.limit))
+        if probes.passed(key, "walks"):
+            return
+        said = self._said(pattern)
+        outputs = admit(budget, said, program, weights, lambda values: self._example(pattern, values, budget), held.device, held.prologue)
+        check_outputs(said, program, outputs, self.entry, len(held.chosen))
+        probes.remember(key, "walks")
+
+    def _example(self, pattern: str, values: bool, budget: Budget) -> list[Any]:
+        """Inputs of a call: the probe's, else of the example's sizes; those on meta unless values are asked for."""
+        if self.held.verified and pattern in ("shared", "each") and self.held.probe is not None:
+            return self.probed(pattern, self.held.probe)
+        made = self._metas(pattern, budget, len(self.held.chosen))
+        return self.drawn(pattern, self.example) if values else made
+
+    def _metas(self, pattern: str, budget: Budget, members: int) -> list[torch.Tensor]:
+        """Inputs of the example's sizes, on meta. members: 0 for one member's own. Raises: ArtifactError for more than the budget holds."""
+        letters, made = self.letters(pattern), []
+        for k, leaf in enumerate(self.binder.leaves):
+            own = [d if isinstance(d, int) else d.factor * self.example[d.letter] for d in leaf.dims]
+            many = members and (letters[k] == "e" or k in self.binder.carried)
+            made.append(torch.empty([members, *own] if many else own, dtype=leaf.dtype, device=META))
+        taken = sum(x.numel() * x.element_size() for x in made)
+        if taken > budget.bytes:
+            raise ArtifactError(
+                f"{self._said(pattern)}: its example inputs would take {taken:,} bytes, and this artifact may take {budget.bytes:,.0f}"
+            )
+        return made
 
     def _task(self, pattern: str, wide: Wide, run: Executable, running: Running) -> backends.Task:
         """A wide program as backends take it."""
@@ -232,7 +304,7 @@ class Programs:
             device=held.device,
             content=strict_json.digest(run.main.to_json()),  # of what is compiled: the prologue may have taken a part of the program
             pattern=pattern,
-            said=f"{held.reader.root}: the program of entry {self.name}, pattern {pattern}{classes}",
+            said=f"{self._said(pattern)}{classes}",
             eager=run.eager,
             dims={d: (v.min, v.max, v.example) for d, v in self.entry.dims.items()},
             example=self.sizes_of(plan),
@@ -278,8 +350,8 @@ class Programs:
 
     def differ(self, pattern: str, program: Program, found: Sequence[Any], wanted: Sequence[Any]) -> str:
         """Where a compiled program's outputs differ from the flat graph's by more than the probe's bounds, in words; empty where they do not."""
-        records = probes.record_of(self.held.manifest.verification, self.name).get("wide", {})
-        record: Sequence[Mapping[str, Any]] = next((r for k, r in records.items() if k.startswith(pattern)), next(iter(records.values()), []))
+        kept = self.held.manifest.verification
+        record = probes.wide_record(kept, self.name, pattern) or probes.wide_record(kept, self.name, "") or []
         for k, (mine, right) in enumerate(zip(found, wanted)):
             row = record[k] if k < len(record) else {}
             for a, b in zip(mine, right) if isinstance(right, list) else [(mine, right)]:
@@ -288,7 +360,7 @@ class Programs:
         return ""
 
     def probe(self, pattern: str, made: Sequence[Bound], again: bool = False) -> None:
-        """Run the artifact's probe through each program that has not passed it here; again: through all. Raises: VerificationError."""
+        """Run the artifact's probe through each program that has not passed it here; again: through all. Raises: ProbeError; ArtifactError."""
         held, manifest = self.held, self.held.manifest
         tensors = held.probe
         if tensors is None:
@@ -300,20 +372,27 @@ class Programs:
             key = probes.cache_key(manifest.digest, program, str(held.device), str(held.prologue), *ran_on)
             if not again and probes.passed(key):
                 continue
-            begun = self.initial()
-            inputs = []
-            for k in range(len(self.binder.leaves)):
-                x = begun[k] if k in begun else tensors.get(f"{at}.x{k}")
-                own = not held.whole and k not in begun and (pattern == "each" or k in self.binder.carried)
-                inputs.append((x[list(held.chosen)] if own else x).to(held.device))
-            answers = bound.run(*inputs)
-            records = probes.record_of(manifest.verification, self.name).get("wide", {})
-            record = next((r for k, r in records.items() if k.startswith(pattern)), None)
-            if record is None:
-                raise VerificationError("the artifact has a probe but no record of its verification; build it again")
-            try:
+            with guarded(f"{self._said(pattern)}: the probe"):
+                record = probes.wide_record(manifest.verification, self.name, pattern)
+                if record is None or len(record) != len(bound.program.outputs):
+                    raise ProbeError(f"{held.reader.root} has a probe of entry {self.name}, but no record of its verification; build it again")
+                answers = bound.run(*self.probed(pattern, tensors))
                 kept = {n: tensors.get(n) for n in tensors.names if n.startswith(f"{at}.")}
                 probes.check(kept, at, answers, [o.kind for o in bound.program.outputs], record, held.chosen)
-            except (KeyError, TypeError, ValueError) as e:
-                raise ArtifactError(f"the probe and the record of the artifact's verification do not belong together ({e!r}); build it again") from e
             probes.remember(key)
+
+    def probed(self, pattern: str, tensors: Weights) -> list[torch.Tensor]:
+        """The probe's inputs, as a call of this pattern has them. Raises: ArtifactError for what is no call of this entry."""
+        at, held, begun = f"{probes.prefix(self.name)}{pattern}", self.held, self.initial()
+        inputs = []
+        for k in range(len(self.binder.leaves)):
+            x = begun[k] if k in begun else tensors.get(f"{at}.x{k}")
+            own = not held.whole and k not in begun and (pattern == "each" or k in self.binder.carried)
+            if own and (not x.dim() or x.shape[0] != len(held.manifest.members)):
+                raise ArtifactError(f"{self._said(pattern)}: the probe's input {k} is not one for each of {len(held.manifest.members)} members")
+            inputs.append((x[list(held.chosen)] if own else x).to(held.device))
+        try:
+            self.binder.check(inputs, [pattern == "each" or k in self.binder.carried for k in range(len(inputs))])
+        except InputError as e:
+            raise ArtifactError(f"{self._said(pattern)}: the probe is no call of it: {e}") from e
+        return inputs

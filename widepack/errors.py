@@ -7,6 +7,7 @@ WidepackError                 exit code 1; the root: catch this one
 |-- CaptureError              1: a member that torch.export cannot capture, or not without losing a condition
 |-- LoweringError             1: an op that no rule, family or fallback can run for all members
 |-- VerificationError         1: the wide program, or the capture, does not give the members' own answers
+|   `-- ProbeError            1: a loaded program does not give the answers that its artifact recorded; an ArtifactError, too
 |-- InputError                1: a call with inputs that the model was not built for
 `-- ArtifactError             1: an artifact that is damaged, unknown, or not what it says
     `-- ArtifactExists        2: an output path that is taken
@@ -43,6 +44,10 @@ class LoweringError(WidepackError):
 
 class VerificationError(WidepackError):
     """Answers that are not the members' own."""
+
+
+class ProbeError(ArtifactError, VerificationError):
+    """A loaded program whose answers are not those that its artifact recorded."""
 
 
 class InputError(WidepackError):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import struct
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +10,7 @@ from typing import Any
 
 import torch
 
+from widepack_artifacts import header
 from widepack_artifacts.manifest import Manifest
 from widepack_artifacts.store import Reader
 from widepack_artifacts.weights import Weights
@@ -19,6 +18,7 @@ from widepack_artifacts.weights import Weights
 from .backends.task import Mapped
 from .errors import ArtifactError, UsageError
 from .progress import Report
+from .walk import Budget
 
 
 @dataclass(frozen=True)
@@ -51,17 +51,29 @@ class Held:
         verified: bool,
         running: Running = Running(),
         simplify: bool = True,
+        limit: float | None = 1.0,
     ) -> None:
         self.reader, self.weights, self.chosen, self.device = reader, weights, tuple(chosen), device
         self.prologue, self.strategies, self.verified, self.running = prologue, strategies, verified, running
         self.simplify = simplify
         self.manifest: Manifest = reader.manifest
         self.probe = Weights([reader.path(reader.manifest.probe)]) if reader.manifest.probe else None
+        self.limit = limit
+        self.budget = self.fresh_budget()
+        self.loading = False
         self.members: tuple[str, ...] = tuple(self.manifest.members[i].name for i in self.chosen)
         self.whole = len(self.chosen) == len(self.manifest.members)
         self.lock = threading.RLock()
         self.closed = False
         self._values: dict[str, Any] = {}
+
+    def fresh_budget(self) -> Budget | None:
+        """What programs may take that are bound together: all of one load, or those of one later pattern. None: no limit."""
+        if self.limit is None:
+            return None
+        probe = [self.reader.path(self.manifest.probe)] if self.manifest.probe else []
+        weights, probed = (sum(p.stat().st_size for p in paths) for paths in (self.reader.weights_files(), probe))
+        return Budget.of(weights, probed, self.limit)
 
     def index(self, member: int | str) -> int:
         """A loaded member's place. Raises: UsageError."""
@@ -105,13 +117,9 @@ class Held:
         """Every tensor of the weights files, where it is mapped."""
         found = []
         for path in self.reader.weights_files():
-            with open(path, "rb") as file:
-                (size,) = struct.unpack("<Q", file.read(8))
-                header = json.loads(file.read(size))
-            for name, row in header.items():
-                if name != "__metadata__":
-                    begin, end = row["data_offsets"]
-                    found.append(Mapped(self.weights.get(name).data_ptr(), end - begin, path.name, 8 + size + begin))
+            read = header.read(path)
+            for name, row in read.tensors.items():
+                found.append(Mapped(self.weights.get(name).data_ptr(), row.end - row.begin, path.name, read.start + row.begin))
         return found
 
     def close(self) -> None:

@@ -72,7 +72,7 @@ def weights_only(program: Program) -> set[str]:
     """The values that depend on weights and literals alone: the weight prologue."""
     found = {s.name for s in program.weights}
     for node in program.nodes:
-        if all(r in found for r in refs((node.args, node.kwargs))) and ops.pure(node.op, node.args, node.kwargs):
+        if node.body is None and all(r in found for r in refs((node.args, node.kwargs))) and ops.pure(node.op, node.args, node.kwargs):
             found.add(node.name)
     return found
 

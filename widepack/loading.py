@@ -12,6 +12,7 @@ from widepack_artifacts.store import Reader, opened
 from widepack_artifacts.weights import Weights
 
 from . import backends
+from .admission import guarded
 from .errors import UsageError
 from .held import Held, Running
 from .progress import Report
@@ -36,6 +37,7 @@ def load(
     compile: str | None = None,
     cache: str | PathLike[str] | None = None,
     progress: Report | None = None,
+    limit: float | None = 1.0,
 ) -> WideModel:
     """Open an artifact.
 
@@ -47,8 +49,9 @@ def load(
     (the manifest's digest and the programs' hashes are always checked). expect: the manifest's digest, `sha256:...`, pins a deployment. prologue: run nodes that
     depend on weights alone once, now; False keeps every weight in the mapped file. warmup: bind the programs of pattern `shared` and run the probe now, not at
     the first call. threads: torch's threads for the process, and ONNX Runtime's. progress: called with (stage, done, total) while something compiles.
+    limit: how many times the memory and work that its files justify a load may take (walk.py); None lifts it, for artifacts whose makers are trusted.
 
-    Returns: a WideModel. Raises: ArtifactError for what is damaged or not what it says; VerificationError when the probe fails here; UsageError.
+    Returns: a WideModel. Raises: ArtifactError for what is damaged, not what it says, or asks for too much; ProbeError, which is one, when the probe fails here; UsageError.
     """
     if verify not in VERIFY:
         raise UsageError(f"verify={verify!r} is unknown; known: {', '.join(VERIFY)}")
@@ -64,6 +67,10 @@ def load(
         if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
             raise UsageError(f"threads={threads!r} is no number of threads; give a whole number from 1")
         torch.set_num_threads(threads)
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit < float("inf")):
+        raise UsageError(
+            f"limit={limit!r} is no limit; give a number over 0, how many times the usual memory and work a load may take, or None for any"
+        )
     if not isinstance(path, (str, PathLike)):
         raise UsageError(f"path is a {type(path).__name__}; give the artifact's folder")
     where = _device(device)
@@ -81,13 +88,26 @@ def load(
         entries = reader.manifest.entries.values()
         reader.hold(w.file for e in entries for w in e.wide if w.device == where.type)
         reader.hold(name for e in entries for name in e.member)
-        chosen = _members(reader, members)
-        verified = verify != "off"
-        return Held(reader, weights, chosen, where, prologue=prologue, strategies=wanted, verified=verified, running=running, simplify=simplify)
+        return Held(
+            reader,
+            weights,
+            _members(reader, members),
+            where,
+            prologue=prologue,
+            strategies=wanted,
+            verified=verify != "off",
+            running=running,
+            simplify=simplify,
+            limit=limit,
+        )
 
-    model = WideModel(opened(path, hold, expect)[1])
-    if warmup:
-        model.warmup()
+    with guarded(str(path)):
+        held = opened(path, hold, expect)[1]
+        model = WideModel(held)
+        held.loading = warmup
+        if warmup:
+            model.warmup()
+        held.loading = False
     return model
 
 

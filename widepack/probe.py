@@ -20,7 +20,7 @@ from widepack_artifacts.errors import ArtifactError
 
 from .compare import Pool, at_limit, floating, same_places
 from .entries import FORWARD
-from .errors import VerificationError
+from .errors import ProbeError
 
 LIMIT_BYTES = 1_000_000
 Answers = tuple[Sequence[torch.Tensor | None], Sequence[Sequence[torch.Tensor]]]
@@ -44,6 +44,23 @@ def record_of(verification: Mapping[str, Any], entry: str) -> Mapping[str, Any]:
     """One entry's part of `joined` records; empty where there is none."""
     found = verification if entry == FORWARD else (verification.get("entries") or {}).get(entry)
     return found if isinstance(found, Mapping) else {}
+
+
+def wide_record(verification: Mapping[str, Any], entry: str, pattern: str) -> list[Mapping[str, Any]] | None:
+    """What was recorded of a pattern's first wide program, output by output; None where nothing was. Raises: ArtifactError for what is no record."""
+    rows = record_of(verification, entry).get("wide", {})
+    if not isinstance(rows, Mapping):
+        raise ArtifactError(f"verification of {entry}: wide is a {type(rows).__name__}, where an object of records stands")
+    found = next((r for k, r in rows.items() if k.startswith(pattern)), None)
+    if found is None:
+        return None
+    if not isinstance(found, list) or not all(map(_is_record, found)):
+        raise ArtifactError(f"verification of {entry}: {pattern} is no list of records with own_max, own_rms and scale")
+    return found
+
+
+def _is_record(row: Any) -> bool:
+    return isinstance(row, Mapping) and all(type(row.get(k)) in (int, float) and row[k] >= 0 for k in ("own_max", "own_rms", "scale"))
 
 
 def make(calls: Mapping[str, Answers]) -> dict[str, torch.Tensor]:
@@ -85,7 +102,7 @@ def check(
     """Hold a loaded program's answers to the probe.
 
     pattern: with the entry's prefix. outputs: what the wide program gave for `<pattern>.x*`. kinds: of each output. records: the manifest's, by output. members: which of the artifact's members these are.
-    Raises: VerificationError.
+    Raises: ProbeError.
     """
     for k, (output, kind, record) in enumerate(zip(outputs, kinds, records)):
         for at, i in enumerate(members):
@@ -95,13 +112,13 @@ def check(
             flat = value.detach().cpu().reshape(-1)[::stride]
             truth = kept[1:]
             if flat.numel() != truth.numel():
-                raise VerificationError(
-                    f"probe: output {record['output'] or k} of member {i} has {value.numel()} numbers, the artifact's answer is of another size; the artifact and this program do not belong together"
+                raise ProbeError(
+                    f"probe: output {record.get('output') or k} of member {i} has {value.numel()} numbers, the artifact's answer is of another size; the artifact and this program do not belong together"
                 )
             if not floating(value):
                 if not torch.equal(flat.to(truth.dtype), truth):
-                    raise VerificationError(
-                        f"probe: output {record['output'] or k} of member {i} differs from the answer that was recorded when the artifact was built"
+                    raise ProbeError(
+                        f"probe: output {record.get('output') or k} of member {i} differs from the answer that was recorded when the artifact was built"
                     )
                 continue
             pool = Pool(
@@ -122,8 +139,8 @@ def check(
                 or (error.numel() and not float(error.max()) <= _FACTOR * pool.max_bound)
             ):
                 largest = float(error.max()) if error.numel() else float("nan")
-                raise VerificationError(
-                    f"probe: output {record['output'] or k} of member {i} is off by {largest:.2e} from the float64 answer recorded at build, the bound is "
+                raise ProbeError(
+                    f"probe: output {record.get('output') or k} of member {i} is off by {largest:.2e} from the float64 answer recorded at build, the bound is "
                     f"{_FACTOR * pool.max_bound:.2e}; this torch ({torch.__version__}) or device runs the program differently. Build the artifact again here, or load(strategies='loop')"
                 )
 
@@ -157,17 +174,17 @@ def cache_key(*parts: str) -> str:
     return hashlib.sha256("\n".join([*parts, torch.__version__]).encode()).hexdigest()
 
 
-def passed(key: str) -> bool:
-    """Whether this probe passed here before."""
+def passed(key: str, what: str = "probes") -> bool:
+    """Whether this probe passed here before; what: or this walk."""
     with contextlib.suppress(OSError):
-        return (cache_folder() / "probes" / key).is_file()
+        return (cache_folder() / what / key).is_file()
     return False
 
 
-def remember(key: str) -> None:
+def remember(key: str, what: str = "probes") -> None:
     """Note a pass; a cache that cannot be written only means that the probe runs again."""
     with contextlib.suppress(OSError):
-        folder = cache_folder() / "probes"
+        folder = cache_folder() / what
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         (folder / key).touch()
 

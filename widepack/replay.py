@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -14,13 +17,51 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from widepack_artifacts.program import Node, Program, Ref, Slot, substitute
 
-from . import ops
+from . import op_costs, ops
 from .codec import decode, dtype_of
 from .errors import LoweringError
 from .specs import parse_type
 from .values import known
 
 CPU = torch.device("cpu")
+_MOST_TERMS = 500
+_UNTIL: ContextVar[float] = ContextVar("until", default=math.inf)
+
+
+@contextlib.contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Programs are a stranger's: sizes that grow into endless expressions are refused, and so is all that takes longer than this of the thread's own time."""
+    token = _UNTIL.set(time.thread_time() + seconds)
+    try:
+        yield
+    finally:
+        _UNTIL.reset(token)
+
+
+def _refuse(op: str, args: Any) -> None:
+    """Raises: LoweringError for an op over what is no number, and when time is over."""
+    if time.thread_time() > _UNTIL.get():
+        raise LoweringError(f"reading the program for all members takes too long: it was given up at {op}")
+    try:
+        if op in ops.PYTHON:
+            op_costs.refuse_operands(op, args)
+    except op_costs.Excess as e:
+        raise LoweringError(f"{op} {e}") from None
+
+
+def _large(value: Any) -> bool:
+    """Whether a number, or a size of a tensor, is an expression of over `_MOST_TERMS` terms."""
+    if isinstance(value, (list, tuple)):
+        return any(map(_large, value))
+    sizes = value.shape if isinstance(value, torch.Tensor) else [value]
+    for size in sizes:
+        waiting, terms = [size.node.expr] if isinstance(size, (torch.SymInt, torch.SymFloat)) else [], 0
+        while waiting:
+            terms += 1
+            waiting.extend(waiting.pop().args)
+            if terms > _MOST_TERMS:
+                return True
+    return False
 
 
 class Fakes:
@@ -55,6 +96,9 @@ class Fakes:
 
     def run(self, op: str, args: Any, kwargs: Any) -> Any:
         """The op's result. Equal calls give one fake: programs of one build repeat each other, and a meta function of symbols takes a millisecond."""
+        strange = _UNTIL.get() < math.inf
+        if strange:
+            _refuse(op, args)
         try:
             key = (op, _key(args), _key(kwargs))
             if key in self._known:
@@ -63,6 +107,8 @@ class Fakes:
             key = None
         with self.on():
             made = ops.resolve(op)(*args, **kwargs)
+        if strange and _large(made):
+            raise LoweringError(f"{op} gives a size that is an expression of over {_MOST_TERMS} terms of the inputs' sizes: it was given up there")
         if key is not None and not ops.of_values(op):
             self._known[key] = made
         return made
@@ -157,4 +203,4 @@ def member_slice(fakes: Fakes, value: Any, kind: str, i: int) -> Any:
         return value[i]
 
 
-__all__ = ["CPU", "Fakes", "Ref", "Shapes", "member_slice", "replay", "run_node", "slot_value"]
+__all__ = ["CPU", "Fakes", "Ref", "Shapes", "within", "member_slice", "replay", "run_node", "slot_value"]

@@ -36,7 +36,7 @@ class Loop(nn.Module):
     def __init__(self, body: Program, members: int, device: torch.device, workers: int = 0) -> None:
         super().__init__()
         self.run = graph_module(body, device).forward
-        drawn = any(torch.Tag.nondeterministic_seeded in getattr(ops.resolve(n.op), "tags", ()) for n in body.nodes)
+        drawn = any(torch.Tag.nondeterministic_seeded in getattr(ops.resolve(n.op), "tags", ()) for n in body.nodes if n.body is None)
         self.workers = workers if device.type == "cpu" and members > 1 and not drawn else 0  # members draw their numbers in order
         self.members = members
         self.split = [s.kind != "shared" for s in body.inputs]

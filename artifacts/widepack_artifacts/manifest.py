@@ -608,6 +608,10 @@ def _input_type(value: Any, dims: Mapping[str, Dim], where: str) -> str:
     sizes = [_SIZE.match(s) for s in found[2].split(",")] if found and found[2] else []
     if not found or len(sizes) > MAX_RANK or not all(sizes):
         raise _refuse(f"{where}: {value[:60]!r} is no type such as float32[B,3,32*H,W]")
+    if found[1] not in ITEM_BYTES:
+        raise _refuse(f"{where}: {value[:60]!r} has an unknown dtype; known: {', '.join(ITEM_BYTES)}")
+    if any(int(size) >= 2**63 for size in found[2].split(",") if size.isdecimal()):
+        raise _refuse(f"{where}: {value[:60]!r} has a size past 63 bits")
     for size in sizes:
         if size and size[1] and size[1] not in dims:
             raise _refuse(f"{where}: {value[:60]!r} names the dim {size[1]!r}; known: {', '.join(dims) or 'none'}")

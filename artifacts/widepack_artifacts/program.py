@@ -101,29 +101,35 @@ class Program:
         for slot in (*self.weights, *self.inputs):
             _new(slot.name, known, "slot")
             if slot.kind not in KINDS:
-                raise ArtifactError(f"program: slot {slot.name} has the unknown kind {slot.kind!r}; known: {', '.join(KINDS)}")
+                raise ArtifactError(f"program: slot {slot.name} has the unknown kind {slot.kind[:40]!r}; known: {', '.join(KINDS)}")
         for node in self.nodes:
+            _new(node.name, known, "node")
             if node.op not in OPS:
-                raise ArtifactError(f"program: node {node.name} asks for the op {node.op!r}, which is not on the list of allowed ops")
+                raise ArtifactError(f"program: node {node.name[:80]} asks for the op {node.op[:80]!r}, which is not on the list of allowed ops")
+            if node.op.startswith("widepack.") and not self.members and not depth:
+                raise ArtifactError(f"program: node {node.name[:80]} asks for {node.op}, which stands in wide programs alone")
             if (node.op == "loop") != (node.body is not None):
                 raise ArtifactError(f"program: node {node.name}: a body belongs to a loop, and a loop has one")
             for ref in refs((node.args, node.kwargs)):
-                if ref not in known:
-                    raise ArtifactError(f"program: node {node.name} reads {ref!r}, which nothing before it makes")
+                if ref not in known or ref == node.name:
+                    raise ArtifactError(f"program: node {node.name[:80]} reads {ref[:80]!r}, which nothing before it makes")
             for key in node.kwargs:
                 if not NAME.match(key):
-                    raise ArtifactError(f"program: node {node.name} has the keyword {key!r}, which is no name")
+                    raise ArtifactError(f"program: node {node.name} has the keyword {key[:80]!r}, which is no name")
             if node.body is not None:
                 if node.body.weights or len(node.body.inputs) != len(node.args):
                     raise ArtifactError(f"program: loop {node.name} passes {len(node.args)} values to {len(node.body.inputs)} inputs")
+                if node.body.members not in (0, self.members):
+                    raise ArtifactError(
+                        f"program: loop {node.name[:80]} has a body for {node.body.members} members, the program is for {self.members}"
+                    )
                 node.body.check(depth + 1)
-            _new(node.name, known, "node")
         for output in self.outputs:
             for ref in refs(output.value):
                 if ref not in known:
-                    raise ArtifactError(f"program: an output reads {ref!r}, which nothing makes")
+                    raise ArtifactError(f"program: an output reads {ref[:80]!r}, which nothing makes")
             if output.kind not in KINDS:
-                raise ArtifactError(f"program: an output has the unknown kind {output.kind!r}; known: {', '.join(KINDS)}")
+                raise ArtifactError(f"program: an output has the unknown kind {str(output.kind)[:40]!r}; known: {', '.join(KINDS)}")
 
     def to_json(self) -> dict[str, Any]:
         """The program as JSON values; `from_json` gives an equal program back."""
@@ -154,7 +160,7 @@ class Program:
         if not isinstance(data, dict) or set(data) != fields:
             raise ArtifactError(f"program: expected an object with the keys {', '.join(sorted(fields))}")
         if data["format"] != FORMAT:
-            raise ArtifactError(f"program: format {data['format']!r}, this widepack reads {FORMAT!r}")
+            raise ArtifactError(f"program: format {str(data['format'])[:60]!r}, this widepack reads {FORMAT!r}")
         members = data["members"]
         if type(members) is not int or not 0 <= members < 2**31:
             raise ArtifactError("program: members is no count")
@@ -196,9 +202,9 @@ def substitute(value: Any, to: Any) -> Any:
 
 def _new(name: str, known: set[str], what: str) -> None:
     if not NAME.match(name):
-        raise ArtifactError(f"program: {what} {name!r} has a name that is none")
+        raise ArtifactError(f"program: {what} {name[:80]!r} has a name that is none")
     if name in known:
-        raise ArtifactError(f"program: two values are called {name!r}")
+        raise ArtifactError(f"program: two values are called {name[:80]!r}")
     known.add(name)
 
 

@@ -16,10 +16,15 @@ from .errors import ArtifactError
 MAX_DEPTH = 200  # a tree of 32 levels has at most four of JSON each
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # an escape that may stand for half a character
 _INT_DIGITS = 20  # "-9223372036854775808"; longer ones are refused before Python spends quadratic time on them
+MAX_VALUES = 8_000_000
+"""Values of one document: Python takes some hundred bytes for each, whatever it takes in the file."""
 
 
 def parse(data: bytes, what: str) -> Any:
     """The JSON document in `data`; `what` names it in errors. Raises: ArtifactError."""
+
+    if data.count(b",") + data.count(b"{") + data.count(b"[") > MAX_VALUES:
+        raise ArtifactError(f"{what}: over {MAX_VALUES:,} values")
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(items)

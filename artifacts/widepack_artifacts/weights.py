@@ -23,6 +23,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from . import header as headers
 from . import strict_json
 from .errors import ArtifactError
 from .manifest import ITEM_BYTES, Weight
@@ -137,6 +138,7 @@ class Weights:
         self._open: dict[str, Any] = {}
         self._pairs: set[str] = set()
         for file in files:
+            headers.read(Path(file))
             try:
                 opened: Any = safe_open(Path(file), framework="pt")
             except (SafetensorError, OSError) as e:

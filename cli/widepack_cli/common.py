@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 import click
 
+from widepack_artifacts.errors import DRIVES, ArtifactError
+
 from .main import Refusal
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -51,8 +53,18 @@ def example(*lines: str) -> str:
 
 
 def emit(document: Any) -> None:
-    """The one JSON document of a command, on standard output."""
-    click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+    """The one JSON document of a command, on standard output; what could drive a terminal is written as JSON's escapes."""
+    text = json.dumps(document, indent=2, ensure_ascii=False)
+    click.echo(DRIVES.sub(lambda found: json.dumps(found[0])[1:-1], text))
+
+
+@contextlib.contextmanager
+def readable(artifact: Path) -> Iterator[None]:
+    """While free records of an artifact are shown, which may be of any form. Raises: ArtifactError."""
+    try:
+        yield
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError) as e:
+        raise ArtifactError(f"{artifact}: a record in its manifest is not of the form that widepack writes: {type(e).__name__}: {e}") from e
 
 
 @contextlib.contextmanager

@@ -9,11 +9,12 @@ from typing import Any
 import click
 
 from widepack_artifacts import guards
+from widepack_artifacts.errors import plain
 from widepack_artifacts.manifest import Entry, Input, Manifest
 from widepack_artifacts.store import Reader
 from widepack_bench.text import columns, plural, size
 
-from .common import ARTIFACT, emit, example, json_option
+from .common import ARTIFACT, emit, example, json_option, readable
 
 
 @click.command(epilog=example("widepack inspect ens.wide", "widepack inspect ens.wide --weights", "widepack inspect ens.wide --json | jq .summary"))
@@ -27,10 +28,11 @@ def command(artifact: Path, weights: bool, files: bool, as_json: bool) -> None:
     Reads the manifest alone and checks its digest; `widepack verify` checks the files.
     """
     manifest = Reader(artifact).manifest
-    if as_json:
-        emit({"path": str(artifact), "summary": summary(manifest), "manifest": manifest.to_json()})
-        return
-    click.echo("\n".join(lines(str(artifact), manifest, weights, files)))
+    with readable(artifact):
+        if as_json:
+            emit({"path": str(artifact), "summary": summary(manifest), "manifest": manifest.to_json()})
+            return
+        click.echo(plain("\n".join(lines(str(artifact), manifest, weights, files))))
 
 
 def summary(manifest: Manifest) -> dict[str, Any]:

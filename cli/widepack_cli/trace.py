@@ -10,12 +10,13 @@ from typing import Any
 
 import click
 
+from widepack_artifacts.errors import plain
 from widepack_artifacts.manifest import Manifest, WideProgram
 from widepack_artifacts.program import Node, Program, refs
 from widepack_artifacts.store import Reader, opened
 from widepack_bench.text import columns, plural
 
-from .common import ARTIFACT, emit, entry_named, entry_option, example, json_option
+from .common import ARTIFACT, emit, entry_named, entry_option, example, json_option, readable
 from .main import Refusal
 
 
@@ -58,30 +59,35 @@ def command(artifact: Path, entry: str, device: str, pattern: str, batch: int | 
         wide = find(reader.manifest, name, device, pattern, batch)
         return name, wide, steps(reader.program(reader.manifest.entries[name].member[0]), reader.program(wide.file), wide.plan)
 
-    reader, (entry, wide, found) = opened(artifact, read)
-    shown = [s for s in found if not only or s.strategy in only]
-    if as_json:
-        emit(
-            {
-                "path": str(artifact),
-                "entry": entry,
-                "device": device,
-                "pattern": pattern,
-                "batch": list(wide.batch),
-                "steps": [asdict(s) for s in shown],
-            }
+    with readable(artifact):
+        reader, (entry, wide, found) = opened(artifact, read)
+        shown = [s for s in found if not only or s.strategy in only]
+        if as_json:
+            emit(
+                {
+                    "path": str(artifact),
+                    "entry": entry,
+                    "device": device,
+                    "pattern": pattern,
+                    "batch": list(wide.batch),
+                    "steps": [asdict(s) for s in shown],
+                }
+            )
+            return
+        head = ["node", "op", "kinds", "strategy", "becomes", "why", *(["source"] if source else [])]
+        rows = [[s.node, short(s.op), kinds(s), s.strategy, becomes(s), s.why, *([s.source] if source else [])] for s in shown]
+        click.echo(
+            plain(
+                "\n".join(
+                    [_title(artifact, entry, wide, reader.manifest, len(found)), "", *(columns([head, *rows]) if rows else ["no node runs so"])]
+                )
+            )
         )
-        return
-    head = ["node", "op", "kinds", "strategy", "becomes", "why", *(["source"] if source else [])]
-    rows = [[s.node, short(s.op), kinds(s), s.strategy, becomes(s), s.why, *([s.source] if source else [])] for s in shown]
-    click.echo(
-        "\n".join([_title(artifact, entry, wide, reader.manifest, len(found)), "", *(columns([head, *rows]) if rows else ["no node runs so"])])
-    )
-    names = {s.node for s in found}
-    choices = set(wide.plan.get("choices", {}))
-    folded = choices - names - {n for made in _derived(choices, names).values() for n in made}
-    early = [f"{plural(len(folded), 'node')} more, made of weights alone: run once, at load"] if folded else []
-    click.echo("\n".join(["", *_regions(wide.plan), *early]))
+        names = {s.node for s in found}
+        choices = set(wide.plan.get("choices", {}))
+        folded = choices - names - {n for made in _derived(choices, names).values() for n in made}
+        early = [f"{plural(len(folded), 'node')} more, made of weights alone: run once, at load"] if folded else []
+        click.echo(plain("\n".join(["", *_regions(wide.plan), *early])))
 
 
 def _regions(plan: dict[str, Any]) -> list[str]:

@@ -1,0 +1,169 @@
+"""Makes the artifacts of artifacts/golden/: small ones that every later version must open, and answer as they did.
+
+    python scripts/make_golden.py artifacts/golden          makes those that are not there yet, dated today
+
+Weights and inputs are small whole numbers, and every op is exact on them (linear, convolution, relu, max pool, addition): each answer is the same on any CPU,
+bit for bit, in whatever order it is added up. What was made is never made again: a change of the format adds artifacts, and changes none.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import widepack
+
+
+class Conv(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1), nn.Linear(16, 3)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = self.first(image).relu()
+        x = nn.functional.max_pool2d(x + self.second(x), 2)
+        y: Tensor = self.head(x.flatten(1))
+        return y
+
+
+class Mlp(nn.Module):
+    def __init__(self, classes: int = 3) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(6, 8), nn.Linear(8, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.head(self.inner(x).relu())
+        return y
+
+
+class Sum(nn.Module):
+    """Adds every call's rows to a total that the caller carries."""
+
+    total: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.total = self.total + x.sum(0)
+        y: Tensor = self.inner(x) + self.total
+        return y
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def encode(self, x: Tensor) -> Tensor:
+        y: Tensor = self.up(x).relu()
+        return y
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        code = self.encode(x)
+        return {"scores": self.down(code), "code": code}
+
+
+def headed(state_dict: dict[str, Tensor] | None = None) -> nn.Module:
+    return Mlp() if state_dict is None else Mlp(len(state_dict["head.bias"]))
+
+
+class Golden(NamedTuple):
+    members: list[Callable[[], nn.Module]]
+    inputs: list[str]
+    model: Callable[..., nn.Module]
+    options: dict[str, Any]
+
+
+GOLDEN = {
+    "mlp": Golden([Mlp] * 3, ["x=float32[B,6]"], Mlp, {"targets": ("cpu", "cuda")}),
+    "conv": Golden([Conv] * 2, ["image=float32[B,2,4,4]"], Conv, {}),
+    "conv-loop": Golden([Conv] * 2, ["image=float32[B,2,4,4]"], Conv, {"strategy": "loop"}),
+    "ragged": Golden([lambda: Mlp(2), lambda: Mlp(5)], ["x=float32[B,6]"], headed, {}),
+    "entries": Golden([Two] * 2, ["forward:x=float32[B,4]", "encode:x=float32[B,4]"], Two, {"entries": ["forward", "encode"]}),
+    "state": Golden([Sum] * 2, ["x=float32[B,4]"], Sum, {"state": ["total"]}),
+}
+
+
+def whole_numbers(module: nn.Module, seed: int) -> nn.Module:
+    """The module with whole numbers from -2 to 2 for weights."""
+    generator = torch.Generator().manual_seed(seed)
+    for value in module.state_dict().values():
+        value.copy_(torch.randint(-2, 3, value.shape, generator=generator))
+    return module
+
+
+def flat(value: Any, name: str) -> dict[str, Tensor]:
+    """The tensors of a result by name: `forward.shared.3.scores`, of a list by number."""
+    if isinstance(value, Tensor):
+        return {name: value.contiguous().clone()}
+    rows = value.items() if hasattr(value, "items") else enumerate(value)
+    return {n: t for key, part in rows for n, t in flat(part, f"{name}.{key}").items()}
+
+
+def calls(ens: widepack.WideModel) -> dict[str, Tensor]:
+    """Inputs and answers of every entry, both patterns, batches 1 and 3; of what carries state two calls, one after the other."""
+    found: dict[str, Tensor] = {}
+    generator = torch.Generator().manual_seed(1)
+    for name, entry in ens.manifest.entries.items():
+        carried = {s.input for s in entry.state}
+        (leaf,) = [i for k, i in enumerate(entry.inputs) if k not in carried]
+        for batch in (1, 3):
+            for pattern in ("shared", "each"):
+                sizes = [int(s) for s in leaf.type.partition("[")[2].rstrip("]").split(",")[1:]]
+                shape = [*([len(ens)] if pattern == "each" else []), batch, *sizes]
+                x = torch.randint(-3, 4, shape, generator=generator).float()
+                at = f"{name}.{pattern}.{batch}"
+                found[f"{at}.input"] = x
+                found.update(answer(ens, name, pattern, x, at))
+    return found
+
+
+def answer(ens: widepack.WideModel, name: str, pattern: str, x: Tensor, at: str) -> dict[str, Tensor]:
+    """The answers of one entry to one input; of what carries state those of two calls, and the state after them."""
+    entry = ens.entry(name)
+    call = entry if pattern == "shared" else entry.each
+    if not entry.entry.state:
+        return flat(call(x), f"{at}.answer")
+    first, state = call(x, state=entry.state())
+    second, state = call(x, state=state)
+    return {**flat(first, f"{at}.answer.0"), **flat(second, f"{at}.answer.1"), **flat(state, f"{at}.state")}
+
+
+def main(folder: Path) -> None:
+    there = {p.name.partition("-")[2].removesuffix(".wide").partition("-")[2].partition("-")[2] for p in folder.glob("*.wide")}
+    for name, golden in GOLDEN.items():
+        if name in there:
+            continue
+        stem = f"{date.today()}-{name}"
+        back = Path.cwd()
+        with tempfile.TemporaryDirectory() as work, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            os.chdir(work)  # for checkpoints without the path of this machine
+            try:
+                paths = [f"{name}-{i}.pt" for i in range(len(golden.members))]
+                for i, (path, make) in enumerate(zip(paths, golden.members)):
+                    torch.save(whole_numbers(make(), i).state_dict(), path)
+                options = {"pt2": False, "targets": ("cpu",), **golden.options}
+                widepack.build(paths, back / folder / f"{stem}.wide", model=golden.model, inputs=golden.inputs, **options)
+            finally:
+                os.chdir(back)
+        ens = widepack.load(folder / f"{stem}.wide", backend="eager")
+        save_file(calls(ens), folder / f"{stem}.answers.safetensors")
+        print(f"{stem}: {sum(f.stat().st_size for f in (folder / f'{stem}.wide').rglob('*') if f.is_file()):,} bytes")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

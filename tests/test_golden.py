@@ -1,0 +1,56 @@
+"""artifacts/golden/: what was written once opens in every later version, and answers bit for bit the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from forged import GOLDEN, golden
+from make_golden import GOLDEN as MADE
+from make_golden import answer
+from widepack import load
+
+ARTIFACTS = sorted(GOLDEN.glob("*.wide"))
+
+
+def bits(x: torch.Tensor) -> bytes:
+    return x.contiguous().numpy().tobytes()
+
+
+@pytest.mark.parametrize("path", ARTIFACTS, ids=lambda p: p.stem)
+def test_a_golden_artifact_answers_as_it_did(path: Path) -> None:
+    kept = load_file(path.with_name(f"{path.stem}.answers.safetensors"))
+    ens = load(path, backend="eager", verify="hashes")
+    ens.probe()
+    found: dict[str, Any] = {}
+    for at in sorted(n.removesuffix(".input") for n in kept if n.endswith(".input")):
+        name, pattern, _ = at.split(".")
+        found[f"{at}.input"] = kept[f"{at}.input"]
+        found.update(answer(ens, name, pattern, kept[f"{at}.input"], at))
+    assert found.keys() == kept.keys()
+    for name, value in kept.items():
+        assert (found[name].dtype, found[name].shape) == (value.dtype, value.shape), name
+        assert bits(found[name]) == bits(value), name
+
+
+@pytest.mark.parametrize("name", ["state", "conv"])
+def test_lowered_again_it_answers_as_it_did(name: str) -> None:
+    path = golden(name)
+    kept = load_file(path.with_name(f"{path.stem}.answers.safetensors"))
+    ens = load(path, backend="eager", strategies="loop")
+    at = "forward.shared.3"
+    for which, value in answer(ens, "forward", "shared", kept[f"{at}.input"], at).items():
+        assert bits(value) == bits(kept[which]), which
+
+
+def test_there_is_one_of_each_form() -> None:
+    names = {p.stem[11:] for p in ARTIFACTS}
+    assert names >= set(MADE)
+    versions = {tuple(load(p, warmup=False).manifest.version) for p in ARTIFACTS}
+    assert {(1, 0), (1, 1)} <= versions
+    sizes = [sum(f.stat().st_size for f in p.rglob("*") if f.is_file()) for p in ARTIFACTS]
+    assert max(sizes) < 60_000

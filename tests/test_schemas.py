@@ -1,0 +1,114 @@
+"""The JSON Schemas that are shipped say of manifests and programs what the readers take: the form, and no more."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from forged import GOLDEN, Forged
+from support import Artifacts
+from widepack_artifacts import strict_json
+from widepack_artifacts.errors import ArtifactError
+from widepack_artifacts.manifest import Manifest
+from widepack_artifacts.program import Program
+
+
+def validator(name: str) -> Any:
+    """Of a schema as it is installed."""
+    text = resources.files("widepack_artifacts").joinpath("schemas").joinpath(f"{name}.schema.json").read_text(encoding="utf-8")
+    Draft202012Validator.check_schema(json.loads(text))
+    return Draft202012Validator(json.loads(text))
+
+
+def documents(artifact: Path) -> dict[str, Any]:
+    return {p.relative_to(artifact).as_posix(): json.loads(p.read_text()) for p in sorted(artifact.rglob("*.json"))}
+
+
+def check(artifact: Path) -> None:
+    for name, document in documents(artifact).items():
+        validator("manifest" if name == "manifest.json" else "program").validate(document)
+
+
+@pytest.mark.parametrize("artifact", sorted(GOLDEN.glob("*.wide")), ids=lambda p: p.stem)
+def test_golden_artifacts_are_of_the_form(artifact: Path) -> None:
+    check(artifact)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bert", "unet", "ragged_heads", "guard_pad"])
+def test_artifacts_of_today_are_of_the_form(name: str, artifacts: Artifacts) -> None:
+    check(artifacts(name))
+
+
+MANIFEST: list[Callable[[Any], object]] = [
+    lambda m: m.pop("probe"),
+    lambda m: m.update(more=1),
+    lambda m: m.update(format="widepack.artefact"),
+    lambda m: m.update(version=[2, 0]),
+    lambda m: m.update(version=[1]),
+    lambda m: m.update(members=[]),
+    lambda m: m["members"][0].update(bytes=-1),
+    lambda m: m["members"][0].update(name="a\nb"),
+    lambda m: m["members"][0].update(sha256="0" * 63),
+    lambda m: m["weights"][0].update(kind="own"),
+    lambda m: m["weights"][0].update(dtype="object"),
+    lambda m: m["weights"][0].update(shape=[-1]),
+    lambda m: m["weights"][0].update(shape=[1] * 65),
+    lambda m: m["entries"]["forward"]["inputs"][0].update(type="float32[B,-1]"),
+    lambda m: m["entries"]["forward"]["outputs"][0].update(kind="each"),
+    lambda m: m["entries"]["forward"].update(result={"leaf": -1}),
+    lambda m: m["entries"]["forward"].update(result={"leaf": 0, "list": []}),
+    lambda m: m["entries"]["forward"].update(guards=[{"expr": ["pow", "B", 2], "source": ""}]),
+    lambda m: m["entries"]["forward"].update(guards=[{"expr": ["not", "B", 2], "source": ""}]),
+    lambda m: m["entries"]["forward"]["dims"].update({"B C": m["entries"]["forward"]["dims"]["B"]}),
+    lambda m: m["entries"]["forward"]["wide"][0].update(device="CPU:0"),
+    lambda m: m["entries"]["forward"]["wide"][0].update(batch=[1]),
+    lambda m: m["entries"]["forward"]["wide"][0].update(file="../x-0123456789abcdef.json"),
+    lambda m: m["entries"]["forward"].update(member=[]),
+    lambda m: m["files"].update({"a/b-0123456789abcdef.json": {"bytes": 1, "sha256": "0" * 64}}),
+    lambda m: m.update(digest="md5:0"),
+]
+PROGRAM: list[Callable[[Any], object]] = [
+    lambda p: p.pop("members"),
+    lambda p: p.update(format="widepack.program/2"),
+    lambda p: p.update(members=-1),
+    lambda p: p["weights"][0].pop(),
+    lambda p: p["inputs"][0].__setitem__(2, "own"),
+    lambda p: p["nodes"][0].update(name="a b"),
+    lambda p: p["nodes"][0].update(op="os.system"),
+    lambda p: p["nodes"][0].update(args={"ref": "x"}),
+    lambda p: p["nodes"][0].update(args=[{"ref": "x", "str": "y"}]),
+    lambda p: p["nodes"][0].update(args=[{"float": "1.0"}]),
+    lambda p: p["nodes"][0].update(args=["x"]),
+    lambda p: p["nodes"][0].update(kwargs={"a b": 1}),
+    lambda p: p["nodes"][0].update(body=copy.deepcopy(p)),
+    lambda p: p["nodes"][0].update(more=1),
+    lambda p: p["outputs"][0].append("stacked"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(MANIFEST)))
+def test_what_is_no_manifest_is_none_to_schema_and_reader(number: int) -> None:
+    document = Forged().manifest
+    MANIFEST[number](document)
+    assert not validator("manifest").is_valid(document)
+    if "digest" in document and document["digest"] != "md5:0":
+        document["digest"] = strict_json.digest({k: v for k, v in document.items() if k != "digest"})
+    with pytest.raises(ArtifactError):
+        Manifest.from_json(document)
+
+
+@pytest.mark.parametrize("number", range(len(PROGRAM)))
+def test_what_is_no_program_is_none_to_schema_and_reader(number: int) -> None:
+    document = Forged().programs("programs/cpu.forward.shared")[0]
+    PROGRAM[number](document)
+    assert not validator("program").is_valid(document)
+    with pytest.raises(ArtifactError):
+        Program.from_json(document)

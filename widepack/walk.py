@@ -1,0 +1,307 @@
+"""Programs held to a budget before they run: what is loaded may come from a stranger, and a load runs the prologue and the probe of it.
+
+A program is walked on torch's meta tensors, which have sizes and no memory: after every node its result, what is live beside it and the work so far are compared
+with what the artifact's files justify. A node whose result only values tell (`nonzero`, `item`) stops that; the program is then walked once more, with values, each node run after it was
+let through. Nothing here knows strategies, and no program is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from widepack_artifacts.program import Node, Program, refs, substitute
+
+from . import op_costs, ops
+from .codec import decode
+from .errors import ArtifactError
+from .op_costs import Cost, Excess
+
+META = torch.device("meta")
+LEAST_BYTES = 256 * 2**20
+"""Memory that the smallest artifact may take."""
+LEAST_WORK = 4e9
+"""Nanoseconds of one core, as op_costs.py counts them, that the smallest artifact may take."""
+BYTES_FOR_WEIGHTS, BYTES_FOR_PROBE = 16, 1024
+"""More of them, for every byte of the weights files and of the probe's."""
+WORK_FOR_WEIGHTS, WORK_FOR_PROBE = 200.0, 10_000.0
+_SIZES_KEPT = frozenset({"aten.view.default", "aten._unsafe_view.default", "aten.view.dtype", "aten.reshape.default", "aten._reshape_alias.default"})
+"""Views whose result is no larger than what they view, whatever strides say."""
+
+
+_RECURRENT = frozenset(f"aten.{kind}.{form}" for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu") for form in ("input", "data"))
+
+
+class NeedsValues(Exception):
+    """A program that cannot be walked on sizes alone."""
+
+
+@dataclass
+class Budget:
+    """What the programs of one load may take. bytes: live at one time. work: nanoseconds of one core. limit: how many times the usual. spent: work so far."""
+
+    bytes: float
+    work: float
+    limit: float = 1.0
+    spent: float = 0.0
+
+    @classmethod
+    def of(cls, weights: int, probe: int, limit: float = 1.0) -> Budget:
+        """weights, probe: bytes of these files."""
+        memory = LEAST_BYTES + BYTES_FOR_WEIGHTS * weights + BYTES_FOR_PROBE * probe
+        work = LEAST_WORK + WORK_FOR_WEIGHTS * weights + WORK_FOR_PROBE * probe
+        return cls(memory * limit, work * limit, limit)
+
+
+class Walk:
+    """One walk of a program. said: names it in errors. device: where it is to run. values: run every node, too, after it was let through."""
+
+    def __init__(self, budget: Budget, said: str, device: torch.device, *, values: bool = False) -> None:
+        self.budget, self.said, self.device, self.values = budget, said, device, values
+        self.peak = 0.0
+        self._known: dict[Any, tuple[Any, Cost]] = {}
+
+    def run(self, program: Program, given: Sequence[Any]) -> list[Any]:
+        """The outputs, on meta or, with values, as they are. given: a value for each weight and input. Raises: ArtifactError naming the node; NeedsValues."""
+        with torch.inference_mode():
+            return self._program(program, given if self.values else metas(list(given)), program.members, 0.0)
+
+    def _program(self, program: Program, given: Sequence[Any], members: int, held: float) -> list[Any]:
+        """held: bytes that are live outside."""
+        values = {slot.name: value for slot, value in zip((*program.weights, *program.inputs), given, strict=True)}
+        ends = _ends(program)
+        live: dict[str, float] = {}
+        total = held
+        for node, done in zip(program.nodes, ends):
+            made, room = self._node(node, values, members, total)
+            values[node.name] = made
+            live[node.name] = op_costs.size(made)
+            total += live[node.name]
+            self._admit(node, self.budget.spent, total + room)
+            for name in done:
+                total -= live.pop(name, 0.0)
+                values.pop(name, None)
+        return [substitute(o.value, values.__getitem__) for o in program.outputs]
+
+    def _node(self, node: Node, values: Mapping[str, Any], members: int, held: float) -> tuple[Any, float]:
+        """A node's value, and bytes that it takes while it runs."""
+        args = list(substitute(node.args, values.__getitem__))
+        if node.body is not None:
+            return self._loop(node, args, members, held), 0.0
+        kwargs = substitute(node.kwargs, values.__getitem__)
+        try:
+            return self._values(node, args, kwargs) if self.values else self._sizes(node, args, kwargs)
+        except Excess as e:
+            raise ArtifactError(f"{self._where(node)} {e}{self._way_out()}") from None
+        except (ArtifactError, NeedsValues):
+            raise
+        except Exception as e:  # torch refuses in many classes what no program of a build asks for
+            raise ArtifactError(f"{self._where(node)} cannot run: {type(e).__name__}: {_first_line(e)}") from e
+
+    def _sizes(self, node: Node, args: Any, kwargs: Any) -> tuple[Any, float]:
+        key = _key((node.op, args, kwargs))
+        if key not in self._known:
+            op_costs.refuse_numbers(node.op, args, kwargs)
+            if op_costs.told_by_values(node.op, args):
+                raise NeedsValues(node.op)
+            try:
+                made = _meta(node.op, args, kwargs)
+            except Exception as e:  # no meta kernel, or one that asks for more than the op does: values tell
+                raise NeedsValues(f"{node.op}: {_first_line(e)}") from e
+            self._known[key] = made, op_costs.cost(node.op, args, kwargs, made)
+        made, cost = self._known[key]
+        self.budget.spent += cost.work
+        return made, cost.room
+
+    def _values(self, node: Node, args: Any, kwargs: Any) -> tuple[Any, float]:
+        op_costs.refuse_numbers(node.op, args, kwargs)
+        sizes, named = metas(args), metas(kwargs)
+        try:
+            if op_costs.told_by_values(node.op, args):
+                raise NeedsValues(node.op)
+            made = _meta(node.op, sizes, named)
+            cost, room = op_costs.cost(node.op, sizes, named, made), float(op_costs.size(made))
+        except (ArtifactError, Excess):
+            raise
+        except Exception as e:
+            told = op_costs.by_values(node.op, args, kwargs)
+            if told is None and node.op in _SIZES_KEPT:
+                told = float(op_costs.size(args))
+            if told is None and not isinstance(e, (NeedsValues, NotImplementedError)) and "meta" not in str(e).lower():
+                raise  # torch refuses the arguments
+            if told is None:
+                raise Excess(f"takes what cannot be told before it runs ({_first_line(e)})") from e
+            cost, room = op_costs.cost_by_values(node.op, told, [args, kwargs]), told
+        self.budget.spent += cost.work
+        self._admit(node, self.budget.spent, room + cost.room)
+        return ops.function(node.op)(*decode(args, self.device), **decode(kwargs, self.device)), cost.room
+
+    def _loop(self, node: Node, args: list[Any], members: int, held: float) -> list[Any]:
+        """A loop's results. Members of equal sizes are walked once, and their work counted for each."""
+        body = node.body
+        assert body is not None
+        if members < 1:
+            raise ArtifactError(f"{self._where(node)} is a loop in a program of {members} members")
+        own: list[Any] = []
+        for slot, arg in zip(body.inputs, decode(args, self.device)):
+            parts = arg if slot.kind == "shared" else _parts(arg)
+            if slot.kind != "shared" and (parts is None or len(parts) != members):
+                raise ArtifactError(f"{self._where(node)} takes {_said(arg)} apart, which is not one for each of {members} members")
+            own.append(parts)
+        groups: dict[Any, list[int]] = {}
+        for i in range(members):
+            key = i if self.values else _key([p[i] for s, p in zip(body.inputs, own) if s.kind == "ragged" or isinstance(p, list)])
+            groups.setdefault(key, []).append(i)
+        outs: list[list[Any]] = [[None] * members for _ in body.outputs]
+        taken = held
+        for numbers in groups.values():
+            before = self.budget.spent
+            i = numbers[0]
+            made = self._program(body, [p if s.kind == "shared" else p[i] for s, p in zip(body.inputs, own)], body.members, taken)
+            self.budget.spent += (self.budget.spent - before) * (len(numbers) - 1)
+            taken += op_costs.size(made) * len(numbers)
+            self._admit(node, self.budget.spent, taken)
+            for k, value in enumerate(made):
+                for j in numbers:
+                    outs[k][j] = value
+        return [_joined(values, o.kind, members, self.values) for values, o in zip(outs, body.outputs)]
+
+    def _admit(self, node: Node, work: float, memory: float) -> None:
+        """Raises: ArtifactError where a budget is exceeded."""
+        self.peak = max(self.peak, memory)
+        if memory > self.budget.bytes:
+            raise ArtifactError(
+                f"{self._where(node)} would take memory of {_bytes(memory)}; an artifact of these files may take {_bytes(self.budget.bytes)} when it is loaded{self._way_out(memory / self.budget.bytes)}"
+            )
+        if work > self.budget.work:
+            raise ArtifactError(
+                f"{self._where(node)} would bring the work of this load to {work / 1e9:,.0f} s of a core; an artifact of these files may take {self.budget.work / 1e9:,.0f} s{self._way_out(work / self.budget.work)}"
+            )
+
+    def _where(self, node: Node) -> str:
+        return f"{self.said}: node {node.name[:80]} ({node.op}{f', from {node.source[:80]}' if node.source else ''})"
+
+    def _way_out(self, times: float = 0.0) -> str:
+        if not times:
+            return "; load(limit=None) lifts all limits, for an artifact whose makers you trust"
+        return f". Where you trust its makers: load(limit={2 * times * self.budget.limit:.1g}) allows it, and limit=None anything"
+
+
+def metas(value: Any) -> Any:
+    """A value with its tensors on meta."""
+    if isinstance(value, torch.Tensor):
+        if value.device == META:
+            return value
+        if value.layout is not torch.strided:
+            return torch.empty(value.shape, dtype=value.dtype, device=META)
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=META)
+    if isinstance(value, (list, tuple)):
+        return [metas(v) for v in value]
+    if isinstance(value, dict):
+        return {k: metas(v) for k, v in value.items()}
+    return value
+
+
+def _meta(op: str, args: Any, kwargs: Any) -> Any:
+    """The op's result on meta. What makes a tensor from nothing would make it on the CPU."""
+    named = decode(kwargs, META)
+    if any(name == "device" for name, _, _ in ops.arguments(op)):
+        named["device"] = META
+    if op in _RECURRENT and (made := _recurrent(op, args, kwargs)) is not None:
+        return made
+    return ops.resolve(op)(*decode(args, META), **named)
+
+
+def _recurrent(op: str, args: Any, kwargs: Any) -> Any:
+    """What a recurrent layer gives; torch's own way there is one step after the other. None: it will refuse its arguments."""
+    given = ops.bind(op, tuple(args), dict(kwargs))
+    x, h = given.get("input", given.get("data")), given.get("hx")
+    states = h if isinstance(h, list) else [h]
+    first = states[0] if states else None
+    if not isinstance(x, torch.Tensor) or not x.dim() or not isinstance(first, torch.Tensor) or not first.dim():
+        return None
+    y = torch.empty([*x.shape[:-1], first.shape[-1] * (2 if given.get("bidirectional") else 1)], dtype=x.dtype, device=META)
+    return (y, *states)
+
+
+def _ends(program: Program) -> Iterator[list[str]]:
+    """For each node the values that nothing reads after it."""
+    last: dict[str, int] = {}
+    for i, node in enumerate(program.nodes):
+        last[node.name] = i
+        for name in refs((node.args, node.kwargs)):
+            last[name] = i
+    for output in program.outputs:
+        for name in refs(output.value):
+            last.pop(name, None)
+    ends: list[list[str]] = [[] for _ in program.nodes]
+    for name, i in last.items():
+        ends[i].append(name)
+    return iter(ends)
+
+
+def _parts(value: Any) -> Sequence[Any] | None:
+    """What a loop takes apart: a list as it is, a tensor as members that are equal in size."""
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    if not isinstance(value, torch.Tensor) or not value.dim():
+        return None
+    return _Members(value)
+
+
+class _Members(Sequence[Any]):
+    """A stacked tensor by members, each made when it is asked for."""
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self.value = value
+
+    def __len__(self) -> int:
+        return int(self.value.shape[0])
+
+    def __getitem__(self, i: Any) -> Any:
+        return self.value[i]
+
+
+def _joined(values: list[Any], kind: str, members: int, real: bool) -> Any:
+    if kind == "ragged":
+        return values
+    first = values[0]
+    if not isinstance(first, torch.Tensor):
+        raise ArtifactError(f"a loop's result is {_said(first)}, which cannot be stacked")
+    if real:
+        return torch.stack(values)
+    return torch.empty((members, *first.shape), dtype=first.dtype, device=META)
+
+
+def _key(value: Any) -> Any:
+    """What a result on meta hangs on. Numbers of other types are other keys: True, 1 and 1.0 are equal in Python."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.shape, value.stride(), value.is_conj()
+    if isinstance(value, (list, tuple)):
+        return tuple(_key(v) for v in value)
+    if isinstance(value, dict):
+        return tuple((k, _key(v)) for k, v in value.items())
+    if isinstance(value, float):
+        return float, repr(value)  # NaN is not equal to itself
+    return type(value), value
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, (list, tuple)) else "")
+
+
+def _first_line(e: Exception) -> str:
+    lines = str(e).strip().splitlines()
+    return lines[0][:300] if lines else ""
+
+
+def _bytes(count: float) -> str:
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if count >= size:
+            return f"{count / size:,.1f} {unit}"
+    return f"{count:,.0f} bytes"
