@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .inputs import each as each
     from .loading import load as load
     from .output import Output as Output
+    from .swapping import SwapReport as SwapReport
     from .tuner import TuneReport as TuneReport
     from .tuner import tune as tune
     from .wide_model import WideModel as WideModel
@@ -40,6 +41,7 @@ _WHERE = {
     "WideModel": "wide_model",
     "each": "inputs",
     "Output": "output",
+    "SwapReport": "swapping",
     "tune": "tuner",
     "TuneReport": "tuner",
     **dict.fromkeys(

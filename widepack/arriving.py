@@ -64,7 +64,7 @@ def newcomer(manifest: Manifest, path: str | Path, key: str | None = None, trust
 
 def _one_of_each_shape(manifest: Manifest) -> list[int]:
     """The first member of each set of shapes."""
-    rows = [tuple(tuple(w.shape[i]) for w in manifest.weights if w.kind == RAGGED) for i in range(len(manifest.members))]  # type: ignore[arg-type]
+    rows = [tuple(tuple(w.shape[i]) for w in manifest.weights if w.kind == RAGGED) for i in range(len(manifest.members))]
     return [rows.index(row) for row in dict.fromkeys(rows)]
 
 
@@ -79,4 +79,4 @@ def _expected(manifest: Manifest, member: int) -> dict[str, Tensor]:
 
 
 def _shape(w: Weight, member: int) -> list[int]:
-    return list(w.shape[member] if w.kind == RAGGED else w.shape)  # type: ignore[arg-type]
+    return list(w.shape[member] if w.kind == RAGGED else w.shape)

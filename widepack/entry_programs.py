@@ -28,6 +28,7 @@ from .inputs import Binder
 from .machine import name_of
 from .packed import decompose
 from .plan import Plan, for_size, nearest_threads, scaled
+from .probing import Probing
 from .runtime import Executable
 from .samples import Source, draw
 
@@ -51,11 +52,15 @@ class Bound:
         self.program = program
         self.content = content
         self.plan = plan
-        self.executable = run
         self.backend = backend
-        self.run = run.run
+        self.become(run)
         alone = result.get("leaf", -1)
         self.only = alone if alone >= 0 and program.outputs[alone].kind != "shared" else -1
+
+    def become(self, run: Executable) -> None:
+        """Run this from now on."""
+        self.executable = run
+        self.run = run.run
 
     @property
     def place(self) -> Path | None:
@@ -72,17 +77,12 @@ class Programs:
         self.entry: Entry = held.manifest.entries[name]
         self.example = {d: dim.example for d, dim in self.entry.dims.items()}
         self.letter = next((d.letter for leaf in binder.leaves for d in leaf.dims if not isinstance(d, int)), "")
+        self.probing = Probing(held, name, self.entry, binder)
         self._bound: dict[str, list[Bound]] = {}
 
     def initial(self) -> dict[int, torch.Tensor]:
         """The states that begin as weights, `[N, ...]`, by the number of their input."""
-        found = {}
-        for s in self.entry.state:
-            if s.initial:
-                value = self.held.weight(s.initial)
-                one = next(w for w in self.held.manifest.weights if w.name == s.initial).kind == "shared"
-                found[s.input] = value.expand(len(self.held.chosen), *value.shape) if one else value
-        return found
+        return self.probing.initial()
 
     def for_sizes(self, pattern: str, sizes: Mapping[str, int]) -> Bound:
         """The program that a call of these sizes runs."""
@@ -107,7 +107,17 @@ class Programs:
         """A loaded member's own program, by the member's place among the loaded ones, and a value for each of its weights."""
         number = self.held.chosen[i]
         program = self.held.reader.program(self.entry.member[self.entry.signatures[number]])
-        return program, [self.held.part(s.source, number).to(self.held.device) for s in program.weights]
+        return program, [self.held.own(s.source, i) for s in program.weights]
+
+    def bound(self) -> list[tuple[str, Bound]]:
+        """What is bound, with its pattern."""
+        with self.held.lock:
+            return [(pattern, b) for pattern, rows in self._bound.items() for b in rows]
+
+    def anew(self, pattern: str, bound: Bound, weights: Mapping[str, Any]) -> Executable:
+        """A bound program on the same backend over other weights, which are given by name."""
+        running = replace(self.held.running, backend=bound.backend)
+        return self.bind(pattern, Wide(bound.program, bound.plan, bound.content), running, weights=weights).executable
 
     def forget(self) -> None:
         """Let go of bound programs."""
@@ -185,14 +195,14 @@ class Programs:
 
     def letters(self, pattern: str) -> str:
         """For each input `s` or `e`: one for all members, or one each."""
-        return {"shared": "s" * len(self.binder.leaves), "each": "e" * len(self.binder.leaves)}.get(pattern) or pattern.partition(":")[2]
+        return self.probing.letters(pattern)
 
     def lower(self, pattern: str) -> list[tuple[Program, Plan]]:
         from .relower import relower  # the rules are imported only when something has to be lowered
 
         programs = [self.held.reader.program(f) for f in self.entry.member]
         signatures = [self.entry.signatures[i] for i in self.held.chosen]
-        own = [letter == "e" or i in self.binder.carried for i, letter in enumerate(self.letters(pattern))]
+        own = self.probing.own(pattern)
         kinds: dict[str, Kind] = {w.name: w.kind for w in self.held.manifest.weights}  # type: ignore[misc]
         sizes = dict(self.example)
         held = self.held
@@ -200,13 +210,19 @@ class Programs:
             programs, signatures, kinds, own, sizes, self.letter, held.device.type, pattern, held.strategies or "auto", held.simplify, self.plain
         )
 
-    def bind(self, pattern: str, wide: Wide, running: Running | None = None, otherwise: Wide | None = None) -> Bound:
-        """A wide program made ready to run. otherwise: what runs on `eager` where the plan's own backend is not there; the same program without it."""
+    def bind(
+        self, pattern: str, wide: Wide, running: Running | None = None, otherwise: Wide | None = None, weights: Mapping[str, Any] | None = None
+    ) -> Bound:
+        """A wide program made ready to run. otherwise: what runs on `eager` where the plan's own backend is not there; the same program without it.
+
+        weights: by name, where they are not those that the model holds.
+        """
         program, held = wide.program, self.held
         running = running or held.running
         if program.members != len(held.chosen):
             raise ArtifactError(f"a wide program is for {program.members} members, the artifact has {len(held.chosen)}")
-        weights = {s.source: held.weight(s.source) for s in program.weights}
+        if weights is None:
+            weights = {s.source: held.weight(s.source) for s in program.weights}
         name, planned = running.backend, wide.plan.backend
         chosen = (planned if planned in backends.NAMES else "eager") if name == "auto" else name
         run: Executable | None = None
@@ -293,29 +309,13 @@ class Programs:
         held, manifest = self.held, self.held.manifest
         if not manifest.probe:
             return
-        at = f"{probes.prefix(self.name)}{pattern}"
-        tensors: Weights | None = None
+        at = self.probing.at(pattern)
         for bound in made:
             program = bound.content or f"{at} {strict_json.digest(bound.program.to_json())} {held.chosen}"
             ran_on = [] if bound.backend == "eager" else [bound.backend, bound.place.name if bound.place else ""]
             key = probes.cache_key(manifest.digest, program, str(held.device), str(held.prologue), *ran_on)
-            if not again and probes.passed(key):
+            if not again and not held.swapped and probes.passed(key):
                 continue
-            tensors = tensors or Weights([held.reader.path(manifest.probe)])
-            begun = self.initial()
-            inputs = []
-            for k in range(len(self.binder.leaves)):
-                x = begun[k] if k in begun else tensors.get(f"{at}.x{k}")
-                own = not held.whole and k not in begun and (pattern == "each" or k in self.binder.carried)
-                inputs.append((x[list(held.chosen)] if own else x).to(held.device))
-            answers = bound.run(*inputs)
-            records = probes.record_of(manifest.verification, self.name).get("wide", {})
-            record = next((r for k, r in records.items() if k.startswith(pattern)), None)
-            if record is None:
-                raise VerificationError("the artifact has a probe but no record of its verification; build it again")
-            try:
-                kept = {n: tensors.get(n) for n in tensors.names if n.startswith(f"{at}.")}
-                probes.check(kept, at, answers, [o.kind for o in bound.program.outputs], record, held.chosen)
-            except (KeyError, TypeError, ValueError) as e:
-                raise ArtifactError(f"the probe and the record of the artifact's verification do not belong together ({e!r}); build it again") from e
-            probes.remember(key)
+            self.probing.check(pattern, bound.run(*self.probing.inputs(pattern)), [o.kind for o in bound.program.outputs])
+            if not held.swapped:
+                probes.remember(key)

@@ -31,6 +31,7 @@ from .task import Function, Sizes, Task, Unavailable, first_line, quiet, sizes_t
 from .variants import Checked, Variant
 
 NAME = "aot"
+COPIES = False
 OPTIONS: dict[str, Any] = {
     "aot_inductor.package": True,
     "aot_inductor.package_constants_in_so": False,
