@@ -27,7 +27,7 @@ from .backends.flat import Flat, dense
 from .entry_programs import Bound
 from .errors import UsageError
 from .held import Answers, Held
-from .runtime import Executable, graph_module, needed, storage
+from .runtime import Executable, evaluate, needed, storage
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -146,7 +146,7 @@ class Member:
         """One of the values that a program is given, as it will be."""
         part = _makes(run, number)
         with torch.inference_mode():
-            return graph_module(part, run.device).forward(*(self.weight(s.source) for s in part.weights))[0]
+            return evaluate(part, [self.weight(s.source) for s in part.weights], run.device)[0]
 
 
 def _copies(flat: Flat | None, number: int, old: Any) -> list[tuple[Any, int]]:

@@ -88,6 +88,18 @@ def graph_module(program: Program, device: torch.device, workers: int = 0) -> fx
     return fx.GraphModule(root, graph)
 
 
+def evaluate(program: Program, given: Sequence[Any], device: torch.device) -> list[Any]:
+    """The outputs of a program that runs once: what its function would give, without making one. given: its weights, then its inputs."""
+    at: dict[str, Any] = {s.name: v for s, v in zip((*program.weights, *program.inputs), given, strict=True)}
+    for node in program.nodes:
+        args = decode(substitute(node.args, at.__getitem__), device)
+        if node.body is not None:
+            at[node.name] = Loop(node.body, program.members, device)(*args)
+        else:
+            at[node.name] = ops.function(node.op)(*args, **decode(substitute(node.kwargs, at.__getitem__), device))
+    return [substitute(o.value, at.__getitem__) for o in program.outputs]
+
+
 @dataclass(frozen=True)
 class Split:
     """A program in two: the prologue makes `names` from weights, the main program takes them in place of weights."""
