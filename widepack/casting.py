@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,10 +81,3 @@ class Cast:
                 )
             made = torch.where(lost, torch.sign(value).to(made.dtype) * largest, made)
         return made
-
-
-def cast_all(cast: Cast | None, value: Any, said: str) -> Any:
-    """A value of a program, lists item by item; as it is where nothing is cast."""
-    if cast is None:
-        return value
-    return [cast.value(v, said) for v in value] if isinstance(value, list) else cast.value(value, said)

@@ -74,7 +74,7 @@ class Programs:
 
     def __init__(self, held: Held, name: str, binder: Binder) -> None:
         self.held, self.name, self.binder = held, name, binder
-        self.entry: Entry = held.manifest.entries[name]
+        self.entry: Entry = held.entry(name)
         self.example = {d: dim.example for d, dim in self.entry.dims.items()}
         self.letter = next((d.letter for leaf in binder.leaves for d in leaf.dims if not isinstance(d, int)), "")
         self.probing = Probing(held, name, self.entry, binder)
@@ -106,7 +106,7 @@ class Programs:
     def member(self, i: int) -> tuple[Program, list[Any]]:
         """A loaded member's own program, by the member's place among the loaded ones, and a value for each of its weights."""
         number = self.held.chosen[i]
-        program = self.held.reader.program(self.entry.member[self.entry.signatures[number]])
+        program = self.held.program(self.entry.member[self.entry.signatures[number]], self.name)
         return program, [self.held.own(s.source, i) for s in program.weights]
 
     def bound(self) -> list[tuple[str, Bound]]:
@@ -133,6 +133,8 @@ class Programs:
                 try:
                     self._bound[pattern] = self._ready(pattern, kept or self.wide(pattern))
                 except (WidepackError, RuntimeError) as e:
+                    if self.held.cast is not None and not isinstance(e, WidepackError):
+                        raise self.probing.in_dtype(e) from e
                     if not kept:
                         raise
                     warnings.warn(
@@ -174,14 +176,14 @@ class Programs:
     def kept(self, pattern: str) -> list[Wide]:
         """The wide programs that were measured on this machine and kept in the user's cache."""
         held = self.held
-        if held.strategies is not None or not held.whole:
+        if held.strategies is not None or not held.whole or held.cast is not None:
             return []
         return [Wide(program, plan) for program, plan in plan_cache.find(held.manifest.digest, self.name, pattern, str(held.device))]
 
     def wide(self, pattern: str) -> list[Wide]:
         """The wide programs of a pattern: the artifact's that were measured on this machine, its other ones, else lowered here."""
         held = self.held
-        if held.strategies is None and held.whole:
+        if held.strategies is None and held.whole and held.cast is None:
             every = [w for w in self.entry.wide if w.pattern == pattern and w.device == held.device.type]
             here = name_of(str(held.device)) if any("machine" in w.plan for w in every) else ""
             plans = [(w, Plan.from_json(w.plan)) for w in every if w.plan.get("machine", "") in ("", here)]
@@ -200,7 +202,7 @@ class Programs:
     def lower(self, pattern: str) -> list[tuple[Program, Plan]]:
         from .relower import relower  # the rules are imported only when something has to be lowered
 
-        programs = [self.held.reader.program(f) for f in self.entry.member]
+        programs = [self.held.program(f, self.name) for f in self.entry.member]
         signatures = [self.entry.signatures[i] for i in self.held.chosen]
         own = self.probing.own(pattern)
         kinds: dict[str, Kind] = {w.name: w.kind for w in self.held.manifest.weights}  # type: ignore[misc]
@@ -287,7 +289,7 @@ class Programs:
                 made.append(begun[k])
                 continue
             name = f"{probes.prefix(self.name)}each.x{k}"
-            example = kept.get(name)[0].clone() if kept is not None and name in kept else None
+            example = self.held.placed(kept.get(name)[0], f"input {spec.name}").cpu().clone() if kept is not None and name in kept else None
             source = Source(spec.name, spec.type, spec.low, spec.high, example)
             drawn = [draw(source, sizes, 7919 * k + i) for i in range(len(self.held.chosen) if letter == "e" or k in self.binder.carried else 1)]
             made.append((torch.stack(drawn) if letter == "e" or k in self.binder.carried else drawn[0]).to(self.held.device))
@@ -295,8 +297,7 @@ class Programs:
 
     def differ(self, pattern: str, program: Program, found: Sequence[Any], wanted: Sequence[Any]) -> str:
         """Where a compiled program's outputs differ from the flat graph's by more than the probe's bounds, in words; empty where they do not."""
-        records = probes.record_of(self.held.manifest.verification, self.name).get("wide", {})
-        record: Sequence[Mapping[str, Any]] = next((r for k, r in records.items() if k.startswith(pattern)), next(iter(records.values()), []))
+        record = self.probing.record(pattern) or self.probing.record("shared") or []
         for k, (mine, right) in enumerate(zip(found, wanted)):
             row = record[k] if k < len(record) else {}
             for a, b in zip(mine, right) if isinstance(right, list) else [(mine, right)]:
@@ -313,9 +314,11 @@ class Programs:
         for bound in made:
             program = bound.content or f"{at} {strict_json.digest(bound.program.to_json())} {held.chosen}"
             ran_on = [] if bound.backend == "eager" else [bound.backend, bound.place.name if bound.place else ""]
-            key = probes.cache_key(manifest.digest, program, str(held.device), str(held.prologue), *ran_on)
+            key = probes.cache_key(
+                manifest.digest, program, str(held.device), str(held.prologue), *ran_on, *([str(held.cast.dtype)] if held.cast else [])
+            )
             if not again and not held.swapped and probes.passed(key):
                 continue
-            self.probing.check(pattern, bound.run(*self.probing.inputs(pattern)), [o.kind for o in bound.program.outputs])
+            self.probing.check(pattern, bound.run, [o.kind for o in bound.program.outputs])
             if not held.swapped:
                 probes.remember(key)

@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 from torch.utils.weak import TensorWeakRef
 
-from widepack_artifacts.manifest import Manifest, Weight
+from widepack_artifacts.manifest import Entry, Manifest, Weight
+from widepack_artifacts.program import Program
 from widepack_artifacts.store import Reader
 from widepack_artifacts.weights import Weights
 
 from .backends.task import Mapped
+from .casting import Cast
 from .errors import ArtifactError, UsageError
 from .gate import Gate
 from .progress import Report
@@ -50,7 +52,7 @@ class Held:
     """An open artifact with its weights, and how it was asked to be loaded: what all entries of a model share.
 
     chosen: numbers of the members that are loaded. members: their names. gate: what calls pass, and a swap closes. swapping: held by the one swap at a time.
-    swapped: of the members that were swapped, by number, what stands in the place of their answers in the probe.
+    cast: to another dtype than the artifact's. swapped: of the members that were swapped, by number, what stands in the place of their answers in the probe.
     """
 
     def __init__(
@@ -65,10 +67,11 @@ class Held:
         verified: bool,
         running: Running = Running(),
         simplify: bool = True,
+        cast: Cast | None = None,
     ) -> None:
         self.reader, self.weights, self.chosen, self.device = reader, weights, tuple(chosen), device
         self.prologue, self.strategies, self.verified, self.running = prologue, strategies, verified, running
-        self.simplify = simplify
+        self.simplify, self.cast = simplify, cast
         self.manifest: Manifest = reader.manifest
         self.members: tuple[str, ...] = tuple(self.manifest.members[i].name for i in self.chosen)
         self.whole = len(self.chosen) == len(self.manifest.members)
@@ -77,6 +80,7 @@ class Held:
         self.gate = Gate()
         self.swapping = threading.Lock()
         self.swapped: dict[int, Answers] = {}
+        self._programs: dict[str, Program] = {}
         self._rows = {w.name: w for w in self.manifest.weights}
         first, last = self.chosen[0], self.chosen[-1]
         self._run = slice(first, last + 1) if self.chosen == tuple(range(first, last + 1)) else None  # members side by side need no copy
@@ -97,6 +101,25 @@ class Held:
         if name not in self._rows:
             raise ArtifactError(f"a program reads the weight {name!r}, which the manifest's table does not have")
         return self._rows[name]
+
+    def entry(self, name: str) -> Entry:
+        """An entry as it is called: in the dtype that was asked for."""
+        entry = self.manifest.entries[name]
+        return self.cast.entry(entry) if self.cast else entry
+
+    def program(self, file: str, entry: str) -> Program:
+        """A member program of an entry, in the dtype that was asked for. Raises: ArtifactError; LoweringError for one that cannot be cast."""
+        program = self.reader.program(file)
+        if self.cast is None:
+            return program
+        if file not in self._programs:
+            self._programs[file] = self.cast.program(program, {d: max(2, v.example) for d, v in self.manifest.entries[entry].dims.items()})
+        return self._programs[file]
+
+    def placed(self, value: Tensor, said: str) -> Tensor:
+        """A tensor of the artifact's on the device, in the dtype that was asked for. said: what it is, for messages. Raises: UsageError."""
+        value = value.to(self.device)
+        return self.cast.value(value, said) if self.cast else value
 
     def part(self, name: str, i: int) -> Tensor:
         """Weight `name` of the artifact's member i, mapped."""
@@ -124,18 +147,22 @@ class Held:
 
     def _read(self, row: Weight) -> tuple[Any, bool]:
         """The value, and whether it lies in the mapped files."""
-        here = self.device.type == "cpu"
+        here, said = self._here(row), f"weight {row.name}"
         if row.kind == "ragged":
-            return [self.weights.get(f"{row.name}@{i}").to(self.device) for i in self.chosen], here
+            return [self.placed(self.weights.get(f"{row.name}@{i}"), f"{said} of member {self.manifest.members[i].name}") for i in self.chosen], here
         if row.kind == "shared":
-            return self.weights.get(row.name).to(self.device), here
+            return self.placed(self.weights.get(row.name), said), here
         if self._run is not None:
-            return self.weights.get(row.name)[self._run].to(self.device), here
-        return torch.stack([self.weights.slice(row.name, i) for i in self.chosen]).to(self.device), False
+            return self.placed(self.weights.get(row.name)[self._run], said), here
+        return torch.stack([self.placed(self.weights.slice(row.name, i), said) for i in self.chosen]), False
+
+    def _here(self, row: Weight) -> bool:
+        """Whether programs read this weight as the files have it."""
+        return self.device.type == "cpu" and (self.cast is None or row.dtype not in self.cast.table)
 
     def own(self, name: str, place: int) -> Tensor:
         """Weight `name` of a loaded member, on the device, by the member's place among the loaded ones."""
-        if self.device.type == "cpu":
+        if self._here(self.row(name)):
             return self.part(name, self.chosen[place])
         value: Any = self.weight(name)
         return value if self.row(name).kind == "shared" else value[place]  # type: ignore[no-any-return]

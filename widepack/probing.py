@@ -6,22 +6,23 @@ A member that was swapped has other answers than the artifact recorded: its own 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from widepack_artifacts.manifest import Entry
-from widepack_artifacts.program import Program
+from widepack_artifacts.program import Output, Program, Ref, Slot
 from widepack_artifacts.weights import Weights
 
 from . import probe as probes
-from .compare import Pool, floating
-from .errors import ArtifactError, VerificationError
+from .codec import dtype_name
+from .compare import Pool, floating, same_places
+from .errors import ArtifactError, LoweringError, VerificationError
 from .held import Held
 from .inputs import Binder
-from .runtime import Function, graph_module
+from .runtime import Function, evaluate, graph_module
 from .samples import Source, draw
 
 Weight = Callable[[str], Tensor]
@@ -44,6 +45,7 @@ class Probing:
         self.held, self.name, self.entry, self.binder = held, name, entry, binder
         self._made: dict[tuple[int, bool], tuple[Program, Function]] = {}
         self._kept: Weights | None = None
+        self._renewals: dict[str, tuple[list[dict[str, Any]], dict[str, Tensor]]] = {}
 
     def at(self, pattern: str) -> str:
         """What the probe's names of a call begin with."""
@@ -73,8 +75,8 @@ class Probing:
             self._kept = Weights([self.held.reader.path(self.held.manifest.probe)])
         return self._kept
 
-    def inputs(self, pattern: str) -> list[Tensor]:
-        """The inputs of a wide call: the probe's, and drawn ones where the artifact has none."""
+    def inputs(self, pattern: str, exact: bool = False) -> list[Tensor]:
+        """The inputs of a wide call: the probe's, and drawn ones where the artifact has none. exact: as the artifact has them, whatever dtype was asked for."""
         held, kept, begun = self.held, self.tensors(), self.initial()
         made: list[Tensor] = []
         for k, own in enumerate(self.own(pattern)):
@@ -85,7 +87,8 @@ class Probing:
                 made.append(self._drawn(k, own))
                 continue
             x = kept.get(f"{self.at('each' if own and (pattern == 'each' or k not in self.binder.carried) else 'shared')}.x{k}")
-            made.append((x[list(held.chosen)] if own and not held.whole else x).to(held.device))
+            x = x[list(held.chosen)] if own and not held.whole else x
+            made.append(x.to(held.device) if exact else held.placed(x, f"input {self.entry.inputs[k].name} of the probe"))
         return made
 
     def _drawn(self, k: int, own: bool) -> Tensor:
@@ -99,6 +102,8 @@ class Probing:
         found: Sequence[Mapping[str, Any]] | None = next((r for k, r in records.items() if k.startswith(pattern)), None)
         if found is None:
             return None
+        if self.held.cast is not None:
+            found = self._renewed(pattern)[0]
         rows = [dict(r) for r in found]
         for number in self.held.chosen:
             if (swapped := self.held.swapped.get(number)) is not None:
@@ -109,18 +114,21 @@ class Probing:
         """The probe's answers of the loaded members, by name."""
         kept, at = self.tensors(), self.at(pattern)
         found = {n: kept.get(n) for n in kept.names if n.startswith(f"{at}.y")} if kept is not None else {}
+        if found and self.held.cast is not None:
+            found.update(self._renewed(pattern)[1])
         for number in self.held.chosen:
             if (swapped := self.held.swapped.get(number)) is not None:
                 found.update({n: t for n, t in swapped.tensors.items() if n.startswith(f"{at}.y")})
         return found
 
-    def check(self, pattern: str, outputs: Sequence[Any], kinds: Sequence[str]) -> None:
-        """Hold a wide program's answers to `inputs(pattern)` to the probe. kinds: of its outputs. Raises: VerificationError; ArtifactError."""
+    def check(self, pattern: str, run: Function, kinds: Sequence[str]) -> None:
+        """Hold a wide program's answers to `inputs(pattern)` to the probe. kinds: of its outputs. Raises: VerificationError; ArtifactError; what the program raises."""
         record = self.record(pattern)
         if record is None:
             raise VerificationError("the artifact has a probe but no record of its verification; build it again")
+        answers = run(*self.inputs(pattern))
         try:
-            probes.check(self.answers(pattern), self.at(pattern), outputs, kinds, record, self.held.chosen)
+            probes.check(self.answers(pattern), self.at(pattern), answers, kinds, record, self.held.chosen)
         except (KeyError, TypeError, ValueError) as e:
             raise ArtifactError(f"the probe and the record of the artifact's verification do not belong together ({e!r}); build it again") from e
 
@@ -131,55 +139,146 @@ class Probing:
 
         Raises: RuntimeError and others that torch raises where the member's program does not run on them.
         """
-        number = self.held.chosen[place]
-        inputs = [x[place] if own else x for own, x in zip(self.own(pattern), self.inputs(pattern))]
-        begun = {s.input: s.initial for s in self.entry.state if s.initial}
-        program, run = self._function(number, False)
         with torch.inference_mode():
-            own = list(run(*(given(s.source) for s in program.weights), *(given(begun[k]) if k in begun else x for k, x in enumerate(inputs))))
-            truth = self._truth(number, inputs, begun, exact) or [_double(o) for o in own]
+            own = self._answered(pattern, place, given)
+            truth = self._truth(pattern, place, exact) or [_double(o) for o in own]
         pools = [Pool(o.name) for o in self.entry.outputs]
         for pool, a, b in zip(pools, own, truth):
             pool.add_own(a, b)
         if not self.exactly:
             for pool in pools:
                 pool.own_max, pool.own_square = max(pool.own_max, 1e-5 * pool.scale), max(pool.own_square, (1e-5 * pool.scale) ** 2 * pool.count)
-        return Own(own, truth, [{"output": p.name, "own_max": p.own_max, "own_rms": p.own_rms, "scale": p.scale, "eps": p.eps} for p in pools])
+        return Own(own, truth, [_row(p) for p in pools])
 
     @property
     def exactly(self) -> bool:
         """Whether float64 is the truth for these members: the build found out."""
         return str(probes.record_of(self.held.manifest.verification, self.name).get("truth", "float64")).startswith("float64")
 
-    def _truth(self, number: int, inputs: Sequence[Tensor], begun: Mapping[int, str], exact: Weight) -> list[Tensor] | None:
+    def _answered(self, pattern: str, place: int, given: Weight) -> list[Tensor]:
+        """A member's own answers."""
+        program, run = self._function(self.held.chosen[place], False)
+        return list(run(*(given(s.source) for s in program.weights), *self._given(pattern, place, given)))
+
+    def _given(self, pattern: str, place: int, weight: Weight, exact: bool = False) -> list[Tensor]:
+        """One member's inputs of a call; a state that begins as a weight is that one."""
+        begun = {s.input: s.initial for s in self.entry.state if s.initial}
+        every = zip(self.own(pattern), self.inputs(pattern, exact))
+        return [weight(begun[k]) if k in begun else x[place] if own else x for k, (own, x) in enumerate(every)]
+
+    def _truth(self, pattern: str, place: int, exact: Weight) -> list[Tensor] | None:
         """A member's float64 answers; None where an op has no float64 kernel, or decides otherwise in it."""
         if not self.exactly:
             return None
         from .raise64 import raise_value
 
-        program, run = self._function(number, True)
+        program, run = self._function(self.held.chosen[place], True)
         try:
-            weights = [raise_value(exact(s.source)) for s in program.weights]
-            found = run(*weights, *(raise_value(exact(begun[k]) if k in begun else x) for k, x in enumerate(inputs)))
+            found = run(*(raise_value(exact(s.source)) for s in program.weights), *map(raise_value, self._given(pattern, place, exact, True)))
         except RuntimeError:
             return None
         return [_double(t) for t in found]
+
+    def _renewed(self, pattern: str) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+        """The error record of the dtype that was asked for: the members' own programs in it, against the float64 answers of the probe; and their answers that are no floats.
+
+        Raises: VerificationError where nothing could be held to them; LoweringError for an op that has no kernel in the dtype.
+        """
+        if pattern not in self._renewals:
+            held, kept, at = self.held, self.tensors(), self.at(pattern)
+            assert kept is not None and held.cast is not None  # nothing is held to a probe that is not there
+            pools = [Pool(o.name) for o in self.entry.outputs]
+            answers: dict[str, Tensor] = {}
+            for place, number in enumerate(held.chosen):
+                if number in held.swapped:
+                    continue
+                for k, own in enumerate(self._asked(pattern, place)):
+                    name = f"{at}.y{k}.{number}"
+                    recorded = kept.get(name)
+                    flat, truth = own.cpu().reshape(-1)[:: int(recorded[0].real)], recorded[1:]
+                    if not floating(own):
+                        answers[name] = torch.cat([recorded[:1], flat.to(recorded.dtype)])
+                        continue
+                    if flat.shape != truth.shape or not same_places(flat, truth):
+                        raise VerificationError(
+                            f"in {dtype_name(held.cast.dtype)} member {held.members[place]} answers NaN or inf in output {pools[k].name or k} (the probe's inputs, {pattern}), "
+                            "where its float64 answer is a number: the dtype does not hold what it computes; load without dtype"
+                        )
+                    pools[k].add_own(flat, truth)
+            for pool in pools:
+                if far := pool.unsteady(pool.eps):
+                    raise VerificationError(f"in {dtype_name(held.cast.dtype)}, {far}: nothing can be held to such answers; load without dtype")
+            self._renewals[pattern] = [_row(p) for p in pools], answers
+        return self._renewals[pattern]
+
+    def in_dtype(self, error: RuntimeError) -> LoweringError:
+        """What to say of programs that do not run in the dtype that was asked for: the members' own, or only the wide one."""
+        try:
+            for place in range(len(self.held.chosen)):
+                self._asked("shared", place)
+        except LoweringError as found:
+            return found
+        dtype = dtype_name(self.held.cast.dtype) if self.held.cast else ""
+        return LoweringError(
+            f"the wide program of entry {self.name} does not run in {dtype} on {self.held.device}, where the members do: {' '.join(str(error).split())[:300]}; "
+            "load without dtype, or with strategies='loop'"
+        )
+
+    def _asked(self, pattern: str, place: int) -> list[Tensor]:
+        """A loaded member's own answers. Raises: LoweringError for an op that has no kernel in the dtype."""
+        held = self.held
+        try:
+            with torch.inference_mode():
+                return self._answered(pattern, place, lambda name: held.own(name, place))
+        except RuntimeError as error:  # NotImplementedError is one
+            assert held.cast is not None
+            raise LoweringError(
+                f"entry {self.name} does not run in {dtype_name(held.cast.dtype)} on {held.device}{self._where(pattern, place)}: {' '.join(str(error).split())[:200]}; "
+                "load without dtype, or in one that has it"
+            ) from error
+
+    def _where(self, pattern: str, place: int) -> str:
+        """The first node of a member's program that does not run, in words."""
+        held = self.held
+        program, _ = self._function(held.chosen[place], False)
+        values: dict[str, Any] = {s.name: held.own(s.source, place) for s in program.weights}
+        values.update(zip((s.name for s in program.inputs), self._given(pattern, place, lambda name: held.own(name, place))))
+        for node in program.nodes:
+            one = replace(
+                program,
+                weights=(),
+                inputs=tuple(Slot(n, n, "shared", "") for n in values),
+                nodes=(node,),
+                outputs=(Output(Ref(node.name), "shared"),),
+            )
+            try:
+                with torch.inference_mode():
+                    (values[node.name],) = evaluate(one, list(values.values()), held.device)
+            except RuntimeError:
+                return f": node {node.name} ({node.op}{f', from {node.source}' if node.source else ''})"
+        return ""
 
     def _function(self, number: int, exact: bool) -> tuple[Program, Function]:
         """A member's program, and as a function of its weights and inputs; made once."""
         signature = self.entry.signatures[number]
         if (signature, exact) not in self._made:
-            program = self.held.reader.program(self.entry.member[signature])
+            file = self.entry.member[signature]
             if exact:
-                from .recast import raised  # the rules come with it
+                from .recast import raised  # the registry of ops comes with it
 
-                program = raised(program)
+                program = raised(self.held.reader.program(file))
+            else:
+                program = self.held.program(file, self.name)
             self._made[signature, exact] = program, graph_module(program, self.held.device).forward
         return self._made[signature, exact]
 
 
 def _double(t: Tensor) -> Tensor:
     return t.to(torch.complex128 if t.is_complex() else torch.float64) if floating(t) else t
+
+
+def _row(p: Pool) -> dict[str, Any]:
+    return {"output": p.name, "own_max": p.own_max, "own_rms": p.own_rms, "scale": p.scale, "eps": p.eps}
 
 
 def wider(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import torch
 from widepack_artifacts.program import Node, Program, Ref, Tag, refs
 
 from . import ops
-from .codec import dtype_of
+from .codec import dtype_name, dtype_of
 from .errors import LoweringError
 from .raise64 import UP, raise_program, recast
 
@@ -43,20 +43,20 @@ def told(program: Program, table: Mapping[str, str]) -> Program:
     taken = set(types)
     nodes: list[Node] = []
     for node in program.nodes:
-        dtype = table.get(node.out.partition("[")[0], "")
+        dtype, comes = table.get(node.out.partition("[")[0], ""), node.out
         node = replace(node, out=retyped(node.out, table))
         reads = list(dict.fromkeys(refs((node.args, node.kwargs))))
         if not dtype or any(_FLOATING.search(types.get(r, "")) for r in reads):
             nodes.append(node)
             continue
-        nodes += _said(node, dtype, {r: types.get(r, "") for r in reads}, taken)
+        nodes += _said(node, dtype, comes, {r: types.get(r, "") for r in reads}, taken)
     weights = tuple(replace(s, type=retyped(s.type, table)) for s in program.weights)
     inputs = tuple(replace(s, type=retyped(s.type, table)) for s in program.inputs)
     return replace(program, weights=weights, inputs=inputs, nodes=tuple(nodes))
 
 
-def _said(node: Node, dtype: str, types: Mapping[str, str], taken: set[str]) -> list[Node]:
-    """A node that reads no floats and gives some. types: of what it reads."""
+def _said(node: Node, dtype: str, comes: str, types: Mapping[str, str], taken: set[str]) -> list[Node]:
+    """A node that reads no floats and gives some. comes: its type where nothing is said. types: of what it reads."""
     order = [a for a, _, _ in ops.arguments(node.op)]
     if "dtype" in order:
         if ops.bind(node.op, node.args, node.kwargs).get("dtype") is not None:
@@ -82,7 +82,7 @@ def _said(node: Node, dtype: str, types: Mapping[str, str], taken: set[str]) -> 
         while new in taken:
             new += "_"
         taken.add(new)
-        return [replace(node, name=new), Node(node.name, _CAST, (Ref(new),), {"dtype": Tag("dtype", dtype)}, node.out, node.source)]
+        return [replace(node, name=new, out=comes), Node(node.name, _CAST, (Ref(new),), {"dtype": Tag("dtype", dtype)}, node.out, node.source)]
 
     def cast(value: Any) -> Any:
         if isinstance(value, Ref):
@@ -135,7 +135,7 @@ def _steady(program: Program, table: Mapping[str, str], sizes: Mapping[str, int]
                 new += "_"
             taken.add(new)
             shapes.values[new] = shapes.values.pop(node.name)
-            nodes.append(replace(node, name=new))
+            nodes.append(replace(node, name=new, out=dtype_name(value.dtype) + node.out[len(wanted) :]))
             node = Node(node.name, _CAST, (Ref(new),), {"dtype": Tag("dtype", wanted)}, node.out, node.source)
             shapes.add(node)
         nodes.append(node)

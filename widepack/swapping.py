@@ -79,7 +79,7 @@ def swap(
             raise UsageError("this model was closed; widepack.load opens its artifact again")
         stages = Stages()
         mapped = _fitting(held, place, newcomer(held.manifest, checkpoint, key, trust_pickle), checkpoint)
-        values = Member(held, place, {name: value.to(held.device) for name, value in mapped.items()})
+        values = Member(held, place, {n: held.placed(value, f"checkpoint {checkpoint}: {n}") for n, value in mapped.items()})
         stages.done("open")
         name = held.members[place]
         if not mapped:
@@ -153,7 +153,7 @@ def _asked(e: Programs, pattern: str, values: Member, mapped: Mapping[str, Tenso
     others = probing.answers(pattern)
     from .verify import coarsest  # the rules come with it
 
-    coarse = coarsest(held.reader.program(e.entry.member[e.entry.signatures[held.chosen[place]]]))
+    coarse = coarsest(held.program(e.entry.member[e.entry.signatures[held.chosen[place]]], e.name))
     for k, (own, truth, eps) in enumerate(zip(found.own, found.truth, coarse)):
         if not floating(own):
             continue

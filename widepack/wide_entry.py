@@ -33,7 +33,7 @@ class WideEntry:
 
     def __init__(self, held: Held, name: str) -> None:
         self.name = name
-        self.entry: Entry = held.manifest.entries[name]
+        self.entry: Entry = held.entry(name)
         self.members = held.members
         self._held = held
         self._gate = held.gate
