@@ -428,3 +428,57 @@ def test_rows_that_differ_by_a_bit() -> None:
     assert differing(z, z.conj()) == slice(0, 4)  # the sign of a zero is a bit
     assert differing(torch.ones(3, 2).t(), torch.ones(2, 3)) is None
     assert differing(torch.zeros(0, 2), torch.zeros(0, 2)) is None
+
+
+# ---------------------------------------------------------------- backends
+
+
+class Tempered(nn.Module):
+    """Small weights, which a compiler likes to write into its code, one whose memory has gaps for all members, and layers that packers like."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature, self.shift = nn.Parameter(torch.rand(()) + 0.5), nn.Parameter(torch.randn(3))
+        self.inside, self.out = nn.Linear(16, 64), nn.Linear(64, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.inside(x)) @ self.out.weight.t() * torch.exp(self.temperature)
+        return (h + self.out.bias) / self.temperature + self.shift
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot", "compile", "onnxruntime"])
+def test_compiled_programs_show_the_new_member(backend: str, tmp_path: Path) -> None:
+    if backend == "onnxruntime":
+        for package in ("onnxruntime", "onnx", "onnxscript"):
+            pytest.importorskip(package)
+    paths = [saved(tmp_path, i, Tempered) for i in range(N)]
+    build(paths, tmp_path / "e.wide", model=Tempered, inputs=["x=float32[B,16]"], **QUICK)
+    ens = load(tmp_path / "e.wide", backend=backend, compile="now", cache=tmp_path / "cache")
+    assert ens.backend == backend
+    x = torch.randn(5, 16)
+    before = ens(x)
+    for seed in (50, 51):
+        report = ens.swap(1, saved(tmp_path / "new", seed, Tempered))
+        y = ens(x)
+        assert torch.equal(y[[0, 2]], before[[0, 2]])
+        assert torch.allclose(y[1], member(seed, Tempered)(x), atol=1e-5)
+        assert (report.exchanged > 0) == (backend == "onnxruntime")
+    ens.probe()
+
+
+@pytest.mark.slow
+def test_onnx_runtime_keeps_copies_of_weights(tmp_path: Path) -> None:
+    """Why its sessions are made anew: what is written into a weight does not reach all of them."""
+    for package in ("onnxruntime", "onnx", "onnxscript"):
+        pytest.importorskip(package)
+    paths = [saved(tmp_path, i, Tempered) for i in range(N)]
+    build(paths, tmp_path / "e.wide", model=Tempered, inputs=["x=float32[B,16]"], **QUICK)
+    ens = load(tmp_path / "e.wide", backend="onnxruntime", compile="now", cache=tmp_path / "cache")
+    x = torch.randn(5, 16)
+    run = ens.entry("forward").programs.of("shared")[0].executable
+    assert torch.allclose(run.call(x)[0], run.eager(x)[0], atol=1e-5)
+    with torch.inference_mode():
+        for weight in run.weights:
+            weight.mul_(1.5)
+    assert not torch.allclose(run.call(x)[0], run.eager(x)[0], atol=1e-2)
