@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .revising import append as append
     from .revising import drop as drop
     from .revising import update as update
+    from .swapping import SwapReport as SwapReport
     from .tuner import TuneReport as TuneReport
     from .tuner import tune as tune
     from .wide_model import WideModel as WideModel
@@ -44,6 +45,7 @@ _WHERE = {
     "WideModel": "wide_model",
     "each": "inputs",
     "Output": "output",
+    "SwapReport": "swapping",
     "tune": "tuner",
     "TuneReport": "tuner",
     "update": "revising",

@@ -20,17 +20,17 @@ from widepack_artifacts import strict_json
 from widepack_artifacts.manifest import Entry
 from widepack_artifacts.program import Kind, Program
 from widepack_artifacts.tree import Tree
-from widepack_artifacts.weights import Weights
 
 from . import backends, plan_cache
 from . import probe as probes
 from .admission import admit, check_outputs, check_slots, guarded
-from .errors import ArtifactError, InputError, LoweringError, ProbeError, UsageError, WidepackError
+from .errors import ArtifactError, LoweringError, ProbeError, UsageError, WidepackError
 from .held import Held, Running
 from .inputs import Binder
 from .machine import name_of
 from .packed import decompose
 from .plan import Plan, for_size, nearest_threads, scaled
+from .probing import Probing
 from .replay import within
 from .runtime import Executable
 from .samples import Source, draw
@@ -56,11 +56,15 @@ class Bound:
         self.program = program
         self.content = content
         self.plan = plan
-        self.executable = run
         self.backend = backend
-        self.run = run.run
+        self.become(run)
         alone = result.get("leaf", -1)
         self.only = alone if alone >= 0 and program.outputs[alone].kind != "shared" else -1
+
+    def become(self, run: Executable) -> None:
+        """Run this from now on."""
+        self.executable = run
+        self.run = run.run
 
     @property
     def place(self) -> Path | None:
@@ -74,21 +78,16 @@ class Programs:
 
     def __init__(self, held: Held, name: str, binder: Binder) -> None:
         self.held, self.name, self.binder = held, name, binder
-        self.entry: Entry = held.manifest.entries[name]
+        self.entry: Entry = held.entry(name)
         self.table = {w.name: w for w in held.manifest.weights}
         self.example = {d: dim.example for d, dim in self.entry.dims.items()}
         self.letter = next((d.letter for leaf in binder.leaves for d in leaf.dims if not isinstance(d, int)), "")
+        self.probing = Probing(held, name, self.entry, binder)
         self._bound: dict[str, list[Bound]] = {}
 
     def initial(self) -> dict[int, torch.Tensor]:
         """The states that begin as weights, `[N, ...]`, by the number of their input."""
-        found = {}
-        for s in self.entry.state:
-            if s.initial:
-                value = self.held.weight(s.initial)
-                one = next(w for w in self.held.manifest.weights if w.name == s.initial).kind == "shared"
-                found[s.input] = value.expand(len(self.held.chosen), *value.shape) if one else value
-        return found
+        return self.probing.initial()
 
     def for_sizes(self, pattern: str, sizes: Mapping[str, int]) -> Bound:
         """The program that a call of these sizes runs."""
@@ -112,8 +111,18 @@ class Programs:
     def member(self, i: int) -> tuple[Program, list[Any]]:
         """A loaded member's own program, by the member's place among the loaded ones, and a value for each of its weights."""
         number = self.held.chosen[i]
-        program = self.held.reader.program(self.entry.member[self.entry.signatures[number]])
-        return program, [self.held.part(s.source, number).to(self.held.device) for s in program.weights]
+        program = self.held.program(self.entry.member[self.entry.signatures[number]], self.name)
+        return program, [self.held.own(s.source, i) for s in program.weights]
+
+    def bound(self) -> list[tuple[str, Bound]]:
+        """What is bound, with its pattern."""
+        with self.held.lock:
+            return [(pattern, b) for pattern, rows in self._bound.items() for b in rows]
+
+    def anew(self, pattern: str, bound: Bound, weights: Mapping[str, Any]) -> Executable:
+        """A bound program on the same backend over other weights, which are given by name."""
+        running = replace(self.held.running, backend=bound.backend)
+        return self.bind(pattern, Wide(bound.program, bound.plan, bound.content), running, weights=weights).executable
 
     def forget(self) -> None:
         """Let go of bound programs."""
@@ -129,9 +138,11 @@ class Programs:
                     self.held.budget = self.held.fresh_budget()
                 kept = self.kept(pattern)
                 try:
-                    with guarded(self._said(pattern)):
+                    with guarded(self._said(pattern)) if self.held.cast is None else contextlib.nullcontext():
                         self._bound[pattern] = self._ready(pattern, kept or self.wide(pattern))
                 except (WidepackError, RuntimeError) as e:
+                    if self.held.cast is not None and not isinstance(e, WidepackError):
+                        raise self.probing.in_dtype(e) from e
                     if not kept:
                         raise
                     warnings.warn(
@@ -173,14 +184,14 @@ class Programs:
     def kept(self, pattern: str) -> list[Wide]:
         """The wide programs that were measured on this machine and kept in the user's cache."""
         held = self.held
-        if held.strategies is not None or not held.whole:
+        if held.strategies is not None or not held.whole or held.cast is not None:
             return []
         return [Wide(program, plan) for program, plan in plan_cache.find(held.manifest.digest, self.name, pattern, str(held.device))]
 
     def wide(self, pattern: str) -> list[Wide]:
         """The wide programs of a pattern: the artifact's that were measured on this machine, its other ones, else lowered here."""
         held = self.held
-        if held.strategies is None and held.whole:
+        if held.strategies is None and held.whole and held.cast is None:
             every = [w for w in self.entry.wide if w.pattern == pattern and w.device == held.device.type]
             here = name_of(str(held.device)) if any("machine" in w.plan for w in every) else ""
             plans = [(w, Plan.from_json(w.plan)) for w in every if w.plan.get("machine", "") in ("", here)]
@@ -199,14 +210,14 @@ class Programs:
 
     def letters(self, pattern: str) -> str:
         """For each input `s` or `e`: one for all members, or one each."""
-        return {"shared": "s" * len(self.binder.leaves), "each": "e" * len(self.binder.leaves)}.get(pattern) or pattern.partition(":")[2]
+        return self.probing.letters(pattern)
 
     def lower(self, pattern: str) -> list[tuple[Program, Plan]]:
         from .relower import relower  # the rules are imported only when something has to be lowered
 
-        programs = [self.held.reader.program(f) for f in self.entry.member]
+        programs = [self.held.program(f, self.name) for f in self.entry.member]
         signatures = [self.entry.signatures[i] for i in self.held.chosen]
-        own = [letter == "e" or i in self.binder.carried for i, letter in enumerate(self.letters(pattern))]
+        own = self.probing.own(pattern)
         kinds: dict[str, Kind] = {w.name: w.kind for w in self.held.manifest.weights}  # type: ignore[misc]
         sizes = dict(self.example)
         held = self.held
@@ -230,12 +241,18 @@ class Programs:
             with contextlib.suppress(NeedsValues):  # its results are of sizes that no one knows, here and in lowering
                 walk.run(programs[k], [*weights, *self._metas("shared", budget, 0)])
 
-    def bind(self, pattern: str, wide: Wide, running: Running | None = None, otherwise: Wide | None = None) -> Bound:
-        """A wide program made ready to run. otherwise: what runs on `eager` where the plan's own backend is not there; the same program without it."""
+    def bind(
+        self, pattern: str, wide: Wide, running: Running | None = None, otherwise: Wide | None = None, weights: Mapping[str, Any] | None = None
+    ) -> Bound:
+        """A wide program made ready to run. otherwise: what runs on `eager` where the plan's own backend is not there; the same program without it.
+
+        weights: by name, where they are not those that the model holds.
+        """
         program, held = wide.program, self.held
         running = running or held.running
         check_slots(self._said(pattern), program, self.entry, self.table, len(held.chosen))
-        weights = {s.source: held.weight(s.source) for s in program.weights}
+        if weights is None:
+            weights = {s.source: held.weight(s.source) for s in program.weights}
         name, planned = running.backend, wide.plan.backend
         chosen = (planned if planned in backends.NAMES else "eager") if name == "auto" else name
         run: Executable | None = None
@@ -276,7 +293,7 @@ class Programs:
     def _example(self, pattern: str, values: bool, budget: Budget) -> list[Any]:
         """Inputs of a call: the probe's, else of the example's sizes; those on meta unless values are asked for."""
         if self.held.verified and pattern in ("shared", "each") and self.held.probe is not None:
-            return self.probed(pattern, self.held.probe)
+            return self.probing.inputs(pattern)
         made = self._metas(pattern, budget, len(self.held.chosen))
         return self.drawn(pattern, self.example) if values else made
 
@@ -342,7 +359,7 @@ class Programs:
                 made.append(begun[k])
                 continue
             name = f"{probes.prefix(self.name)}each.x{k}"
-            example = kept.get(name)[0].clone() if kept is not None and name in kept else None
+            example = self.held.placed(kept.get(name)[0], f"input {spec.name}").cpu().clone() if kept is not None and name in kept else None
             source = Source(spec.name, spec.type, spec.low, spec.high, example)
             drawn = [draw(source, sizes, 7919 * k + i) for i in range(len(self.held.chosen) if letter == "e" or k in self.binder.carried else 1)]
             made.append((torch.stack(drawn) if letter == "e" or k in self.binder.carried else drawn[0]).to(self.held.device))
@@ -350,8 +367,7 @@ class Programs:
 
     def differ(self, pattern: str, program: Program, found: Sequence[Any], wanted: Sequence[Any]) -> str:
         """Where a compiled program's outputs differ from the flat graph's by more than the probe's bounds, in words; empty where they do not."""
-        kept = self.held.manifest.verification
-        record = probes.wide_record(kept, self.name, pattern) or probes.wide_record(kept, self.name, "") or []
+        record = self.probing.record(pattern) or self.probing.record("shared") or []
         for k, (mine, right) in enumerate(zip(found, wanted)):
             row = record[k] if k < len(record) else {}
             for a, b in zip(mine, right) if isinstance(right, list) else [(mine, right)]:
@@ -362,37 +378,18 @@ class Programs:
     def probe(self, pattern: str, made: Sequence[Bound], again: bool = False) -> None:
         """Run the artifact's probe through each program that has not passed it here; again: through all. Raises: ProbeError; ArtifactError."""
         held, manifest = self.held, self.held.manifest
-        tensors = held.probe
-        if tensors is None:
+        if held.probe is None:
             return
-        at = f"{probes.prefix(self.name)}{pattern}"
+        at = self.probing.at(pattern)
         for bound in made:
             program = bound.content or f"{at} {strict_json.digest(bound.program.to_json())} {held.chosen}"
             ran_on = [] if bound.backend == "eager" else [bound.backend, bound.place.name if bound.place else ""]
-            key = probes.cache_key(manifest.digest, program, str(held.device), str(held.prologue), *ran_on)
-            if not again and probes.passed(key):
+            key = probes.cache_key(
+                manifest.digest, program, str(held.device), str(held.prologue), *ran_on, *([str(held.cast.dtype)] if held.cast else [])
+            )
+            if not again and not held.swapped and probes.passed(key):
                 continue
-            with guarded(f"{self._said(pattern)}: the probe"):
-                record = probes.wide_record(manifest.verification, self.name, pattern)
-                if record is None or len(record) != len(bound.program.outputs):
-                    raise ProbeError(f"{held.reader.root} has a probe of entry {self.name}, but no record of its verification; build it again")
-                answers = bound.run(*self.probed(pattern, tensors))
-                kept = {n: tensors.get(n) for n in tensors.names if n.startswith(f"{at}.")}
-                probes.check(kept, at, answers, [o.kind for o in bound.program.outputs], record, held.chosen)
-            probes.remember(key)
-
-    def probed(self, pattern: str, tensors: Weights) -> list[torch.Tensor]:
-        """The probe's inputs, as a call of this pattern has them. Raises: ArtifactError for what is no call of this entry."""
-        at, held, begun = f"{probes.prefix(self.name)}{pattern}", self.held, self.initial()
-        inputs = []
-        for k in range(len(self.binder.leaves)):
-            x = begun[k] if k in begun else tensors.get(f"{at}.x{k}")
-            own = not held.whole and k not in begun and (pattern == "each" or k in self.binder.carried)
-            if own and (not x.dim() or x.shape[0] != len(held.manifest.members)):
-                raise ArtifactError(f"{self._said(pattern)}: the probe's input {k} is not one for each of {len(held.manifest.members)} members")
-            inputs.append((x[list(held.chosen)] if own else x).to(held.device))
-        try:
-            self.binder.check(inputs, [pattern == "each" or k in self.binder.carried for k in range(len(inputs))])
-        except InputError as e:
-            raise ArtifactError(f"{self._said(pattern)}: the probe is no call of it: {e}") from e
-        return inputs
+            with guarded(f"{self._said(pattern)}: the probe") if held.cast is None else contextlib.nullcontext():
+                self.probing.check(pattern, bound.run, [o.kind for o in bound.program.outputs])
+            if not held.swapped:
+                probes.remember(key)

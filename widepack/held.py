@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils.weak import TensorWeakRef
 
 from widepack_artifacts import header
-from widepack_artifacts.manifest import Manifest
+from widepack_artifacts.manifest import Entry, Manifest, Weight
+from widepack_artifacts.program import Program
 from widepack_artifacts.store import Reader
 from widepack_artifacts.weights import Weights
 
 from .backends.task import Mapped
+from .casting import Cast
 from .errors import ArtifactError, UsageError
+from .gate import Gate
 from .progress import Report
 from .walk import Budget
 
@@ -33,10 +38,22 @@ class Running:
     most_nodes: int = 0
 
 
+@dataclass(frozen=True)
+class Answers:
+    """What a member that was swapped answers to the probe's inputs. tensors: as the probe names them. records: by name of the call, one an output: `own_max`,
+    `own_rms`, `scale`. checkpoint: where its weights came from."""
+
+    checkpoint: str
+    tensors: Mapping[str, Tensor]
+    records: Mapping[str, Sequence[Mapping[str, float]]]
+
+
 class Held:
     """An open artifact with its weights, and how it was asked to be loaded: what all entries of a model share.
 
-    chosen: numbers of the members that are loaded. members: their names. probe: the tensors of the probe, mapped, where there is one.
+    chosen: numbers of the members that are loaded. members: their names. probe: the tensors of the probe, mapped, where there is one. gate: what calls pass, and a
+    swap closes. swapping: held by the one swap at a time. cast: to another dtype than the artifact's. swapped: of the members that were swapped, by number, what
+    stands in the place of their answers in the probe. limit: of what programs may take, over what the files justify; None for none.
     """
 
     def __init__(
@@ -51,11 +68,12 @@ class Held:
         verified: bool,
         running: Running = Running(),
         simplify: bool = True,
+        cast: Cast | None = None,
         limit: float | None = 1.0,
     ) -> None:
         self.reader, self.weights, self.chosen, self.device = reader, weights, tuple(chosen), device
         self.prologue, self.strategies, self.verified, self.running = prologue, strategies, verified, running
-        self.simplify = simplify
+        self.simplify, self.cast = simplify, cast
         self.manifest: Manifest = reader.manifest
         self.probe = Weights([reader.path(reader.manifest.probe)]) if reader.manifest.probe else None
         self.limit = limit
@@ -65,7 +83,14 @@ class Held:
         self.whole = len(self.chosen) == len(self.manifest.members)
         self.lock = threading.RLock()
         self.closed = False
-        self._values: dict[str, Any] = {}
+        self.gate = Gate()
+        self.swapping = threading.Lock()
+        self.swapped: dict[int, Answers] = {}
+        self._programs: dict[str, Program] = {}
+        self._rows = {w.name: w for w in self.manifest.weights}
+        first, last = self.chosen[0], self.chosen[-1]
+        self._run = slice(first, last + 1) if self.chosen == tuple(range(first, last + 1)) else None  # members side by side need no copy
+        self._values: dict[str, list[TensorWeakRef]] = {}  # copies, as long as a program holds them
 
     def fresh_budget(self) -> Budget | None:
         """What programs may take that are bound together: all of one load, or those of one later pattern. None: no limit."""
@@ -85,33 +110,76 @@ class Held:
             raise UsageError(f"member {member} of {len(self.members)}; members are numbered from 0")
         return member % len(self.members)
 
-    def part(self, name: str, i: int) -> torch.Tensor:
+    def row(self, name: str) -> Weight:
+        """A weight's row in the table. Raises: ArtifactError."""
+        if name not in self._rows:
+            raise ArtifactError(f"a program reads the weight {name!r}, which the manifest's table does not have")
+        return self._rows[name]
+
+    def entry(self, name: str) -> Entry:
+        """An entry as it is called: in the dtype that was asked for."""
+        entry = self.manifest.entries[name]
+        return self.cast.entry(entry) if self.cast else entry
+
+    def program(self, file: str, entry: str) -> Program:
+        """A member program of an entry, in the dtype that was asked for. Raises: ArtifactError; LoweringError for one that cannot be cast."""
+        program = self.reader.program(file)
+        if self.cast is None:
+            return program
+        if file not in self._programs:
+            self._programs[file] = self.cast.program(program, {d: max(2, v.example) for d, v in self.manifest.entries[entry].dims.items()})
+        return self._programs[file]
+
+    def placed(self, value: Tensor, said: str) -> Tensor:
+        """A tensor of the artifact's on the device, in the dtype that was asked for. said: what it is, for messages. Raises: UsageError."""
+        value = value.to(self.device)
+        return self.cast.value(value, said) if self.cast else value
+
+    def part(self, name: str, i: int) -> Tensor:
         """Weight `name` of the artifact's member i, mapped."""
-        row = next(w for w in self.manifest.weights if w.name == name)
-        return (
-            self.weights.get(name)
-            if row.kind == "shared"
-            else self.weights.get(f"{name}@{i}")
-            if row.kind == "ragged"
-            else self.weights.slice(name, i)
-        )
+        kind = self.row(name).kind
+        return self.weights.get(name) if kind == "shared" else self.weights.get(f"{name}@{i}") if kind == "ragged" else self.weights.slice(name, i)
 
     def weight(self, name: str) -> Any:
-        """A weight of the loaded members, on the device: shared `[...]`, stacked `[N, ...]`, ragged a list of N."""
-        row = next((w for w in self.manifest.weights if w.name == name), None)
-        if row is None:
-            raise ArtifactError(f"a program reads the weight {name!r}, which the manifest's table does not have")
-        if name in self._values:
-            return self._values[name]
+        """A weight of the loaded members, on the device: shared `[...]`, stacked `[N, ...]`, ragged a list of N.
+
+        On the CPU it is mapped, and a copy only where members are chosen that do not lie side by side. A copy is made once for all programs that hold it.
+        """
+        row = self.row(name)
+        with self.lock:
+            if (kept := self.copies(name)) is not None:
+                return kept if row.kind == "ragged" else kept[0]
+            value, mapped = self._read(row)
+            if not mapped:
+                self._values[name] = [TensorWeakRef(v) for v in (value if row.kind == "ragged" else [value])]
+            return value
+
+    def copies(self, name: str) -> list[Tensor] | None:
+        """The tensors of a weight that are no part of the mapped files, while a program holds them: one, or of a ragged one N. None where there are none."""
+        found = [held() for held in self._values.get(name, ())]
+        return [f for f in found if f is not None] if found and all(f is not None for f in found) else None
+
+    def _read(self, row: Weight) -> tuple[Any, bool]:
+        """The value, and whether it lies in the mapped files."""
+        here, said = self._here(row), f"weight {row.name}"
         if row.kind == "ragged":
-            value: Any = [self.weights.get(f"{name}@{i}").to(self.device) for i in self.chosen]
-        elif row.kind == "stacked" and not self.whole:
-            value = self._values[name] = torch.stack([self.weights.slice(name, i) for i in self.chosen]).to(
-                self.device
-            )  # a copy: one for all programs
-        else:
-            value = self.weights.get(name).to(self.device)
-        return value
+            return [self.placed(self.weights.get(f"{row.name}@{i}"), f"{said} of member {self.manifest.members[i].name}") for i in self.chosen], here
+        if row.kind == "shared":
+            return self.placed(self.weights.get(row.name), said), here
+        if self._run is not None:
+            return self.placed(self.weights.get(row.name)[self._run], said), here
+        return torch.stack([self.placed(self.weights.slice(row.name, i), said) for i in self.chosen]), False
+
+    def _here(self, row: Weight) -> bool:
+        """Whether programs read this weight as the files have it."""
+        return self.device.type == "cpu" and (self.cast is None or row.dtype not in self.cast.table)
+
+    def own(self, name: str, place: int) -> Tensor:
+        """Weight `name` of a loaded member, on the device, by the member's place among the loaded ones."""
+        if self._here(self.row(name)):
+            return self.part(name, self.chosen[place])
+        value: Any = self.weight(name)
+        return value if self.row(name).kind == "shared" else value[place]  # type: ignore[no-any-return]
 
     def located(self) -> list[Mapped]:
         """Every tensor of the weights files, where it is mapped."""

@@ -13,6 +13,8 @@ from widepack_artifacts.weights import Weights
 
 from . import backends
 from .admission import guarded
+from .casting import Cast
+from .dtypes import find_dtype
 from .errors import UsageError
 from .held import Held, Running
 from .progress import Report
@@ -25,6 +27,7 @@ def load(
     path: str | PathLike[str],
     *,
     device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
     members: Sequence[int | str] | None = None,
     strategies: str | Sequence[str] | None = None,
     simplify: bool = True,
@@ -41,7 +44,8 @@ def load(
 ) -> WideModel:
     """Open an artifact.
 
-    path: the folder. device: where to run; default the CPU. members: some of them, by number or name. strategies: None for the artifact's plans, or what
+    path: the folder. device: where to run; default the CPU. dtype: `bf16`, `fp16`, `fp32` or another name of a dtype: weights are cast on the device and programs lowered
+    again for it, inputs are taken in it, and answers are held to what the members' own programs do in it; the files stay as they are. members: some of them, by number or name. strategies: None for the artifact's plans, or what
     `build --strategy` takes: the programs are lowered again then. simplify: False lowers them again as they were captured (with strategies
     `auto` where none are given), to see what simplification gains. backend: `auto` (what the plan names where it can run here, else `eager`), `eager`, `compile`,
     `aot` or `onnxruntime`. compile: None never compiles; `now` compiles what is not in the cache, at load and when another pattern is first called. cache: the
@@ -75,6 +79,7 @@ def load(
         raise UsageError(f"path is a {type(path).__name__}; give the artifact's folder")
     where = _device(device)
     running = Running(backend, compile == "now", None if cache is None else Path(cache), progress)
+    wanted_dtype = find_dtype(dtype)
     wanted = "auto" if strategies is None and not simplify else strategies
 
     def hold(reader: Reader) -> Held:
@@ -99,6 +104,7 @@ def load(
             running=running,
             simplify=simplify,
             limit=limit,
+            cast=None if wanted_dtype is None else Cast.of(reader.manifest, wanted_dtype),
         )
 
     with guarded(str(path)):

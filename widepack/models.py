@@ -7,36 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from .checkpoints import Checkpoint
+from .dtypes import find_dtype as find_dtype
 from .errors import UsageError
 from .exported_programs import Programs
 from .hugging_face import NAME, hugging_face
 from .members import Factory, load_factory
 from .own_modules import OwnModules
-
-DTYPES = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
-_SHORT = {
-    "f32": "float32",
-    "float": "float32",
-    "f64": "float64",
-    "double": "float64",
-    "bf16": "bfloat16",
-    "f16": "float16",
-    "fp16": "float16",
-    "half": "float16",
-}
-
-
-def find_dtype(name: str | torch.dtype | None) -> torch.dtype | None:
-    """The dtype that `--dtype` names. Raises: UsageError."""
-    text = str(name).removeprefix("torch.") if name is not None else ""
-    if name is not None and _SHORT.get(text, text) not in DTYPES:
-        raise UsageError(f"unknown dtype {text!r}; the weights of a member can be {', '.join(DTYPES)}")
-    return None if name is None else DTYPES[_SHORT.get(text, text)]
 
 
 def find_factory(model: str | Callable[..., object], args: Mapping[str, object] | None = None, beside: str = "") -> Factory:

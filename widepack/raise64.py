@@ -20,7 +20,7 @@ from . import ops
 from .codec import dtype_of
 from .registry import full_name
 
-_UP = {"float16": "float64", "bfloat16": "float64", "float32": "float64", "complex32": "complex128", "complex64": "complex128"}
+UP = {"float16": "float64", "bfloat16": "float64", "float32": "float64", "complex32": "complex128", "complex64": "complex128"}
 
 
 _DOWN = {"float64": "float32", "complex128": "complex64"}
@@ -29,12 +29,13 @@ _DOWN = {"float64": "float32", "complex128": "complex64"}
 def raise_program(program: Program, late: bool = False) -> Program:
     """The program with every floating dtype in it raised. late: it takes its weights as they are and raises each before it is first read, so that no more than
     one layer's are in memory twice."""
-    raised = _recast(program, _UP)
-    return _late(raised) if late else raised
+    raised = recast(_with_own(program), UP)
+    return _late(raised, program) if late else raised
 
 
-def _late(program: Program) -> Program:
-    up = {s.name: _UP.get(s.type.partition("[")[0], "") for s in program.weights if s.kind != "ragged"}
+def _late(program: Program, own: Program) -> Program:
+    """own: the program with the types that its weights have."""
+    up = {s.name: UP.get(s.type.partition("[")[0], "") for s in own.weights if s.kind != "ragged"}
     to: dict[str, Ref] = {}
     nodes: list[Node] = []
 
@@ -57,7 +58,7 @@ def _late(program: Program) -> Program:
 
 def single_program(program: Program) -> Program:
     """The program of a member in float64, in float32: what its rounding costs can be seen there, since float64 has no truth above it."""
-    return _recast(program, _DOWN)
+    return recast(_with_own(program), _DOWN)
 
 
 def single_value(value: Any) -> Any:
@@ -67,7 +68,9 @@ def single_value(value: Any) -> Any:
     return [single_value(v) for v in value] if isinstance(value, list) else value
 
 
-def _recast(program: Program, table: Mapping[str, str]) -> Program:
+def recast(program: Program, table: Mapping[str, str]) -> Program:
+    """The program with the dtypes that its arguments name as the table has them."""
+
     def up(value: Any) -> Any:
         if isinstance(value, Tag):
             return Tag("dtype", table.get(value.name, value.name)) if value.kind == "dtype" else value
@@ -75,9 +78,13 @@ def _recast(program: Program, table: Mapping[str, str]) -> Program:
             return type(value)(up(v) for v in value)
         return value
 
+    return replace(program, nodes=tuple(replace(n, args=up(n.args), kwargs={k: up(v) for k, v in n.kwargs.items()}) for n in program.nodes))
+
+
+def _with_own(program: Program) -> Program:
+    """The program with what ops take from the dtype said, as it is in the member's own dtype."""
     types = {s.name: s.type for s in (*program.weights, *program.inputs)} | {n.name: n.out for n in program.nodes}
-    nodes = (_told(n, types) for n in program.nodes)
-    return replace(program, nodes=tuple(replace(n, args=up(n.args), kwargs={k: up(v) for k, v in n.kwargs.items()}) for n in nodes))
+    return replace(program, nodes=tuple(_told(n, types) for n in program.nodes))
 
 
 def _largest(dtype: torch.dtype) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -88,6 +88,18 @@ def graph_module(program: Program, device: torch.device, workers: int = 0) -> fx
     return fx.GraphModule(root, graph)
 
 
+def evaluate(program: Program, given: Sequence[Any], device: torch.device) -> list[Any]:
+    """The outputs of a program that runs once: what its function would give, without making one. given: its weights, then its inputs."""
+    at: dict[str, Any] = {s.name: v for s, v in zip((*program.weights, *program.inputs), given, strict=True)}
+    for node in program.nodes:
+        args = decode(substitute(node.args, at.__getitem__), device)
+        if node.body is not None:
+            at[node.name] = Loop(node.body, program.members, device)(*args)
+        else:
+            at[node.name] = ops.function(node.op)(*args, **decode(substitute(node.kwargs, at.__getitem__), device))
+    return [substitute(o.value, at.__getitem__) for o in program.outputs]
+
+
 @dataclass(frozen=True)
 class Split:
     """A program in two: the prologue makes `names` from weights, the main program takes them in place of weights."""
@@ -146,22 +158,36 @@ class Executable:
 
     weights: a value for each weight's source name: a tensor, or a list of N for a Ragged one. prologue: run weights-only nodes once, now. workers: of its loops.
     main, given: what is left after the prologue and its weights' values: what a backend takes. `use` puts a backend's function in the place of the flat graph.
+    prologue: what made `given`, by `names`; None without one.
     """
 
     def __init__(self, program: Program, weights: Mapping[str, Any], device: torch.device, *, prologue: bool = True, workers: int = 0) -> None:
         given = [weights[s.source] for s in program.weights]
+        self.prologue: Program | None = None
+        self.names = tuple(s.name for s in program.weights)
         if prologue:
             parts = split(program)
             with torch.inference_mode():
                 given = list(graph_module(parts.prologue, device).forward(*given))
-            program = parts.main
+            program, self.prologue, self.names = parts.main, parts.prologue, parts.names
+        self.device = device
         self.main, self.given = program, given
-        self.program, given = _lists(program, given)
-        self.weights = given
+        self.program, self.weights = _lists(program, given)
         self.workers = workers
         self.forward: Function = graph_module(self.program, device, workers).forward
-        self.call: Function = partial(self.forward, *given)
-        self._owned = frozenset({storage(t) for w in given for t in (w if isinstance(w, (list, tuple)) else [w])} - {0})
+        self.call: Function = self.eager
+        self._own()
+
+    def _own(self) -> None:
+        self._owned = frozenset({storage(t) for w in self.weights for t in (w if isinstance(w, (list, tuple)) else [w])} - {0})
+
+    @cached_property
+    def reads(self) -> tuple[frozenset[str], ...]:
+        """For each of `given` the names of the weights that it is, or is made of."""
+        found = {s.name: frozenset([s.source]) for s in (self.prologue or self.main).weights}
+        for node in self.prologue.nodes if self.prologue else ():
+            found[node.name] = frozenset().union(*(found[r] for r in refs((node.args, node.kwargs))))
+        return tuple(found[name] for name in self.names)
 
     @property
     def eager(self) -> Function:
@@ -171,6 +197,14 @@ class Executable:
     def use(self, call: Function) -> None:
         """Run this from now on. call: inputs -> outputs."""
         self.call = call
+
+    def exchange(self, values: Mapping[int, Any]) -> None:
+        """Other values in the place of some of `given`, for the flat graph from the next call on."""
+        for number, value in values.items():
+            self.given[number] = value
+        self.weights = _lists(self.main, self.given)[1]
+        self.call = self.eager
+        self._own()
 
     def run(self, *inputs: Any) -> list[Any]:
         """The outputs, in memory that the caller may write into."""

@@ -33,9 +33,10 @@ class WideEntry:
 
     def __init__(self, held: Held, name: str) -> None:
         self.name = name
-        self.entry: Entry = held.manifest.entries[name]
+        self.entry: Entry = held.entry(name)
         self.members = held.members
         self._held = held
+        self._gate = held.gate
         self._binder = Binder(self.entry, len(held.chosen), held.device, known=held.manifest.state)
         self.programs = Programs(held, name, self._binder)
         self._seen: dict[Any, Bound] = {}  # what a call was like that passed all checks -> the program that answers it
@@ -87,7 +88,9 @@ class WideEntry:
 
         sizes: of the dims that inputs among them have. Raises: UsageError.
         """
-        return self._binder.fresh({self.entry.inputs[i].name: value for i, value in self.programs.initial().items()}, sizes)
+        begun = {self.entry.inputs[i].name: value for i, value in self.programs.initial().items()}
+        with self._gate.passed():
+            return self._binder.fresh(begun, sizes)
 
     def flat(self, args: Sequence[Any], kwargs: Mapping[str, Any], pattern: str, state: Any = None) -> tuple[list[torch.Tensor], list[bool]]:
         """The inputs of a call as its program takes them, and which of them are one a member. Raises: InputError."""
@@ -111,7 +114,7 @@ class WideEntry:
         # All checks and the choice of the program hang on this alone: a call like one before is not looked at again.
         like = (tuple(marks), *[(v.shape, v.dtype, v.device, v.layout) for v in values])
         program = self._seen.get(like) or self._check(values, marks, like)
-        found = program.run(*values)
+        found = self._gate.run(program, values)
         if program.only >= 0 and not carries:
             return found[program.only]
         outputs = program.program.outputs
@@ -144,11 +147,10 @@ class WideEntry:
     def member(self, member: int | str) -> Member:
         """One member, by number or name, as a plain module over the artifact's weights. Raises: UsageError."""
         place = self._held.index(member)
-        i = self._held.chosen[place]
         program, values = self.programs.member(place)
         weights = {s.source: value for s, value in zip(program.weights, values, strict=True)}
-        initial = {self.entry.inputs[s.input].name: self._held.part(s.initial, i).to(self._held.device) for s in self.entry.state if s.initial}
-        return Member(self._held.manifest.members[i].name, self.entry, program, weights, self._held.device, initial)
+        initial = {self.entry.inputs[s.input].name: self._held.own(s.initial, place) for s in self.entry.state if s.initial}
+        return Member(self.members[place], self.entry, program, weights, self._held.device, initial, self._gate)
 
     def mean(self, *args: Any, of: str | None = "softmax", weights: Sequence[float] | None = None, **kwargs: Any) -> Any:
         """The members' mean answer, `[*the member's shape]`; (mean, new state) where the entry carries state.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,6 +17,9 @@ from .held import Held
 from .member import Member
 from .plan import Plan
 from .wide_entry import WideEntry
+
+if TYPE_CHECKING:
+    from .swapping import SwapReport
 
 
 class WideModel:
@@ -160,10 +165,27 @@ class WideModel:
         return (self.member(i) for i in range(len(self)))
 
     def state_dict(self, member: int | str) -> dict[str, torch.Tensor]:
-        """One member's state dict, every name of its checkpoint, bit for bit; tensors are views of the mapped file. Raises: UsageError."""
+        """One member's state dict, every name of its checkpoint, bit for bit; tensors are views of the mapped weights, which a swap writes into. Raises: UsageError."""
         i = self._held.chosen[self._held.index(member)]
         saved = [w for w in self.manifest.weights if w.role != "constant"]
         return {name: self._held.part(w.name, i) for w in saved for name in (w.name, *w.aliases)}
+
+    def swap(self, member: int | str, checkpoint: str | PathLike[str], *, key: str | None = None, trust_pickle: bool = False) -> SwapReport:
+        """Put another checkpoint in the place of a member, while other threads call.
+
+        The checkpoint is held to the artifact (names, shapes, dtypes, ties) and its answers to the probe first; whatever programs hold of its weights is made aside; then calls
+        in flight are waited for, and new ones held, while its slices are written. Every answer belongs wholly to the old member or to the new one. Programs, `member(i)`,
+        `state_dict(i)` and `state()` show the new weights from then on; the artifact stays as it is.
+
+        member: number or name. key, trust_pickle: as `build` takes them. Returns: what was written, the seconds of each stage, and how long calls were held.
+        Raises: CheckpointError, MemberMismatch for one that does not fit, or differs in a weight that all members share; VerificationError for answers that cannot be held
+        to anything, and for a wide program that answers wrongly for the new member: the old one is back then. UsageError.
+        """
+        if not isinstance(checkpoint, (str, PathLike)):
+            raise UsageError(f"checkpoint is a {type(checkpoint).__name__}; give the path of a file or folder")
+        from .swapping import swap  # opens checkpoints, which nothing else of a loaded model does
+
+        return swap(self._held, [e.programs for e in self._entries.values()], member, Path(checkpoint), key, trust_pickle)
 
     def close(self) -> None:
         """Let go of programs and weights; the model cannot be called afterwards."""
@@ -172,5 +194,5 @@ class WideModel:
             entry.forget()
 
 
-RESERVED = frozenset({n for n in dir(WideModel) if not n.startswith("__")} | {"swap", "route"})
+RESERVED = frozenset({n for n in dir(WideModel) if not n.startswith("__")} | {"route"})
 """Names that an entry cannot have: the model's own, and those that it will have."""

@@ -66,7 +66,7 @@ def flat_members(ens: Any, state: Mapping[str, torch.Tensor] | None = None) -> l
     members = [ens.member(i) for i in range(len(ens))]
     if not all(isinstance(m, Member) for m in members):
         return members
-    entry = ens.entry if isinstance(ens, WideEntry) else ens.manifest.entries[FORWARD]
+    entry = ens.entry if isinstance(ens, WideEntry) else ens.entry(FORWARD).entry
     carried = {s.input for s in entry.state}
     if not all("leaf" in tree or "const" in tree or set(paths(tree)) & carried for _, _, tree, *_ in entry.signature):
         if carried:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from widepack.dtypes import find_dtype
 from widepack.entries import FORWARD, method_of
 from widepack.errors import UsageError, WidepackError
 from widepack_artifacts.manifest import Entry, Manifest
@@ -60,6 +61,7 @@ def bench(
     roofline: bool = False,
     alone: bool = False,
     beside: Mapping[str, Run] = MappingProxyType({}),
+    dtype: str | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Time an artifact, or a loaded model, against the baselines.
@@ -71,7 +73,7 @@ def bench(
     members' order, or factory: makes one from a member's state dict (or its name, `file.py:factory`, with factory_args); without either the baselines run
     `ens.member(i)`. inputs: as in `compare`. entry: the method to call, forward or the artifact's first without it. roofline: count the program's work, and measure
     this machine's ceilings. alone: peak memory and start-up, each contestant in a process of its own; the modules must come from a factory's name, then.
-    beside: further calls by name, timed in the same run and no baselines.
+    beside: further calls by name, timed in the same run and no baselines. dtype: of an artifact, as `widepack.load` takes it; the members are brought into it too.
     Raises: BenchError where the wide model's answers are not the loop's; UsageError for an unknown baseline or pattern; what `widepack.load` raises.
     """
     import widepack
@@ -79,8 +81,10 @@ def bench(
     from .levels import load_levels
 
     check(batches, baselines, pattern)
-    if isinstance(model, widepack.WideModel) and (tuple(backends) != ("auto",) or levels or alone):
-        raise UsageError("backends, levels, memory and start-up are of an artifact: give its path, not a loaded model")
+    if isinstance(model, widepack.WideModel) and (tuple(backends) != ("auto",) or levels or alone or dtype):
+        raise UsageError("backends, levels, memory, start-up and dtype are of an artifact: give its path, not a loaded model")
+    if dtype and (levels or alone):
+        raise UsageError("levels, memory and start-up are measured in the artifact's own dtype: leave dtype out")
     with noise.quiet(threads, pin), compiler_settings():
         skipped: dict[str, str] = {}
         others: dict[str, Any] = {}
@@ -89,7 +93,7 @@ def bench(
             ens, name = model, "model"
         else:
             torch._dynamo.reset()  # what other models of this process left there would be looked through at every call
-            loaded, refused = load_backends(model, device, backends)
+            loaded, refused = load_backends(model, device, backends, dtype)
             backend, ens = next(iter(loaded.items()))
             others = {f"widepack[{b}]": m for b, m in loaded.items() if b != backend}
             skipped = {f"widepack[{b}]": why for b, why in refused.items()}
@@ -102,6 +106,8 @@ def bench(
         if modules is None and factory is not None:
             make_one = named_factory(factory, factory_args or {}, ens) if isinstance(factory, str) else factory
             modules = [own_module(make_one, ens.state_dict(i), str(m)) for i, m in enumerate(ens.members)]
+        if modules is not None and dtype:
+            modules = [m.to(find_dtype(dtype)) for m in modules]
         report = compare(
             ens,
             modules,
@@ -138,7 +144,9 @@ def bench(
     )
 
 
-def load_backends(path: str | os.PathLike[str], device: str, backends: Sequence[str]) -> tuple[dict[str, WideModel], dict[str, str]]:
+def load_backends(
+    path: str | os.PathLike[str], device: str, backends: Sequence[str], dtype: str | None = None
+) -> tuple[dict[str, WideModel], dict[str, str]]:
     """The artifact under each backend, and why others were refused. Raises: what `widepack.load` does where none is left."""
     import widepack
 
@@ -147,7 +155,7 @@ def load_backends(path: str | os.PathLike[str], device: str, backends: Sequence[
     first: Exception | None = None
     for backend in dict.fromkeys(backends or ("auto",)):
         try:
-            loaded[backend] = load_on(path, device, backend)
+            loaded[backend] = load_on(path, device, backend, dtype)
         except Exception as error:
             if not isinstance(error, widepack.WidepackError) and len(tuple(backends)) < 2:
                 raise
@@ -196,7 +204,7 @@ def compare(
     entry = entry or (manifest.entry if manifest else FORWARD)
     if manifest and entry not in manifest.entries:
         raise UsageError(f"there is no entry {entry!r}; the entries are {', '.join(manifest.entries)}")
-    described = manifest.entries[entry] if manifest else None
+    described = ens.entry(entry).entry if manifest else None
     carries = described is not None and bool(described.state)
     if described is not None and carries and modules is not None:
         raise UsageError(

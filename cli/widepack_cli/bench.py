@@ -32,6 +32,7 @@ class Noisy(Failure):
 @click.argument("artifact", metavar="[ARTIFACT]", required=False, type=click.Path(path_type=Path))
 @entry_option
 @click.option("--device", default="cpu", show_default=True, help="Where everything runs: cpu, cuda, cuda:1.")
+@click.option("--dtype", metavar="DTYPE", help="Load in another dtype: bf16, fp16, fp32. The members are timed in it too.")
 @click.option("--batch", "batches", default="1,8,32", show_default=True, callback=batch_list, help="Batch sizes.")
 @click.option(
     "--backend",
@@ -115,7 +116,7 @@ def command(
     if suite is not None:
         if artifact is not None:
             raise click.UsageError("--suite builds artifacts of its own; leave ARTIFACT out")
-        _alone("--suite", {"--profile": profile, "--trace": trace, "--html": html_file, **_named(given, "model", "entry", "levels")})
+        _alone("--suite", {"--profile": profile, "--trace": trace, "--html": html_file, **_named(given, "model", "entry", "levels", "dtype")})
         _suite(suite, rows, json_file, given)
         return
     if artifact is None:
@@ -166,6 +167,7 @@ def _compare(artifact: Path, batches: tuple[int, ...], json_file: str | None, ht
             factory=given["model"],
             factory_args=parse_model_args(given["model_args"]),
             entry=given["entry"],
+            dtype=given["dtype"],
             pin=given["pin"],
             roofline=True,
             alone=given["full"],
@@ -199,7 +201,7 @@ def _profile(artifact: Path, batches: tuple[int, ...], json_file: str | None, tr
         from widepack_bench.report import environment
 
         with quiet(given["threads"], given["pin"]) as threads:
-            ens = widepack.load(artifact, device=given["device"])
+            ens = widepack.load(artifact, device=given["device"], dtype=given["dtype"])
             found = []
             for done, batch in enumerate(batches):
                 progress(f"batch {batch}", done, len(batches))

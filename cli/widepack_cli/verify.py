@@ -30,6 +30,7 @@ BATCHES = (1, 2, 5)
 @click.option("--key", help="Where the state dict is inside a checkpoint that holds more.")
 @click.option("--trust-pickle", is_flag=True, help="Unpickle whatever the checkpoints hold, which runs the code that they name.")
 @click.option("--device", default="cpu", show_default=True, help="Where the answers are checked.")
+@click.option("--dtype", metavar="DTYPE", help="Check what it answers when it is loaded in another dtype: bf16, fp16, fp32.")
 @json_option
 def command(
     artifact: Path,
@@ -40,6 +41,7 @@ def command(
     key: str | None,
     trust_pickle: bool,
     device: str,
+    dtype: str | None,
     as_json: bool,
 ) -> None:
     """Check ARTIFACT: its manifest, the size and hash of every file, and the probe, which holds its answers to those recorded at build.
@@ -47,11 +49,13 @@ def command(
     With the checkpoints that it was built from: whether it holds their weights, bit for bit. With --model: whether it answers as your own modules do.
     Exit code 1 at the first check that fails.
     """
+    if dtype and model is not None:
+        raise click.UsageError("--dtype goes without --model: your modules are of the dtype that the artifact was built in")
     done: list[dict[str, Any]] = []
     document = {"path": str(artifact), "device": device, "ok": False, "checks": done}
     try:
         with stdout_kept(as_json):
-            for name, found in checks(artifact, checkpoints, model, model_args, key, trust_pickle, device, entry):
+            for name, found in checks(artifact, checkpoints, model, model_args, key, trust_pickle, device, entry, dtype):
                 done.append({"check": name, "found": found})
                 if not as_json:
                     click.echo(f"{name:<12} ok  {found}")
@@ -73,6 +77,7 @@ def checks(
     trust: bool,
     device: str,
     entry: str = "",
+    dtype: str | None = None,
 ) -> Iterator[tuple[str, str]]:
     """Each check that passed: its name and what was found. Raises: WidepackError at the first that fails."""
     from widepack_artifacts.store import Reader, opened
@@ -94,11 +99,14 @@ def checks(
     yield "hashes", f"{plural(len(manifest.files), 'file')}, SHA-256"
     import widepack
 
-    ens = widepack.load(artifact, device=device, verify="off" if not manifest.probe else "sizes", warmup=False)
+    ens = widepack.load(artifact, device=device, dtype=dtype, verify="off" if not manifest.probe else "sizes", warmup=False)
     if manifest.probe:
         for name in entries:
             ens.entry(name).probe()
-        yield "probe", f"{plural(len(ens), 'member')} on {device}{said}, patterns shared and each, against the float64 answers recorded at build"
+        yield (
+            "probe",
+            f"{plural(len(ens), 'member')} on {device}{f' in {dtype}' if dtype else ''}{said}, patterns shared and each, against the float64 answers recorded at build",
+        )
     if checkpoints:
         yield "checkpoints", _same_weights(ens, checkpoints, key, trust)
     if model is not None:

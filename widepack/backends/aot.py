@@ -31,9 +31,11 @@ from .task import Function, Sizes, Task, Unavailable, first_line, quiet, sizes_t
 from .variants import Checked, Variant
 
 NAME = "aot"
+COPIES = False
 OPTIONS: dict[str, Any] = {
     "aot_inductor.package": True,
     "aot_inductor.package_constants_in_so": False,
+    "always_keep_tensor_constants": True,  # else the numbers of small weights are burnt in, and a package would be of one artifact, and of its members as they were
     "aot_inductor.check_lowerbound": False,  # else a batch of 1 is refused where inputs are checked
     "cpp.dynamic_threads": True,  # else the number of threads is burnt in
 }

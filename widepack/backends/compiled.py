@@ -20,6 +20,7 @@ from .tracing import with_weights
 from .variants import Checked, Variant
 
 NAME = "compile"
+COPIES = False
 
 
 def bind(task: Task) -> Function:

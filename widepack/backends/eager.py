@@ -5,6 +5,7 @@ from __future__ import annotations
 from .task import Function, Task
 
 NAME = "eager"
+COPIES = False
 
 
 def bind(task: Task) -> Function:

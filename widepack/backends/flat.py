@@ -23,11 +23,13 @@ MOST_NODES = 6000
 
 @dataclass(frozen=True)
 class Flat:
-    """program: its outputs are single tensors. weights: one tensor for each of its weights. shape: where each output of the wide program is among them."""
+    """program: its outputs are single tensors. weights: one tensor for each of its weights. shape: where each output of the wide program is among them. parts: for
+    each weight the number of the value that it is, or is a part of, and which part: -1 for all of it."""
 
     program: Program
     weights: list[torch.Tensor]
     shape: tuple[Any, ...]
+    parts: tuple[tuple[int, int], ...]
 
     def outputs(self, found: Sequence[torch.Tensor]) -> list[Any]:
         """The wide program's outputs from those of this one."""
@@ -54,10 +56,12 @@ def flatten(program: Program, values: Sequence[Any], backend: str, said: str) ->
     slots: list[Slot] = []
     tensors: dict[str, torch.Tensor] = {}
     lists: dict[str, Any] = {}
-    for slot, value in zip(program.weights, values):
+    places: dict[str, tuple[int, int]] = {}
+    for number, (slot, value) in enumerate(zip(program.weights, values)):
         if isinstance(value, torch.Tensor):
             slots.append(slot)
             tensors[slot.name] = value
+            places[slot.name] = number, -1
             continue
         if not isinstance(value, (list, tuple)):
             lists[slot.name] = value  # a number that the prologue made
@@ -67,6 +71,7 @@ def flatten(program: Program, values: Sequence[Any], backend: str, said: str) ->
             if isinstance(part, torch.Tensor):
                 slots.append(replace(slot, name=f"{slot.name}__{i}", source="", kind="shared", type=""))
                 tensors[slots[-1].name] = part
+                places[slots[-1].name] = number, i
                 parts.append(Ref(slots[-1].name))
             else:
                 parts.append(part)
@@ -90,7 +95,7 @@ def flatten(program: Program, values: Sequence[Any], backend: str, said: str) ->
 
     shape = tuple(substitute(o.value, leaf) for o in whole.outputs)
     outputs = tuple(replace(whole.outputs[0], value=Ref(name), kind="stacked") for name in leaves)
-    return Flat(replace(whole, outputs=outputs), [dense(tensors[s.name]) for s in whole.weights], shape)
+    return Flat(replace(whole, outputs=outputs), [dense(tensors[s.name]) for s in whole.weights], shape, tuple(places[s.name] for s in whole.weights))
 
 
 def nodes_unrolled(program: Program) -> int:

@@ -34,6 +34,7 @@ from .task import Function, Mapped, Task, Unavailable, first_line, quiet, sizes_
 from .variants import Checked, Variant
 
 NAME = "onnxruntime"
+COPIES = True
 MODEL = "program.onnx"
 MADE = "made-by-the-prologue"  # the file of weights that are in no file
 _FORM = 3
@@ -231,7 +232,7 @@ def in_order(flat: Flat) -> Flat:
         slots.append(replace(slot, name=f"{slot.name}__in_order", source="", type=""))
         weights.append(weight.permute(order).contiguous())
         nodes.append(Node(slot.name, "aten.permute.default", (Ref(slots[-1].name), [order.index(d) for d in range(len(order))])))
-    return Flat(replace(flat.program, weights=tuple(slots), nodes=(*nodes, *flat.program.nodes)), weights, flat.shape)
+    return Flat(replace(flat.program, weights=tuple(slots), nodes=(*nodes, *flat.program.nodes)), weights, flat.shape, flat.parts)
 
 
 def _exported(task: Task, flat: Flat) -> tuple[ExportedProgram, list[bool]]:

@@ -76,9 +76,10 @@ class Task:
 
 
 class Backend(Protocol):
-    """A module of this package. NAME: what a person types."""
+    """A module of this package. NAME: what a person types. COPIES: whether what it binds holds copies of weights, so that writing into a weight changes nothing."""
 
     NAME: str
+    COPIES: bool
 
     def bind(self, task: Task) -> Function: ...
 

@@ -48,7 +48,7 @@ class Variant:
 class Checked:
     """A call of compiled programs, which check nothing themselves: every input is held to its type before native code sees it.
 
-    place: where the programs lie.
+    flat: the program that they were made of, with its weights. place: where the programs lie.
     """
 
     def __init__(self, device: torch.device, flat: Flat, variants: Sequence[Variant], eager: Function, place: Path | None = None) -> None:
@@ -58,7 +58,7 @@ class Checked:
         self.eager = eager
         self._inputs = [_Input(s, members) for s in slots]
         self._device = device
-        self._flat = flat
+        self.flat = flat
         self._plain = [getattr(s, "number", -1) for s in flat.shape] == list(range(len(flat.program.outputs)))
         self._seen: dict[Any, Variant | None] = {}
 
@@ -70,7 +70,7 @@ class Checked:
         if variant is None:
             return self.eager(*inputs)
         found = variant.run([x if x.is_contiguous() and not x.is_neg() and not x.is_conj() else _plain(x) for x in inputs])
-        return found if self._plain else self._flat.outputs(found)
+        return found if self._plain else self.flat.outputs(found)
 
     def _choose(self, inputs: Sequence[torch.Tensor], like: Any) -> Variant | None:
         """The variant for inputs of these shapes; None: no variant holds there. Raises: InputError for what the program is not for."""
