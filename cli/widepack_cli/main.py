@@ -25,6 +25,7 @@ COMMANDS = {
     "tune": ("tune", "Measure plans on this machine, and keep the fastest."),
     "compile": ("compile", "Compile an artifact's programs for this machine."),
     "extract": ("extract", "Write one member's weights to a checkpoint of its own."),
+    "export": ("export", "Write an artifact as ONNX, or as a torch.export program."),
     "primitives": ("primitives", "List the ops that run wide, and the strategies of each."),
     "info": ("info", "Say which versions and devices widepack sees here."),
 }
