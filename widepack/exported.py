@@ -89,7 +89,9 @@ def exported_program(
     module.graph.lint()
     module.recompile()
     with torch.device("meta"):
-        state = {s.source: torch.empty(values[s.name].shape, dtype=values[s.name].dtype) if weights is None else weights[s.source] for s in flat.weights}
+        state = {
+            s.source: torch.empty(values[s.name].shape, dtype=values[s.name].dtype) if weights is None else weights[s.source] for s in flat.weights
+        }
     return ExportedProgram(
         root=module,
         graph=module.graph,

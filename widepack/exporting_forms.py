@@ -245,5 +245,3 @@ def _clear(out: Path, kept: Sequence[str]) -> None:
         if ours.match(path.name) and path.name not in kept:
             with contextlib.suppress(OSError):
                 path.unlink()
-
-

@@ -194,8 +194,9 @@ def _named(subject: Subject, flat: Flat, made: OnnxModel, weights: str) -> Writt
             wishes.append((value, f"{stem}@{i}" if lists[-1] else stem))
     graph.outputs.clear()
     graph.outputs.extend(outputs)
-    slots = flat.program.weights
-    wishes += [(w.value, slots[w.number].source or slots[w.number].name) for w in made.weights]
+    slots, known = flat.program.weights, _in_the_artifact(subject)
+    sources = {w.number: slots[w.number].source or known.get(_memory(flat.weights[w.number]), "") for w in made.weights}
+    wishes += [(w.value, sources[w.number] or slots[w.number].name) for w in made.weights]
     names: set[str] = set()
     final: list[tuple[Any, str]] = []
     for value, wish in wishes:
@@ -218,11 +219,21 @@ def _named(subject: Subject, flat: Flat, made: OnnxModel, weights: str) -> Writt
         inputs=[f"{v.name}={_type(v)}" for v in graph.inputs],
         outputs=[f"{v.name}={_type(v)}" for v in outputs],
         initializers=len(made.weights),
-        made=sum(not slots[w.number].source for w in made.weights),
+        made=sum(not source for source in sources.values()),
         order=list(made.inputs),
         booleans=[v.dtype == onnx_ir.DataType.BOOL for v in outputs],
         lists=lists,
     )
+
+
+def _in_the_artifact(subject: Subject) -> dict[tuple[int, int], str]:
+    """The names of the artifact's weights by their memory: what the prologue only turned or reshaped is still the weight that it was."""
+    values = [(name, v) for name, v in subject.values.items() if isinstance(v, torch.Tensor)]
+    return {_memory(v): name for name, v in values if v.numel()}
+
+
+def _memory(weight: torch.Tensor) -> tuple[int, int]:
+    return weight.data_ptr(), weight.numel() * weight.element_size()
 
 
 def _nodes(graph: Any) -> Iterator[Any]:

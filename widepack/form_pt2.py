@@ -49,7 +49,9 @@ def write(subject: Subject, path: Path, weights: str) -> WrittenPt2:
     except (WidepackError, OSError):
         raise
     except Exception as e:
-        raise LoweringError(f"{subject.said} cannot be written by torch.export of torch {torch.__version__}: {type(e).__name__}: {first_line(e)}") from e
+        raise LoweringError(
+            f"{subject.said} cannot be written by torch.export of torch {torch.__version__}: {type(e).__name__}: {first_line(e)}"
+        ) from e
     entry = subject.entry
     several = f"{subject.members}," if subject.members else ""
     return WrittenPt2(
@@ -133,7 +135,9 @@ def _refuse_names(subject: Subject) -> None:
     for spec in subject.entry.inputs:
         name = placeholder(spec.name)
         if not name.isidentifier() or keyword.iskeyword(name):
-            raise LoweringError(f"{subject.said}: a torch.export program cannot have an input called {spec.name[:60]!r}; Python's names are letters, digits and _")
+            raise LoweringError(
+                f"{subject.said}: a torch.export program cannot have an input called {spec.name[:60]!r}; Python's names are letters, digits and _"
+            )
     for name in subject.values:
         if _QUOTES.search(name):
             raise LoweringError(f"{subject.said}: a torch.export program cannot have a weight called {name[:60]!r}")

@@ -17,7 +17,6 @@ import torch
 
 from widepack_artifacts import guards as guard_forms
 from widepack_artifacts.manifest import Entry
-
 from widepack_artifacts.weights import Weights
 
 from . import probe as probes
@@ -93,7 +92,9 @@ class Subject:
         """Two sizes of the batch beside the probe's, and one more of every other dim."""
         batch = self._programs.letter
         for letter, dim in self.entry.dims.items():
-            tried = [s for s in ((5, 1, 3, 7, 2) if letter == batch else (dim.example + 1, dim.example - 1, 2 * dim.example, dim.min)) if s >= dim.min]
+            tried = [
+                s for s in ((5, 1, 3, 7, 2) if letter == batch else (dim.example + 1, dim.example - 1, 2 * dim.example, dim.min)) if s >= dim.min
+            ]
             fits = [s for s in dict.fromkeys(tried) if s != dim.example and self._fits({**self.example, letter: s})]
             for s in fits[: 2 if letter == batch else 1]:
                 yield {**self.example, letter: s}
@@ -146,9 +147,7 @@ class Subject:
 
     def unchecked(self, of_dims: bool = True) -> list[str]:
         """What widepack holds every call to, in words: bounds of dims (unless `of_dims` is False), conditions, and bounds of whole numbers."""
-        bounds = [
-            f"{v.min} <= {d}" + ("" if v.max is None else f" <= {v.max}") for d, v in self.entry.dims.items() if v.min > 1 or v.max is not None
-        ]
+        bounds = [f"{v.min} <= {d}" + ("" if v.max is None else f" <= {v.max}") for d, v in self.entry.dims.items() if v.min > 1 or v.max is not None]
         numbers = [f"{i.name} in {i.low}..{i.high}" for i in self.entry.inputs if i.low is not None and i.high is not None]
         return [*(bounds if of_dims else []), *(guard_forms.text(g.expr) for g in self.entry.guards), *numbers]
 
@@ -162,8 +161,8 @@ def subject_of(
     name = entry or (FORWARD if FORWARD in model.entries else "")
     if not name:
         if len(model.entries) > 1:
-            raise UsageError(f"this model has no entry {FORWARD}; its entries are {', '.join(model.entries)}: say which one, entry={model.entries[0]!r}")
+            raise UsageError(
+                f"this model has no entry {FORWARD}; its entries are {', '.join(model.entries)}: say which one, entry={model.entries[0]!r}"
+            )
         name = model.entries[0]
     return Subject(model, name, pattern, member is not None)
-
-

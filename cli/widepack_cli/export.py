@@ -32,7 +32,9 @@ from .progress import Progress
 @click.option("--member", metavar="MEMBER", help="One member alone, by name or number from 0, as it was without widepack: no member axis.")
 @click.option("--members", metavar="A,B,...", help="Some of the members as one, by names or numbers.")
 @click.option("--self-contained", "inside", flag_value="inside", help="ONNX: weights in the file (default), past 2 GB in one more beside it.")
-@click.option("--external", "inside", flag_value="beside", help="ONNX: no copy of the weights; the file points into ARTIFACT, and stands beside or in it.")
+@click.option(
+    "--external", "inside", flag_value="beside", help="ONNX: no copy of the weights; the file points into ARTIFACT, and stands beside or in it."
+)
 @click.option("--weightless", is_flag=True, help="pt2: leave the weights out; they are in ARTIFACT.")
 @click.option("--opset", type=int, metavar="N", help="ONNX: the opset, 18 to 23. Without it: 20.")
 @click.option("--force", is_flag=True, help="Replace a file that is there.")

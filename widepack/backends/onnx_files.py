@@ -176,7 +176,9 @@ def _exported(
         graph=module.graph,
         graph_signature=ExportGraphSignature(specs, [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(n.name), None) for n in outs]),
         state_dict={f"w{i}": w for i, w in enumerate(flat.weights)},
-        range_constraints={fakes.dims[d].node.expr: ValueRanges(max(least, 1), int_oo if most is None else most) for d, (least, most) in dims.items()},
+        range_constraints={
+            fakes.dims[d].node.expr: ValueRanges(max(least, 1), int_oo if most is None else most) for d, (least, most) in dims.items()
+        },
         module_call_graph=[ModuleCallEntry("", call)],
         example_inputs=None,
         constants={},

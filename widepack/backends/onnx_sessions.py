@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from ..compiled_cache import CompiledCache, default_folder
 from ..errors import ArtifactError, LoweringError, WidepackError
 from .flat import Flat, flatten
 from .onnx_files import in_order, onnx_model, session, where_mapped
-from .task import Function, Task, Unavailable, first_line, quiet, sizes_to_try, words
+from .task import Function, Task, Unavailable, first_line, sizes_to_try, words
 from .variants import Checked, Variant
 
 NAME = "onnxruntime"
