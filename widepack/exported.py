@@ -75,8 +75,9 @@ def exported_program(
     parts = iter(range(len(pytree.tree_leaves(leaves, is_leaf=lambda x: isinstance(x, torch.fx.Node)))))
     numbered = [[next(parts) for _ in leaf] if isinstance(leaf, (list, tuple)) else next(parts) for leaf in leaves]
     flat_nodes = [n for leaf in leaves for n in (leaf if isinstance(leaf, (list, tuple)) else [leaf])]
-    output.args = (tuple(flat_nodes),)
     shape = tree.build(without_literals(result), numbered, lambda name, rows: dict(rows))
+    flat_nodes = [flat_nodes[i] for i in pytree.tree_leaves(shape)]  # states stand in the result in an order of their own
+    output.args = (tuple(flat_nodes),)
     args = tuple(i for i, s in enumerate(flat.inputs) if s.source not in keywords)
     kwargs = {placeholder(s.source): i for i, s in enumerate(flat.inputs) if s.source in keywords}
     call = ModuleCallSignature(

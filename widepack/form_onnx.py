@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
@@ -39,6 +40,7 @@ OPSET = 20
 """torch's own default: GELU and grids of three dims are ops of their own from there on. ONNX Runtime reads it from 1.17 on."""
 INSIDE_BYTES = 2_000_000_000
 """Of weights inside the model's own file: a protobuf message ends at 2 GiB."""
+_PIECE = 16 * 2**20
 
 
 @dataclass
@@ -341,9 +343,8 @@ def _put_in(flat: Flat, made: OnnxModel, out: Path, written: WrittenOnnx) -> Non
         with open(temporary, "xb") as file:
             for number, weight in weights.items():
                 gap = bytes(-file.tell() % 64)
-                data = memoryview(weight.reshape(-1).view(torch.uint8).numpy())
-                offsets[number] = file.tell() + len(gap), len(data)
-                for part in (gap, *(data[i : i + 2**24] for i in range(0, len(data), 2**24))):
+                offsets[number] = file.tell() + len(gap), weight.numel() * weight.element_size()
+                for part in (gap, *_bytes(weight)):
                     seen.update(part)
                     file.write(part)
             file.flush()
@@ -358,6 +359,13 @@ def _put_in(flat: Flat, made: OnnxModel, out: Path, written: WrittenOnnx) -> Non
     for w in made.weights:
         offset, size = offsets[w.number]
         made.give(w, onnx_ir.ExternalTensor(data_file.name, offset, size, w.dtype, shape=w.shape, name=w.value.name, base_dir=""))
+
+
+def _bytes(weight: torch.Tensor) -> Iterator[memoryview]:
+    """A contiguous tensor's memory, in pieces; they are valid while the tensor lives."""
+    size = weight.numel() * weight.element_size()
+    for start in range(0, size, _PIECE):
+        yield memoryview((ctypes.c_char * min(_PIECE, size - start)).from_address(weight.data_ptr() + start)).cast("B")
 
 
 def _tensor(weight: torch.Tensor, name: str) -> Any:

@@ -127,7 +127,7 @@ def _values(subject: Subject) -> dict[str, torch.Tensor]:
 def _alone(value: torch.Tensor) -> torch.Tensor:
     value = value.detach().contiguous()
     begin, size = value.storage_offset() * value.element_size(), value.numel() * value.element_size()
-    return torch.empty(0, dtype=value.dtype).set_(value.untyped_storage()[begin : begin + size], 0, value.shape, value.stride())  # type: ignore[call-overload,no-any-return]
+    return torch.empty(0, dtype=value.dtype).set_(value.untyped_storage()[begin : begin + size], 0, value.shape, value.stride())
 
 
 def _refuse_names(subject: Subject) -> None:

@@ -137,7 +137,8 @@ class Subject:
                 x = x[list(self.chosen)]
             inputs.append((x[0] if self.single and k in states else x).contiguous())
         answers = run(inputs)
-        record = next((r for k, r in probes.record_of(manifest.verification, self.name).get("wide", {}).items() if k.startswith(self.pattern)), [])
+        records: dict[str, Any] = probes.record_of(manifest.verification, self.name).get("wide", {})
+        record = next((r for k, r in records.items() if k.startswith(self.pattern)), [])
         kept = {n: tensors.get(n) for n in tensors.names if n.startswith(f"{at}.")}
         try:
             probes.check(kept, at, [[y] for y in answers] if self.single else answers, self.kinds, record, self.chosen)
