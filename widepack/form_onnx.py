@@ -342,7 +342,7 @@ def _put_in(flat: Flat, made: OnnxModel, out: Path, written: WrittenOnnx) -> Non
     try:
         with open(temporary, "xb") as file:
             for number, weight in weights.items():
-                gap = bytes(-file.tell() % 64)
+                gap = memoryview(bytes(-file.tell() % 64))
                 offsets[number] = file.tell() + len(gap), weight.numel() * weight.element_size()
                 for part in (gap, *_bytes(weight)):
                     seen.update(part)

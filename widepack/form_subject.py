@@ -21,7 +21,7 @@ from widepack_artifacts.weights import Weights
 
 from . import probe as probes
 from .entries import FORWARD
-from .errors import UsageError, VerificationError
+from .errors import ArtifactError, UsageError, VerificationError
 from .loading import load
 from .replay import CPU
 from .runtime import Executable
@@ -138,12 +138,16 @@ class Subject:
             inputs.append((x[0] if self.single and k in states else x).contiguous())
         answers = run(inputs)
         records: dict[str, Any] = probes.record_of(manifest.verification, self.name).get("wide", {})
-        record = next((r for k, r in records.items() if k.startswith(self.pattern)), [])
+        record: Any = next((r for k, r in records.items() if k.startswith(self.pattern)), None)
+        if record is None:
+            raise VerificationError("the artifact has a probe but no record of its verification; build it again")
         kept = {n: tensors.get(n) for n in tensors.names if n.startswith(f"{at}.")}
         try:
             probes.check(kept, at, [[y] for y in answers] if self.single else answers, self.kinds, record, self.chosen)
         except VerificationError as e:
             raise VerificationError(f"{what} does not answer as the artifact's members do: {e}") from e
+        except (KeyError, TypeError, ValueError) as e:
+            raise ArtifactError(f"the probe and the record of the artifact's verification do not belong together ({e!r}); build it again") from e
         return True
 
     def unchecked(self, of_dims: bool = True) -> list[str]:
