@@ -76,7 +76,7 @@ def command(
             artifact,
             out or Path(f"{stem}.{form}"),
             to=form,
-            entry=entry_named(manifest.entries, entry, ""),
+            entry=entry_named(manifest.entries, entry, "forward" if "forward" in manifest.entries else next(iter(manifest.entries))),
             pattern=pattern,
             member=one,
             members=some,
