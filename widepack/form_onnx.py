@@ -45,7 +45,8 @@ _PIECE = 16 * 2**20
 
 @dataclass
 class WrittenOnnx:
-    """inputs, outputs: names and types, as the file has them. made: the initialisers that the prologue made. beside: files that belong to the model."""
+    """inputs, outputs: names and types, as the file has them. made: the initialisers that the prologue made. beside: files that belong to the model.
+    order, booleans: as `session` takes them."""
 
     opset: int
     inputs: list[str]

@@ -160,9 +160,12 @@ class Subject:
 def subject_of(
     path: str | PathLike[str], entry: str, pattern: str, member: int | str | None, members: Sequence[int | str] | None, strategies: str
 ) -> Subject:
-    """Open an artifact for one of its programs. strategies: `wide`, or `loop` for every op once a member. Raises: UsageError, ArtifactError."""
+    """Open an artifact for one of its programs. strategies: `wide`, or `loop` for every op once a member. Raises: UsageError, ArtifactError.
+
+    Every file is held to its hash: what is written out has none that a reader could ask for.
+    """
     some = None if member is None and members is None else [member] if member is not None else members
-    model = load(path, members=some, strategies=strategies, backend="eager", warmup=False)
+    model = load(path, members=some, strategies=strategies, backend="eager", verify="hashes", warmup=False)
     name = entry or (FORWARD if FORWARD in model.entries else "")
     if not name:
         if len(model.entries) > 1:
