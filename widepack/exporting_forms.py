@@ -15,7 +15,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from .errors import ArtifactExists, LoweringError, UsageError, VerificationError, WidepackError
+from .errors import ArtifactError, ArtifactExists, LoweringError, UsageError, VerificationError, WidepackError
 from .form_subject import Subject, subject_of
 from .progress import Report, Stages
 
@@ -104,7 +104,10 @@ def export(
     _admit(place, force)
     stages = Stages(progress)
     job = _onnx if to == "onnx" else _pt2
-    return job(Path(path), place, entry, pattern, member, members, weights, opset, force, stages)
+    try:
+        return job(Path(path), place, entry, pattern, member, members, weights, opset, force, stages)
+    except OSError as e:
+        raise ArtifactError(f"{place}: cannot be written: {e.strerror or e}; nothing of it is left, and what was there before is as it was") from e
 
 
 def _onnx(
