@@ -26,7 +26,7 @@ from widepack_artifacts import tree
 from widepack_artifacts.program import Node, Output, Program, Ref
 
 from .packed import decompose
-from .replay import CPU, Fakes, replay
+from .replay import CPU, Fakes, bind_sizes_of_data, replay
 from .runtime import graph_module, unroll
 
 
@@ -65,6 +65,7 @@ def exported_program(
     names = [s.name for s in (*flat.weights, *flat.inputs)] + [n.name for n in flat.nodes]
     for node, name in zip(nodes, names):
         node.meta["val"] = values[name]
+    bind_sizes_of_data(nodes, fakes)
     for node, wish in zip(nodes[len(flat.weights) :], inputs):
         node._rename(wish)
         node.target = node.name

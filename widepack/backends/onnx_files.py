@@ -143,7 +143,7 @@ def _exported(
     from torch.utils._sympy.numbers import int_oo
     from torch.utils._sympy.value_ranges import ValueRanges
 
-    from ..replay import Fakes, replay
+    from ..replay import Fakes, bind_sizes_of_data, replay
     from ..runtime import graph_module
 
     program = flat.program
@@ -154,6 +154,7 @@ def _exported(
     names = [s.name for s in (*program.weights, *program.inputs)] + [n.name for n in program.nodes]
     for node, name in zip(nodes, names, strict=True):
         node.meta["val"] = values[name]
+    bind_sizes_of_data(nodes, fakes)
     count = len(program.weights)
     inputs = nodes[count : count + len(program.inputs)]
     for i, node in enumerate(inputs):
