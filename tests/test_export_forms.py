@@ -290,7 +290,8 @@ class Chosen(nn.Module):
         self.fc = nn.Linear(4, 3)
 
     def forward(self, x: Tensor, ids: Tensor) -> Tensor:
-        return self.fc(x[ids > 2]).relu().sum(0)
+        y: Tensor = self.fc(x[ids > 2])
+        return y.relu().sum(0)
 
 
 def test_sizes_that_are_data_in_onnx(onnx: Any, tmp_path: Path) -> None:
