@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from .errors import UsageError as UsageError
     from .errors import VerificationError as VerificationError
     from .errors import WidepackError as WidepackError
+    from .exporting_forms import ExportReport as ExportReport
+    from .exporting_forms import export as export
     from .inputs import each as each
     from .loading import load as load
     from .output import Output as Output
@@ -52,6 +54,8 @@ _WHERE = {
     "append": "revising",
     "drop": "revising",
     "ReviseReport": "revising",
+    "export": "exporting_forms",
+    "ExportReport": "exporting_forms",
     **dict.fromkeys(
         (
             "WidepackError",

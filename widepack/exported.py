@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, BinaryIO
 from unittest.mock import patch
 
 import torch
@@ -26,15 +26,36 @@ from widepack_artifacts import tree
 from widepack_artifacts.program import Node, Output, Program, Ref
 
 from .packed import decompose
-from .replay import CPU, Fakes, replay
+from .replay import CPU, Fakes, bind_sizes_of_data, replay
 from .runtime import graph_module, unroll
 
 
 def export_program(program: Program, fakes: Fakes, dims: Mapping[str, tuple[int, int | None]], result: tree.Tree, keywords: frozenset[str]) -> bytes:
-    """A wide program as the bytes of a weightless `.pt2`.
+    """A wide program as the bytes of a weightless `.pt2`. Arguments: as `exported_program`."""
+    file = io.BytesIO()
+    save_program(exported_program(program, fakes, dims, result, keywords), file)
+    return file.getvalue()
+
+
+def save_program(exported: ExportedProgram, file: BinaryIO) -> None:
+    """Write a `.pt2`."""
+    # torch makes a canonical form of a deep copy and throws it away: two thirds of the time of a save
+    with patch.object(serialize, "canonicalize", lambda program, *_: program):
+        torch.export.save(exported, file)
+
+
+def exported_program(
+    program: Program,
+    fakes: Fakes,
+    dims: Mapping[str, tuple[int, int | None]],
+    result: tree.Tree,
+    keywords: frozenset[str],
+    weights: Mapping[str, torch.Tensor] | None = None,
+) -> ExportedProgram:
+    """A wide program, or a member's own, as a torch.export program.
 
     fakes: the world in which its values get their shapes. dims: their bounds. result: the member's result; leaves come out `[N, ...]`, or as lists of N where Ragged.
-    keywords: the inputs that are given by keyword. In `state_dict` the weights have the names that they have in the weights file (`name@i` where Ragged).
+    keywords: the inputs that are given by keyword. In `state_dict` the weights have the names that they have in the weights file (`name@i` where Ragged). weights: by those names; None for a weightless program.
     """
     flat = spread(decompose(unroll(flat_weights(program))))
     values = replay(flat, fakes)
@@ -44,6 +65,7 @@ def export_program(program: Program, fakes: Fakes, dims: Mapping[str, tuple[int,
     names = [s.name for s in (*flat.weights, *flat.inputs)] + [n.name for n in flat.nodes]
     for node, name in zip(nodes, names):
         node.meta["val"] = values[name]
+    bind_sizes_of_data(nodes, fakes)
     for node, wish in zip(nodes[len(flat.weights) :], inputs):
         node._rename(wish)
         node.target = node.name
@@ -54,8 +76,9 @@ def export_program(program: Program, fakes: Fakes, dims: Mapping[str, tuple[int,
     parts = iter(range(len(pytree.tree_leaves(leaves, is_leaf=lambda x: isinstance(x, torch.fx.Node)))))
     numbered = [[next(parts) for _ in leaf] if isinstance(leaf, (list, tuple)) else next(parts) for leaf in leaves]
     flat_nodes = [n for leaf in leaves for n in (leaf if isinstance(leaf, (list, tuple)) else [leaf])]
+    shape = tree.build(without_literals(result), numbered, lambda name, rows: dict(rows))
+    flat_nodes = [flat_nodes[i] for i in pytree.tree_leaves(shape)]  # states stand in the result in an order of their own
     output.args = (tuple(flat_nodes),)
-    shape = tree.build(_plain(result), numbered, lambda name, rows: dict(rows))
     args = tuple(i for i, s in enumerate(flat.inputs) if s.source not in keywords)
     kwargs = {placeholder(s.source): i for i, s in enumerate(flat.inputs) if s.source in keywords}
     call = ModuleCallSignature(
@@ -68,8 +91,10 @@ def export_program(program: Program, fakes: Fakes, dims: Mapping[str, tuple[int,
     module.graph.lint()
     module.recompile()
     with torch.device("meta"):
-        state = {s.source: torch.empty(values[s.name].shape, dtype=values[s.name].dtype) for s in flat.weights}
-    exported = ExportedProgram(
+        state = {
+            s.source: torch.empty(values[s.name].shape, dtype=values[s.name].dtype) if weights is None else weights[s.source] for s in flat.weights
+        }
+    return ExportedProgram(
         root=module,
         graph=module.graph,
         graph_signature=ExportGraphSignature(specs, [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(n.name), None) for n in flat_nodes]),
@@ -82,11 +107,6 @@ def export_program(program: Program, fakes: Fakes, dims: Mapping[str, tuple[int,
         example_inputs=None,
         constants={},
     )
-    file = io.BytesIO()
-    # torch makes a canonical form of a deep copy and throws it away: two thirds of the time of a save
-    with patch.object(serialize, "canonicalize", lambda program, *_: program):
-        torch.export.save(exported, file)
-    return file.getvalue()
 
 
 def _sizes_of_data(values: Iterable[Any]) -> set[Any]:
@@ -105,15 +125,15 @@ def placeholder(name: str) -> str:
     return name.replace(".", "_")
 
 
-def _plain(result: tree.Tree) -> tree.Tree:
+def without_literals(result: tree.Tree) -> tree.Tree:
     """The result's tree without literals: every leaf of a torch.export program is a tensor."""
     ((form, value),) = result.items()
     if form in ("tuple", "list"):
-        return {form: [_plain(t) for t in value if "const" not in t]}
+        return {form: [without_literals(t) for t in value if "const" not in t]}
     if form == "dict":
-        return {form: [[k, _plain(t)] for k, t in value if "const" not in t]}
+        return {form: [[k, without_literals(t)] for k, t in value if "const" not in t]}
     if form == "output":
-        return {"dict": [[k, _plain(t)] for k, t in value[1] if "const" not in t]}
+        return {"dict": [[k, without_literals(t)] for k, t in value[1] if "const" not in t]}
     return result
 
 
@@ -135,7 +155,9 @@ def flat_weights(program: Program) -> Program:
 
 
 def spread(program: Program) -> Program:
-    """Shared outputs expanded to `[N, ...]`, as a caller sees them."""
+    """Shared outputs expanded to `[N, ...]`, as a caller sees them; a member's own program is left as it is."""
+    if not program.members:
+        return program
     nodes, outputs = list(program.nodes), []
     for k, output in enumerate(program.outputs):
         if output.kind != "shared" or not isinstance(output.value, Ref):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, compute_unbacked_bindings, free_unbacked_symbols
 
 from widepack_artifacts.program import Node, Program, Ref, Slot, substitute
 
@@ -153,6 +153,32 @@ def replay(program: Program, fakes: Fakes, given: dict[str, Any] | None = None) 
     return values
 
 
+def bind_sizes_of_data(nodes: Iterable[torch.fx.Node], fakes: Fakes) -> None:
+    """Say at every node which sizes that are data it makes (`unbacked_bindings`), as torch's own tracing does: whoever traces the graph again asks for it.
+
+    requires: fake values in `meta["val"]`, made in this world.
+    """
+    shapes = fakes.mode.shape_env
+    if shapes is None:
+        return
+    known: set[Any] = set()
+    for node in nodes:
+        new = [s for s in _free_of_data(node.meta["val"]) if s not in known]
+        if not new:
+            continue
+        known.update(new)
+        shapes.pending_fresh_unbacked_symbols[:] = new
+        if found := compute_unbacked_bindings(shapes, node.meta["val"], peek=True):
+            node.meta["unbacked_bindings"] = found
+    shapes.pending_fresh_unbacked_symbols.clear()
+
+
+def _free_of_data(value: Any) -> list[Any]:
+    """The symbols of sizes and numbers that are data, in a node's value."""
+    parts = value if isinstance(value, (list, tuple)) else [value]
+    return [s for part in parts if isinstance(part, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)) for s in free_unbacked_symbols(part)]
+
+
 class Shapes:
     """Fake values of a program and of what passes make of it: a name always stands for one shape, so that only new nodes are run."""
 
@@ -203,4 +229,4 @@ def member_slice(fakes: Fakes, value: Any, kind: str, i: int) -> Any:
         return value[i]
 
 
-__all__ = ["CPU", "Fakes", "Ref", "Shapes", "within", "member_slice", "replay", "run_node", "slot_value"]
+__all__ = ["CPU", "Fakes", "Ref", "Shapes", "bind_sizes_of_data", "member_slice", "replay", "run_node", "slot_value", "within"]

@@ -28,6 +28,7 @@ COMMANDS = {
     "update": ("update", "Put other checkpoints in the places of members."),
     "append": ("append", "Add members to an artifact."),
     "drop": ("drop", "Take members out of an artifact."),
+    "export": ("export", "Write an artifact as ONNX, or as a torch.export program."),
     "primitives": ("primitives", "List the ops that run wide, and the strategies of each."),
     "info": ("info", "Say which versions and devices widepack sees here."),
 }

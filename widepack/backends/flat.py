@@ -69,7 +69,8 @@ def flatten(program: Program, values: Sequence[Any], backend: str, said: str) ->
         lists[slot.name] = parts = []
         for i, part in enumerate(value):
             if isinstance(part, torch.Tensor):
-                slots.append(replace(slot, name=f"{slot.name}__{i}", source="", kind="shared", type=""))
+                source = f"{slot.source}@{i}" if slot.source else ""  # its name in the weights file
+                slots.append(replace(slot, name=f"{slot.name}__{i}", source=source, kind="shared", type=""))
                 tensors[slots[-1].name] = part
                 places[slots[-1].name] = number, i
                 parts.append(Ref(slots[-1].name))

@@ -10,27 +10,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
-from torch.export import ExportedProgram
-from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
-from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
-from torch.utils.dlpack import from_dlpack
-
-from widepack_artifacts.program import Node, Ref, Slot
 
 from ..compiled_cache import CompiledCache, default_folder
 from ..errors import ArtifactError, LoweringError, WidepackError
 from .flat import Flat, flatten
-from .onnx_shapes import simplify_reshapes
-from .task import Function, Mapped, Task, Unavailable, first_line, quiet, sizes_to_try, words
+from .onnx_files import in_order, onnx_model, session, where_mapped
+from .task import Function, Task, Unavailable, first_line, sizes_to_try, words
 from .variants import Checked, Variant
 
 NAME = "onnxruntime"
@@ -94,30 +85,8 @@ def key_of(task: Task, flat: Flat) -> str:
 
 def _session(path: Path, record: Mapping[str, Any], flat: Flat, onnxruntime: Any, workers: int = 0) -> Any:
     """A session over the weights in memory: flat inputs -> flat outputs. workers: how many ops at once, each on a thread of its own; 0 for one, on all threads."""
-    options = onnxruntime.SessionOptions()
-    if workers > 1:
-        options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
-    options.intra_op_num_threads = 1 if workers > 1 else torch.get_num_threads()
-    options.inter_op_num_threads = max(1, workers)
-    # its threads wait for the next call asleep: in a loop they take the processors from torch's, and from other sessions'
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    options.log_severity_level = 3
-    value = onnxruntime.OrtValue.from_dlpack
-    held = [value(flat.weights[i].detach()) for i in record["weights"]]
-    options.add_external_initializers(list(record["names"]), held)
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    names, takes = [o.name for o in session.get_outputs()], [i.name for i in session.get_inputs()]
-    numbers, booleans = list(record["inputs"]), list(record["booleans"])
-    if len(names) != len(booleans) or len(takes) != len(numbers):
-        raise ValueError("inputs and outputs are not those of the record")
-
-    def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        given = {name: value(inputs[i].detach()) for name, i in zip(takes, numbers)}
-        found = [from_dlpack(v) for v in session.run_with_ort_values(names, given)]
-        return [f.view(torch.bool) if b and f.dtype != torch.bool else f for f, b in zip(found, booleans)]
-
-    run.keeps = held  # type: ignore[attr-defined]  # the session looks into their memory
-    return run
+    weights = {str(name): flat.weights[i] for name, i in zip(record["names"], record["weights"])}
+    return session(path, list(record["inputs"]), list(record["booleans"]), weights, onnxruntime, workers)
 
 
 # ---------------------------------------------------------------- writing
@@ -170,114 +139,20 @@ def _agree(task: Task, flat: Flat, run: Any) -> dict[str, int]:
 
 def _export(task: Task, flat: Flat, path: Path) -> dict[str, Any]:
     import onnx_ir
-    import onnxscript.optimizer
 
-    exported, booleans = _exported(task, flat)
+    made = onnx_model(flat, task.device, {d: (least, most) for d, (least, most, _) in task.dims.items()}, task.example, task.said)
     located = task.located()
-    with warnings.catch_warnings(), quiet(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        made: Any = torch.onnx.export(exported, dynamo=True, optimize=False, verbose=False, external_data=False)
-    model = made.model
-    takes = [v.name for v in model.graph.inputs]
-    held = {name: v for name, v in model.graph.initializers.items() if name.startswith("w") and name[1:].isdecimal()}
-    # Sizes are computed now, so that a session can fold what hangs on weights and sizes alone. Weights are inputs meanwhile: no value of one may get into the file,
-    # which is for all artifacts of this program.
-    kept = {name: v.const_value for name, v in held.items()}
-    for name, value in held.items():
-        del model.graph.initializers[name]
-        value.const_value = None
-        model.graph.inputs.append(value)
-    onnxscript.optimizer.optimize(model)
-    if simplify_reshapes(model):
-        onnxscript.optimizer.remove_unused_nodes(model)  # a session runs what nothing reads
-    for value in held.values():
-        model.graph.inputs.remove(value)
-    weights: list[int] = []
-    names: list[str] = []
-    for name, value in held.items():
-        if not value.uses():
-            continue
-        number = int(name[1:])
-        weight = flat.weights[number]
-        file, offset = _place(weight, located)
-        value.const_value = onnx_ir.ExternalTensor(
-            file, offset, weight.numel() * weight.element_size(), kept[name].dtype, shape=kept[name].shape, name=name, base_dir=""
-        )
-        assert value.name is not None  # another one than before where the program gives the weight back as it is
-        model.graph.initializers[value.name] = value
-        weights.append(number)
-        names.append(value.name)
-    onnx_ir.save(model, path)
-    return {"form": _FORM, "said": task.said, "weights": weights, "names": names, "inputs": [int(str(n)[1:]) for n in takes], "booleans": booleans}
-
-
-def _place(weight: torch.Tensor, located: Sequence[Mapped]) -> tuple[str, int]:
-    """The file and the offset of a weight that is part of a mapped tensor."""
-    at, size = weight.data_ptr(), weight.numel() * weight.element_size()
-    return next(((m.file, m.offset + at - m.at) for m in located if size and m.at <= at and at + size <= m.at + m.bytes), (MADE, 0))
-
-
-def in_order(flat: Flat) -> Flat:
-    """Weights in the order of their memory, as DLPack hands them over, and permuted by the program: a transposed view of a mapped weight stays that weight."""
-    slots: list[Slot] = []
-    nodes: list[Node] = []
-    weights: list[torch.Tensor] = []
-    for slot, weight in zip(flat.program.weights, flat.weights):
-        if weight.is_contiguous():
-            slots.append(slot)
-            weights.append(weight)
-            continue
-        strides = list(weight.stride())
-        order = sorted(range(weight.dim()), key=lambda d: (-strides[d], -weight.shape[d], d))
-        slots.append(replace(slot, name=f"{slot.name}__in_order", source="", type=""))
-        weights.append(weight.permute(order).contiguous())
-        nodes.append(Node(slot.name, "aten.permute.default", (Ref(slots[-1].name), [order.index(d) for d in range(len(order))])))
-    return Flat(replace(flat.program, weights=tuple(slots), nodes=(*nodes, *flat.program.nodes)), weights, flat.shape, flat.parts)
-
-
-def _exported(task: Task, flat: Flat) -> tuple[ExportedProgram, list[bool]]:
-    """The program as torch's exporters take it, put together from the nodes that are there; and which outputs are booleans."""
-    from torch.utils._sympy.numbers import int_oo
-    from torch.utils._sympy.value_ranges import ValueRanges
-
-    from ..replay import Fakes, replay
-    from ..runtime import graph_module
-
-    program = flat.program
-    fakes = Fakes({d: max(2, s) for d, s in task.example.items()})
-    values = replay(program, fakes, {s.name: fakes.mode.from_tensor(w, static_shapes=True) for s, w in zip(program.weights, flat.weights)})
-    module = graph_module(program, task.device)
-    nodes = [n for n in module.graph.nodes if n.op != "output"]
-    names = [s.name for s in (*program.weights, *program.inputs)] + [n.name for n in program.nodes]
-    for node, name in zip(nodes, names, strict=True):
-        node.meta["val"] = values[name]
-    count = len(program.weights)
-    inputs = nodes[count : count + len(program.inputs)]
-    for i, node in enumerate(inputs):
-        node._rename(f"x{i}")
-        node.target = node.name
-    (output,) = (n for n in module.graph.nodes if n.op == "output")
-    outs: Sequence[Any] = output.args[0]
-    found = [values[o.value.name] for o in program.outputs]
-    if not all(isinstance(v, torch.Tensor) for v in found):
-        raise LoweringError(f"{task.said} has an output that is no tensor, which ONNX cannot say; load with backend='eager'")
-    specs = [InputSpec(InputKind.BUFFER, TensorArgument(n.name), f"w{i}", True) for i, n in enumerate(nodes[:count])]
-    specs += [InputSpec(InputKind.USER_INPUT, TensorArgument(n.name), None) for n in inputs]
-    call = ModuleCallSignature(
-        [], [], pytree.tree_structure((tuple(range(len(inputs))), {})), pytree.tree_structure(tuple(range(len(outs)))), [n.name for n in inputs]
-    )
-    module.graph.lint()
-    module.recompile()
-    exported = ExportedProgram(
-        root=module,
-        graph=module.graph,
-        graph_signature=ExportGraphSignature(specs, [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(n.name), None) for n in outs]),
-        state_dict={f"w{i}": w for i, w in enumerate(flat.weights)},
-        range_constraints={
-            fakes.dims[d].node.expr: ValueRanges(max(least, 1), int_oo if most is None else most) for d, (least, most, _) in task.dims.items()
-        },
-        module_call_graph=[ModuleCallEntry("", call)],
-        example_inputs=None,
-        constants={},
-    )
-    return exported, [v.dtype == torch.bool for v in found]
+    for w in made.weights:
+        weight = flat.weights[w.number]
+        file, offset = where_mapped(weight, located) or (MADE, 0)
+        size = weight.numel() * weight.element_size()
+        made.give(w, onnx_ir.ExternalTensor(file, offset, size, w.dtype, shape=w.shape, name=w.value.name, base_dir=""))
+    onnx_ir.save(made.model, path)
+    return {
+        "form": _FORM,
+        "said": task.said,
+        "weights": [w.number for w in made.weights],
+        "names": [w.value.name for w in made.weights],
+        "inputs": made.inputs,
+        "booleans": made.booleans,
+    }
