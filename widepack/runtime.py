@@ -125,7 +125,8 @@ def split(program: Program) -> Split:
 
 
 def _as_needed(nodes: Sequence[Node], names: Sequence[str]) -> tuple[Node, ...]:
-    """The nodes in an order in which what leads to a result stands before it alone: what is in between is freed before the next result is begun."""
+    """The nodes in an order in which what leads to a result stands before it alone: what is in between is freed before the next result is begun. What leads to none
+    comes last: a program that cannot run is told so."""
     by_name = {n.name: n for n in nodes}
     order: dict[str, Node] = {}
     for name in names:
@@ -139,7 +140,7 @@ def _as_needed(nodes: Sequence[Node], names: Sequence[str]) -> tuple[Node, ...]:
             waiting.pop()
             if node is not None:
                 order.setdefault(node.name, node)
-    return tuple(order.values())
+    return (*order.values(), *(n for n in nodes if n.name not in order))
 
 
 def needed(program: Program, names: Sequence[str]) -> list[Node]:
