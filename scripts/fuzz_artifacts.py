@@ -34,7 +34,7 @@ from typing import Any
 
 SECONDS = 10.0
 BYTES = 1_000_000_000
-BATCH = 2000
+BATCH = 10_000
 """Cases that one worker does before a fresh one takes its place."""
 FINE = ("refused", "same", "loaded")
 INTS = [0, 1, -1, 2, 3, 7, 64, 255, 65536, 2**20, 2**30, 2**31 - 1, 2**31, 2**32, 2**40, 2**53, 2**62, 2**63 - 1, -(2**31), -(2**63)]
