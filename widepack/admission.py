@@ -13,7 +13,7 @@ from widepack_artifacts.program import Program
 
 from .errors import ArtifactError, WidepackError
 from .runtime import split
-from .walk import Budget, NeedsValues, Walk
+from .walk import Budget, NeedsValues, Walk, drawn_size
 
 Inputs = Callable[[bool], Sequence[Any]]
 """A program's inputs: with True as they are, with False it is enough that their sizes are right."""
@@ -54,6 +54,10 @@ def admit(budget: Budget, said: str, program: Program, weights: Mapping[str, Any
     given = [weights[s.source] for s in program.weights]
     spent = budget.spent
     for values in (False, True):
+        if values and (wrong := drawn_size(program)[0]) is not None:
+            raise ArtifactError(
+                f"{said}: node {wrong.name[:80]} ({wrong.op}) has a result whose size random numbers tell; load(limit=None) lifts all limits"
+            )
         walk = Walk(budget, said, device, values=values)
         try:
             if not prologue:

@@ -74,17 +74,18 @@ _SPECTRAL = _names(
 )
 _SORTS = _names(
     "sort argsort topk median nanmedian quantile nanquantile kthvalue mode unique_consecutive unique_dim unique_dim_consecutive _unique _unique2 searchsorted bucketize "
-    "histogram histc bincount multinomial randperm isin cummax cummin logcumsumexp cumprod index_put scatter_reduce index_reduce segment_reduce nonzero argwhere"
+    "histogram histc bincount multinomial randperm isin cummax cummin logcumsumexp cumprod index_put scatter_reduce index_reduce segment_reduce nonzero argwhere "
+    "grid_sampler grid_sampler_2d grid_sampler_3d"
 )
 _SLOW = _names(
     "lgamma digamma erfinv special_ndtri special_erfcx special_log_ndtr special_entr special_i1 special_i1e special_i0e i0 special_bessel_j0 special_bessel_j1 special_bessel_y0 "
     "special_bessel_y1 special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1 special_scaled_modified_bessel_k0 "
-    "special_scaled_modified_bessel_k1 special_spherical_bessel_j0 special_airy_ai special_xlog1py kaiser_window grid_sampler grid_sampler_2d grid_sampler_3d "
+    "special_scaled_modified_bessel_k1 special_spherical_bessel_j0 special_airy_ai special_xlog1py kaiser_window "
     "upsample_bicubic2d _upsample_bicubic2d_aa _upsample_bilinear2d_aa upsample_trilinear3d normal randn randn_like rand rand_like uniform bernoulli exponential log_normal cauchy "
     "geometric rrelu dropout alpha_dropout native_dropout pow float_power fmod remainder gcd lcm atan2 tan acosh asinh atanh complex polar angle stft istft"
 )
-_SLOWEST = _names("polygamma special_zeta igamma igammac mvlgamma poisson binomial _standard_gamma _sample_dirichlet _dirichlet_grad")
-_MATRIX = {"float32": 0.04, "float64": 0.08, "bfloat16": 0.2, "float16": 0.2, "complex64": 0.16, "complex128": 0.32}
+_SLOWEST = _names("polygamma special_zeta igamma igammac mvlgamma _dirichlet_grad")
+_MATRIX = {"float32": 0.04, "float64": 0.08, "bfloat16": 0.3, "float16": 1.0, "complex64": 0.16, "complex128": 0.32}
 """Nanoseconds of a multiplication and addition in a matrix product."""
 _OTHER_MATRIX = 2.0
 # Arguments whose numbers may be past `LARGEST`: ends of slices, which are cut to size, and bounds of drawn values.
@@ -108,12 +109,18 @@ def size(value: Any) -> int:
     return sum(t.numel() * t.element_size() + OBJECT for t in tensors(value))
 
 
+_REJECTING = _names("_standard_gamma _sample_dirichlet binomial poisson")
+"""Ops that draw until a draw is taken, which for some arguments (NaN, an infinite rate) is never."""
+
+
 def refuse_numbers(op: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Refuse numbers that are past any size, and lists of results that are past any use, before anything is computed of them. Raises: Excess."""
     name = op.rpartition(".")[0]
     if op in ops.PYTHON:
         refuse_operands(op, args)
         return
+    if name in _REJECTING:
+        raise Excess("draws numbers until one is taken, which need not end")
     given = ops.bind(op, tuple(args), dict(kwargs))
     for argument, type_, _ in ops.arguments(op):
         if argument in given and "int" in type_.lower() and argument not in _ANY:
@@ -216,6 +223,22 @@ def cost(op: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -
     return Cost(CALL + work, room)
 
 
+_PLAIN, _SMOOTH = 1.0, 5.0
+_FUNCTIONS = _names(
+    "sin cos tanh exp exp2 expm1 log log2 log10 log1p sigmoid silu gelu mish softplus erf erfc softmax _softmax log_softmax _log_softmax logsumexp elu selu celu "
+    "sinh cosh asin acos atan atan2 logaddexp logaddexp2 log_sigmoid logit xlogy hypot norm linalg_vector_norm std var"
+)
+
+
+def _each(name: str) -> float:
+    """Nanoseconds for each number that an op reads or makes."""
+    if name in _SLOWEST:
+        return 500.0
+    if name in _SORTS or name.startswith("aten.fft") or "_fft" in name:
+        return 50.0
+    return 20.0 if name in _SLOW else _SMOOTH if name in _FUNCTIONS else _PLAIN
+
+
 def _views(op: str) -> bool:
     resolved = ops.resolve(op)
     schema = getattr(resolved, "_schema", None)
@@ -299,7 +322,8 @@ def _convolution(name: str, given: Mapping[str, Any], result: Any) -> tuple[floa
     pairs = places.numel() * max(1, each)
     batch = max(1, int(x.shape[0]))
     columns = pairs // max(1, int(weight.shape[0])) if str(x.dtype) != "torch.float32" or turned else pairs // max(1, int(weight.shape[0]) * batch)
-    slow = 4.0 if given.get("groups", 1) != 1 or any(d != 1 for d in _ints(given.get("dilation"))) else 1.0
+    groups = given.get("groups", 1)
+    slow = 4.0 + (0.0 if groups == 1 else 50.0 / max(1, int(weight.shape[1]) if weight.dim() > 1 else 1))  # few channels leave vectors empty
     return pairs * slow * _rate(x) + x.numel() + out.numel(), float(columns * x.element_size() + 2 * x.numel() * x.element_size())
 
 
@@ -448,7 +472,7 @@ _RULES: dict[str, Rule] = {
 # ---------------------------------------------------------------- results whose size is data
 
 
-_UNSIZED = _names("_dirichlet_grad _logcumsumexp _masked_softmax _sample_dirichlet binomial dequantize native_norm")
+_UNSIZED = _names("_dirichlet_grad _logcumsumexp _masked_softmax dequantize native_norm")
 """Ops that torch has no sizes of without values; their results are of the size of their arguments."""
 
 

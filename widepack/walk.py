@@ -7,7 +7,7 @@ let through. Nothing here knows strategies, and no program is changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -188,6 +188,29 @@ class Walk:
         if not times:
             return "; load(limit=None) lifts all limits, for an artifact whose makers you trust"
         return f". Where you trust its makers: load(limit={2 * times * self.budget.limit:.1g}) allows it, and limit=None anything"
+
+
+def drawn_size(program: Program, drawn: Collection[str] = ()) -> tuple[Node | None, bool]:
+    """The first node whose result random numbers size, or memory that nothing has been written to: each run would have another. And whether any are drawn.
+
+    drawn: inputs that random numbers are in.
+    """
+    found, any_drawn = set(drawn), False
+    for node in program.nodes:
+        reads = any(r in found for r in refs((node.args, node.kwargs)))
+        if node.body is not None:
+            inside = [s.name for s, a in zip(node.body.inputs, node.args) if any(r in found for r in refs(a))]
+            wrong, draws = drawn_size(node.body, inside)
+            if wrong is not None:
+                return wrong, True
+        else:
+            if reads and ops.of_values(node.op):
+                return node, True
+            draws = not ops.pure(node.op, node.args, node.kwargs) or node.op.split(".")[1] in ("empty", "empty_like", "new_empty")
+        any_drawn |= draws
+        if reads or draws:
+            found.add(node.name)
+    return None, any_drawn
 
 
 def metas(value: Any) -> Any:
