@@ -114,7 +114,7 @@ def update(
 
     if not isinstance(members, Mapping):
         raise UsageError(f"members is a {type(members).__name__}; give which member gets which checkpoint, for example {{3: 'new.pt'}}")
-    return _revise("update", path, seats, out, force, key, trust_pickle, model, model_args, progress)
+    return _again(path, out, lambda: _revise("update", path, seats, out, force, key, trust_pickle, model, model_args, progress))
 
 
 def append(
@@ -148,7 +148,7 @@ def append(
         come = [arrive(p) for p in paths]
         return stay + [Seat(name, None, one, k % len(there)) for k, (name, one) in enumerate(zip(given, come))]
 
-    return _revise("append", path, seats, out, force, key, trust_pickle, model, model_args, progress)
+    return _again(path, out, lambda: _revise("append", path, seats, out, force, key, trust_pickle, model, model_args, progress))
 
 
 def drop(
@@ -169,7 +169,7 @@ def drop(
 
     if isinstance(members, (str, int)):
         raise UsageError(f"members is {members!r}; give a list, for example [{members!r}]")
-    return _revise("drop", path, seats, out, force, None, False, None, None, progress)
+    return _again(path, out, lambda: _revise("drop", path, seats, out, force, None, False, None, None, progress))
 
 
 def _numbers(manifest: form.Manifest, members: Sequence[int | str], what: str) -> list[int]:
@@ -191,29 +191,19 @@ def _numbers(manifest: form.Manifest, members: Sequence[int | str], what: str) -
     return found
 
 
-def _revise(
-    did: str,
-    path: Path_,
-    seats_of: Callable[[form.Manifest, Callable[[str | Path], Newcomer]], list[Seat]],
-    out: Path_ | None,
-    force: bool,
-    key: str | None,
-    trust_pickle: bool,
-    model: Model,
-    model_args: Mapping[str, Any] | None,
-    progress: Report | None,
-) -> ReviseReport:
+def _again(path: Path_, out: Path_ | None, once: Callable[[], ReviseReport]) -> ReviseReport:
+    """Do it, and again where another artifact is published while the one that is there is read: only where it is the one that is written nobody can."""
     for left in reversed(range(_TRIES)):
         first = Reader(path)  # what is no artifact is told before anything is made at the path
         try:
-            return _once(did, path, seats_of, out, force, key, trust_pickle, model, model_args, progress)
+            return once()
         except ArtifactError:
             if out is None or not left or not first.replaced():
-                raise  # else another one was published while this one was read: only where it is the one that is written nobody can
+                raise
     raise AssertionError("the last try returns or raises")
 
 
-def _once(
+def _revise(
     did: str,
     path: Path_,
     seats_of: Callable[[form.Manifest, Callable[[str | Path], Newcomer]], list[Seat]],
@@ -318,6 +308,8 @@ class _Made:
             if len(seats) != len(reader.manifest.members)
             else "measured with weights of other kinds or shapes"
             if any(was[n] != by_name[n] for n in self.entry.reads())
+            else "measured with other shapes of the members"
+            if [row.member[s] for s in row.signatures] != [self.entry.files[s] for s in self.entry.signatures]
             else ""
         )
         self.other = bool(self.why)
@@ -356,9 +348,8 @@ class _Made:
         before: Mapping[str, Any],
     ) -> None:
         """All comparisons of this entry. before: the record that there is. Raises: VerificationError."""
-        own = (
-            modules if all(s.how == BUFFER for s in self.entry.states) else {}
-        )  # the manifest does not tell a state that is returned from one changed in place
+        # the manifest does not tell a state that is returned from one that is changed in place
+        own = modules if all(s.how == BUFFER for s in self.entry.states) else {}
         self.heard = bool(own)
         proof = Proof(self.entry, [s.name for s in seats], held, [s.place for s in seats], stages, own)
         try:

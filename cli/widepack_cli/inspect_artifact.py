@@ -77,11 +77,25 @@ def lines(path: str, manifest: Manifest, weights: bool, files: bool) -> list[str
         text += ["", f"entry {name}", *_indent(_entry(entry))]
     text += ["", "weights", *_indent(_weights(manifest, weights))]
     text += ["", "verified", *_indent(_verified(manifest))]
-    text += ["", "provenance", *_indent(f"{k}: {_short(v)}" for k, v in manifest.provenance.items())] if manifest.provenance else []
+    made = {k: v for k, v in manifest.provenance.items() if k != "history"}
+    text += ["", "provenance", *_indent(f"{k}: {_short(v)}" for k, v in made.items())] if made else []
+    text += ["", "since then", *_indent(since)] if (since := _history(manifest.provenance.get("history"))) else []
     if files:
         rows = [[name, size(f.bytes), f.sha256] for name, f in manifest.files.items()]
         text += ["", "files", *_indent(columns([["name", "size", "sha256"], *rows]))]
     return text
+
+
+def _history(rows: Any) -> list[str]:
+    """What `update`, `append` and `drop` have noted, a line for each member. It is a record, and may be anything."""
+    found = []
+    for row in rows if isinstance(rows, list) else []:
+        for change in row.get("members", []) if isinstance(row, dict) and isinstance(row.get("members"), list) else []:
+            if isinstance(change, dict):
+                came = f"{change.get('member')} is {change['source']}" if "source" in change else f"without {change.get('member')}"
+                was = f", and was {change['left']}" if "source" in change and "left" in change else ""
+                found.append(f"{row.get('date')} {row.get('did')}: {_short(came + was)}")
+    return found
 
 
 def _entry(entry: Entry) -> list[str]:

@@ -59,7 +59,7 @@ def lines(report: ReviseReport) -> list[str]:
     for k in report.kinds:
         why = "not equal in all members any more" if k["was"] == "shared" else "of one shape in all members now"
         text.append(f"{'kind':<13}{k['weight']} is {why}: {k['was']} {size(k['before'])} -> {k['kind']} {size(k['after'])}")
-    again = "programs lowered again" + ("" if report.lowered == ["forward"] else f" ({', '.join(report.lowered)})")
+    again = "lowered again" + ("" if report.lowered == ["forward"] else f" ({', '.join(report.lowered)})")
     text.append(f"{'programs':<13}{again if report.lowered else 'as they were'}")
     text += [f"{'left out':<13}a measured plan, {words}; measure again: widepack tune" for words in report.left_out]
     asked = f"; the own modules of {some(report.asked)} hold to the captured program" if report.asked else ""
