@@ -7,6 +7,7 @@ import struct
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ from widepack_artifacts.program import Program
 from widepack_artifacts.store import Reader
 from widepack_artifacts.weights import Weights
 
+from .ahead import will_read
 from .backends.task import Mapped
 from .casting import Cast
 from .errors import ArtifactError, UsageError
 from .gate import Gate
+from .pinned import Pinned
 from .progress import Report
 
 
@@ -80,6 +83,7 @@ class Held:
         self.gate = Gate()
         self.swapping = threading.Lock()
         self.swapped: dict[int, Answers] = {}
+        self._pinned = Pinned(device)
         self._programs: dict[str, Program] = {}
         self._rows = {w.name: w for w in self.manifest.weights}
         first, last = self.chosen[0], self.chosen[-1]
@@ -118,7 +122,7 @@ class Held:
 
     def placed(self, value: Tensor, said: str) -> Tensor:
         """A tensor of the artifact's on the device, in the dtype that was asked for. said: what it is, for messages. Raises: UsageError."""
-        value = value.to(self.device)
+        value = self._pinned.place(value) if self.device.type == "cuda" and value.device.type == "cpu" else value.to(self.device)
         return self.cast.value(value, said) if self.cast else value
 
     def part(self, name: str, i: int) -> Tensor:
@@ -148,6 +152,8 @@ class Held:
     def _read(self, row: Weight) -> tuple[Any, bool]:
         """The value, and whether it lies in the mapped files."""
         here, said = self._here(row), f"weight {row.name}"
+        if not self.whole:
+            will_read(self._parts(row))
         if row.kind == "ragged":
             return [self.placed(self.weights.get(f"{row.name}@{i}"), f"{said} of member {self.manifest.members[i].name}") for i in self.chosen], here
         if row.kind == "shared":
@@ -167,18 +173,33 @@ class Held:
         value: Any = self.weight(name)
         return value if self.row(name).kind == "shared" else value[place]  # type: ignore[no-any-return]
 
-    def located(self) -> list[Mapped]:
-        """Every tensor of the weights files, where it is mapped."""
-        found = []
+    @cached_property
+    def _offsets(self) -> dict[str, tuple[Path, int, int]]:
+        """Where each tensor of the weights files is: file, offset, bytes."""
+        found = {}
         for path in self.reader.weights_files():
-            with open(path, "rb") as file:
+            with open(path, "rb", buffering=0) as file:  # a buffer would read on, into weights
                 (size,) = struct.unpack("<Q", file.read(8))
                 header = json.loads(file.read(size))
             for name, row in header.items():
                 if name != "__metadata__":
                     begin, end = row["data_offsets"]
-                    found.append(Mapped(self.weights.get(name).data_ptr(), end - begin, path.name, 8 + size + begin))
+                    found[name] = path, 8 + size + begin, end - begin
         return found
+
+    def located(self) -> list[Mapped]:
+        """Every tensor of the weights files, where it is mapped."""
+        return [Mapped(self.weights.get(name).data_ptr(), size, path.name, offset) for name, (path, offset, size) in self._offsets.items()]
+
+    def _parts(self, row: Weight) -> list[tuple[Path, int, int]]:
+        """Where the loaded members' parts of a weight are: file, offset, bytes."""
+        if row.kind == "shared":
+            return [self._offsets[row.name]]
+        if row.kind == "ragged":
+            return [self._offsets[f"{row.name}@{i}"] for i in self.chosen]
+        path, offset, size = self._offsets[row.name]
+        one = size // len(self.manifest.members)
+        return [(path, offset + i * one, one) for i in self.chosen]
 
     def close(self) -> None:
         with self.lock:
