@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 import threading
@@ -89,6 +90,7 @@ class Held:
         first, last = self.chosen[0], self.chosen[-1]
         self._run = slice(first, last + 1) if self.chosen == tuple(range(first, last + 1)) else None  # members side by side need no copy
         self._values: dict[str, list[TensorWeakRef]] = {}  # copies, as long as a program holds them
+        self._alone: dict[tuple[str, int], TensorWeakRef] = {}  # and those of one member, as long as somebody does
 
     def index(self, member: int | str) -> int:
         """A loaded member's place. Raises: UsageError."""
@@ -153,7 +155,9 @@ class Held:
         """The value, and whether it lies in the mapped files."""
         here, said = self._here(row), f"weight {row.name}"
         if not self.whole:
-            will_read(self._parts(row))
+            with contextlib.suppress(ArtifactError, OSError):  # a hint; the files may have been replaced since they were mapped
+                first = [(path, offset, 1) for path, offset, _ in [self._offsets[row.name]]] if row.kind == "stacked" else []
+                will_read([*first, *self._parts(row)])  # whoever opens a tensor looks at its first page
         if row.kind == "ragged":
             return [self.placed(self.weights.get(f"{row.name}@{i}"), f"{said} of member {self.manifest.members[i].name}") for i in self.chosen], here
         if row.kind == "shared":
@@ -168,10 +172,21 @@ class Held:
 
     def own(self, name: str, place: int) -> Tensor:
         """Weight `name` of a loaded member, on the device, by the member's place among the loaded ones."""
-        if self._here(self.row(name)):
+        row = self.row(name)
+        if self._here(row):
             return self.part(name, self.chosen[place])
-        value: Any = self.weight(name)
-        return value if self.row(name).kind == "shared" else value[place]  # type: ignore[no-any-return]
+        with self.lock:
+            if (kept := self.copies(name)) is not None:
+                return kept[place] if row.kind == "ragged" else kept[0] if row.kind == "shared" else kept[0][place]
+            if (alone := self.alone(name, place)) is None:
+                alone = self.placed(self.part(name, self.chosen[place]), f"weight {name} of member {self.members[place]}")
+                self._alone[name, place] = TensorWeakRef(alone)
+            return alone
+
+    def alone(self, name: str, place: int) -> Tensor | None:
+        """A copy of one member's part of a weight that somebody holds; None where there is none."""
+        found = self._alone.get((name, place))
+        return found() if found is not None else None
 
     @cached_property
     def _offsets(self) -> dict[str, tuple[Path, int, int]]:
