@@ -98,7 +98,10 @@ def test_a_member_is_swapped_in_the_dtype(masked: Path) -> None:
         ens = load(masked, dtype="bf16", **options)  # type: ignore[arg-type]
         x, keep = torch.randn(6, 5, 8).bfloat16(), torch.rand(6, 5) > 0.3
         before = ens(x, keep, state=ens.state())[0]
+        held = ens.member(1)
         ens.swap(1, path)
+        for one in (held, ens.member(1)):
+            assert torch.equal(one.get_buffer("w_p_inside_bias"), new.get_parameter("inside.bias").bfloat16())
         y = ens(x, keep, state=ens.state())[0]
         error = y[1].float() - member(9)(x.float(), keep)
         assert float(error.detach().abs().mean()) < 0.1 < float((y[1] - before[1]).abs().mean())

@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import small
 from small import CPU, all_kinds, classifier, lowered, node, plan, program
+from support import Artifacts
 from test_lower import OWN_HEAD, PLANS, RAGGED, SIGNATURES, WIDTHS, heads
-from widepack import runtime, workers
+from widepack import load, runtime, workers
 from widepack.errors import ArtifactError
 from widepack.lower import lower
+from widepack.pinned import Pinned
 from widepack.runtime import Executable, graph_module, needed, split, unroll
 from widepack_artifacts.program import Kind, Node, Output, Program, Ref, Slot
 
@@ -312,3 +315,60 @@ assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 8
 """
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+# ---------------------------------------------------------------- weights
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 1 << 20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.int64])
+def test_a_buffer_of_any_size_brings_a_tensor_over_whole(size: int, dtype: torch.dtype) -> None:
+    """On the CPU the buffer is plain memory: the order of its halves is what is tried."""
+    pinned = Pinned(CPU, size)
+    for value in (torch.randn(5, 3, 7), torch.randn(()), torch.randn(0, 4), torch.randn(6, 4).t()):
+        given = value.to(dtype)
+        made = pinned.place(given)
+        assert made.dtype == dtype and torch.equal(made, given) and made.is_contiguous()
+        assert not given.numel() or made.data_ptr() != given.data_ptr()
+
+
+def test_members_side_by_side_stay_mapped_and_others_are_copied_once(artifacts: Artifacts) -> None:
+    path = artifacts("mlp")
+    whole = load(path)
+    name = next(w.name for w in whole.manifest.weights if w.kind == "stacked")
+    all_members = whole._held.weight(name)
+    beside = load(path, members=[2, 3])._held
+    assert beside.weight(name).data_ptr() == beside.weights.get(name)[2].data_ptr() and beside.copies(name) is None
+    assert torch.equal(beside.weight(name), all_members[2:4])
+    apart = load(path, members=[3, 0], prologue=False)
+    held = apart._held.weight(name)
+    assert torch.equal(held, all_members[[3, 0]]) and apart._held.weight(name) is held
+    for programs in (apart.entry("forward").programs.of("shared"), apart.entry("forward").programs.of("each")):
+        assert any(w is held for b in programs for w in b.executable.weights)
+    del held
+    copies = apart._held.copies(name)
+    assert copies is not None
+    del copies
+    apart.entry("forward").forget()
+    del programs
+    assert apart._held.copies(name) is None  # nobody holds it
+
+
+def test_a_subset_asks_for_its_own_slices(artifacts: Artifacts, monkeypatch: pytest.MonkeyPatch) -> None:
+    from widepack import held
+
+    asked: list[tuple[Path, int, int]] = []
+    monkeypatch.setattr(held, "will_read", lambda parts: asked.extend(parts))
+    path = artifacts("ragged_heads")
+    ens = load(path, members=[0, 2])
+    whole = load(path)
+    sizes = {w.name: w.bytes(len(whole)) for w in ens.manifest.weights}
+    for w in ens.manifest.weights:
+        for file, offset, size in ens._held._parts(w):
+            assert (file, offset, size) in asked or w.role == "buffer"
+            assert size < sizes[w.name] or w.kind == "shared"
+    i = next(w for w in ens.manifest.weights if w.kind == "stacked" and w.role == "parameter")
+    file, offset, size = ens._held._parts(i)[1]
+    with open(file, "rb") as f:
+        f.seek(offset)
+        assert f.read(size) == bytes(whole.state_dict(2)[i.name].contiguous().view(torch.uint8).flatten().tolist())

@@ -108,6 +108,8 @@ class Member:
             into.copy_(made[-1].before)  # the same bits: the pages are made private now, and not while calls wait
             if (copies := held.copies(name)) is not None:
                 made.append(_written(copies[self.place] if held.row(name).kind == "ragged" else copies[0][self.place], value))
+            if (alone := held.alone(name, self.place)) is not None:
+                made.append(_written(alone, value))
         return made
 
     def changes(self, bound: Bound, into: Changes, anew: Callable[[Bound, Mapping[str, Any]], Executable]) -> None:

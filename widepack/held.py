@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,12 @@ from widepack_artifacts.program import Program
 from widepack_artifacts.store import Reader
 from widepack_artifacts.weights import Weights
 
+from .ahead import will_read
 from .backends.task import Mapped
 from .casting import Cast
 from .errors import ArtifactError, UsageError
 from .gate import Gate
+from .pinned import Pinned
 from .progress import Report
 from .walk import Budget
 
@@ -86,11 +90,13 @@ class Held:
         self.gate = Gate()
         self.swapping = threading.Lock()
         self.swapped: dict[int, Answers] = {}
+        self._pinned = Pinned(device)
         self._programs: dict[str, Program] = {}
         self._rows = {w.name: w for w in self.manifest.weights}
         first, last = self.chosen[0], self.chosen[-1]
         self._run = slice(first, last + 1) if self.chosen == tuple(range(first, last + 1)) else None  # members side by side need no copy
         self._values: dict[str, list[TensorWeakRef]] = {}  # copies, as long as a program holds them
+        self._alone: dict[tuple[str, int], TensorWeakRef] = {}  # and those of one member, as long as somebody does
 
     def fresh_budget(self) -> Budget | None:
         """What programs may take that are bound together: all of one load, or those of one later pattern. None: no limit."""
@@ -132,7 +138,7 @@ class Held:
 
     def placed(self, value: Tensor, said: str) -> Tensor:
         """A tensor of the artifact's on the device, in the dtype that was asked for. said: what it is, for messages. Raises: UsageError."""
-        value = value.to(self.device)
+        value = self._pinned.place(value) if self.device.type == "cuda" and value.device.type == "cpu" else value.to(self.device)
         return self.cast.value(value, said) if self.cast else value
 
     def part(self, name: str, i: int) -> Tensor:
@@ -162,6 +168,10 @@ class Held:
     def _read(self, row: Weight) -> tuple[Any, bool]:
         """The value, and whether it lies in the mapped files."""
         here, said = self._here(row), f"weight {row.name}"
+        if not self.whole:
+            with contextlib.suppress(ArtifactError, OSError):  # a hint; the files may have been replaced since they were mapped
+                first = [(path, offset, 1) for path, offset, _ in [self._offsets[row.name]]] if row.kind == "stacked" else []
+                will_read([*first, *self._parts(row)])  # whoever opens a tensor looks at its first page
         if row.kind == "ragged":
             return [self.placed(self.weights.get(f"{row.name}@{i}"), f"{said} of member {self.manifest.members[i].name}") for i in self.chosen], here
         if row.kind == "shared":
@@ -176,19 +186,45 @@ class Held:
 
     def own(self, name: str, place: int) -> Tensor:
         """Weight `name` of a loaded member, on the device, by the member's place among the loaded ones."""
-        if self._here(self.row(name)):
+        row = self.row(name)
+        if self._here(row):
             return self.part(name, self.chosen[place])
-        value: Any = self.weight(name)
-        return value if self.row(name).kind == "shared" else value[place]  # type: ignore[no-any-return]
+        with self.lock:
+            if (kept := self.copies(name)) is not None:
+                return kept[place] if row.kind == "ragged" else kept[0] if row.kind == "shared" else kept[0][place]
+            if (alone := self.alone(name, place)) is None:
+                alone = self.placed(self.part(name, self.chosen[place]), f"weight {name} of member {self.members[place]}")
+                self._alone[name, place] = TensorWeakRef(alone)
+            return alone
 
-    def located(self) -> list[Mapped]:
-        """Every tensor of the weights files, where it is mapped."""
-        found = []
+    def alone(self, name: str, place: int) -> Tensor | None:
+        """A copy of one member's part of a weight that somebody holds; None where there is none."""
+        found = self._alone.get((name, place))
+        return found() if found is not None else None
+
+    @cached_property
+    def _offsets(self) -> dict[str, tuple[Path, int, int]]:
+        """Where each tensor of the weights files is: file, offset, bytes."""
+        found = {}
         for path in self.reader.weights_files():
             read = header.read(path)
             for name, row in read.tensors.items():
-                found.append(Mapped(self.weights.get(name).data_ptr(), row.end - row.begin, path.name, read.start + row.begin))
+                found[name] = path, read.start + row.begin, row.end - row.begin
         return found
+
+    def located(self) -> list[Mapped]:
+        """Every tensor of the weights files, where it is mapped."""
+        return [Mapped(self.weights.get(name).data_ptr(), size, path.name, offset) for name, (path, offset, size) in self._offsets.items()]
+
+    def _parts(self, row: Weight) -> list[tuple[Path, int, int]]:
+        """Where the loaded members' parts of a weight are: file, offset, bytes."""
+        if row.kind == "shared":
+            return [self._offsets[row.name]]
+        if row.kind == "ragged":
+            return [self._offsets[f"{row.name}@{i}"] for i in self.chosen]
+        path, offset, size = self._offsets[row.name]
+        one = size // len(self.manifest.members)
+        return [(path, offset + i * one, one) for i in self.chosen]
 
     def close(self) -> None:
         with self.lock:

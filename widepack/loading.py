@@ -13,6 +13,7 @@ from widepack_artifacts.weights import Weights
 
 from . import backends
 from .admission import guarded
+from .ahead import read_headers
 from .casting import Cast
 from .dtypes import find_dtype
 from .errors import UsageError
@@ -88,6 +89,8 @@ def load(
             reader.check_sizes()
         elif verify == "hashes":
             reader.check_hashes()
+        if members is not None:
+            read_headers(reader.weights_files())
         weights = Weights(reader.weights_files())
         weights.check(reader.manifest.weights, len(reader.manifest.members))
         entries = reader.manifest.entries.values()
