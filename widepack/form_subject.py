@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from os import PathLike
 from typing import Any
 
@@ -21,7 +20,8 @@ from widepack_artifacts.weights import Weights
 
 from . import probe as probes
 from .entries import FORWARD
-from .errors import ArtifactError, UsageError, VerificationError
+from .entry_programs import Wide
+from .errors import ArtifactError, UsageError, VerificationError, WidepackError
 from .loading import load
 from .replay import CPU
 from .runtime import Executable
@@ -46,8 +46,10 @@ class Subject:
         if single:
             self.program, values = self._programs.member(0)
             self.values: dict[str, Any] = {s.source: v for s, v in zip(self.program.weights, values, strict=True)}
+            self._eager = Executable(self.program, self.values, CPU).run
         else:
-            self.program = self._programs.lower(pattern)[0][0]
+            bound = self._programs.bind(pattern, Wide(*self._programs.lower(pattern)[0]))
+            self.program, self._eager = bound.program, bound.run
             self.values = {s.source: self.held.weight(s.source) for s in self.program.weights}
         self.kinds = ["own" if single else "ragged" if o.kind == "ragged" else "stacked" for o in self.program.outputs]
 
@@ -71,13 +73,9 @@ class Subject:
         states = self._programs.binder.carried
         return [not self.single and (self.pattern == "each" or k in states) for k in range(len(self.entry.inputs))]
 
-    @cached_property
-    def _eager(self) -> Executable:
-        return Executable(self.program, self.values, CPU)
-
     def wanted(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
         """What the flat graph answers, Shared outputs expanded."""
-        found = self._eager.run(*inputs)
+        found = self._eager(*inputs)
         if self.single:
             return found
         return [y.expand(self.members, *y.shape) if o.kind == "shared" else y for y, o in zip(found, self.program.outputs)]
@@ -144,7 +142,7 @@ class Subject:
         kept = {n: tensors.get(n) for n in tensors.names if n.startswith(f"{at}.")}
         try:
             probes.check(kept, at, [[y] for y in answers] if self.single else answers, self.kinds, record, self.chosen)
-        except VerificationError as e:
+        except WidepackError as e:
             raise VerificationError(f"{what} does not answer as the artifact's members do: {e}") from e
         except (KeyError, TypeError, ValueError) as e:
             raise ArtifactError(f"the probe and the record of the artifact's verification do not belong together ({e!r}); build it again") from e
