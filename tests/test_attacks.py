@@ -608,7 +608,8 @@ def test_26_what_is_slipped_in_is_not_opened(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["weights", "program", "probe", "manifest"])
-def test_27_hashes_and_digest_that_do_not_fit(tmp_path: Path, what: str) -> None:
+def test_27_hashes_and_digest_that_do_not_fit(tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # of a user who has not loaded this artifact before
     path = Forged().save(tmp_path)
     place = {
         "weights": next(path.glob("weights-*")),

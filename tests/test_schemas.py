@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from widepack_artifacts.manifest import Manifest
 from widepack_artifacts.program import Program
 
 
+@cache
 def validator(name: str) -> Any:
     """Of a schema as it is installed."""
     text = resources.files("widepack_artifacts").joinpath("schemas").joinpath(f"{name}.schema.json").read_text(encoding="utf-8")
