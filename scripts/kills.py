@@ -289,6 +289,12 @@ def run(kills: int, seed: int, steps: bool, folder: Path, only: Sequence[str] = 
     return document
 
 
+def text(document: dict[str, Any]) -> str:
+    """The document, a run a line."""
+    rows = ",\n".join("  " + json.dumps(row) for row in document["rows"])
+    return json.dumps({**document, "rows": []}, indent=1).replace('"rows": []', f'"rows": [\n{rows}\n ]') + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--kills", type=int, default=200)
@@ -302,13 +308,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = str(Path(folder) / "cache")
         found = run(args.kills, args.seed, args.steps, Path(folder), args.only or OPERATIONS, args.times)
+    command = "kills.py" + f" --kills {args.kills}" + " --steps" * args.steps
     document = {
-        "command": "python scripts/kills.py" + " --steps" * args.steps,
-        "environment": environment("cpu", 1),
+        "what": (__doc__ or "").strip(),
+        "environment": environment("cpu", 1) | {"command": command},
         "took_s": round(time.monotonic() - start, 1),
         **found,
     }
-    args.out.write_text(json.dumps(document, indent=1) + "\n")
+    args.out.write_text(text(document))
     wrong = sum(len(document[part]["wrong"]) for part in ("random", "steps") if part in document)
     print(f"{document['random']['killed']} kills, {wrong} wrong; wrote {args.out}")
     sys.exit(1 if wrong else 0)
