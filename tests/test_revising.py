@@ -361,7 +361,7 @@ def test_ragged(built: bool, tmp_path: Path) -> None:
     update(tmp_path / "e.wide", {1: paths[1]})
     append(tmp_path / "e.wide", [paths[0]], names=["new"])
     held(3, 1, 2, 0)
-    refused(lambda: append(tmp_path / "e.wide", [paths[4]]), MemberMismatch, "2 different sets of shapes")
+    refused(lambda: append(tmp_path / "e.wide", [paths[4]]), MemberMismatch, "2 different sets of shapes", "build the artifact again")
     if not built:
         return
     report = drop(tmp_path / "e.wide", ["m2", "new"])
