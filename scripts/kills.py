@@ -255,6 +255,7 @@ def run(kills: int, seed: int, steps: bool, folder: Path, only: Sequence[str] = 
     """All kills. Returns: the document. steps: at every step too. only: these operations. times: how often each is timed before."""
     torch.set_num_threads(1)
     made = scene(folder, only, times)
+    timed = {o.name: round(o.seconds, 3) for o in made.operations}
     dice = random.Random(seed)
     stage = mmap.mmap(-1, 1)
     plan: list[tuple[Operation, float]] = []
@@ -267,13 +268,14 @@ def run(kills: int, seed: int, steps: bool, folder: Path, only: Sequence[str] = 
         operation, seconds = plan.pop()
         rows.append(kill_at(made, operation, seconds, stage))
         if not rows[-1]["killed"]:  # it was quicker than before
+            operation.seconds = (operation.seconds + seconds) / 2
             plan.insert(0, (operation, operation.seconds * dice.random()))
         if len(rows) % 20 == 0:
             print(f"{len(rows)} runs, {len(plan)} to go: {sum(r['found'].startswith('WRONG') for r in rows)} wrong", flush=True)
     document = {
         "kills": kills,
         "seed": seed,
-        "seconds": {o.name: round(o.seconds, 3) for o in made.operations},
+        "seconds": timed,
         "random": summary(rows),
         "rows": rows,
     }
@@ -289,6 +291,12 @@ def run(kills: int, seed: int, steps: bool, folder: Path, only: Sequence[str] = 
     return document
 
 
+def text(document: dict[str, Any]) -> str:
+    """The document, a run a line."""
+    rows = ",\n".join("  " + json.dumps(row) for row in document["rows"])
+    return json.dumps({**document, "rows": []}, indent=1).replace('"rows": []', f'"rows": [\n{rows}\n ]') + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--kills", type=int, default=200)
@@ -302,13 +310,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = str(Path(folder) / "cache")
         found = run(args.kills, args.seed, args.steps, Path(folder), args.only or OPERATIONS, args.times)
+    command = "kills.py" + f" --kills {args.kills}" + " --steps" * args.steps
     document = {
-        "command": "python scripts/kills.py" + " --steps" * args.steps,
-        "environment": environment("cpu", 1),
+        "what": (__doc__ or "").strip(),
+        "environment": environment("cpu", 1) | {"command": command},
         "took_s": round(time.monotonic() - start, 1),
         **found,
     }
-    args.out.write_text(json.dumps(document, indent=1) + "\n")
+    args.out.write_text(text(document))
     wrong = sum(len(document[part]["wrong"]) for part in ("random", "steps") if part in document)
     print(f"{document['random']['killed']} kills, {wrong} wrong; wrote {args.out}")
     sys.exit(1 if wrong else 0)

@@ -57,11 +57,13 @@ def newcomer(manifest: Manifest, path: str | Path, key: str | None = None, trust
     whys = []
     for like in firsts:
         expected = _expected(manifest, like)
-        if not (why := mismatch(opened, expected, ragged=False)):
+        if not (why := mismatch(opened, expected, ragged=False, about="--key")):
             return Newcomer(opened, like, align([opened], [str(path)], "none", expected), dtype)
         whys.append(why)
     which = f" (held to member {manifest.members[firsts[0]].name}; the members have {len(firsts)} different sets of shapes)" if ragged else ""
-    raise MemberMismatch(f"checkpoint {path} is of another model than the artifact's members{which}: {whys[0]}")
+    raise MemberMismatch(
+        f"checkpoint {path} is of another model than the artifact's members{which}: {whys[0]} Newcomers have the names, shapes and dtypes of a member; build the artifact again for others"
+    )
 
 
 def _one_of_each_shape(manifest: Manifest) -> list[int]:

@@ -363,12 +363,12 @@ def bit_equal(a: Tensor, b: Tensor) -> bool:
     return all(torch.equal(a[s:e].view(torch.uint8), b[s:e].view(torch.uint8)) for s, e in zip(starts, ends))
 
 
-def mismatch(checkpoint: Checkpoint, model_state: Mapping[str, Tensor], ragged: bool) -> str:
-    """Why a checkpoint is not of this model, in words without its name; empty when it is."""
+def mismatch(checkpoint: Checkpoint, model_state: Mapping[str, Tensor], ragged: bool, about: str = "") -> str:
+    """Why a checkpoint is not of this model, in words without its name; empty when it is. about: of the ways out those alone that hold this text."""
     checkpoint = under_model_names(checkpoint, model_state)
     infos = [checkpoint.tensors()]
     found, hints = _differences([checkpoint], infos, {n: info_of(t) for n, t in model_state.items()}, _tied(model_state, infos)[0], ragged, [""])
-    return " ".join([("; ".join(line.removeprefix(":").strip() for line in found) + "."), *hints]) if found else ""
+    return " ".join([("; ".join(line.removeprefix(":").strip() for line in found) + "."), *(h for h in hints if about in h)]) if found else ""
 
 
 def under_model_names(checkpoint: Checkpoint, model: Mapping[str, object]) -> Checkpoint:
