@@ -61,7 +61,13 @@ def masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16), ("fp64", torch.float64), (torch.float32, torch.float32)]
+    ("name", "dtype"),
+    [
+        ("bf16", torch.bfloat16),
+        pytest.param("fp16", torch.float16, marks=pytest.mark.slow),
+        pytest.param("fp64", torch.float64, marks=pytest.mark.slow),
+        (torch.float32, torch.float32),
+    ],
 )
 def test_answers_are_the_members_own_in_the_dtype(masked: Path, name: Any, dtype: torch.dtype) -> None:
     ens = load(masked, dtype=name)
@@ -90,27 +96,33 @@ def test_answers_are_the_members_own_in_the_dtype(masked: Path, name: Any, dtype
     Reader(masked).check_hashes()
 
 
-def test_a_member_is_swapped_in_the_dtype(masked: Path) -> None:
+@pytest.mark.parametrize("members", [[0, 2], pytest.param(None, marks=pytest.mark.slow)])
+def test_a_member_is_swapped_in_the_dtype(masked: Path, members: list[int | str] | None) -> None:
     new = member(9)
     path = masked.parent / "new.pt"
     torch.save(new.state_dict(), path)
-    for options in ({}, {"members": [0, 2]}):
-        ens = load(masked, dtype="bf16", **options)  # type: ignore[arg-type]
-        x, keep = torch.randn(6, 5, 8).bfloat16(), torch.rand(6, 5) > 0.3
-        before = ens(x, keep, state=ens.state())[0]
-        held = ens.member(1)
-        ens.swap(1, path)
-        for one in (held, ens.member(1)):
-            assert torch.equal(one.get_buffer("w_p_inside_bias"), new.get_parameter("inside.bias").bfloat16())
-        y = ens(x, keep, state=ens.state())[0]
-        error = y[1].float() - member(9)(x.float(), keep)
-        assert float(error.detach().abs().mean()) < 0.1 < float((y[1] - before[1]).abs().mean())
-        assert torch.equal(y[0], before[0]) and torch.equal(ens.state()["state"][1], new.get_buffer("state").bfloat16())
-        ens.probe()
+    ens = load(masked, dtype="bf16", members=members)
+    x, keep = torch.randn(6, 5, 8).bfloat16(), torch.rand(6, 5) > 0.3
+    before = ens(x, keep, state=ens.state())[0]
+    held = ens.member(1)
+    ens.swap(1, path)
+    for one in (held, ens.member(1)):
+        assert torch.equal(one.get_buffer("w_p_inside_bias"), new.get_parameter("inside.bias").bfloat16())
+    y = ens(x, keep, state=ens.state())[0]
+    error = y[1].float() - member(9)(x.float(), keep)
+    assert float(error.detach().abs().mean()) < 0.1 < float((y[1] - before[1]).abs().mean())
+    assert torch.equal(y[0], before[0]) and torch.equal(ens.state()["state"][1], new.get_buffer("state").bfloat16())
+    ens.probe()
 
 
 @pytest.mark.parametrize(
-    "name", ["lstm", "ragged_heads", pytest.param("resnet18", marks=pytest.mark.slow), pytest.param("gpt2", marks=pytest.mark.slow)]
+    "name",
+    [
+        "ragged_heads",
+        pytest.param("lstm", marks=pytest.mark.slow),
+        pytest.param("resnet18", marks=pytest.mark.slow),
+        pytest.param("gpt2", marks=pytest.mark.slow),
+    ],
 )
 def test_networks(name: str, artifacts: Artifacts) -> None:
     ens = load(artifacts(name), dtype="bf16")

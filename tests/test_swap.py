@@ -26,6 +26,7 @@ from widepack_artifacts.store import Reader
 CPU = torch.device("cpu")
 N = 3
 QUICK: dict[str, Any] = {"pt2": False, "targets": ("cpu",)}
+MORE: list[dict[str, Any]] = [{"strategies": "wide"}, {"prologue": False}, {"members": [1, 2]}]
 
 
 class Net(nn.Module):
@@ -123,7 +124,9 @@ def equal(a: Any, b: Any) -> bool:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"strategies": "loop"}, {"strategies": "wide"}, {"prologue": False}, {"members": [0, 2]}, {"members": [1, 2]}], ids=str
+    "options",
+    [{}, {"strategies": "loop"}, {"members": [0, 2]}, *(pytest.param(o, marks=pytest.mark.slow) for o in MORE)],
+    ids=str,
 )
 def test_the_new_member_answers_and_the_others_as_before(net: Path, options: dict[str, Any]) -> None:
     ens = load(net / "e.wide", **options)

@@ -139,8 +139,9 @@ class WideEntry:
 
     def probe(self) -> None:
         """Run the probe of both presets now, whether or not it passed here before. Raises: VerificationError."""
-        for pattern in ("shared", "each"):
-            self.programs.probe(pattern, self.programs.of(pattern), again=True)
+        with self._held.lock:  # no member is exchanged meanwhile
+            for pattern in ("shared", "each"):
+                self.programs.probe(pattern, self.programs.of(pattern), again=True)
 
     # ---------------------------------------------------------------- members and ensembles
 
