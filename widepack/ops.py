@@ -111,6 +111,15 @@ def arguments(name: str) -> tuple[tuple[str, str, Any], ...]:
     return tuple((a.name, str(a.type), a.default_value if a.has_default_value() else None) for a in op._schema.arguments)
 
 
+@cache
+def enumerations(name: str) -> frozenset[str]:
+    """The names of those arguments that are a dtype, a layout or a memory format: torch takes any number there, and reads memory with it."""
+    op = resolve(name)
+    if not isinstance(op, torch._ops.OpOverload):
+        return frozenset()
+    return frozenset(a.name for a in op._schema.arguments if any(k in str(a.real_type) for k in ("ScalarType", "Layout", "MemoryFormat")))
+
+
 def bind(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments by their schema's names, defaults left out."""
     names = [a[0] for a in arguments(name)]
