@@ -699,6 +699,7 @@ def main() -> None:
         "first": first,
         "cases": sum(count.values()),
         "seconds": round(took, 1),
+        "seconds_of_a_core": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime + resource.getrusage(resource.RUSAGE_CHILDREN).ru_stime, 1),
         "outcomes": dict(count.most_common()),
         "longest_s": longest,
         "largest_rss_bytes": largest,

@@ -122,6 +122,9 @@ def refuse_numbers(op: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
     if name in _REJECTING:
         raise Excess("draws numbers until one is taken, which need not end")
     given = ops.bind(op, tuple(args), dict(kwargs))
+    for argument in ops.enumerations(op):
+        if isinstance(given.get(argument), (int, float, str)):
+            raise Excess(f"has {given[argument]!r} as {argument}, which is no number")
     for argument, type_, _ in ops.arguments(op):
         if argument in given and "int" in type_.lower() and argument not in _ANY:
             _within(argument, given[argument])

@@ -72,7 +72,12 @@ def function(name: str) -> Op:
 
     Raises: as `resolve`.
     """
-    return FUNCTIONS.get(name) or _CHECKED.get(name) or resolve(name)
+    return FUNCTIONS.get(name) or checked(name)
+
+
+def checked(name: str) -> Op:
+    """The op, or in the place of one that crashes on wrong arguments one that refuses them. Raises: as `resolve`."""
+    return _CHECKED.get(name) or resolve(name)
 
 
 def _alias(x: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
@@ -80,7 +85,12 @@ def _alias(x: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> torch
     return torch.as_strided(x, size, stride)
 
 
-_CHECKED: dict[str, Op] = {"aten._reshape_alias.default": _alias}
+def _stack(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+    """`aten._stack`, which takes tensors to be there and of one size, by the op that looks."""
+    return torch.stack(list(tensors), dim)
+
+
+_CHECKED: dict[str, Op] = {"aten._reshape_alias.default": _alias, "aten._stack.default": _stack}
 
 
 def name_of(op: Any) -> str:
@@ -99,6 +109,15 @@ def arguments(name: str) -> tuple[tuple[str, str, Any], ...]:
     if not isinstance(op, torch._ops.OpOverload):
         return ()
     return tuple((a.name, str(a.type), a.default_value if a.has_default_value() else None) for a in op._schema.arguments)
+
+
+@cache
+def enumerations(name: str) -> frozenset[str]:
+    """The names of those arguments that are a dtype, a layout or a memory format: torch takes any number there, and reads memory with it."""
+    op = resolve(name)
+    if not isinstance(op, torch._ops.OpOverload):
+        return frozenset()
+    return frozenset(a.name for a in op._schema.arguments if any(k in str(a.real_type) for k in ("ScalarType", "Layout", "MemoryFormat")))
 
 
 def bind(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -235,7 +235,7 @@ def _meta(op: str, args: Any, kwargs: Any) -> Any:
         named["device"] = META
     if op in _RECURRENT and (made := _recurrent(op, args, kwargs)) is not None:
         return made
-    return ops.resolve(op)(*decode(args, META), **named)
+    return ops.checked(op)(*decode(args, META), **named)
 
 
 def _recurrent(op: str, args: Any, kwargs: Any) -> Any:
