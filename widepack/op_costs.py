@@ -143,7 +143,7 @@ def _transformed(name: str, given: Mapping[str, Any]) -> None:
     """The dims of a Fourier transform are there, each once, and not empty, and its numbers of the kind that it takes. Raises: Excess."""
     x, dims = given.get("self"), _ints(given.get("dim"))
     rank = x.dim() if isinstance(x, torch.Tensor) else 0
-    places = [d % rank for d in dims if rank and -rank <= d < rank]
+    places = [d for d in dims if 0 <= d < rank]  # one that counts from the end is memory before the tensor to them
     if (
         not isinstance(x, torch.Tensor)
         or not dims
