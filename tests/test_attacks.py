@@ -282,6 +282,8 @@ def test_12_cycles_and_values_before_they_are_made(tmp_path: Path, change: Calla
         (node("a", "aten.softmax.int", X, 0, 2**31 - 1), "which is no number"),
         (node("a", "aten.relu.default", X, memory_format=77), "cannot run"),
         (node("a", "aten._stack.default", []), "cannot run"),
+        (node("a", "aten._fft_r2c.default", X, [], 0, True), "transforms the dims []"),
+        (node("a", "aten._fft_r2c.default", X, [-2], 2, True), "transforms the dims [-2]"),
         (node("a", "operator.getitem", 3, 3), "cannot run"),
         (node("a", "widepack.linear.default", X, X, None), "not enough values"),
         (node("a", "widepack.pack_linear.default", X, 1), "cannot run"),

@@ -128,6 +128,8 @@ def refuse_numbers(op: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
     for argument, type_, _ in ops.arguments(op):
         if argument in given and "int" in type_.lower() and argument not in _ANY:
             _within(argument, given[argument])
+    if name.startswith("aten._fft_"):  # torch's own entries check these; the ops behind them take them as they are
+        _transformed(name, given)
     rule = _LISTS.get(name)
     if rule is not None and (count := rule(given)) > LISTED:
         raise Excess(f"gives {count:,} tensors; at most {LISTED:,} are taken")
@@ -135,6 +137,21 @@ def refuse_numbers(op: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
         _within("p", given.get("p"), 2**12)
     if name in _RECURRENT or name in _STEPS:
         _within("steps", _steps(name, given), 2**24)
+
+
+def _transformed(name: str, given: Mapping[str, Any]) -> None:
+    """The dims of a Fourier transform are there, each once, and not empty, and its numbers of the kind that it takes. Raises: Excess."""
+    x, dims = given.get("self"), _ints(given.get("dim"))
+    rank = x.dim() if isinstance(x, torch.Tensor) else 0
+    places = [d for d in dims if 0 <= d < rank]  # one that counts from the end is memory before the tensor to them
+    if (
+        not isinstance(x, torch.Tensor)
+        or not dims
+        or len(set(places)) != len(dims)
+        or not all(x.shape[d] for d in places)
+        or given.get("normalization") not in (0, 1, 2)
+    ):
+        raise Excess(f"transforms the dims {dims[:8]} of {rank}, or not as a transform does")
 
 
 def _within(name: str, value: Any, most: int = LARGEST) -> None:
