@@ -356,19 +356,22 @@ def test_members_side_by_side_stay_mapped_and_others_are_copied_once(artifacts: 
 
 def test_a_subset_asks_for_its_own_slices(artifacts: Artifacts, monkeypatch: pytest.MonkeyPatch) -> None:
     from widepack import held
+    from widepack.ahead import extents, parts_of
+    from widepack_artifacts.store import Reader
 
     asked: list[tuple[Path, int, int]] = []
     monkeypatch.setattr(held, "will_read", lambda parts: asked.extend(parts))
     path = artifacts("ragged_heads")
     ens = load(path, members=[0, 2])
     whole = load(path)
+    where = extents(Reader(path).weights_files())
     sizes = {w.name: w.bytes(len(whole)) for w in ens.manifest.weights}
     for w in ens.manifest.weights:
-        for file, offset, size in ens._held._parts(w):
+        for file, offset, size in parts_of(w, where, len(whole), [0, 2]):
             assert (file, offset, size) in asked or w.role == "buffer"
             assert size < sizes[w.name] or w.kind == "shared"
     i = next(w for w in ens.manifest.weights if w.kind == "stacked" and w.role == "parameter")
-    file, offset, size = ens._held._parts(i)[1]
+    file, offset, size = parts_of(i, where, len(whole), [2])[1]
     with open(file, "rb") as f:
         f.seek(offset)
         assert f.read(size) == bytes(whole.state_dict(2)[i.name].contiguous().view(torch.uint8).flatten().tolist())

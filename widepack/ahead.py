@@ -8,8 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+
+from widepack_artifacts import header
+from widepack_artifacts.manifest import Weight
+
+Extent = tuple[Path, int, int]
+"""A part of a file: offset and bytes."""
 
 _STEP = 128 * 2**10  # Linux takes no more of one call than it reads ahead by itself
 _HEADER = 100 * 2**20  # of a safetensors file, by its definition
@@ -34,3 +40,24 @@ def will_read(parts: Iterable[tuple[Path, int, int]]) -> None:
         with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
             for begin in range(0, size, _STEP):
                 os.posix_fadvise(file.fileno(), offset + begin, min(_STEP, size - begin), os.POSIX_FADV_WILLNEED)
+
+
+def extents(files: Sequence[Path]) -> dict[str, Extent]:
+    """Where each tensor of safetensors files lies. Raises: ArtifactError."""
+    found = {}
+    for path in files:
+        read = header.read(path)
+        for name, row in read.tensors.items():
+            found[name] = path, read.start + row.begin, row.end - row.begin
+    return found
+
+
+def parts_of(row: Weight, where: Mapping[str, Extent], members: int, chosen: Sequence[int]) -> list[Extent]:
+    """Where some members' parts of a weight lie, and the first byte of the tensor: whoever opens one looks at its first page. members: all that there are."""
+    if row.kind == "shared":
+        return [where[row.name]]
+    if row.kind == "ragged":
+        return [where[f"{row.name}@{i}"] for i in chosen]
+    path, offset, size = where[row.name]
+    one = size // members
+    return [(path, offset, 1), *((path, offset + i * one, one) for i in chosen)]

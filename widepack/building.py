@@ -20,6 +20,7 @@ from widepack_artifacts import weights as weight_files
 from widepack_artifacts.store import Writer
 
 from . import probe
+from .ahead import read_headers
 from .checkpoints import LeftOut, listed, member_names
 from .entries import FORWARD, entry_names, method_of
 from .errors import CaptureError, UsageError
@@ -195,7 +196,9 @@ def build(
         assert isinstance(writer, Writer)
         with stages.stage("write weights"):
             files = write_weights(writer, table, most, stages.step)
-        held = weight_files.Weights([writer.place(name) for name in files])
+        places = [writer.place(name) for name in files]
+        read_headers(places)
+        held = weight_files.Weights(places)
         with stages.stage("verify"):
             records: dict[str, dict[str, Any]] = {}
             probed: dict[str, probe.Answers] = {}
@@ -204,7 +207,7 @@ def build(
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # what a member warns of at the sizes that are tried is no news of this build
                     plain = partial(make_wides, job, replace(asked, plain=True), targets)
-                    wides[job.entry], records[job.entry], answers, counts = prove(job, wides[job.entry], plain, held, stages)
+                    wides[job.entry], records[job.entry], answers, counts = prove(job, wides[job.entry], plain, held, places, stages)
                 probed.update({f"{probe.prefix(job.entry)}{pattern}": found for pattern, found in answers.items()})
                 made[job.entry] = replace(_entry_report(job, wides[job.entry]), kernels_member=counts[0], kernels_wide=counts[1])
             verification = probe.joined(records)

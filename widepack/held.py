@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 from torch.utils.weak import TensorWeakRef
 
-from widepack_artifacts import header
 from widepack_artifacts.manifest import Entry, Manifest, Weight
 from widepack_artifacts.program import Program
 from widepack_artifacts.store import Reader
 from widepack_artifacts.weights import Weights
 
-from .ahead import will_read
+from .ahead import Extent, extents, parts_of, will_read
 from .backends.task import Mapped
 from .casting import Cast
 from .errors import ArtifactError, UsageError
@@ -170,8 +169,7 @@ class Held:
         here, said = self._here(row), f"weight {row.name}"
         if not self.whole:
             with contextlib.suppress(ArtifactError, OSError):  # a hint; the files may have been replaced since they were mapped
-                first = [(path, offset, 1) for path, offset, _ in [self._offsets[row.name]]] if row.kind == "stacked" else []
-                will_read([*first, *self._parts(row)])  # whoever opens a tensor looks at its first page
+                will_read(parts_of(row, self._offsets, len(self.manifest.members), self.chosen))
         if row.kind == "ragged":
             return [self.placed(self.weights.get(f"{row.name}@{i}"), f"{said} of member {self.manifest.members[i].name}") for i in self.chosen], here
         if row.kind == "shared":
@@ -203,28 +201,13 @@ class Held:
         return found() if found is not None else None
 
     @cached_property
-    def _offsets(self) -> dict[str, tuple[Path, int, int]]:
-        """Where each tensor of the weights files is: file, offset, bytes."""
-        found = {}
-        for path in self.reader.weights_files():
-            read = header.read(path)
-            for name, row in read.tensors.items():
-                found[name] = path, read.start + row.begin, row.end - row.begin
-        return found
+    def _offsets(self) -> dict[str, Extent]:
+        """Where each tensor of the weights files is."""
+        return extents(self.reader.weights_files())
 
     def located(self) -> list[Mapped]:
         """Every tensor of the weights files, where it is mapped."""
         return [Mapped(self.weights.get(name).data_ptr(), size, path.name, offset) for name, (path, offset, size) in self._offsets.items()]
-
-    def _parts(self, row: Weight) -> list[tuple[Path, int, int]]:
-        """Where the loaded members' parts of a weight are: file, offset, bytes."""
-        if row.kind == "shared":
-            return [self._offsets[row.name]]
-        if row.kind == "ragged":
-            return [self._offsets[f"{row.name}@{i}"] for i in self.chosen]
-        path, offset, size = self._offsets[row.name]
-        one = size // len(self.manifest.members)
-        return [(path, offset + i * one, one) for i in self.chosen]
 
     def close(self) -> None:
         with self.lock:

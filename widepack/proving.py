@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from widepack_artifacts import weights as weight_files
 from widepack_artifacts.program import Program
 
 from . import probe, small_sizes, verify
+from .ahead import extents, parts_of, will_read
 from .compare import Pool
 from .counting import kernels
 from .errors import CaptureError, VerificationError
@@ -65,12 +67,18 @@ def _fits(job: Job) -> Callable[[Mapping[str, int]], bool]:
 
 
 def prove(
-    job: Job, wides: list[Wide], plain: Callable[[], list[Wide]], held: weight_files.Weights, stages: Stages
+    job: Job, wides: list[Wide], plain: Callable[[], list[Wide]], held: weight_files.Weights, files: Sequence[Path], stages: Stages
 ) -> tuple[list[Wide], dict[str, Any], dict[str, probe.Answers], tuple[int, int]]:
-    """Both comparisons of every program of an entry. plain: makes those without packed convolutions, which add up in another order than some networks bear.
+    """Both comparisons of every program of an entry. held, files: the weights that were written. plain: makes those without packed convolutions, which add up in another order than some networks bear.
 
     Returns: the programs that are right; the record, the probe's calls by pattern, and the kernels of a call. Raises: VerificationError.
     """
+    where = extents(files)
+
+    def ask(members: Sequence[int]) -> None:
+        """Have the parts of these members read: a page that is missing would bring megabytes of other members' with it."""
+        will_read(extent for row in job.table.rows for extent in parts_of(row.weight, where, job.count, members))
+
     one = cache(partial(filled_member, job.factory, job.aligned, 0))
     subject = replace(_subject(job, held), module=lambda i: one())  # small sizes are asked of member 0 alone, many times
     _refuse_example(job, subject)
@@ -80,7 +88,7 @@ def prove(
         if why := small_sizes.way_at_one(replace(subject, fits=_fits(job)), letter):
             job.at_least_two(letter, why)
     one.cache_clear()
-    subject = replace(_subject(job, held), made=subject.made)
+    subject = replace(_subject(job, held), made=subject.made, ask=ask)
     made = verify.calls(subject, PATTERNS)
     pools = [Pool(n) for n, _ in job.first.outputs]
     found, captured, raised = verify.answers(subject, made, pools, stages.step)
@@ -136,6 +144,7 @@ def _wide_records(
         for part in divided:
             weights = all_weights(part.program, held, job.count, part.members)
             give_back()
+            subject.ask(part.members)
             verify.check_wide(subject, part.program, weights, wide.pattern, made, found, checked, part.members)
             if wrong := next((w for p in checked if (w := p.wrong())), ""):
                 simplified = job.simple(wide.pattern)

@@ -84,6 +84,7 @@ class Subject:
     module(i): the user's own module with member i's weights, or None. bind: leaves -> (args, kwargs) of the module. fits(sizes): whether all guards hold.
     numbers: what the member returns beside tensors, in order. method: the module's method that the programs are of.
     states: what the caller carries; initial(i, state): what it begins as in member i, or None for an input. alike: what holds the modules to the captured one.
+    ask: has the weights of these members read, before they are.
     """
 
     members: tuple[str, ...]
@@ -102,6 +103,7 @@ class Subject:
     states: Sequence[Carried] = ()
     initial: Callable[[int, Carried], torch.Tensor | None] = lambda i, state: None
     alike: Alike | None = None
+    ask: Callable[[Sequence[int]], None] = lambda members: None
     made: dict[tuple[int, bool, bool], Function] = field(default_factory=dict)
 
     def run(self, i: int, *, exact: bool = False, late: bool = False) -> Function:
@@ -243,6 +245,7 @@ def answers(
     captured = [Pool(p.name) for p in pools]
     raised = True
     for i in range(len(subject.members)):
+        subject.ask([i])
         raised = _by_program(subject, i, made, found, pools) and raised
         give_back()
         if subject.module is not None:
