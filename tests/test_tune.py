@@ -222,7 +222,7 @@ def test_a_backend_that_answers_wrongly_here_is_not_taken(artifact: Path, monkey
 
     monkeypatch.setattr(backends, "backend", lambda name: SimpleNamespace(NAME="aot", bind=bind) if name == "aot" else own(name))
     monkeypatch.setattr(tuning, "race", race_won_by("loop on aot"))
-    monkeypatch.setattr("widepack.probe.passed", lambda key: False)
+    monkeypatch.setattr("widepack.probe.passed", lambda *_: False)
     widepack.tune(artifact, backends=["aot"], write=True, **ONE)
     wrong = True
     with pytest.warns(UserWarning, match="backend 'aot', which the plan names, answers wrongly here"):

@@ -29,9 +29,9 @@ from .held import Held, Running
 from .inputs import Binder
 from .machine import name_of
 from .packed import decompose
+from .patience import within
 from .plan import Plan, for_size, nearest_threads, scaled
 from .probing import Probing
-from .replay import within
 from .runtime import Executable
 from .samples import Source, draw
 from .walk import META, Budget, NeedsValues, Walk

@@ -80,6 +80,9 @@ class Held:
         self.manifest: Manifest = reader.manifest
         self.probe = Weights([reader.path(reader.manifest.probe)]) if reader.manifest.probe else None
         self.limit = limit
+        probed = [reader.path(self.manifest.probe)] if self.manifest.probe else []
+        weights_bytes, probe_bytes = (sum(p.stat().st_size for p in paths) for paths in (reader.weights_files(), probed))
+        self._sizes = weights_bytes, probe_bytes  # now: the files may be replaced later
         self.budget = self.fresh_budget()
         self.loading = False
         self.members: tuple[str, ...] = tuple(self.manifest.members[i].name for i in self.chosen)
@@ -101,9 +104,7 @@ class Held:
         """What programs may take that are bound together: all of one load, or those of one later pattern. None: no limit."""
         if self.limit is None:
             return None
-        probe = [self.reader.path(self.manifest.probe)] if self.manifest.probe else []
-        weights, probed = (sum(p.stat().st_size for p in paths) for paths in (self.reader.weights_files(), probe))
-        return Budget.of(weights, probed, self.limit)
+        return Budget.of(*self._sizes, self.limit)
 
     def index(self, member: int | str) -> int:
         """A loaded member's place. Raises: UsageError."""

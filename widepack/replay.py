@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -17,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, compute_
 
 from widepack_artifacts.program import Node, Program, Ref, Slot, substitute
 
-from . import op_costs, ops
+from . import op_costs, ops, patience
 from .codec import decode, dtype_of
 from .errors import LoweringError
 from .specs import parse_type
@@ -25,22 +22,11 @@ from .values import known
 
 CPU = torch.device("cpu")
 _MOST_TERMS = 500
-_UNTIL: ContextVar[float] = ContextVar("until", default=math.inf)
-
-
-@contextlib.contextmanager
-def within(seconds: float) -> Iterator[None]:
-    """Programs are a stranger's: sizes that grow into endless expressions are refused, and so is all that takes longer than this of the thread's own time."""
-    token = _UNTIL.set(time.thread_time() + seconds)
-    try:
-        yield
-    finally:
-        _UNTIL.reset(token)
 
 
 def _refuse(op: str, args: Any) -> None:
     """Raises: LoweringError for an op over what is no number, and when time is over."""
-    if time.thread_time() > _UNTIL.get():
+    if patience.over():
         raise LoweringError(f"reading the program for all members takes too long: it was given up at {op}")
     try:
         if op in ops.PYTHON:
@@ -96,7 +82,7 @@ class Fakes:
 
     def run(self, op: str, args: Any, kwargs: Any) -> Any:
         """The op's result. Equal calls give one fake: programs of one build repeat each other, and a meta function of symbols takes a millisecond."""
-        strange = _UNTIL.get() < math.inf
+        strange = patience.limited()
         if strange:
             _refuse(op, args)
         try:
@@ -229,4 +215,4 @@ def member_slice(fakes: Fakes, value: Any, kind: str, i: int) -> Any:
         return value[i]
 
 
-__all__ = ["CPU", "Fakes", "Ref", "Shapes", "bind_sizes_of_data", "member_slice", "replay", "run_node", "slot_value", "within"]
+__all__ = ["CPU", "Fakes", "Ref", "Shapes", "bind_sizes_of_data", "member_slice", "replay", "run_node", "slot_value"]

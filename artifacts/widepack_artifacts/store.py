@@ -200,9 +200,10 @@ class Writer:
             out = Stream(file, lambda e: self._refused(f"write {stem}", out.bytes, e))
             try:
                 yield out
-                out.name = self._place(temporary, stem, suffix, out.bytes, out.finish)
-            except OSError as e:
-                raise self._refused(f"write {stem}", out.bytes, e) from e
+                try:
+                    out.name = self._place(temporary, stem, suffix, out.bytes, out.finish)
+                except OSError as e:
+                    raise self._refused(f"write {stem}", out.bytes, e) from e
             finally:
                 with contextlib.suppress(OSError):
                     out.close()
