@@ -162,7 +162,7 @@ ROW = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         (tensors({"a": {**ROW, "pickle": 1}}, b"\0" * 8), "expected dtype, shape and data_offsets"),
         (tensors({"a": ROW, "__metadata__": {"a": 1}}, b"\0" * 8), "no object of texts"),
         (tensors(b'{"a": %s, "a": %s}' % ((json.dumps(ROW).encode(),) * 2), b"\0" * 8), "stands twice"),
-        (tensors(b"[" * 1000, b"\0" * 8), "nested"),
+        (tensors(b"[" * 1000 + b"]" * 1000, b"\0" * 8), "nested"),
     ],
 )
 def test_08_extents_of_tensors(tmp_path: Path, data: bytes, words: str) -> None:

@@ -536,7 +536,11 @@ def test_a_program_that_new_weights_make_wrong(copy: Path, paths: list[Path], ne
     before = content(copy)
     refuse.append(True)
     refused(
-        lambda: update(copy, {0: paths[0]}), VerificationError, "is wrong: output y, member m0", "the program that was there", "Nothing was published"
+        lambda: update(copy, {0: paths[0]}),
+        VerificationError,
+        "is wrong: output output, member m0",
+        "the program that was there",
+        "Nothing was published",
     )
     assert content(copy) == before
 
