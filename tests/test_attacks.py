@@ -393,7 +393,7 @@ def bombs(of: Any) -> dict[str, list[dict[str, Any]]]:
 BOMBS = sorted(bombs(X))
 
 
-@pytest.mark.parametrize("name", BOMBS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if i % 3 else []) for i, name in enumerate(BOMBS)])
 def test_14_nodes_that_ask_for_enormous_results(tmp_path: Path, name: str) -> None:
     text = refused(Forged().add(*bombs(X)[name]).save(tmp_path))
     assert "node " in text and ("load(limit=" in text or "cannot run" in text), text

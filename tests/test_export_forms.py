@@ -429,6 +429,7 @@ def test_programs_of_all_members_and_of_one(small: Path, tmp_path: Path) -> None
             many(*call_of(2, 13))
 
 
+@pytest.mark.slow
 def test_programs_of_some_members_each_and_weightless(small: Path, tmp_path: Path) -> None:
     report = export(small, tmp_path / "two.pt2", to="pt2", members=[2, 0], pattern="each")
     assert report.inputs == ["x=float32[2,B,T,4]", "ids=int64[2,B,T]"]

@@ -308,6 +308,7 @@ def test_what_is_damaged_gets_no_new_hash(copy: Path, paths: list[Path]) -> None
     assert content(copy) == before
 
 
+@pytest.mark.slow
 def test_another_artifact(three: Path, paths: list[Path], nets: list[nn.Module], tmp_path: Path) -> None:
     before, out = content(three), tmp_path / "deep" / "o.wide"
     update(three, {0: paths[4]}, out=out)
@@ -442,6 +443,7 @@ class Table(nn.Module):
         return (self.rows(ids) * w.unsqueeze(-1)).sum(1)
 
 
+@pytest.mark.slow
 def test_the_probe_keeps_its_inputs(tmp_path: Path) -> None:
     nets = [member(Table, i) for i in range(4)]
     paths = save(tmp_path, nets)
