@@ -11,11 +11,8 @@ a service shall not change its form with a value. A Ragged one whose shapes have
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +21,7 @@ from widepack_artifacts import weights as weight_files
 from widepack_artifacts.manifest import Manifest, Weight
 from widepack_artifacts.store import Change, Reader, Writer
 
+from .ahead import Extent, extents
 from .arriving import RAGGED, SHARED, Newcomer
 from .job import Row
 from .members import bit_equal
@@ -127,7 +125,7 @@ def rewrite(
     coming = [i for i, seat in enumerate(seats) if seat.new is not None]
     for path in reader.weights_files():
         name = path.name
-        places = _places(path)
+        places = extents([path])
         changes = [c for row in table.rows for c in _changes(row, coming, seats, places)]
         if changes:
             rest, _, suffix = name.rpartition(".")
@@ -140,23 +138,15 @@ def rewrite(
     return names, next(reversed(ways))
 
 
-def _places(path: Path) -> dict[str, tuple[int, int]]:
-    """Where in a safetensors file, which was opened before, each tensor begins and ends."""
-    with open(path, "rb") as file:
-        (size,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(size))
-    return {name: (8 + size + row["data_offsets"][0], 8 + size + row["data_offsets"][1]) for name, row in header.items() if name != "__metadata__"}
-
-
-def _changes(row: Row, coming: Sequence[int], seats: Sequence[Seat], places: Mapping[str, tuple[int, int]]) -> Iterator[Change]:
+def _changes(row: Row, coming: Sequence[int], seats: Sequence[Seat], places: Mapping[str, Extent]) -> Iterator[Change]:
     """What of a weight goes into a file: the slices of the members that come, or the one value where all of them do."""
     w = row.weight
     if w.kind == SHARED:
         if w.name in places and w.role != "constant" and len(coming) == len(seats):
-            yield places[w.name][0], weight_files.views(row.value(0))
+            yield places[w.name][1], weight_files.views(row.value(0))
         return
     for i in coming:
         name = f"{w.name}@{i}" if w.kind == RAGGED else w.name
         if name in places:
-            begin, end = places[name]
-            yield begin + (0 if w.kind == RAGGED else i * ((end - begin) // len(seats))), weight_files.views(row.value(i))
+            _, begin, size = places[name]
+            yield begin + (0 if w.kind == RAGGED else i * (size // len(seats))), weight_files.views(row.value(i))
