@@ -16,12 +16,12 @@ import torch
 
 from widepack_artifacts import guards as guard_forms
 from widepack_artifacts.manifest import Entry
-from widepack_artifacts.weights import Weights
 
 from . import probe as probes
+from .admission import guarded
 from .entries import FORWARD
 from .entry_programs import Wide
-from .errors import ArtifactError, UsageError, VerificationError, WidepackError
+from .errors import ProbeError, UsageError, VerificationError
 from .loading import load
 from .replay import CPU
 from .runtime import Executable
@@ -122,30 +122,20 @@ class Subject:
 
     def _hold_probe(self, run: Run, what: str) -> bool:
         """Whether there is a probe. Raises: VerificationError."""
-        manifest = self.held.manifest
-        if not manifest.probe:
+        probing = self._programs.probing
+        if self.held.probe is None:
             return False
-        at = f"{probes.prefix(self.name)}{self.pattern}"
-        tensors = Weights([self.held.reader.path(manifest.probe)])
-        begun, states = self._programs.initial(), self._programs.binder.carried
-        inputs = []
-        for k in range(len(self.entry.inputs)):
-            x = begun[k] if k in begun else tensors.get(f"{at}.x{k}")
-            if k not in begun and (k in states or self.pattern == "each"):
-                x = x[list(self.chosen)]
-            inputs.append((x[0] if self.single and k in states else x).contiguous())
-        answers = run(inputs)
-        records: dict[str, Any] = probes.record_of(manifest.verification, self.name).get("wide", {})
-        record: Any = next((r for k, r in records.items() if k.startswith(self.pattern)), None)
+        record = probing.record(self.pattern)
         if record is None:
-            raise VerificationError("the artifact has a probe but no record of its verification; build it again")
-        kept = {n: tensors.get(n) for n in tensors.names if n.startswith(f"{at}.")}
+            raise ProbeError(f"{self.held.reader.root} has a probe of entry {self.name}, but no record of its verification; build it again")
+        inputs = probing.inputs(self.pattern)
+        answers = run([(x[0] if self.single and k in self._programs.binder.carried else x).contiguous() for k, x in enumerate(inputs)])
         try:
-            probes.check(kept, at, [[y] for y in answers] if self.single else answers, self.kinds, record, self.chosen)
-        except WidepackError as e:
+            with guarded(f"{self.said}: the probe"):
+                shaped = [[y] for y in answers] if self.single else answers
+                probes.check(probing.answers(self.pattern), probing.at(self.pattern), shaped, self.kinds, record, self.chosen)
+        except ProbeError as e:
             raise VerificationError(f"{what} does not answer as the artifact's members do: {e}") from e
-        except (KeyError, TypeError, ValueError) as e:
-            raise ArtifactError(f"the probe and the record of the artifact's verification do not belong together ({e!r}); build it again") from e
         return True
 
     def unchecked(self, of_dims: bool = True) -> list[str]:

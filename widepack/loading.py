@@ -18,6 +18,7 @@ from .casting import Cast
 from .dtypes import find_dtype
 from .errors import UsageError
 from .held import Held, Running
+from .naming import numbers_of
 from .progress import Report
 from .wide_model import WideModel
 
@@ -99,7 +100,7 @@ def load(
         return Held(
             reader,
             weights,
-            _members(reader, members),
+            _chosen(reader, members),
             where,
             prologue=prologue,
             strategies=wanted,
@@ -136,23 +137,10 @@ def _device(device: str | torch.device | None) -> torch.device:
     return found
 
 
-def _members(reader: Reader, members: Sequence[int | str] | None) -> list[int]:
+def _chosen(reader: Reader, members: Sequence[int | str] | None) -> list[int]:
     names = [m.name for m in reader.manifest.members]
     if members is None:
         return list(range(len(names)))
-    if isinstance(members, str):
-        raise UsageError(f"members is the string {members!r}; give a list, for example [{members!r}]")
-    if not members:
+    if not isinstance(members, (str, int)) and not members:
         raise UsageError("members is empty; name at least one, or leave it out for all")
-    chosen = []
-    for m in members:
-        if isinstance(m, bool) or not isinstance(m, (int, str)):
-            raise UsageError(f"member {m!r} is a {type(m).__name__}; members are named by number or by name")
-        if isinstance(m, str) and m not in names:
-            raise UsageError(f"no member is called {m!r}; the members are {', '.join(names[:20])}")
-        if not isinstance(m, str) and not 0 <= m < len(names):
-            raise UsageError(f"member {m} of {len(names)}; members are numbered from 0")
-        chosen.append(names.index(m) if isinstance(m, str) else m)
-    if len(set(chosen)) != len(chosen):
-        raise UsageError("a member is named twice")
-    return chosen
+    return numbers_of(names, members)

@@ -40,6 +40,7 @@ from .errors import ArtifactError, MemberMismatch, UsageError, VerificationError
 from .exported_programs import Programs
 from .members import Factory, read_names
 from .models import find_factory
+from .naming import numbers_of
 from .plan import Plan
 from .progress import Report, Stages
 from .registry import Choice, strategy_names
@@ -109,7 +110,7 @@ def update(
     """
 
     def seats(manifest: form.Manifest, arrive: Callable[[str | Path], Newcomer]) -> list[Seat]:
-        chosen = dict(zip(_numbers(manifest, list(members), "update"), members.values()))
+        chosen = dict(zip(numbers_of([m.name for m in manifest.members], list(members)), members.values()))
         return [Seat(m.name, None, arrive(chosen[i]), i) if i in chosen else Seat(m.name, i, place=i) for i, m in enumerate(manifest.members)]
 
     if not isinstance(members, Mapping):
@@ -162,33 +163,12 @@ def drop(
     """Take members out. members: numbers or names; at least one member stays. The rest, and raises: as `update`."""
 
     def seats(manifest: form.Manifest, arrive: Callable[[str | Path], Newcomer]) -> list[Seat]:
-        gone = set(_numbers(manifest, members, "drop"))
+        gone = set(numbers_of([m.name for m in manifest.members], members))
         if len(gone) == len(manifest.members):
             raise UsageError(f"drop names all {len(gone)} members of {path}; an artifact has at least one: remove the folder instead")
         return [Seat(m.name, i, place=i) for i, m in enumerate(manifest.members) if i not in gone]
 
-    if isinstance(members, (str, int)):
-        raise UsageError(f"members is {members!r}; give a list, for example [{members!r}]")
     return _again(path, out, lambda: _revise("drop", path, seats, out, force, None, False, None, None, progress))
-
-
-def _numbers(manifest: form.Manifest, members: Sequence[int | str], what: str) -> list[int]:
-    """The numbers of members that are named by number or by name. Raises: UsageError."""
-    names = [m.name for m in manifest.members]
-    if not members:
-        raise UsageError(f"{what} names no member; the members are {', '.join(names[:20])}")
-    found = []
-    for m in members:
-        if isinstance(m, bool) or not isinstance(m, (int, str)):
-            raise UsageError(f"member {m!r} is a {type(m).__name__}; members are named by number or by name")
-        if isinstance(m, str) and m not in names:
-            raise UsageError(f"no member is called {m!r}; the members are {', '.join(names[:20])}")
-        if not isinstance(m, str) and not 0 <= m < len(names):
-            raise UsageError(f"member {m} of {len(names)}; members are numbered from 0")
-        found.append(names.index(m) if isinstance(m, str) else m)
-    if len(set(found)) != len(found):
-        raise UsageError(f"{what}: a member is named twice: {', '.join(sorted({names[i] for i in found if found.count(i) > 1}))}")
-    return found
 
 
 def _again(path: Path_, out: Path_ | None, once: Callable[[], ReviseReport]) -> ReviseReport:
