@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from widepack import build, load, parts, proving
+from widepack import build, load, parts, truth
 from widepack.errors import UsageError, VerificationError
 from widepack.job import all_weights
 from widepack.specs import parse_size
@@ -81,7 +81,7 @@ def test_a_wrong_member_in_the_last_part_is_found(paths: list[str], tmp_path: Pa
         return found
 
     monkeypatch.setattr(parts, "MOST_BYTES", 3000)
-    monkeypatch.setattr(proving, "all_weights", swapped)
+    monkeypatch.setattr(truth, "all_weights", swapped)
     with pytest.raises(VerificationError, match="member m[3-6], .*first wrong node: .*conv"):
         built(paths, tmp_path / "e.wide")
     assert not (tmp_path / "e.wide").exists()

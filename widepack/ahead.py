@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from widepack_artifacts import header
@@ -61,3 +61,9 @@ def parts_of(row: Weight, where: Mapping[str, Extent], members: int, chosen: Seq
     path, offset, size = where[row.name]
     one = size // members
     return [(path, offset, 1), *((path, offset + i * one, one) for i in chosen)]
+
+
+def asking(rows: Sequence[Weight], files: Sequence[Path], members: int) -> Callable[[Sequence[int]], None]:
+    """What has the parts of some members read: a page that is missing would bring megabytes of other members' with it. rows: the weights. files: that they are in."""
+    where = extents(files)
+    return lambda chosen: will_read(extent for row in rows for extent in parts_of(row, where, members, chosen))

@@ -208,7 +208,7 @@ def build(
                     warnings.simplefilter("ignore")  # what a member warns of at the sizes that are tried is no news of this build
                     plain = partial(make_wides, job, replace(asked, plain=True), targets)
                     wides[job.entry], records[job.entry], answers, counts = prove(job, wides[job.entry], plain, held, places, stages)
-                probed.update({f"{probe.prefix(job.entry)}{pattern}": found for pattern, found in answers.items()})
+                probed.update(answers)
                 made[job.entry] = replace(_entry_report(job, wides[job.entry]), kernels_member=counts[0], kernels_wide=counts[1])
             verification = probe.joined(records)
             report = _report(table, jobs, wides, str(out), stages, left_out)  # the programs may be others than were tried first

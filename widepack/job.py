@@ -29,10 +29,9 @@ from .exported_programs import Programs
 from .members import Alignment, Factory, bit_equal
 from .own_tensors import tensors_of
 from .plain import plain
-from .replay import Shapes
 from .samples import Source
 from .sampling import default_axes, example_sizes, from_specs, where_nothing_is_one
-from .simplify import fold, straighten_all
+from .simplified import Simplified
 from .specs import Bounds, InputSpec, parse_inputs
 from .state import BUFFER, Asked, Carried
 
@@ -276,7 +275,7 @@ class Table:
         return self.by_name[name].weight.kind  # type: ignore[return-value]
 
 
-class Job:
+class Job(Simplified):
     """All that the later stages need to know of one entry of a build."""
 
     def __init__(self, entry: str, table: Table, captures: Captures) -> None:
@@ -284,20 +283,16 @@ class Job:
         self.factory, self.aligned = table.factory, table.aligned
         self.first = captures.first
         self.count = table.count
-        self.programs = [self._canonical(c.program) for c in captures.captured]
+        super().__init__([self._canonical(c.program) for c in captures.captured], table.kind, captures.first.states, captures.first.sizes)
         leaves = self.first.inputs
         self.sources = [
             Source(x.name, x.type, *captures.ranges.get(x.name, (None, None)), example=None if x.name in captures.ranges else x.example)
             for x in leaves
         ]
-        self.states = self.first.states
         for state in self.states:
             if state.how == BUFFER and self.kind(state.name) == "ragged":
                 raise CaptureError(f"state {state.name} differs in shape between the members; a state has one shape in all members")
         self.batch = self._batch()
-        self._simple: dict[str, list[Program]] = {}
-        self._straight: list[Program] = []
-        self.shapes = [Shapes(self.first.sizes) for _ in self.programs]
 
     @property
     def bounds(self) -> dict[str, tuple[int, int | None]]:
@@ -342,29 +337,9 @@ class Job:
         program = plain(program)
         return replace(program, weights=tuple(replace(s, source=self.table.by_name[s.source].weight.name) for s in program.weights))
 
-    def kind(self, name: str) -> Kind:
-        return self.table.kind(name)
-
     def initial(self, state: Carried) -> str:
         """The weight that a state begins as; "" for an input, which begins as zeros."""
         return self.table.by_name[state.name].weight.name if state.how == BUFFER else ""
-
-    def slots(self, pattern: str) -> dict[str, Kind]:
-        """The kind of every weight and input of the member program, by value name. A state is one a member in every pattern."""
-        program = self.programs[0]
-        carried = {s.input for s in self.states}
-        return {
-            **{s.name: self.kind(s.source) for s in program.weights},
-            **{s.name: "shared" if pattern == "shared" and i not in carried else "stacked" for i, s in enumerate(program.inputs)},
-        }
-
-    def simple(self, pattern: str) -> list[Program]:
-        """The member programs simplified for a pattern."""
-        if pattern not in self._simple:
-            if not self._straight:
-                self._straight = straighten_all(self.programs, self.shapes)
-            self._simple[pattern] = [fold(p, self.slots(pattern)) for p in self._straight]
-        return self._simple[pattern]
 
     def weights_of(self, i: int, held: weight_files.Weights) -> dict[str, Any]:
         """Member i's weights by source name, from the file that was written."""

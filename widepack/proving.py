@@ -15,20 +15,19 @@ from widepack_artifacts import weights as weight_files
 from widepack_artifacts.program import Program
 
 from . import probe, small_sizes, verify
-from .ahead import extents, parts_of, will_read
-from .compare import Pool
+from .ahead import asking
 from .counting import kernels
 from .errors import CaptureError, VerificationError
 from .exported_programs import Programs
 from .job import Job, all_weights, filled_member
 from .kinds import weights_only
-from .memory import give_back
 from .parts import lowered, parts
 from .progress import Stages
 from .replay import CPU
 from .runtime import graph_module
 from .state import BUFFER
 from .trial import Trial, why_not
+from .truth import Compared, Truth
 from .wides import PATTERNS, Wide, same_programs
 
 
@@ -73,12 +72,6 @@ def prove(
 
     Returns: the programs that are right; the record, the probe's calls by pattern, and the kernels of a call. Raises: VerificationError.
     """
-    where = extents(files)
-
-    def ask(members: Sequence[int]) -> None:
-        """Have the parts of these members read: a page that is missing would bring megabytes of other members' with it."""
-        will_read(extent for row in job.table.rows for extent in parts_of(row.weight, where, job.count, members))
-
     one = cache(partial(filled_member, job.factory, job.aligned, 0))
     subject = replace(_subject(job, held), module=lambda i: one())  # small sizes are asked of member 0 alone, many times
     _refuse_example(job, subject)
@@ -88,75 +81,22 @@ def prove(
         if why := small_sizes.way_at_one(replace(subject, fits=_fits(job)), letter):
             job.at_least_two(letter, why)
     one.cache_clear()
-    subject = replace(_subject(job, held), made=subject.made, ask=ask)
-    made = verify.calls(subject, PATTERNS)
-    pools = [Pool(n) for n, _ in job.first.outputs]
-    found, captured, raised = verify.answers(subject, made, pools, stages.step)
-    if not raised:
-        verify.widen(pools)
+    subject = replace(_subject(job, held), made=subject.made, ask=asking([r.weight for r in job.table.rows], files, job.count))
+    truth = Truth(job, subject, held, verify.calls(subject, PATTERNS), stages)
 
-    def wide_records(some: Sequence[Wide]) -> tuple[dict[str, Any], dict[str, int]]:
-        return _wide_records(job, subject, some, held, made, found, pools)
+    def compared(some: Sequence[Wide]) -> dict[str, Compared]:
+        way_out = "Nothing was written; please report it, or build with --strategy loop"
+        return {f"{w.pattern}.{n}": truth.hold(w.pattern, w.lowered.program, w.plan, w.lowered, way_out) for n, w in enumerate(some)}
 
     try:
-        records, in_parts = wide_records(wides)
+        found = compared(wides)
     except VerificationError:
         others = plain()
         if same_programs(others, wides):
             raise
-        wides, (records, in_parts) = others, wide_records(others)
-    verification = {
-        "calls": [f"{c.pattern} {c.label}" for c in made],
-        "truth": "float64" if raised else "float32 (an op has no float64 kernel, or decides otherwise in it); bound 1e-5 of the scale",
-        "nested_tensor_fast_path": "off",
-        "capture": [p.record() for p in captured],
-        "wide": records,
-        **({"parts": in_parts} if in_parts else {}),
-        "torch": torch.__version__,
-    }
-    small = {p: _small([c for c in made if c.pattern == p], job.batch) for p in PATTERNS}
-    at = {p: made.index(c) for p, c in small.items()}
-    begun = {s.input for s in job.states if s.how == BUFFER}
-    probed: dict[str, probe.Answers] = {
-        p: ([None if k in begun else x for k, x in enumerate(c.stacked())], found[at[p]].truth) for p, c in small.items()
-    }
-    return wides, verification, probed, _kernels(job, wides, held, small["shared"])
-
-
-def _wide_records(
-    job: Job,
-    subject: verify.Subject,
-    wides: Sequence[Wide],
-    held: weight_files.Weights,
-    made: Sequence[verify.Call],
-    found: Sequence[verify.Answers],
-    pools: Sequence[Pool],
-) -> tuple[dict[str, Any], dict[str, int]]:
-    """Comparison (b) of every wide program: its record, by pattern and number; and how many members a part had, of those that were compared in parts.
-
-    Raises: VerificationError naming the first wrong node.
-    """
-    records: dict[str, Any] = {}
-    in_parts: dict[str, int] = {}
-    for number, wide in enumerate(wides):
-        checked = [Pool(p.name, p.eps, p.own_square, p.own_max, p.scale_square, p.count) for p in pools]
-        divided = parts(job, wide.pattern, wide.lowered.program, wide.plan, wide.lowered)
-        for part in divided:
-            weights = all_weights(part.program, held, job.count, part.members)
-            give_back()
-            subject.ask(part.members)
-            verify.check_wide(subject, part.program, weights, wide.pattern, made, found, checked, part.members)
-            if wrong := next((w for p in checked if (w := p.wrong())), ""):
-                simplified = job.simple(wide.pattern)
-                call = next(c for c in made if c.pattern == wide.pattern)
-                where = verify.bisect(subject, simplified, part.lowered, weights, call, part.members) if part.lowered is not None else ""
-                raise VerificationError(
-                    f"the wide program ({job.entry}, {wide.pattern}) is wrong: {wrong}. {where or 'no single node is out of bounds'}{verify.of_bits(simplified[0])}. Nothing was written; please report it, or build with --strategy loop"
-                )
-        records[f"{wide.pattern}.{number}"] = [p.record() for p in checked]
-        if len(divided) > 1:
-            in_parts[f"{wide.pattern}.{number}"] = len(divided[0].members)
-    return records, in_parts
+        wides, found = others, compared(others)
+    record = truth.record({"capture": [p.record() for p in truth.captured]}, found)
+    return wides, record, truth.probed(), _kernels(job, wides, held, truth.small("shared"))
 
 
 def _refuse_example(job: Job, subject: verify.Subject) -> None:
@@ -171,12 +111,6 @@ def _refuse_example(job: Job, subject: verify.Subject) -> None:
         args, kwargs = subject.bind(inputs)
         why = why_not(Trial(subject.module(0), job.entry, args, kwargs, leaves, job.first.sizes))
         raise CaptureError(why or f"{type(subject.module(0)).__name__} does not take the example: {type(e).__name__}: {e}") from e
-
-
-def _small(made: Sequence[verify.Call], batch: str) -> verify.Call:
-    """The call at batch 2, or the first smaller or larger one that there is."""
-    order = [f"{batch}=2", f"{batch}=1", f"{batch}=5"]
-    return min(made, key=lambda c: order.index(c.label) if c.label in order else len(order))
 
 
 def _kernels(job: Job, wides: Sequence[Wide], held: weight_files.Weights, call: verify.Call) -> tuple[int, int]:

@@ -217,9 +217,10 @@ def _revise(
             files, written = rewrite(writer, reader, table, seats, stages.step)
         with stages.stage("verify"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what a member warns of at the sizes that are tried is no news
-            now = weight_files.Weights([writer.place(f) for f in files])
+            places = [writer.place(f) for f in files]
+            now = weight_files.Weights(places)
             for one in made.values():
-                one.prove(now, seats, modules, stages, asked, probe.record_of(old.verification, one.name))
+                one.prove(now, places, seats, modules, stages, asked, probe.record_of(old.verification, one.name))
         with stages.stage("export"):
             entries = {name: one.write(writer, reader) for name, one in made.items()}
             probes = {at: found for one in made.values() for at, found in one.probed.items()}
@@ -321,17 +322,18 @@ class _Made:
     def prove(
         self,
         held: weight_files.Weights,
+        files: Sequence[Path],
         seats: Sequence[Seat],
         modules: Mapping[int, Callable[[], nn.Module]],
         stages: Stages,
         asked: Choice,
         before: Mapping[str, Any],
     ) -> None:
-        """All comparisons of this entry. before: the record that there is. Raises: VerificationError."""
+        """All comparisons of this entry. held, files: the weights that were written. before: the record that there is. Raises: VerificationError."""
         # the manifest does not tell a state that is returned from one that is changed in place
         own = modules if all(s.how == BUFFER for s in self.entry.states) else {}
         self.heard = bool(own)
-        proof = Proof(self.entry, [s.name for s in seats], held, [s.place for s in seats], stages, own)
+        proof = Proof(self.entry, [s.name for s in seats], held, files, [s.place for s in seats], stages, own)
         try:
             records, wrong = proof.check(self._tried())
         except VerificationError:
@@ -341,9 +343,9 @@ class _Made:
                 raise
             self.wides = others
             records, wrong = proof.check(self._tried())
-        files = self.reader.manifest.files
+        hashed = self.reader.manifest.files
         for why in dict.fromkeys(wrong.values()):
-            self._leave_out([w for w in self.measured if wrong.get(_key(w, files)) == why], why)
+            self._leave_out([w for w in self.measured if wrong.get(_key(w, hashed)) == why], why)
         self.record, self.probed = proof.record(records, before), proof.probed()
 
     def carry(self, before: str, after: str) -> None:

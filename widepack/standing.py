@@ -15,19 +15,18 @@ from torch import nn
 from widepack_artifacts import manifest as form
 from widepack_artifacts import tree
 from widepack_artifacts import weights as weight_files
-from widepack_artifacts.program import Kind, Program
+from widepack_artifacts.program import Program
 
 from . import probe, verify
-from .replay import Shapes
 from .samples import Source
-from .simplify import fold, straighten_all
+from .simplified import Simplified
 from .specs import parse_type
 from .state import BUFFER, OUTPUT, Carried
 
 PATTERNS = ("shared", "each")
 
 
-class Standing:
+class Standing(Simplified):
     """One entry of an artifact.
 
     entry: its name. row: what the manifest says of it. like: for each member the number of a member of the artifact whose shapes it has. table: the weights as they
@@ -47,45 +46,21 @@ class Standing:
         used = sorted(set(of))
         self.entry, self.row, self.table, self.probed = name, row, table, probed
         self.files = [row.member[s] for s in used]
-        self.programs = [programs[s] for s in used]
         self.signatures = tuple(used.index(s) for s in of)
         self.count = len(like)
-        self.states = tuple(
-            Carried(row.inputs[s.input].name, s.input, s.output, BUFFER if s.initial else OUTPUT) for s in row.state
-        )  # whether an input's new value is an output or left in place is the module's own affair
+        # whether an input's new value is an output or left in place is the module's own affair
+        states = [Carried(row.inputs[s.input].name, s.input, s.output, BUFFER if s.initial else OUTPUT) for s in row.state]
         self.sizes = {d: v.example for d, v in row.dims.items()}
+        super().__init__([programs[s] for s in used], lambda weight: table[weight].kind, states, self.sizes)  # type: ignore[arg-type,return-value]
         self.bounds = {d: (v.min, v.max) for d, v in row.dims.items()}
         self.batch = next((d.letter for x in row.inputs for d in parse_type(x.type)[1] if not isinstance(d, int)), "")
         self.signature, self.result = row.signature, row.result
         self.sources = [Source(x.name, x.type, x.low, x.high, self._example(k)) for k, x in enumerate(row.inputs)]
-        self.shapes = [Shapes(self.sizes) for _ in self.programs]
-        self._simple: dict[str, list[Program]] = {}
-        self._straight: list[Program] = []
 
     def _example(self, k: int) -> torch.Tensor | None:
         """The input as the first member sees it in the probe; None where nothing of it is kept there."""
         name = f"{probe.prefix(self.entry)}each.x{k}"
         return self.probed.get(name)[0].clone() if self.probed is not None and name in self.probed else None
-
-    def kind(self, name: str) -> Kind:
-        return self.table[name].kind  # type: ignore[return-value]
-
-    def slots(self, pattern: str) -> dict[str, Kind]:
-        """The kind of every weight and input of the member program, by value name. A state is one a member in every pattern."""
-        program = self.programs[0]
-        carried = {s.input for s in self.states}
-        return {
-            **{s.name: self.kind(s.source) for s in program.weights},
-            **{s.name: "shared" if pattern == "shared" and i not in carried else "stacked" for i, s in enumerate(program.inputs)},
-        }
-
-    def simple(self, pattern: str) -> list[Program]:
-        """The member programs simplified for a pattern."""
-        if pattern not in self._simple:
-            if not self._straight:
-                self._straight = straighten_all(self.programs, self.shapes)
-            self._simple[pattern] = [fold(p, self.slots(pattern)) for p in self._straight]
-        return self._simple[pattern]
 
     def reads(self) -> set[str]:
         """The weights that its programs and states begin with."""
