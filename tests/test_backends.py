@@ -98,7 +98,7 @@ def test_a_flat_program_gives_the_members_answers(name: str, pattern: str, artif
         assert all(n.body is None for n in flat.program.nodes)
         graph = graph_module(flat.program, torch.device("cpu"))
         for batch in (1, 3):
-            inputs = entry.programs.drawn(pattern, {**entry.programs.sizes_of(bound.plan), "B": batch})
+            inputs = entry.programs.probing.drawn(pattern, {**entry.programs.sizes_of(bound.plan), "B": batch})
             with torch.inference_mode():
                 found, want = flat.outputs(graph(*flat.weights, *inputs)), list(run.eager(*inputs))
             assert entry.programs.differ(pattern, bound.program, found, want) == ""

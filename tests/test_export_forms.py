@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from support import fresh, must
 from widepack import ExportReport, build, export, load
 from widepack.errors import ArtifactError, ArtifactExists, LoweringError, UsageError, VerificationError
-from widepack_artifacts.store import Reader
+from widepack_artifacts.store import Reader, hold
 from widepack_cli.main import cli
 
 N = 3
@@ -590,3 +590,12 @@ def test_the_lines_of_the_readme_sign_an_artifact(heads: Path, tmp_path: Path) -
 
 def sh(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line.strip().replace("~", "."), shell=True, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_what_a_killed_export_left_goes_with_the_next_one(tmp_path: Path, heads: Path) -> None:
+    left, busy = tmp_path / f".e.pt2.{'a' * 16}.pt2", tmp_path / f".e.pt2.{'b' * 16}.pt2"
+    left.write_bytes(b"half")
+    with open(busy, "xb") as other:
+        hold(other.fileno())  # another export is at work
+        export(heads, tmp_path / "e.pt2", to="pt2")
+        assert {p.name for p in tmp_path.iterdir()} == {"e.pt2", busy.name}

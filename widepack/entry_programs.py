@@ -33,7 +33,6 @@ from .patience import within
 from .plan import Plan, for_size, nearest_threads, scaled
 from .probing import Probing
 from .runtime import Executable
-from .samples import Source, draw
 from .walk import META, Budget, NeedsValues, Walk
 
 
@@ -138,7 +137,7 @@ class Programs:
                     self.held.budget = self.held.fresh_budget()
                 kept = self.kept(pattern)
                 try:
-                    with guarded(self._said(pattern)) if self.held.cast is None else contextlib.nullcontext():
+                    with guarded(self.probing.said(pattern)) if self.held.cast is None else contextlib.nullcontext():
                         self._bound[pattern] = self._ready(pattern, kept or self.wide(pattern))
                 except (WidepackError, RuntimeError) as e:
                     if self.held.cast is not None and not isinstance(e, WidepackError):
@@ -206,7 +205,7 @@ class Programs:
         except (LoweringError, UsageError) as e:
             if held.strategies is not None or not held.whole or pattern not in ("shared", "each"):
                 raise
-            raise ArtifactError(f"{self._said(pattern)} is not in the artifact, and cannot be made here: {e}") from e
+            raise ArtifactError(f"{self.probing.said(pattern)} is not in the artifact, and cannot be made here: {e}") from e
 
     def letters(self, pattern: str) -> str:
         """For each input `s` or `e`: one for all members, or one each."""
@@ -250,7 +249,7 @@ class Programs:
         """
         program, held = wide.program, self.held
         running = running or held.running
-        check_slots(self._said(pattern), program, self.entry, self.table, len(held.chosen))
+        check_slots(self.probing.said(pattern), program, self.entry, self.table, len(held.chosen))
         if weights is None:
             weights = {s.source: held.weight(s.source) for s in program.weights}
         name, planned = running.backend, wide.plan.backend
@@ -273,9 +272,6 @@ class Programs:
             run = Executable(program, weights, held.device, prologue=held.prologue, workers=at_once)
         return Bound(program, wide.plan, run, self.entry.result, chosen, wide.content)
 
-    def _said(self, pattern: str) -> str:
-        return f"{self.held.reader.root}: the program of entry {self.name}, pattern {pattern}"
-
     def _admit(self, pattern: str, program: Program, weights: Mapping[str, Any], content: str) -> None:
         """Hold a program to the load's budget, unless it passed here before. content: what stands for the program; empty for its digest. Raises: ArtifactError."""
         held, budget = self.held, self.held.budget
@@ -285,7 +281,7 @@ class Programs:
         key = probes.cache_key(held.manifest.digest, at, str(held.device), str(held.prologue), str(held.limit))
         if probes.passed(key, "walks"):
             return
-        said = self._said(pattern)
+        said = self.probing.said(pattern)
         outputs = admit(budget, said, program, weights, lambda values: self._example(pattern, values, budget), held.device, held.prologue)
         check_outputs(said, program, outputs, self.entry, len(held.chosen))
         probes.remember(key, "walks")
@@ -295,7 +291,7 @@ class Programs:
         if self.held.verified and pattern in ("shared", "each") and self.held.probe is not None:
             return self.probing.inputs(pattern)
         made = self._metas(pattern, budget, len(self.held.chosen))
-        return self.drawn(pattern, self.example) if values else made
+        return self.probing.drawn(pattern, self.example) if values else made
 
     def _metas(self, pattern: str, budget: Budget, members: int) -> list[torch.Tensor]:
         """Inputs of the example's sizes, on meta. members: 0 for one member's own. Raises: ArtifactError for more than the budget holds."""
@@ -307,7 +303,7 @@ class Programs:
         taken = sum(x.numel() * x.element_size() for x in made)
         if taken > budget.bytes:
             raise ArtifactError(
-                f"{self._said(pattern)}: its example inputs would take {taken:,} bytes, and this artifact may take {budget.bytes:,.0f}"
+                f"{self.probing.said(pattern)}: its example inputs would take {taken:,} bytes, and this artifact may take {budget.bytes:,.0f}"
             )
         return made
 
@@ -321,12 +317,12 @@ class Programs:
             device=held.device,
             content=strict_json.digest(run.main.to_json()),  # of what is compiled: the prologue may have taken a part of the program
             pattern=pattern,
-            said=f"{self._said(pattern)}{classes}",
+            said=f"{self.probing.said(pattern)}{classes}",
             eager=run.eager,
             dims={d: (v.min, v.max, v.example) for d, v in self.entry.dims.items()},
             example=self.sizes_of(plan),
             guards=[g.expr for g in self.entry.guards],
-            inputs=lambda sizes: self.drawn(pattern, sizes),
+            inputs=lambda sizes: self.probing.drawn(pattern, sizes),
             differ=lambda found, wanted: self.differ(pattern, wide.program, found, wanted),
             compile=running.compile,
             cache=running.cache,
@@ -347,23 +343,6 @@ class Programs:
             if all(guard_forms.holds(g.expr, tried) for g in self.entry.guards):
                 return tried
         return sizes
-
-    def drawn(self, pattern: str, sizes: Mapping[str, int]) -> list[torch.Tensor]:
-        """Inputs of a wide call at these sizes, like the probe's where there is one; other ones for each member."""
-        letters = self.letters(pattern)
-        kept = self.held.probe
-        begun = self.initial()
-        made: list[torch.Tensor] = []
-        for k, (spec, letter) in enumerate(zip(self.entry.inputs, letters)):
-            if k in begun:
-                made.append(begun[k])
-                continue
-            name = f"{probes.prefix(self.name)}each.x{k}"
-            example = self.held.placed(kept.get(name)[0], f"input {spec.name}").cpu().clone() if kept is not None and name in kept else None
-            source = Source(spec.name, spec.type, spec.low, spec.high, example)
-            drawn = [draw(source, sizes, 7919 * k + i) for i in range(len(self.held.chosen) if letter == "e" or k in self.binder.carried else 1)]
-            made.append((torch.stack(drawn) if letter == "e" or k in self.binder.carried else drawn[0]).to(self.held.device))
-        return made
 
     def differ(self, pattern: str, program: Program, found: Sequence[Any], wanted: Sequence[Any]) -> str:
         """Where a compiled program's outputs differ from the flat graph's by more than the probe's bounds, in words; empty where they do not."""
@@ -389,7 +368,7 @@ class Programs:
             )
             if not again and not held.swapped and probes.passed(key):
                 continue
-            with guarded(f"{self._said(pattern)}: the probe") if held.cast is None else contextlib.nullcontext():
+            with guarded(f"{self.probing.said(pattern)}: the probe") if held.cast is None else contextlib.nullcontext():
                 self.probing.check(pattern, bound.run, [o.kind for o in bound.program.outputs])
             if not held.swapped:
                 probes.remember(key)

@@ -9,11 +9,14 @@ import contextlib
 import os
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
+
+from widepack_artifacts.store import hold
 
 from .errors import ArtifactError, ArtifactExists, LoweringError, UsageError, VerificationError, WidepackError
 from .form_subject import Subject, subject_of
@@ -103,25 +106,19 @@ def export(
     place = Path(out)
     _admit(place, force)
     stages = Stages(progress)
-    job = _onnx if to == "onnx" else _pt2
+    read = partial(subject_of, Path(path), entry, pattern, member, members)
     try:
-        return job(Path(path), place, entry, pattern, member, members, weights, opset, force, stages)
+        if to == "pt2":
+            return _pt2(read, place, weights, force, stages)
+        return _onnx(read, Path(path), place, weights, opset, force, stages, ("wide",) if member is not None else ("wide", "loop"))
     except OSError as e:
         raise ArtifactError(f"{place}: cannot be written: {e.strerror or e}; nothing of it is left, and what was there before is as it was") from e
 
 
 def _onnx(
-    path: Path,
-    out: Path,
-    entry: str,
-    pattern: str,
-    member: int | str | None,
-    members: Sequence[int | str] | None,
-    weights: str,
-    opset: int | None,
-    force: bool,
-    stages: Stages,
+    read: Callable[[str], Subject], path: Path, out: Path, weights: str, opset: int | None, force: bool, stages: Stages, ways: Sequence[str]
 ) -> ExportReport:
+    """read: gives the subject lowered in one of the ways, which are tried in turn."""
     from . import form_onnx as form
 
     opset = form.OPSET if opset is None else opset
@@ -131,9 +128,9 @@ def _onnx(
     if weights == "beside":
         form.location(path, out)
     first: WidepackError | None = None
-    for how in ("wide",) if member is not None else ("wide", "loop"):
+    for how in ways:
         with stages.stage("reading the artifact"):
-            subject = subject_of(path, entry, pattern, member, members, how)
+            subject = read(how)
         report = _report(subject, out, "onnx", weights)
         report.written, report.why = how, str(first or "")
         with _temporary(out, ".onnx") as temporary:
@@ -149,7 +146,7 @@ def _onnx(
                     form.discard(made)
                     raise
             except (LoweringError, VerificationError) as e:
-                if first is not None or member is not None:
+                if how == ways[-1]:
                     raise first or e from e
                 first = e
                 continue
@@ -162,22 +159,11 @@ def _onnx(
     raise AssertionError("one of the two ways has returned or raised")
 
 
-def _pt2(
-    path: Path,
-    out: Path,
-    entry: str,
-    pattern: str,
-    member: int | str | None,
-    members: Sequence[int | str] | None,
-    weights: str,
-    _opset: int | None,
-    force: bool,
-    stages: Stages,
-) -> ExportReport:
+def _pt2(read: Callable[[str], Subject], out: Path, weights: str, force: bool, stages: Stages) -> ExportReport:
     from . import form_pt2 as form
 
     with stages.stage("reading the artifact"):
-        subject = subject_of(path, entry, pattern, member, members, "wide")
+        subject = read("wide")
     report = _report(subject, out, "pt2", weights)
     with _temporary(out, ".pt2") as temporary:
         with stages.stage("writing the program"):
@@ -213,12 +199,20 @@ def _admit(out: Path, force: bool) -> None:
 
 @contextlib.contextmanager
 def _temporary(out: Path, suffix: str) -> Iterator[Path]:
-    """A path beside `out` that is gone afterwards."""
+    """A path beside `out` that is gone afterwards; those that killed exports left go now. A lock tells them from one that is being written."""
+    ours = re.compile(rf"\.{re.escape(out.name)}\.[0-9a-f]{{16}}\.(onnx|pt2)\Z")
+    for left in out.parent.iterdir():
+        if ours.match(left.name):
+            with contextlib.suppress(OSError), open(left, "rb") as file:
+                hold(file.fileno())
+                left.unlink()
     path = out.parent / f".{out.name}.{secrets.token_hex(8)}{suffix}"
-    try:
-        yield path
-    finally:
-        path.unlink(missing_ok=True)
+    with open(path, "xb") as file:
+        hold(file.fileno())
+        try:
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def _publish(temporary: Path, out: Path, force: bool) -> None:

@@ -82,7 +82,7 @@ class Subject:
 
     def drawn(self, sizes: dict[str, int]) -> list[torch.Tensor]:
         """A call's inputs at these sizes."""
-        made = self._programs.drawn(self.pattern, sizes)
+        made = self._programs.probing.drawn(self.pattern, sizes)
         states = self._programs.binder.carried
         return [(x[0] if self.single and k in states else x).contiguous() for k, x in enumerate(made)]
 

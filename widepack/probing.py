@@ -84,27 +84,36 @@ class Probing:
                 made.append(begun[k])
                 continue
             if kept is None:
-                made.append(self._drawn(k, own))
+                made.append(self._drawn(k, own, {d: max(2, v.example) for d, v in self.entry.dims.items()}))
                 continue
             x = kept.get(f"{self.at('each' if own and (pattern == 'each' or k not in self.binder.carried) else 'shared')}.x{k}")
             if own and not held.whole:
                 if not x.dim() or x.shape[0] != len(held.manifest.members):
-                    raise ArtifactError(f"{self._said(pattern)}: the probe's input {k} is not one for each of {len(held.manifest.members)} members")
+                    raise ArtifactError(f"{self.said(pattern)}: the probe's input {k} is not one for each of {len(held.manifest.members)} members")
                 x = x[list(held.chosen)]
             made.append(x.to(held.device) if exact else held.placed(x, f"input {self.entry.inputs[k].name} of the probe"))
         if kept is not None and not exact:
             try:
                 self.binder.check(made, self.own(pattern))
             except InputError as e:
-                raise ArtifactError(f"{self._said(pattern)}: the probe is no call of it: {e}") from e
+                raise ArtifactError(f"{self.said(pattern)}: the probe is no call of it: {e}") from e
         return made
 
-    def _said(self, pattern: str) -> str:
+    def said(self, pattern: str) -> str:
+        """What an error calls a program."""
         return f"{self.held.reader.root}: the program of entry {self.name}, pattern {pattern}"
 
-    def _drawn(self, k: int, own: bool) -> Tensor:
-        spec, sizes = self.entry.inputs[k], {d: max(2, v.example) for d, v in self.entry.dims.items()}
-        made = [draw(Source(spec.name, spec.type, spec.low, spec.high), sizes, 7919 * k + i) for i in range(len(self.held.chosen) if own else 1)]
+    def drawn(self, pattern: str, sizes: Mapping[str, int]) -> list[Tensor]:
+        """Inputs of a wide call at these sizes, like the probe's where there is one; other ones for each member."""
+        begun = self.initial()
+        return [begun[k] if k in begun else self._drawn(k, own, sizes) for k, own in enumerate(self.own(pattern))]
+
+    def _drawn(self, k: int, own: bool, sizes: Mapping[str, int]) -> Tensor:
+        """An input of a wide call. own: one a member."""
+        spec, kept, name = self.entry.inputs[k], self.tensors(), f"{self.at('each')}.x{k}"
+        example = self.held.placed(kept.get(name)[0], f"input {spec.name}").cpu().clone() if kept is not None and name in kept else None
+        source = Source(spec.name, spec.type, spec.low, spec.high, example)
+        made = [draw(source, sizes, 7919 * k + i) for i in range(len(self.held.chosen) if own else 1)]
         return (torch.stack(made) if own else made[0]).to(self.held.device)
 
     def record(self, pattern: str) -> list[Mapping[str, Any]] | None:

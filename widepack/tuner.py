@@ -248,7 +248,7 @@ def searches_of(
     searches: dict[int, Search] = {}
     shapes = Shapes(example)
     for batch, sizes in sizes_of.items():
-        inputs = programs.drawn(pattern, sizes)
+        inputs = programs.probing.drawn(pattern, sizes)
         said = _said(progress, f"{entry.name} {pattern} {letter} = {batch}" if letter else f"{entry.name} {pattern}")
         searches[batch] = Search(
             simple,

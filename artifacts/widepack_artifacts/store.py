@@ -623,7 +623,7 @@ def _lock(place: Path, path: Path) -> int:
         except OSError as e:
             raise ArtifactError(f"{path}: cannot write there: {e.strerror or e}") from e
         try:
-            _hold(handle)
+            hold(handle)
         except OSError as e:
             os.close(handle)
             raise ArtifactError(f"{path}: another process is writing this artifact; wait until it has ended") from e
@@ -636,13 +636,15 @@ def _lock(place: Path, path: Path) -> int:
 if sys.platform == "win32":
     import msvcrt
 
-    def _hold(handle: int) -> None:
+    def hold(handle: int) -> None:
+        """Lock a file until it is closed. Raises: OSError where another process holds it."""
         msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
 
 else:
     import fcntl
 
-    def _hold(handle: int) -> None:
+    def hold(handle: int) -> None:
+        """Lock a file until it is closed. Raises: OSError where another process holds it."""
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as e:
