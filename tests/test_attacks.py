@@ -287,6 +287,7 @@ def test_12_cycles_and_values_before_they_are_made(tmp_path: Path, change: Calla
         (node("a", "operator.getitem", 3, 3), "cannot run"),
         (node("a", "widepack.linear.default", X, X, None), "not enough values"),
         (node("a", "widepack.pack_linear.default", X, 1), "cannot run"),
+        (node("a", "widepack.pack_lstm.default", W, W, False, [2, 2, 6]), "are not those of an LSTM"),
         (node("a", "widepack.lstm_steps.default", *[X] * 4, None, None, None, False), "cannot run"),
     ],
 )

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 import cases
@@ -615,3 +616,14 @@ def test_a_cache_that_cannot_be_written_does_no_harm(artifacts: Artifacts, tmp_p
 def test_without_the_prologue_answers_are_the_same(artifacts: Artifacts) -> None:
     x = torch.randn(2, 3, 64, 64)
     close(load(artifacts("resnet18"), prologue=False)(x), load(artifacts("resnet18"))(x))
+
+
+def test_a_field_of_an_output_hides_what_else_has_its_name() -> None:
+    y = Output("Out", [("kind", 1), ("values", 2), ("logits", 3)])
+    assert [y.kind, y.values, y.logits, y["kind"], y[2]] == [1, 2, 3, 1, 3]
+    assert repr(y) == "Output(Out: kind=int, values=int, logits=int)"
+    again = pytree.tree_map(lambda v: v + 1, y)
+    assert isinstance(again, Output) and dict(again) == {"kind": 2, "values": 3, "logits": 4}
+    with pytest.raises(AttributeError, match="Out has no 'other'; it has kind, values, logits"):
+        y.other  # noqa: B018
+    assert Output("Pair", [("a", 1)]).kind == "Pair"

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
 
-from widepack.checkpoints import TensorInfo, member_names, open_all, open_checkpoint
+from widepack.checkpoints import TensorInfo, listed, member_names, open_all, open_checkpoint
 from widepack.errors import CheckpointError, UsageError
 
 
@@ -317,3 +317,10 @@ def test_names_are_unique_and_a_part_of_their_path(paths: list[str]) -> None:
         plain = name if name in path else name.rpartition("-")[0]
         assert plain in path
         assert whole.count(path) > 1 or any(other != path for other in whole) or len(whole) == 1
+
+
+@pytest.mark.parametrize("name", ["a\nb.pt", "tab\t.pt", "\x1b[31m.pt", "\udcff.pt", "\u202egpj.pt"])
+def test_a_path_that_no_artifact_can_name_is_refused_before_any_work(name: str) -> None:
+    with pytest.raises(UsageError, match="a character of this path is no text.*rename it"):
+        listed([name])
+    assert listed(["größe \u00a0 中.pt"])

@@ -21,8 +21,7 @@ from support import Artifacts
 from widepack.errors import UsageError
 from widepack_artifacts.errors import ArtifactError
 from widepack_cli import build as build_command
-from widepack_cli import common
-from widepack_cli.main import COMMANDS, Refusal, cli
+from widepack_cli.main import COMMANDS, cli
 from widepack_cli.progress import Progress
 
 CASE = load("mlp")
@@ -180,31 +179,6 @@ def test_progress_on_a_terminal_is_a_bar_that_goes_away() -> None:
         progress("verify", 2, 4)
         assert "verify [############............] 2/4" in stream.getvalue()
     assert stream.getvalue().endswith("\r" + " " * len("verify [############............] 2/4") + "\r")
-
-
-def test_write_whole(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-
-    def write(text: str) -> Any:
-        return lambda p: p.write_text(text)
-
-    common.write_whole(path, write("one"), force=False)
-    with pytest.raises(Refusal, match="exists; give another path, or --force"):
-        common.write_whole(path, write("two"), force=False)
-    assert path.read_text() == "one"
-
-    def interrupted(p: Path) -> None:
-        p.write_text("hal")
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        common.write_whole(path, interrupted, force=True)
-    assert path.read_text() == "one"
-    common.write_whole(path, write("two"), force=True)
-    assert path.read_text() == "two"
-    assert os.listdir(tmp_path) == ["a.json"], "no temporary file is left"
-    with pytest.raises(Refusal, match="is a folder"):
-        common.write_whole(tmp_path, write("x"), force=True)
 
 
 def test_settings_beside_the_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

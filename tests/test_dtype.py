@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import cases
 from support import Artifacts, Bound
-from widepack import InputError, LoweringError, UsageError, VerificationError, build, load
+from widepack import CheckpointError, InputError, LoweringError, UsageError, VerificationError, append, build, load, update
 from widepack.raise64 import double_by_default
 from widepack.recast import raised
 from widepack_artifacts.store import Reader
@@ -158,6 +158,29 @@ def test_what_the_dtype_cannot_hold_is_refused(tmp_path: Path) -> None:
     assert ens(x).dtype == torch.bfloat16
     with pytest.raises(UsageError, match="unknown dtype 'int8'"):
         load(tmp_path / "e.wide", dtype="int8")
+
+
+@pytest.mark.parametrize("how", ["build", "update", "append", "swap"])
+def test_a_checkpoint_with_a_number_past_the_dtype_is_refused_by_name(tmp_path: Path, how: str) -> None:
+    """It would be inf in the file, in the truth as in the answer, and hidden by what bounds it."""
+    paths = saved(tmp_path, lambda: nn.Linear(4, 2))
+    bad = torch.load(paths[0])
+    bad["bias"][0] = 1e6
+    torch.save(bad, tmp_path / "bad.pt")
+    out, more = tmp_path / "e.wide", {"model": lambda: nn.Linear(4, 2), "inputs": ["input=float16[B,4]"], "dtype": "fp16", **QUICK}
+    if how != "build":
+        build(paths, out, **more)
+    before = Reader(out).manifest.digest if how != "build" else ""
+    with pytest.raises(CheckpointError, match=r"bad.pt: bias holds 1e\+06, and the largest number of float16 is 6.55e\+04.*bfloat16 has the range"):
+        if how == "build":
+            build([*paths, tmp_path / "bad.pt"], out, **more)
+        elif how == "update":
+            update(out, {1: tmp_path / "bad.pt"})
+        elif how == "append":
+            append(out, [tmp_path / "bad.pt"])
+        else:
+            load(out).swap(1, tmp_path / "bad.pt")
+    assert not out.exists() if how == "build" else Reader(out).manifest.digest == before
 
 
 def test_answers_that_overflow_are_refused(tmp_path: Path) -> None:

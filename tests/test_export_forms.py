@@ -593,7 +593,7 @@ def sh(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_what_a_killed_export_left_goes_with_the_next_one(tmp_path: Path, heads: Path) -> None:
-    left, busy = tmp_path / f".e.pt2.{'a' * 16}.pt2", tmp_path / f".e.pt2.{'b' * 16}.pt2"
+    left, busy = tmp_path / f".widepack-{'a' * 16}.pt2", tmp_path / f".widepack-{'b' * 16}.pt2"
     left.write_bytes(b"half")
     with open(busy, "xb") as other:
         hold(other.fileno())  # another export is at work

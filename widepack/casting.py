@@ -17,7 +17,7 @@ from widepack_artifacts.manifest import Entry, Manifest
 from widepack_artifacts.program import Program
 
 from .codec import dtype_name, dtype_of
-from .compare import at_limit
+from .dtypes import OutOfRange, converted
 from .errors import UsageError
 
 FLOATING = ("float16", "bfloat16", "float32", "float64")
@@ -67,17 +67,7 @@ class Cast:
         new = self.table.get(dtype_name(value.dtype))
         if new is None:
             return value
-        made = value.to(dtype_of(new))
-        if torch.finfo(made.dtype).max >= torch.finfo(value.dtype).max:
-            return made
-        lost = torch.isinf(made) & torch.isfinite(value)
-        if bool(lost.any()):
-            largest = torch.finfo(made.dtype).max
-            if bool((lost & ~at_limit(value)).any()):
-                worst = float(value[lost].abs().max())
-                raise UsageError(
-                    f"{said} holds {worst:.4g}, and the largest number of {new} is {largest:.4g}: these members cannot run in {new}"
-                    + ("; bfloat16 has the range of float32" if new == "float16" else "")
-                )
-            made = torch.where(lost, torch.sign(value).to(made.dtype) * largest, made)
-        return made
+        try:
+            return converted(value, dtype_of(new))
+        except OutOfRange as e:
+            raise UsageError(f"{said} {e}") from e

@@ -27,6 +27,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from .dtypes import OutOfRange, converted
 from .errors import CheckpointError
 from .pt2_files import Pt2File
 from .state_dicts import (
@@ -110,11 +111,16 @@ class Checkpoint:
         return info if self._dtype is None or not is_floating(info.dtype) else TensorInfo(str(self._dtype).removeprefix("torch."), info.shape)
 
     def get(self, name: str) -> torch.Tensor:
-        """One tensor, on the CPU, mapped where the file allows: do not write into it. Raises: KeyError."""
+        """One tensor, on the CPU, mapped where the file allows: do not write into it. Raises: KeyError; CheckpointError for a number that `as_dtype` asks too much of."""
         if name not in self._names:
             raise KeyError(name)
         tensor = self._read(self._names[name]).detach()
-        return tensor.to(self._dtype) if self._dtype is not None and tensor.is_floating_point() else tensor
+        if self._dtype is None or not tensor.is_floating_point():
+            return tensor
+        try:
+            return converted(tensor, self._dtype)
+        except OutOfRange as e:
+            raise CheckpointError(f"checkpoint {self.path}: {name} {e}") from e
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """All tensors by name, as `get` gives them."""

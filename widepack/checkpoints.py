@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
+from widepack_artifacts.errors import plain
+
 from .checkpoint_files import Checkpoint as Checkpoint
 from .checkpoint_files import is_floating as is_floating
 from .checkpoint_files import look, open_file
@@ -66,12 +68,18 @@ def open_good(paths: Sequence[str | Path], key: str | None = None, trust_pickle:
 
 
 def listed(paths: Sequence[str | Path]) -> list[str]:
-    """The checkpoints that were given, as text. Raises: UsageError if there are none, or one path stands where a list should."""
+    """The checkpoints that were given, as text. Raises: UsageError if there are none, one path stands where a list should, or one cannot be written into a manifest."""
     if isinstance(paths, (str, Path)):
         raise UsageError(f"checkpoints must be a list of paths, not the one path {str(paths)!r}")
     if not paths:
         raise UsageError("no checkpoints: name the files of the members, for example widepack build ckpts/*.pt -o ens.wide")
-    return [str(path) for path in paths]
+    texts = [str(path) for path in paths]
+    for text in texts:
+        if "\n" in text or "\t" in text or plain(text) != text or text.encode("utf-8", "replace") != text.encode("utf-8", "surrogateescape"):
+            raise UsageError(
+                f"checkpoint {text!r}: a character of this path is no text, and no artifact can name the file; rename it, or link to it by another name"
+            )
+    return texts
 
 
 def bad_ones(bad: Sequence[LeftOut], count: int) -> CheckpointError:

@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from .dtypes import at_limit
+
 
 @dataclass
 class Pool:
@@ -163,13 +165,6 @@ def measure(member: str, call: str, wide: torch.Tensor, own: torch.Tensor, truth
 
 def rms(error: torch.Tensor) -> float:
     return float(error.square().mean().sqrt())
-
-
-def at_limit(t: torch.Tensor) -> torch.Tensor:
-    """Where the dtype's largest finite number stands, of either sign: a number's error there is none of its own."""
-    if t.is_complex():
-        return at_limit(torch.view_as_real(t)).any(-1)
-    return t.abs() == torch.finfo(t.dtype).max
 
 
 def same_places(a: torch.Tensor, b: torch.Tensor) -> bool:

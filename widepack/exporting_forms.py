@@ -6,19 +6,16 @@ What is written is held to the artifact before it appears: the probe's float64 a
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from widepack_artifacts.store import hold
-
-from .errors import ArtifactError, ArtifactExists, LoweringError, UsageError, VerificationError, WidepackError
+from . import single
+from .errors import ArtifactError, LoweringError, UsageError, VerificationError, WidepackError
 from .form_subject import Subject, subject_of
 from .progress import Report, Stages
 
@@ -104,10 +101,10 @@ def export(
         if not isinstance(value, (str, PathLike)):
             raise UsageError(f"{what} is a {type(value).__name__}; give a path")
     place = Path(out)
-    _admit(place, force)
     stages = Stages(progress)
     read = partial(subject_of, Path(path), entry, pattern, member, members)
     try:
+        single.admit(place, force)
         if to == "pt2":
             return _pt2(read, place, weights, force, stages)
         return _onnx(read, Path(path), place, weights, opset, force, stages, ("wide",) if member is not None else ("wide", "loop"))
@@ -133,7 +130,7 @@ def _onnx(
             subject = read(how)
         report = _report(subject, out, "onnx", weights)
         report.written, report.why = how, str(first or "")
-        with _temporary(out, ".onnx") as temporary:
+        with single.temporary(out, ".onnx") as temporary:
             try:
                 with stages.stage("writing ONNX"):
                     made = form.write(subject, temporary, out, weights, opset)
@@ -141,7 +138,7 @@ def _onnx(
                     with stages.stage("holding it to the artifact"):
                         report.checked = form.hold(subject, temporary, made)
                     report.files = {f.name: f.stat().st_size for f in made.beside}
-                    _publish(temporary, out, force)
+                    single.publish(temporary, out, force)
                 except BaseException:
                     form.discard(made)
                     raise
@@ -165,12 +162,12 @@ def _pt2(read: Callable[[str], Subject], out: Path, weights: str, force: bool, s
     with stages.stage("reading the artifact"):
         subject = read("wide")
     report = _report(subject, out, "pt2", weights)
-    with _temporary(out, ".pt2") as temporary:
+    with single.temporary(out, ".pt2") as temporary:
         with stages.stage("writing the program"):
             made = form.write(subject, temporary, weights)
         with stages.stage("holding it to the artifact"):
             report.checked = form.hold(subject, temporary, weights)
-        _publish(temporary, out, force)
+        single.publish(temporary, out, force)
     report.inputs, report.outputs, report.initializers = made.inputs, made.outputs, made.weights
     report.files = {out.name: out.stat().st_size}
     report.seconds = dict(stages.seconds)
@@ -186,53 +183,6 @@ def _report(subject: Subject, out: Path, to: str, weights: str) -> ExportReport:
 
 
 # ---------------------------------------------------------------- files
-
-
-def _admit(out: Path, force: bool) -> None:
-    if out.is_dir():
-        raise UsageError(f"{out} is a folder; give the path of a file")
-    if not out.parent.is_dir():
-        raise UsageError(f"{out}: there is no folder {out.parent}")
-    if not force and os.path.lexists(out):
-        raise ArtifactExists(f"{out} exists; give another path, or force=True (--force) to replace it")
-
-
-@contextlib.contextmanager
-def _temporary(out: Path, suffix: str) -> Iterator[Path]:
-    """A path beside `out` that is gone afterwards; those that killed exports left go now. A lock tells them from one that is being written."""
-    ours = re.compile(rf"\.{re.escape(out.name)}\.[0-9a-f]{{16}}\.(onnx|pt2)\Z")
-    for left in out.parent.iterdir():
-        if ours.match(left.name):
-            with contextlib.suppress(OSError), open(left, "rb") as file:
-                hold(file.fileno())
-                left.unlink()
-    path = out.parent / f".{out.name}.{secrets.token_hex(8)}{suffix}"
-    with open(path, "xb") as file:
-        hold(file.fileno())
-        try:
-            yield path
-        finally:
-            path.unlink(missing_ok=True)
-
-
-def _publish(temporary: Path, out: Path, force: bool) -> None:
-    """Give the file its name, by one rename, after it has reached the disk."""
-    with open(temporary, "rb+") as file:
-        os.fsync(file.fileno())
-    if force:
-        os.replace(temporary, out)
-    else:
-        try:
-            os.link(temporary, out)  # unlike a rename it never replaces a file that has come in between
-        except FileExistsError:
-            raise ArtifactExists(f"{out} exists; give another path, or force=True (--force) to replace it") from None
-        except OSError:  # a file system without hard links
-            os.replace(temporary, out)
-    handle = os.open(out.parent, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _clear(out: Path, kept: Sequence[str]) -> None:

@@ -15,7 +15,6 @@ import ctypes
 import hashlib
 import json
 import os
-import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -24,6 +23,7 @@ from typing import Any
 
 import torch
 
+from . import single
 from .backends.flat import MOST_NODES, Flat, flatten, nodes_unrolled
 from .backends.onnx_files import OnnxModel, in_order, onnx_model, session, where_mapped
 from .backends.task import first_line
@@ -338,10 +338,9 @@ def _put_in(flat: Flat, made: OnnxModel, out: Path, written: WrittenOnnx) -> Non
     import onnx_ir
 
     offsets: dict[int, tuple[int, int]] = {}
-    temporary = out.parent / f".{out.name}.{secrets.token_hex(8)}.data"
     seen = hashlib.sha256()
-    try:
-        with open(temporary, "xb") as file:
+    with single.temporary(out, ".data") as temporary:
+        with open(temporary, "wb") as file:
             for number, weight in weights.items():
                 gap = memoryview(bytes(-file.tell() % 64))
                 offsets[number] = file.tell() + len(gap), weight.numel() * weight.element_size()
@@ -355,8 +354,6 @@ def _put_in(flat: Flat, made: OnnxModel, out: Path, written: WrittenOnnx) -> Non
         if not data_file.exists():
             written.fresh.append(data_file)
         os.replace(temporary, data_file)
-    finally:
-        temporary.unlink(missing_ok=True)
     for w in made.weights:
         offset, size = offsets[w.number]
         made.give(w, onnx_ir.ExternalTensor(data_file.name, offset, size, w.dtype, shape=w.shape, name=w.value.name, base_dir=""))

@@ -19,6 +19,7 @@ import torch.utils._pytree as pytree
 from widepack_artifacts import tree
 from widepack_artifacts.manifest import Entry
 
+from . import single
 from .backends.task import first_line, quiet
 from .errors import LoweringError, WidepackError
 from .exported import exported_program, flat_weights, placeholder, save_program, without_literals
@@ -44,7 +45,7 @@ def write(subject: Subject, path: Path, weights: str) -> WrittenPt2:
     try:
         with torch.no_grad():
             made = exported_program(subject.program, fakes, subject.dims, result, keywords, values if weights == "inside" else None)
-            with open(path, "wb") as file, quiet():
+            with single.Sink(path) as file, quiet():
                 save_program(made, file)
     except (WidepackError, OSError):
         raise

@@ -17,12 +17,22 @@ from .runtime import storage
 class Output(Mapping[str, Any]):
     """What a member returned as a dataclass, named tuple or mapping class: by key, by attribute, and by number, in the class's order.
 
-    `kind` is the name of that class.
+    A field hides what else there is under its name: `y.values` is the field where there is one. `kind` is the name of the member's class.
     """
 
+    _rows: dict[str, Any]
+
     def __init__(self, kind: str, rows: Sequence[tuple[str, Any]]) -> None:
-        self.__dict__["kind"] = kind
+        self.__dict__["_kind"] = kind
         self.__dict__["_rows"] = dict(rows)
+
+    def __getattribute__(self, name: str) -> Any:
+        rows: dict[str, Any] = object.__getattribute__(self, "__dict__").get("_rows", {})
+        return rows[name] if name in rows and not name.startswith("_") else object.__getattribute__(self, name)
+
+    @property
+    def kind(self) -> str:
+        return str(self.__dict__["_kind"])
 
     def __getitem__(self, key: str | int) -> Any:
         return self._rows[key] if isinstance(key, str) else [v for v in self._rows.values() if v is not None][key]
@@ -31,7 +41,7 @@ class Output(Mapping[str, Any]):
         try:
             return self.__dict__["_rows"][name]
         except KeyError:
-            raise AttributeError(f"{self.kind} has no {name!r}; it has {', '.join(self._rows)}") from None
+            raise AttributeError(f"{self.__dict__['_kind']} has no {name!r}; it has {', '.join(self._rows)}") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._rows)
@@ -40,11 +50,11 @@ class Output(Mapping[str, Any]):
         return len(self._rows)
 
     def __repr__(self) -> str:
-        return f"Output({self.kind}: {', '.join(f'{k}={type(v).__name__}' for k, v in self._rows.items())})"
+        return f"Output({self.__dict__['_kind']}: {', '.join(f'{k}={type(v).__name__}' for k, v in self._rows.items())})"
 
 
 def _flatten(output: Output) -> tuple[list[Any], tuple[str, tuple[str, ...]]]:
-    return list(output.values()), (output.kind, tuple(output))
+    return list(Mapping.values(output)), (output.__dict__["_kind"], tuple(output))
 
 
 def _unflatten(values: Iterable[Any], context: tuple[str, tuple[str, ...]]) -> Output:

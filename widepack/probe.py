@@ -18,7 +18,8 @@ import torch
 
 from widepack_artifacts.errors import ArtifactError
 
-from .compare import Pool, at_limit, floating, same_places
+from .compare import Pool, floating, same_places
+from .dtypes import at_limit
 from .entries import FORWARD
 from .errors import ProbeError
 

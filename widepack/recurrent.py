@@ -155,6 +155,11 @@ def _lstm_steps(
 def _pack_lstm(w_x: Tensor, w_h: Tensor, reverse: bool, size: list[int]) -> list[Tensor]:
     pairs = [(a.t().contiguous(), b.t().contiguous()) for a, b in zip(w_x.unbind(0), w_h.unbind(0))]  # as torch has a member's
     if usable(w_x) and usable(w_h):
+        units = w_h.shape[1]
+        if w_x.dim() != 3 or w_x.shape[0] != len(w_h) or w_x.shape[2] != 4 * units or w_h.shape[2] != 4 * units:
+            raise ValueError(f"weights of {list(w_x.shape)} and {list(w_h.shape)} are not those of an LSTM, [N, I, 4H] and [N, H, 4H]")
+        if len(size) != 3 or size[2] != w_x.shape[1] or not all(0 < s < 2**31 for s in size):  # oneDNN reads what they say
+            raise ValueError(f"an input of {size} is none of [T, B, {w_x.shape[1]}]")
         pairs = [torch.ops.mkldnn._reorder_mkldnn_rnn_layer_weight(a, b, w_h.shape[1], reverse, True, False, size) for a, b in pairs]
     return [a for a, _ in pairs] + [b for _, b in pairs]
 

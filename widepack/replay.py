@@ -92,7 +92,7 @@ class Fakes:
         except TypeError:  # an argument that has no hash
             key = None
         with self.on():
-            made = ops.resolve(op)(*args, **kwargs)
+            made = ops.checked(op)(*args, **kwargs)
         if strange and _large(made):
             raise LoweringError(f"{op} gives a size that is an expression of over {_MOST_TERMS} terms of the inputs' sizes: it was given up there")
         if key is not None and not ops.of_values(op):

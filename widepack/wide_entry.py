@@ -177,7 +177,7 @@ class WideEntry:
 
     def _leaf(self, result: Any) -> torch.Tensor:
         if isinstance(result, (Output, Mapping)):
-            result = result["logits"] if "logits" in result else next(iter(result.values()))
+            result = result["logits"] if "logits" in result else result[next(iter(result))]
         while isinstance(result, (tuple, list)) and result and self.entry.outputs[0].kind != "ragged":
             result = result[0]
         if not isinstance(result, torch.Tensor):

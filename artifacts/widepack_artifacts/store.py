@@ -126,7 +126,7 @@ class Writer:
     """
 
     def __init__(self, path: str | os.PathLike[str], force: bool = False) -> None:
-        self.path = Path(path)
+        self.path = _named(path)
         self.force = force
         self.files: dict[str, File] = {}
         self._root = Path(os.path.realpath(path))
@@ -376,7 +376,7 @@ class Reader:
     """
 
     def __init__(self, path: str | os.PathLike[str], expect: str | None = None) -> None:
-        self.root = Path(path)
+        self.root = _named(path)
         if not self.root.is_dir():
             raise ArtifactError(f"{self.root}: {'an artifact is a folder, this is a file' if self.root.exists() else 'there is nothing'}")
         if not os.path.lexists(self.root / MANIFEST):
@@ -596,6 +596,23 @@ def _finish(file: BinaryIO, size: int, progress: Callable[[int, int], None] | No
             progress(file.tell(), size)
     file.close()
     return found.hexdigest()
+
+
+def _named(path: str | os.PathLike[str]) -> Path:
+    """Raises: ArtifactError for a path that is no text, since safetensors opens none."""
+    place = Path(path)
+    try:
+        os.fspath(place).encode()
+    except UnicodeEncodeError:
+        raise ArtifactError(f"{str(place)!r}: the path is not valid UTF-8, and safetensors opens no such file; rename the folder") from None
+    return place
+
+
+def is_part(path: Path) -> bool:
+    """Whether a path is the place of a file of an artifact that is there, or has a name that the next writer of the artifact would clear."""
+    inside = path.parent.name == PROGRAMS and (path.parent.parent / MANIFEST).exists()
+    beside = (path.parent / MANIFEST).exists() and (path.name in (MANIFEST, LOCK, PROGRAMS) or bool(_OURS.match(path.name)))
+    return inside or beside
 
 
 def _free(path: Path) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from .common import batch_list, emit, entry_option, example, model_options, stdout_kept, write_whole
+from .common import batch_list, emit, entry_option, example, model_options, stdout_kept
 from .main import Failure
 from .progress import Progress
 
@@ -249,8 +249,7 @@ def _text(document: Any) -> str:
 
 
 def _write(path: str, text: str) -> None:
-    write_whole(Path(path), lambda temporary: void(temporary.write_text(text, encoding="utf-8")), force=True)
+    from widepack.single import whole
 
-
-def void(_: Any) -> None:
-    """A call for its effect."""
+    with whole(Path(path), force=True) as temporary:
+        temporary.write_text(text, encoding="utf-8")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -83,36 +81,3 @@ def batch_list(_ctx: click.Context, parameter: click.Parameter, value: str) -> t
     if not found or min(found) < 1:
         raise click.BadParameter(f"{value!r} is no list of whole numbers from 1, such as 1,8,32", param=parameter)
     return found
-
-
-def write_whole(path: Path, write: Callable[[Path], None], force: bool) -> None:
-    """Write a file so that it appears whole or not at all, through a temporary one beside it.
-
-    Raises: Refusal where the path is taken and `force` is not given, is a folder, or is in none that exists.
-    """
-    taken = f"{path} exists; give another path, or --force to replace it"
-    if path.is_dir():
-        raise Refusal(f"{path} is a folder; give the path of a file")
-    if not path.parent.is_dir():
-        raise Refusal(f"{path}: there is no folder {path.parent}")
-    if not force and os.path.lexists(path):
-        raise Refusal(taken)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        temporary.unlink()  # for the permissions that a new file of this user has
-        write(temporary)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        if force:
-            os.replace(temporary, path)
-            return
-        try:
-            os.link(temporary, path)  # unlike a rename it never replaces a file that has come in between
-        except FileExistsError:
-            raise Refusal(taken) from None
-        except OSError:  # a file system without hard links
-            os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

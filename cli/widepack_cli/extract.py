@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import click
 
 from widepack_bench.text import plural
 
-from .common import ARTIFACT, example, write_whole
-from .main import Refusal
+from .common import ARTIFACT, example
+from .main import Failure, Refusal
 
 
 @click.command(
@@ -25,7 +25,8 @@ from .main import Refusal
 def command(artifact: Path, member: str, out: Path | None, force: bool) -> None:
     """Write the weights of MEMBER (a name or a number from 0) of ARTIFACT to a state dict of their own.
 
-    Bit for bit those of the checkpoint that the artifact was built from, under the same names.
+    Bit for bit those of the checkpoint that the artifact was built from, under the same names; in the dtype of `--dtype` where it was built with one. The artifact's
+    files are held to their hashes first.
     """
     from widepack_artifacts.store import Reader
 
@@ -35,10 +36,16 @@ def command(artifact: Path, member: str, out: Path | None, force: bool) -> None:
     if out.suffix not in (".pt", ".pth", ".safetensors"):
         raise click.BadParameter(f"{out} ends in none of .pt, .pth, .safetensors", param_hint="--out")
     import widepack
+    from widepack.single import admit, whole
 
+    admit(out, force)
     # clones: a file of its own, and no two names over one memory
-    state = {k: v.detach().clone() for k, v in widepack.load(artifact, prologue=False, warmup=False).state_dict(name).items()}
-    write_whole(out, lambda path: save(state, path, out.suffix), force)
+    state = {k: v.detach().clone() for k, v in widepack.load(artifact, verify="hashes", prologue=False, warmup=False).state_dict(name).items()}
+    try:
+        with whole(out, force, out.suffix) as path:
+            save(state, path)
+    except OSError as e:
+        raise Failure(f"{out}: cannot be written: {e.strerror or e}; nothing of it is left, and what was there before is as it was") from e
     click.echo(f"wrote {out}: {plural(len(state), 'tensor')} of member {name}")
 
 
@@ -52,13 +59,20 @@ def find(names: list[str], member: str) -> int:
     raise Refusal(f"there is no member {member!r}; the {len(names)} members are {shown}, or 0 to {len(names) - 1}")
 
 
-def save(state: dict[str, Any], path: Path, suffix: str) -> None:
-    """Write a state dict in the format that the suffix names."""
-    if suffix == ".safetensors":
+def save(state: dict[str, Any], path: Path) -> None:
+    """Write a state dict in the format that the suffix names. Raises: OSError."""
+    if path.suffix == ".safetensors":
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
-        save_file({k: v.contiguous() for k, v in state.items()}, path)
+        try:
+            save_file({k: v.contiguous() for k, v in state.items()}, path)
+        except SafetensorError as e:  # what the system said stands in its text alone
+            raise OSError(str(e)) from e
     else:
         import torch
 
-        torch.save(state, path)
+        from widepack.single import Sink
+
+        with Sink(path) as file:
+            torch.save(state, cast(IO[bytes], file))
