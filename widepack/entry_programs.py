@@ -361,7 +361,7 @@ class Programs:
             return
         at = self.probing.at(pattern)
         for bound in made:
-            program = bound.content or f"{at} {strict_json.digest(bound.program.to_json())} {held.chosen}"
+            program = f"{bound.content or f'{at} {strict_json.digest(bound.program.to_json())}'} {held.chosen}"
             ran_on = [] if bound.backend == "eager" else [bound.backend, bound.place.name if bound.place else ""]
             key = probes.cache_key(
                 manifest.digest, program, str(held.device), str(held.prologue), *ran_on, *([str(held.cast.dtype)] if held.cast else [])

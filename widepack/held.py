@@ -54,7 +54,7 @@ class Answers:
 class Held:
     """An open artifact with its weights, and how it was asked to be loaded: what all entries of a model share.
 
-    chosen: numbers of the members that are loaded. members: their names. probe: the tensors of the probe, mapped, where there is one. gate: what calls pass, and a
+    chosen: numbers of the members that are loaded. members: their names. whole: whether they are all of the artifact's in its order, for which its programs are. probe: the tensors of the probe, mapped, where there is one. gate: what calls pass, and a
     swap closes. swapping: held by the one swap at a time. cast: to another dtype than the artifact's. swapped: of the members that were swapped, by number, what
     stands in the place of their answers in the probe. limit: of what programs may take, over what the files justify; None for none.
     """
@@ -86,7 +86,7 @@ class Held:
         self.budget = self.fresh_budget()
         self.loading = False
         self.members: tuple[str, ...] = tuple(self.manifest.members[i].name for i in self.chosen)
-        self.whole = len(self.chosen) == len(self.manifest.members)
+        self.whole = self.chosen == tuple(range(len(self.manifest.members)))
         self.lock = threading.RLock()
         self.closed = False
         self.gate = Gate()
