@@ -64,7 +64,7 @@ def right(ens: WideModel, states: list[dict[str, Tensor]], order: list[int], dty
         torch.testing.assert_close(each[place].double(), alone(x[place].double()), rtol=most, atol=most)
 
 
-@pytest.mark.parametrize("dtype, most", [(None, 1e-5), pytest.param("bf16", 0.1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("dtype", "most"), [(None, 1e-5), pytest.param("bf16", 0.1, marks=pytest.mark.slow)])
 def test_every_order_answers_as_the_members_alone(ragged: tuple[Path, list[dict[str, Tensor]]], dtype: str | None, most: float) -> None:
     folder, states = ragged
     load(folder / "e.wide").probe()  # a pass that is remembered of the file's order is none of another

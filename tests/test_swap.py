@@ -365,6 +365,58 @@ def test_programs_that_are_bound_during_a_swap_are_swapped_too(small: Path, monk
     assert torch.allclose(ens.each(xs)[1], made(xs[1]), atol=1e-5)
 
 
+def test_what_is_bound_before_a_swap_is_put_back_is_put_back_too(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from widepack import swapping
+
+    ens = load(small / "auto.wide", dtype="fp64")  # weights are copies then
+    x, xs = torch.randn(2, 8).double(), torch.randn(N, 2, 8).double()
+    was = [ens.member(i) for i in range(N) if i != 1]
+    old, new = mlp().double(), mlp().double()
+    old.load_state_dict(torch.load(small / "b.pt"))
+    new.load_state_dict(torch.load(small / "new.pt"))
+    got: dict[str, Any] = {}
+
+    def wrong(*given: Any) -> None:
+        def look() -> None:
+            got["each"], got["member"] = ens.each(xs), ens.member(1)
+
+        t = threading.Thread(target=look)
+        t.start()
+        t.join()
+        got["alone"] = got["member"](x)
+        raise VerificationError("answers wrongly, says the test")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(swapping, "_verify", wrong)
+        with pytest.raises(VerificationError, match="says the test"):
+            ens.swap(1, small / "new.pt")
+    assert torch.allclose(got["each"][1], new(xs[1])) and torch.allclose(got["alone"], new(x))  # what is to be put back was there
+    assert torch.allclose(ens.each(xs)[1], old(xs[1])) and torch.allclose(ens(x)[1], old(x))
+    assert torch.allclose(got["member"](x), old(x)) and torch.allclose(ens.member(1)(x), old(x))
+    ens.probe()
+    ens.swap(1, small / "new.pt")
+    assert torch.allclose(ens.each(xs)[1], new(xs[1])) and torch.allclose(got["member"](x), new(x)) and len(was) == 2
+
+
+def test_a_member_that_is_made_during_a_swap_is_the_new_one(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from widepack.derived import Member
+
+    ens = load(small / "auto.wide", dtype="bf16")
+    x = torch.randn(2, 8).bfloat16()
+    got: list[nn.Module] = []
+    whole = Member.changes
+
+    def slow(values: Member, *given: Any) -> None:
+        whole(values, *given)
+        got.append(ens.member(1))  # as another thread may, when all is made aside and nothing written
+
+    monkeypatch.setattr(Member, "changes", slow)
+    ens.swap(1, small / "new.pt")
+    made = mlp().bfloat16()
+    made.load_state_dict(torch.load(small / "new.pt"))
+    assert got and torch.equal(got[0](x), made(x)) and torch.equal(ens.member(1)(x), made(x))
+
+
 def test_the_gate_waits_for_those_inside_and_holds_the_others() -> None:
     gate, order = Gate(), []
     inside, leave = threading.Event(), threading.Event()
