@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 import time
@@ -252,9 +253,22 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(small: Path, tmp_path: P
 
 def test_arguments_that_mean_nothing(small: Path) -> None:
     ens = load(small / "auto.wide")
-    for bad, words in ((3, "member 3 of 3"), ("fold9", "no member is called 'fold9'")):
+    bad: Any
+    for bad, words in (
+        (3, "member 3 of 3"),
+        (-1, "member -1 of 3"),
+        ("fold9", "no member is called 'fold9'"),
+        (True, "member True is a bool"),
+        (1.0, "member 1.0 is a float; members are named by number or by name"),
+        (None, "member None is a NoneType"),
+        ([1], "is a list"),
+    ):
         with pytest.raises(UsageError, match=words):
             ens.swap(bad, small / "new.pt")
+        with pytest.raises(UsageError, match=words) if bad != -1 else contextlib.nullcontext():
+            ens[bad]
+    with pytest.raises(UsageError, match="checkpoint is an empty text"):
+        ens.swap(0, "")
     with pytest.raises(UsageError, match="checkpoint is a dict"):
         ens.swap(0, {})  # type: ignore[arg-type]
     with pytest.raises(widepack.CheckpointError, match="nowhere"):
@@ -365,44 +379,56 @@ def test_programs_that_are_bound_during_a_swap_are_swapped_too(small: Path, monk
     assert torch.allclose(ens.each(xs)[1], made(xs[1]), atol=1e-5)
 
 
-def test_what_is_bound_before_a_swap_is_put_back_is_put_back_too(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def alone(path: Path, x: Tensor) -> Tensor:
+    """What a member of `Net` answers in float64."""
+    made = Net().double().eval()
+    made.load_state_dict(torch.load(path))
+    with torch.no_grad():
+        return torch.as_tensor(made(x))
+
+
+@pytest.mark.parametrize("dtype", [None, "fp64"])  # weights are the mapped files, and copies
+def test_what_is_bound_before_a_swap_is_put_back_is_put_back_too(net: Path, monkeypatch: pytest.MonkeyPatch, dtype: str | None) -> None:
     from widepack import swapping
 
-    ens = load(small / "auto.wide", dtype="fp64")  # weights are copies then
-    x, xs = torch.randn(2, 8).double(), torch.randn(N, 2, 8).double()
-    was = [ens.member(i) for i in range(N) if i != 1]
-    old, new = mlp().double(), mlp().double()
-    old.load_state_dict(torch.load(small / "b.pt"))
-    new.load_state_dict(torch.load(small / "new.pt"))
+    ens = load(net / "e.wide", dtype=dtype)
+    xs = torch.randn(N, 4, 3, 6, 6, dtype=torch.float64)
+    given = xs.to(ens.state()["mean"].dtype)
+    old, new = alone(net / "m1.pt", xs[1]), alone(net / "new.pt", xs[1])
     got: dict[str, Any] = {}
 
-    def wrong(*given: Any) -> None:
+    def answers() -> dict[str, Tensor]:
+        state = ens.state()
+        made = {"shared": ens(given[1], state=state)[0][1], "each": ens.each(given, state=state)[0][1]}
+        return made | {what: m(given[1], state=m.state())[0] for what, m in (("now", ens.member(1)), ("kept", got["member"]))}
+
+    def wrong(*_: Any) -> None:
         def look() -> None:
-            got["each"], got["member"] = ens.each(xs), ens.member(1)
+            got["member"] = ens.member(1)
+            got["meanwhile"] = answers()
 
         t = threading.Thread(target=look)
         t.start()
         t.join()
-        got["alone"] = got["member"](x)
         raise VerificationError("answers wrongly, says the test")
 
     with monkeypatch.context() as patch:
         patch.setattr(swapping, "_verify", wrong)
         with pytest.raises(VerificationError, match="says the test"):
-            ens.swap(1, small / "new.pt")
-    assert torch.allclose(got["each"][1], new(xs[1])) and torch.allclose(got["alone"], new(x))  # what is to be put back was there
-    assert torch.allclose(ens.each(xs)[1], old(xs[1])) and torch.allclose(ens(x)[1], old(x))
-    assert torch.allclose(got["member"](x), old(x)) and torch.allclose(ens.member(1)(x), old(x))
+            ens.swap(1, net / "new.pt")
+    for found, want in ((got["meanwhile"], new), (answers(), old)):
+        for what, y in found.items():
+            assert torch.allclose(y.double(), want, atol=1e-4), what
     ens.probe()
-    ens.swap(1, small / "new.pt")
-    assert torch.allclose(ens.each(xs)[1], new(xs[1])) and torch.allclose(got["member"](x), new(x)) and len(was) == 2
+    ens.swap(1, net / "new.pt")
+    assert all(torch.allclose(y.double(), new, atol=1e-4) for y in answers().values())
 
 
-def test_a_member_that_is_made_during_a_swap_is_the_new_one(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_that_is_made_during_a_swap_is_the_new_one(net: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from widepack.derived import Member
 
-    ens = load(small / "auto.wide", dtype="bf16")
-    x = torch.randn(2, 8).bfloat16()
+    ens = load(net / "e.wide", dtype="fp64")
+    x = torch.randn(4, 3, 6, 6, dtype=torch.float64)
     got: list[nn.Module] = []
     whole = Member.changes
 
@@ -411,10 +437,9 @@ def test_a_member_that_is_made_during_a_swap_is_the_new_one(small: Path, monkeyp
         got.append(ens.member(1))  # as another thread may, when all is made aside and nothing written
 
     monkeypatch.setattr(Member, "changes", slow)
-    ens.swap(1, small / "new.pt")
-    made = mlp().bfloat16()
-    made.load_state_dict(torch.load(small / "new.pt"))
-    assert got and torch.equal(got[0](x), made(x)) and torch.equal(ens.member(1)(x), made(x))
+    ens.swap(1, net / "new.pt")
+    want = alone(net / "new.pt", x)
+    assert got and all(torch.allclose(m(x, state=m.state())[0], want) for m in (got[0], ens.member(1)))
 
 
 def test_the_gate_waits_for_those_inside_and_holds_the_others() -> None:
