@@ -280,7 +280,18 @@ def test_errors_leave_what_was(three: Path, paths: list[Path], tmp_path: Path) -
     refused(lambda: update(three, {}), UsageError, "names no member")
     refused(lambda: update(three, {True: paths[3]}), UsageError, "bool")
     refused(lambda: update(three, [paths[3]]), UsageError, "list")  # type: ignore[arg-type]
-    refused(lambda: append(three, []), UsageError, "no checkpoints")
+    refused(lambda: append(three, []), UsageError, "no checkpoints", "widepack append")
+    refused(lambda: append(three, [paths[3], None]), UsageError, "checkpoint 1 is a NoneType; give the path of a file or folder")  # type: ignore[list-item]
+    refused(lambda: update(three, {1: None}), UsageError, "the checkpoint of member 1 is a NoneType")  # type: ignore[dict-item]
+    refused(lambda: update(three, {"m1": ""}), UsageError, "the checkpoint of member 'm1' is an empty text")
+    refused(lambda: drop(three, 2.5), UsageError, "members is a float; give a list")  # type: ignore[arg-type]
+    no_path: Any = None
+    refused(lambda: update(no_path, {0: paths[0]}), UsageError, "path is a NoneType; give the artifact's folder")
+    refused(lambda: append(no_path, [paths[3]]), UsageError, "path is a NoneType")
+    refused(lambda: drop("", [0]), UsageError, "path is an empty text")
+    refused(lambda: update(three, {0: paths[3]}, out=3), UsageError, "out is a int")  # type: ignore[arg-type]
+    refused(lambda: update(three, {0: paths[3]}, out=three / "inside" / "in.wide"), ArtifactError, "lies in the artifact", "give another path")
+    refused(lambda: build(paths[:2], three / "in.wide", model=Net, **SPECS), ArtifactError, "lies in the artifact")
     refused(lambda: append(three, [paths[1]]), UsageError, "m1: a member", "is called so already")
     refused(lambda: append(three, paths[3:5], names=["a", "a"]), UsageError, "a is given twice")
     refused(lambda: append(three, paths[3:5], names=["a"]), UsageError, "2 checkpoints and 1 names")
@@ -746,7 +757,7 @@ def test_commands(copy: Path, paths: list[Path], nets: list[nn.Module], tmp_path
     assert "since then" in said and f" update: m1 is {paths[3]}, and was {paths[1]}" in said and f" append: x is {paths[0]}" in said
     assert " drop: without m0" in done("inspect", tmp_path / "o.wide")
     assert "bit for bit" in done("verify", tmp_path / "o.wide", paths[3], paths[5])
-    assert "there is no member 'm9'" in done("update", copy, "--member", "m9", paths[3], code=2)
+    assert "no member is called 'm9'" in done("update", copy, "--member", "m9", paths[3], code=2)
     assert "named twice" in done("update", copy, "--member", "m1", paths[3], "--member", "1", paths[4], code=2)
     assert "Missing option '--member'" in done("update", copy, code=2)
     assert "all 4 members" in done("drop", copy, "0", "1", "2", "x", code=2)

@@ -18,13 +18,13 @@ from typing import Any
 
 from widepack_artifacts.store import hold
 
+from .entries import PATTERNS
 from .errors import ArtifactError, ArtifactExists, LoweringError, UsageError, VerificationError, WidepackError
 from .form_subject import Subject, subject_of
 from .progress import Report, Stages
 
 FORMS = {"onnx": ("inside", "beside"), "pt2": ("inside", "none")}
 """What can be written, and where its weights may be."""
-PATTERNS = ("shared", "each")
 
 
 @dataclass

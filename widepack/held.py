@@ -22,8 +22,9 @@ from widepack_artifacts.weights import Weights
 from .ahead import Extent, extents, parts_of, will_read
 from .backends.task import Mapped
 from .casting import Cast
-from .errors import ArtifactError, UsageError
+from .errors import ArtifactError
 from .gate import Gate
+from .naming import number_of
 from .pinned import Pinned
 from .progress import Report
 from .walk import Budget
@@ -108,13 +109,7 @@ class Held:
 
     def index(self, member: int | str) -> int:
         """A loaded member's place. Raises: UsageError."""
-        if isinstance(member, str):
-            if member not in self.members:
-                raise UsageError(f"no member is called {member!r}; the members are {', '.join(self.members[:20])}")
-            return self.members.index(member)
-        if not -len(self.members) <= member < len(self.members):
-            raise UsageError(f"member {member} of {len(self.members)}; members are numbered from 0")
-        return member % len(self.members)
+        return number_of(self.members, member)
 
     def row(self, name: str) -> Weight:
         """A weight's row in the table. Raises: ArtifactError."""

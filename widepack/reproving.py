@@ -19,13 +19,13 @@ from widepack_artifacts.program import Program
 from . import probe, verify
 from .ahead import asking
 from .compare import Pool
+from .entries import PATTERNS
 from .errors import VerificationError
 from .lower import Lowered
 from .plan import Plan
 from .progress import Stages
 from .standing import Standing
 from .truth import Compared, Truth
-from .wides import PATTERNS
 
 Module = Callable[[int], nn.Module]
 

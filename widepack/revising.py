@@ -35,12 +35,12 @@ from widepack_artifacts.store import Reader, Writer
 from . import plan_cache, probe
 from .arriving import Newcomer, newcomer
 from .checkpoints import listed, member_names
-from .entries import FORWARD
+from .entries import FORWARD, PATTERNS
 from .errors import ArtifactError, MemberMismatch, UsageError, VerificationError
 from .exported_programs import Programs
 from .members import Factory, read_names
 from .models import find_factory
-from .naming import numbers_of
+from .naming import checkpoint_of, numbers_of, path_of
 from .plan import Plan
 from .progress import Report, Stages
 from .registry import Choice, strategy_names
@@ -49,7 +49,7 @@ from .rewriting import NewTable, Seat, new_table, rewrite
 from .standing import Standing
 from .state import BUFFER
 from .version import __version__
-from .wides import PATTERNS, Wide, make_wides, same_programs
+from .wides import Wide, make_wides, same_programs
 from .writing import kinds_out, write_exported, write_tensors, write_wides
 
 _TRIES = 5
@@ -110,11 +110,12 @@ def update(
     """
 
     def seats(manifest: form.Manifest, arrive: Callable[[str | Path], Newcomer]) -> list[Seat]:
-        chosen = dict(zip(numbers_of([m.name for m in manifest.members], list(members)), members.values()))
+        chosen = dict(zip(numbers_of([m.name for m in manifest.members], list(members)), given))
         return [Seat(m.name, None, arrive(chosen[i]), i) if i in chosen else Seat(m.name, i, place=i) for i, m in enumerate(manifest.members)]
 
     if not isinstance(members, Mapping):
         raise UsageError(f"members is a {type(members).__name__}; give which member gets which checkpoint, for example {{3: 'new.pt'}}")
+    given = [Path(checkpoint_of(value, f"the checkpoint of member {who!r}")) for who, value in members.items()]
     return _again(path, out, lambda: _revise("update", path, seats, out, force, key, trust_pickle, model, model_args, progress))
 
 
@@ -136,7 +137,7 @@ def append(
     checkpoints, names: as `build` takes them; no name may be that of a member. The rest: as `update`.
     Raises: as `update`.
     """
-    paths = listed(checkpoints)
+    paths = listed(checkpoints, "widepack append ens.wide new.pt")
     given = read_names(names, len(paths)) if names is not None else member_names(paths)
 
     def seats(manifest: form.Manifest, arrive: Callable[[str | Path], Newcomer]) -> list[Seat]:
@@ -173,6 +174,9 @@ def drop(
 
 def _again(path: Path_, out: Path_ | None, once: Callable[[], ReviseReport]) -> ReviseReport:
     """Do it, and again where another artifact is published while the one that is there is read: only where it is the one that is written nobody can."""
+    path = path_of(path)
+    if out is not None:
+        path_of(out, "out")
     for left in reversed(range(_TRIES)):
         first = Reader(path)  # what is no artifact is told before anything is made at the path
         try:

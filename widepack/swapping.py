@@ -26,13 +26,12 @@ from . import probe as probes
 from .arriving import Newcomer, newcomer
 from .compare import Pool, floating, same_places
 from .derived import Changes, Member
+from .entries import PATTERNS
 from .entry_programs import Bound, Programs
 from .errors import MemberMismatch, UsageError, VerificationError
 from .held import Answers, Held
 from .members import bit_equal
 from .probing import Own
-
-PATTERNS = ("shared", "each")
 
 
 @dataclass(frozen=True)

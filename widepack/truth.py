@@ -13,6 +13,7 @@ from widepack_artifacts.program import Program
 
 from . import probe, verify
 from .compare import Pool
+from .entries import PATTERNS
 from .errors import VerificationError
 from .job import all_weights
 from .lower import Lowered
@@ -21,7 +22,7 @@ from .parts import Part, parts
 from .plan import Plan
 from .progress import Stages
 from .state import BUFFER
-from .wides import PATTERNS, Entry
+from .wides import Entry
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import torch
 
 from widepack_artifacts.manifest import Entry
 
+from .entries import PATTERNS
 from .entry_programs import Bound, Programs
 from .errors import InputError, UsageError
 from .held import Held
@@ -140,7 +141,7 @@ class WideEntry:
     def probe(self) -> None:
         """Run the probe of both presets now, whether or not it passed here before. Raises: VerificationError."""
         with self._held.lock:  # no member is exchanged meanwhile
-            for pattern in ("shared", "each"):
+            for pattern in PATTERNS:
                 self.programs.probe(pattern, self.programs.of(pattern), again=True)
 
     # ---------------------------------------------------------------- members and ensembles

@@ -22,13 +22,12 @@ def command(artifact: Path, members: tuple[str, ...], out: Path | None, force: b
     Programs are lowered again by rules of thumb, since the number of members stands in them; plans that were measured for more are left out. Every answer is proved
     again before one rename publishes the result. `widepack extract` writes a member's weights to a file of its own first.
     """
+    from widepack.naming import number_in
     from widepack_artifacts.store import Reader
-
-    from .extract import find
 
     names = [m.name for m in Reader(artifact).manifest.members]
     with stdout_kept(as_json), Progress() as progress:
         import widepack
 
-        report = widepack.drop(artifact, [find(names, m) for m in members], out=out, force=force, progress=progress)
+        report = widepack.drop(artifact, [number_in(names, m) for m in members], out=out, force=force, progress=progress)
     tell(report, as_json)

@@ -10,7 +10,6 @@ import click
 from widepack_bench.text import plural
 
 from .common import ARTIFACT, example, write_whole
-from .main import Refusal
 
 
 @click.command(
@@ -27,10 +26,11 @@ def command(artifact: Path, member: str, out: Path | None, force: bool) -> None:
 
     Bit for bit those of the checkpoint that the artifact was built from, under the same names.
     """
+    from widepack.naming import number_in
     from widepack_artifacts.store import Reader
 
     names = [m.name for m in Reader(artifact).manifest.members]
-    name = names[find(names, member)]
+    name = names[number_in(names, member)]
     out = out or Path(f"{name.replace('/', '-')}.safetensors")
     if out.suffix not in (".pt", ".pth", ".safetensors"):
         raise click.BadParameter(f"{out} ends in none of .pt, .pth, .safetensors", param_hint="--out")
@@ -40,16 +40,6 @@ def command(artifact: Path, member: str, out: Path | None, force: bool) -> None:
     state = {k: v.detach().clone() for k, v in widepack.load(artifact, prologue=False, warmup=False).state_dict(name).items()}
     write_whole(out, lambda path: save(state, path, out.suffix), force)
     click.echo(f"wrote {out}: {plural(len(state), 'tensor')} of member {name}")
-
-
-def find(names: list[str], member: str) -> int:
-    """A member's index by its name, or by its number where no member is called so. Raises: Refusal naming the members."""
-    if member in names:
-        return names.index(member)
-    if member.isdecimal() and int(member) < len(names):
-        return int(member)
-    shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-    raise Refusal(f"there is no member {member!r}; the {len(names)} members are {shown}, or 0 to {len(names) - 1}")
 
 
 def save(state: dict[str, Any], path: Path, suffix: str) -> None:
