@@ -273,9 +273,12 @@ def test_arguments_that_mean_nothing(small: Path) -> None:
         ens.swap(0, {})  # type: ignore[arg-type]
     with pytest.raises(widepack.CheckpointError, match="nowhere"):
         ens.swap(0, small / "nowhere.pt")
+    held = ens.member(0)
     ens.close()
-    with pytest.raises(UsageError, match="was closed"):
-        ens.swap(0, small / "new.pt")
+    for refused in (lambda: ens.swap(0, small / "new.pt"), lambda: ens.member(0), lambda: ens[0], lambda: ens.state_dict(0), ens.state, ens.probe):
+        with pytest.raises(UsageError, match="was closed"):
+            refused()
+    assert held(torch.randn(2, 8)).shape == (2, 4)  # what was given out stays usable
 
 
 def test_a_wide_program_that_answers_wrongly_gets_the_old_member_back(net: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,8 +131,7 @@ class Programs:
     def of(self, pattern: str) -> list[Bound]:
         """The bound programs of a pattern; made, probed and kept on first use."""
         with self.held.lock:
-            if self.held.closed:
-                raise UsageError("this model was closed; widepack.load opens its artifact again")
+            self.held.must_be_open()
             if pattern not in self._bound:
                 if not self.held.loading:  # what one load binds has one budget, and so has what one call does
                     self.held.budget = self.held.fresh_budget()

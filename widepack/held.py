@@ -22,7 +22,7 @@ from widepack_artifacts.weights import Weights
 from .ahead import Extent, extents, parts_of, will_read
 from .backends.task import Mapped
 from .casting import Cast
-from .errors import ArtifactError
+from .errors import ArtifactError, UsageError
 from .gate import Gate
 from .naming import number_of
 from .pinned import Pinned
@@ -106,6 +106,11 @@ class Held:
         if self.limit is None:
             return None
         return Budget.of(*self._sizes, self.limit)
+
+    def must_be_open(self) -> None:
+        """Raises: UsageError after `close`."""
+        if self.closed:
+            raise UsageError("this model was closed; widepack.load opens its artifact again")
 
     def index(self, member: int | str) -> int:
         """A loaded member's place. Raises: UsageError."""

@@ -46,11 +46,13 @@ from .progress import Report, Stages
 from .registry import Choice, strategy_names
 from .reproving import Proof, Tried
 from .rewriting import NewTable, Seat, new_table, rewrite
+from .specs import parse_size
 from .standing import Standing
 from .state import BUFFER
+from .truth import not_finite
 from .version import __version__
 from .wides import Wide, make_wides, same_programs
-from .writing import kinds_out, write_exported, write_tensors, write_wides
+from .writing import SHARD_SIZE, kinds_out, write_exported, write_tensors, write_wides
 
 _TRIES = 5
 
@@ -62,7 +64,7 @@ class ReviseReport:
     did: `update`, `append` or `drop`. members: all names. changed: name, source and SHA-256 of each member that came, the name of each that went. kinds: weights that
     are of another kind now, with bytes before and after. lowered: the entries whose programs were lowered again. left_out: measured plans that are not in the
     artifact any more, and why. written: how the weights came over: `reflink`, `kernel`, `copy`, `streamed` or `kept`. asked: whose own modules the captured program
-    was held to again. weights: bytes by kind. seconds: by stage. before, digest: the digests of the artifact that was and of the one that is.
+    was held to again. weights: bytes by kind. seconds: by stage. not_finite: as of a build. before, digest: the digests of the artifact that was and of the one that is.
     """
 
     path: str
@@ -80,6 +82,7 @@ class ReviseReport:
     before: str
     digest: str
     verification: dict[str, Any] = field(default_factory=dict)
+    not_finite: list[dict[str, Any]] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -99,12 +102,14 @@ def update(
     trust_pickle: bool = False,
     model: Model = None,
     model_args: Mapping[str, Any] | None = None,
+    max_shard_size: int | str | None = None,
     progress: Report | None = None,
 ) -> ReviseReport:
     """Put other checkpoints in the places of members.
 
     path: the artifact. members: {number or name: checkpoint}; names and order stay. out: write the result there, and leave the artifact as it is; force: also where an
     artifact is. key, trust_pickle: as `build` takes them. model, model_args: where they are given, each newcomer's own module is held to the captured program.
+    max_shard_size: as `build` takes it: all weights files are written anew then; without it files stay of the size that the artifact was built with.
     progress: called with (stage, done, total).
     Raises: UsageError, CheckpointError, MemberMismatch, LoweringError, VerificationError, ArtifactError. Nothing is published then.
     """
@@ -116,7 +121,7 @@ def update(
     if not isinstance(members, Mapping):
         raise UsageError(f"members is a {type(members).__name__}; give which member gets which checkpoint, for example {{3: 'new.pt'}}")
     given = [Path(checkpoint_of(value, f"the checkpoint of member {who!r}")) for who, value in members.items()]
-    return _again(path, out, lambda: _revise("update", path, seats, out, force, key, trust_pickle, model, model_args, progress))
+    return _again(path, out, lambda: _revise("update", path, seats, out, force, key, trust_pickle, model, model_args, max_shard_size, progress))
 
 
 def append(
@@ -130,6 +135,7 @@ def append(
     trust_pickle: bool = False,
     model: Model = None,
     model_args: Mapping[str, Any] | None = None,
+    max_shard_size: int | str | None = None,
     progress: Report | None = None,
 ) -> ReviseReport:
     """Add members behind those that are there.
@@ -150,7 +156,7 @@ def append(
         come = [arrive(p) for p in paths]
         return stay + [Seat(name, None, one, k % len(there)) for k, (name, one) in enumerate(zip(given, come))]
 
-    return _again(path, out, lambda: _revise("append", path, seats, out, force, key, trust_pickle, model, model_args, progress))
+    return _again(path, out, lambda: _revise("append", path, seats, out, force, key, trust_pickle, model, model_args, max_shard_size, progress))
 
 
 def drop(
@@ -159,6 +165,7 @@ def drop(
     *,
     out: Path_ | None = None,
     force: bool = False,
+    max_shard_size: int | str | None = None,
     progress: Report | None = None,
 ) -> ReviseReport:
     """Take members out. members: numbers or names; at least one member stays. The rest, and raises: as `update`."""
@@ -169,7 +176,7 @@ def drop(
             raise UsageError(f"drop names all {len(gone)} members of {path}; an artifact has at least one: remove the folder instead")
         return [Seat(m.name, i, place=i) for i, m in enumerate(manifest.members) if i not in gone]
 
-    return _again(path, out, lambda: _revise("drop", path, seats, out, force, None, False, None, None, progress))
+    return _again(path, out, lambda: _revise("drop", path, seats, out, force, None, False, None, None, max_shard_size, progress))
 
 
 def _again(path: Path_, out: Path_ | None, once: Callable[[], ReviseReport]) -> ReviseReport:
@@ -197,8 +204,10 @@ def _revise(
     trust_pickle: bool,
     model: Model,
     model_args: Mapping[str, Any] | None,
+    max_shard_size: int | str | None,
     progress: Report | None,
 ) -> ReviseReport:
+    most = None if max_shard_size is None else parse_size(max_shard_size)
     stages = Stages(progress)
     with Writer(path if out is None else out, force=force or out is None) as writer:
         reader = Reader(path)  # under the lock, where it is the one that is written: nobody publishes in between
@@ -218,7 +227,7 @@ def _revise(
             for one in made.values():
                 one.lower(asked)
         with stages.stage("write weights"):
-            files, written = rewrite(writer, reader, table, seats, stages.step)
+            files, written = rewrite(writer, reader, table, seats, most, stages.step)
         with stages.stage("verify"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what a member warns of at the sizes that are tried is no news
             places = [writer.place(f) for f in files]
@@ -245,7 +254,8 @@ def _revise(
                 "asked": heard,
             }
             verification = probe.joined({one.name: one.record for one in made.values()})
-            provenance = {**old.provenance, "history": [*_list(old.provenance.get("history")), history]}
+            sized = {} if most is None else {SHARD_SIZE: most}
+            provenance = {**old.provenance, **sized, "history": [*_list(old.provenance.get("history")), history]}
             manifest = writer.publish(
                 replace(
                     old,
@@ -275,6 +285,7 @@ def _revise(
         before=old.digest,
         digest=manifest.digest,
         verification=verification,
+        not_finite=not_finite({one.name: one.record for one in made.values()}),
     )
 
 
@@ -350,7 +361,7 @@ class _Made:
         hashed = self.reader.manifest.files
         for why in dict.fromkeys(wrong.values()):
             self._leave_out([w for w in self.measured if wrong.get(_key(w, hashed)) == why], why)
-        self.record, self.probed = proof.record(records, before), proof.probed()
+        self.record, self.probed = proof.record(records, before, [s.name for s in seats if s.new is None]), proof.probed()
 
     def carry(self, before: str, after: str) -> None:
         """Plans in the user's cache are kept for the new artifact too, where its programs are those that they were measured with."""

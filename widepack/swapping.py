@@ -75,8 +75,7 @@ def swap(
     """Put a checkpoint in the place of a loaded member. entries: the programs of every entry. Raises: as `WideModel.swap`."""
     place = held.index(member)
     with held.swapping:
-        if held.closed:
-            raise UsageError("this model was closed; widepack.load opens its artifact again")
+        held.must_be_open()
         stages = Stages()
         mapped = _fitting(held, place, newcomer(held.manifest, checkpoint, key, trust_pickle), checkpoint)
         values = Member(held, place, {n: held.placed(value, f"checkpoint {checkpoint}: {n}") for n, value in mapped.items()})

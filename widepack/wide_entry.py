@@ -89,6 +89,7 @@ class WideEntry:
 
         sizes: of the dims that inputs among them have. Raises: UsageError.
         """
+        self._held.must_be_open()
         begun = {self.entry.inputs[i].name: value for i, value in self.programs.initial().items()}
         with self._gate.passed():
             return self._binder.fresh(begun, sizes)
@@ -148,6 +149,7 @@ class WideEntry:
 
     def member(self, member: int | str) -> Member:
         """One member, by number or name, as a plain module over the artifact's weights. Raises: UsageError."""
+        self._held.must_be_open()
         place = self._held.index(member)
         program, values = self.programs.member(place)
         weights = {s.source: value for s, value in zip(program.weights, values, strict=True)}

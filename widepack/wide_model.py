@@ -169,6 +169,7 @@ class WideModel:
 
     def state_dict(self, member: int | str) -> dict[str, torch.Tensor]:
         """One member's state dict, every name of its checkpoint, bit for bit; tensors are views of the mapped weights, which a swap writes into. Raises: UsageError."""
+        self._held.must_be_open()
         i = self._held.chosen[self._held.index(member)]
         saved = [w for w in self.manifest.weights if w.role != "constant"]
         return {name: self._held.part(w.name, i) for w in saved for name in (w.name, *w.aliases)}
@@ -190,7 +191,8 @@ class WideModel:
         return swap(self._held, [e.programs for e in self._entries.values()], member, Path(checkpoint), key, trust_pickle)
 
     def close(self) -> None:
-        """Let go of programs and weights; the model cannot be called afterwards."""
+        """Let go of programs and weights. Calls, `member`, `state`, `state_dict` and `swap` are refused afterwards; members and tensors that were given out stay usable, and
+        hold the mapped files open as long as somebody holds them."""
         self._held.close()
         for entry in self._entries.values():
             entry.forget()

@@ -33,6 +33,8 @@ HASHING = 4
 """Checkpoints that are hashed at once."""
 SHARD_BYTES = 5 * 10**9
 """Of a weights file, as Hugging Face has it."""
+SHARD_SIZE = "max_shard_size"
+"""Where the provenance says which size was asked for."""
 
 
 class Rows(Protocol):
