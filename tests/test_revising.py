@@ -801,7 +801,8 @@ def test_commands(copy: Path, paths: list[Path], nets: list[nn.Module], tmp_path
     assert "programs     lowered again" in text and f"now {Reader(copy).manifest.digest}" in text
     found = json.loads(done("append", copy, paths[0], "--names", "x", "--json"))
     assert found["members"] == ["m0", "m1", "m2", "x"] and set(found) == set(ReviseReport.__dataclass_fields__)
-    text = done("drop", copy, "x", "0", "-o", tmp_path / "o.wide")
+    text = done("drop", copy, "x", "0", "-o", tmp_path / "o.wide", "--max-shard-size", "100B")
+    assert len(Reader(copy).weights_files()) == 1 < len(Reader(tmp_path / "o.wide").weights_files())
     assert f"dropped      m0, which was {paths[0]}" in text and "2 members: m1, m2" in text
     own(tmp_path / "o.wide", [nets[3], nets[5]], X)
     said = done("inspect", copy)
