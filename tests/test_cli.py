@@ -403,7 +403,7 @@ def test_extract_gives_the_checkpoint_back(artifact: Path, checkpoints: list[str
     assert (tmp_path / "one.pt").read_bytes() == before
     done("extract", artifact, "0", "-o", tmp_path / "one.pt", "--force")
     assert (tmp_path / "one.pt").read_bytes() != before
-    assert "there is no member 'm99'" in refused(2, "extract", artifact, "m99")
+    assert "no member is called 'm99'" in refused(2, "extract", artifact, "m99")
     assert "ends in none of" in refused(2, "extract", artifact, "0", "-o", tmp_path / "one.onnx")
 
 

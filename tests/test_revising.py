@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import widepack
@@ -23,11 +24,13 @@ from widepack import ReviseReport, append, build, drop, load, plan_cache, update
 from widepack.compare import Wrong
 from widepack.errors import ArtifactError, CheckpointError, MemberMismatch, UsageError, VerificationError, WidepackError
 from widepack.plan import Plan
+from widepack.rewriting import shard_size
 from widepack_artifacts import strict_json
 from widepack_artifacts.manifest import Manifest, WideProgram
 from widepack_artifacts.store import Reader, Writer
 from widepack_artifacts.weights import Weights
 from widepack_cli.main import cli
+from widepack_cli.revise import lines
 
 SPECS: dict[str, Any] = {"inputs": ["x=float32[B,6]"], "targets": ("cpu",), "pt2": False}
 
@@ -280,7 +283,18 @@ def test_errors_leave_what_was(three: Path, paths: list[Path], tmp_path: Path) -
     refused(lambda: update(three, {}), UsageError, "names no member")
     refused(lambda: update(three, {True: paths[3]}), UsageError, "bool")
     refused(lambda: update(three, [paths[3]]), UsageError, "list")  # type: ignore[arg-type]
-    refused(lambda: append(three, []), UsageError, "no checkpoints")
+    refused(lambda: append(three, []), UsageError, "no checkpoints", "widepack append")
+    refused(lambda: append(three, [paths[3], None]), UsageError, "checkpoint 1 is a NoneType; give the path of a file or folder")  # type: ignore[list-item]
+    refused(lambda: update(three, {1: None}), UsageError, "the checkpoint of member 1 is a NoneType")  # type: ignore[dict-item]
+    refused(lambda: update(three, {"m1": ""}), UsageError, "the checkpoint of member 'm1' is an empty text")
+    refused(lambda: drop(three, 2.5), UsageError, "members is a float; give a list")  # type: ignore[arg-type]
+    no_path: Any = None
+    refused(lambda: update(no_path, {0: paths[0]}), UsageError, "path is a NoneType; give the artifact's folder")
+    refused(lambda: append(no_path, [paths[3]]), UsageError, "path is a NoneType")
+    refused(lambda: drop("", [0]), UsageError, "path is an empty text")
+    refused(lambda: update(three, {0: paths[3]}, out=3), UsageError, "out is a int")  # type: ignore[arg-type]
+    refused(lambda: update(three, {0: paths[3]}, out=three / "inside" / "in.wide"), ArtifactError, "lies in the artifact", "give another path")
+    refused(lambda: build(paths[:2], three / "in.wide", model=Net, **SPECS), ArtifactError, "lies in the artifact")
     refused(lambda: append(three, [paths[1]]), UsageError, "m1: a member", "is called so already")
     refused(lambda: append(three, paths[3:5], names=["a", "a"]), UsageError, "a is given twice")
     refused(lambda: append(three, paths[3:5], names=["a"]), UsageError, "2 checkpoints and 1 names")
@@ -594,6 +608,54 @@ def test_the_newcomers_own_module(copy: Path, paths: list[Path]) -> None:
     record = Reader(copy).manifest.verification
     assert set(record["capture_again"][0]["members"]) == {"m1"}
 
+    def heard() -> list[set[str]]:
+        return [set(row["members"]) for row in Reader(copy).manifest.verification.get("capture_again", [])]
+
+    update(copy, {2: paths[4]}, model=Net)
+    assert heard() == [{"m1"}, {"m2"}]  # what was found before holds for a member that is still there
+    update(copy, {1: paths[0]})
+    assert heard() == [{"m2"}]
+    drop(copy, ["m2"])
+    assert heard() == []
+
+
+def test_weights_files_stay_of_their_size(copy: Path, paths: list[Path], nets: list[nn.Module]) -> None:
+    def files() -> list[int]:
+        return [sum(t.numel() * 4 for t in load_file(p).values()) for p in Reader(copy).weights_files()]
+
+    assert len(files()) == 1
+    report = update(copy, {1: paths[3]}, max_shard_size="400")
+    assert report.written == "streamed" and len(files()) > 1 and max(files()) <= 400
+    own(copy, [nets[0], nets[3], nets[2]], X)
+    assert update(copy, {1: paths[1]}).written != "streamed" and max(files()) <= 400
+    update(copy, {0: paths[5]})  # which splits the trunk
+    assert max(files()) <= 3 * 6 * 6 * 4  # a weight is never divided
+    append(copy, [paths[4]])
+    assert len(files()) > 2 and sorted(files())[-2] <= 400
+    own(copy, [nets[5], *nets[1:3], nets[4]], X)
+    reader = Reader(copy)
+    assert shard_size(reader) == 400
+    reader.manifest = replace(reader.manifest, provenance={})  # as an earlier version wrote it
+    assert shard_size(reader) == max(p.stat().st_size for p in reader.weights_files())
+    drop(copy, [0, 1, 2], max_shard_size="5GB")
+    assert len(files()) == 1 and shard_size(Reader(copy)) == 5 * 10**9
+    own(copy, [nets[4]], X)
+    refused(lambda: drop(copy, [0], max_shard_size="lots"), UsageError, "size 'lots'", "5GB")
+
+
+def test_members_whose_answers_are_no_numbers_are_named(paths: list[Path], tmp_path: Path) -> None:
+    broken = tmp_path / "broken.pt"
+    torch.save({n: v * float("nan") if n == "head.weight" else v for n, v in torch.load(paths[0]).items()}, broken)
+    path = tmp_path / "e.wide"
+    built = build([broken, *paths[1:3]], path, model=Net, **SPECS)
+    (row,) = built.not_finite
+    assert row["entry"] == "forward" and row["member"] == "broken" and row["numbers"] == row["of"] > 0 and built.to_json()["not_finite"] == [row]
+    report = update(path, {"broken": paths[3], "m2": broken})
+    assert [r["member"] for r in report.not_finite] == ["m2"]
+    (line,) = (text for text in lines(report) if text.startswith("not finite"))
+    assert "member m2" in line and "NaN or inf" in line and "look at its weights" in line
+    assert not update(path, {"m2": paths[4]}).not_finite
+
 
 @pytest.mark.slow
 def test_programs_come_with_their_own_module(tmp_path: Path) -> None:
@@ -739,14 +801,15 @@ def test_commands(copy: Path, paths: list[Path], nets: list[nn.Module], tmp_path
     assert "programs     lowered again" in text and f"now {Reader(copy).manifest.digest}" in text
     found = json.loads(done("append", copy, paths[0], "--names", "x", "--json"))
     assert found["members"] == ["m0", "m1", "m2", "x"] and set(found) == set(ReviseReport.__dataclass_fields__)
-    text = done("drop", copy, "x", "0", "-o", tmp_path / "o.wide")
+    text = done("drop", copy, "x", "0", "-o", tmp_path / "o.wide", "--max-shard-size", "100B")
+    assert len(Reader(copy).weights_files()) == 1 < len(Reader(tmp_path / "o.wide").weights_files())
     assert f"dropped      m0, which was {paths[0]}" in text and "2 members: m1, m2" in text
     own(tmp_path / "o.wide", [nets[3], nets[5]], X)
     said = done("inspect", copy)
     assert "since then" in said and f" update: m1 is {paths[3]}, and was {paths[1]}" in said and f" append: x is {paths[0]}" in said
     assert " drop: without m0" in done("inspect", tmp_path / "o.wide")
     assert "bit for bit" in done("verify", tmp_path / "o.wide", paths[3], paths[5])
-    assert "there is no member 'm9'" in done("update", copy, "--member", "m9", paths[3], code=2)
+    assert "no member is called 'm9'" in done("update", copy, "--member", "m9", paths[3], code=2)
     assert "named twice" in done("update", copy, "--member", "m1", paths[3], "--member", "1", paths[4], code=2)
     assert "Missing option '--member'" in done("update", copy, code=2)
     assert "all 4 members" in done("drop", copy, "0", "1", "2", "x", code=2)

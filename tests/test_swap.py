@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 import time
@@ -252,16 +253,32 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(small: Path, tmp_path: P
 
 def test_arguments_that_mean_nothing(small: Path) -> None:
     ens = load(small / "auto.wide")
-    for bad, words in ((3, "member 3 of 3"), ("fold9", "no member is called 'fold9'")):
+    bad: Any
+    for bad, words in (
+        (3, "member 3 of 3"),
+        (-1, "member -1 of 3"),
+        ("fold9", "no member is called 'fold9'"),
+        (True, "member True is a bool"),
+        (1.0, "member 1.0 is a float; members are named by number or by name"),
+        (None, "member None is a NoneType"),
+        ([1], "is a list"),
+    ):
         with pytest.raises(UsageError, match=words):
             ens.swap(bad, small / "new.pt")
+        with pytest.raises(UsageError, match=words) if bad != -1 else contextlib.nullcontext():
+            ens[bad]
+    with pytest.raises(UsageError, match="checkpoint is an empty text"):
+        ens.swap(0, "")
     with pytest.raises(UsageError, match="checkpoint is a dict"):
         ens.swap(0, {})  # type: ignore[arg-type]
     with pytest.raises(widepack.CheckpointError, match="nowhere"):
         ens.swap(0, small / "nowhere.pt")
+    held = ens.member(0)
     ens.close()
-    with pytest.raises(UsageError, match="was closed"):
-        ens.swap(0, small / "new.pt")
+    for refused in (lambda: ens.swap(0, small / "new.pt"), lambda: ens.member(0), lambda: ens[0], lambda: ens.state_dict(0), ens.state, ens.probe):
+        with pytest.raises(UsageError, match="was closed"):
+            refused()
+    assert held(torch.randn(2, 8)).shape == (2, 4)  # what was given out stays usable
 
 
 def test_a_wide_program_that_answers_wrongly_gets_the_old_member_back(net: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,6 +380,69 @@ def test_programs_that_are_bound_during_a_swap_are_swapped_too(small: Path, monk
     made = mlp()
     made.load_state_dict(torch.load(small / "new.pt"))
     assert torch.allclose(ens.each(xs)[1], made(xs[1]), atol=1e-5)
+
+
+def alone(path: Path, x: Tensor) -> Tensor:
+    """What a member of `Net` answers in float64."""
+    made = Net().double().eval()
+    made.load_state_dict(torch.load(path))
+    with torch.no_grad():
+        return torch.as_tensor(made(x))
+
+
+@pytest.mark.parametrize("dtype", [None, "fp64"])  # weights are the mapped files, and copies
+def test_what_is_bound_before_a_swap_is_put_back_is_put_back_too(net: Path, monkeypatch: pytest.MonkeyPatch, dtype: str | None) -> None:
+    from widepack import swapping
+
+    ens = load(net / "e.wide", dtype=dtype)
+    xs = torch.randn(N, 4, 3, 6, 6, dtype=torch.float64)
+    given = xs.to(ens.state()["mean"].dtype)
+    old, new = alone(net / "m1.pt", xs[1]), alone(net / "new.pt", xs[1])
+    got: dict[str, Any] = {}
+
+    def answers() -> dict[str, Tensor]:
+        state = ens.state()
+        made = {"shared": ens(given[1], state=state)[0][1], "each": ens.each(given, state=state)[0][1]}
+        return made | {what: m(given[1], state=m.state())[0] for what, m in (("now", ens.member(1)), ("kept", got["member"]))}
+
+    def wrong(*_: Any) -> None:
+        def look() -> None:
+            got["member"] = ens.member(1)
+            got["meanwhile"] = answers()
+
+        t = threading.Thread(target=look)
+        t.start()
+        t.join()
+        raise VerificationError("answers wrongly, says the test")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(swapping, "_verify", wrong)
+        with pytest.raises(VerificationError, match="says the test"):
+            ens.swap(1, net / "new.pt")
+    for found, want in ((got["meanwhile"], new), (answers(), old)):
+        for what, y in found.items():
+            assert torch.allclose(y.double(), want, atol=1e-4), what
+    ens.probe()
+    ens.swap(1, net / "new.pt")
+    assert all(torch.allclose(y.double(), new, atol=1e-4) for y in answers().values())
+
+
+def test_a_member_that_is_made_during_a_swap_is_the_new_one(net: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from widepack.derived import Member
+
+    ens = load(net / "e.wide", dtype="fp64")
+    x = torch.randn(4, 3, 6, 6, dtype=torch.float64)
+    got: list[nn.Module] = []
+    whole = Member.changes
+
+    def slow(values: Member, *given: Any) -> None:
+        whole(values, *given)
+        got.append(ens.member(1))  # as another thread may, when all is made aside and nothing written
+
+    monkeypatch.setattr(Member, "changes", slow)
+    ens.swap(1, net / "new.pt")
+    want = alone(net / "new.pt", x)
+    assert got and all(torch.allclose(m(x, state=m.state())[0], want) for m in (got[0], ens.member(1)))
 
 
 def test_the_gate_waits_for_those_inside_and_holds_the_others() -> None:

@@ -36,11 +36,12 @@ from .reading import read_members
 from .registry import Choice
 from .specs import parse_size, parse_type
 from .state import Asked, parse_states, under
+from .truth import not_finite
 from .tuner import BATCHES
 from .tuner import tune as measured
 from .wide_model import RESERVED
 from .wides import Wide, make_wides, wide_share
-from .writing import SHARD_BYTES, provenance_of, write_programs, write_tensors, write_weights
+from .writing import SHARD_BYTES, SHARD_SIZE, provenance_of, write_programs, write_tensors, write_weights
 
 TARGETS = ("cpu", "cuda")
 
@@ -67,7 +68,7 @@ class BuildReport:
 
     wide_share, kernels_member, kernels_wide, kinds, strategies, plans: of the first entry, as EntryReport has them; entries: of each.
     seconds: by stage. weights: bytes by kind. left_out: the checkpoints that are no members, with `skip_bad`: number among those given, path, and why.
-    tuned: what `tune` measured, as TuneReport.to_json gives it; None without it.
+    not_finite: members whose own answers have NaN or inf in an output in which all others' are finite: `entry`, `member`, `output`, `numbers`, `of`. tuned: what `tune` measured, as TuneReport.to_json gives it; None without it.
     """
 
     path: str
@@ -87,6 +88,7 @@ class BuildReport:
     left_out: list[dict[str, Any]] = field(default_factory=list)
     entries: dict[str, EntryReport] = field(default_factory=dict)
     tuned: dict[str, Any] | None = None
+    not_finite: list[dict[str, Any]] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -216,7 +218,7 @@ def build(
             manifest = write_programs(writer, jobs, wides, pt2)
             probe_name = write_tensors(writer, "probe", probe.make(probed))
         with stages.stage("publish"):
-            provenance = provenance_of(factory, aligned.checkpoints, asked, stages) | {"left_out": report.left_out}
+            provenance = provenance_of(factory, aligned.checkpoints, asked, stages) | {"left_out": report.left_out, SHARD_SIZE: most}
             manifest = replace(manifest, probe=probe_name, verification=verification, provenance=provenance)
             manifest = writer.publish(manifest)
         disk = sum(f.bytes for f in manifest.files.values())
@@ -229,6 +231,7 @@ def build(
             kernels_member=made[chosen[0]].kernels_member,
             kernels_wide=made[chosen[0]].kernels_wide,
             entries=made,
+            not_finite=not_finite(records),
         )
     if tune is False:
         return built

@@ -18,6 +18,7 @@ from .checkpoint_files import Checkpoint as Checkpoint
 from .checkpoint_files import is_floating as is_floating
 from .checkpoint_files import look, open_file
 from .errors import CheckpointError, UsageError
+from .naming import checkpoint_of
 from .shards import is_index, open_folder, open_index
 from .state_dicts import Refused
 from .state_dicts import TensorInfo as TensorInfo
@@ -67,13 +68,16 @@ def open_good(paths: Sequence[str | Path], key: str | None = None, trust_pickle:
     return opened, bad
 
 
-def listed(paths: Sequence[str | Path]) -> list[str]:
-    """The checkpoints that were given, as text. Raises: UsageError if there are none, one path stands where a list should, or one cannot be written into a manifest."""
+def listed(paths: Sequence[str | Path], example: str = "widepack build ckpts/*.pt -o ens.wide") -> list[str]:
+    """The checkpoints that were given, as text. example: a command that names some, for messages.
+
+    Raises: UsageError if there are none, for what is no path or cannot be written into a manifest, or if one path stands where a list should.
+    """
     if isinstance(paths, (str, Path)):
         raise UsageError(f"checkpoints must be a list of paths, not the one path {str(paths)!r}")
     if not paths:
-        raise UsageError("no checkpoints: name the files of the members, for example widepack build ckpts/*.pt -o ens.wide")
-    texts = [str(path) for path in paths]
+        raise UsageError(f"no checkpoints: name the files of the members, for example {example}")
+    texts = [str(checkpoint_of(path, f"checkpoint {i}")) for i, path in enumerate(paths)]
     for text in texts:
         if "\n" in text or "\t" in text or plain(text) != text or text.encode("utf-8", "replace") != text.encode("utf-8", "surrogateescape"):
             raise UsageError(

@@ -101,15 +101,24 @@ class Member:
 
     def canonical(self, mapped: Mapping[str, Tensor]) -> list[Written]:
         """The weights themselves: in the mapped files, whose pages become this process's own, and their copies. mapped: the values as the files have them."""
-        held, made = self.held, []
-        for name, value in self.values.items():
-            into = held.part(name, held.chosen[self.place])
+        made = []
+        for name in self.values:
+            into = self.held.part(name, self.held.chosen[self.place])
             made.append(_written(into, mapped[name]))
             into.copy_(made[-1].before)  # the same bits: the pages are made private now, and not while calls wait
+        return made + self.copies(made)
+
+    def copies(self, known: Sequence[Written]) -> list[Written]:
+        """The copies of the weights that are not among those that are known. Under the lock of what is held none is made meanwhile."""
+        held, made = self.held, []
+        there = {(w.into.data_ptr(), w.into.shape) for w in known}  # which hold their memory: no other tensor has it
+        for name, value in self.values.items():
+            found = []
             if (copies := held.copies(name)) is not None:
-                made.append(_written(copies[self.place] if held.row(name).kind == "ragged" else copies[0][self.place], value))
+                found.append(copies[self.place] if held.row(name).kind == "ragged" else copies[0][self.place])
             if (alone := held.alone(name, self.place)) is not None:
-                made.append(_written(alone, value))
+                found.append(alone)
+            made += [_written(into, value) for into in found if (into.data_ptr(), into.shape) not in there]
         return made
 
     def changes(self, bound: Bound, into: Changes, anew: Callable[[Bound, Mapping[str, Any]], Executable]) -> None:

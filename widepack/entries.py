@@ -18,6 +18,8 @@ from torch import nn
 from .errors import UsageError
 
 FORWARD = "forward"
+PATTERNS = ("shared", "each")
+"""Of calls, those that an artifact has programs for: inputs that all members share, or one each; what is mixed is lowered when it is called."""
 
 
 def entry_names(entries: str | Sequence[str] | None, taken: Collection[str]) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from widepack_artifacts.tree import Tree
 from . import backends, plan_cache
 from . import probe as probes
 from .admission import admit, check_outputs, check_slots, guarded
+from .entries import PATTERNS
 from .errors import ArtifactError, LoweringError, ProbeError, UsageError, WidepackError
 from .held import Held, Running
 from .inputs import Binder
@@ -130,8 +131,7 @@ class Programs:
     def of(self, pattern: str) -> list[Bound]:
         """The bound programs of a pattern; made, probed and kept on first use."""
         with self.held.lock:
-            if self.held.closed:
-                raise UsageError("this model was closed; widepack.load opens its artifact again")
+            self.held.must_be_open()
             if pattern not in self._bound:
                 if not self.held.loading:  # what one load binds has one budget, and so has what one call does
                     self.held.budget = self.held.fresh_budget()
@@ -164,7 +164,7 @@ class Programs:
         wide = next((w for w in rows if (w.plan.backend or "eager") == named), rows[0])
         otherwise = next((w for w in rows if not w.plan.backend), wide)
         bound = self.bind(pattern, wide, otherwise=otherwise)
-        if not self.held.verified or pattern not in ("shared", "each"):
+        if not self.held.verified or pattern not in PATTERNS:
             return bound
         try:
             self.probe(pattern, [bound])
@@ -203,7 +203,7 @@ class Programs:
         try:
             return [Wide(program, plan) for program, plan in self.lower(pattern)]
         except (LoweringError, UsageError) as e:
-            if held.strategies is not None or not held.whole or pattern not in ("shared", "each"):
+            if held.strategies is not None or not held.whole or pattern not in PATTERNS:
                 raise
             raise ArtifactError(f"{self.probing.said(pattern)} is not in the artifact, and cannot be made here: {e}") from e
 
@@ -288,7 +288,7 @@ class Programs:
 
     def _example(self, pattern: str, values: bool, budget: Budget) -> list[Any]:
         """Inputs of a call: the probe's, else of the example's sizes; those on meta unless values are asked for."""
-        if self.held.verified and pattern in ("shared", "each") and self.held.probe is not None:
+        if self.held.verified and pattern in PATTERNS and self.held.probe is not None:
             return self.probing.inputs(pattern)
         made = self._metas(pattern, budget, len(self.held.chosen))
         return self.probing.drawn(pattern, self.example) if values else made
@@ -361,7 +361,7 @@ class Programs:
             return
         at = self.probing.at(pattern)
         for bound in made:
-            program = bound.content or f"{at} {strict_json.digest(bound.program.to_json())} {held.chosen}"
+            program = f"{bound.content or f'{at} {strict_json.digest(bound.program.to_json())}'} {held.chosen}"
             ran_on = [] if bound.backend == "eager" else [bound.backend, bound.place.name if bound.place else ""]
             key = probes.cache_key(
                 manifest.digest, program, str(held.device), str(held.prologue), *ran_on, *([str(held.cast.dtype)] if held.cast else [])

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from . import single
+from .entries import PATTERNS
 from .errors import ArtifactError, LoweringError, UsageError, VerificationError, WidepackError
 from .form_subject import Subject, subject_of
 from .progress import Report, Stages
 
 FORMS = {"onnx": ("inside", "beside"), "pt2": ("inside", "none")}
 """What can be written, and where its weights may be."""
-PATTERNS = ("shared", "each")
 
 
 @dataclass

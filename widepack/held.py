@@ -24,6 +24,7 @@ from .backends.task import Mapped
 from .casting import Cast
 from .errors import ArtifactError, UsageError
 from .gate import Gate
+from .naming import number_of
 from .pinned import Pinned
 from .progress import Report
 from .walk import Budget
@@ -54,7 +55,7 @@ class Answers:
 class Held:
     """An open artifact with its weights, and how it was asked to be loaded: what all entries of a model share.
 
-    chosen: numbers of the members that are loaded. members: their names. probe: the tensors of the probe, mapped, where there is one. gate: what calls pass, and a
+    chosen: numbers of the members that are loaded. members: their names. whole: whether they are all of the artifact's in its order, for which its programs are. probe: the tensors of the probe, mapped, where there is one. gate: what calls pass, and a
     swap closes. swapping: held by the one swap at a time. cast: to another dtype than the artifact's. swapped: of the members that were swapped, by number, what
     stands in the place of their answers in the probe. limit: of what programs may take, over what the files justify; None for none.
     """
@@ -86,7 +87,7 @@ class Held:
         self.budget = self.fresh_budget()
         self.loading = False
         self.members: tuple[str, ...] = tuple(self.manifest.members[i].name for i in self.chosen)
-        self.whole = len(self.chosen) == len(self.manifest.members)
+        self.whole = self.chosen == tuple(range(len(self.manifest.members)))
         self.lock = threading.RLock()
         self.closed = False
         self.gate = Gate()
@@ -106,15 +107,14 @@ class Held:
             return None
         return Budget.of(*self._sizes, self.limit)
 
+    def must_be_open(self) -> None:
+        """Raises: UsageError after `close`."""
+        if self.closed:
+            raise UsageError("this model was closed; widepack.load opens its artifact again")
+
     def index(self, member: int | str) -> int:
         """A loaded member's place. Raises: UsageError."""
-        if isinstance(member, str):
-            if member not in self.members:
-                raise UsageError(f"no member is called {member!r}; the members are {', '.join(self.members[:20])}")
-            return self.members.index(member)
-        if not -len(self.members) <= member < len(self.members):
-            raise UsageError(f"member {member} of {len(self.members)}; members are numbered from 0")
-        return member % len(self.members)
+        return number_of(self.members, member)
 
     def row(self, name: str) -> Weight:
         """A weight's row in the table. Raises: ArtifactError."""

@@ -18,7 +18,7 @@ from .casting import Cast
 from .dtypes import find_dtype
 from .errors import UsageError
 from .held import Held, Running
-from .naming import numbers_of
+from .naming import numbers_of, path_of
 from .progress import Report
 from .wide_model import WideModel
 
@@ -77,8 +77,7 @@ def load(
         raise UsageError(
             f"limit={limit!r} is no limit; give a number over 0, how many times the usual memory and work a load may take, or None for any"
         )
-    if not isinstance(path, (str, PathLike)):
-        raise UsageError(f"path is a {type(path).__name__}; give the artifact's folder")
+    path = path_of(path)
     where = _device(device)
     running = Running(backend, compile == "now", None if cache is None else Path(cache), progress)
     wanted_dtype = find_dtype(dtype)

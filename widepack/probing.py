@@ -227,6 +227,10 @@ class Probing:
             self._renewals[pattern] = [_row(p) for p in pools], answers
         return self._renewals[pattern]
 
+    def renew(self) -> None:
+        """Forget what members answered in the dtype that was asked for: other members stand there now."""
+        self._renewals.clear()
+
     def in_dtype(self, error: RuntimeError) -> LoweringError:
         """What to say of programs that do not run in the dtype that was asked for: the members' own, or only the wide one."""
         try:

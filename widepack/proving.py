@@ -17,6 +17,7 @@ from widepack_artifacts.program import Program
 from . import probe, small_sizes, verify
 from .ahead import asking
 from .counting import kernels
+from .entries import PATTERNS
 from .errors import CaptureError, VerificationError
 from .exported_programs import Programs
 from .job import Job, all_weights, filled_member
@@ -28,7 +29,7 @@ from .runtime import graph_module
 from .state import BUFFER
 from .trial import Trial, why_not
 from .truth import Compared, Truth
-from .wides import PATTERNS, Wide, same_programs
+from .wides import Wide, same_programs
 
 
 def _subject(job: Job, held: weight_files.Weights) -> verify.Subject:

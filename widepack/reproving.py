@@ -6,7 +6,7 @@ that was captured when the artifact was built stands.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,13 @@ from widepack_artifacts.program import Program
 from . import probe, verify
 from .ahead import asking
 from .compare import Pool
+from .entries import PATTERNS
 from .errors import VerificationError
 from .lower import Lowered
 from .plan import Plan
 from .progress import Stages
 from .standing import Standing
 from .truth import Compared, Truth
-from .wides import PATTERNS
 
 Module = Callable[[int], nn.Module]
 
@@ -98,10 +98,22 @@ class Proof:
                 wrong[one.measured] = str(e)
         return found, wrong
 
-    def record(self, wide: Mapping[str, Compared], before: Mapping[str, Any]) -> dict[str, Any]:
-        """The record for the manifest. before: the one that is there; what it says of the capture stays, since the captured program does."""
-        return self._truth.record({"capture": before.get("capture", []), **({"capture_again": self._capture} if self._capture else {})}, wide)
+    def record(self, wide: Mapping[str, Compared], before: Mapping[str, Any], stay: Collection[str]) -> dict[str, Any]:
+        """The record for the manifest. before: the one that is there; what it says of the capture stays, since the captured program does, and what it says of later ones
+        for the members that `stay`."""
+        again = [*_of(before.get("capture_again"), stay), *self._capture]
+        return self._truth.record({"capture": before.get("capture", []), **({"capture_again": again} if again else {})}, wide)
 
     def probed(self) -> dict[str, probe.Answers]:
         """The calls of the new probe, by pattern with the entry's prefix."""
         return self._truth.probed(self._probed)
+
+
+def _of(rows: Any, members: Collection[str]) -> list[dict[str, Any]]:
+    """The rows of a record as far as they are of these members. rows: as a manifest has them, whatever they are."""
+    found = []
+    for row in rows if isinstance(rows, list) else []:
+        own = row.get("members") if isinstance(row, dict) else None
+        if kept := {name: errors for name, errors in own.items() if name in members} if isinstance(own, dict) else {}:
+            found.append({**row, "members": kept})
+    return found

@@ -35,22 +35,24 @@ from widepack_artifacts.store import Reader, Writer
 from . import plan_cache, probe
 from .arriving import Newcomer, newcomer
 from .checkpoints import listed, member_names
-from .entries import FORWARD
+from .entries import FORWARD, PATTERNS
 from .errors import ArtifactError, MemberMismatch, UsageError, VerificationError
 from .exported_programs import Programs
 from .members import Factory, read_names
 from .models import find_factory
-from .naming import numbers_of
+from .naming import checkpoint_of, numbers_of, path_of
 from .plan import Plan
 from .progress import Report, Stages
 from .registry import Choice, strategy_names
 from .reproving import Proof, Tried
 from .rewriting import NewTable, Seat, new_table, rewrite
+from .specs import parse_size
 from .standing import Standing
 from .state import BUFFER
+from .truth import not_finite
 from .version import __version__
-from .wides import PATTERNS, Wide, make_wides, same_programs
-from .writing import kinds_out, write_exported, write_tensors, write_wides
+from .wides import Wide, make_wides, same_programs
+from .writing import SHARD_SIZE, kinds_out, write_exported, write_tensors, write_wides
 
 _TRIES = 5
 
@@ -62,7 +64,7 @@ class ReviseReport:
     did: `update`, `append` or `drop`. members: all names. changed: name, source and SHA-256 of each member that came, the name of each that went. kinds: weights that
     are of another kind now, with bytes before and after. lowered: the entries whose programs were lowered again. left_out: measured plans that are not in the
     artifact any more, and why. written: how the weights came over: `reflink`, `kernel`, `copy`, `streamed` or `kept`. asked: whose own modules the captured program
-    was held to again. weights: bytes by kind. seconds: by stage. before, digest: the digests of the artifact that was and of the one that is.
+    was held to again. weights: bytes by kind. seconds: by stage. not_finite: as of a build. before, digest: the digests of the artifact that was and of the one that is.
     """
 
     path: str
@@ -80,6 +82,7 @@ class ReviseReport:
     before: str
     digest: str
     verification: dict[str, Any] = field(default_factory=dict)
+    not_finite: list[dict[str, Any]] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -99,23 +102,26 @@ def update(
     trust_pickle: bool = False,
     model: Model = None,
     model_args: Mapping[str, Any] | None = None,
+    max_shard_size: int | str | None = None,
     progress: Report | None = None,
 ) -> ReviseReport:
     """Put other checkpoints in the places of members.
 
     path: the artifact. members: {number or name: checkpoint}; names and order stay. out: write the result there, and leave the artifact as it is; force: also where an
     artifact is. key, trust_pickle: as `build` takes them. model, model_args: where they are given, each newcomer's own module is held to the captured program.
+    max_shard_size: as `build` takes it: all weights files are written anew then; without it files stay of the size that the artifact was built with.
     progress: called with (stage, done, total).
     Raises: UsageError, CheckpointError, MemberMismatch, LoweringError, VerificationError, ArtifactError. Nothing is published then.
     """
 
     def seats(manifest: form.Manifest, arrive: Callable[[str | Path], Newcomer]) -> list[Seat]:
-        chosen = dict(zip(numbers_of([m.name for m in manifest.members], list(members)), members.values()))
+        chosen = dict(zip(numbers_of([m.name for m in manifest.members], list(members)), given))
         return [Seat(m.name, None, arrive(chosen[i]), i) if i in chosen else Seat(m.name, i, place=i) for i, m in enumerate(manifest.members)]
 
     if not isinstance(members, Mapping):
         raise UsageError(f"members is a {type(members).__name__}; give which member gets which checkpoint, for example {{3: 'new.pt'}}")
-    return _again(path, out, lambda: _revise("update", path, seats, out, force, key, trust_pickle, model, model_args, progress))
+    given = [Path(checkpoint_of(value, f"the checkpoint of member {who!r}")) for who, value in members.items()]
+    return _again(path, out, lambda: _revise("update", path, seats, out, force, key, trust_pickle, model, model_args, max_shard_size, progress))
 
 
 def append(
@@ -129,6 +135,7 @@ def append(
     trust_pickle: bool = False,
     model: Model = None,
     model_args: Mapping[str, Any] | None = None,
+    max_shard_size: int | str | None = None,
     progress: Report | None = None,
 ) -> ReviseReport:
     """Add members behind those that are there.
@@ -136,7 +143,7 @@ def append(
     checkpoints, names: as `build` takes them; no name may be that of a member. The rest: as `update`.
     Raises: as `update`.
     """
-    paths = listed(checkpoints)
+    paths = listed(checkpoints, "widepack append ens.wide new.pt")
     given = read_names(names, len(paths)) if names is not None else member_names(paths)
 
     def seats(manifest: form.Manifest, arrive: Callable[[str | Path], Newcomer]) -> list[Seat]:
@@ -149,7 +156,7 @@ def append(
         come = [arrive(p) for p in paths]
         return stay + [Seat(name, None, one, k % len(there)) for k, (name, one) in enumerate(zip(given, come))]
 
-    return _again(path, out, lambda: _revise("append", path, seats, out, force, key, trust_pickle, model, model_args, progress))
+    return _again(path, out, lambda: _revise("append", path, seats, out, force, key, trust_pickle, model, model_args, max_shard_size, progress))
 
 
 def drop(
@@ -158,6 +165,7 @@ def drop(
     *,
     out: Path_ | None = None,
     force: bool = False,
+    max_shard_size: int | str | None = None,
     progress: Report | None = None,
 ) -> ReviseReport:
     """Take members out. members: numbers or names; at least one member stays. The rest, and raises: as `update`."""
@@ -168,11 +176,14 @@ def drop(
             raise UsageError(f"drop names all {len(gone)} members of {path}; an artifact has at least one: remove the folder instead")
         return [Seat(m.name, i, place=i) for i, m in enumerate(manifest.members) if i not in gone]
 
-    return _again(path, out, lambda: _revise("drop", path, seats, out, force, None, False, None, None, progress))
+    return _again(path, out, lambda: _revise("drop", path, seats, out, force, None, False, None, None, max_shard_size, progress))
 
 
 def _again(path: Path_, out: Path_ | None, once: Callable[[], ReviseReport]) -> ReviseReport:
     """Do it, and again where another artifact is published while the one that is there is read: only where it is the one that is written nobody can."""
+    path = path_of(path)
+    if out is not None:
+        path_of(out, "out")
     for left in reversed(range(_TRIES)):
         first = Reader(path)  # what is no artifact is told before anything is made at the path
         try:
@@ -193,8 +204,10 @@ def _revise(
     trust_pickle: bool,
     model: Model,
     model_args: Mapping[str, Any] | None,
+    max_shard_size: int | str | None,
     progress: Report | None,
 ) -> ReviseReport:
+    most = None if max_shard_size is None else parse_size(max_shard_size)
     stages = Stages(progress)
     with Writer(path if out is None else out, force=force or out is None) as writer:
         reader = Reader(path)  # under the lock, where it is the one that is written: nobody publishes in between
@@ -214,7 +227,7 @@ def _revise(
             for one in made.values():
                 one.lower(asked)
         with stages.stage("write weights"):
-            files, written = rewrite(writer, reader, table, seats, stages.step)
+            files, written = rewrite(writer, reader, table, seats, most, stages.step)
         with stages.stage("verify"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what a member warns of at the sizes that are tried is no news
             places = [writer.place(f) for f in files]
@@ -241,7 +254,8 @@ def _revise(
                 "asked": heard,
             }
             verification = probe.joined({one.name: one.record for one in made.values()})
-            provenance = {**old.provenance, "history": [*_list(old.provenance.get("history")), history]}
+            sized = {} if most is None else {SHARD_SIZE: most}
+            provenance = {**old.provenance, **sized, "history": [*_list(old.provenance.get("history")), history]}
             manifest = writer.publish(
                 replace(
                     old,
@@ -271,6 +285,7 @@ def _revise(
         before=old.digest,
         digest=manifest.digest,
         verification=verification,
+        not_finite=not_finite({one.name: one.record for one in made.values()}),
     )
 
 
@@ -346,7 +361,7 @@ class _Made:
         hashed = self.reader.manifest.files
         for why in dict.fromkeys(wrong.values()):
             self._leave_out([w for w in self.measured if wrong.get(_key(w, hashed)) == why], why)
-        self.record, self.probed = proof.record(records, before), proof.probed()
+        self.record, self.probed = proof.record(records, before, [s.name for s in seats if s.new is None]), proof.probed()
 
     def carry(self, before: str, after: str) -> None:
         """Plans in the user's cache are kept for the new artifact too, where its programs are those that they were measured with."""

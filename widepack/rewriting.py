@@ -3,7 +3,7 @@
 | what changes | how the files are made |
 |---|---|
 | members' values alone | the file again (its blocks shared, where the file system can do that), and the members' slices written into it; a file without any stays |
-| the number of members, a kind, a shape | streamed, a member's tensor at a time |
+| the number of members, a kind, a shape | streamed, a member's tensor at a time, into files of the size that the artifact was built with |
 
 A Shared weight stays Shared while all members hold the same bits, and becomes Stacked where they do not. A Stacked one stays Stacked, whatever it holds: what runs in
 a service shall not change its form with a value. A Ragged one whose shapes have become one is Stacked.
@@ -25,7 +25,7 @@ from .ahead import Extent, extents
 from .arriving import RAGGED, SHARED, Newcomer
 from .job import Row
 from .members import bit_equal
-from .writing import write_weights
+from .writing import SHARD_BYTES, SHARD_SIZE, write_weights
 
 STACKED = "stacked"
 
@@ -114,13 +114,30 @@ def same_layout(manifest: Manifest, table: NewTable) -> bool:
     return table.count == len(manifest.members) and table.weights == manifest.weights
 
 
+def shard_size(reader: Reader) -> int:
+    """Bytes of a weights file as the artifact was built; where it does not say so, those of its largest one where there are several."""
+    kept = reader.manifest.provenance.get(SHARD_SIZE)
+    if isinstance(kept, int) and not isinstance(kept, bool) and kept > 0:
+        return kept
+    sizes = [path.stat().st_size for path in reader.weights_files()]
+    return max(sizes) if len(sizes) > 1 else SHARD_BYTES
+
+
 def rewrite(
-    writer: Writer, reader: Reader, table: NewTable, seats: Sequence[Seat], progress: Callable[[int, int], None] | None = None
+    writer: Writer,
+    reader: Reader,
+    table: NewTable,
+    seats: Sequence[Seat],
+    most: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> tuple[list[str], str]:
-    """Write the weights files. Returns: their names; `reflink`, `kernel`, `copy`, `streamed` or `kept`, the way they were made. Raises: ArtifactError."""
-    if not same_layout(reader.manifest, table):
+    """Write the weights files. most: bytes of one; None as they are.
+
+    Returns: their names; `reflink`, `kernel`, `copy`, `streamed` or `kept`, the way they were made. Raises: ArtifactError.
+    """
+    if most is not None or not same_layout(reader.manifest, table):
         writer.reserve(sum(w.bytes(table.count) for w in table.weights))
-        return write_weights(writer, table, progress=progress), "streamed"
+        return write_weights(writer, table, shard_size(reader) if most is None else most, progress), "streamed"
     names, ways = [], {"kept": 0}
     coming = [i for i, seat in enumerate(seats) if seat.new is not None]
     for path in reader.weights_files():

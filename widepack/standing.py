@@ -18,12 +18,11 @@ from widepack_artifacts import weights as weight_files
 from widepack_artifacts.program import Program
 
 from . import probe, verify
+from .entries import PATTERNS
 from .samples import Source
 from .simplified import Simplified
 from .specs import parse_type
 from .state import BUFFER, OUTPUT, Carried
-
-PATTERNS = ("shared", "each")
 
 
 class Standing(Simplified):

@@ -5,7 +5,8 @@
    float64 than a build allows.
 3. All that bound programs hold of its weights is made aside (derived.py); a program that is bound meanwhile is made ready too.
 4. The gate closes: calls in flight end, new ones wait. Slices are written, values exchanged. The gate opens. That is the pause.
-5. The wide programs are asked the probe's inputs again and held to the new member's float64 answers. A wrong answer puts the old weights back.
+5. The wide programs are asked the probe's inputs again and held to the new member's float64 answers. A wrong answer puts the old weights back, also into what was
+   bound or copied since then.
 
 The artifact stays as it is: weights are mapped privately, and the swap is this process's own.
 """
@@ -25,13 +26,12 @@ from . import probe as probes
 from .arriving import Newcomer, newcomer
 from .compare import Pool, floating, same_places
 from .derived import Changes, Member
+from .entries import PATTERNS
 from .entry_programs import Bound, Programs
 from .errors import MemberMismatch, UsageError, VerificationError
 from .held import Answers, Held
 from .members import bit_equal
 from .probing import Own
-
-PATTERNS = ("shared", "each")
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,7 @@ def swap(
     """Put a checkpoint in the place of a loaded member. entries: the programs of every entry. Raises: as `WideModel.swap`."""
     place = held.index(member)
     with held.swapping:
-        if held.closed:
-            raise UsageError("this model was closed; widepack.load opens its artifact again")
+        held.must_be_open()
         stages = Stages()
         mapped = _fitting(held, place, newcomer(held.manifest, checkpoint, key, trust_pickle), checkpoint)
         values = Member(held, place, {n: held.placed(value, f"checkpoint {checkpoint}: {n}") for n, value in mapped.items()})
@@ -97,6 +96,7 @@ def swap(
             stages.done("derive")
             with held.lock:  # nothing is bound meanwhile
                 if [b for e in entries for _, b in e.bound()] == [b for _, _, b in known] and not held.closed:
+                    changes.written += values.copies(changes.written)  # those that members were given meanwhile
                     pause = _exchange(held, place, changes, _answers(held, place, checkpoint, entries, asked), stages)
                     break
             if held.closed:
@@ -106,7 +106,11 @@ def swap(
                 _verify(held, place, e, pattern, bound, asked[e.name, pattern], checkpoint)
         except BaseException:
             with held.lock:
-                _exchange(held, place, changes, None, stages)
+                since = Changes()
+                try:
+                    _since(held, entries, values, mapped, changes, [b for _, _, b in known], since)
+                finally:
+                    _exchange(held, place, changes, None, stages, since)
             raise
         stages.done("verify")
         return SwapReport(name, str(checkpoint), stages.seconds, pause, changes.bytes, len(mapped), changes.exchanged)
@@ -186,8 +190,30 @@ def _answers(held: Held, place: int, path: str | Path, entries: Sequence[Program
     return Answers(str(path), tensors, records)
 
 
-def _exchange(held: Held, place: int, changes: Changes, answers: Answers | None, stages: Stages) -> float:
-    """Close the gate, write, open it. answers: of the new member; None puts the old one back. Gives the pause in seconds."""
+def _since(
+    held: Held, entries: Sequence[Programs], new: Member, mapped: Mapping[str, Tensor], changes: Changes, known: Sequence[Bound], back: Changes
+) -> None:
+    """The old member for all that came to hold the new one since its weights were written: programs that were bound, copies that were made. Under the lock.
+
+    known: the programs that `changes` is of. back: gets what has to happen.
+    """
+    before = {name: w.before for name, w in zip(mapped, changes.written)}  # as the files have them: these are written first
+    old = Member(held, new.place, {name: held.placed(value, f"weight {name}") for name, value in before.items()})
+    back.written += old.copies(changes.written)
+    for e in entries:
+        e.probing.renew()
+        for pattern, bound in e.bound():
+            if any(bound is b for b in known):
+                continue
+            try:
+                old.changes(bound, back, partial(e.anew, pattern))
+            except UsageError:  # it takes no other member: another one takes its place
+                weights = {s.source: old.weight(s.source) for s in bound.program.weights}
+                back.bound.append((bound, e.anew(pattern, bound, weights), bound.executable))
+
+
+def _exchange(held: Held, place: int, changes: Changes, answers: Answers | None, stages: Stages, since: Changes | None = None) -> float:
+    """Close the gate, write, open it. answers: of the new member; None puts the old one back. since: what has to happen beside that. Gives the pause in seconds."""
     began = time.perf_counter()
     stages.last = began
     number = held.chosen[place]
@@ -200,6 +226,8 @@ def _exchange(held: Held, place: int, changes: Changes, answers: Answers | None,
             held.swapped[number] = answers
         else:
             changes.undo()
+            if since is not None:
+                since.apply()
             if changes.before is not None:
                 held.swapped[number] = changes.before
             else:

@@ -13,6 +13,7 @@ from widepack_artifacts.program import Program
 
 from . import probe, verify
 from .compare import Pool
+from .entries import PATTERNS
 from .errors import VerificationError
 from .job import all_weights
 from .lower import Lowered
@@ -21,7 +22,10 @@ from .parts import Part, parts
 from .plan import Plan
 from .progress import Stages
 from .state import BUFFER
-from .wides import PATTERNS, Entry
+from .wides import Entry
+
+NOT_FINITE = "not_finite"
+"""Where a record names members whose answers are NaN or inf where the others' are not."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +84,22 @@ class Truth:
             "nested_tensor_fast_path": "off",
             **capture,
             "wide": {key: [p.record() for p in one.pools] for key, one in wide.items()},
+            **({NOT_FINITE: rows} if (rows := self.not_finite()) else {}),
             **({"parts": in_parts} if in_parts else {}),
             "torch": torch.__version__,
         }
+
+    def not_finite(self) -> list[dict[str, Any]]:
+        """The members whose own answers have NaN or inf in an output in which all others' are finite, a row for each: `member`, `output`, `numbers` of `of`."""
+        rows = []
+        for k, output in enumerate(self.subject.outputs):
+            bad = [sum(int((~torch.isfinite(a.own[i][k])).sum()) for a in self.found) for i in range(len(self.subject.members))]
+            if 0 < sum(map(bool, bad)) < len(bad):  # where all have some, a mask of -inf may well be meant
+                counts = [sum(a.own[i][k].numel() for a in self.found) for i in range(len(bad))]
+                rows += [
+                    {"member": m, "output": output or str(k), "numbers": n, "of": of} for m, n, of in zip(self.subject.members, bad, counts) if n
+                ]
+        return rows
 
     def small(self, pattern: str) -> verify.Call:
         """The call at batch 2, or the first smaller or larger one that there is."""
@@ -99,3 +116,8 @@ class Truth:
             truth = next(answer.truth for c, answer in zip(self.made, self.found) if c is call)
             found[f"{probe.prefix(self.entry.entry)}{pattern}"] = inputs, truth
         return found
+
+
+def not_finite(records: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What the records of all entries say of members whose answers are NaN or inf where the others' are not. records: by entry."""
+    return [{"entry": entry, **row} for entry, record in records.items() for row in record.get(NOT_FINITE, [])]

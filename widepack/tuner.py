@@ -18,6 +18,7 @@ from widepack_artifacts.program import Kind, Program, refs
 from widepack_artifacts.store import Reader, Writer
 
 from . import plan_cache
+from .entries import PATTERNS
 from .entry_programs import Wide
 from .errors import UsageError, VerificationError
 from .held import Running
@@ -31,7 +32,6 @@ from .timing import race, ratio
 from .tuning import COMPILE_S, COMPILED, LOOP, RULES, Candidate, Found, Search
 from .wide_entry import WideEntry
 
-PATTERNS = ("shared", "each")
 BATCHES = (1, 8, 32)
 WHERE = "(where)"  # beside the nodes of a program: in which session its weights are held
 

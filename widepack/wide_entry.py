@@ -13,6 +13,7 @@ import torch
 
 from widepack_artifacts.manifest import Entry
 
+from .entries import PATTERNS
 from .entry_programs import Bound, Programs
 from .errors import InputError, UsageError
 from .held import Held
@@ -88,6 +89,7 @@ class WideEntry:
 
         sizes: of the dims that inputs among them have. Raises: UsageError.
         """
+        self._held.must_be_open()
         begun = {self.entry.inputs[i].name: value for i, value in self.programs.initial().items()}
         with self._gate.passed():
             return self._binder.fresh(begun, sizes)
@@ -140,13 +142,14 @@ class WideEntry:
     def probe(self) -> None:
         """Run the probe of both presets now, whether or not it passed here before. Raises: VerificationError."""
         with self._held.lock:  # no member is exchanged meanwhile
-            for pattern in ("shared", "each"):
+            for pattern in PATTERNS:
                 self.programs.probe(pattern, self.programs.of(pattern), again=True)
 
     # ---------------------------------------------------------------- members and ensembles
 
     def member(self, member: int | str) -> Member:
         """One member, by number or name, as a plain module over the artifact's weights. Raises: UsageError."""
+        self._held.must_be_open()
         place = self._held.index(member)
         program, values = self.programs.member(place)
         weights = {s.source: value for s, value in zip(program.weights, values, strict=True)}

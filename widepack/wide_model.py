@@ -15,6 +15,7 @@ from .entries import FORWARD
 from .errors import UsageError
 from .held import Held
 from .member import Member
+from .naming import checkpoint_of
 from .plan import Plan
 from .wide_entry import WideEntry
 
@@ -159,13 +160,16 @@ class WideModel:
         return self._forward().member(member)
 
     def __getitem__(self, member: int | str) -> Member:
-        return self.member(member)
+        """As `member`; a negative number counts from the end, as in every sequence. Raises: UsageError."""
+        from_end = isinstance(member, int) and -len(self) <= member < 0
+        return self.member(len(self) + member if from_end else member)  # type: ignore[operator]
 
     def __iter__(self) -> Iterator[Member]:
         return (self.member(i) for i in range(len(self)))
 
     def state_dict(self, member: int | str) -> dict[str, torch.Tensor]:
         """One member's state dict, every name of its checkpoint, bit for bit; tensors are views of the mapped weights, which a swap writes into. Raises: UsageError."""
+        self._held.must_be_open()
         i = self._held.chosen[self._held.index(member)]
         saved = [w for w in self.manifest.weights if w.role != "constant"]
         return {name: self._held.part(w.name, i) for w in saved for name in (w.name, *w.aliases)}
@@ -181,14 +185,14 @@ class WideModel:
         Raises: CheckpointError, MemberMismatch for one that does not fit, or differs in a weight that all members share; VerificationError for answers that cannot be held
         to anything, and for a wide program that answers wrongly for the new member: the old one is back then. UsageError.
         """
-        if not isinstance(checkpoint, (str, PathLike)):
-            raise UsageError(f"checkpoint is a {type(checkpoint).__name__}; give the path of a file or folder")
+        checkpoint_of(checkpoint)
         from .swapping import swap  # opens checkpoints, which nothing else of a loaded model does
 
         return swap(self._held, [e.programs for e in self._entries.values()], member, Path(checkpoint), key, trust_pickle)
 
     def close(self) -> None:
-        """Let go of programs and weights; the model cannot be called afterwards."""
+        """Let go of programs and weights. Calls, `member`, `state`, `state_dict` and `swap` are refused afterwards; members and tensors that were given out stay usable, and
+        hold the mapped files open as long as somebody holds them."""
         self._held.close()
         for entry in self._entries.values():
             entry.forget()

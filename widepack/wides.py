@@ -10,6 +10,7 @@ from widepack_artifacts.manifest import Parameter
 from widepack_artifacts.program import Kind, Program, refs
 from widepack_artifacts.tree import Tree
 
+from .entries import PATTERNS
 from .errors import CaptureError
 from .kinds import weights_only
 from .lower import Lowered, lower
@@ -20,8 +21,6 @@ from .replay import Shapes
 from .rules_of_thumb import plans
 from .samples import Source
 from .state import Carried
-
-PATTERNS = ("shared", "each")
 
 
 class Entry(Protocol):

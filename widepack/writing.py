@@ -20,18 +20,21 @@ from widepack_artifacts import weights as weight_files
 from widepack_artifacts.store import Writer
 
 from .codec import dtype_of
+from .entries import PATTERNS
 from .exported import export_program, placeholder
 from .job import Job, Row
 from .members import Factory
 from .progress import Stages
 from .registry import Choice
 from .version import __version__
-from .wides import PATTERNS, Entry, Wide, wide_only
+from .wides import Entry, Wide, wide_only
 
 HASHING = 4
 """Checkpoints that are hashed at once."""
 SHARD_BYTES = 5 * 10**9
 """Of a weights file, as Hugging Face has it."""
+SHARD_SIZE = "max_shard_size"
+"""Where the provenance says which size was asked for."""
 
 
 class Rows(Protocol):

@@ -302,6 +302,8 @@ class Writer:
         if state == "other":
             what = "a folder that holds something else than an artifact" if self._root.is_dir() else "no folder"
             raise ArtifactExists(f"{self.path} exists and is {what}; it is never replaced, give another path")
+        if (around := next((p for p in self._root.parents if os.path.lexists(p / MANIFEST) and _state(p) == "artifact"), None)) is not None:
+            raise ArtifactExists(f"{self.path} lies in the artifact {around}, whose folder holds its own files alone; give another path")
 
     def _make_folder(self, folder: Path) -> None:
         missing = [f for f in (folder, *folder.parents) if not os.path.lexists(f)]

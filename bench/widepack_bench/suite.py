@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from widepack.dtypes import find_dtype
-from widepack.entries import FORWARD, method_of
+from widepack.entries import FORWARD, PATTERNS, method_of
 from widepack.errors import UsageError, WidepackError
 from widepack_artifacts.manifest import Entry, Manifest
 
@@ -35,7 +35,6 @@ Progress = Callable[[str, int, int], None]
 
 FLAT = "the artifact's member programs (give the model's factory to run your own modules)"
 OWN = "your own modules"
-PATTERNS = ("shared", "each")
 COMPILE_LIMIT_S = 600.0
 EAGER = ("loop", "vmap")  # baselines that need no preparing
 

@@ -230,8 +230,18 @@ def lines(report: BuildReport, dry_run: bool) -> list[str]:
     for name, entry in report.entries.items():
         text += [*([f"entry {name}"] if list(report.entries) != ["forward"] else []), *_entry(entry)]
     text += [f"left out     {b['path']}: {b['why']}" for b in report.left_out]
+    text += damaged(report.not_finite)
     text.append(f"time         {', '.join(f'{stage} {duration(1000 * s)}' for stage, s in report.seconds.items())}")
     return [*text, "dry run: nothing was written"] if dry_run else [*text, f"wrote {report.path}"]
+
+
+def damaged(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The members whose answers are NaN or inf where the others' are finite."""
+    return [
+        f"{'not finite':<13}member {r['member']}: {r['numbers']:,} of {r['of']:,} numbers of output {r['output']} of {r['entry']} are NaN or inf, and all other members' "
+        "answers are finite: look at its weights"
+        for r in rows
+    ]
 
 
 def some(names: Sequence[str], at_most: int = 20) -> str:

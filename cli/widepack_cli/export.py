@@ -10,7 +10,6 @@ import click
 from widepack_bench.text import plural, size
 
 from .common import ARTIFACT, emit, entry_named, entry_option, example, json_option, stdout_kept
-from .extract import find
 from .progress import Progress
 
 
@@ -58,6 +57,7 @@ def command(
     Before the file appears its answers are held to those recorded at build, and to the artifact's program at other sizes: in ONNX Runtime where it is installed, or in
     torch. Inputs, outputs and dynamic dims keep their names; an output is [N, ...], or N outputs NAME@0, NAME@1, ... where members differ in its shape.
     """
+    from widepack.naming import number_in
     from widepack_artifacts.store import Reader
 
     if form == "pt2" and inside:
@@ -66,8 +66,8 @@ def command(
         raise click.UsageError("--weightless is of pt2; an ONNX file without a copy of the weights is --external.")
     manifest = Reader(artifact).manifest
     names = [m.name for m in manifest.members]
-    one = None if member is None else find(names, member)
-    some = None if members is None else [find(names, part.strip()) for part in members.split(",")]
+    one = None if member is None else number_in(names, member)
+    some = None if members is None else [number_in(names, part.strip()) for part in members.split(",")]
     stem = artifact.resolve().name.removesuffix(".wide") + ("" if one is None else f"-{names[one].replace('/', '-')}")
     with stdout_kept(as_json), Progress() as progress:
         import widepack

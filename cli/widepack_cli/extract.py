@@ -10,7 +10,7 @@ import click
 from widepack_bench.text import plural
 
 from .common import ARTIFACT, example
-from .main import Failure, Refusal
+from .main import Failure
 
 
 @click.command(
@@ -28,10 +28,11 @@ def command(artifact: Path, member: str, out: Path | None, force: bool) -> None:
     Bit for bit those of the checkpoint that the artifact was built from, under the same names; in the dtype of `--dtype` where it was built with one. The artifact's
     files are held to their hashes first.
     """
+    from widepack.naming import number_in
     from widepack_artifacts.store import Reader
 
     names = [m.name for m in Reader(artifact).manifest.members]
-    name = names[find(names, member)]
+    name = names[number_in(names, member)]
     out = out or Path(f"{name.replace('/', '-')}.safetensors")
     if out.suffix not in (".pt", ".pth", ".safetensors"):
         raise click.BadParameter(f"{out} ends in none of .pt, .pth, .safetensors", param_hint="--out")
@@ -47,16 +48,6 @@ def command(artifact: Path, member: str, out: Path | None, force: bool) -> None:
     except OSError as e:
         raise Failure(f"{out}: cannot be written: {e.strerror or e}; nothing of it is left, and what was there before is as it was") from e
     click.echo(f"wrote {out}: {plural(len(state), 'tensor')} of member {name}")
-
-
-def find(names: list[str], member: str) -> int:
-    """A member's index by its name, or by its number where no member is called so. Raises: Refusal naming the members."""
-    if member in names:
-        return names.index(member)
-    if member.isdecimal() and int(member) < len(names):
-        return int(member)
-    shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-    raise Refusal(f"there is no member {member!r}; the {len(names)} members are {shown}, or 0 to {len(names) - 1}")
 
 
 def save(state: dict[str, Any], path: Path) -> None:

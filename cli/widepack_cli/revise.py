@@ -10,7 +10,7 @@ import click
 
 from widepack_bench.text import duration, plural, size
 
-from .build import some
+from .build import damaged, some
 from .common import emit
 
 if TYPE_CHECKING:
@@ -27,7 +27,10 @@ _WAYS = {
 
 
 def out_options(f: F) -> F:
-    """`-o` and `--force`."""
+    """`-o`, `--force` and `--max-shard-size`."""
+    f = click.option("--max-shard-size", metavar="SIZE", help="Of a weights file; all are written anew then. Without it: as the artifact was built.")(
+        f
+    )
     f = click.option("--force", is_flag=True, help="Replace an artifact that is at OUT.")(f)
     return click.option("-o", "--out", type=click.Path(path_type=Path), help="Write the result there; without it ARTIFACT itself is replaced.")(f)
 
@@ -62,6 +65,7 @@ def lines(report: ReviseReport) -> list[str]:
     again = "lowered again" + ("" if report.lowered == ["forward"] else f" ({', '.join(report.lowered)})")
     text.append(f"{'programs':<13}{again if report.lowered else 'as they were'}")
     text += [f"{'left out':<13}a measured plan, {words}; measure again: widepack tune" for words in report.left_out]
+    text += damaged(report.not_finite)
     asked = f"; the own modules of {some(report.asked)} hold to the captured program" if report.asked else ""
     text.append(f"{'verified':<13}every wide program for all members in float64, and the probe{asked}")
     text.append(f"{'time':<13}{', '.join(f'{stage} {duration(1000 * s)}' for stage, s in report.seconds.items())}")

@@ -38,6 +38,7 @@ def command(
     members: tuple[tuple[str, str], ...],
     out: Path | None,
     force: bool,
+    max_shard_size: str | None,
     model: str | None,
     model_args: tuple[str, ...],
     key: str | None,
@@ -49,14 +50,13 @@ def command(
     Your model's code is not needed: a checkpoint is held to the artifact's weights and programs. A weight that all members had in common is kept once a member where
     the new one differs. Every answer is proved again for all members before one rename publishes the result: the old artifact or the new one, whatever happens.
     """
+    from widepack.naming import number_in
     from widepack_artifacts.store import Reader
-
-    from .extract import find
 
     names = [m.name for m in Reader(artifact).manifest.members]
     chosen: dict[int | str, str | Path] = {}
     for member, checkpoint in members:
-        number = find(names, member)
+        number = number_in(names, member)
         if number in chosen:
             raise Refusal(f"--member {member}: the member {names[number]} is named twice")
         chosen[number] = checkpoint
@@ -69,6 +69,7 @@ def command(
             chosen,
             out=out,
             force=force,
+            max_shard_size=max_shard_size,
             key=key,
             trust_pickle=trust_pickle,
             model=model,
