@@ -25,6 +25,7 @@ from forged import Forged, golden, node, ref
 from support import fresh, must
 from widepack import load
 from widepack.errors import ArtifactError, ProbeError, WidepackError
+from widepack.held import present
 from widepack_artifacts import guards, header, strict_json
 from widepack_artifacts.manifest import Manifest
 from widepack_artifacts.program import Program
@@ -926,6 +927,78 @@ def test_42_damage_is_refused_or_does_not_matter(tmp_path_factory: pytest.TempPa
     place.write_bytes(content)
     with pytest.raises(ArtifactError):
         load(path, verify="hashes")
+
+
+# ---------------------------------------------------------------- many programs, and files that are not there
+
+
+def entries_of(forged: Forged, count: int) -> Forged:
+    """The same entry so often, without a probe."""
+    forged.manifest.update(probe="", entries={f"e{i}": copy.deepcopy(forged.entry) for i in range(count)})
+    return forged
+
+
+def test_43_results_of_many_prologues_are_held_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    forged = Forged().add(
+        node("b0", "aten.flatten.using_ints", W),
+        node("b1", "aten.slice.Tensor", ref("b0"), 0, 0, 1),
+        node("b2", "aten.repeat.default", ref("b1"), [1_500_000]),
+        node("b3", "aten.flatten.using_ints", X),
+        node("b4", "aten.slice.Tensor", ref("b3"), 0, 0, 1),
+        node("b5", "aten.mul.Tensor", ref("b2"), ref("b4")),
+    )
+    path = entries_of(forged, 1).save(tmp_path / "one")
+    load(path, limit=0.1)
+    forged.manifest["entries"]["forward"] = forged.manifest["entries"]["e0"]
+    path = entries_of(forged, 6).save(tmp_path / "many")
+    first = refused(path, "would bring the memory of this load to", "in programs that are bound already", "load(limit=", limit=0.1)
+    assert refused(path, "in programs that are bound already", limit=0.1) == first  # those that passed alone are known now
+    ens = load(path, limit=1.0)
+    assert ens._held._made.bytes >= 6 * 4 * 1_500_000
+    ens.close()
+    assert ens._held._made.bytes == 0
+
+
+def test_44_a_load_that_is_refused_stays_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is remembered of a program that passed is its work, too."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    step = [*wide(X, 2**10), *[node(f"n{i}", "aten.sin.default", ref("e")) for i in range(30)]]
+    path = entries_of(Forged().add(*step), 12).save(tmp_path)
+    texts = {refused(path, "the work of this load", limit=0.05) for _ in range(4)}
+    assert len(texts) == 1
+    found = re.search(r"load to ([0-9.]+) s of a core; .* may take ([0-9.]+) s .*load\(limit=([0-9.e+-]+)\) allows this much", texts.pop())
+    assert found and float(found[1]) > float(found[2])
+
+
+def test_45_bytes_that_are_not_there_justify_nothing(tmp_path: Path) -> None:
+    """A hole of a sparse file, and a weight that no program reads."""
+    big = 2**24
+
+    def forge(asked: int, read: bool = False) -> Path:
+        def longer(data: bytes) -> bytes:
+            length = struct.unpack("<Q", data[:8])[0]
+            found, body = json.loads(data[8 : 8 + length]), data[8 + length :]
+            found["more"] = {"dtype": "U8", "shape": [big], "data_offsets": [len(body), len(body) + big]}
+            return tensors(found, body + b"\1" * big)
+
+        forged = Forged().change("weights-", longer).add(node("a", "aten.zeros.default", [asked], device=SELF))
+        forged.manifest["weights"].append({"name": "more", "kind": "shared", "dtype": "uint8", "shape": [big], "role": "buffer", "aliases": []})
+        for program in forged.programs() if read else []:
+            program["weights"].append(["more", "more", "shared", f"uint8[{big}]"])
+        return forged.save(tmp_path / f"{asked} {read}")
+
+    load(forge(1_000_000, read=True), limit=0.01)  # 4 MB, where 2.7 MB are for any
+    refused(forge(1_000_000), "may take 2.7 MB", limit=0.01)
+    path = forge(1_000_000 + 1, read=True)
+    place = next(path.glob("weights-*"))
+    size = place.stat().st_size
+    os.truncate(place, size - big)
+    os.truncate(place, size)
+    if place.stat().st_blocks * 512 > big // 2:
+        pytest.skip("this file system has no holes")
+    assert present(place) < 10_000 + size - big
+    refused(path, "may take 2.7 MB", limit=0.01)
 
 
 def test_the_page_and_the_tests_have_the_same_numbers() -> None:

@@ -45,6 +45,26 @@ class Wide:
     content: str = ""
 
 
+@dataclass(frozen=True)
+class Took:
+    """What a walk found that a program takes, as it is noted in the user's cache. work: nanoseconds of one core. bytes: live at one time."""
+
+    work: float
+    bytes: float
+
+    def write(self) -> str:
+        return f"{self.work!r} {self.bytes!r}"
+
+    @classmethod
+    def read(cls, text: str) -> Took | None:
+        """None for what is no note of a walk."""
+        try:
+            work, size = map(float, text.split())
+        except ValueError:
+            return None
+        return cls(work, size) if 0 <= work < math.inf and 0 <= size < math.inf else None
+
+
 class Bound:
     """A wide program ready to run. batch: the sizes of the first dim that it is for. only: the number of the output that is the whole answer as it is, or -1.
 
@@ -235,6 +255,7 @@ class Programs:
         for k in sorted(set(signatures)):
             said = f"{held.reader.root}: the member program {k} of entry {self.name}"
             number = held.chosen[signatures.index(k)]
+            held.justify(s.source for s in programs[k].weights)
             weights = [held.part(s.source, number) for s in programs[k].weights]
             walk = Walk(replace(budget), said, held.device)
             with contextlib.suppress(NeedsValues):  # its results are of sizes that no one knows, here and in lowering
@@ -258,7 +279,7 @@ class Programs:
         if chosen != "eager":
             program = decompose(program)  # packed weights are oneDNN's: no compiler takes them
             self._admit(pattern, program, weights, f"{wide.content} decomposed" if wide.content else "")
-            run = Executable(program, weights, held.device, prologue=held.prologue)
+            run = held.keeping(Executable(program, weights, held.device, prologue=held.prologue), weights)
             try:
                 run.use(backends.backend(chosen).bind(self._task(pattern, wide, run, running)))
             except (backends.Unavailable, ArtifactError, UsageError) as e:
@@ -269,7 +290,7 @@ class Programs:
         at_once = min(wide.plan.workers, torch.get_num_threads())
         if run is None:
             self._admit(pattern, program, weights, wide.content)
-            run = Executable(program, weights, held.device, prologue=held.prologue, workers=at_once)
+            run = held.keeping(Executable(program, weights, held.device, prologue=held.prologue, workers=at_once), weights)
         return Bound(program, wide.plan, run, self.entry.result, chosen, wide.content)
 
     def _admit(self, pattern: str, program: Program, weights: Mapping[str, Any], content: str) -> None:
@@ -279,12 +300,18 @@ class Programs:
             return
         at = f"{self.name} {pattern} {content or strict_json.digest(program.to_json())} {held.chosen}"
         key = probes.cache_key(held.manifest.digest, at, str(held.device), str(held.prologue), str(held.limit))
-        if probes.passed(key, "walks"):
-            return
         said = self.probing.said(pattern)
-        outputs = admit(budget, said, program, weights, lambda values: self._example(pattern, values, budget), held.device, held.prologue)
+        held.justify(s.source for s in program.weights)
+        if (
+            took := Took.read(probes.noted(key, "walks"))
+        ) is not None:  # alone it passed: its share of what all programs of a load may take is counted
+            budget.spent += took.work
+            budget.admit(said, budget.spent, budget.held + took.bytes)
+            return
+        before = budget.spent
+        outputs, peak = admit(budget, said, program, weights, lambda values: self._example(pattern, values, budget), held.device, held.prologue)
         check_outputs(said, program, outputs, self.entry, len(held.chosen))
-        probes.remember(key, "walks")
+        probes.remember(key, "walks", Took(budget.spent - before, peak).write())
 
     def _example(self, pattern: str, values: bool, budget: Budget) -> list[Any]:
         """Inputs of a call: the probe's, else of the example's sizes; those on meta unless values are asked for."""

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import math
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -181,12 +182,24 @@ def passed(key: str, what: str = "probes") -> bool:
     return False
 
 
-def remember(key: str, what: str = "probes") -> None:
-    """Note a pass; a cache that cannot be written only means that the probe runs again."""
+def noted(key: str, what: str) -> str:
+    """What was noted with a pass; empty where nothing was, or nothing passed."""
+    with contextlib.suppress(OSError, ValueError):
+        return (cache_folder() / what / key).read_text(encoding="ascii")
+    return ""
+
+
+def remember(key: str, what: str = "probes", note: str = "") -> None:
+    """Note a pass, and something with it; a cache that cannot be written only means that the probe runs again."""
     with contextlib.suppress(OSError):
         folder = cache_folder() / what
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        (folder / key).touch()
+        if not note:
+            (folder / key).touch()
+            return
+        aside = folder / f"{key}.{os.getpid()}-{threading.get_ident()}"
+        aside.write_text(note, encoding="ascii")
+        aside.replace(folder / key)
 
 
-__all__ = ["ArtifactError", "cache_folder", "cache_key", "check", "differs", "make", "passed", "remember", "thin"]
+__all__ = ["ArtifactError", "cache_folder", "cache_key", "check", "differs", "make", "noted", "passed", "remember", "thin"]
