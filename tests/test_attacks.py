@@ -27,7 +27,7 @@ from widepack import load
 from widepack.errors import ArtifactError, ProbeError, WidepackError
 from widepack.held import present
 from widepack_artifacts import guards, header, strict_json
-from widepack_artifacts.manifest import Manifest
+from widepack_artifacts.manifest import Manifest, Weight
 from widepack_artifacts.program import Program
 from widepack_artifacts.weights import Weights
 from widepack_cli.main import cli
@@ -999,6 +999,94 @@ def test_45_bytes_that_are_not_there_justify_nothing(tmp_path: Path) -> None:
         pytest.skip("this file system has no holes")
     assert present(place) < 10_000 + size - big
     refused(path, "may take 2.7 MB", limit=0.01)
+
+
+# ---------------------------------------------------------------- names and trees
+
+
+def test_46_names_in_a_header_that_are_looked_up_one_by_one(tmp_path: Path) -> None:
+    def forge(names: list[Any], many: int = 10) -> Path:
+        rows: dict[str, Any] = {f"z{i}": {"dtype": "F64", "shape": [0, 2], "data_offsets": [0, 0]} for i in range(many)}
+        place = tmp_path / "weights.safetensors"
+        place.write_bytes(tensors({**rows, "__metadata__": {"complex128": json.dumps(names)}}))
+        return place
+
+    start = time.process_time()
+    assert len(Weights([forge([f"z{i}" for i in range(6_000)], 6_000)])) == 6_000
+    assert time.process_time() - start < 1
+    for names, words in ((["z1", "z2", "z1"], "names 'z1' twice"), (["gone"], "not stored as pairs"), ([3], "not stored as pairs")):
+        with pytest.raises(ArtifactError, match=words):
+            Weights([forge(names)])
+
+
+def test_47_a_long_key_above_many_leaves(tmp_path: Path) -> None:
+    """The name of a leaf has all the keys above it: none is made while an artifact is read, and keys have a length."""
+    many = 20_000
+    for length, words in ((1_000_000, "at most 1000 characters"), (1000, "has 1 outputs, the entry 20000")):
+        forged = Forged()
+        shape: Any = {"tuple": [{"leaf": i} for i in range(many)]}
+        for _ in range(1 if length > 1000 else 30):
+            shape = {"dict": [["k" * length, shape]]}
+        forged.entry["outputs"] = [{**forged.entry["outputs"][0], "name": ""}] * many
+        forged.entry["result"] = shape
+        refused(forged.save(tmp_path / str(length)), words)
+
+
+def test_48_names_of_ragged_weights_that_are_written_out(tmp_path: Path) -> None:
+    many = 60_000
+    rows = [Weight(f"{i}" + "w" * 990, "ragged", "bool", [[]] * many, "buffer") for i in range(12)]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert sum(row.bytes(many) for row in rows) == 12 * many
+    with pytest.raises(ArtifactError, match="do not hold what the manifest says(?s:.*)and more") as caught:
+        Weights([golden("mlp") / next(n for n in Forged().files if n.startswith("weights-"))]).check(rows, many)
+    assert len(str(caught.value)) < 5000
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
+    for other in ("@0", "@1"):  # the second of two members' tensors, and no third
+        for where in ("name", "aliases"):
+            forged = Forged("ragged")
+            row = next(w for w in forged.manifest["weights"] if w["kind"] == "ragged")
+            one = next(w for w in forged.manifest["weights"] if w["kind"] != "ragged")
+            one[where] = row["name"] + other if where == "name" else [row["name"] + other]
+            refused(forged.save(tmp_path / f"{other}{where}"), "stands twice", "ragged weight")
+    one["aliases"] = [row["name"] + "@2", row["name"] + "@01"]
+    load(forged.save(tmp_path / "free"))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"signature": [["x", "positional", {"tuple": [{"leaf": 0}, {"leaf": 0}]}, False]]}, "each of the 1 input leaves once"),
+        ({"result": {"dict": [["k", {"leaf": 0}], ["k", {"const": 7}]]}}, "the key 'k' stands twice"),
+        ({"result": {"output": ["A", [[1, {"leaf": 0}], [1, {"const": 7}]]]}}, "the key '1' stands twice"),
+        ({"result": {"dict": [[True, {"leaf": 0}], [1, {"const": 7}]]}}, "keys are strings or integers"),
+        ({"result": {"output": ["A\x1b[31m", [["k", {"leaf": 0}]]]}}, "the name of a class has"),
+        ({"result": {"output": ["A\u202e", [["k", {"leaf": 0}]]]}}, "the name of a class has"),
+        ({"result": {"output": ["A" * 1001, [["k", {"leaf": 0}]]]}}, "the name of a class has"),
+        ({"result": {"dict": [["k\x1b]0;x\x07", {"leaf": 0}]]}}, "a key has"),
+        ({"result": {"dict": [["k\u2066", {"leaf": 0}]]}}, "a key has"),
+        ({"result": {"dict": [["k\n", {"leaf": 0}]]}}, "a key has"),
+    ],
+)
+def test_49_trees_that_lose_a_leaf_or_drive_a_terminal(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    forged = Forged()
+    forged.entry.update(change)
+    refused(forged.save(tmp_path), words)
+
+
+def test_50_errors_that_are_as_long_as_what_they_name(tmp_path: Path) -> None:
+    long = "n" * 1000
+    changes: list[Callable[[Forged], object]] = [
+        lambda f: f.entry.update(guards=[{"expr": "Q" * 100_000, "source": ""}]),
+        lambda f: f.entry["dims"].update({f"d{i}": f.entry["dims"]["B"] for i in range(10_000)}, **{"a b" * 10_000: f.entry["dims"]["B"]}),
+        lambda f: f.entry.update(dims={f"d{i}": f.entry["dims"]["B"] for i in range(10_000)}),
+        lambda f: [m.update(name=long) for m in f.manifest["members"]],
+        lambda f: f.manifest["weights"][0].update(name=long, kind="gone"),
+        lambda f: f.manifest["files"].update({f"x{i}-{'0' * 16}.bin": {"bytes": 1, "sha256": "0" * 64} for i in range(1000)}),
+    ]
+    for i, change in enumerate(changes):
+        forged = Forged()
+        change(forged)
+        refused(forged.save(tmp_path / str(i)))  # whose length is bounded there
 
 
 def test_the_page_and_the_tests_have_the_same_numbers() -> None:
