@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from forged import Forged, golden, node, ref
 from support import fresh, must
 from widepack import load
-from widepack.errors import ArtifactError, ProbeError, WidepackError
+from widepack.errors import ArtifactError, ProbeError, UsageError, WidepackError
 from widepack.held import present
 from widepack_artifacts import guards, header, strict_json
 from widepack_artifacts.manifest import Manifest, Weight
@@ -1087,6 +1087,47 @@ def test_50_errors_that_are_as_long_as_what_they_name(tmp_path: Path) -> None:
         forged = Forged()
         change(forged)
         refused(forged.save(tmp_path / str(i)))  # whose length is bounded there
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda p: p.__setitem__(0, 0.0),
+        lambda p: p.__setitem__(0, float("nan")),
+        lambda p: p.__setitem__(0, float("inf")),
+        lambda p: p.__setitem__(0, 1e300),
+        lambda p: p.__setitem__(0, 1.5),
+        lambda p: p[:0],
+        lambda p: p[None],
+        lambda p: p[0],
+        lambda p: p[:-1],
+        lambda p: p.to(torch.int64),
+        lambda p: p.to(torch.complex64),
+    ],
+)
+@pytest.mark.parametrize("dtype", [None, "bf16"])
+def test_51_answers_of_other_forms_in_another_dtype(tmp_path: Path, change: Callable[[torch.Tensor], torch.Tensor | None], dtype: str | None) -> None:
+    def how(p: dict[str, torch.Tensor]) -> None:
+        made = change(p["shared.y0.0"])
+        p["shared.y0.0"] = p["shared.y0.0"] if made is None else made.contiguous()
+
+    refused(probe_with(Forged(), how).save(tmp_path), "probe: ", kind=ProbeError, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"limit": 10**400}, "a number of 1329 bits is no limit"),
+        ({"limit": 1e300}, "is no limit"),
+        ({"expect": 5}, "give sha256: and 64 hex digits"),
+        ({"expect": b"sha256:" + b"0" * 64}, "give sha256: and 64 hex digits"),
+        ({"expect": "0" * 64}, "give sha256: and 64 hex digits"),
+        ({"expect": "sha256:" + "AB" * 32}, "in lower case"),
+        ({"expect": "x" * 100_000}, "is no digest"),
+    ],
+)
+def test_what_a_service_asks_for_wrongly_is_not_the_artifacts_fault(tmp_path: Path, how: dict[str, Any], words: str) -> None:
+    refused(Forged().save(tmp_path), words, kind=UsageError, **how)
 
 
 def test_the_page_and_the_tests_have_the_same_numbers() -> None:

@@ -21,13 +21,18 @@ Inputs = Callable[[bool], Sequence[Any]]
 
 
 @contextlib.contextmanager
-def guarded(said: str) -> Iterator[None]:
-    """Whatever is raised over what a file says is an ArtifactError. A device without memory is not the file's fault."""
+def guarded(said: str, first: Callable[[Exception], WidepackError | None] = lambda error: None) -> Iterator[None]:
+    """Whatever is raised over what a file says is an ArtifactError. A device without memory is not the file's fault.
+
+    first: what knows a better word for some errors.
+    """
     try:
         yield
     except (WidepackError, torch.OutOfMemoryError):
         raise
     except Exception as e:
+        if (better := first(e)) is not None:
+            raise better from e
         lines = str(e).strip().splitlines()
         raise ArtifactError(f"{said}: {type(e).__name__}: {lines[0][:300] if lines else 'nothing more is known'}") from e
 

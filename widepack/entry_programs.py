@@ -157,11 +157,9 @@ class Programs:
                     self.held.budget = self.held.fresh_budget()
                 kept = self.kept(pattern)
                 try:
-                    with guarded(self.probing.said(pattern)) if self.held.cast is None else contextlib.nullcontext():
+                    with guarded(self.probing.said(pattern), self._in_dtype):
                         self._bound[pattern] = self._ready(pattern, kept or self.wide(pattern))
                 except (WidepackError, RuntimeError) as e:
-                    if self.held.cast is not None and not isinstance(e, WidepackError):
-                        raise self.probing.in_dtype(e) from e
                     if not kept:
                         raise
                     warnings.warn(
@@ -170,6 +168,12 @@ class Programs:
                     )
                     self._bound[pattern] = self._ready(pattern, self.wide(pattern))
             return self._bound[pattern]
+
+    def _in_dtype(self, error: Exception) -> WidepackError | None:
+        """What torch says where another dtype was asked for than the artifact's: that is not the file's fault."""
+        if self.held.cast is None or not isinstance(error, RuntimeError):
+            return None
+        return self.probing.in_dtype(error)
 
     def _ready(self, pattern: str, wides: Sequence[Wide]) -> list[Bound]:
         """Wide programs, bound and probed: one a batch class."""
@@ -395,7 +399,7 @@ class Programs:
             )
             if not again and not held.swapped and probes.passed(key):
                 continue
-            with guarded(f"{self.probing.said(pattern)}: the probe") if held.cast is None else contextlib.nullcontext():
+            with guarded(f"{self.probing.said(pattern)}: the probe", self._in_dtype):
                 self.probing.check(pattern, bound.run, [o.kind for o in bound.program.outputs])
             if not held.swapped:
                 probes.remember(key)

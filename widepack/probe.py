@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from widepack_artifacts.errors import ArtifactError
+from widepack_artifacts.weights import Weights
 
 from .compare import Pool, at_limit, floating, same_places
 from .entries import FORWARD
@@ -92,6 +93,21 @@ def thin(t: torch.Tensor, stride: int) -> torch.Tensor:
     return torch.cat([torch.tensor([stride], dtype=wide), flat.to(wide)])
 
 
+def recorded(tensors: Mapping[str, torch.Tensor] | Weights, name: str) -> tuple[int, torch.Tensor]:
+    """An answer of the probe: its stride, and the numbers. Raises: ProbeError for what is no such answer."""
+    if name not in tensors:
+        raise ProbeError(f"probe: the answer {name} is missing; build the artifact again")
+    kept = tensors.get(name) if isinstance(tensors, Weights) else tensors[name]
+    if kept.dim() != 1 or not kept.numel() or not floating(kept):
+        raise ProbeError(
+            f"probe: the answer {name} is {str(kept.dtype).removeprefix('torch.')}{list(kept.shape)}, and no row of floats with a stride in front"
+        )
+    stride = float(kept[0].real)
+    if not 1 <= stride < 2**53 or stride != int(stride):
+        raise ProbeError(f"probe: the answer {name} says that it has every {stride:g}th number, which is no stride")
+    return int(stride), kept[1:]
+
+
 def check(
     tensors: Mapping[str, torch.Tensor],
     pattern: str,
@@ -107,14 +123,12 @@ def check(
     """
     for k, (output, kind, record) in enumerate(zip(outputs, kinds, records)):
         for at, i in enumerate(members):
-            kept = tensors[f"{pattern}.y{k}.{i}"]
-            stride = int(kept[0].real)
+            stride, truth = recorded(tensors, f"{pattern}.y{k}.{i}")
             value = output if kind == "shared" else output[at]
             flat = value.detach().cpu().reshape(-1)[::stride]
-            truth = kept[1:]
-            if flat.numel() != truth.numel():
+            if flat.numel() != truth.numel() or value.is_complex() != truth.is_complex():
                 raise ProbeError(
-                    f"probe: output {record.get('output') or k} of member {i} has {value.numel()} numbers, the artifact's answer is of another size; the artifact and this program do not belong together"
+                    f"probe: output {record.get('output') or k} of member {i} has {value.numel()} numbers, the artifact's answer is of another size or kind; the artifact and this program do not belong together"
                 )
             if not floating(value):
                 if not torch.equal(flat.to(truth.dtype), truth):
@@ -202,4 +216,4 @@ def remember(key: str, what: str = "probes", note: str = "") -> None:
         aside.replace(folder / key)
 
 
-__all__ = ["ArtifactError", "cache_folder", "cache_key", "check", "differs", "make", "noted", "passed", "remember", "thin"]
+__all__ = ["ArtifactError", "cache_folder", "cache_key", "check", "differs", "make", "noted", "passed", "recorded", "remember", "thin"]
