@@ -24,8 +24,10 @@ from hypothesis import strategies as st
 from forged import Forged, golden, node, ref
 from support import fresh, must
 from widepack import load
+from widepack import relower as relower_
 from widepack.errors import ArtifactError, ProbeError, UsageError, WidepackError
 from widepack.held import present
+from widepack.patience import Lowering, over
 from widepack_artifacts import guards, header, strict_json
 from widepack_artifacts.manifest import Manifest, Weight
 from widepack_artifacts.program import Program
@@ -1112,6 +1114,28 @@ def test_51_answers_of_other_forms_in_another_dtype(tmp_path: Path, change: Call
         p["shared.y0.0"] = p["shared.y0.0"] if made is None else made.contiguous()
 
     refused(probe_with(Forged(), how).save(tmp_path), "probe: ", kind=ProbeError, dtype=dtype)
+
+
+def test_52_many_entries_that_are_lowered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One deadline, and the same program once."""
+    forged = Forged()
+    forged.entry["wide"] = []
+    asked: list[int] = []
+    right = relower_.relower
+    monkeypatch.setattr(relower_, "relower", lambda *a: asked.append(1) or right(*a))  # type: ignore[func-returns-value]  # append() gives None
+    ens = load(entries_of(forged, 20).save(tmp_path / "same"))
+    assert len(asked) == 1
+    x = torch.arange(12.0).reshape(2, 6)
+    assert all(torch.equal(ens.entry(name)(x), load(golden("mlp"))(x)) for name in ("e0", "e19"))
+    one = Lowering(1.0)
+    for files, spent in ((["a"], 0.0), (["a"], 30.0), (["a", "b"], 30.0)):
+        one.spent += spent
+        with one.within(files, [10] * len(files)):
+            assert not over()  # of one file 65 s, of both 70
+    assert one.spent < 61
+    one.spent += 10
+    with one.within(["b"], [10]):
+        assert over()
 
 
 @pytest.mark.parametrize(

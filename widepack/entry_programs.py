@@ -29,7 +29,7 @@ from .held import Held, Running
 from .inputs import Binder
 from .machine import name_of
 from .packed import decompose
-from .patience import within
+from .patience import Lowering
 from .plan import Plan, for_size, nearest_threads, scaled
 from .probing import Probing
 from .runtime import Executable
@@ -154,7 +154,7 @@ class Programs:
                 raise UsageError("this model was closed; widepack.load opens its artifact again")
             if pattern not in self._bound:
                 if not self.held.loading:  # what one load binds has one budget, and so has what one call does
-                    self.held.budget = self.held.fresh_budget()
+                    self.held.budget, self.held.lowering = self.held.fresh_budget(), Lowering(self.held.limit)
                 kept = self.kept(pattern)
                 try:
                     with guarded(self.probing.said(pattern), self._in_dtype):
@@ -245,11 +245,24 @@ class Programs:
         sizes = dict(self.example)
         held = self.held
         self._readable(pattern, programs, signatures)
-        seconds = 60 + 0.5 * sum(len(p.nodes) for p in programs)
-        with within(math.inf if held.limit is None else seconds * max(1.0, held.limit)):
-            return relower(
-                programs, signatures, kinds, own, sizes, self.letter, held.device.type, pattern, held.strategies or "auto", held.simplify, self.plain
-            )
+        same = (tuple(self.entry.member), tuple(own), tuple(sizes.items()), self.letter, pattern, self.plain, tuple(signatures))
+        if same not in held.lowering.made:  # entries over the same files and kinds of inputs are lowered once
+            with held.lowering.within(self.entry.member, [len(p.nodes) for p in programs]):
+                held.lowering.made[same] = relower(
+                    programs,
+                    signatures,
+                    kinds,
+                    own,
+                    sizes,
+                    self.letter,
+                    held.device.type,
+                    pattern,
+                    held.strategies or "auto",
+                    held.simplify,
+                    self.plain,
+                )
+        found: list[tuple[Program, Plan]] = held.lowering.made[same]
+        return found
 
     def _readable(self, pattern: str, programs: Sequence[Program], signatures: Sequence[int]) -> None:
         """Hold member programs to the budget at the example's sizes, before sizes become expressions. Raises: ArtifactError."""

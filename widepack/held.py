@@ -26,6 +26,7 @@ from .backends.task import Mapped
 from .casting import Cast
 from .errors import ArtifactError, UsageError
 from .gate import Gate
+from .patience import Lowering
 from .pinned import Pinned
 from .progress import Report
 from .runtime import Executable, storage
@@ -130,6 +131,7 @@ class Held:
         self._read_by_programs: dict[str, int] = {}
         self._made = Made()
         self.budget = self.fresh_budget()
+        self.lowering = Lowering(limit)
         self.loading = False
         self.members: tuple[str, ...] = tuple(self.manifest.members[i].name for i in self.chosen)
         self.whole = len(self.chosen) == len(self.manifest.members)

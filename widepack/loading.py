@@ -126,6 +126,7 @@ def load(
         if warmup:
             model.warmup()
         held.loading = False
+        held.lowering.made.clear()
     return model
 
 
