@@ -47,7 +47,7 @@ def test_builds_what_was_described(shape: Any) -> None:
         return type(value)(filled(v) for v in value) if isinstance(value, (list, tuple)) else value
 
     assert tree.build(made, leaves, lambda name, rows: (name, rows)) == filled(shape)
-    assert sorted(tree.paths(made)) == list(range(count[0]))
+    assert sorted(tree.paths(made)) == tree.leaves(made) == list(range(count[0]))
 
 
 def test_names_of_leaves() -> None:
@@ -72,6 +72,8 @@ def deep(levels: int) -> Any:
         None, 3, [], {}, {"leaf": 1}, {"leaf": -1}, {"leaf": True}, {"leaf": 0.0}, {"leaf": "0"}, {"leaf": 0, "list": []}, {"call": "f"},
         {"list": {}}, {"list": [3]}, {"tuple": [{"leaf": 9}]}, {"dict": {"a": {"leaf": 0}}}, {"dict": [["a"]]}, {"dict": [[None, {"leaf": 0}]]},
         {"dict": [[["a"], {"leaf": 0}]]}, {"output": []}, {"output": [3, []]}, {"output": ["R", {}]}, {"output": ["R", [["a", 3]]]},
+        {"dict": [["a", {"leaf": 0}], ["a", {"const": 1}]]}, {"dict": [[True, {"leaf": 0}]]}, {"output": ["R\x1b", []]}, {"output": ["R", [["a\u202e", {"leaf": 0}]]]},
+        {"dict": [["a" * 1001, {"leaf": 0}]]}, {"output": ["a" * 1001, []]}, {"output": ["R", [[1, {"leaf": 0}], [1, {"const": 1}]]]},
         {"const": []}, {"const": {}}, deep(33), deep(100),
     ],
 )  # fmt: skip  # a line a kind

@@ -11,6 +11,7 @@ import torch
 from widepack_artifacts.manifest import Entry, Weight
 from widepack_artifacts.program import Program
 
+from . import op_costs
 from .errors import ArtifactError, WidepackError
 from .runtime import split
 from .walk import Budget, NeedsValues, Walk, drawn_size
@@ -20,13 +21,18 @@ Inputs = Callable[[bool], Sequence[Any]]
 
 
 @contextlib.contextmanager
-def guarded(said: str) -> Iterator[None]:
-    """Whatever is raised over what a file says is an ArtifactError. A device without memory is not the file's fault."""
+def guarded(said: str, first: Callable[[Exception], WidepackError | None] = lambda error: None) -> Iterator[None]:
+    """Whatever is raised over what a file says is an ArtifactError. A device without memory is not the file's fault.
+
+    first: what knows a better word for some errors.
+    """
     try:
         yield
     except (WidepackError, torch.OutOfMemoryError):
         raise
     except Exception as e:
+        if (better := first(e)) is not None:
+            raise better from e
         lines = str(e).strip().splitlines()
         raise ArtifactError(f"{said}: {type(e).__name__}: {lines[0][:300] if lines else 'nothing more is known'}") from e
 
@@ -46,10 +52,12 @@ def check_slots(said: str, program: Program, entry: Entry, table: Mapping[str, W
             raise ArtifactError(f"{said} has {len(found)} {what}, the entry {len(wanted)}")
 
 
-def admit(budget: Budget, said: str, program: Program, weights: Mapping[str, Any], inputs: Inputs, device: torch.device, prologue: bool) -> list[Any]:
+def admit(
+    budget: Budget, said: str, program: Program, weights: Mapping[str, Any], inputs: Inputs, device: torch.device, prologue: bool
+) -> tuple[list[Any], float]:
     """Walk a program before it runs. weights: a value for each source. prologue: whether nodes of weights alone run beforehand.
 
-    Returns: its outputs, on meta or as they are. Raises: ArtifactError naming the node that is refused.
+    Returns: its outputs, on meta or as they are, and the most bytes that it takes at one time. Raises: ArtifactError naming the node that is refused.
     """
     given = [weights[s.source] for s in program.weights]
     spent = budget.spent
@@ -61,9 +69,12 @@ def admit(budget: Budget, said: str, program: Program, weights: Mapping[str, Any
         walk = Walk(budget, said, device, values=values)
         try:
             if not prologue:
-                return walk.run(program, [*given, *inputs(values)])
+                return walk.run(program, [*given, *inputs(values)]), walk.peak - budget.held
             parts = split(program)
-            return walk.run(parts.main, [*walk.run(parts.prologue, given), *inputs(values)])
+            made = walk.run(parts.prologue, given)
+            read = {s.name for s in program.weights}
+            kept = sum(op_costs.size(value) for name, value in zip(parts.names, made) if name not in read)
+            return walk.run(parts.main, [*made, *inputs(values)], kept), max(walk.peak, budget.held + kept) - budget.held
         except NeedsValues:
             budget.spent = spent
     raise ArtifactError(f"{said} cannot be walked")  # with values nothing needs more

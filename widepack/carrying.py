@@ -19,7 +19,7 @@ from torch.export.graph_signature import InputKind, TensorArgument
 from torch.nn.modules.module import register_module_buffer_registration_hook
 
 from widepack_artifacts.manifest import Parameter
-from widepack_artifacts.tree import paths
+from widepack_artifacts.tree import leaves as numbers_of
 
 from .codec import dtype_name
 from .conditions import Leaf
@@ -124,13 +124,13 @@ def wanted_of(module: nn.Module, inputs: Sequence[Leaf], signature: Sequence[Par
             leaves += [] if asked.output else list(here)
     named = {i for here in found.values() for i in here}
     for parameter in signature:
-        leaves_of = set(paths(parameter.tree))
+        leaves_of = set(numbers_of(parameter.tree))
         if leaves_of & named and not leaves_of <= named:
             parts = ", ".join(inputs[i].name for i in sorted(leaves_of & named))
             raise CaptureError(
                 f"state {parts} is a part of the input {parameter.name} of {entry}; a call leaves out the whole of it: write --state {parameter.name}"
             )
-    if (names or found) and any(p.name == "state" and not (set(paths(p.tree)) and set(paths(p.tree)) <= named) for p in signature):
+    if (names or found) and any(p.name == "state" and not (set(numbers_of(p.tree)) and set(numbers_of(p.tree)) <= named) for p in signature):
         raise CaptureError(
             f"{type(module).__name__}.{entry} has an input called state, which is what a call gives its state as: ens(x, state=...); give that input another name"
         )

@@ -30,7 +30,7 @@ from .held import Held, Running
 from .inputs import Binder
 from .machine import name_of
 from .packed import decompose
-from .patience import within
+from .patience import Lowering
 from .plan import Plan, for_size, nearest_threads, scaled
 from .probing import Probing
 from .runtime import Executable
@@ -44,6 +44,26 @@ class Wide:
     program: Program
     plan: Plan
     content: str = ""
+
+
+@dataclass(frozen=True)
+class Took:
+    """What a walk found that a program takes, as it is noted in the user's cache. work: nanoseconds of one core. bytes: live at one time."""
+
+    work: float
+    bytes: float
+
+    def write(self) -> str:
+        return f"{self.work!r} {self.bytes!r}"
+
+    @classmethod
+    def read(cls, text: str) -> Took | None:
+        """None for what is no note of a walk."""
+        try:
+            work, size = map(float, text.split())
+        except ValueError:
+            return None
+        return cls(work, size) if 0 <= work < math.inf and 0 <= size < math.inf else None
 
 
 class Bound:
@@ -134,14 +154,12 @@ class Programs:
             self.held.must_be_open()
             if pattern not in self._bound:
                 if not self.held.loading:  # what one load binds has one budget, and so has what one call does
-                    self.held.budget = self.held.fresh_budget()
+                    self.held.budget, self.held.lowering = self.held.fresh_budget(), Lowering(self.held.limit)
                 kept = self.kept(pattern)
                 try:
-                    with guarded(self.probing.said(pattern)) if self.held.cast is None else contextlib.nullcontext():
+                    with guarded(self.probing.said(pattern), self._in_dtype):
                         self._bound[pattern] = self._ready(pattern, kept or self.wide(pattern))
                 except (WidepackError, RuntimeError) as e:
-                    if self.held.cast is not None and not isinstance(e, WidepackError):
-                        raise self.probing.in_dtype(e) from e
                     if not kept:
                         raise
                     warnings.warn(
@@ -150,6 +168,12 @@ class Programs:
                     )
                     self._bound[pattern] = self._ready(pattern, self.wide(pattern))
             return self._bound[pattern]
+
+    def _in_dtype(self, error: Exception) -> WidepackError | None:
+        """What torch says where another dtype was asked for than the artifact's: that is not the file's fault."""
+        if self.held.cast is None or not isinstance(error, RuntimeError):
+            return None
+        return self.probing.in_dtype(error)
 
     def _ready(self, pattern: str, wides: Sequence[Wide]) -> list[Bound]:
         """Wide programs, bound and probed: one a batch class."""
@@ -221,11 +245,24 @@ class Programs:
         sizes = dict(self.example)
         held = self.held
         self._readable(pattern, programs, signatures)
-        seconds = 60 + 0.5 * sum(len(p.nodes) for p in programs)
-        with within(math.inf if held.limit is None else seconds * max(1.0, held.limit)):
-            return relower(
-                programs, signatures, kinds, own, sizes, self.letter, held.device.type, pattern, held.strategies or "auto", held.simplify, self.plain
-            )
+        same = (tuple(self.entry.member), tuple(own), tuple(sizes.items()), self.letter, pattern, self.plain, tuple(signatures))
+        if same not in held.lowering.made:  # entries over the same files and kinds of inputs are lowered once
+            with held.lowering.within(self.entry.member, [len(p.nodes) for p in programs]):
+                held.lowering.made[same] = relower(
+                    programs,
+                    signatures,
+                    kinds,
+                    own,
+                    sizes,
+                    self.letter,
+                    held.device.type,
+                    pattern,
+                    held.strategies or "auto",
+                    held.simplify,
+                    self.plain,
+                )
+        found: list[tuple[Program, Plan]] = held.lowering.made[same]
+        return found
 
     def _readable(self, pattern: str, programs: Sequence[Program], signatures: Sequence[int]) -> None:
         """Hold member programs to the budget at the example's sizes, before sizes become expressions. Raises: ArtifactError."""
@@ -235,6 +272,7 @@ class Programs:
         for k in sorted(set(signatures)):
             said = f"{held.reader.root}: the member program {k} of entry {self.name}"
             number = held.chosen[signatures.index(k)]
+            held.justify(s.source for s in programs[k].weights)
             weights = [held.part(s.source, number) for s in programs[k].weights]
             walk = Walk(replace(budget), said, held.device)
             with contextlib.suppress(NeedsValues):  # its results are of sizes that no one knows, here and in lowering
@@ -258,7 +296,7 @@ class Programs:
         if chosen != "eager":
             program = decompose(program)  # packed weights are oneDNN's: no compiler takes them
             self._admit(pattern, program, weights, f"{wide.content} decomposed" if wide.content else "")
-            run = Executable(program, weights, held.device, prologue=held.prologue)
+            run = held.keeping(Executable(program, weights, held.device, prologue=held.prologue), weights)
             try:
                 run.use(backends.backend(chosen).bind(self._task(pattern, wide, run, running)))
             except (backends.Unavailable, ArtifactError, UsageError) as e:
@@ -269,7 +307,7 @@ class Programs:
         at_once = min(wide.plan.workers, torch.get_num_threads())
         if run is None:
             self._admit(pattern, program, weights, wide.content)
-            run = Executable(program, weights, held.device, prologue=held.prologue, workers=at_once)
+            run = held.keeping(Executable(program, weights, held.device, prologue=held.prologue, workers=at_once), weights)
         return Bound(program, wide.plan, run, self.entry.result, chosen, wide.content)
 
     def _admit(self, pattern: str, program: Program, weights: Mapping[str, Any], content: str) -> None:
@@ -279,12 +317,18 @@ class Programs:
             return
         at = f"{self.name} {pattern} {content or strict_json.digest(program.to_json())} {held.chosen}"
         key = probes.cache_key(held.manifest.digest, at, str(held.device), str(held.prologue), str(held.limit))
-        if probes.passed(key, "walks"):
-            return
         said = self.probing.said(pattern)
-        outputs = admit(budget, said, program, weights, lambda values: self._example(pattern, values, budget), held.device, held.prologue)
+        held.justify(s.source for s in program.weights)
+        if (
+            took := Took.read(probes.noted(key, "walks"))
+        ) is not None:  # alone it passed: its share of what all programs of a load may take is counted
+            budget.spent += took.work
+            budget.admit(said, budget.spent, budget.held + took.bytes)
+            return
+        before = budget.spent
+        outputs, peak = admit(budget, said, program, weights, lambda values: self._example(pattern, values, budget), held.device, held.prologue)
         check_outputs(said, program, outputs, self.entry, len(held.chosen))
-        probes.remember(key, "walks")
+        probes.remember(key, "walks", Took(budget.spent - before, peak).write())
 
     def _example(self, pattern: str, values: bool, budget: Budget) -> list[Any]:
         """Inputs of a call: the probe's, else of the example's sizes; those on meta unless values are asked for."""
@@ -368,7 +412,7 @@ class Programs:
             )
             if not again and not held.swapped and probes.passed(key):
                 continue
-            with guarded(f"{self.probing.said(pattern)}: the probe") if held.cast is None else contextlib.nullcontext():
+            with guarded(f"{self.probing.said(pattern)}: the probe", self._in_dtype):
                 self.probing.check(pattern, bound.run, [o.kind for o in bound.program.outputs])
             if not held.swapped:
                 probes.remember(key)

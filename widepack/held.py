@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,8 +27,10 @@ from .casting import Cast
 from .errors import ArtifactError, UsageError
 from .gate import Gate
 from .naming import number_of
+from .patience import Lowering
 from .pinned import Pinned
 from .progress import Report
+from .runtime import Executable, storage
 from .walk import Budget
 
 
@@ -50,6 +54,47 @@ class Answers:
     checkpoint: str
     tensors: Mapping[str, Tensor]
     records: Mapping[str, Sequence[Mapping[str, float]]]
+
+
+class Made:
+    """Bytes that the prologues of bound programs have made and that are there, beside the weights themselves."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def add(self, run: Executable, weights: Iterable[Any]) -> None:
+        known = {storage(t) for w in weights for t in (w if isinstance(w, list) else [w])}
+        sizes = {}
+        for t in (t for w in run.given for t in (w if isinstance(w, (list, tuple)) else [w])):
+            if isinstance(t, torch.Tensor) and not ((at := storage(t)) and at in known):
+                sizes[at or id(t)] = t.untyped_storage().nbytes() if at else t.numel() * t.element_size()
+        size = sum(sizes.values())
+        self.bytes += size
+        weakref.finalize(run, self._gone, size).atexit = False
+
+    def _gone(self, size: int) -> None:
+        self.bytes -= size
+
+
+def present(path: Path) -> int:
+    """Bytes of a file that are on the disk: holes of a sparse one justify nothing."""
+    found = path.stat()
+    blocks = 512 * getattr(found, "st_blocks", 0)
+    if not blocks or blocks >= found.st_size or not hasattr(os, "SEEK_DATA"):  # a file system without a count of blocks says 0
+        return found.st_size
+    with open(path, "rb", buffering=0) as file:
+        return _written(file.fileno(), found.st_size)
+
+
+def _written(handle: int, size: int) -> int:
+    """Bytes of an open file that are no holes; blocks alone are fewer where a file system compresses."""
+    total = at = 0
+    with contextlib.suppress(OSError):  # ENXIO: what is left is a hole
+        while at < size:
+            begin = os.lseek(handle, at, os.SEEK_DATA)
+            at = os.lseek(handle, begin, os.SEEK_HOLE)
+            total += min(at, size) - begin
+    return total
 
 
 class Held:
@@ -82,9 +127,12 @@ class Held:
         self.probe = Weights([reader.path(reader.manifest.probe)]) if reader.manifest.probe else None
         self.limit = limit
         probed = [reader.path(self.manifest.probe)] if self.manifest.probe else []
-        weights_bytes, probe_bytes = (sum(p.stat().st_size for p in paths) for paths in (reader.weights_files(), probed))
-        self._sizes = weights_bytes, probe_bytes  # now: the files may be replaced later
+        self._sizes = sum(map(present, reader.weights_files())), sum(map(present, probed))  # now: the files may be replaced later
+        self._rows = {w.name: w for w in self.manifest.weights}
+        self._read_by_programs: dict[str, int] = {}
+        self._made = Made()
         self.budget = self.fresh_budget()
+        self.lowering = Lowering(limit)
         self.loading = False
         self.members: tuple[str, ...] = tuple(self.manifest.members[i].name for i in self.chosen)
         self.whole = self.chosen == tuple(range(len(self.manifest.members)))
@@ -95,7 +143,6 @@ class Held:
         self.swapped: dict[int, Answers] = {}
         self._pinned = Pinned(device)
         self._programs: dict[str, Program] = {}
-        self._rows = {w.name: w for w in self.manifest.weights}
         first, last = self.chosen[0], self.chosen[-1]
         self._run = slice(first, last + 1) if self.chosen == tuple(range(first, last + 1)) else None  # members side by side need no copy
         self._values: dict[str, list[TensorWeakRef]] = {}  # copies, as long as a program holds them
@@ -105,7 +152,20 @@ class Held:
         """What programs may take that are bound together: all of one load, or those of one later pattern. None: no limit."""
         if self.limit is None:
             return None
-        return Budget.of(*self._sizes, self.limit)
+        weights, probe = self._sizes
+        return replace(Budget.of(min(weights, sum(self._read_by_programs.values())), probe, self.limit), held=self._made.bytes)
+
+    def justify(self, names: Iterable[str]) -> None:
+        """Weights that a program reads justify memory and work; those that none reads do not. Raises: ArtifactError for a weight that is not in the table."""
+        new = {n: self.row(n).bytes(len(self.manifest.members)) for n in names if n not in self._read_by_programs}
+        self._read_by_programs.update(new)
+        if self.budget is not None and (fresh := self.fresh_budget()) is not None:
+            self.budget.bytes, self.budget.work, self.budget.held = fresh.bytes, fresh.work, fresh.held
+
+    def keeping(self, run: Executable, weights: Mapping[str, Any]) -> Executable:
+        """A program that is bound: what its prologue has made counts as long as it is there."""
+        self._made.add(run, weights.values())
+        return run
 
     def must_be_open(self) -> None:
         """Raises: UsageError after `close`."""
@@ -119,7 +179,7 @@ class Held:
     def row(self, name: str) -> Weight:
         """A weight's row in the table. Raises: ArtifactError."""
         if name not in self._rows:
-            raise ArtifactError(f"a program reads the weight {name!r}, which the manifest's table does not have")
+            raise ArtifactError(f"a program reads the weight {name[:80]!r}, which the manifest's table does not have")
         return self._rows[name]
 
     def entry(self, name: str) -> Entry:

@@ -14,7 +14,7 @@ import torch
 
 from widepack_artifacts import guards as guard_forms
 from widepack_artifacts.manifest import Entry
-from widepack_artifacts.tree import Tree, paths
+from widepack_artifacts.tree import Tree, leaves
 
 from .codec import dtype_of
 from .errors import InputError, UsageError
@@ -67,7 +67,7 @@ class Binder:
             LeafSpec(i.name, f"{'state' if k in self.carried else 'input'} {i.name}", dtype_of(parse_type(i.type)[0]), parse_type(i.type)[1], i.type)
             for k, i in enumerate(entry.inputs)
         ]
-        self.parameters = [p for p in entry.signature if not self.carried & set(paths(p.tree))]
+        self.parameters = [p for p in entry.signature if not self.carried & set(leaves(p.tree))]
         self.names = [p.name for p in self.parameters]
         self.positions = [p.name for p in self.parameters if p.kind == "positional"]
         self.takes = ", ".join(p.name for p in self.parameters if not p.default)

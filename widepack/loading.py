@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
@@ -22,6 +23,8 @@ from .naming import numbers_of, path_of
 from .progress import Report
 from .wide_model import WideModel
 
+MOST_LIMIT = 1e12
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 VERIFY = ("sizes", "hashes", "off")
 
 
@@ -73,9 +76,14 @@ def load(
         if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
             raise UsageError(f"threads={threads!r} is no number of threads; give a whole number from 1")
         torch.set_num_threads(threads)
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit < float("inf")):
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit <= MOST_LIMIT):
+        said = f"a number of {limit.bit_length()} bits" if isinstance(limit, int) and limit.bit_length() > 64 else repr(limit)
         raise UsageError(
-            f"limit={limit!r} is no limit; give a number over 0, how many times the usual memory and work a load may take, or None for any"
+            f"limit={said} is no limit; give a number over 0 and up to {MOST_LIMIT:g}, how many times the usual memory and work a load may take, or None for any"
+        )
+    if expect is not None and not (isinstance(expect, str) and _DIGEST.match(expect)):
+        raise UsageError(
+            f"expect={repr(expect)[:100]} is no digest of an artifact; give sha256: and 64 hex digits in lower case, as `widepack inspect` shows it"
         )
     path = path_of(path)
     where = _device(device)
@@ -117,6 +125,7 @@ def load(
         if warmup:
             model.warmup()
         held.loading = False
+        held.lowering.made.clear()
     return model
 
 

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import math
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 
 from widepack_artifacts.errors import ArtifactError
+from widepack_artifacts.weights import Weights
 
 from .compare import Pool, floating, same_places
 from .dtypes import at_limit
@@ -92,6 +94,21 @@ def thin(t: torch.Tensor, stride: int) -> torch.Tensor:
     return torch.cat([torch.tensor([stride], dtype=wide), flat.to(wide)])
 
 
+def recorded(tensors: Mapping[str, torch.Tensor] | Weights, name: str) -> tuple[int, torch.Tensor]:
+    """An answer of the probe: its stride, and the numbers. Raises: ProbeError for what is no such answer."""
+    if name not in tensors:
+        raise ProbeError(f"probe: the answer {name} is missing; build the artifact again")
+    kept = tensors.get(name) if isinstance(tensors, Weights) else tensors[name]
+    if kept.dim() != 1 or not kept.numel() or not floating(kept):
+        raise ProbeError(
+            f"probe: the answer {name} is {str(kept.dtype).removeprefix('torch.')}{list(kept.shape)}, and no row of floats with a stride in front"
+        )
+    stride = float(kept[0].real)
+    if not 1 <= stride < 2**53 or stride != int(stride):
+        raise ProbeError(f"probe: the answer {name} says that it has every {stride:g}th number, which is no stride")
+    return int(stride), kept[1:]
+
+
 def check(
     tensors: Mapping[str, torch.Tensor],
     pattern: str,
@@ -107,14 +124,12 @@ def check(
     """
     for k, (output, kind, record) in enumerate(zip(outputs, kinds, records)):
         for at, i in enumerate(members):
-            kept = tensors[f"{pattern}.y{k}.{i}"]
-            stride = int(kept[0].real)
+            stride, truth = recorded(tensors, f"{pattern}.y{k}.{i}")
             value = output if kind == "shared" else output[at]
             flat = value.detach().cpu().reshape(-1)[::stride]
-            truth = kept[1:]
-            if flat.numel() != truth.numel():
+            if flat.numel() != truth.numel() or value.is_complex() != truth.is_complex():
                 raise ProbeError(
-                    f"probe: output {record.get('output') or k} of member {i} has {value.numel()} numbers, the artifact's answer is of another size; the artifact and this program do not belong together"
+                    f"probe: output {record.get('output') or k} of member {i} has {value.numel()} numbers, the artifact's answer is of another size or kind; the artifact and this program do not belong together"
                 )
             if not floating(value):
                 if not torch.equal(flat.to(truth.dtype), truth):
@@ -182,12 +197,24 @@ def passed(key: str, what: str = "probes") -> bool:
     return False
 
 
-def remember(key: str, what: str = "probes") -> None:
-    """Note a pass; a cache that cannot be written only means that the probe runs again."""
+def noted(key: str, what: str) -> str:
+    """What was noted with a pass; empty where nothing was, or nothing passed."""
+    with contextlib.suppress(OSError, ValueError):
+        return (cache_folder() / what / key).read_text(encoding="ascii")
+    return ""
+
+
+def remember(key: str, what: str = "probes", note: str = "") -> None:
+    """Note a pass, and something with it; a cache that cannot be written only means that the probe runs again."""
     with contextlib.suppress(OSError):
         folder = cache_folder() / what
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        (folder / key).touch()
+        if not note:
+            (folder / key).touch()
+            return
+        aside = folder / f"{key}.{os.getpid()}-{threading.get_ident()}"
+        aside.write_text(note, encoding="ascii")
+        aside.replace(folder / key)
 
 
-__all__ = ["ArtifactError", "cache_folder", "cache_key", "check", "differs", "make", "passed", "remember", "thin"]
+__all__ = ["ArtifactError", "cache_folder", "cache_key", "check", "differs", "make", "noted", "passed", "recorded", "remember", "thin"]

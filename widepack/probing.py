@@ -210,12 +210,17 @@ class Probing:
                     continue
                 for k, own in enumerate(self._asked(pattern, place)):
                     name = f"{at}.y{k}.{number}"
-                    recorded = kept.get(name)
-                    flat, truth = own.cpu().reshape(-1)[:: int(recorded[0].real)], recorded[1:]
+                    stride, truth = probes.recorded(kept, name)
+                    flat = own.cpu().reshape(-1)[::stride]
+                    if flat.shape != truth.shape or own.is_complex() != truth.is_complex():
+                        raise ProbeError(
+                            f"probe: the answer {name} has {truth.numel()} numbers of {dtype_name(truth.dtype)}, member {held.members[place]} answers {flat.numel()} of {dtype_name(flat.dtype)} at its stride; "
+                            "the artifact's probe and its programs do not belong together"
+                        )
                     if not floating(own):
-                        answers[name] = torch.cat([recorded[:1], flat.to(recorded.dtype)])
+                        answers[name] = torch.cat([kept.get(name)[:1], flat.to(truth.dtype)])
                         continue
-                    if flat.shape != truth.shape or not same_places(flat, truth):
+                    if not same_places(flat, truth):
                         raise VerificationError(
                             f"in {dtype_name(held.cast.dtype)} member {held.members[place]} answers NaN or inf in output {pools[k].name or k} (the probe's inputs, {pattern}), "
                             "where its float64 answer is a number: the dtype does not hold what it computes; load without dtype"

@@ -17,7 +17,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from widepack_artifacts.tree import Tree, paths
+from widepack_artifacts.tree import Tree
+from widepack_artifacts.tree import leaves as numbers_of
 
 from .errors import UsageError
 
@@ -83,7 +84,7 @@ def without(tree: Tree, leaves: set[int]) -> Tree:
 
 def _without(tree: Tree, leaves: set[int]) -> Tree | None:
     """None where nothing is left of what held such leaves alone."""
-    if not leaves & set(paths(tree)):
+    if not leaves & set(numbers_of(tree)):
         return tree
     ((form, value),) = tree.items()
     if form == "leaf":

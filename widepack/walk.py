@@ -7,7 +7,7 @@ let through. Nothing here knows strategies, and no program is changed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,12 +41,16 @@ class NeedsValues(Exception):
 
 @dataclass
 class Budget:
-    """What the programs of one load may take. bytes: live at one time. work: nanoseconds of one core. limit: how many times the usual. spent: work so far."""
+    """What the programs of one load may take. bytes: live at one time. work: nanoseconds of one core. limit: how many times the usual. spent: work so far.
+
+    held: bytes that the prologues of programs bound before have made, and that are still there.
+    """
 
     bytes: float
     work: float
     limit: float = 1.0
     spent: float = 0.0
+    held: float = 0.0
 
     @classmethod
     def of(cls, weights: int, probe: int, limit: float = 1.0) -> Budget:
@@ -54,6 +58,17 @@ class Budget:
         memory = LEAST_BYTES + BYTES_FOR_WEIGHTS * weights + BYTES_FOR_PROBE * probe
         work = LEAST_WORK + WORK_FOR_WEIGHTS * weights + WORK_FOR_PROBE * probe
         return cls(memory * limit, work * limit, limit)
+
+    def admit(self, said: str, work: float, memory: float) -> None:
+        """said: what would bring the load's work and memory to these. Raises: ArtifactError where that is too much."""
+        for what, wanted, allowed, write in (("memory", memory, self.bytes, _bytes), ("work", work, self.work, _seconds)):
+            if wanted > allowed:
+                there = f", {_bytes(self.held)} of it in programs that are bound already" if what == "memory" and self.held else ""
+                one, other = _apart(wanted, allowed, write)
+                raise ArtifactError(
+                    f"{said} would bring the {what} of this load to {one}{there}; an artifact of these files may take {other} when it is loaded. "
+                    f"Where you trust its makers: load(limit={2 * wanted / allowed * self.limit:.1g}) allows this much, and limit=None anything"
+                )
 
 
 class Walk:
@@ -64,10 +79,13 @@ class Walk:
         self.peak = 0.0
         self._known: dict[Any, tuple[Any, Cost]] = {}
 
-    def run(self, program: Program, given: Sequence[Any]) -> list[Any]:
-        """The outputs, on meta or, with values, as they are. given: a value for each weight and input. Raises: ArtifactError naming the node; NeedsValues."""
+    def run(self, program: Program, given: Sequence[Any], held: float = 0.0) -> list[Any]:
+        """The outputs, on meta or, with values, as they are. given: a value for each weight and input. held: bytes of them that this load has made.
+
+        Raises: ArtifactError naming the node; NeedsValues.
+        """
         with torch.inference_mode():
-            return self._program(program, given if self.values else metas(list(given)), program.members, 0.0)
+            return self._program(program, given if self.values else metas(list(given)), program.members, self.budget.held + held)
 
     def _program(self, program: Program, given: Sequence[Any], members: int, held: float) -> list[Any]:
         """held: bytes that are live outside."""
@@ -95,7 +113,7 @@ class Walk:
         try:
             return self._values(node, args, kwargs) if self.values else self._sizes(node, args, kwargs)
         except Excess as e:
-            raise ArtifactError(f"{self._where(node)} {e}{self._way_out()}") from None
+            raise ArtifactError(f"{self._where(node)} {e}; load(limit=None) lifts all limits, for an artifact whose makers you trust") from None
         except (ArtifactError, NeedsValues):
             raise
         except Exception as e:  # torch refuses in many classes what no program of a build asks for
@@ -172,22 +190,10 @@ class Walk:
     def _admit(self, node: Node, work: float, memory: float) -> None:
         """Raises: ArtifactError where a budget is exceeded."""
         self.peak = max(self.peak, memory)
-        if memory > self.budget.bytes:
-            raise ArtifactError(
-                f"{self._where(node)} would take memory of {_bytes(memory)}; an artifact of these files may take {_bytes(self.budget.bytes)} when it is loaded{self._way_out(memory / self.budget.bytes)}"
-            )
-        if work > self.budget.work:
-            raise ArtifactError(
-                f"{self._where(node)} would bring the work of this load to {work / 1e9:,.0f} s of a core; an artifact of these files may take {self.budget.work / 1e9:,.0f} s{self._way_out(work / self.budget.work)}"
-            )
+        self.budget.admit(self._where(node), work, memory)
 
     def _where(self, node: Node) -> str:
         return f"{self.said}: node {node.name[:80]} ({node.op}{f', from {node.source[:80]}' if node.source else ''})"
-
-    def _way_out(self, times: float = 0.0) -> str:
-        if not times:
-            return "; load(limit=None) lifts all limits, for an artifact whose makers you trust"
-        return f". Where you trust its makers: load(limit={2 * times * self.budget.limit:.1g}) allows it, and limit=None anything"
 
 
 def drawn_size(program: Program, drawn: Collection[str] = ()) -> tuple[Node | None, bool]:
@@ -323,8 +329,21 @@ def _first_line(e: Exception) -> str:
     return lines[0][:300] if lines else ""
 
 
-def _bytes(count: float) -> str:
+def _bytes(count: float, digits: int = 1) -> str:
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if count >= size:
-            return f"{count / size:,.1f} {unit}"
+            return f"{count / size:,.{digits}f} {unit}"
     return f"{count:,.0f} bytes"
+
+
+def _seconds(nanoseconds: float, digits: int = 0) -> str:
+    return f"{nanoseconds / 1e9:,.{digits}f} s of a core"
+
+
+def _apart(one: float, other: float, write: Callable[[float, int], str]) -> tuple[str, str]:
+    """Two figures that differ, with as many digits as show it."""
+    for digits in range(1, 10):
+        said = write(one, digits), write(other, digits)
+        if said[0] != said[1]:
+            break
+    return said

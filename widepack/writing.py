@@ -143,7 +143,7 @@ def write_wides(writer: Writer, entry: str, wides: Sequence[Wide]) -> list[form.
 def write_exported(writer: Writer, job: Entry, wides: Sequence[Wide], patterns: Iterable[str]) -> dict[str, str]:
     """The torch.export programs of an entry, by pattern."""
     exported: dict[str, str] = {}
-    keywords = frozenset(job.sources[i].name for _, k, t, _ in job.signature if k == "keyword" for i in tree.paths(t))
+    keywords = frozenset(job.sources[i].name for _, k, t, _ in job.signature if k == "keyword" for i in tree.leaves(t))
     result = job.result
     if job.states:  # (result, {state: new value}), and the states as keywords: y, state = model(x, **state)
         keywords |= {s.name for s in job.states}

@@ -6,7 +6,8 @@ Evaluating one runs no code of the file and ends: the size of an expression is b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 from .errors import ArtifactError
@@ -45,7 +46,7 @@ def check(expr: Expr, dims: Mapping[str, Any]) -> None:
             raise ArtifactError(f"guard: an expression of over {MAX_TERMS} terms, or nested over 64 deep")
         if isinstance(e, str):
             if e not in dims:
-                raise ArtifactError(f"guard: the dim {e!r} is none of {', '.join(dims)}")
+                raise ArtifactError(f"guard: the dim {e[:60]!r} is none of {some(dims)}")
         elif isinstance(e, list) and e and e[0] in OPS and len(e) == (2 if e[0] == "not" else 3):
             for part in e[1:]:
                 walk(part, depth + 1)
@@ -53,6 +54,12 @@ def check(expr: Expr, dims: Mapping[str, Any]) -> None:
             raise ArtifactError(f"guard: {str(e)[:60]!r} is no expression")
 
     walk(expr, 0)
+
+
+def some(names: Iterable[str], most: int = 10) -> str:
+    """The first names of many, for messages."""
+    found = [name[:60] for name in islice(names, most + 1)]
+    return ", ".join(found[:most]) + (", ..." if len(found) > most else "")
 
 
 def evaluate(expr: Expr, dims: Mapping[str, int]) -> int | bool:

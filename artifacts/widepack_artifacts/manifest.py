@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -53,6 +53,7 @@ _SIZE = re.compile(r"(?:[0-9]{1,19}|(?:[1-9][0-9]{0,17}\*)?([A-Za-z_][A-Za-z0-9_
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # what could drive a terminal; tab and newline stay
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
+_PART = re.compile(r"(?:0|[1-9][0-9]{0,9})\Z")
 _TEXT = 20_000  # characters
 _NAME = 1_000
 
@@ -104,13 +105,22 @@ class Weight:
 
     def tensors(self, members: int) -> dict[str, list[int]]:
         """The tensors of the weights files that hold this weight, with their shapes."""
+        return dict(self.each(members))
+
+    def each(self, members: int) -> Iterator[tuple[str, list[int]]]:
+        """The same one after the other: names are as long as a stranger likes, and there may be millions."""
         if self.kind == "ragged":
-            return {f"{self.name}@{i}": self.of(i) for i in range(members)}
-        return {self.name: [members, *self.shape] if self.kind == "stacked" else list(self.shape)}
+            yield from ((f"{self.name}@{i}", self.of(i)) for i in range(members))
+        else:
+            yield self.name, [members, *self.shape] if self.kind == "stacked" else list(self.shape)
 
     def bytes(self, members: int) -> int:
         """Its bytes on disk."""
-        return sum(math.prod(shape) for shape in self.tensors(members).values()) * ITEM_BYTES[self.dtype]
+        if self.kind == "ragged":
+            count = sum(math.prod(shape) for shape in self.shape)
+        else:
+            count = math.prod(self.shape) * (members if self.kind == "stacked" else 1)
+        return int(count) * ITEM_BYTES[self.dtype]
 
     def to_json(self) -> dict[str, Any]:
         return {"name": self.name, "kind": self.kind, "dtype": self.dtype, "shape": self.shape, "role": self.role, "aliases": self.aliases}
@@ -119,7 +129,7 @@ class Weight:
     def from_json(cls, data: Any, members: int, where: str = "a weight") -> Weight:
         d = _object(data, where, ("name", "kind", "dtype", "shape", "role", "aliases"))
         name = _name(d["name"], f"{where}: name")
-        where = f"weight {name}"
+        where = f"weight {name[:200]}"
         kind = _one_of(d["kind"], KINDS, f"{where}: kind")
         dtype = _one_of(d["dtype"], tuple(ITEM_BYTES), f"{where}: dtype")
         if kind == "ragged":
@@ -308,7 +318,7 @@ class Entry:
         dims = _map(d["dims"], f"{where}: dims", Dim.from_json)
         for name in dims:
             if not _DIM_NAME.match(name):
-                raise _refuse(f"{where}: dims: {name!r} is no name of a dim; letters, digits and _ are")
+                raise _refuse(f"{where}: dims: {name[:80]!r} is no name of a dim; letters, digits and _ are")
         entry = cls(
             inputs=tuple(_list(d["inputs"], f"{where}: inputs", lambda v, w: Input.from_json(v, dims, w))),
             signature=_list(d["signature"], f"{where}: signature", _parameter),
@@ -334,14 +344,14 @@ class Entry:
         carried = self._check_state(where)
         for parameter in self.signature:
             tree.check(parameter.tree, len(self.inputs))
-            leaves = list(tree.paths(parameter.tree))
+            leaves = tree.leaves(parameter.tree)
             if set(leaves) & carried and not set(leaves) <= carried:
-                raise _refuse(f"{where}: the parameter {parameter.name} is a state in part; a parameter is one or none")
+                raise _refuse(f"{where}: the parameter {parameter.name[:80]} is a state in part; a parameter is one or none")
             found += leaves
         if sorted([*found, *(carried - set(found))]) != list(range(len(self.inputs))):
             raise _refuse(f"{where}: the signature must hold each of the {len(self.inputs)} input leaves once; it holds {sorted(found)[:20]}")
         tree.check(self.result, len(self.outputs))
-        if sorted([*tree.paths(self.result), *(s.output for s in self.state)]) != list(range(len(self.outputs))):
+        if sorted([*set(tree.leaves(self.result)), *(s.output for s in self.state)]) != list(range(len(self.outputs))):
             raise _refuse(f"{where}: the result's tree must hold all {len(self.outputs)} output leaves{' but those of states' if self.state else ''}")
         if not self.member or len(self.signatures) != members or max(self.signatures) >= len(self.member):
             raise _refuse(f"{where}: signatures must name, for each of the {members} members, one of the {len(self.member)} member programs")
@@ -355,7 +365,7 @@ class Entry:
                 raise _refuse(f"{where}: a state names input {s.input} and output {s.output} of {len(self.inputs)} and {len(self.outputs)}")
             one, other = self.inputs[s.input], self.outputs[s.output]
             if one.type != other.type:
-                raise _refuse(f"{where}: the state {one.name} is {one.type} and comes out as {other.type}; a state keeps its type")
+                raise _refuse(f"{where}: the state {one.name[:80]} is {one.type[:80]} and comes out as {other.type[:80]}; a state keeps its type")
         carried = {s.input for s in self.state}
         if len(carried) < len(self.state):
             raise _refuse(f"{where}: state: an input stands twice")
@@ -461,17 +471,18 @@ class Manifest:
         _unique([m.name for m in members], "members")
         count = len(members)
         weights = tuple(_list(d["weights"], "weights", lambda v, w: Weight.from_json(v, count, w)))
-        _unique([name for w in weights for name in (*w.tensors(count), *w.aliases)], "weights")
+        _unique([name for w in weights for name in (w.name, *w.aliases)], "weights")
+        _unique_parts(weights, count)
         version: tuple[int, int] = (d["version"][0], d["version"][1])
         entries = _map(d["entries"], "entries", lambda v, w: Entry.from_json(v, count, files, w, version))
         for name in entries:
             if not _DIM_NAME.match(name):
-                raise _refuse(f"entries: {name!r} is no name of an entry; letters, digits and _ are")
+                raise _refuse(f"entries: {name[:80]!r} is no name of an entry; letters, digits and _ are")
         if not entries:
             raise _refuse("entries: an artifact has at least one")
         _initials(entries, weights)
         if version >= (1, 1) and d["state"] != (named := _states(entries)):
-            raise _refuse(f"state: the entries carry {', '.join(named) or 'nothing'}; got {str(d['state'])[:80]}")
+            raise _refuse(f"state: the entries carry {guard_forms.some(named) or 'nothing'}; got {str(d['state'])[:80]}")
         probe = d["probe"] if d["probe"] == "" else _named_file(d["probe"], files, "probe")
         return cls(
             version=version,
@@ -507,7 +518,9 @@ def _initials(entries: Mapping[str, Entry], weights: tuple[Weight, ...]) -> None
             row, one = table.get(state.initial), entry.inputs[state.input]
             if row is None or row.kind == "ragged" or f"{row.dtype}[{','.join(map(str, row.shape))}]" != one.type:
                 has = "is not in the table" if row is None else f"is {row.kind} {row.dtype}{row.shape}"
-                raise _refuse(f"entries: {name}: the state {one.name} is {one.type} and begins as the weight {state.initial[:80]!r}, which {has}")
+                raise _refuse(
+                    f"entries: {name}: the state {one.name[:80]} is {one.type[:80]} and begins as the weight {state.initial[:80]!r}, which {has}"
+                )
 
 
 def _refuse(message: str) -> ArtifactError:
@@ -558,7 +571,7 @@ def _text(value: Any, where: str, limit: int = _TEXT) -> str:
 
 def _name(value: Any, where: str) -> str:
     if not _text(value, where, _NAME) or "\n" in value or "\t" in value:
-        raise _refuse(f"{where}: expected a name, got {value!r}")
+        raise _refuse(f"{where}: expected a name, got {value[:60]!r}")
     return str(value)
 
 
@@ -614,7 +627,7 @@ def _input_type(value: Any, dims: Mapping[str, Dim], where: str) -> str:
         raise _refuse(f"{where}: {value[:60]!r} has a size past 63 bits")
     for size in sizes:
         if size and size[1] and size[1] not in dims:
-            raise _refuse(f"{where}: {value[:60]!r} names the dim {size[1]!r}; known: {', '.join(dims) or 'none'}")
+            raise _refuse(f"{where}: {value[:60]!r} names the dim {size[1][:60]!r}; known: {guard_forms.some(dims) or 'none'}")
     return str(value)
 
 
@@ -635,8 +648,17 @@ def _unique(names: list[str], where: str) -> None:
         seen: set[str] = set()
         for name in names:
             if name in seen:
-                raise _refuse(f"{where}: the name {name!r} stands twice")
+                raise _refuse(f"{where}: the name {name[:80]!r} stands twice")
             seen.add(name)
+
+
+def _unique_parts(weights: Iterable[Weight], members: int) -> None:
+    """Refuse a name that is also the tensor `name@<i>` of a ragged weight; without writing those out."""
+    ragged = {w.name for w in weights if w.kind == "ragged"}
+    for name in (name for w in weights if ragged for name in (w.name, *w.aliases)):
+        of, at, number = name.rpartition("@")
+        if at and of in ragged and _PART.match(number) and int(number) < members:
+            raise _refuse(f"weights: the name {name[:80]!r} stands twice: it is also that of a tensor of the ragged weight {of[:80]!r}")
 
 
 def file_name(stem: str, suffix: str, sha256: str) -> str:

@@ -41,6 +41,7 @@ _TEMPORARY = ".tmp-"
 _OURS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]*-[0-9a-f]{16}\.[a-z0-9]+\Z|\.tmp-[0-9a-f]{16}\Z")
 _CHUNK = 4 * 2**20
 _LARGE = 2**20
+_SAID = 20  # damaged files that an error names
 _TRIES = 20  # of opening an artifact that is replaced again and again; each of them needs a publishing of its own
 _FICLONE = 0x40049409  # of linux/fs.h: the target gets the blocks of the source, which are copied when one of the two is written
 _NOT_HERE = (errno.ENOSYS, errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM, errno.ETXTBSY)
@@ -448,7 +449,9 @@ class Reader:
             except OSError as e:  # it has gone since it was found
                 found.append(f"{name}: {e.strerror or e}")
         if found:
-            raise ArtifactError(f"{self.root}: {len(found)} of {len(self.manifest.files)} files are not what was written:\n  " + "\n  ".join(found))
+            more = [f"and {len(found) - _SAID} more"] if len(found) > _SAID else []
+            said = "\n  ".join([*found[:_SAID], *more])
+            raise ArtifactError(f"{self.root}: {len(found)} of {len(self.manifest.files)} files are not what was written:\n  {said}")
 
     def bytes(self, name: str) -> bytes:
         """The content of a small file, its hash checked. Raises: ArtifactError."""

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .errors import ArtifactError
+from .errors import DRIVES, ArtifactError
 
 Tree = dict[str, Any]
+MAX_NAME = 1_000
+"""Characters of a key, or of the name of a class."""
 _FORMS = ("leaf", "tuple", "list", "dict", "output", "const")
 
 
@@ -30,15 +32,29 @@ def check(tree: Any, leaves: int, depth: int = 0) -> None:
         return
     rows = value
     if form == "output" and isinstance(value, list) and len(value) == 2 and isinstance(value[0], str):
+        _check_name(value[0], "the name of a class")
         rows = value[1]
     elif form != "dict":
         raise ArtifactError(f"tree: {str(tree)[:60]!r} is no tree over {leaves} leaves; known forms: {', '.join(_FORMS)}")
     if not isinstance(rows, list):
         raise ArtifactError("tree: a dict is a list of [key, tree]")
+    seen: set[str | int] = set()
     for row in rows:
-        if not isinstance(row, list) or len(row) != 2 or not isinstance(row[0], (str, int)):
-            raise ArtifactError("tree: a dict is a list of [key, tree]")
+        if not isinstance(row, list) or len(row) != 2 or type(row[0]) not in (str, int):
+            raise ArtifactError(f"tree: a dict is a list of [key, tree], its keys are strings or integers; got {str(row)[:60]!r}")
+        if row[0] in seen:
+            raise ArtifactError(f"tree: the key {str(row[0])[:60]!r} stands twice in one dict")
+        if isinstance(row[0], str):
+            _check_name(row[0], "a key")
+        seen.add(row[0])
         check(row[1], leaves, depth + 1)
+
+
+def _check_name(name: str, what: str) -> None:
+    if len(name) > MAX_NAME or DRIVES.search(name) or "\n" in name or "\t" in name:
+        raise ArtifactError(
+            f"tree: {what} has at most {MAX_NAME} characters, none of which drives a terminal or turns the direction of text; got {name[:60]!r}"
+        )
 
 
 def build(tree: Tree, leaves: list[Any], output: Callable[[str, list[tuple[str, Any]]], Any]) -> Any:
@@ -68,6 +84,19 @@ def paths(tree: Tree, prefix: str = "") -> dict[int, str]:
     found: dict[int, str] = {}
     for key, part in rows:
         found.update(paths(part, f"{prefix}.{key}" if prefix else str(key)))
+    return found
+
+
+def leaves(tree: Tree) -> list[int]:
+    """The numbers of the leaves as they stand in the tree, one that stands twice twice."""
+    ((form, value),) = tree.items()
+    if form == "leaf":
+        return [value]
+    if form == "const":
+        return []
+    found: list[int] = []
+    for part in value if form in ("tuple", "list") else (t for _, t in (value[1] if form == "output" else value)):
+        found += leaves(part)
     return found
 
 

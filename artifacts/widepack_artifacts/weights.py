@@ -51,6 +51,7 @@ _CODES = {
 }
 _NAMES = {code: name for name, code in _CODES.items() if name != _PAIRS}
 _CHUNK_BYTES = 64 * 2**20
+_SAID = 20  # differences that an error names
 
 Source = Callable[[], Iterator[Tensor]]
 """Makes a tensor's content when it is its turn: its members in order, or any other parts that follow each other in memory."""
@@ -146,7 +147,7 @@ class Weights:
             self._pairs |= _pairs(opened, str(file))
             for name in opened.keys():  # noqa: SIM118  it is no dict
                 if name in self._open:
-                    raise ArtifactError(f"{file}: the weight {name!r} is in another file already")
+                    raise ArtifactError(f"{file}: the weight {name[:80]!r} is in another file already")
                 self._open[name] = opened
 
     @property
@@ -178,20 +179,29 @@ class Weights:
 
     def check(self, table: Iterable[Weight], members: int) -> None:
         """Refuse files that do not hold exactly what the manifest's table says; all differences in one error. Reads headers only."""
-        wanted = {n: (w.dtype, shape) for w in table for n, shape in w.tensors(members).items()}
-        found = {n: self.info(n) for n in self.names}
-        problems = [
-            f"{n}: {_said(found.get(n))} in the files, {_said(wanted.get(n))} in the manifest"
-            for n in sorted({*wanted, *found})
-            if wanted.get(n) != found.get(n)
-        ]
+        problems: list[str] = []
+        left = set(self._open)
+
+        def compare(name: str, found: tuple[str, list[int]] | None, wanted: tuple[str, list[int]] | None) -> None:
+            if found == wanted:
+                return
+            if len(problems) == _SAID:  # what comes from a stranger may differ in millions of names
+                raise ArtifactError("\n  ".join([said, *sorted(problems), "and more"]))
+            problems.append(f"{name[:120]}: {_said(found)} in the files, {_said(wanted)} in the manifest")
+
+        said = "the weights files do not hold what the manifest says:"
+        for row in table:
+            for name, shape in row.each(members):
+                compare(name, self.info(name) if name in self._open else None, (row.dtype, shape))
+                left.discard(name)
+        for name in sorted(left):
+            compare(name, self.info(name), None)
         if problems:
-            more = f"\n  and {len(problems) - 20} more" if len(problems) > 20 else ""
-            raise ArtifactError("the weights files do not hold what the manifest says:\n  " + "\n  ".join(problems[:20]) + more)
+            raise ArtifactError("\n  ".join([said, *sorted(problems)]))
 
     def _of(self, name: str) -> Any:
         if name not in self._open:
-            raise ArtifactError(f"weight {name!r} is in none of the weights files")
+            raise ArtifactError(f"weight {name[:80]!r} is in none of the weights files")
         return self._open[name]
 
 
@@ -200,11 +210,15 @@ def _pairs(opened: Any, file: str) -> set[str]:
     names = strict_json.parse((opened.metadata() or {}).get(_PAIRS, "[]").encode(), f"{file}: metadata {_PAIRS}")
     if not isinstance(names, list):
         raise ArtifactError(f"{file}: metadata {_PAIRS} is no list of names")
+    known, seen = set(opened.keys()), set[str]()  # each call of keys() makes a list
     for name in names:
-        found = opened.get_slice(name) if isinstance(name, str) and name in opened.keys() else None  # noqa: SIM118  it is no dict
+        if isinstance(name, str) and name in seen:
+            raise ArtifactError(f"{file}: metadata {_PAIRS} names {name[:60]!r} twice")
+        found = opened.get_slice(name) if isinstance(name, str) and name in known else None
         if found is None or found.get_dtype() != _CODES[_PAIRS] or list(found.get_shape())[-1:] != [2]:
             raise ArtifactError(f"{file}: metadata {_PAIRS} names {str(name)[:60]!r}, which is not stored as pairs of float64")
-    return set(names)
+        seen.add(name)
+    return seen
 
 
 def _said(info: tuple[str, list[int]] | None) -> str:
