@@ -545,7 +545,7 @@ def test_a_full_disk_leaves_what_was_there(heads: Path, tmp_path: Path, monkeypa
         raise OSError(28, "No space left on device")
 
     (tmp_path / "e.pt2").write_text("old")
-    monkeypatch.setattr("widepack.exporting_forms.os.fsync", full)
+    monkeypatch.setattr("widepack.single.os.fsync", full)
     with pytest.raises(ArtifactError, match="e.pt2: cannot be written: No space left on device; nothing of it is left"):
         export(heads, tmp_path / "e.pt2", to="pt2", force=True)
     assert left(tmp_path) == {"e.pt2"} and (tmp_path / "e.pt2").read_text() == "old"

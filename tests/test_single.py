@@ -87,6 +87,7 @@ def test_a_part_of_an_artifact_is_not_written_over(pair: Path, name: str) -> Non
     assert {p: p.read_bytes() for p in pair.rglob("*") if p.is_file()} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command", [["extract", "0", "-o", "o.pt"], ["extract", "0", "-o", "o.safetensors"], ["export", "--to", "pt2", "-o", "o.pt2"]]
 )
@@ -95,6 +96,7 @@ def test_no_space_is_a_sentence(pair: Path, tmp_path: Path, command: list[str]) 
     code = f"""
 import os, resource, signal, sys
 os.chdir(sys.argv[1])
+sys.dont_write_bytecode = True  # cut off by the limit, other processes would read it
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 from widepack_cli.main import cli
 import torch
