@@ -174,6 +174,29 @@ def test_every_strategy_equals_the_op_once_a_member(op: str, monkeypatch: pytest
     )
 
 
+class Recording(EagerWriter):
+    """Knows which ops were called."""
+
+    def run(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
+        self.called = {*getattr(self, "called", ()), op}
+        return super().run(op, args, kwargs)
+
+
+@pytest.mark.parametrize("op", [f"aten.{n}" for n in ("linear.default", "conv2d.default", "lstm.input", "gru.input", "rnn_tanh.input")])
+def test_a_strategy_over_own_ops_says_that_it_has_no_derivative(op: str) -> None:
+    own: dict[str, set[bool]] = {}
+    for _, many, kinds in runs(op, 2):
+        args, kwargs, _ = wide(many, kinds, "major")
+        asking = EagerWriter(2)
+        asking.op = op
+        for s in applicable(asking, op, args, kwargs):
+            w = Recording(2)
+            w.op = op
+            s.rule(w, *args, **kwargs)
+            own.setdefault(s.name, set()).add(any(name.startswith("widepack.") for name in w.called))
+    assert own == {s.name: {not s.derivative} for s in REGISTRY[op].strategies.values()}
+
+
 def refuses(op: str, sample: Sample) -> bool:
     try:
         member(op, sample)

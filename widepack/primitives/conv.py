@@ -143,7 +143,7 @@ def _packable(w: Writer, x: Wide, weight: Wide, bias: Wide | None = None, *args:
     )
 
 
-@strategy(_CONV, "packed", family="conv", when=_packable)
+@strategy(_CONV, "packed", family="conv", when=_packable, derivative=False)
 def packed(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None, *args: Any, **kwargs: Any) -> Wide:
     """one oneDNN convolution over weights that were packed at load, in channels-last memory"""
     fixed = fixed_numbers(w, args, kwargs, weight.value.sizes[3:])

@@ -115,7 +115,7 @@ def _packable(w: Writer, x: Wide, weight: Wide, bias: Wide | None = None) -> boo
     return weight.value.dtype == x.value.dtype == torch.float32 and all(s for s in weight.value.sizes)
 
 
-@strategy("linear", "streamed", family="linear", when=_packable)
+@strategy("linear", "streamed", family="linear", when=_packable, derivative=False)
 def streamed(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None) -> Wide:
     """weights turned at load and read once, in their order; for one row a member"""
     if not _whole(bias, weight):
@@ -126,7 +126,7 @@ def streamed(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None) -> W
     return Stacked(back(w.call("widepack.streamed_linear.default", rows, matrix, None if bias is None else w.stack(bias))))
 
 
-@strategy("linear", "packed", family="linear", when=_packable)
+@strategy("linear", "packed", family="linear", when=_packable, derivative=False)
 def packed(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None) -> Wide:
     """one oneDNN call over weights that were packed at load"""
     if not _whole(bias, weight):
