@@ -70,7 +70,7 @@ class Budget:
                 one, other = _apart(wanted, allowed, write)
                 raise ArtifactError(
                     f"{said} would bring the {what} of this load to {one}{there}; an artifact of these files may take {other} when it is loaded. "
-                    f"Where you trust its makers: load(limit={2 * wanted / allowed * self.limit:.1g}) allows this much, and limit=None anything"
+                    f"Where you trust its makers: load(limit={2 * wanted / allowed * self.limit:.1g}) allows this much, a later node may ask for more, and limit=None allows anything"
                 )
 
 
