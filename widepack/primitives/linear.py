@@ -5,7 +5,7 @@
 | strategy | when | how |
 |---|---|---|
 | `one_gemm` | x Shared | one product with `N*O` outputs |
-| `shared_weight` | W Shared | one product over all members' rows |
+| `fold` | W Shared | one product over all members' rows |
 | `bmm` | both Stacked | one batched product |
 | `turned` | W Stacked | weights turned once, at load: to `[N, I, O]` for a batched product, to `[I, N*O]` for one product where x is Shared |
 | `streamed` | on a CPU, float32, W Stacked | over the weights of `turned`, for one row a member as sums of their rows (streamed.py) |
@@ -67,8 +67,8 @@ def one_gemm(w: Writer, x: Shared, weight: Stacked, bias: Wide | None = None) ->
     return Stacked(w.call("movedim.int", y, -2, 0))
 
 
-@strategy("linear", "shared_weight", family="linear", when=_w_shared)
-def shared_weight(w: Writer, x: Wide, weight: Shared, bias: Wide | None = None) -> Wide:
+@strategy("linear", "fold", family="linear", when=_w_shared)
+def fold(w: Writer, x: Wide, weight: Shared, bias: Wide | None = None) -> Wide:
     """a Shared weight: one product over all members' rows"""
     if not isinstance(bias, Stacked) and _whole(bias, weight):
         return Stacked(w.call("linear", x.value, weight.value, put_shared(bias)))  # type: ignore[union-attr]
