@@ -269,6 +269,12 @@ def test_dropout_without_a_batch(module: nn.Module, shape: tuple[int, ...]) -> N
     assert 0 < float((made == 0).float().mean()) < 1
 
 
+def test_dropout_with_one_mask_for_all_where_it_is_named() -> None:
+    face = face_of([nn.Dropout(0.4) for _ in range(N)], "shared")
+    made = face(torch.ones(N, 50, 4))
+    assert torch.equal(made[0], made[1]) and 0 < float((made == 0).float().mean()) < 1
+
+
 def test_dropout_inside_of_layers_draws_for_each_member() -> None:
     for module, args in (
         (nn.LSTM(4, 6, 2, dropout=0.5), (torch.randn(5, 2, 4),)),
@@ -314,7 +320,7 @@ def test_an_input_for_all_members_counts_as_one() -> None:
     value.requires_grad_()
     face.strategy = "auto"
     (grad,) = torch.autograd.grad(face(value.expand(N, 2, 4)).sum(), value)
-    torch.testing.assert_close(grad, torch.stack([m.weight.sum(0) for m in alone]).sum(0).expand(2, 4))
+    torch.testing.assert_close(grad, torch.stack([m.weight.sum(0) for m in alone]).sum(0).expand(2, 4))  # type: ignore[operator]
 
 
 def test_refusals_name_what_they_refuse() -> None:
@@ -379,7 +385,7 @@ def test_statistics_follow_each_members_own_count() -> None:
     """momentum=None: members that have seen other numbers of batches have other shares."""
     alone = members(lambda: nn.BatchNorm1d(4, momentum=None))
     for i, m in enumerate(alone):
-        m.num_batches_tracked.fill_(i)
+        m.num_batches_tracked.fill_(i)  # type: ignore[operator]
     face = face_of(alone)
     for _ in range(3):
         given = torch.randn(N, 6, 4, dtype=torch.float64)
@@ -435,18 +441,21 @@ def test_one_member_and_an_empty_batch() -> None:
 
 def test_float32_in_inference_is_the_modules() -> None:
     """Where strategies over widepack's own ops run."""
-    for name in ("LSTM-all", "GRU", "Conv2d", "Linear"):
+    own = {"LSTM-all": {"packed", "fused"}, "GRU": {"fused"}, "Conv2d": {"packed"}, "Linear": {"packed", "streamed"}}
+    for name, least in own.items():
         alone = [m.float().eval() for m in members(CASES[name].make)]
         args = [a.float() for a in wide_call(calls(CASES[name]))[0]]
         with torch.no_grad():
-            face = face_of(alone)
+            face, ran = face_of(alone), set()
             want = [m(*(a[i] for a in args)) for i, m in enumerate(alone)]
             for strategy in face.strategies:
                 face.strategy = strategy
                 try:
                     assert_members(face(*args), want, 1e-5)
-                except UsageError:
-                    assert strategy in ("fold", "one_conv", "one_gemm", "shared_weight")
+                    ran.add(strategy)
+                except UsageError as e:
+                    assert "those that do: " in str(e)
+        assert least | {"sequential", "auto"} <= ran
 
 
 def test_the_rules_do_not_bring_the_faces() -> None:

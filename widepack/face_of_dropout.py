@@ -11,7 +11,7 @@ from .face import Face
 
 class _Dropout(Face):
     draws = True
-    without = frozenset({"identity"})  # what dropout is in eval mode
+    without = frozenset({"rest"})  # what dropout is in eval mode
     batched: ClassVar[int] = 0  # the member's rank of an input with a batch, where there may be none
 
     def wide(self, input: Tensor) -> Tensor:
