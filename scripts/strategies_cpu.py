@@ -209,7 +209,7 @@ def main() -> None:
             for n, b, c, o, size, k, g in CONV:
                 rest = [[1, 1], [k // 2] * 2, [1, 1], g]
                 made, slots = pair("conv2d", [o, c // g, k, k], [c, o // g, k, k], rest, [b, c, size, size], False)
-                calls = candidates(made, slots, n, ["grouped", "packed", "loop", "loop packed"])
+                calls = candidates(made, slots, n, ["grouped", "packed", "grouped_channels_last", "bmm_1x1", "unfold_bmm", "loop", "loop packed"])
                 kind = {"op": "conv2d", "x": "stacked", "N": n, "batch": b, "C": c, "O": o, "size": size, "kernel": k, "groups": g}
                 rows["conv"].append(row(kind, calls, given.seconds))
         if given.only in (None, "nets"):

@@ -100,8 +100,8 @@ def test_the_strategy_of_the_plan_is_taken_where_it_applies() -> None:
     for own, asked, used in (
         ({"w": "stacked"}, "bmm", "bmm"),
         ({"w": "stacked"}, None, "one_gemm"),
-        ({"w": "stacked"}, "shared_weight", "one_gemm"),  # does not apply: the first that does
-        ({"x": "stacked"}, "shared_weight", "shared_weight"),
+        ({"w": "stacked"}, "fold", "one_gemm"),  # does not apply: the first that does
+        ({"x": "stacked"}, "fold", "fold"),
         ({"w": "stacked"}, "sequential", "sequential"),
     ):
         kinds = all_kinds(made, **own)  # type: ignore[arg-type]

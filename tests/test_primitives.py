@@ -47,6 +47,10 @@ def tensors(arg: Any) -> list[torch.Tensor]:
     return [t for a in arg.values() for t in tensors(a)] if isinstance(arg, dict) else []
 
 
+SIZED = {op for op in SAMPLES if not any(tensors(s) for s in SAMPLES[op](Draw(0)))}  # they draw, and take sizes alone (test_dropout.py)
+WALKED = sorted(set(REGISTRY) - SIZED)
+
+
 def put(arg: Any, to: Iterator[Any]) -> Any:
     """Arguments with their tensors replaced by the next of `to`."""
     if isinstance(arg, torch.Tensor):
@@ -56,9 +60,9 @@ def put(arg: Any, to: Iterator[Any]) -> Any:
     return {k: put(a, to) for k, a in arg.items()} if isinstance(arg, dict) else arg
 
 
-def combinations(count: int) -> list[tuple[bool, ...]]:
-    """Which tensors are Stacked: at least one, all first, then one alone each, then the others."""
-    every = [c for c in itertools.product((True, False), repeat=count) if any(c)]
+def combinations(count: int, draws: bool = False) -> list[tuple[bool, ...]]:
+    """Which tensors are Stacked: at least one, all first, then one alone each, then the others. draws: or none, which of other ops runs once."""
+    every = [c for c in itertools.product((True, False), repeat=count) if any(c) or draws]
     return sorted(every, key=lambda c: (not all(c), sum(c) != 1))[:COMBINATIONS]
 
 
@@ -99,18 +103,18 @@ def outputs(result: Any, members: int) -> list[Any]:
     return list(held.unbind(0)) if isinstance(result, Stacked) else [held] * members
 
 
-def assert_equal(op: str, got: Any, want: Any, where: str) -> None:
-    """Shapes and dtypes are equal; numbers too, but for rounding where the op computes with floats."""
+def assert_equal(op: str, got: Any, want: Any, where: str, drawn: bool = False) -> None:
+    """Shapes and dtypes are equal; numbers too, but for rounding where the op computes with floats. drawn: of random numbers: what they are stands in test_dropout.py."""
     if isinstance(want, (tuple, list)):
         assert len(got) == len(want), f"{where}: {len(got)} outputs, the member has {len(want)}"
         for g, w in zip(got, want):
-            assert_equal(op, g, w, where)
+            assert_equal(op, g, w, where, drawn)
     elif not isinstance(want, torch.Tensor):
         assert got == want, f"{where}: {got} is not {want}"
     elif got is not None:
         assert got.shape == want.shape, f"{where}: shape {list(got.shape)}, the member's is {list(want.shape)}"
         assert got.dtype == want.dtype, f"{where}: {got.dtype}, the member's is {want.dtype}"
-        if op in UNDEFINED:
+        if op in UNDEFINED or drawn:
             return
         if REGISTRY[op].family in EXACT or not (want.is_floating_point() or want.is_complex()):
             assert torch.equal(bits(got), bits(want)), f"{where}: differs from the member's own"
@@ -137,7 +141,7 @@ def runs(op: str, members: int) -> Iterator[tuple[str, list[Sample], tuple[bool,
     """Every sample of an op with every combination of kinds."""
     drawn = [SAMPLES[op](Draw(17 + i)) for i in range(members)]
     for number, many in enumerate(zip(*drawn)):
-        for kinds in combinations(len(tensors(many[0]))):
+        for kinds in combinations(len(tensors(many[0])), not ops.pure(op, *many[0])):
             words = ", ".join(f"{'Stacked' if k else 'Shared'} {str(t.dtype)[6:]}{list(t.shape)}" for k, t in zip(kinds, tensors(many[0])))
             yield f"{op} sample {number} ({words}), N={members}", list(many), kinds
 
@@ -157,7 +161,7 @@ def run_all(op: str, members: int) -> Iterator[tuple[str, Any, list[Sample]]]:
                 yield f"{where}, {memory}, strategy {s.name}", s.rule(w, *args, **kwargs), own
 
 
-@pytest.mark.parametrize("op", sorted(REGISTRY))
+@pytest.mark.parametrize("op", WALKED)
 def test_every_strategy_equals_the_op_once_a_member(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     known = values.known
     ran = set()
@@ -168,10 +172,33 @@ def test_every_strategy_equals_the_op_once_a_member(op: str, monkeypatch: pytest
             for where, result, own in run_all(op, members):
                 ran.add(where.rpartition(" ")[2])
                 for i, (got, sample) in enumerate(zip(outputs(result, members), own)):
-                    assert_equal(op, got, member(op, sample), f"{where}, {batch} batch, member {i}")
+                    assert_equal(op, got, member(op, sample), f"{where}, {batch} batch, member {i}", drawn=not ops.pure(op, *sample))
     assert ran - {"sequential"} == set(REGISTRY[op].strategies), (
         f"{op}: no sample reaches the strategies {sorted(set(REGISTRY[op].strategies) - ran)}"
     )
+
+
+class Recording(EagerWriter):
+    """Knows which ops were called."""
+
+    def run(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
+        self.called = {*getattr(self, "called", ()), op}
+        return super().run(op, args, kwargs)
+
+
+@pytest.mark.parametrize("op", [f"aten.{n}" for n in ("linear.default", "conv2d.default", "lstm.input", "gru.input", "rnn_tanh.input")])
+def test_a_strategy_over_own_ops_says_that_it_has_no_derivative(op: str) -> None:
+    own: dict[str, set[bool]] = {}
+    for _, many, kinds in runs(op, 2):
+        args, kwargs, _ = wide(many, kinds, "major")
+        asking = EagerWriter(2)
+        asking.op = op
+        for s in applicable(asking, op, args, kwargs):
+            w = Recording(2)
+            w.op = op
+            s.rule(w, *args, **kwargs)
+            own.setdefault(s.name, set()).add(any(name.startswith("widepack.") for name in w.called))
+    assert own == {s.name: {not s.derivative} for s in REGISTRY[op].strategies.values()}
 
 
 def refuses(op: str, sample: Sample) -> bool:
@@ -182,7 +209,13 @@ def refuses(op: str, sample: Sample) -> bool:
     return False
 
 
-@pytest.mark.parametrize("op", sorted(REGISTRY))
+def seeded(s: Strategy, w: EagerWriter, *args: Any, **kwargs: Any) -> Any:
+    """A strategy's result; what it draws is the same every time."""
+    torch.manual_seed(0)
+    return s.rule(w, *args, **kwargs)
+
+
+@pytest.mark.parametrize("op", WALKED)
 def test_nan_in_one_member_changes_no_bit_of_another(op: str) -> None:
     for where, many, kinds in runs(op, 3):
         for memory in memories(many):
@@ -195,7 +228,7 @@ def test_nan_in_one_member_changes_no_bit_of_another(op: str) -> None:
                         s.rule(w, *args_nan, **kwargs_nan)
                 continue
             for s in applicable(w, op, args, kwargs):
-                clean, dirty = (outputs(s.rule(w, *a, **k), 3) for a, k in ((args, kwargs), (args_nan, kwargs_nan)))
+                clean, dirty = (outputs(seeded(s, w, *a, **k), 3) for a, k in ((args, kwargs), (args_nan, kwargs_nan)))
                 for i in (0, 2):
                     for a, b in zip(tensors([clean[i]]), tensors([dirty[i]])):
                         assert op in UNDEFINED or (a.shape == b.shape and torch.equal(bits(a), bits(b))), (
@@ -247,7 +280,7 @@ def test_every_op_has_samples_and_samples_only_differ_by_what_tensors_hold() -> 
     for op, make in SAMPLES.items():
         one, two = make(Draw(1)), make(Draw(2))
         assert [literals(s) for s in one] == [literals(s) for s in two], op
-        assert all(tensors(s) for s in one), op
+        assert all(tensors(s) for s in one) or op in SIZED, op
 
 
 def literals(arg: Any) -> Any:

@@ -35,7 +35,8 @@ def _next(program: Program, lowered: Lowered, name: str, tried: dict[str, set[st
     (node,) = (n for n in program.nodes if n.name == name)
     done = tried.setdefault(name, set())
     done.add(lowered.used[name])
-    left = [s for s in REGISTRY[node.op].strategies if s not in done] if node.op in REGISTRY else []
+    known = REGISTRY[node.op].strategies if node.op in REGISTRY else {}
+    left = [s.name for s in known.values() if s.derivative and not s.asked and s.name not in done]
     chosen = left[0] if left else "sequential"
     done.add(chosen)
     return Choice(chosen, "the strategy before it has no derivative")

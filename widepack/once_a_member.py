@@ -14,9 +14,7 @@ from .registry import REGISTRY, full_name
 _REASONS = {
     "recurrent over packed sequences: each step has rows of its own": "lstm.data gru.data rnn_tanh.data rnn_relu.data",
     "draws random numbers: one draw a member": """
-        bernoulli bernoulli.p binomial cauchy exponential geometric log_normal multinomial normal.Tensor_Tensor normal.Tensor_float normal.float_Tensor poisson
-        rand_like randint_like randint_like.low_dtype randn_like uniform native_dropout feature_alpha_dropout rrelu_with_noise_functional
-        _sample_dirichlet _standard_gamma _dirichlet_grad
+        binomial rrelu_with_noise_functional _sample_dirichlet _standard_gamma _dirichlet_grad
     """,
     "the result is a number, or its size is data: members differ in it, and run one after the other from there on": """
         _local_scalar_dense nonzero argwhere where masked_select _unique _unique2 unique_consecutive unique_dim unique_dim_consecutive bincount repeat_interleave.Tensor
@@ -27,7 +25,7 @@ _REASONS = {
     "reads memory as it lies": "as_strided as_strided_scatter sym_storage_offset sym_stride.int slice_inverse put take view_as squeeze_copy",
     "an inner form of an op that has strategies, of programs that were taken apart": """
         _embedding_bag _embedding_bag_forward_only _fft_c2c _fft_c2r _fft_r2c _linalg_det _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd _euclidean_dist
-        _pdist_forward _thnn_fused_gru_cell _thnn_fused_lstm_cell _weight_norm_interface _native_batch_norm_legit_functional _masked_softmax _trilinear
+        _pdist_forward _thnn_fused_gru_cell _thnn_fused_lstm_cell _weight_norm_interface _masked_softmax _trilinear
         conv_depthwise3d nll_loss_forward native_norm norm_except_dim addmm.dtype bmm.dtype mm.dtype
     """,
     "rare in networks": """

@@ -24,12 +24,18 @@ WHOLE = ("auto", "wide", "loop")  # strategies of a whole region, not of an op
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """One way to run an op for all members. note: one line for `widepack primitives`."""
+    """One way to run an op for all members.
+
+    note: one line for `widepack primitives`. derivative: whether gradients flow through what it writes; widepack's own ops have none, so members that train do without these.
+    asked: it answers other numbers than `sequential` (one draw for all members), so it runs where a person names it and nowhere else.
+    """
 
     name: str
     rule: Rule
     when: When
     note: str
+    derivative: bool = True
+    asked: bool = False
 
 
 @dataclass(slots=True)
@@ -56,22 +62,26 @@ def always(*_: Any, **__: Any) -> bool:
     return True
 
 
-def register(op: str, name: str, rule: Rule, *, family: str, when: When = always, note: str = "") -> None:
+def register(
+    op: str, name: str, rule: Rule, *, family: str, when: When = always, note: str = "", derivative: bool = True, asked: bool = False
+) -> None:
     """Add a strategy to an op. Raises: ValueError for a second one of the same name, naming both files."""
     op, file = full_name(op), rule.__code__.co_filename
     primitive = REGISTRY.setdefault(op, Primitive(op, family, file))
     if name in primitive.strategies:
         other = primitive.strategies[name].rule.__code__.co_filename
         raise ValueError(f"{op}: strategy {name!r} is registered twice, in {other} and in {file}")
-    primitive.strategies[name] = Strategy(name, rule, when, note or (rule.__doc__ or "").strip().split("\n")[0])
+    primitive.strategies[name] = Strategy(name, rule, when, note or (rule.__doc__ or "").strip().split("\n")[0], derivative, asked)
 
 
-def strategy(ops: str | Iterable[str], name: str, *, family: str, when: When = always) -> Callable[[Rule], Rule]:
+def strategy(
+    ops: str | Iterable[str], name: str, *, family: str, when: When = always, derivative: bool = True, asked: bool = False
+) -> Callable[[Rule], Rule]:
     """Register the decorated rule as a strategy of these ops (a space-separated string or a list)."""
 
     def add(rule: Rule) -> Rule:
         for op in ops.split() if isinstance(ops, str) else ops:
-            register(op, name, rule, family=family, when=when)
+            register(op, name, rule, family=family, when=when, derivative=derivative, asked=asked)
         return rule
 
     return add

@@ -239,7 +239,8 @@ class Search:
         loop = self.candidate(LOOP, self.whole("loop")[0])
         (wide,) = self.whole("wide")
         base = self._profiled("wide", wide)
-        names = list(dict.fromkeys(s for n in self.tuned for s in REGISTRY[n.op].strategies if len(REGISTRY[n.op].strategies) > 1))
+        several = [p.strategies.values() for n in self.tuned if len((p := REGISTRY[n.op]).strategies) > 1]
+        names = list(dict.fromkeys(s.name for strategies in several for s in strategies if not s.asked))
         profiles = [base]
         loops = [rules, loop]
         for i, name in enumerate(names):

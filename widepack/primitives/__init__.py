@@ -6,6 +6,7 @@ from . import conv as conv
 from . import counts as counts
 from . import dims as dims
 from . import distance as distance
+from . import dropout as dropout
 from . import embedding as embedding
 from . import fft as fft
 from . import indexing as indexing
@@ -13,6 +14,7 @@ from . import linalg as linalg
 from . import linear as linear
 from . import losses as losses
 from . import norm as norm
+from . import patches as patches
 from . import pointwise as pointwise
 from . import pool as pool
 from . import recurrent as recurrent

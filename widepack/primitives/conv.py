@@ -8,9 +8,12 @@
 | `fold` | W Shared | members in the batch |
 | `grouped` | both Stacked | one convolution of `N*g` groups over `[B, N*C, *s]`; its result is channel-packed, so that a chain of them copies nothing |
 | `packed` | on a CPU, float32, W Stacked | the same over weights in oneDNN's own order (packed.py), in channels-last memory; x Shared and g = 1: one of `N*O` outputs |
+| `grouped_channels_last` | two or three spatial dims, both Stacked | `grouped` in channels-last memory |
+| `bmm_1x1` | kernel of ones, no padding, both Stacked | one batched product over pixels (patches.py) |
+| `unfold_bmm` | both Stacked | one batched product over columns of patches (patches.py) |
 
 Which wins at which shape stands in bench/results/strategies-cpu.json (scripts/strategies_cpu.py measures it): `packed` mostly, `grouped` where members have 32 channels of 16x16
-or many groups of their own. Batched products (of 1x1 convolutions, of columns of patches) were tried and are not here: `packed` was faster.
+or many groups of their own. The batched products come last: `packed` was faster than them on that CPU.
 """
 
 from __future__ import annotations
@@ -108,6 +111,10 @@ def grouped(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None, *args
     return back(w.unpack(w.call(w.op, w.pack(stacked), _flat(w, weight), _flat(w, bias), *rest)))  # type: ignore[no-any-return]
 
 
+def _both(w: Writer, x: Wide, weight: Wide, bias: Wide | None = None, *args: Any, **kwargs: Any) -> bool:
+    return isinstance(x, Stacked) and isinstance(weight, Stacked)
+
+
 def fixed_numbers(
     w: Writer, args: tuple[Any, ...], kwargs: dict[str, Any], window: tuple[int | None, ...]
 ) -> tuple[list[int], list[int], list[int], int] | None:
@@ -143,7 +150,7 @@ def _packable(w: Writer, x: Wide, weight: Wide, bias: Wide | None = None, *args:
     )
 
 
-@strategy(_CONV, "packed", family="conv", when=_packable)
+@strategy(_CONV, "packed", family="conv", when=_packable, derivative=False)
 def packed(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None, *args: Any, **kwargs: Any) -> Wide:
     """one oneDNN convolution over weights that were packed at load, in channels-last memory"""
     fixed = fixed_numbers(w, args, kwargs, weight.value.sizes[3:])
@@ -170,6 +177,17 @@ def packed(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None, *args:
         groups,
     )
     return back(w.unpack(w.call("squeeze.dim", y, 2) if line else y))  # type: ignore[no-any-return]
+
+
+@strategy([op for op in _CONV.split() if "conv1d" not in op], "grouped_channels_last", family="conv", when=_both)
+def grouped_channels_last(w: Writer, x: Stacked, weight: Stacked, bias: Wide | None = None, *args: Any, **kwargs: Any) -> Wide:
+    """one convolution of N*g groups in channels-last memory, weights brought in that order at load"""
+    rest, groups = _groups(w, args, kwargs, 3)
+    rest[3] = groups * w.members if isinstance(groups, int) else w.call("operator.mul", groups, w.members)
+    x, back = _batched(w, x, weight)  # type: ignore[assignment]
+    order = torch.channels_last if _spatial(weight) == 2 else torch.channels_last_3d
+    image, matrix = (w.call("contiguous", v, memory_format=order) for v in (w.pack(x), _flat(w, weight)))
+    return back(w.unpack(w.call(w.op, image, matrix, _flat(w, bias), *rest)))  # type: ignore[no-any-return]
 
 
 def _convolutions(spatial: int) -> Make:
@@ -203,6 +221,7 @@ def _named_padding(spatial: int) -> Make:
             call(draw.normal(*x), draw.normal(6, 2, *s), None, [1] * spatial, "same", [1] * spatial, 2),
             call(draw.normal(*x), draw.normal(6, 4, *s), draw.normal(6), padding="valid"),
             call(draw.normal(*x[1:]), draw.normal(8, 1, *s), draw.normal(8), [1] * spatial, "same", [1] * spatial, 4),
+            call(draw.normal(*x), draw.normal(6, 2, *[1] * spatial), draw.normal(6), [2] * spatial, "valid", groups=2),
         ]
 
     return make

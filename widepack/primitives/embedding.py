@@ -51,6 +51,22 @@ def gather(w: Writer, weight: Wide, ids: Wide, *_: Any, **__: Any) -> Wide:
     return Stacked(back(w.call("gather", table, 1, rows)))
 
 
+@strategy("embedding", "flat_index", family="embedding", when=lambda w, weight, *_, **__: isinstance(weight, Stacked))
+def flat_index(w: Writer, weight: Stacked, ids: Wide, padding: int = -1, by_freq: bool = False, sparse: bool = False) -> Wide:
+    """one table of N*V rows, each member's ids counted from its first row"""
+    size = _vocabulary(weight)
+    own, device = w.stack(ids), ids.value.held.device  # type: ignore[union-attr]
+    start = w.align(Stacked(w.call("arange.start_step", 0, w.members * size, size, dtype=torch.int64, device=device)), rank(ids))
+    # what the member refuses would be another member's row: it becomes -1, which no table has
+    inside = w.call("eq.Tensor", w.call("clamp", own, 0, size - 1), own)
+    numbers = w.call("where.ScalarOther", inside, w.call("add.Tensor", own, start), -1)
+    table = weight.value
+    if padding >= 0:  # its row learns nothing
+        still = w.call("select.int", w.call("detach", table), 1, padding)
+        table = w.call("select_scatter", table, still, 1, padding)
+    return Stacked(w.call("embedding", w.call("flatten.using_ints", table, 0, 1), numbers, -1, by_freq))
+
+
 def _flat(w: Writer, ids: Any, first: int, rank_: int) -> tuple[Any, Any]:
     """ids with the member's dims flattened into one, and the way back for `[N, R, D]`."""
     if rank_ == 1:

@@ -5,7 +5,7 @@
 | strategy | when | how |
 |---|---|---|
 | `one_gemm` | x Shared | one product with `N*O` outputs |
-| `shared_weight` | W Shared | one product over all members' rows |
+| `fold` | W Shared | one product over all members' rows |
 | `bmm` | both Stacked | one batched product |
 | `turned` | W Stacked | weights turned once, at load: to `[N, I, O]` for a batched product, to `[I, N*O]` for one product where x is Shared |
 | `streamed` | on a CPU, float32, W Stacked | over the weights of `turned`, for one row a member as sums of their rows (streamed.py) |
@@ -67,8 +67,8 @@ def one_gemm(w: Writer, x: Shared, weight: Stacked, bias: Wide | None = None) ->
     return Stacked(w.call("movedim.int", y, -2, 0))
 
 
-@strategy("linear", "shared_weight", family="linear", when=_w_shared)
-def shared_weight(w: Writer, x: Wide, weight: Shared, bias: Wide | None = None) -> Wide:
+@strategy("linear", "fold", family="linear", when=_w_shared)
+def fold(w: Writer, x: Wide, weight: Shared, bias: Wide | None = None) -> Wide:
     """a Shared weight: one product over all members' rows"""
     if not isinstance(bias, Stacked) and _whole(bias, weight):
         return Stacked(w.call("linear", x.value, weight.value, put_shared(bias)))  # type: ignore[union-attr]
@@ -115,7 +115,7 @@ def _packable(w: Writer, x: Wide, weight: Wide, bias: Wide | None = None) -> boo
     return weight.value.dtype == x.value.dtype == torch.float32 and all(s for s in weight.value.sizes)
 
 
-@strategy("linear", "streamed", family="linear", when=_packable)
+@strategy("linear", "streamed", family="linear", when=_packable, derivative=False)
 def streamed(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None) -> Wide:
     """weights turned at load and read once, in their order; for one row a member"""
     if not _whole(bias, weight):
@@ -126,7 +126,7 @@ def streamed(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None) -> W
     return Stacked(back(w.call("widepack.streamed_linear.default", rows, matrix, None if bias is None else w.stack(bias))))
 
 
-@strategy("linear", "packed", family="linear", when=_packable)
+@strategy("linear", "packed", family="linear", when=_packable, derivative=False)
 def packed(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None) -> Wide:
     """one oneDNN call over weights that were packed at load"""
     if not _whole(bias, weight):

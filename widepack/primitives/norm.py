@@ -1,9 +1,10 @@
 """Norms.
 
 layer_norm, rms_norm      normalise the trailing dims; the members' own scale and shift are one more kernel (`addcmul`)
-batch_norm (eval)         y = x * scale + shift, both made from the statistics in float64, once, in the prologue
-group_norm                `packed`: N*G groups over [B, N*C, *]; `fold`: members in the batch, then scale and shift
-instance_norm             `packed`: channels of all members side by side
+batch_norm (eval)         `scale_shift`: y = x * scale + shift, both made from the statistics in float64, once, in the prologue; `fused`: one batch norm over [B, N*C, *]
+batch_norm (training)     `fused`: one batch norm over [B, N*C, *], the statistics of all members side by side
+group_norm                `packed`: N*G groups over [B, N*C, *]; `fold`: members in the batch, then scale and shift; `fused`: as `packed`, where memory has to be packed first, too
+instance_norm             `fused`: channels of all members side by side
 _weight_norm              y = v * (g / |v|), the norm over all dims of a weight but one
 renorm                    slices whose norm is above a bound are scaled down to it
 """
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..registry import strategy
+from ..registry import register, strategy
 from ..samples_of_ops import B, Draw, Sample, call, samples
 from ..values import Shared, Stacked, Value, Wide
 from ..writer import Writer, put_shared, rank
@@ -87,7 +88,26 @@ def batch_norm(w: Writer, x: Wide, weight: Wide | None, bias: Wide | None, mean:
     return Stacked(y), None, None
 
 
-@strategy("_native_batch_norm_legit.no_stats", "packed", family="norm")
+@strategy("_native_batch_norm_legit_no_training", "fused", family="norm", when=lambda w, x, *rest: rank(x) >= 2)
+def batch_norm_fused(w: Writer, x: Wide, weight: Wide | None, bias: Wide | None, mean: Wide, var: Wide, momentum: float, eps: float) -> Any:
+    """one batch norm over the channels of all members side by side"""
+    packed = w.pack(x if isinstance(x, Stacked) else Stacked(w.stack(x)))
+    y = w.call("_native_batch_norm_legit_no_training", packed, *(_flat(w, p) for p in (weight, bias, mean, var)), momentum, eps)
+    return w.unpack(w.call("operator.getitem", y, 0)), None, None
+
+
+@strategy("_native_batch_norm_legit_functional", "fused", family="norm")
+def batch_norm_training(
+    w: Writer, x: Wide, weight: Wide | None, bias: Wide | None, mean: Wide, var: Wide, training: bool, momentum: float, eps: float
+) -> Any:
+    """one batch norm over the channels of all members side by side, their running statistics too"""
+    packed = w.pack(x if isinstance(x, Stacked) else Stacked(w.stack(x)))
+    made = w.call("_native_batch_norm_legit_functional", packed, *(_flat(w, p) for p in (weight, bias, mean, var)), training, momentum, eps)
+    y, *statistics = (w.call("operator.getitem", made, i) for i in range(5))
+    return w.unpack(y), *(Stacked(w.call("unflatten.int", s, 0, [w.members, -1])) for s in statistics)
+
+
+@strategy("_native_batch_norm_legit.no_stats", "fused", family="norm")
 def batch_norm_of_batch(w: Writer, x: Wide, weight: Wide | None, bias: Wide | None, training: bool, momentum: float, eps: float) -> Any:
     """statistics of the batch itself: the channels of all members side by side"""
     packed = w.pack(x if isinstance(x, Stacked) else Stacked(w.stack(x)))
@@ -105,10 +125,11 @@ def _is_packed(w: Writer, x: Wide, *args: Any, **kwargs: Any) -> bool:
 
 @strategy("group_norm", "packed", family="norm", when=_is_packed)
 def group_norm_packed(
-    w: Writer, x: Stacked, groups: int, weight: Wide | None = None, bias: Wide | None = None, eps: float = 1e-5, cudnn: bool = True
+    w: Writer, x: Wide, groups: int, weight: Wide | None = None, bias: Wide | None = None, eps: float = 1e-5, cudnn: bool = True
 ) -> Wide:
     """N*G groups over [B, N*C, *]: one kernel, scale and shift in it"""
-    return w.unpack(w.call("group_norm", w.pack(x), groups * w.members, _flat(w, weight), _flat(w, bias), eps))  # type: ignore[no-any-return]
+    own = x if isinstance(x, Stacked) else Stacked(w.stack(x))
+    return w.unpack(w.call("group_norm", w.pack(own), groups * w.members, _flat(w, weight), _flat(w, bias), eps))  # type: ignore[no-any-return]
 
 
 @strategy("group_norm", "fold", family="norm")
@@ -123,7 +144,10 @@ def group_norm(w: Writer, x: Wide, groups: int, weight: Wide | None = None, bias
     return Stacked(affine(w, y, weight, bias, rank(x), trailing=rank(x) - 2) if own else y)
 
 
-@strategy("instance_norm", "packed", family="norm")
+register("group_norm", "fused", group_norm_packed, family="norm", when=lambda w, x, *args, **kwargs: not _is_packed(w, x))
+
+
+@strategy("instance_norm", "fused", family="norm")
 def instance_norm(w: Writer, x: Wide, weight: Wide | None, bias: Wide | None, mean: Wide | None, var: Wide | None, *rest: Any) -> Wide:
     """the channels of all members side by side"""
     packed = w.pack(x if isinstance(x, Stacked) else Stacked(w.stack(x)))
@@ -196,6 +220,11 @@ def _batch_norms(draw: Draw) -> list[Sample]:
         call(draw.normal(B, 4, 3, 2), draw.normal(4), None, *statistics(), 0.1, 1e-5),
         call(draw.normal(B, 4, 3, 2, 2), draw.normal(4), draw.normal(4), *statistics(), 0.1, 1e-5),
     ]
+
+
+@samples("_native_batch_norm_legit_functional")
+def _batch_norms_training(draw: Draw) -> list[Sample]:
+    return [call(*args[:5], True, *args[5:]) for args, _ in _batch_norms(draw)]
 
 
 @samples("_native_batch_norm_legit.no_stats")

@@ -30,7 +30,7 @@ from ..samples_of_ops import (
 from ..values import Wide
 from ..writer import Writer
 
-identity("clone contiguous alias alias_copy resolve_conj resolve_neg lift_fresh lift_fresh_copy lift positive dropout feature_dropout alpha_dropout")
+identity("clone contiguous alias alias_copy resolve_conj resolve_neg lift_fresh lift_fresh_copy lift positive")
 pointwise("""
     abs acos acosh angle asin asinh atan atanh bitwise_not ceil conj_physical cos cosh deg2rad digamma erf erfc erfinv exp exp2 expm1 floor frac i0 isfinite isinf isnan
     lgamma log log10 log1p log2 log_sigmoid logical_not logit nan_to_num neg rad2deg reciprocal round round.decimals rsqrt sgn sigmoid sign signbit sin sinc sinh special_erf
@@ -93,7 +93,6 @@ samples("bitwise_not")(bits)
 samples("round.decimals")(with_scalar(decimals=1))
 samples("threshold")(with_scalar(0.1, 0.2))
 samples("clone contiguous")(lambda draw: [*unary(draw), call(draw.normal(B, 3, 4), memory_format=torch.contiguous_format)])
-samples("dropout feature_dropout alpha_dropout")(with_scalar(0.5, False))
 
 samples("add.Tensor sub.Tensor rsub.Tensor")(lambda draw: [*binary_mixed(draw), call(draw.normal(B, 3), draw.normal(3), alpha=0.5)])
 samples("subtract.Tensor")(binary_mixed)

@@ -88,7 +88,7 @@ def fold(w: Writer, x: Wide, hx: Any, params: Sequence[Wide], biases: bool, laye
     return (parted(0, 0 if first else 1), *(parted(1 + i, 1) for i in range(len(states))))
 
 
-@strategy("lstm.input", "packed", family="recurrent", when=_packable)
+@strategy("lstm.input", "packed", family="recurrent", when=_packable, derivative=False)
 def packed(w: Writer, x: Wide, hx: Any, params: Sequence[Wide], *rest: Any) -> Any:
     """a oneDNN call a member over weights that were packed at load"""
 
@@ -103,7 +103,7 @@ def packed(w: Writer, x: Wide, hx: Any, params: Sequence[Wide], *rest: Any) -> A
     return _layered(w, layer, x, hx, params, *rest)
 
 
-@strategy(f"{_PLAIN} lstm.input", "fused", family="recurrent", when=_some_stacked)
+@strategy(f"{_PLAIN} lstm.input", "fused", family="recurrent", when=_some_stacked, derivative=False)
 def fused(w: Writer, x: Wide, hx: Any, params: Sequence[Wide], *rest: Any) -> Any:
     """one batched product a step for all members, the time loop inside one op a layer and direction"""
     cell = w.op.split(".")[1]

@@ -121,3 +121,8 @@ def bert(dim: int = 768, depth: int = 12, heads: int = 12, vocabulary: int = 305
 
 def ft(features: int = 32, dim: int = 192, depth: int = 3, heads: int = 8, classes: int = 2) -> nn.Module:
     return FT(features, dim, depth, heads, classes)
+
+
+def block(dim: int = 64, heads: int = 4) -> nn.Module:
+    """One block with norms before its parts: [B, T, dim] -> the same."""
+    return Block(dim, heads, 4 * dim, True)

@@ -27,9 +27,10 @@ def states(factory: Callable[[], nn.Module], members: int, shared: Callable[[str
 
 def _statistics(part: nn.Module) -> None:
     """Norms as after training: scales, shifts, means and variances of their own."""
-    if isinstance(part, (_BatchNorm, nn.LayerNorm)):
-        for tensor, low, high in ((part.weight, 0.5, 1.5), (part.bias, -0.2, 0.2)):
-            nn.init.uniform_(tensor, low, high)
+    if isinstance(part, (_BatchNorm, nn.LayerNorm, nn.RMSNorm)):
+        for tensor, low, high in ((part.weight, 0.5, 1.5), (getattr(part, "bias", None), -0.2, 0.2)):
+            if tensor is not None:
+                nn.init.uniform_(tensor, low, high)
     if isinstance(part, _BatchNorm):
         assert part.running_mean is not None and part.running_var is not None
         nn.init.normal_(part.running_mean, std=0.2)

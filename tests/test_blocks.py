@@ -1,0 +1,76 @@
+"""The reference blocks: each built as any network is, with no twin of its own, and held to every member alone in float64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from support import fresh, leaves, must
+from widepack import build, load
+from widepack.samples import Source, draw_all
+from widepack.specs import parse_input, type_text
+from widepack_bench.models.blocks import BLOCKS
+from widepack_bench.models.weights import states
+
+N = 3
+CHEAP = ("rotary", "mlp_embedder")
+
+
+def drawn(name: str, batch: int, seed: int) -> dict[str, Any]:
+    """One call's inputs by name, in float64."""
+    specs = [parse_input(text) for text in BLOCKS[name].inputs]
+    values = draw_all([Source(s.name, type_text(s), s.low, s.high) for s in specs], {"B": batch}, seed)
+    return {s.name: v.double() for s, v in zip(specs, values)}
+
+
+@pytest.mark.parametrize("name", [n if n in CHEAP else pytest.param(n, marks=pytest.mark.slow) for n in BLOCKS])
+def test_a_block_is_built_by_the_general_path(name: str, tmp_path: Path) -> None:
+    block = BLOCKS[name]
+    members = list(states(block.make, N))
+    for i, state in enumerate(members):
+        torch.save(state, tmp_path / f"{i}.pt")
+    files = [str(tmp_path / f"{i}.pt") for i in range(N)]
+    out = tmp_path / "ens.wide"
+    report = build(files, out, model=block.model, inputs=list(block.inputs), strategy="wide", targets=("cpu",), pt2=False)
+    assert report.wide_share == 1.0
+    ens = load(out, dtype="float64")
+    for batch in (1, 5):
+        own = [drawn(name, batch, seed) for seed in range(N)]
+        got = leaves(ens.each(**{key: torch.stack([o[key] for o in own]) for key in own[0]}))
+        for i, state in enumerate(members):
+            alone = block.make().eval()
+            alone.load_state_dict(state)
+            with torch.no_grad():
+                want = leaves(alone.double()(**own[i]))
+            assert len(got) == len(want)
+            for g, w in zip(got, want):
+                torch.testing.assert_close(g[i], w, rtol=1e-10, atol=1e-10)
+
+
+def test_every_block_runs_and_says_what_it_is() -> None:
+    for name, block in BLOCKS.items():
+        assert block.doc and block.model.startswith("widepack_bench.models.")
+        results = leaves(block.make().double()(**drawn(name, 2, 0)))
+        assert results and all(torch.isfinite(r).all() for r in results)
+
+
+def test_rotary_positions_turn_by_their_difference() -> None:
+    """What rotary positions are for: a product of two turned vectors hangs on the difference of their positions alone."""
+    from widepack_bench.models.embedders import Rotary, rotate
+
+    rotary = Rotary((4, 6, 6)).double()
+    query, key = torch.randn(1, 1, 1, 16, dtype=torch.float64), torch.randn(1, 1, 1, 16, dtype=torch.float64)
+
+    def product(at: list[float], other: list[float]) -> torch.Tensor:
+        turned = [rotate(v, rotary(torch.tensor([[p]], dtype=torch.float64))) for v, p in ((query, at), (key, other))]
+        return (turned[0] * turned[1]).sum()
+
+    torch.testing.assert_close(product([3.0, 5, 2], [1, 4, 7]), product([13.0, 6, 3], [11, 5, 8]))
+    assert not torch.allclose(product([3.0, 5, 2], [1, 4, 7]), product([4.0, 5, 2], [1, 4, 7]))
+
+
+def test_a_list_of_the_blocks_needs_no_torch() -> None:
+    must(fresh("import sys; from widepack_bench.models.blocks import BLOCKS; assert 'double_stream' in BLOCKS and 'torch' not in sys.modules"))

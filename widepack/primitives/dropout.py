@@ -1,0 +1,169 @@
+"""Dropout and draws: what reads torch's random generator.
+
+    y[i] = x[i] * mask[i] / (1 - p)      x: [N, B, *] or [B, *]      mask: one number an element; one a channel, [N, B, C, 1, ...], of `feature_dropout`
+
+| strategy | when | how |
+|---|---|---|
+| `rest` | told not to drop out, or p = 0 | its input |
+| `independent` | else | one draw for all members, of N times as many numbers: each member's are its own |
+| `shared` | where it is asked for | one draw of one member's numbers, for all: members see the same mask |
+
+Members that run one after the other draw in another order, so equal seeds give other numbers here than there; what they are drawn from is the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .. import ops
+from ..families import broadcast
+from ..registry import strategy
+from ..samples_of_ops import B, Draw, Make, Sample, call, samples
+from ..values import Shared, Stacked, Value, Wide
+from ..writer import Writer, put_shared, rank
+
+_PLAIN = "dropout alpha_dropout"
+_FEATURES = "feature_dropout feature_alpha_dropout"
+_LIKE = "bernoulli.p rand_like randn_like randint_like randint_like.low_dtype uniform exponential cauchy geometric log_normal"  # what they are given tells the sizes alone
+_NORMAL = "normal.Tensor_Tensor normal.Tensor_float normal.float_Tensor"
+_SIZED = {"rand": 0, "randn": 0, "randint": 1, "randint.low": 2}  # the sizes' place among the arguments
+_ALPHA = 1.7580993408473766  # scale times alpha of SELU: what alpha dropout puts in the place of what it drops
+
+
+def _rests(w: Writer, *args: Any, **kwargs: Any) -> bool:
+    return ops.pure(w.op, args, kwargs)
+
+
+def _drops(w: Writer, *args: Any, **kwargs: Any) -> bool:
+    return not ops.pure(w.op, args, kwargs)
+
+
+@strategy(f"{_PLAIN} {_FEATURES}", "rest", family="dropout", when=_rests)
+def rest(w: Writer, x: Wide, p: float, train: bool) -> Wide:
+    """not training: gives its input"""
+    return x
+
+
+@strategy("native_dropout", "rest", family="dropout", when=_rests)
+def native_rest(w: Writer, x: Wide, p: float, train: bool | None) -> Any:
+    """not training: gives its input, and a mask that keeps all of it"""
+    return x, w.stacked(w.call("ones_like", w.stack(x), dtype=torch.bool))
+
+
+@strategy(f"{_PLAIN} native_dropout", "independent", family="dropout", when=_drops)
+def independent(w: Writer, x: Wide, p: float, train: bool | None) -> Any:
+    """one draw for all members, each with a mask of its own"""
+    return w.stacked(w.call(w.op, w.stack(x), p, train))
+
+
+@strategy(_FEATURES, "independent", family="dropout", when=_drops)
+def independent_features(w: Writer, x: Wide, p: float, train: bool) -> Any:
+    """one draw for all members, each with a mask of its own: members folded into the batch, or into the channels where memory is channel-packed"""
+    own = Stacked(w.stack(x))
+    if own.packed:
+        return w.unpack(w.call(w.op, w.pack(own), p, train))
+    return w.unfold(w.call(w.op, w.fold(own), p, train), own)
+
+
+@strategy(f"{_PLAIN} {_FEATURES} native_dropout", "shared", family="dropout", when=_drops, asked=True)
+def shared(w: Writer, x: Wide, p: float, train: bool | None) -> Any:
+    """one mask for all members"""
+    value, sizes = w.stack(x), w.sizes(x)
+    if "feature" in w.op:
+        sizes = [*sizes[:2], *(1 for _ in sizes[2:])]
+    kept = w.call("bernoulli.p", _new(w, x, sizes), 1 - p)
+    if "alpha" not in w.op:
+        y = Stacked(w.call("mul.Tensor", value, w.call("div.Scalar", kept, 1 - p) if p < 1 else kept))
+        return (y, Stacked(w.stack(Shared(w.call("_to_copy", kept, dtype=torch.bool))))) if "native" in w.op else y
+    scale = ((_ALPHA**2 * p + 1) * (1 - p)) ** -0.5 if p < 1 else 0.0
+    filled = w.call("mul.Scalar", w.call("add.Scalar", kept, -1), _ALPHA * scale)
+    shift = w.call("add.Scalar", filled, _ALPHA * scale * p)
+    return Stacked(w.call("add.Tensor", w.call("mul.Tensor", value, w.call("mul.Scalar", kept, scale)), shift))
+
+
+def _new(w: Writer, x: Wide, sizes: list[Any]) -> Value:
+    """Memory of these sizes, for a draw that reads none of it."""
+    return w.call("new_empty", x.value, sizes)  # type: ignore[union-attr]
+
+
+def _like(w: Writer, args: tuple[Any, ...], kwargs: dict[str, Any], x: Value) -> Value:
+    return w.call(w.op, x, *put_shared(args), **{k: put_shared(v) for k, v in kwargs.items() if k != "memory_format"})
+
+
+@strategy(f"{_LIKE} bernoulli poisson", "independent", family="random")
+def drawn(w: Writer, x: Wide, *args: Any, **kwargs: Any) -> Any:
+    """one draw for all members, each number one of its own"""
+    return w.stacked(_like(w, args, kwargs, w.stack(x)))
+
+
+@strategy(_LIKE, "shared", family="random", asked=True)
+def drawn_once(w: Writer, x: Wide, *args: Any, **kwargs: Any) -> Any:
+    """one member's numbers, for all"""
+    return Stacked(w.stack(Shared(_like(w, args, kwargs, _new(w, x, w.sizes(x))))))
+
+
+@strategy("bernoulli poisson", "shared", family="random", when=lambda w, x, *_, **__: isinstance(x, Shared), asked=True)
+def thrown_once(w: Writer, x: Shared, generator: None = None) -> Wide:
+    """one member's numbers, for all"""
+    return Stacked(w.stack(Shared(w.call(w.op, x.value))))
+
+
+@strategy(_NORMAL, "independent", family="random")
+def normal(w: Writer, mean: Any, std: Any = 1.0, generator: None = None) -> Any:
+    """one draw for all members, each number one of its own"""
+    ready = iter(broadcast(w, [Stacked(w.stack(v)) for v in (mean, std) if isinstance(v, (Shared, Stacked))]))
+    return w.stacked(w.call(w.op, *(next(ready) if isinstance(v, (Shared, Stacked)) else v for v in (mean, std))))
+
+
+@strategy("multinomial", "independent", family="random")
+def multinomial(w: Writer, x: Wide, count: int, replacement: bool = False, *, generator: None = None) -> Any:
+    """one draw for all members, each row one of its own"""
+    own = Stacked(w.stack(x))
+    if rank(x) == 1:
+        return Stacked(w.call("multinomial", own.value, count, replacement))
+    return w.unfold(w.call("multinomial", w.fold(own), count, replacement), own)
+
+
+@strategy(_SIZED, "independent", family="random")
+def sized(w: Writer, *args: Any, **kwargs: Any) -> Any:
+    """one draw for all members, each number one of its own"""
+    at = _SIZED[w.op.removeprefix("aten.").removesuffix(".default")]
+    given = put_shared(list(args))
+    return Stacked(w.call(w.op, *given[:at], [w.members, *given[at]], *given[at + 1 :], **put_shared(kwargs)))
+
+
+@strategy(_SIZED, "shared", family="random", asked=True)
+def sized_once(w: Writer, *args: Any, **kwargs: Any) -> Any:
+    """one member's numbers, for all"""
+    return Stacked(w.stack(Shared(w.call(w.op, *put_shared(args), **put_shared(kwargs)))))
+
+
+def _dropouts(ranks: tuple[int, ...]) -> Make:
+    def make(draw: Draw) -> list[Sample]:
+        shapes = [(B, 4, 3, 2)[:r] for r in ranks]
+        return [call(draw.normal(*s), p, train) for s in shapes for p, train in ((0.5, False), (0.0, True), (0.4, True), (1.0, True))]
+
+    return make
+
+
+samples(f"{_PLAIN} native_dropout")(_dropouts((1, 2, 4)))
+samples(_FEATURES)(_dropouts((2, 3, 4)))
+samples("bernoulli")(lambda draw: [call(draw.uniform(0, 1, B, 3)), call(draw.uniform(0, 1)), call(draw.ints(0, 2, B, 2).float())])
+samples("bernoulli.p uniform cauchy log_normal geometric exponential")(
+    lambda draw: [call(draw.normal(B, 3), 0.4), call(draw.normal(), 0.4), call(draw.normal(2, B, 3), 0.4)]
+)
+samples("rand_like randn_like")(
+    lambda draw: [call(draw.normal(B, 3)), call(draw.normal(), pin_memory=False), call(draw.normal(B, 3), dtype=torch.float64)]
+)
+samples("randint_like")(lambda draw: [call(draw.normal(B, 3), 7), call(draw.ints(0, 4), 7)])
+samples("randint_like.low_dtype")(lambda draw: [call(draw.normal(B, 3), 2, 7, dtype=torch.int64)])
+samples("poisson")(lambda draw: [call(draw.uniform(0, 5, B, 3)), call(draw.uniform(0, 5))])
+samples("normal.Tensor_Tensor")(lambda draw: [call(draw.normal(B, 3), draw.uniform(0, 2, B, 3)), call(draw.normal(B, 3), draw.uniform(0, 2, 3))])
+samples("normal.Tensor_float")(lambda draw: [call(draw.normal(B, 3), 0.4), call(draw.normal())])
+samples("normal.float_Tensor")(lambda draw: [call(0.4, draw.uniform(0, 2, B, 3))])
+samples("multinomial")(lambda draw: [call(draw.uniform(0.1, 1, *s), 3, r) for s in ((4,), (B, 4)) for r in (False, True)])
+samples("rand randn")(lambda draw: [call([B, 3]), call([]), call([2], dtype=torch.float64, device=torch.device("cpu"), pin_memory=False)])
+samples("randint")(lambda draw: [call(7, [B, 3])])
+samples("randint.low")(lambda draw: [call(2, 7, [B, 3], dtype=torch.int32)])
