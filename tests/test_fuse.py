@@ -135,7 +135,9 @@ def test_shared_weights_are_one_and_equal_ones_are_not() -> None:
     assert apart.get_parameter("layers.0.weight").shape == (3, 6, 4)
     for m in (tied, apart):
         m(x).square().sum().backward()
-    close(tied.get_parameter("layers.0.weight").grad, apart.get_parameter("layers.0.weight").grad.sum(0), rtol=1e-12, atol=1e-12)
+    gradient = apart.get_parameter("layers.0.weight").grad
+    assert gradient is not None
+    close(tied.get_parameter("layers.0.weight").grad, gradient.sum(0), rtol=1e-12, atol=1e-12)
     with torch.no_grad():
         close(tied(x), apart(x))
     assert torch.equal(tied.unfuse()[2].get_parameter("layers.0.weight"), own[2].layers[0].weight)
