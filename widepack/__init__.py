@@ -78,11 +78,16 @@ _WHERE = {
 __all__ = ["__version__", *_WHERE]
 
 
+_MODULES = ("primitives",)
+
+
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module 'widepack' has no attribute {name!r}")
     from importlib import import_module
 
+    if name in _MODULES:
+        return import_module(f".{name}", __name__)
+    if name not in _WHERE:
+        raise AttributeError(f"module 'widepack' has no attribute {name!r}")
     module = import_module(f".{_WHERE[name]}", __name__)
     value = getattr(module, name)
     globals()[name] = value

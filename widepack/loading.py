@@ -142,6 +142,8 @@ def _device(device: str | torch.device | None) -> torch.device:
                 f"device {device!r}: this torch ({torch.__version__}) sees no CUDA device; load on 'cpu', or install a CUDA build of torch"
             )
         return torch.device("cuda", found.index if found.index is not None else torch.cuda.current_device())
+    if found.index:
+        raise UsageError(f"device {str(device)!r}: there is one CPU, 'cpu'")
     return found
 
 

@@ -80,6 +80,20 @@ def checked(name: str) -> Op:
     return _CHECKED.get(name) or resolve(name)
 
 
+@cache
+def may_view(name: str) -> bool:
+    """Whether its schema says that a result may look at the memory of an argument."""
+    op = resolve(name)
+    return isinstance(op, torch._ops.OpOverload) and any(r.alias_info is not None for r in op._schema.returns)
+
+
+@cache
+def only_views(name: str) -> bool:
+    """Whether it makes no memory, whatever strides its arguments have: a view that torch itself does not put together of other ops."""
+    op = resolve(name)
+    return isinstance(op, torch._ops.OpOverload) and may_view(name) and op.is_view and not op._can_decompose()
+
+
 def _alias(x: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
     """`aten._reshape_alias`, which looks at no memory, by an op that refuses what lies outside of the tensor's."""
     return torch.as_strided(x, size, stride)

@@ -6,7 +6,9 @@ get names of our own, ops are objects, and keywords are names of the op's own sc
 
 from __future__ import annotations
 
+import linecache
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -92,7 +94,17 @@ def graph_module(program: Program, device: torch.device, workers: int = 0) -> fx
         made = graph.call_function(ops.function(node.op), tuple(args), decode(substitute(node.kwargs, at.__getitem__), device))
         at[node.name] = made
     graph.output(tuple(substitute(o.value, at.__getitem__) for o in program.outputs))
-    return fx.GraphModule(root, graph)
+    module = fx.GraphModule(root, graph)
+    weakref.finalize(module, _forget, module.forward.__code__.co_filename)
+    return module
+
+
+def _forget(file: str) -> None:
+    """Drop the source of a graph that is gone: torch keeps it for tracebacks as long as the process lives."""
+    linecache.cache.pop(file, None)
+    kept = getattr(getattr(fx.graph_module, "_loader", None), "eval_cache", None)
+    if isinstance(kept, dict):
+        kept.pop(file, None)
 
 
 def evaluate(program: Program, given: Sequence[Any], device: torch.device) -> list[Any]:

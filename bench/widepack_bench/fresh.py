@@ -6,11 +6,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
 from widepack.errors import WidepackError
+
+from .errors import BenchError
 
 
 def in_fresh_process(function: str, arguments: Mapping[str, Any], *, threads: int | None = None, limit_s: float | None = None) -> dict[str, Any]:
@@ -18,10 +22,8 @@ def in_fresh_process(function: str, arguments: Mapping[str, Any], *, threads: in
 
     function: `module:function`. threads: of the process's own OpenMP, which torch reads as it is imported. limit_s: seconds after which it is ended.
     """
-    own = {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **({} if threads is None else {"OMP_NUM_THREADS": str(threads)})}
-    command = [sys.executable, "-m", "widepack_bench.fresh", function, json.dumps(arguments)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit_s, env={**os.environ, **own})
+        done = subprocess.run(_command(function, arguments), capture_output=True, text=True, check=False, timeout=limit_s, env=_environment(threads))
     except subprocess.TimeoutExpired:
         return {"error": f"it did not end within {limit_s:.0f} s"}
     if done.returncode:
@@ -34,12 +36,66 @@ def in_fresh_process(function: str, arguments: Mapping[str, Any], *, threads: in
     return found
 
 
+def lines_of_fresh_process(
+    function: str, arguments: Mapping[str, Any], *, threads: int | None = None, limit_s: float = 900.0
+) -> Iterator[dict[str, Any]]:
+    """What a generator gives, one by one, as it gives it. limit_s: seconds between two of them.
+
+    Raises: ProcessEnded, with why, where its process ends before the generator does.
+    """
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
+        child = subprocess.Popen(_command(function, arguments), stdout=subprocess.PIPE, stderr=log, text=True, env=_environment(threads))
+        assert child.stdout is not None
+        late = threading.Event()
+
+        def stop() -> None:
+            late.set()
+            child.kill()
+
+        timer = threading.Timer(limit_s, stop)
+        timer.start()
+        try:
+            for line in child.stdout:
+                timer.cancel()
+                yield json.loads(line)
+                timer = threading.Timer(limit_s, stop)
+                timer.start()
+            code = child.wait()
+        finally:
+            timer.cancel()
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+            child.stdout.close()
+        if code:
+            log.seek(0)
+            said = [line for line in log.read().splitlines() if line.strip()]
+            raise ProcessEnded(f"it did not go on within {limit_s:.0f} s" if late.is_set() else said[-1][:1000] if said else f"exit code {code}")
+
+
+class ProcessEnded(BenchError):
+    """A process that ended before it had given all that was asked of it."""
+
+
+def _command(function: str, arguments: Mapping[str, Any]) -> list[str]:
+    return [sys.executable, "-m", "widepack_bench.fresh", function, json.dumps(arguments)]
+
+
+def _environment(threads: int | None) -> dict[str, str]:
+    own = {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **({} if threads is None else {"OMP_NUM_THREADS": str(threads)})}
+    return {**os.environ, **own}
+
+
 def main() -> None:
-    """One line of JSON on standard output, an error as one line on standard error."""
+    """One line of JSON on standard output, of a generator one for each of its values; an error as one line on standard error."""
     module, _, function = sys.argv[1].partition(":")
     written, sys.stdout = sys.stdout, sys.stderr  # what libraries print is no result
     try:
         found = getattr(import_module(module), function)(**json.loads(sys.argv[2]))
+        if isinstance(found, Iterator):
+            for part in found:
+                print(json.dumps(part), file=written, flush=True)
+            return
     except WidepackError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         sys.exit(1)

@@ -49,7 +49,7 @@ def run_suite(
         found = in_fresh_process(f"{__name__}:run_named", {"name": row.name, "size": size, **options}, threads=options.get("threads", 1))
         document["rows"][key] = {"title": row.title, "members": row.members, "batch": row.batch, **found}
         document["summary"] = summary(document["rows"])
-        _write(out, document)
+        write_whole(out, document)
         if said:
             said(f"{key}: {one_line(document['rows'][key])}")
     if progress:
@@ -184,7 +184,7 @@ def _read(out: Path, size: str) -> dict[str, Any]:
     return document
 
 
-def _write(out: Path, document: Mapping[str, Any]) -> None:
+def write_whole(out: Path, document: Mapping[str, Any]) -> None:
     """Whole or not at all: what was measured before is never lost."""
     temporary = out.with_name(f".{out.name}.new")
     temporary.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

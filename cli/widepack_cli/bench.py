@@ -1,4 +1,4 @@
-"""`widepack bench`: an artifact beside its members without widepack, node by node with `--profile`; the suite of reference networks with `--suite`."""
+"""`widepack bench`: an artifact beside its members without widepack, node by node with `--profile`; the suite of reference networks with `--suite`, layers with `--primitive`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ class Noisy(Failure):
     """A run that measured the machine's other work."""
 
 
+def _counts(ctx: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
+    """A click callback: numbers of members, none where it is left out."""
+    return () if value is None else batch_list(ctx, parameter, value)
+
+
 @click.command(
     epilog=example(
         "widepack bench ens.wide",
@@ -27,6 +32,8 @@ class Noisy(Failure):
         "widepack bench ens.wide --backend aot --backend eager --baseline loop --json report.json",
         "widepack bench ens.wide --profile --trace trace.json",
         "widepack bench --suite cpu --threads 1 --pin --json suite.json",
+        "widepack bench --primitive conv2d,attention -p quick -n 4,16 --threads 1",
+        "widepack bench --primitive all -p full --threads 1 --pin -o primitives.json",
     )
 )
 @click.argument("artifact", metavar="[ARTIFACT]", required=False, type=click.Path(path_type=Path))
@@ -51,9 +58,7 @@ class Noisy(Failure):
 @click.option(
     "--pattern",
     type=click.Choice(["shared", "each"]),
-    default="shared",
-    show_default=True,
-    help="Every member sees the same inputs, or each its own.",
+    help="Every member sees the same inputs, or each its own. Shared without it, and each with --primitive.",
 )
 @model_options
 @click.option("--levels", is_flag=True, help="Time the steps between op after op and the plan too: what each of them gains.")
@@ -62,7 +67,12 @@ class Noisy(Failure):
     "--profile", is_flag=True, help="Instead of the comparison: the time of each node, op and line, beside the members' own programs in a loop."
 )
 @click.option("--trace", metavar="FILE", help="Write a Chrome trace of that profile (chrome://tracing, ui.perfetto.dev).")
-@click.option("--top", type=click.IntRange(min=1), default=12, show_default=True, help="Rows of each table of a profile.")
+@click.option(
+    "-t",
+    "--top",
+    type=click.IntRange(min=1),
+    help="Rows of each table of a profile (12), or of --primitive: those slowest against the fastest baseline (all).",
+)
 @click.option(
     "--budget",
     type=click.FloatRange(min=0, min_open=True),
@@ -93,6 +103,18 @@ class Noisy(Failure):
 )
 @click.option("--tune", is_flag=True, help="With --suite: tune each artifact on this machine before it is timed.")
 @click.option("--rows", metavar="NAMES", help="Rows of the suite, with commas; all without it.")
+@click.option(
+    "--primitive",
+    metavar="[NAME|all]",
+    is_flag=False,
+    flag_value="",
+    help="Instead of an artifact: layers of torch.nn by name, alias or family, with commas: each strategy beside the baselines. Without a name: lists them.",
+)
+@click.option("-p", "--preset", type=click.Choice(["ci", "quick", "full"]), help="With --primitive: shapes, N and baselines; quick without it.")
+@click.option("-n", "members", metavar="N,..", callback=_counts, help="With --primitive: how many members, with commas.")
+@click.option("-q", "--quiet", is_flag=True, help="With --primitive: the summary alone.")
+@click.option("-o", "--out", type=click.Path(path_type=Path), help="With --primitive: write JSON to this file after every row.")
+@click.option("--resume", type=click.Path(path_type=Path), help="With --primitive: go on with this file; rows that it has are not run again.")
 def command(
     artifact: Path | None,
     batches: tuple[int, ...],
@@ -100,9 +122,10 @@ def command(
     html_file: str | None,
     profile: bool,
     trace: str | None,
-    top: int,
+    top: int | None,
     suite: str | None,
     rows: str | None,
+    primitive: str | None,
     **given: Any,
 ) -> None:
     """Time ARTIFACT beside its members without widepack: eager, compiled, under vmap, in ONNX Runtime.
@@ -113,6 +136,15 @@ def command(
     for name, path in (("--json", json_file), ("--html", html_file), ("--trace", trace)):
         if path and path != "-" and Path(path).is_dir():
             raise click.BadParameter(f"{path} is a folder; give the path of a file", param_hint=name)
+    own = {name: given.pop(name) for name in ("preset", "members", "quiet", "out", "resume")}
+    if primitive is not None:
+        if artifact is not None or suite is not None:
+            raise click.UsageError("--primitive measures layers of its own; leave ARTIFACT and --suite out")
+        others = {"--profile": profile, "--trace": trace, "--html": html_file, "--rows": rows}
+        _alone("--primitive", {**others, **_named(given, "model", "entry", "levels", "dtype", "full", "tune", "backends")})
+        _primitive(primitive, json_file, top, own, given)
+        return
+    _only_primitive({"--preset": own["preset"], "-n": own["members"], "--quiet": own["quiet"], "--out": own["out"], "--resume": own["resume"]})
     if suite is not None:
         if artifact is not None:
             raise click.UsageError("--suite builds artifacts of its own; leave ARTIFACT out")
@@ -120,7 +152,7 @@ def command(
         _suite(suite, rows, json_file, given)
         return
     if artifact is None:
-        raise click.UsageError("give an ARTIFACT, or --suite cpu")
+        raise click.UsageError("give an ARTIFACT, --suite cpu or --primitive all")
     if rows is not None:
         raise click.UsageError("--rows chooses among those of --suite")
     if given["model"] is None and given["model_args"]:
@@ -129,7 +161,7 @@ def command(
         raise click.UsageError("--tune is of --suite; an artifact is tuned before it is timed")
     if profile or trace:
         _alone("--profile", {"--html": html_file, **_named(given, "model", "levels", "full", "backends", "baselines")})
-        _profile(artifact, batches, json_file, trace, top, given)
+        _profile(artifact, batches, json_file, trace, top or 12, given)
         return
     _compare(artifact, batches, json_file, html_file, given)
 
@@ -139,6 +171,13 @@ def _alone(option: str, others: dict[str, Any]) -> None:
     given = [name for name, value in others.items() if value]
     if given:
         raise click.UsageError(f"{option} goes without {', '.join(given)}")
+
+
+def _only_primitive(options: dict[str, Any]) -> None:
+    """Refuse what only `--primitive` heeds."""
+    given = [name for name, value in options.items() if value]
+    if given:
+        raise click.UsageError(f"{', '.join(given)} goes with --primitive")
 
 
 def _named(given: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -163,7 +202,7 @@ def _compare(artifact: Path, batches: tuple[int, ...], json_file: str | None, ht
             budget_s=given["budget"],
             compile_limit_s=given["compile_limit"],
             threads=given["threads"],
-            pattern=given["pattern"],
+            pattern=given["pattern"] or "shared",
             factory=given["model"],
             factory_args=parse_model_args(given["model_args"]),
             entry=given["entry"],
@@ -205,7 +244,9 @@ def _profile(artifact: Path, batches: tuple[int, ...], json_file: str | None, tr
             found = []
             for done, batch in enumerate(batches):
                 progress(f"batch {batch}", done, len(batches))
-                found.append(profile(ens, batch, entry=given["entry"], pattern=given["pattern"], device=given["device"], name=str(artifact)))
+                found.append(
+                    profile(ens, batch, entry=given["entry"], pattern=given["pattern"] or "shared", device=given["device"], name=str(artifact))
+                )
             where = environment(given["device"], threads)
     document = {"format": "widepack.profiles/1", "environment": where, "profiles": [p.to_json() for p in found]}
     if as_json:
@@ -242,6 +283,52 @@ def _suite(size: str, rows: str | None, json_file: str | None, given: dict[str, 
         )
     if json_file == "-":
         emit(document)
+
+
+def _primitive(asked: str, json_file: str | None, top: int | None, own: dict[str, Any], given: dict[str, Any]) -> None:
+    """Layers of torch.nn, or the list of them."""
+    as_json = json_file == "-"
+    if not asked:
+        _primitives_listed(as_json)
+        return
+    with stdout_kept(as_json), Progress() as progress:
+        from widepack_bench.primitive_run import run_primitives
+        from widepack_bench.primitive_table import said, table
+
+        document = run_primitives(
+            asked,
+            own["preset"] or "quick",
+            members=own["members"],
+            out=own["out"] or (Path(json_file) if json_file and not as_json else None),
+            resume=own["resume"],
+            baselines=given["baselines"],
+            pattern=given["pattern"] or "each",
+            device=given["device"],
+            threads=given["threads"],
+            pin=given["pin"],
+            progress=progress,
+            said=lambda text: click.echo(text, err=True),
+        )
+    if as_json:
+        emit(document)
+    elif document["rows"]:
+        click.echo(said(document) if own["quiet"] else table(document, top))
+    if document["interrupted"]:
+        kept = own["out"] or own["resume"]
+        raise Failure(f"stopped, {len(document['rows'])} rows are there" + (f"; go on with --resume {kept}" if kept else ""))
+    if failed := document["summary"]["failed"]:
+        raise Failure(f"{len(failed)} of {len(document['rows'])} rows failed: {', '.join(failed)}")
+
+
+def _primitives_listed(as_json: bool) -> None:
+    """The names that `--primitive` takes."""
+    from widepack.sweeps import SWEEPS
+    from widepack_bench.primitive_table import listed
+
+    if as_json:
+        emit([{"name": s.name, "family": s.family, "aliases": list(s.aliases), "inputs": list(s.shape.inputs)} for s in SWEEPS])
+    else:
+        click.echo(listed(SWEEPS))
 
 
 def _text(document: Any) -> str:

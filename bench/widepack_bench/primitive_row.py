@@ -1,0 +1,208 @@
+"""One row of `bench --primitive`: a layer, N members of it, every strategy beside the baselines.
+
+1. All answers are compared with the members' own in float64 (`right.py`): a strategy that is wrong is an error of the row, a baseline that is wrong is skipped.
+2. What is far slower than the fastest of its kind after a few calls is not raced: a strategy over `SLOW_STRATEGY` times, a baseline over `SLOW_BASELINE` times. One compiled
+   member called N times, which published tables count against, is always raced.
+3. The rest runs interleaved (`noise.py`).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from widepack.errors import VerificationError
+from widepack.sweeps import Sweep
+
+from . import noise
+from .baselines import BASELINES, Run
+from .compiled import TooLong, at_most, compiler_settings
+from .errors import BenchError
+from .in_memory import AUTO, LOOP, InMemory, Way, inputs, members
+from .report import Row
+from .right import Truth
+from .suite import reason
+
+COMPILED_MEMBER = "compiled-member"
+SLOW_STRATEGY, SLOW_BASELINE = 2.0, 1.5
+CALLS = 3  # of a contestant, whose shortest decides whether it is raced
+LEAST_ROUNDS = 16
+CHECKED = "checked"
+OF = "strategy "  # before a strategy's name in a race, where the eager loop is a contestant, too
+Said = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What a row may take. baselines: by name. budget_s: of racing. rounds: at least; 0 for a few that judge nothing. compile_limit_s: of each baseline."""
+
+    baselines: tuple[str, ...]
+    budget_s: float
+    rounds: int
+    compile_limit_s: float
+    row_s: float  # what a row takes in all, roughly
+
+    @classmethod
+    def of(cls, preset: str) -> Effort:
+        every = tuple(name for name in BASELINES if name != "cuda-graph-loop" or torch.cuda.is_available())
+        return {
+            "ci": cls(("loop", "vmap"), 0.05, 0, 10.0, 2.0),
+            "quick": cls(every, 1.0, LEAST_ROUNDS, 60.0, 15.0),
+            "full": cls(every, 1.0, LEAST_ROUNDS, 60.0, 13.0),
+        }[preset]
+
+
+def run_row(
+    sweep: Sweep,
+    count: int,
+    preset: str,
+    *,
+    baselines: Sequence[str] = (),
+    pattern: str = "each",
+    device: str = "cpu",
+    threads: int | None = None,
+    pin: bool = False,
+    budget_s: float | None = None,
+    said: Said = lambda stage: None,
+) -> dict[str, Any]:
+    """One row, as JSON values. baselines, budget_s: others than the preset's. said: told each stage.
+
+    Raises: VerificationError where a strategy is wrong; BenchError where no baseline runs; what capturing and lowering raise.
+    """
+    effort = Effort.of(preset)
+    each = pattern == "each"
+    shape = sweep.at(preset)
+    begun = time.perf_counter()
+    with noise.quiet(threads, pin), compiler_settings(), torch.inference_mode():
+        torch._dynamo.reset()
+        with torch.inference_mode(False):
+            given = inputs(shape.inputs, shape.batch, count)
+            modules = members(lambda: sweep.make(preset), count)
+            said("members alone in float64")
+            truth = Truth.of(modules, given, each)
+            said("lowering")
+            wide = InMemory(lambda: sweep.make(preset), modules, shape.inputs, given, each, device)
+            ways, refused = wide.ways()
+        args = [v.to(device) if each else v[0].to(device) for v in given]
+        modules = [m.to(device) for m in modules]
+        auto = _fill(ways, args, truth, refused)
+        times, skipped = _baselines(baselines or effort.baselines, modules, each, args, truth, effort.compile_limit_s, said)
+        if not times:
+            raise BenchError(f"no baseline runs: {'; '.join(f'{k}: {v}' for k, v in skipped.items())}")
+        said("measuring")
+        sync = torch.cuda.synchronize if device.startswith("cuda") else None
+        calls: dict[str, noise.Call] = {w.name: _bound(w.run, args) for w in ways if w.name not in refused}
+        took = {name: _shortest(call, sync) for name, call in calls.items()}
+        runs = {name: _bound(run, args) for name, run in times.items()}
+        alone = {name: _shortest(call, sync) for name, call in runs.items()}
+        raced = {n: c for n, c in calls.items() if n != AUTO and took[n] <= SLOW_STRATEGY * min(took.values())}
+        against = {n: c for n, c in runs.items() if alone[n] <= SLOW_BASELINE * min(alone.values()) or n == COMPILED_MEMBER}
+        once = sum(_sample(took[n]) for n in raced) + 2 * _sample(took[AUTO]) + sum(_sample(alone[n]) for n in against)
+        budget = max(budget_s or effort.budget_s, once * effort.rounds / 2)  # the race ends at three times its budget
+        race = noise.race(
+            calls[AUTO], against, others={OF + n: c for n, c in raced.items()}, budget_s=budget, min_rounds=max(effort.rounds, 2), sync=sync
+        )
+        row = Row.of(shape.batch, {}, race, skipped, count)
+        if not effort.rounds:
+            row = replace(row, verdict=CHECKED, why="the answers are right; times of so small a shape, and of so few calls, say nothing")
+    fastest = row.fastest
+    strategies: dict[str, Any] = {w.name: {"used": list(w.used), "same": list(w.same)} for w in ways}
+    for name, why in refused.items():
+        strategies.setdefault(name, {})["skipped"] = why
+    for name in calls:
+        if name in raced or name == AUTO:
+            ours = noise.OURS if name == AUTO else OF + name
+            strategies[name] |= {"median_ms": race.median_ms(ours), "ratio": race.ratio(fastest, ours).to_json(), "verdict": race.verdict_of(ours)}
+            if COMPILED_MEMBER in against:
+                strategies[name][COMPILED_MEMBER] = race.ratio(COMPILED_MEMBER, ours).to_json()
+        else:
+            strategies[name] |= {
+                "median_ms": took[name] * 1e3,
+                "ratio": {"value": min(alone.values()) / took[name], "low": None, "high": None},
+                "verdict": "slower",
+            }
+            strategies[name]["skipped"] = f"not raced: {took[name] / min(took.values()):.1f} times as long as the fastest strategy"
+    far = {n: f"not raced: {alone[n] / min(alone.values()):.1f} times as long as the fastest baseline" for n in runs if n not in against}
+    found = row.to_json()
+    for key in ("sizes", "others", "memory", "roofline"):
+        del found[key]
+    found["skipped"] = {**skipped, **far}
+    found["baselines"] |= {n: {"median_ms": alone[n] * 1e3} for n in far}
+    return {
+        "primitive": sweep.name,
+        "members": count,
+        "layer": str(modules[0]),
+        "inputs": list(shape.inputs),
+        "batch": shape.batch,
+        "pattern": pattern,
+        "auto": ", ".join(auto.used) if LOOP not in auto.used else next((s for s in auto.same if s.startswith(LOOP)), LOOP),
+        COMPILED_MEMBER: strategies[AUTO].get(COMPILED_MEMBER),
+        "strategies": strategies,
+        **found,
+        "seconds": time.perf_counter() - begun,
+    }
+
+
+def _fill(ways: Sequence[Way], args: Sequence[Any], truth: Truth, refused: dict[str, str]) -> Way:
+    """Run every strategy once; `auto`'s way. Raises: VerificationError for wrong answers."""
+    for way in ways:
+        try:
+            answer = way.run(*args)
+        except Exception as error:  # one that does not run here (a kernel that is missing) is a result
+            if way.name == AUTO:
+                raise
+            refused[way.name] = reason(error)
+            continue
+        if wrong := truth.wrong(answer):
+            raise VerificationError(f"strategy {way.name} ({', '.join(way.used)}) does not give the members' answers: {wrong}")
+    return ways[0]
+
+
+def _baselines(
+    names: Sequence[str], modules: Sequence[Any], each: bool, args: Sequence[Any], truth: Truth, limit_s: float, said: Said
+) -> tuple[Mapping[str, Run], dict[str, str]]:
+    """The baselines that run and answer rightly, and why others do not."""
+    found: dict[str, Run] = {}
+    skipped: dict[str, str] = {}
+    for name in names:
+        said(f"preparing {name}")
+        try:
+            with at_most(limit_s):
+                run = BASELINES[name](modules, each)
+                wrong = truth.wrong(run(*args))
+                run(*args)
+        except (Exception, TooLong) as error:  # noqa: BLE001  # compilers fail in their own ways, and that is a result
+            skipped[name] = reason(error)
+            continue
+        if wrong:
+            skipped[name] = f"its answers are not the members': {wrong}"
+        else:
+            found[name] = run
+    return found, skipped
+
+
+def _bound(run: Run, args: Sequence[Any]) -> noise.Call:
+    return lambda: run(*args)
+
+
+def _sample(seconds: float) -> float:
+    """How long a race takes for one sample of calls that take so many seconds (`noise.race`)."""
+    return seconds if seconds > 0.02 else 4 * seconds if seconds > 0.001 else 0.006 + seconds
+
+
+def _shortest(call: noise.Call, sync: noise.Call | None) -> float:
+    """Seconds of the shortest of a few calls."""
+    wait = sync or (lambda: None)
+    best = math.inf
+    for _ in range(CALLS):
+        wait()
+        begin = time.perf_counter()
+        call()
+        wait()
+        best = min(best, time.perf_counter() - begin)
+    return best

@@ -1,0 +1,160 @@
+"""`bench --primitive`: row after row, the rows of a primitive in a process of their own, into one JSON document that a later run goes on with.
+
+A row that fails does not lose the others, and neither does one whose process dies. The small rows of the preset `ci` run in this process.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from widepack.errors import UsageError
+from widepack.sweeps import MEMBERS, Sweep, find
+
+from .fresh import ProcessEnded, lines_of_fresh_process
+from .primitive_row import Effort, run_row
+from .primitive_table import measured, summary
+from .report import environment
+from .suite import reason
+from .suite_run import write_whole
+
+FORMAT = "widepack.primitives/1"
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A row to be measured."""
+
+    sweep: Sweep
+    members: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.sweep.name}, N={self.members}"
+
+
+def run_primitives(
+    asked: str,
+    preset: str = "quick",
+    *,
+    members: Sequence[int] = (),
+    out: Path | None = None,
+    resume: Path | None = None,
+    baselines: Sequence[str] = (),
+    pattern: str = "each",
+    device: str = "cpu",
+    threads: int | None = None,
+    pin: bool = False,
+    budget_s: float | None = None,
+    isolate: bool | None = None,
+    progress: Progress | None = None,
+    said: Callable[[str], object] = lambda text: None,
+) -> dict[str, Any]:
+    """Measure primitives by name, and say each row as it is done.
+
+    asked: as `sweeps.find` takes it. members: other N than the preset's. out: the document, written after every row. resume: one to go on with (and in, without out);
+    rows that it has and that were not noisy are not run again. isolate: a process for each primitive; by default for all presets but `ci`. The rest is as in `run_row`.
+    Returns: the document; where it was interrupted, `interrupted` is true in it. Raises: UsageError.
+    """
+    tasks = [Task(s, n) for s in find(asked) for n in (members or MEMBERS[preset])]
+    document = _read(resume, preset, pattern) if resume is not None else _new(preset, pattern)
+    document |= {"environment": environment(device, threads or 1), "interrupted": False}
+    out = out or resume
+    options = {"baselines": list(baselines), "pattern": pattern, "device": device, "threads": threads, "pin": pin, "budget_s": budget_s}
+    waiting = [t for t in tasks if not measured(document["rows"].get(t.key))]
+    clock = _Clock(waiting, Effort.of(preset).row_s, progress)
+    said(f"{len(waiting)} rows{f' of {len(tasks)}, the others are there' if len(waiting) < len(tasks) else ''}, about {clock.left()}")
+    try:
+        for task, row in _rows(waiting, preset, options, preset != "ci" if isolate is None else isolate, clock):
+            document["rows"][task.key] = row
+            document["summary"] = summary(document["rows"])
+            if out is not None:
+                write_whole(out, document)
+            clock.done()
+    except KeyboardInterrupt:
+        document["interrupted"] = True
+    document["summary"] = summary(document["rows"])
+    if out is not None:
+        write_whole(out, document)
+    return document
+
+
+class _Clock:
+    """How far a run is, and how long it will take yet: by what the rows so far took, before the first by a guess."""
+
+    def __init__(self, tasks: Sequence[Task], row_s: float, progress: Progress | None) -> None:
+        self._count, self._row_s, self._progress = len(tasks), row_s, progress
+        self._done, self._begun = 0, time.monotonic()
+
+    def left(self) -> str:
+        each = (time.monotonic() - self._begun) / self._done if self._done else self._row_s
+        seconds = each * (self._count - self._done)
+        return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+
+    def say(self, task: Task, stage: str) -> None:
+        if self._progress is not None:
+            self._progress(f"{task.key} ({self._done + 1} of {self._count}, about {self.left()} left): {stage}", 0, 1)
+
+    def done(self) -> None:
+        self._done += 1
+
+
+def _rows(tasks: Sequence[Task], preset: str, options: Mapping[str, Any], isolate: bool, clock: _Clock) -> Iterator[tuple[Task, dict[str, Any]]]:
+    """Each task with its row, or with `{"error": why}`."""
+    if not isolate:
+        for task in tasks:
+            yield task, _one(task, preset, options, lambda stage, task=task: clock.say(task, stage))  # type: ignore[misc]
+        return
+    for name in dict.fromkeys(t.sweep.name for t in tasks):
+        waiting = [t for t in tasks if t.sweep.name == name]
+        while waiting:
+            arguments = {"name": name, "members": [t.members for t in waiting], "preset": preset, "options": dict(options)}
+            try:
+                for line in lines_of_fresh_process(f"{__name__}:rows_of", arguments, threads=options["threads"] or 1):
+                    if "stage" in line:
+                        clock.say(waiting[0], line["stage"])
+                    else:
+                        yield waiting.pop(0), line["row"]
+            except ProcessEnded as error:
+                yield waiting.pop(0), {"error": f"its process ended: {error}"}
+
+
+def rows_of(name: str, members: Sequence[int], preset: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The rows of one primitive, as its own process is asked: `{"stage": ...}` before each, then `{"row": ...}`."""
+    (sweep,) = find(name)
+    for count in members:
+        yield {"stage": "in a process of its own"}
+        yield {"row": _one(Task(sweep, count), preset, options, lambda stage: None)}
+
+
+def _one(task: Task, preset: str, options: Mapping[str, Any], said: Callable[[str], None]) -> dict[str, Any]:
+    """A row, or why there is none."""
+    try:
+        return run_row(task.sweep, task.members, preset, said=said, **options)
+    except Exception as error:  # noqa: BLE001  # whatever a layer, a compiler or a strategy raises is this row's result
+        return {"primitive": task.sweep.name, "members": task.members, "error": reason(error)}
+
+
+def _new(preset: str, pattern: str) -> dict[str, Any]:
+    return {"format": FORMAT, "preset": preset, "pattern": pattern, "environment": {}, "rows": {}, "summary": {}}
+
+
+def _read(path: Path, preset: str, pattern: str) -> dict[str, Any]:
+    """The document to go on with. Raises: UsageError for a file that is something else, or of another preset."""
+    try:
+        document: Any = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return _new(preset, pattern)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read as JSON ({error}); give another path, or remove it") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise UsageError(f"{path} is no document of bench --primitive ({FORMAT}); give another path")
+    for key, wanted in (("preset", preset), ("pattern", pattern)):
+        if document[key] != wanted:
+            raise UsageError(f"{path} holds rows of the {key} {document[key]!r}, this run is for {wanted!r}; give each its own file")
+    return document

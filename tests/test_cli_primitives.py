@@ -1,0 +1,216 @@
+"""`widepack bench --primitive`: names, exit codes and words, the document, and what is kept when something fails or is stopped."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from widepack.errors import UsageError
+from widepack.sweeps import SWEEPS, find
+from widepack_bench import primitive_run
+from widepack_bench.fresh import ProcessEnded, lines_of_fresh_process
+from widepack_bench.in_memory import InMemory, inputs, members
+from widepack_bench.primitive_run import run_primitives
+from widepack_bench.primitive_table import summary, table
+from widepack_bench.right import Truth
+from widepack_cli.main import cli
+
+
+def widepack(*words: str | Path) -> Result:
+    return CliRunner().invoke(cli, [str(w) for w in words], prog_name="widepack")
+
+
+def refused(code: int, *words: str | Path) -> str:
+    result = widepack(*words)
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.stderr
+    return result.stderr.rpartition("Error: ")[2].strip()
+
+
+def test_list() -> None:
+    result = widepack("bench", "--primitive")
+    assert result.exit_code == 0
+    for words in ("conv2d", "attention, mha, selfattention", "NAME takes names, aliases and families"):
+        assert words in result.stdout
+    listed = json.loads(widepack("bench", "--primitive", "--json").stdout)
+    assert [row["name"] for row in listed] == [s.name for s in SWEEPS]
+
+
+def test_words_that_cannot_be_meant() -> None:
+    assert "no primitive 'covn2d', did you mean conv2d?" in refused(2, "bench", "--primitive", "covn2d")
+    assert "no list of whole numbers" in refused(2, "bench", "--primitive", "linear", "-n", "4,x")
+    assert "--preset, -n goes with --primitive" in refused(2, "bench", "ens.wide", "-p", "ci", "-n", "4")
+    assert "leave ARTIFACT" in refused(2, "bench", "ens.wide", "--primitive", "linear")
+    assert "goes without --profile" in refused(2, "bench", "--primitive", "linear", "--profile")
+    assert "there is no primitive" in refused(2, "bench", "--primitive", "conv9d")
+
+
+def test_a_row(tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    words = ("bench", "--primitive", "linear", "-p", "ci", "-n", "3", "--threads", "1", "-q", "-o", out)
+    result = widepack(*words)
+    assert result.exit_code == 0, result.output
+    assert result.stdout == "1 of 1 row answer as each member alone does in float64, in every strategy\n"
+    assert "linear, N=3 (1 of 1" in result.stderr and "left): measuring" in result.stderr
+    document = json.loads(out.read_text())
+    assert document["format"] == "widepack.primitives/1" and not document["interrupted"]
+    assert {"device", "versions", "commit", "command", "threads"} <= document["environment"].keys()
+    row = document["rows"]["linear, N=3"]
+    assert (row["members"], row["batch"], row["pattern"], row["verdict"]) == (3, 16, "each", "checked")
+    assert {"auto", "turned", "loop"} <= row["strategies"].keys() and {"loop", "vmap"} == row["baselines"].keys()
+    assert all(s["median_ms"] > 0 for s in row["strategies"].values())
+    assert row["strategies"]["loop"]["used"] == ["loop"] and "wide" in row["strategies"]["auto"]["same"]
+    before = out.read_text()
+    again = widepack("bench", "--primitive", "linear", "-p", "ci", "-n", "3", "--resume", out)
+    assert "0 rows of 1, the others are there" in again.stderr and "linear" in again.stdout
+    assert json.loads(out.read_text())["rows"] == json.loads(before)["rows"]
+    assert "holds rows of the preset 'ci'" in refused(2, "bench", "--primitive", "linear", "-p", "quick", "--resume", out)
+    assert "no document of bench --primitive" in refused(
+        2, "bench", "--primitive", "linear", "--resume", _json(tmp_path / "other.json", {"format": "x"})
+    )
+
+
+def _json(path: Path, value: Any) -> Path:
+    path.write_text(json.dumps(value))
+    return path
+
+
+def found(members: int, ratio: float = 1.2, verdict: str = "holds", loop: float = 0.8) -> dict[str, Any]:
+    """A row as `run_row` gives it."""
+    interval = {"value": ratio, "low": ratio - 0.01, "high": ratio + 0.01}
+    slow = {"used": ["loop"], "same": [], "median_ms": 2.0, "ratio": {"value": loop, "low": None, "high": None}}
+    return {
+        "primitive": "linear",
+        "members": members,
+        "auto": "bmm",
+        "median_ms": 1.0,
+        "verdict": verdict,
+        "fastest": "vmap",
+        "ratio": interval,
+        "compiled-member": {"value": 2 * ratio, "low": None, "high": None},
+        "strategies": {"auto": {"used": ["bmm"], "same": ["wide"], "median_ms": 1.0, "ratio": interval}, "loop": slow},
+        "baselines": {"vmap": {"median_ms": ratio}},
+    }
+
+
+def test_a_row_that_fails_loses_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def row(sweep: Any, count: int, preset: str, **_: Any) -> dict[str, Any]:
+        if count == 3:
+            raise RuntimeError("out of luck")
+        return found(count)
+
+    monkeypatch.setattr(primitive_run, "run_row", row)
+    out = tmp_path / "rows.json"
+    result = widepack("bench", "--primitive", "linear", "-p", "ci", "-n", "2,3,4", "-o", out)
+    assert result.exit_code == 1
+    assert "linear, N=3 failed: RuntimeError: out of luck" in result.stdout
+    assert "1 of 3 rows failed: linear, N=3" in result.stderr
+    assert [k for k, r in json.loads(out.read_text())["rows"].items() if "error" not in r] == ["linear, N=2", "linear, N=4"]
+
+
+def test_stopping_keeps_what_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def row(sweep: Any, count: int, preset: str, **_: Any) -> dict[str, Any]:
+        if count == 3:
+            raise KeyboardInterrupt
+        return found(count)
+
+    monkeypatch.setattr(primitive_run, "run_row", row)
+    out = tmp_path / "rows.json"
+    result = widepack("bench", "--primitive", "linear", "-p", "ci", "-n", "2,3", "-o", out)
+    assert result.exit_code == 1
+    assert f"stopped, 1 rows are there; go on with --resume {out}" in result.stderr
+    assert list(json.loads(out.read_text())["rows"]) == ["linear, N=2"]
+    assert "linear" in result.stdout
+
+
+def test_summary() -> None:
+    rows = {
+        "linear, N=2": found(2, 0.8, "slower", 1.1),
+        "linear, N=4": found(4, 1.25, loop=0.9),
+        "linear, N=8": found(8, 1.25, loop=1.0),
+        "linear, N=16": found(16, verdict="noisy"),
+        "gru, N=4": {"primitive": "gru", "members": 4, "error": "no"},
+    }
+    made = summary(rows)
+    assert (made["rows"], made["checked"], made["measured"], made["holds"]) == (5, 4, 3, 2)
+    assert made["below"] == ["linear, N=2"] and made["noisy"] == ["linear, N=16"] and made["failed"] == ["gru, N=4"]
+    assert math.isclose(made["geometric_mean"], (0.8 * 1.25 * 1.25) ** (1 / 3))
+    assert made["wins_from"] == {"linear": {"auto": 4, "loop": 8, "wide": 4}}
+    document = {
+        "preset": "full",
+        "pattern": "each",
+        "environment": {"device": "cpu", "threads": 1, "versions": {"torch": "2"}},
+        "rows": rows,
+        "summary": made,
+    }
+    assert len(re.findall("^linear +[0-9]+ ", table(document), re.M)) == 4
+    assert re.findall("^linear +([0-9]+) ", table(document, 1), re.M) == ["2"]  # the slowest
+    assert "linear is as fast as the fastest baseline from: auto N=4, loop N=8, wide N=4" in table(document)
+
+
+@pytest.mark.parametrize("sweep", SWEEPS, ids=lambda s: s.name)
+def test_every_layer_takes_its_inputs(sweep: Any) -> None:
+    two = members(lambda: sweep.make("ci"), 2)
+    given = inputs(sweep.small.inputs, sweep.small.batch, 2)
+    truth = Truth.of(two, given, True)
+    assert all(a.numel() >= 64 for a in truth.own[0])  # numbers that a comparison needs
+    assert not any(torch.equal(p, q) for p, q in zip(two[0].parameters(), two[1].parameters()) if p.numel() > 1)
+    assert not truth.wrong([torch.stack(own) for own in zip(*truth.own)])
+    assert truth.wrong([torch.stack(own[::-1]) for own in zip(*truth.own)])
+    assert sweep.shape.inputs and [i.partition("=")[0] for i in sweep.shape.inputs] == [i.partition("=")[0] for i in sweep.small.inputs]
+
+
+def test_names() -> None:
+    names = [n for s in SWEEPS for n in (s.name, *s.aliases)]
+    assert len(set(names)) == len(names)
+    assert [s.name for s in find("LayerNorm,layer_norm, mha")] == ["layernorm", "multiheadattention"]
+    assert [s.name for s in find("linear")] == ["linear"]
+    assert {s.family for s in find("norm")} == {"norm"} and find("all") == list(SWEEPS)
+    with pytest.raises(UsageError, match="known: all, linear, "):
+        find("nothing")
+
+
+def test_strategies_of_a_layer() -> None:
+    (sweep,) = find("conv2d")
+    two = members(lambda: sweep.make("ci"), 2)
+    given = inputs(sweep.small.inputs, sweep.small.batch, 2)
+    ways, refusals = InMemory(lambda: sweep.make("ci"), two, sweep.small.inputs, given, True).ways()
+    assert ways[0].name == "auto" and not refusals
+    assert {"loop", "sequential"} <= {w.name for w in ways}
+    truth = Truth.of(two, given, True)
+    for way in ways:
+        assert not truth.wrong(way.run(*given)), way.name
+    assert truth.wrong(ways[0].run(given[0].flip(0)))
+
+
+def test_a_process_that_ends_early_says_why() -> None:
+    with pytest.raises(ProcessEnded, match="TypeError"):
+        list(lines_of_fresh_process("time:sleep", {"seconds": 1}))
+
+
+def test_each_primitive_in_a_process_of_its_own() -> None:
+    said: list[str] = []
+    document = run_primitives("dropout,rmsnorm", "ci", members=(2,), isolate=True, progress=lambda stage, *_: said.append(stage))
+    assert not document["summary"]["failed"] and list(document["rows"]) == ["dropout, N=2", "rmsnorm, N=2"]
+    assert said[1].startswith("rmsnorm, N=2 (2 of 2, about ")
+
+
+@pytest.mark.slow
+def test_a_row_that_is_judged() -> None:
+    document = run_primitives("layernorm", "quick", members=(2,), baselines=("loop", "compiled-member"), threads=1, budget_s=0.2)
+    (row,) = document["rows"].values()
+    assert row["compiled-member"]["value"] > 0 and {"loop", "compiled-member"} == row["baselines"].keys()
+    assert row["rounds"] >= 6 and row["verdict"] in ("holds", "slower", "unclear", "noisy")
+
+
+@pytest.mark.slow
+def test_all_layers_are_right() -> None:
+    document = run_primitives("all", "ci", threads=1)
+    assert not document["summary"]["failed"] and document["summary"]["checked"] == len(SWEEPS)
