@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from .errors import WidepackError as WidepackError
     from .exporting_forms import ExportReport as ExportReport
     from .exporting_forms import export as export
+    from .fused import Fused as Fused
+    from .fusing import fuse as fuse
     from .inputs import each as each
     from .loading import load as load
     from .output import Output as Output
@@ -44,6 +46,8 @@ _WHERE = {
     "build": "building",
     "BuildReport": "building",
     "load": "loading",
+    "fuse": "fusing",
+    "Fused": "fused",
     "WideModel": "wide_model",
     "each": "inputs",
     "Output": "output",

@@ -47,6 +47,8 @@ class Loop(nn.Module):
     def forward(self, *args: Any) -> list[Any]:
         """args: a value for each input of the body: shared ones as they are, stacked ones `[N, ...]` or a list of N, ragged ones a list of N."""
         own = [(a.unbind(0) if isinstance(a, torch.Tensor) else a) if s else None for a, s in zip(args, self.split)]
+        if torch.is_grad_enabled():
+            return self._differentiable(args, own)
         outs: list[Any] = [None if kind == "stacked" else [None] * self.members for kind in self.kinds]
         lock = threading.Lock()
 
@@ -65,6 +67,11 @@ class Loop(nn.Module):
             for i in range(self.members):
                 member(i)
         return outs
+
+    def _differentiable(self, args: Sequence[Any], own: Sequence[Any]) -> list[Any]:
+        """The same without writes, each of which autograd would copy all results for. own: the members' parts of what is one a member."""
+        made = [self.run(*(a if o is None else o[i] for a, o in zip(args, own))) for i in range(self.members)]
+        return [torch.stack(values) if kind == "stacked" else list(values) for values, kind in zip(zip(*made), self.kinds)]
 
 
 def graph_module(program: Program, device: torch.device, workers: int = 0) -> fx.GraphModule:
@@ -228,6 +235,12 @@ class Executable:
                 if type(value) is not torch.Tensor or (at := value.untyped_storage().data_ptr()) in self._owned or at in given:
                     found[i] = _free(value, {*self._owned, *given})
         return found
+
+    def run_for_autograd(self, *inputs: Any) -> list[Any]:
+        """The same, in tensors that a later call with gradients may read."""
+        with torch.no_grad():
+            taken = {*self._owned, *(x.untyped_storage().data_ptr() for x in inputs)}
+            return [_free(value, taken) for value in self.call(*inputs)]
 
 
 def _free(value: Any, taken: Set[int]) -> Any:
