@@ -29,4 +29,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Artifacts:
     """The cases' artifacts and build reports, each built when it is first asked for."""
-    return Artifacts(tmp_path_factory.mktemp("artifacts"))
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    (folder / "artifacts").mkdir(exist_ok=True)
+    return Artifacts(folder / "artifacts")

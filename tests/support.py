@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +22,10 @@ from widepack import BuildReport, build
 
 
 class Artifacts:
-    """`artifacts("mlp")` is the path of the case's artifact with the default plan, `artifacts("mlp", "wide")` with strategy wide."""
+    """`artifacts("mlp")` is the path of the case's artifact with the default plan, `artifacts("mlp", "wide")` with strategy wide.
+
+    folder: of all workers of a run; what one has built the others open.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -31,7 +36,13 @@ class Artifacts:
         if (name, strategy) not in self.reports:
             case = cases.load(name)
             more: dict[str, Any] = {} if strategy == "auto" else {"pt2": False, "targets": ("cpu",)}
-            self.reports[name, strategy] = build(self.checkpoints(name), path, model=case.model, inputs=case.INPUTS, strategy=strategy, **more)
+            report = self.folder / f"{name}.{strategy}.report"
+            with (self.folder / f"{name}.lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not report.exists():
+                    made = build(self.checkpoints(name), path, model=case.model, inputs=case.INPUTS, strategy=strategy, **more)
+                    report.write_bytes(pickle.dumps(made))
+            self.reports[name, strategy] = pickle.loads(report.read_bytes())
         return path
 
     def report(self, name: str, strategy: str = "auto") -> BuildReport:

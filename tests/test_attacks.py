@@ -1139,6 +1139,29 @@ def test_52_many_entries_that_are_lowered(tmp_path: Path, monkeypatch: pytest.Mo
         assert over()
 
 
+@pytest.mark.parametrize("how", ["slice", "part of a list", "reshape", "loop"])
+def test_53_memory_that_a_small_view_holds(tmp_path: Path, how: str) -> None:
+    """Twelve tensors of 48 MB, of each of which one number is read at the end."""
+    nodes = [node("f", "aten.flatten.using_ints", X), node("one", "aten.slice.Tensor", ref("f"), 0, 0, 1)]
+    for i in range(12):
+        big = node(f"big{i}", "aten.repeat.default", ref("one"), [12_000_000])
+        if how == "slice":
+            nodes += [big, node(f"v{i}", "aten.slice.Tensor", ref(f"big{i}"), 0, 0, 1)]
+        elif how == "part of a list":
+            nodes += [big, node(f"l{i}", "aten.split.Tensor", ref(f"big{i}"), 11_999_999), node(f"v{i}", "operator.getitem", ref(f"l{i}"), 1)]
+        elif how == "reshape":
+            nodes += [big, node(f"s{i}", "aten.narrow.default", ref(f"big{i}"), 0, 5, 1), node(f"v{i}", "aten.reshape.default", ref(f"s{i}"), [1])]
+        else:
+            inner = [node("big", "aten.repeat.default", ref("a"), [12_000_000]), node("v", "aten.slice.Tensor", ref("big"), 0, 0, 1)]
+            loop = looped(inner, 1, members=3)
+            nodes += [{**loop, "name": f"l{i}", "args": [ref("one")]}, node(f"v{i}", "operator.getitem", ref(f"l{i}"), 0)]
+            nodes += [node(f"w{i}", "operator.getitem", ref(f"v{i}"), 0)]
+    last = "w" if how == "loop" else "v"
+    path = Forged().add(*nodes, node("all", "aten.cat.default", [ref(f"{last}{i}") for i in range(12)])).save(tmp_path)
+    refused(path, "would bring the memory of this load to", "load(limit=")
+    load(path, limit=10).close()
+
+
 @pytest.mark.parametrize(
     ("how", "words"),
     [

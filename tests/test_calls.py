@@ -273,7 +273,7 @@ def test_memory_of_inputs_does_not_matter(mlp: WideModel) -> None:
     x = torch.randn(4, 64)
     y = mlp(x)
     assert torch.equal(mlp(input=x), y)
-    assert torch.equal(mlp(x.t().contiguous().t()), y)
+    close(mlp(x.t().contiguous().t()), y)  # a product takes another kernel of the library for it, on some machines
     assert torch.equal(mlp(torch.stack([x, x], dim=2)[..., 0]), y)
     assert torch.equal(mlp(x.clone().requires_grad_()), y)
     with torch.inference_mode():
@@ -362,6 +362,7 @@ def test_some_of_the_members(name: str, artifacts: Artifacts) -> None:
         ({"verify": "all"}, "verify='all' is unknown; known: sizes, hashes, off"),
         ({"backend": "tpu"}, "backend='tpu' is unknown"),
         ({"device": "gpu"}, "device 'gpu'"),
+        ({"device": "cpu:3"}, "there is one CPU"),
     ],
 )
 def test_wrong_options_of_load(options: dict[str, Any], words: str, artifacts: Artifacts) -> None:

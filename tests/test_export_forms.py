@@ -257,6 +257,12 @@ def test_some_members_and_one_alone_in_onnx(onnx: Any, small: Path, tmp_path: Pa
             same(found["x_new" if name == "x" else name], value.detach())
 
 
+def states_of(onnx: Any, path: Path) -> dict[str, str]:
+    """Which output is the new value of which input, as the file says it."""
+    found: dict[str, str] = json.loads({p.key: p.value for p in onnx.load(path, load_external_data=False).metadata_props}["widepack.states"])
+    return found
+
+
 def test_ragged_outputs_and_states_in_onnx(onnx: Any, heads: Path, steps: Path, tmp_path: Path) -> None:
     report = export(heads, tmp_path / "heads.onnx")
     assert report.outputs == ["0@0=float32[B,2]", "0@1=float32[B,3]", "0@2=float32[B,4]", "1=float32[3,B,6]"]
@@ -269,6 +275,7 @@ def test_ragged_outputs_and_states_in_onnx(onnx: Any, heads: Path, steps: Path, 
     report = export(steps, tmp_path / "steps.onnx")
     assert report.inputs == ["x=float32[B,4]", "h=float32[3,B,6]", "steps=int64[3]"]
     assert {o.partition("=")[0] for o in report.outputs} == {"y", "h_new", "steps_new"}
+    assert states_of(onnx, tmp_path / "steps.onnx") == {"h": "h_new", "steps": "steps_new"}
     h, count = torch.zeros(3, 7, 6), torch.zeros(3, dtype=torch.int64)
     own, modules = [torch.zeros(7, 6)] * N, [made(Step, i) for i in range(N)]
     for t in range(3):
@@ -280,6 +287,30 @@ def test_ragged_outputs_and_states_in_onnx(onnx: Any, heads: Path, steps: Path, 
                 wanted = module(x, own[i])
             own[i] = wanted["h"]
             same(found["y"][i], wanted["y"])
+
+
+class Unnamed(nn.Module):
+    """A state that comes back as the second of a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(4, 6)
+
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.cell(x, h)
+        return h.sum(1), h
+
+
+def test_a_state_that_comes_back_without_a_name(onnx: Any, tmp_path: Path) -> None:
+    modules = [made(Unnamed, i) for i in range(N)]
+    build(saved(tmp_path, modules), tmp_path / "e.wide", model=Unnamed, inputs=["x=float32[B,4]", "h=float32[B,6]"], state=["h=1"], **QUICK)
+    report = export(tmp_path / "e.wide", tmp_path / "e.onnx")
+    assert [o.partition("=")[0] for o in report.outputs] == ["0", "1"]
+    assert states_of(onnx, tmp_path / "e.onnx") == {"h": "1"}
+    x, h = torch.randn(5, 4), torch.randn(N, 5, 6)
+    found = ran(tmp_path / "e.onnx", x=x, h=h)
+    for i, module in enumerate(modules):
+        same(found["1"][i], module(x, h[i])[1].detach())
 
 
 class Chosen(nn.Module):

@@ -1443,7 +1443,11 @@ ONCE_A_MEMBER: dict[str, tuple[set[str], str]] = {
 
 SLOW = {
     "transformer", "decoder", "decoder_layer", "encoder", "encoder_masks", "encoder_causal", "swin_window", "grid_sample_bicubic", "gru_layers",
-    "conv_circular", "mha_cross", "mha_other_sizes",
+    "conv_circular", "mha_cross", "mha_other_sizes", "pools", "lstm_layers", "losses", "grid_sample", "mha", "mha_both_masks", "mha_bias_kv", "bag_mean",
+    "mha_zero_attn", "pixel_unshuffle", "activations", "conv_bn_relu_pool", "gru_state", "mha_float_mask", "mha_mask_by_head", "gru", "mha_float_padding",
+    "mha_bool_mask", "spatial_transformer", "rnn_relu", "mha_unbatched", "mha_time_first", "group_norm_in_chain", "upsample", "mha_key_padding",
+    "channel_shuffle", "gaussian_log_prob", "encoder_layer_norm_first", "interpolate_like", "relative_bias", "mha_no_weights", "unfold_fold",
+    "lstm_last_step", "patch_softmax", "spectrogram", "image_multiple", "complex_arithmetic",
 }  # fmt: skip
 
 # Cases in which one member's weights are NaN: no bit of another member's answer changes.

@@ -60,7 +60,11 @@ def member(make: type[nn.Module], i: int) -> nn.Module:
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")  # of torch's own decompositions
 @pytest.mark.parametrize(
     ("make", "shapes"),
-    [(Vision, [(4, 3, 6, 6)]), (Attention, [(4, 5, 16), (4, 5, 5)]), (Sampled, [(4, 3, 6, 6), (4, 5, 5, 2)])],
+    [
+        (Vision, [(4, 3, 6, 6)]),
+        pytest.param(Attention, [(4, 5, 16), (4, 5, 5)], marks=pytest.mark.slow),
+        pytest.param(Sampled, [(4, 3, 6, 6), (4, 5, 5, 2)], marks=pytest.mark.slow),
+    ],
 )
 def test_a_decomposed_program_is_as_wide_as_any(make: type[nn.Module], shapes: list[tuple[int, ...]], tmp_path: Path) -> None:
     example = tuple(torch.rand(s) - 0.5 for s in shapes)

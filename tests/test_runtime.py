@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import linecache
 import subprocess
 import sys
 import threading
@@ -13,13 +15,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import small
 from small import CPU, all_kinds, classifier, lowered, node, plan, program
 from support import Artifacts
 from test_lower import OWN_HEAD, PLANS, RAGGED, SIGNATURES, WIDTHS, heads
-from widepack import load, runtime, workers
+from widepack import load, replay, runtime, workers
 from widepack.errors import ArtifactError
 from widepack.lower import lower
 from widepack.pinned import Pinned
@@ -291,6 +294,29 @@ threading.Thread(target=later).start()
 """
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and done.stdout.split() == ["4", "8"], (done.stdout, done.stderr)
+
+
+def test_a_graph_that_is_gone_leaves_no_source_behind() -> None:
+    """A service may load artifacts for months."""
+    kept = [set(linecache.cache)]
+    for _ in range(2):
+        made = classifier()
+        kinds = all_kinds(made, **OWN_HEAD)
+        run, inputs = bound(lowered(made, kinds, PLANS["mixed"]).program, made, kinds)
+        run.run(*inputs)
+        del run
+        gc.collect()
+        kept.append(set(linecache.cache))
+    assert {f for f in kept[2] - kept[0] if f.startswith("<eval_with_key>")} == set()
+
+
+def test_what_torch_remembers_of_fake_calls_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = classifier()
+    lowered(made, all_kinds(made, **OWN_HEAD), PLANS["mixed"])
+    assert FakeTensorMode.cache_info().size > 3
+    monkeypatch.setattr(replay, "_MOST_REMEMBERED", 3)
+    replay.Fakes({"B": 4})
+    assert FakeTensorMode.cache_info().size == 0
 
 
 def test_members_that_draw_numbers_run_in_order() -> None:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from .errors import WidepackError as WidepackError
     from .exporting_forms import ExportReport as ExportReport
     from .exporting_forms import export as export
+    from .fused import Fused as Fused
+    from .fusing import fuse as fuse
     from .inputs import each as each
     from .loading import load as load
     from .output import Output as Output
@@ -44,6 +46,8 @@ _WHERE = {
     "build": "building",
     "BuildReport": "building",
     "load": "loading",
+    "fuse": "fusing",
+    "Fused": "fused",
     "WideModel": "wide_model",
     "each": "inputs",
     "Output": "output",
@@ -74,11 +78,16 @@ _WHERE = {
 __all__ = ["__version__", *_WHERE]
 
 
+_MODULES = ("optim", "primitives")
+
+
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module 'widepack' has no attribute {name!r}")
     from importlib import import_module
 
+    if name in _MODULES:
+        return import_module(f".{name}", __name__)
+    if name not in _WHERE:
+        raise AttributeError(f"module 'widepack' has no attribute {name!r}")
     module = import_module(f".{_WHERE[name]}", __name__)
     value = getattr(module, name)
     globals()[name] = value

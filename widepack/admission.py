@@ -11,7 +11,6 @@ import torch
 from widepack_artifacts.manifest import Entry, Weight
 from widepack_artifacts.program import Program
 
-from . import op_costs
 from .errors import ArtifactError, WidepackError
 from .runtime import split
 from .walk import Budget, NeedsValues, Walk, drawn_size
@@ -72,8 +71,7 @@ def admit(
                 return walk.run(program, [*given, *inputs(values)]), walk.peak - budget.held
             parts = split(program)
             made = walk.run(parts.prologue, given)
-            read = {s.name for s in program.weights}
-            kept = sum(op_costs.size(value) for name, value in zip(parts.names, made) if name not in read)
+            kept = walk.kept
             return walk.run(parts.main, [*made, *inputs(values)], kept), max(walk.peak, budget.held + kept) - budget.held
         except NeedsValues:
             budget.spent = spent

@@ -64,11 +64,21 @@ class Captured:
     attributes: Mapping[str, str] | None = None
 
 
-def capture(make: Callable[[], nn.Module], call: Call, *, asked: bool = True, entry: str = FORWARD, states: Sequence[Asked] = ()) -> Captured:
+def capture(
+    make: Callable[[], nn.Module],
+    call: Call,
+    *,
+    asked: bool = True,
+    entry: str = FORWARD,
+    states: Sequence[Asked] = (),
+    gradients: bool = False,
+    dropout: bool = False,
+) -> Captured:
     """Export a fresh member.
 
-    make: gives a fresh member in eval mode, every time. asked: the dims were named by the user, so that one which the member's code fixes is an error; else
+    make: gives a fresh member, every time, in the mode that the program is for. asked: the dims were named by the user, so that one which the member's code fixes is an error; else
     the size is kept, and said in `fixed`. entry: the method to export. states: what the caller shall carry, where the entry has it.
+    gradients: the program is one to take gradients of: what stops them (no_grad blocks) is in it. dropout: dropout is on, whatever the mode.
     Raises: CaptureError in one paragraph with the user's own source line.
     """
     wanted = Wanted((), (), {})
@@ -92,7 +102,9 @@ def capture(make: Callable[[], nn.Module], call: Call, *, asked: bool = True, en
         with assignments(module) as assigned, watched() as seen:
             root = module if direct else Traced(module, entry, wanted.buffers, wanted.leaves, keywords)
             try:
-                return _Tried(module, attributes, not direct, assigned, seen, export(root, call, dim, grad), None)
+                return _Tried(
+                    module, attributes, not direct, assigned, seen, export(root, call, dim, grad, gradients=gradients, dropout=dropout), None
+                )
             except Exception as e:  # noqa: BLE001  # whatever torch raises is explained
                 return _Tried(module, attributes, not direct, assigned, seen, None, e)
 

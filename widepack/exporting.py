@@ -17,7 +17,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import fx, nn
 
-from widepack_artifacts.opset import OPS
+from widepack_artifacts.opset import allowed
 
 from . import ops, taken_apart
 from .calling import Call
@@ -46,12 +46,17 @@ def run_once(module: nn.Module, call: Call, entry: str) -> tuple[Any, Exception 
             return None, e
 
 
-def export(module: nn.Module, call: Call, dim: Any, grad: bool = True) -> torch.export.ExportedProgram:
-    """grad: whether as in training, where derivatives are kept; without, torch puts some ops otherwise than in a plain call."""
+def export(
+    module: nn.Module, call: Call, dim: Any, grad: bool = True, *, gradients: bool = False, dropout: bool = False
+) -> torch.export.ExportedProgram:
+    """grad: whether as in training, where derivatives are kept; without, torch puts some ops otherwise than in a plain call. gradients: what a no_grad block gives
+    is detached in the program, which has no such blocks. dropout: eval-mode dropout drops out, and is not replaced by its input."""
     args, kwargs = pytree.tree_map(clone, (call.args, call.kwargs))  # a failed export leaves marks on its example
     with calm(), nullcontext() if grad else torch.no_grad():
         exported = torch.export.export(module, args, kwargs, strict=False, dynamic_shapes=_dynamic(module, call, dim))
-        _drop_dropout(exported)
+        if gradients:
+            _detach_blocks(exported)
+        _drop_dropout(exported, on=dropout)
         bound_embeddings(exported)
         functional = _functional(exported)
         look_up_places(functional)
@@ -76,7 +81,7 @@ def _functional(exported: torch.export.ExportedProgram) -> torch.export.Exported
     apart: dict[Any, Any] = {torch.ops.aten.as_strided.default: by_places, **taken_apart.known_ways()}
     while True:
         functional: torch.export.ExportedProgram = exported.run_decompositions(apart)
-        strange = {n.target for n in functional.graph.nodes if n.op == "call_function" and ops.name_of(n.target) not in OPS}
+        strange = {n.target for n in functional.graph.nodes if n.op == "call_function" and not allowed(ops.name_of(n.target))}
         known_ways = torch.export.default_decompositions() if strange - set(apart) else {}
         new = {op: known_ways[op] for op in strange - set(apart) if op in known_ways}
         if not new:
@@ -104,13 +109,34 @@ def calm() -> Iterator[None]:
         torch.distributions.Distribution.set_default_validate_args(validation)
 
 
-def _drop_dropout(exported: torch.export.ExportedProgram) -> None:
-    """Replace eval-mode dropout by its input: functionalisation would take the alias for a fresh tensor."""
+def _detach_blocks(exported: torch.export.ExportedProgram) -> None:
+    """Detach what no_grad blocks give: functionalisation writes their ops among the others."""
+    for module in exported.graph_module.modules():
+        if not isinstance(module, fx.GraphModule):
+            continue
+        for node in list(module.graph.nodes):
+            if node.op != "call_function" or node.target is not torch.ops.higher_order.wrap_with_set_grad_enabled or node.args[0] is not False:
+                continue
+            for given in [u for u in node.users if isinstance(u.meta.get("val"), torch.Tensor)]:
+                with module.graph.inserting_after(given):
+                    detached = module.graph.call_function(torch.ops.aten.detach.default, (given,))
+                detached.meta = dict(given.meta)
+                given.replace_all_uses_with(detached, delete_user_cb=lambda user, own=detached: user is not own)
+                if module is exported.graph_module:
+                    exported.graph_signature.replace_all_uses(given.name, detached.name)
+        module.recompile()
+
+
+def _drop_dropout(exported: torch.export.ExportedProgram, on: bool = False) -> None:
+    """Replace eval-mode dropout by its input: functionalisation would take the alias for a fresh tensor. on: have it drop out instead."""
     for module in exported.graph_module.modules():
         if not isinstance(module, fx.GraphModule):
             continue
         for node in list(module.graph.nodes):
             if node.op == "call_function" and getattr(node.target, "_opname", "") in _DROPOUT and len(node.args) > 2 and node.args[2] is False:
+                if on:
+                    node.args = (*node.args[:2], True)
+                    continue
                 source = node.args[0]
                 node.replace_all_uses_with(source)
                 if module is exported.graph_module:

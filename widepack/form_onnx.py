@@ -57,6 +57,7 @@ class WrittenOnnx:
     fresh: list[Path] = field(default_factory=list)  # those of them that were not there before
     order: list[int] = field(default_factory=list)
     booleans: list[bool] = field(default_factory=list)
+    states: dict[str, str] = field(default_factory=dict)  # by the input's name the output that holds its new value
     lists: list[int] = field(default_factory=list)  # of each of the program's outputs: how many the model has, 0 for a single one
 
 
@@ -108,7 +109,7 @@ def write(subject: Subject, path: Path, out: Path, weights: str, opset: int) -> 
         raise LoweringError(f"{subject.said} needs ONNX opset {got}, and {opset} was asked for; torch {torch.__version__} cannot convert it")
     written = _named(subject, flat, made, weights)
     written.opset = opset
-    _describe(subject, made.model, weights)
+    _describe(subject, made.model, weights, written.states)
     try:
         if weights == "beside":
             _point(subject, flat, made, location(subject.held.reader.root, out))
@@ -178,10 +179,11 @@ def _named(subject: Subject, flat: Flat, made: OnnxModel, weights: str) -> Writt
     taken = {id(v) for v in graph.inputs} | {id(w.value) for w in made.weights} | {id(v) for v in graph.initializers.values()}
     wishes: list[tuple[Any, str]] = [(v, subject.entry.inputs[n].name) for v, n in zip(graph.inputs, made.inputs)]
     names_in = {name for _, name in wishes}
+    comes_back = {s.output: subject.entry.inputs[s.input].name for s in subject.entry.state}
     outputs: list[Any] = []
     lists: list[int] = []
     for k, (group, output) in enumerate(zip(groups, subject.program.outputs, strict=True)):
-        stem = subject.entry.outputs[k].name or "output"
+        stem = subject.entry.outputs[k].name or comes_back.get(k, "output")
         stem = f"{stem}_new" if stem in names_in else stem
         parts = list(group) if isinstance(group, (list, tuple)) else [group]
         lists.append(len(parts) if isinstance(group, (list, tuple)) else 0)
@@ -217,6 +219,8 @@ def _named(subject: Subject, flat: Flat, made: OnnxModel, weights: str) -> Writt
         value.name = f"widepack.{i}"  # so that no name is that of two values on the way
     for value, name in final:
         value.name = name
+    ours = {n: v.name for v, n in zip(graph.inputs, made.inputs)}
+    first = [sum(n or 1 for n in lists[:k]) for k in range(len(lists))]
     return WrittenOnnx(
         opset=0,
         inputs=[f"{v.name}={_type(v)}" for v in graph.inputs],
@@ -226,6 +230,7 @@ def _named(subject: Subject, flat: Flat, made: OnnxModel, weights: str) -> Writt
         order=list(made.inputs),
         booleans=[v.dtype == onnx_ir.DataType.BOOL for v in outputs],
         lists=lists,
+        states={ours[s.input]: str(outputs[first[s.output]].name) for s in subject.entry.state if s.input in ours},
     )
 
 
@@ -277,7 +282,7 @@ def _type(value: Any) -> str:
     return f"{name}[{','.join(sizes)}]"
 
 
-def _describe(subject: Subject, model: Any, weights: str) -> None:
+def _describe(subject: Subject, model: Any, weights: str, states: dict[str, str]) -> None:
     """Say in the file what it is, and drop what torch's exporter says of it: places of files of whoever built it."""
     import onnx_ir.passes.common as passes
 
@@ -300,6 +305,7 @@ def _describe(subject: Subject, model: Any, weights: str) -> None:
             "widepack.pattern": "" if subject.single else subject.pattern,
             "widepack.members": json.dumps(list(subject.model.members), ensure_ascii=False),
             "widepack.weights": weights,
+            "widepack.states": json.dumps(states, ensure_ascii=False),
             "widepack.holds_where": "; ".join(unchecked),
         }
     )

@@ -22,6 +22,8 @@ from .values import known
 
 CPU = torch.device("cpu")
 _MOST_TERMS = 500
+_MOST_REMEMBERED = 10_000
+"""Calls that torch remembers for all fake worlds of the process, some 5 KB each; it forgets none by itself, and a service may load artifacts for months."""
 
 
 def _refuse(op: str, args: Any) -> None:
@@ -57,6 +59,8 @@ class Fakes:
     """
 
     def __init__(self, sizes: Mapping[str, int], *, static: bool = False) -> None:
+        if FakeTensorMode.cache_info().size > _MOST_REMEMBERED:
+            FakeTensorMode.cache_clear()
         shapes = None if static else ShapeEnv(specialize_zero_one=True, duck_shape=False)
         self._known: dict[Any, Any] = {}
         self.mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)

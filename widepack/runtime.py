@@ -6,7 +6,9 @@ get names of our own, ops are objects, and keywords are names of the op's own sc
 
 from __future__ import annotations
 
+import linecache
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -45,6 +47,8 @@ class Loop(nn.Module):
     def forward(self, *args: Any) -> list[Any]:
         """args: a value for each input of the body: shared ones as they are, stacked ones `[N, ...]` or a list of N, ragged ones a list of N."""
         own = [(a.unbind(0) if isinstance(a, torch.Tensor) else a) if s else None for a, s in zip(args, self.split)]
+        if torch.is_grad_enabled():
+            return self._differentiable(args, own)
         outs: list[Any] = [None if kind == "stacked" else [None] * self.members for kind in self.kinds]
         lock = threading.Lock()
 
@@ -63,6 +67,11 @@ class Loop(nn.Module):
             for i in range(self.members):
                 member(i)
         return outs
+
+    def _differentiable(self, args: Sequence[Any], own: Sequence[Any]) -> list[Any]:
+        """The same without writes, each of which autograd would copy all results for. own: the members' parts of what is one a member."""
+        made = [self.run(*(a if o is None else o[i] for a, o in zip(args, own))) for i in range(self.members)]
+        return [torch.stack(values) if kind == "stacked" else list(values) for values, kind in zip(zip(*made), self.kinds)]
 
 
 def graph_module(program: Program, device: torch.device, workers: int = 0) -> fx.GraphModule:
@@ -85,7 +94,17 @@ def graph_module(program: Program, device: torch.device, workers: int = 0) -> fx
         made = graph.call_function(ops.function(node.op), tuple(args), decode(substitute(node.kwargs, at.__getitem__), device))
         at[node.name] = made
     graph.output(tuple(substitute(o.value, at.__getitem__) for o in program.outputs))
-    return fx.GraphModule(root, graph)
+    module = fx.GraphModule(root, graph)
+    weakref.finalize(module, _forget, module.forward.__code__.co_filename)
+    return module
+
+
+def _forget(file: str) -> None:
+    """Drop the source of a graph that is gone: torch keeps it for tracebacks as long as the process lives."""
+    linecache.cache.pop(file, None)
+    kept = getattr(getattr(fx.graph_module, "_loader", None), "eval_cache", None)
+    if isinstance(kept, dict):
+        kept.pop(file, None)
 
 
 def evaluate(program: Program, given: Sequence[Any], device: torch.device) -> list[Any]:
@@ -216,6 +235,12 @@ class Executable:
                 if type(value) is not torch.Tensor or (at := value.untyped_storage().data_ptr()) in self._owned or at in given:
                     found[i] = _free(value, {*self._owned, *given})
         return found
+
+    def run_for_autograd(self, *inputs: Any) -> list[Any]:
+        """The same, in tensors that a later call with gradients may read."""
+        with torch.no_grad():
+            taken = {*self._owned, *(x.untyped_storage().data_ptr() for x in inputs)}
+            return [_free(value, taken) for value in self.call(*inputs)]
 
 
 def _free(value: Any, taken: Set[int]) -> Any:

@@ -32,7 +32,11 @@ class Simplified:
     def simple(self, pattern: str) -> list[Program]:
         """The member programs simplified for a pattern."""
         if pattern not in self._simple:
-            if not self._straight:
-                self._straight = straighten_all(self.programs, self.shapes)
-            self._simple[pattern] = [fold(p, self.slots(pattern)) for p in self._straight]
+            self._simple[pattern] = self.folded(self.slots(pattern))
         return self._simple[pattern]
+
+    def folded(self, slots: Mapping[str, Kind]) -> list[Program]:
+        """The member programs simplified for these kinds of weights and inputs."""
+        if not self._straight:
+            self._straight = straighten_all(self.programs, self.shapes)
+        return [fold(p, slots) for p in self._straight]

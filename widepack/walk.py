@@ -35,6 +35,9 @@ _SIZES_KEPT = frozenset({"aten.view.default", "aten._unsafe_view.default", "aten
 _RECURRENT = frozenset(f"aten.{kind}.{form}" for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu") for form in ("input", "data"))
 
 
+_GIVES_PARTS = frozenset({"operator.getitem"})
+
+
 class NeedsValues(Exception):
     """A program that cannot be walked on sizes alone."""
 
@@ -67,17 +70,69 @@ class Budget:
                 one, other = _apart(wanted, allowed, write)
                 raise ArtifactError(
                     f"{said} would bring the {what} of this load to {one}{there}; an artifact of these files may take {other} when it is loaded. "
-                    f"Where you trust its makers: load(limit={2 * wanted / allowed * self.limit:.1g}) allows this much, and limit=None anything"
+                    f"Where you trust its makers: load(limit={2 * wanted / allowed * self.limit:.1g}) allows this much, a later node may ask for more, and limit=None allows anything"
                 )
 
 
+@dataclass(frozen=True)
+class _Made:
+    """What a node gives. bytes: of memory that it makes. room: bytes that it takes while it runs, beside. views: whether it may hold on to its arguments' memory."""
+
+    value: Any
+    bytes: float
+    room: float = 0.0
+    views: bool = False
+
+    @classmethod
+    def of(cls, op: str, value: Any, room: float, given: Any) -> _Made:
+        """given: the arguments."""
+        count = sum(1 for _ in op_costs.tensors(value))
+        if op in _GIVES_PARTS or ops.only_views(op):
+            return cls(value, count * op_costs.OBJECT, room, True)
+        return cls(value, op_costs.size(value), room, ops.may_view(op) or bool(_memory(value) & _memory(given)))
+
+
+class _Live:
+    """Bytes that are live. Memory is so until the last value that may look at it has ended.
+
+    held: bytes that are live outside. total: these, too.
+    """
+
+    def __init__(self, held: float) -> None:
+        self.total = held
+        self._makers: dict[str, frozenset[str]] = {}  # of each live value the nodes whose memory it may look at
+        self._bytes: dict[str, float] = {}
+        self._looked_at: dict[str, int] = {}  # by how many live values, of each node
+
+    def add(self, node: Node, made: _Made) -> None:
+        none: frozenset[str] = frozenset()
+        seen = none.union(*(self._makers.get(r, none) for r in refs((node.args, node.kwargs)))) if made.views else none
+        self._makers[node.name] = seen | {node.name}
+        self._bytes[node.name] = made.bytes
+        self.total += made.bytes
+        for maker in self._makers[node.name]:
+            self._looked_at[maker] = self._looked_at.get(maker, 0) + 1
+
+    def end(self, name: str) -> None:
+        """Nothing reads this value from here on."""
+        for maker in self._makers.pop(name, ()):
+            self._looked_at[maker] -= 1
+            if not self._looked_at[maker]:
+                del self._looked_at[maker]
+                self.total -= self._bytes.pop(maker)
+
+
 class Walk:
-    """One walk of a program. said: names it in errors. device: where it is to run. values: run every node, too, after it was let through."""
+    """One walk of a program. said: names it in errors. device: where it is to run. values: run every node, too, after it was let through.
+
+    peak: the most bytes that were live. kept: bytes that the last run's outputs hold on to.
+    """
 
     def __init__(self, budget: Budget, said: str, device: torch.device, *, values: bool = False) -> None:
         self.budget, self.said, self.device, self.values = budget, said, device, values
         self.peak = 0.0
-        self._known: dict[Any, tuple[Any, Cost]] = {}
+        self.kept = 0.0
+        self._known: dict[Any, tuple[_Made, Cost]] = {}
 
     def run(self, program: Program, given: Sequence[Any], held: float = 0.0) -> list[Any]:
         """The outputs, on meta or, with values, as they are. given: a value for each weight and input. held: bytes of them that this load has made.
@@ -90,25 +145,23 @@ class Walk:
     def _program(self, program: Program, given: Sequence[Any], members: int, held: float) -> list[Any]:
         """held: bytes that are live outside."""
         values = {slot.name: value for slot, value in zip((*program.weights, *program.inputs), given, strict=True)}
-        ends = _ends(program)
-        live: dict[str, float] = {}
-        total = held
-        for node, done in zip(program.nodes, ends):
-            made, room = self._node(node, values, members, total)
-            values[node.name] = made
-            live[node.name] = op_costs.size(made)
-            total += live[node.name]
-            self._admit(node, self.budget.spent, total + room)
+        live = _Live(held)
+        for node, done in zip(program.nodes, _ends(program)):
+            made = self._node(node, values, members, live.total)
+            values[node.name] = made.value
+            live.add(node, made)
+            self._admit(node, self.budget.spent, live.total + made.room)
             for name in done:
-                total -= live.pop(name, 0.0)
+                live.end(name)
                 values.pop(name, None)
+        self.kept = live.total - held
         return [substitute(o.value, values.__getitem__) for o in program.outputs]
 
-    def _node(self, node: Node, values: Mapping[str, Any], members: int, held: float) -> tuple[Any, float]:
-        """A node's value, and bytes that it takes while it runs."""
+    def _node(self, node: Node, values: Mapping[str, Any], members: int, held: float) -> _Made:
+        """What a node gives."""
         args = list(substitute(node.args, values.__getitem__))
         if node.body is not None:
-            return self._loop(node, args, members, held), 0.0
+            return self._loop(node, args, members, held)
         kwargs = substitute(node.kwargs, values.__getitem__)
         try:
             return self._values(node, args, kwargs) if self.values else self._sizes(node, args, kwargs)
@@ -119,7 +172,7 @@ class Walk:
         except Exception as e:  # torch refuses in many classes what no program of a build asks for
             raise ArtifactError(f"{self._where(node)} cannot run: {type(e).__name__}: {_first_line(e)}") from e
 
-    def _sizes(self, node: Node, args: Any, kwargs: Any) -> tuple[Any, float]:
+    def _sizes(self, node: Node, args: Any, kwargs: Any) -> _Made:
         key = _key((node.op, args, kwargs))
         if key not in self._known:
             op_costs.refuse_numbers(node.op, args, kwargs)
@@ -129,12 +182,13 @@ class Walk:
                 made = _meta(node.op, args, kwargs)
             except Exception as e:  # no meta kernel, or one that asks for more than the op does: values tell
                 raise NeedsValues(f"{node.op}: {_first_line(e)}") from e
-            self._known[key] = made, op_costs.cost(node.op, args, kwargs, made)
-        made, cost = self._known[key]
+            cost = op_costs.cost(node.op, args, kwargs, made)
+            self._known[key] = _Made.of(node.op, made, cost.room, [args, kwargs]), cost
+        known, cost = self._known[key]
         self.budget.spent += cost.work
-        return made, cost.room
+        return known
 
-    def _values(self, node: Node, args: Any, kwargs: Any) -> tuple[Any, float]:
+    def _values(self, node: Node, args: Any, kwargs: Any) -> _Made:
         op_costs.refuse_numbers(node.op, args, kwargs)
         sizes, named = metas(args), metas(kwargs)
         try:
@@ -155,9 +209,10 @@ class Walk:
             cost, room = op_costs.cost_by_values(node.op, told, [args, kwargs]), told
         self.budget.spent += cost.work
         self._admit(node, self.budget.spent, room + cost.room)
-        return ops.function(node.op)(*decode(args, self.device), **decode(kwargs, self.device)), cost.room
+        found = ops.function(node.op)(*decode(args, self.device), **decode(kwargs, self.device))
+        return _Made.of(node.op, found, cost.room, [args, kwargs])
 
-    def _loop(self, node: Node, args: list[Any], members: int, held: float) -> list[Any]:
+    def _loop(self, node: Node, args: list[Any], members: int, held: float) -> _Made:
         """A loop's results. Members of equal sizes are walked once, and their work counted for each."""
         body = node.body
         assert body is not None
@@ -180,12 +235,15 @@ class Walk:
             i = numbers[0]
             made = self._program(body, [p if s.kind == "shared" else p[i] for s, p in zip(body.inputs, own)], body.members, taken)
             self.budget.spent += (self.budget.spent - before) * (len(numbers) - 1)
-            taken += op_costs.size(made) * len(numbers)
+            taken += self.kept * len(numbers)
             self._admit(node, self.budget.spent, taken)
             for k, value in enumerate(made):
                 for j in numbers:
                     outs[k][j] = value
-        return [_joined(values, o.kind, members, self.values) for values, o in zip(outs, body.outputs)]
+        joined = [_joined(values, o.kind, members, self.values) for values, o in zip(outs, body.outputs)]
+        if any(o.kind == "ragged" for o in body.outputs):  # lists of what the members' own runs have made, or of parts of what they were given
+            return _Made(joined, taken - held + op_costs.size(joined), views=True)
+        return _Made(joined, op_costs.size(joined))
 
     def _admit(self, node: Node, work: float, memory: float) -> None:
         """Raises: ArtifactError where a budget is exceeded."""
@@ -270,6 +328,11 @@ def _ends(program: Program) -> Iterator[list[str]]:
     for name, i in last.items():
         ends[i].append(name)
     return iter(ends)
+
+
+def _memory(value: Any) -> set[int]:
+    """The memory that the tensors of a value look at."""
+    return {t.untyped_storage()._cdata for t in op_costs.tensors(value) if t.layout is torch.strided}
 
 
 def _parts(value: Any) -> Sequence[Any] | None:

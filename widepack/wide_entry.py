@@ -80,7 +80,7 @@ class WideEntry:
             return self._answer(args, self._binder.all, None)
         state = kwargs.pop("state", None) if self._binder.states else None
         values, marks = self._binder.bind(
-            [Each(a) if _holds_tensor(a) else a for a in args], {k: Each(v) if _holds_tensor(v) else v for k, v in kwargs.items()}
+            [Each(a) if holds_tensor(a) else a for a in args], {k: Each(v) if holds_tensor(v) else v for k, v in kwargs.items()}
         )
         return self._answer(values, [True] * len(marks), state)
 
@@ -202,10 +202,11 @@ class WideEntry:
         self.programs.forget()
 
 
-def _holds_tensor(value: Any) -> bool:
+def holds_tensor(value: Any) -> bool:
+    """Whether an input is a tensor, or has one in it."""
     if isinstance(value, Mapping):
-        return any(map(_holds_tensor, value.values()))
-    return isinstance(value, torch.Tensor) or (isinstance(value, (list, tuple)) and any(map(_holds_tensor, value)))
+        return any(map(holds_tensor, value.values()))
+    return isinstance(value, torch.Tensor) or (isinstance(value, (list, tuple)) and any(map(holds_tensor, value)))
 
 
 def _apply(x: torch.Tensor, of: str | None) -> torch.Tensor:

@@ -30,7 +30,7 @@ from ..samples_of_ops import (
 from ..values import Wide
 from ..writer import Writer
 
-identity("clone contiguous alias alias_copy resolve_conj resolve_neg detach lift_fresh lift_fresh_copy lift positive")
+identity("clone contiguous alias alias_copy resolve_conj resolve_neg lift_fresh lift_fresh_copy lift positive")
 pointwise("""
     abs acos acosh angle asin asinh atan atanh bitwise_not ceil conj_physical cos cosh deg2rad digamma erf erfc erfinv exp exp2 expm1 floor frac i0 isfinite isinf isnan
     lgamma log log10 log1p log2 log_sigmoid logical_not logit nan_to_num neg rad2deg reciprocal round round.decimals rsqrt sgn sigmoid sign signbit sin sinc sinh special_erf
@@ -49,7 +49,7 @@ pointwise("""
     special_xlog1py special_xlog1py.self_scalar special_xlog1py.other_scalar special_zeta special_ndtri special_log_ndtr special_entr special_erfcx special_i1 special_i1e
     special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0
     special_modified_bessel_k1 special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 special_spherical_bessel_j0 special_airy_ai
-    frexp.Tensor isin.Tensor_Scalar _prelu_kernel
+    frexp.Tensor isin.Tensor_Scalar _prelu_kernel detach
     where.self where.ScalarOther where.ScalarSelf where.Scalar masked_fill.Scalar _to_copy
 """)
 

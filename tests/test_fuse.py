@@ -1,0 +1,248 @@
+"""`widepack.fuse`: N live modules as one: answers, modes, weights, and what is shared or tied."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import widepack
+from fusing import Cnn, Mlp, Transformer, copies, draw, gradients, ids, members, stacked
+from widepack import MemberMismatch, UsageError
+
+close = torch.testing.assert_close
+
+
+def test_eval_answers_are_the_members_own() -> None:
+    own = members(Cnn)
+    fused = widepack.fuse(own, draw(4, 3, 8, 8))
+    x, xs = draw(7, 3, 8, 8, seed=1), draw(3, 2, 3, 8, 8, seed=2)
+    with torch.no_grad():
+        close(fused(x), torch.stack([m(x) for m in own]), rtol=1e-5, atol=1e-6)
+        close(fused.each(xs), torch.stack([m(v) for m, v in zip(own, xs)]), rtol=1e-5, atol=1e-6)
+        close(fused(widepack.each(xs)), fused.each(xs), rtol=0, atol=0)
+    assert not fused(x).isnan().any()
+    assert fused(x).requires_grad
+    assert not fused.training
+    assert len(fused) == 3
+
+
+def test_eval_runs_the_program_that_load_would() -> None:
+    """Norms folded away, and weights made once: again when one has changed."""
+    own = members(Cnn)
+    x = draw(4, 3, 8, 8)
+    fused = widepack.fuse(own, x, validate=False)
+    with torch.no_grad():
+        before = fused(x)
+        (runner,) = fused._entry()._runners.values()
+        assert not any("batch_norm" in n.op for n in runner.program.nodes)
+        fused.norm1.running_mean[1] += 1.0
+        fused.conv2.weight[2] *= 2.0
+        after = fused(x)
+        assert torch.equal(after[0], before[0])
+        close(after, torch.stack([m(x) for m in fused]), rtol=1e-5, atol=1e-6)
+        assert not torch.allclose(after[1], before[1])
+        fused.head.weight.data[0].zero_()
+        fused.eval()
+        close(fused(x)[0], own[0].head.bias.expand(4, 4))
+
+
+def test_gradients_in_eval_and_train_mode_are_the_members_own_in_float64() -> None:
+    own = members(Cnn, dtype=torch.float64)
+    x = draw(4, 3, 8, 8, dtype=torch.float64)
+    fused = widepack.fuse(own, x)
+    for mode in (False, True):
+        fused.train(mode).zero_grad()
+        (fused(x) * draw(3, 4, 4, seed=5, dtype=torch.float64)).sum().backward()
+        for m, g in zip(own, draw(3, 4, 4, seed=5, dtype=torch.float64)):
+            m.train(mode).zero_grad()
+            (m(x) * g).sum().backward()
+        for name, g in gradients(own).items():
+            close(dict(fused.named_parameters())[name].grad, g, rtol=1e-9, atol=1e-10)
+    for name, value in stacked(own).items():
+        close(fused.state_dict()[name], value, rtol=1e-12, atol=1e-12)
+
+
+def test_train_mode_writes_each_members_own_statistics() -> None:
+    own = members(Cnn)
+    x = draw(6, 3, 8, 8)
+    fused = widepack.fuse(own, x, validate=False).train()
+    xs = draw(3, 5, 3, 8, 8, seed=3)
+    handle = fused.norm1.running_mean
+    with torch.no_grad():
+        fused.each(xs)
+        fused(x)
+        for m, v in zip(own, xs):
+            m.train()(v)
+            m(x)
+    assert fused.norm1.running_mean is handle
+    for name in ("norm1.running_mean", "norm1.running_var", "norm2.running_var", "norm2.num_batches_tracked"):
+        close(fused.state_dict()[name], stacked(own)[name])
+    assert fused.norm1.num_batches_tracked.tolist() == [2, 2, 2]
+    fused.norm1.eval()
+    with torch.no_grad():
+        fused(x)
+    assert fused.norm1.num_batches_tracked.tolist() == [2, 2, 2]
+    assert fused.norm2.num_batches_tracked.tolist() == [3, 3, 3]
+
+
+def test_a_fused_module_is_an_nn_module() -> None:
+    own = members(Transformer)
+    fused = widepack.fuse(own, ids(4, 5), validate=False)
+    assert {n: list(v.shape) for n, v in fused.state_dict().items()} == {n: list(v.shape) for n, v in stacked(own).items()}
+    assert [n for n, _ in fused.named_parameters()] == [n for n, _ in own[0].named_parameters()]
+    assert fused.layer.linear1.weight.shape == (3, 16, 8)
+    other = copy.deepcopy(fused)
+    with torch.no_grad():
+        other.head.bias += 1.0
+        close(other(ids(2, 5)), fused(ids(2, 5)) + 1.0)
+        other.load_state_dict(fused.state_dict())
+        close(other(ids(2, 5)), fused(ids(2, 5)), rtol=0, atol=0)
+        doubled = fused.double()
+        close(doubled(ids(2, 5)).float(), other(ids(2, 5)), rtol=1e-5, atol=1e-6)
+        assert doubled(ids(2, 5)).dtype == torch.float64
+
+
+def test_members_are_copied_and_given_back_bit_for_bit() -> None:
+    own = members(Cnn)
+    before = [copy.deepcopy(m.state_dict()) for m in own]
+    fused = widepack.fuse(own, draw(4, 3, 8, 8), validate=False).train()
+    optimizer = torch.optim.SGD(fused.parameters(), lr=0.1)
+    fused(draw(4, 3, 8, 8)).square().sum().backward()
+    optimizer.step()
+    back: list[Any] = fused.unfuse()
+    assert all(type(m) is Cnn and m.training for m in back)
+    for i, m in enumerate(back):
+        for name, value in m.state_dict().items():
+            assert torch.equal(value, fused.state_dict()[name][i])
+            assert torch.equal(own[i].state_dict()[name], before[i][name])
+        assert not torch.equal(m.conv1.weight, own[i].conv1.weight)
+    back[0].head.weight.data.zero_()
+    assert fused.head.weight[0].abs().sum() > 0
+
+
+def test_shared_weights_are_one_and_equal_ones_are_not() -> None:
+    own = members(Mlp, dtype=torch.float64)
+    for m in own[1:]:
+        m.layers[0].load_state_dict(own[0].layers[0].state_dict())
+    x = draw(5, 4, dtype=torch.float64)
+    tied = widepack.fuse(own, x, share=["layers.0.*"])
+    apart = widepack.fuse(own, x, validate=False)
+    assert tied.get_parameter("layers.0.weight").shape == (6, 4)
+    assert apart.get_parameter("layers.0.weight").shape == (3, 6, 4)
+    for m in (tied, apart):
+        m(x).square().sum().backward()
+    gradient = apart.get_parameter("layers.0.weight").grad
+    assert gradient is not None
+    close(tied.get_parameter("layers.0.weight").grad, gradient.sum(0), rtol=1e-12, atol=1e-12)
+    with torch.no_grad():
+        close(tied(x), apart(x))
+    assert torch.equal(tied.unfuse()[2].get_parameter("layers.0.weight"), own[2].layers[0].weight)
+    with pytest.raises(
+        MemberMismatch, match=r"share: 2 weights are not equal to member 0's: layers.3.weight in member 1, layers.3.weight in member 2"
+    ):
+        widepack.fuse(own, x, share=["layers.3.weight"])
+    with pytest.raises(UsageError, match=r"share: nothing\.\* is no parameter; the parameters are layers.0.bias, "):
+        widepack.fuse(own, x, share=["nothing.*"])
+
+
+class Tied(nn.Module):
+    """One weight under two names, one module in two places, a frozen weight, a constant, a name that nn.Module has itself."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.train_ = nn.Linear(4, 4)
+        self.a = nn.Linear(4, 4, bias=False)
+        self.b = nn.Linear(4, 4, bias=False)
+        self.b.weight = self.a.weight
+        self.again = self.train_
+        self.frozen = nn.Parameter(torch.randn(4), requires_grad=False)
+        self.scale = torch.tensor([scale, 1.0, 2.0, 3.0])
+        self.register_module("forward_", nn.Tanh())
+        self.register_buffer("seen", torch.randn(4), persistent=False)
+
+    def forward(self, x: Tensor, deep: dict[str, Tensor], twice: bool = False) -> dict[str, Tensor]:
+        y = self.b(torch.tanh(self.a(x))) + self.again(self.train_(deep["h"])) * self.scale
+        with torch.no_grad():
+            still = self.a(x)
+        return {"y": y * self.frozen + self.seen, "z": (y + still).detach() * y + still}
+
+
+def test_ties_frozen_weights_constants_and_stopped_gradients() -> None:
+    scales = iter((0.5, 2.0, 3.0))
+    own = members(lambda: Tied(next(scales)), dtype=torch.float64)
+    for m in own:
+        m.scale = m.scale.double()
+    x, h = draw(5, 4, dtype=torch.float64), draw(3, 5, 4, seed=1, dtype=torch.float64)
+    fused = widepack.fuse(own, (x,), sample_kwargs={"deep": {"h": h[0]}})
+    assert fused.a.weight is fused.b.weight
+    assert fused.again is fused.train_
+    assert not fused.frozen.requires_grad
+    assert set(fused.state_dict()) == set(own[0].state_dict())
+    y = fused(x, deep={"h": widepack.each(h)})
+    (y["y"].square().sum() + y["z"].sum()).backward()
+    for i, m in enumerate(own):
+        z = m(x, {"h": h[i]})
+        close(y["y"][i], z["y"])
+        close(y["z"][i], z["z"])
+        (z["y"].square().sum() + z["z"].sum()).backward()
+    for name, g in gradients([*own]).items():
+        if name != "frozen":
+            close(dict(fused.named_parameters())[name].grad, g, rtol=1e-10, atol=1e-10)
+    back: list[Any] = fused.unfuse()
+    assert back[1].a.weight is back[1].b.weight
+    assert not back[1].frozen.requires_grad
+    assert torch.equal(back[1].scale, own[1].scale)
+    assert torch.equal(back[2].seen, own[2].seen)
+
+
+def test_a_recurrent_network_trains() -> None:
+    """Ops of widepack's own, which have no derivative, give way to others."""
+
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gru, self.lstm = nn.GRU(3, 4, batch_first=True), nn.LSTM(4, 3, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.lstm(self.gru(x)[0])[0]
+            return y
+
+    own = members(Reader)
+    x = draw(2, 5, 3)
+    fused = widepack.fuse(own, x)
+    with torch.no_grad():
+        close(fused(x), torch.stack([m(x) for m in own]), rtol=1e-5, atol=1e-6)
+    fused.train()(x).square().sum().backward()
+    trained = [m.train() for m in copies(own)]
+    for m in trained:
+        m(x).square().sum().backward()
+    for name, g in gradients(trained).items():
+        close(dict(fused.named_parameters())[name].grad, g, rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_of_inputs() -> None:
+    own = members(Mlp)
+    x, xs = draw(3, 4).requires_grad_(), draw(3, 2, 4).requires_grad_()
+    fused = widepack.fuse(own, draw(5, 4), validate=False).requires_grad_(False)
+    (g,) = torch.autograd.grad(fused(x).sum(), x)
+    close(g, sum(torch.autograd.grad(m(x).sum(), x)[0] for m in own))
+    (g,) = torch.autograd.grad(fused.each(xs).sum(), xs)
+    close(g, torch.stack([torch.autograd.grad(m(v).sum(), v)[0] for m, v in zip(own, xs)]))
+
+
+def test_dropout_draws_for_each_member() -> None:
+    one = Transformer(dropout=0.5)
+    own = [copy.deepcopy(one).train() for _ in range(4)]
+    fused = widepack.fuse(own, ids(2, 5), validate=False)
+    y = fused(ids(2, 5))
+    assert all(not torch.allclose(y[i], y[j]) for i in range(4) for j in range(i))
+    assert not torch.allclose(y, fused(ids(2, 5)))
+    y.sum().backward()
+    fused.eval()
+    with torch.no_grad():
+        y = fused(ids(2, 5))
+        close(y, y[:1].expand_as(y))

@@ -1,0 +1,152 @@
+"""What `widepack.fuse` refuses, and how it says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import widepack
+from fusing import Cnn, Mlp, draw, members
+from widepack import CaptureError, InputError, MemberMismatch, UsageError, VerificationError
+
+
+def test_all_differences_of_architecture_stand_in_one_error() -> None:
+    own = members(Mlp, 4)
+    own[1] = Mlp(width=7).eval()
+    own[2].layers[2] = nn.ReLU()
+    own[2].layers[0].bias.requires_grad_(False)
+    own[3] = own[3].double()
+    own[3].layers[3].train()
+    own[3].layers[3].extra = nn.Identity()
+    with pytest.raises(MemberMismatch) as e:
+        widepack.fuse(own, draw(5, 4))
+    for said in (
+        "the members differ from member 0: (1) member 1: layers.0.weight is float32[7, 4] on cpu, in member 0 float32[6, 4] on cpu; (2) member 1: layers.0.bias is",
+        "member 2: layers.2 is a torch.nn.modules.activation.ReLU, in member 0 a torch.nn.modules.activation.GELU; ",
+        "member 2: layers.0.bias is a parameter that is frozen, in member 0 a parameter that trains; ",
+        "member 3: layers.3 is in train mode, in member 0 in eval mode; ",
+        "member 3: layers.3.extra is a torch.nn.modules.linear.Identity, in member 0 not there; ",
+        "member 3: layers.3.bias is float64[3] on cpu, in member 0 float32[3] on cpu. Fused members differ in the values of their weights alone",
+    ):
+        assert said in str(e.value)
+
+
+def test_ties_are_compared() -> None:
+    own = [nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)).eval() for _ in range(2)]
+    own[1][1].weight = own[1][0].weight
+    with pytest.raises(MemberMismatch, match=r"member 1: 1.weight is the same tensor as 0.weight, in member 0 a tensor of its own"):
+        widepack.fuse(own, draw(2, 3))
+
+
+def test_constants_that_make_another_program_are_refused_and_others_are_not() -> None:
+    own = members(Mlp, 4)
+    own[1].note = "the second"
+    own[2].layers[1].eps = 1e-3
+    own[3].layers[2].approximate = "tanh"
+    with pytest.raises(MemberMismatch) as e:
+        widepack.fuse(own, draw(5, 4))
+    assert "in eval mode members are other programs than member 0: (1) member 2: aten.layer_norm.default" in str(e.value)
+    assert (
+        "has 0.001 in it, 1e-05 in the captured program; its modules differ in layers.1.eps: 1e-05 in member 0, 0.001 in member 2; (2) member 3: "
+        in str(e.value)
+    )
+    assert "layers.2.approximate: 'none' in member 0, 'tanh' in member 3" in str(e.value)
+    assert len(widepack.fuse(own[:2], draw(5, 4), validate=False)) == 2
+
+
+def test_a_constant_of_train_mode_is_refused_there() -> None:
+    chances = iter((0.1, 0.2))
+    fused = widepack.fuse(members(lambda: nn.Sequential(nn.Linear(4, 3), nn.Dropout(next(chances))), 2), draw(5, 4), validate=False)
+    with pytest.raises(
+        MemberMismatch,
+        match=r"in train mode members are other programs than member 0: \(1\) member 1: .*its modules differ in 1.p: 0.1 in member 0, 0.2",
+    ):
+        fused.train()(draw(5, 4))
+
+
+def test_calls_are_held_to_the_sample() -> None:
+    fused = widepack.fuse(members(Mlp), draw(5, 4), validate=False)
+    with pytest.raises(InputError, match=r"input x has 5 at axis 1, \[2, 5\]; the model takes 4 there, float32\[B,4\]"):
+        fused(draw(2, 5))
+    with pytest.raises(InputError, match=r"one a member means a first axis of 3 members"):
+        fused.each(draw(2, 5, 4))
+    with pytest.raises(InputError, match=r"input x is float64, the model takes float32"):
+        fused(draw(2, 4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("models", "said"),
+    [
+        ([], "models is no list of modules"),
+        (Mlp, "models is no list of modules"),
+        ([Mlp, Mlp], "models is no list of modules"),
+    ],
+)
+def test_what_is_no_list_of_modules(models: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        widepack.fuse(models, draw(5, 4))
+
+
+def test_lazy_modules_and_shares() -> None:
+    with pytest.raises(UsageError, match=r"member 0: weight has no size yet; run a lazy module once"):
+        widepack.fuse([nn.LazyLinear(3), nn.LazyLinear(3)], draw(5, 4))
+    with pytest.raises(UsageError, match=r"share is a text; give a list of names, share=\['layers'\]"):
+        widepack.fuse(members(Mlp), draw(5, 4), share="layers")
+    with pytest.raises(UsageError, match=r"share: norm1.running_mean is a buffer, and each member has its own"):
+        widepack.fuse(members(Cnn), draw(4, 3, 8, 8), share=["norm1.running_mean"])
+    with pytest.raises(UsageError, match="unknown strategy 'widest'"):
+        widepack.fuse(members(Mlp), draw(5, 4), strategy="widest")
+
+
+def test_members_that_differ_in_what_no_attribute_tells() -> None:
+    """A number in a closure of the class: the answers tell."""
+    made = iter((1.0, 2.0))
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+            scales[id(self)] = next(made)
+
+        def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+            copy = nn.Module.__new__(type(self))
+            memo[id(self)] = copy
+            import copy as copying
+
+            copy.__dict__.update(copying.deepcopy(self.__dict__, memo))
+            scales[id(copy)] = scales[id(self)]
+            return copy
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.layer(x) * scales[id(self)]
+            return y
+
+    scales: dict[int, float] = {}
+    with pytest.raises(VerificationError, match="the captured program does not give the members' own answers: output output, member 1"):
+        widepack.fuse([Scaled().eval(), Scaled().eval()], draw(5, 4))
+
+
+def test_a_gradient_of_the_members_own_is_refused() -> None:
+    class Sign(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.sign()
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            return g
+
+    class Binary(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = Sign.apply(self.layer(x))  # type: ignore[no-untyped-call]
+            return y
+
+    with pytest.raises((VerificationError, CaptureError), match=r"the gradient of layer\.weight of member 0 is not its own|autograd.Function"):
+        widepack.fuse([m.train() for m in members(Binary)], draw(5, 4))

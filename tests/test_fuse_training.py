@@ -1,0 +1,79 @@
+"""Twenty steps of training, fused, beside each member trained alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+import widepack
+from fusing import Cnn, Transformer, copies, draw, ids, members, stacked
+
+STEPS = 20
+Optimizer = Callable[[Any], torch.optim.Optimizer]
+
+
+def train(modules: list[Any], optimizer: Optimizer, data: list[tuple[Tensor, Tensor]]) -> None:
+    """Each member alone, one after the other."""
+    for i, m in enumerate(modules):
+        opt = optimizer(m.train().parameters())
+        for x, y in data:
+            opt.zero_grad()
+            out = m(x[i] if x.ndim > 4 or (x.ndim == 3 and not x.is_floating_point()) else x)
+            torch.autograd.backward(cross_entropy(out.flatten(0, -2), y[i].flatten()))
+            opt.step()
+
+
+def train_fused(fused: Any, optimizer: Optimizer, data: list[tuple[Tensor, Tensor]]) -> None:
+    """The sum of the members' losses: each member's gradient is its own."""
+    opt = optimizer(fused.train().parameters())
+    for x, y in data:
+        opt.zero_grad()
+        out = fused.each(x) if x.ndim > 4 or (x.ndim == 3 and not x.is_floating_point()) else fused(x)
+        losses = cross_entropy(out.flatten(1, -2).flatten(0, 1), y.flatten(), reduction="none")
+        torch.autograd.backward(losses.reshape(len(fused), -1).mean(1).sum())
+        opt.step()
+
+
+def images(dtype: torch.dtype, each: bool) -> list[tuple[Tensor, Tensor]]:
+    """Inputs for all members, or one a member, and targets of each member's own."""
+    shape = (3, 6, 3, 8, 8) if each else (6, 3, 8, 8)
+    return [(draw(*shape, seed=s, dtype=dtype), ids(3, 6, seed=s) % 4) for s in range(STEPS)]
+
+
+def sentences() -> list[tuple[Tensor, Tensor]]:
+    return [(ids(3, 4, 5, seed=s), ids(3, 4, 5, seed=100 + s)) for s in range(STEPS)]
+
+
+CASES: dict[str, tuple[Optimizer, torch.dtype, float]] = {
+    "sgd": (lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), torch.float32, 1e-5),
+    "adam": (lambda p: torch.optim.Adam(p, lr=1e-3), torch.float64, 1e-8),
+    "adamw": (lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.1), torch.float64, 1e-8),
+}
+
+
+def check(own: list[Any], sample: Tensor, data: list[tuple[Tensor, Tensor]], name: str) -> None:
+    optimizer, _, bound = CASES[name]
+    fused = widepack.fuse(own, sample, validate=False)
+    alone = copies(own)
+    train(alone, optimizer, data)
+    train_fused(fused, optimizer, data)
+    for key, value in stacked(alone).items():
+        moved = (value - stacked(own)[key]).abs().max()
+        assert moved > 10 * bound or key == "conv2.bias", key  # which a batch norm takes away again
+        assert (fused.state_dict()[key] - value).abs().max() <= bound * max(1.0, float(value.abs().max())), key
+
+
+@pytest.mark.parametrize(("name", "each"), [("sgd", False), ("adam", True), ("adamw", False)])
+def test_a_cnn_with_batch_norm(name: str, each: bool) -> None:
+    dtype = CASES[name][1]
+    check(members(Cnn, dtype=dtype), draw(6, 3, 8, 8, dtype=dtype), images(dtype, each), name)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_transformer(name: str) -> None:
+    check(members(Transformer, dtype=CASES[name][1]), ids(4, 5), sentences(), name)

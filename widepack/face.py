@@ -1,0 +1,248 @@
+"""Faces: wide layers that a person uses by themselves, `WideLinear` for N `nn.Linear`, and so on.
+
+A face is the primitive that lowering uses, with parameters: its forward calls the op's strategies in the registry on `[N, ...]` values. What runs an op:
+
+1. the strategy that `strategy` names; where it does not apply, the call is refused in words
+2. with `auto` the first strategy that applies; of those with a derivative where gradients are asked for
+3. `sequential`, the op once a member
+
+Before the first call with inputs of new shapes the member itself is asked, on tensors without memory, whether it takes them, and what it would answer:
+its errors are the face's, and an answer of another shape or dtype is an error of the face.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
+
+from . import ops
+from .codec import type_of
+from .errors import InputError, LoweringError, UsageError
+from .fallback import sequential
+from .interpret import shared
+from .modules import apart, hold, pattern_of, refuse_differences, refuse_hooks
+from .registry import REGISTRY, Strategy, full_name
+from .values import Shared, Stacked, Value, Wide
+from .writer import EagerWriter, wide_items
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_SIGNATURES = 256  # shapes of calls that are remembered
+
+
+class Face(nn.Module):
+    """Base of the faces. N modules of one class as one, `[N, B, ...]` in and out, parameters `[N, ...]` under the module's own names.
+
+    modules: of class `member` exactly, alike but for their numbers; they are copied. strategy: a registered one of `ops`, `sequential`, or `auto`.
+    Raises: UsageError; MemberMismatch with all differences between the modules.
+    """
+
+    member: ClassVar[type[nn.Module]]
+    ops: ClassVar[tuple[str, ...]]
+    draws: ClassVar[bool] = False  # random numbers: one draw a member, whatever the members share
+
+    def __init__(self, modules: Sequence[nn.Module], strategy: str = "auto") -> None:
+        super().__init__()
+        modules = list(modules)
+        if not modules:
+            raise UsageError(f"{self.name}: there are no modules; give at least one {self.member.__name__}")
+        if type(modules[0]) is not self.member:
+            raise UsageError(
+                f"{self.name} takes modules of class torch.nn.{self.member.__name__}, and member 0 is of class {_class(modules[0])}. For a class of your own, or one "
+                f"whose parameters are computed, widepack.fuse takes whole modules"
+            )
+        refuse_differences(modules, self.name)
+        refuse_hooks(modules, self.name)
+        self.members = len(modules)
+        hold(self, modules)
+        self.__dict__["pattern"] = pattern_of(modules[0])  # no submodule: it has no numbers
+        self.refuse_options()
+        self._seen: dict[Any, list[tuple[Any, ...]] | None] = {}
+        self.strategy = strategy
+
+    @classmethod
+    def from_modules(cls, modules: Sequence[nn.Module], strategy: str = "auto") -> Self:
+        """N modules as one. Raises: as the class."""
+        return cls(modules, strategy)
+
+    def to_modules(self) -> list[nn.Module]:
+        """N modules with the numbers that the face has now, in its mode; nothing is shared with it."""
+        return apart(self, self.options, self.members)
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__
+
+    @property
+    def options(self) -> Any:
+        """The member's options under their names: a module of its class whose tensors have no memory."""
+        return self.__dict__["pattern"]
+
+    @property
+    def strategies(self) -> tuple[str, ...]:
+        """The names that `strategy` may have."""
+        names = [s for op in self.ops if (p := REGISTRY.get(full_name(op))) for s in p.strategies if s not in self.without]
+        return tuple(dict.fromkeys([*names, "sequential", "auto"]))
+
+    without: ClassVar[frozenset[str]] = frozenset()  # strategies that mean nothing for a layer
+
+    @property
+    def strategy(self) -> str:
+        return self._strategy
+
+    @strategy.setter
+    def strategy(self, name: str) -> None:
+        if name not in self.strategies:
+            raise UsageError(f"{self.name} has no strategy {name!r}; it has {', '.join(self.strategies)}")
+        self._strategy = name
+
+    def refuse_options(self) -> None:
+        """Refuse options that no wide layer can have. Raises: UsageError."""
+
+    def wide(self, *args: Any, **kwargs: Any) -> Any:
+        """The forward, after its inputs were looked at. Arguments are the module's own."""
+        raise NotImplementedError
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own forward for all members. Arguments: the module's, each tensor `[N, ...]`. Returns: the module's, each tensor `[N, ...]`.
+
+        An input that all members see is `x.expand(N, *x.shape)`; where no gradient of it is asked for it counts as one input.
+        Raises: InputError; UsageError where `strategy` does not apply; what the module itself raises.
+        """
+        for at, x in _named(self._takes((args, kwargs))):
+            if not x.ndim or x.shape[0] != self.members:
+                raise InputError(
+                    f"{self.name} takes every input as [{self.members}, ...], one a member in front, and {at} is {type_of(x)}; "
+                    f"one that all members see is x.expand({self.members}, *x.shape)"
+                )
+        want = None if torch.compiler.is_compiling() else self._expected(args, kwargs)
+        made = self.wide(*args, **kwargs)
+        if want is not None:
+            have = [_form(t, 1) for t in pytree.tree_leaves(made) if isinstance(t, Tensor)]
+            if have != want:
+                raise LoweringError(f"{self.name} came out wrong: {have} where a member has {want}. This is an error of widepack; please report it")
+        return made
+
+    def _takes(self, given: Any) -> Any:
+        """A call's arguments as far as their first axis is looked at."""
+        return given
+
+    def _expected(self, args: Any, kwargs: Any) -> list[tuple[Any, ...]] | None:
+        """Shape and dtype of each tensor that a member answers with, as it says itself on tensors without memory; None where it cannot tell."""
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        key = (
+            self.training,
+            str(spec),
+            *(_form(v) if isinstance(v, Tensor) else v if isinstance(v, (int, str, type(None))) else repr(v) for v in leaves),
+        )
+        key += tuple(_form(p) for p in self.parameters())
+        if key not in self._seen:
+            if len(self._seen) >= _SIGNATURES:
+                self._seen.clear()
+            given = [torch.empty(v.shape[1:], dtype=v.dtype, device="meta") if isinstance(v, Tensor) else v for v in leaves]
+            self._seen[key] = self._alone(*pytree.tree_unflatten(given, spec))
+        return self._seen[key]
+
+    def _alone(self, args: Any, kwargs: Any) -> list[tuple[Any, ...]] | None:
+        own = {n: torch.empty(t.shape[1:], dtype=t.dtype, device="meta") for n, t in (*self.named_parameters(), *self.named_buffers())}
+        self.options.train(self.training)
+        try:
+            with torch.no_grad():
+                made = torch.func.functional_call(self.options, own, args, kwargs)
+        except NotImplementedError:  # an op that has no form without memory
+            return None
+        return [_form(t) for t in pytree.tree_leaves(made) if isinstance(t, Tensor)]
+
+    def run(self, op: str, *args: Any, main: bool = True, **kwargs: Any) -> Any:
+        """One op for all members. Tensors are Stacked `[N, ...]`, or `Shared`. main: a strategy that is named and not the op's is refused.
+
+        Returns: a tensor `[N, ...]`, or a tuple of them, None for what a strategy leaves out.
+        """
+        op = full_name(op)
+        given, named = self._values(list(args)), self._values(kwargs)
+        tensors = [v.value.held for v in wide_items([given, named])]  # type: ignore[union-attr]  # no Ragged
+        w = EagerWriter(self.members, tensors[0].device.type)
+        w.op = op
+        if all(isinstance(v, Shared) for v in wide_items([given, named])) and ops.pure(op, given, named):
+            return self._tensors(w, w.shared(w.call(op, *shared(given), **shared(named))))
+        grad = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        chosen = self._chosen(w, given, named, grad, main)
+        return self._tensors(w, sequential(w, op, given, named) if chosen is None else chosen.rule(w, *given, **named))
+
+    def _chosen(self, w: EagerWriter, args: Any, kwargs: Any, grad: bool, main: bool) -> Strategy | None:
+        """The strategy; None for `sequential`. Raises: UsageError."""
+        known = {n: s for n, s in REGISTRY[w.op].strategies.items() if n not in self.without} if w.op in REGISTRY else {}
+        if self.strategy == "sequential":
+            return None
+        fits = [s for s in known.values() if (s.derivative or not grad) and s.when(w, *args, **kwargs)]
+        if self.strategy in known or (main and self.strategy != "auto"):
+            found = next((s for s in fits if s.name == self.strategy), None)
+            if found is None:
+                why = ""
+                if self.strategy in known and grad and not known[self.strategy].derivative:
+                    why = ", which has no derivative (torch.no_grad() asks for none)"
+                read = ", ".join(f"{type(v).__name__} {type_of(v.value.held)}" for v in wide_items([args, kwargs]))  # type: ignore[union-attr]
+                raise UsageError(
+                    f"{self.name}: strategy {self.strategy!r}{why} does not apply to {w.op} over {read}; those that do: {', '.join([*(s.name for s in fits), 'sequential', 'auto'])}"
+                )
+            return found
+        return next((s for s in fits if not s.asked), None)
+
+    def _values(self, given: Any) -> Any:
+        """Tensors as wide values, in lists too."""
+        if isinstance(given, Tensor):
+            one = given.shape[0] > 1 and given.stride(0) == 0 and given.numel() > 0 and not self.draws
+            if one and not (given.requires_grad and torch.is_grad_enabled()):
+                return Shared(Value(None, given[0]))
+            return Stacked(Value(None, given))
+        if isinstance(given, (list, tuple)):
+            return [self._values(v) for v in given]
+        return {k: self._values(v) for k, v in given.items()} if isinstance(given, dict) else given
+
+    def _tensors(self, w: EagerWriter, made: Any) -> Any:
+        if isinstance(made, (list, tuple)):
+            return tuple(self._tensors(w, m) for m in made)
+        return None if made is None else w.stack(made).held
+
+    def __repr__(self) -> str:
+        return f"{self.name}({self.members} members, {', '.join(filter(None, [self.sizes(), f'strategy={self.strategy!r}']))})"
+
+    def sizes(self) -> str:
+        """Sizes and options, for a person."""
+        return str(self.options.extra_repr())
+
+
+def one_for_all(value: Tensor) -> Wide:
+    """A tensor `[...]` that all members see."""
+    return Shared(Value(None, value))
+
+
+def numbers(given: Any, count: int) -> list[int]:
+    """An option that is one number or `count` of them, as a list."""
+    each = list(given) if isinstance(given, (list, tuple)) else [given]
+    return each * count if len(each) == 1 else each
+
+
+def _named(given: Any) -> Iterator[tuple[str, Tensor]]:
+    args, kwargs = given
+    for i, x in enumerate(args):
+        for leaf in pytree.tree_leaves(x):
+            if isinstance(leaf, Tensor):
+                yield f"input {i}", leaf
+    for name, x in kwargs.items():
+        for leaf in pytree.tree_leaves(x):
+            if isinstance(leaf, Tensor):
+                yield f"input {name}", leaf
+
+
+def _form(t: Tensor, first: int = 0) -> tuple[Any, ...]:
+    return (*t.shape[first:], t.dtype)
+
+
+def _class(module: Any) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"

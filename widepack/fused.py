@@ -1,0 +1,220 @@
+"""`Fused`: N live members as one nn.Module that trains. Made by `widepack.fuse`.
+
+Its parameters are the members', stacked: `[N, *shape]` under the member's own names, so that optimizers, `state_dict`, `.to`, hooks and clipping work as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import nn
+
+from .calling import Call
+from .codec import dtype_name
+from .conditions import Leaf
+from .errors import UsageError
+from .fused_programs import CPU, Entry, Runner, captured_of, constants_of
+from .hollow import Hollow, weights_of
+from .inputs import Each
+from .output import present
+from .same_members import refuse_programs
+from .stacks import Row, filled, modes, place_of
+from .wide_entry import holds_tensor
+
+if TYPE_CHECKING:
+    from .capture import Captured
+
+
+@dataclass
+class Made:
+    """What a fused module was made of, beside weights.
+
+    hollows: the members' modules without their weights. rows: of the weights. call: the sample. asked: its dims were named by the user. strategies: of the
+    lowering. dropout: whether it is on in eval mode. check: compares a fresh program with the members alone, or None.
+    """
+
+    hollows: Sequence[Hollow]
+    rows: Sequence[Row]
+    call: Call
+    asked: bool
+    strategies: str | Sequence[str]
+    dropout: bool
+    check: Callable[[Fused, Entry, Runner], None] | None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Made:
+        """Nothing of it changes, so copies of the module have it together."""
+        return self
+
+
+class Fused(nn.Module):
+    """N members in one module; called as a member is, answering with a member axis: each leaf `[N, *the member's shape]`.
+
+    `fused(x)`: all members see x. `fused.each(xs)`: member i sees xs[i]. `fused(x, h=widepack.each(h))`: mixed. In eval mode without gradients it runs what
+    `widepack.load` would; in train mode, or where gradients are asked for, a program that is differentiated, each member's gradients being its own. Modes are the
+    parts' own: `fused.norm.eval()` holds one layer's statistics still.
+    """
+
+    _made: Made
+    _entries: dict[Any, Entry]
+    if TYPE_CHECKING:  # what has the members' names is a part, a parameter or a buffer
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def __init__(self, made: Made) -> None:
+        super().__init__()
+        self.__dict__["_made"] = made
+        self.__dict__["_entries"] = {}
+
+    def __len__(self) -> int:
+        return len(self._made.hollows)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def _get_name(self) -> str:
+        return f"Fused{len(self)}{type(self._made.hollows[0].module).__name__}"
+
+    # ---------------------------------------------------------------- calls
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Every member sees the same inputs, but for those marked with `widepack.each`.
+
+        Inputs: as the member's forward takes them. Returns: the member's structure, every leaf `[N, *the member's shape]` (a list of N where shapes differ). In train
+        mode the buffers that members change (statistics) are changed, each member's own. Raises: InputError before anything runs; CaptureError, LoweringError at
+        the first call in a mode.
+        """
+        entry = self._entry()
+        values, marks = entry.binder.bind(args, kwargs)
+        return self._answer(entry, values, marks)
+
+    def each(self, *args: Any, **kwargs: Any) -> Any:
+        """Member i sees `[i]` of every input. Inputs: `[N, ...]`, or lists of N tensors. Returns and raises: as a call. Hooks of the module run too."""
+        return self(*map(_marked, args), **{k: _marked(v) for k, v in kwargs.items()})
+
+    def _answer(self, entry: Entry, values: Sequence[torch.Tensor], marks: Sequence[bool]) -> Any:
+        sizes = entry.binder.check(values, marks)
+        weights = self.weights(entry)
+        asked = torch.is_grad_enabled() and any(t.requires_grad for t in (*weights.values(), *values))
+        runner = self._runner(entry, marks, sizes, asked)
+        buffers = [self.weight(name) for _, _, name in entry.carried]
+        found = runner.run(weights, [*values, *(b.clone() for b in buffers)])
+        answer = present(found, runner.program.outputs, len(self), entry.result)
+        with torch.no_grad():
+            for buffer, (_, output, _) in zip(buffers, entry.carried):
+                buffer.copy_(found[output])
+        return answer
+
+    def weight(self, name: str) -> torch.Tensor:
+        """A parameter or buffer by the members' name: `[N, *shape]`, or `[*shape]` where it is shared."""
+        held, last = place_of(self, name)
+        value: torch.Tensor = held[last]
+        return value
+
+    def weights(self, entry: Entry) -> dict[str, torch.Tensor]:
+        """What the entry's programs read, by name."""
+        return {s.source: entry.constants[s.source] if s.source in entry.constants else self.weight(s.source) for s in entry.programs[0].weights}
+
+    # ---------------------------------------------------------------- programs
+
+    def prepare(self) -> None:
+        """Make the program of the mode that the module is in, instead of at the first call. Raises: CaptureError, MemberMismatch, VerificationError."""
+        entry = self._entry()
+        self._runner(entry, [False] * entry.given, entry.sizes, False)
+
+    def _runner(self, entry: Entry, marks: Sequence[bool], sizes: Mapping[str, int], gradients: bool) -> Runner:
+        """What runs a call of these inputs; compared with the members alone when it is made."""
+        runner = entry.runner(marks, sizes, gradients or any(modes(self).values()))
+        if not runner.checked and self._made.check is not None:
+            self._made.check(self, entry, runner)
+        runner.checked = True
+        return runner
+
+    def _entry(self) -> Entry:
+        """The programs of the mode, dtypes and device that the module is in; captured when they are first asked for."""
+        made = self._made
+        held = {r.name: self.weight(r.name) for r in made.rows}
+        devices = {v.device for v in held.values()} or {made.call.leaves[0].example.device if made.call.leaves else CPU}
+        if len(devices) > 1:
+            raise UsageError(f"the weights of a fused module lie on {', '.join(map(str, devices))}; move all of them to one device with .to()")
+        (device,) = devices
+        key = (tuple(modes(self).items()), tuple(v.dtype for v in held.values()), device)
+        if key not in self._entries:
+            self._entries[key] = self._captured(held, device)
+        return self._entries[key]
+
+    def _captured(self, held: Mapping[str, torch.Tensor], device: torch.device) -> Entry:
+        """Raises: CaptureError; MemberMismatch for members that are other programs in this mode."""
+        made = self._made
+
+        def capture(i: int) -> Captured:
+            return captured_of(lambda: self.member(i, CPU), call, made.asked, made.dropout)
+
+        call = self.sample()
+        first = capture(0)
+        refuse_programs(made.hollows, first, capture, "train" if any(modes(self).values()) else "eval")
+        rows = {name: r for r in made.rows for name in (r.name, *r.aliases)}
+        constants = constants_of(first, {n: r.name for n, r in rows.items()}, [h.own_tensors() for h in made.hollows])
+        kinds = {**{n: r.kind for n, r in rows.items()}, **{n: kind for n, (kind, _) in constants.items()}}
+        shared = [s.name for s in first.states if rows[s.name].kind == "shared"]
+        if shared:
+            raise UsageError(
+                f"{', '.join(shared)} would change in this mode, and is one buffer for all {len(self)} passes of one checkpoint; keep these layers in eval mode, "
+                "or fuse N copies of the model instead"
+            )
+        values = {n: v.to(device) for n, (_, v) in constants.items()}
+        return Entry(first, kinds, {n: r.name for n, r in rows.items()}, values, len(self), device, made.strategies)
+
+    def sample(self) -> Call:
+        """The sample on the CPU, in the dtype that the weights have now, where that is another than they were captured with."""
+        made = self._made
+        now = {r.name: self.weight(r.name).dtype for r in made.rows}
+        before = {name: value.dtype for name, value in weights_of(made.hollows[0].module).items()}
+        to = {before[n]: d for n, d in now.items() if before[n] != d}
+
+        def moved(value: Any) -> Any:
+            return value.detach().to(CPU, to.get(value.dtype, value.dtype)) if isinstance(value, torch.Tensor) else value
+
+        args, kwargs = pytree.tree_map(moved, (made.call.args, made.call.kwargs))
+        leaves = [_leaf(leaf, moved(leaf.example)) for leaf in made.call.leaves]
+        return replace(made.call, args=args, kwargs=kwargs, leaves=tuple(leaves))
+
+    def train(self, mode: bool = True) -> Fused:
+        self.forget()
+        super().train(mode)
+        return self
+
+    def forget(self) -> None:
+        """Let go of what was made of weights in eval mode: the next call makes it again. Only a write that torch does not count, through `.data`, needs it."""
+        for entry in self._entries.values():
+            entry.forget()
+
+    # ---------------------------------------------------------------- members
+
+    def member(self, i: int, device: torch.device | str | None = None) -> nn.Module:
+        """Member i as a module of its own class: a copy, with weights as they are now, in the mode that the fused module is in. Raises: UsageError."""
+        made = self._made
+        if not -len(self) <= i < len(self):
+            raise UsageError(f"there is no member {i}; there are {len(self)}, counted from 0")
+        i %= len(self)
+        return filled(self, made.hollows[i], made.rows, i, torch.device(device) if device is not None else None)
+
+    def unfuse(self) -> list[nn.Module]:
+        """N modules of the members' own class, with weights and buffers as they are now, bit for bit; copies: nothing is tied to the fused module."""
+        return [self.member(i) for i in range(len(self))]
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return (self.member(i) for i in range(len(self)))
+
+
+def _marked(value: Any) -> Any:
+    """An input with a mark that its tensors are one a member."""
+    return Each(value) if holds_tensor(value) else value
+
+
+def _leaf(leaf: Leaf, example: torch.Tensor) -> Leaf:
+    """A leaf of the call with another example."""
+    return replace(leaf, example=example, type=f"{dtype_name(example.dtype)}[{leaf.type.partition('[')[2]}")

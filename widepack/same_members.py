@@ -1,0 +1,116 @@
+"""Whether live modules are members of one fused model: of one architecture, dtype, device and mode, and one program up to their weights.
+
+What can be seen without running anything is compared here (`refuse_others`); plain attributes that differ (an eps, a stride, a flag) may change the program or
+not, and only captures tell (`refuse_programs`). All differences stand in one error.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from .alike import difference
+from .attributes import attributes_of, differences, in_words
+from .capture import Captured
+from .codec import dtype_name
+from .errors import CaptureError, MemberMismatch, UsageError
+from .hollow import Hollow, first_names, weights_of
+
+MOST = 40  # differences that one error lists
+TRIED = 3  # values of an attribute that make one program: its further ones are left alone
+WAY_OUT = "Fused members differ in the values of their weights alone"
+
+
+def refuse_others(models: Sequence[nn.Module]) -> None:
+    """Raises: MemberMismatch for members that are not what the first is; UsageError for weights that are not there yet, or not dense."""
+    for i, model in enumerate(models):
+        for name, value in weights_of(model).items():
+            if is_lazy(value):
+                raise UsageError(f"member {i}: {name} has no size yet; run a lazy module once, on an example, before it is fused")
+            if value.layout is not torch.strided or type(value) not in (nn.Parameter, nn.Buffer, torch.Tensor):
+                raise UsageError(f"member {i}: {name} is a {type(value).__name__} of layout {value.layout}; fuse stacks plain dense tensors alone")
+    found = [f"member {i}: {words}" for i, model in enumerate(models[1:], 1) for words in _differences(models[0], model)]
+    if found:
+        raise MemberMismatch(_numbered("the members differ from member 0", found) + f". {WAY_OUT}")
+
+
+def _numbered(what: str, found: Sequence[str]) -> str:
+    """`what: (1) ...; (2) ...`."""
+    rows = "; ".join(f"({k}) {words}" for k, words in enumerate(found[:MOST], 1))
+    return f"{what}: {rows}" + (f"; and {len(found) - MOST} more" if len(found) > MOST else "")
+
+
+def _differences(one: nn.Module, other: nn.Module) -> Iterator[str]:
+    """In what a member is not what the first is, as far as its modules and weights tell."""
+    parts, others = (dict(m.named_modules(remove_duplicate=False)) for m in (one, other))
+    for name in dict.fromkeys([*parts, *others]):
+        said, a, b = name or "it", parts.get(name), others.get(name)
+        if a is None or b is None or type(a) is not type(b):
+            yield f"{said} is {_kind(b)}, in member 0 {_kind(a)}"
+        elif a.training != b.training:
+            yield f"{said} is in {_mode(b)} mode, in member 0 in {_mode(a)} mode"
+    held, theirs = weights_of(one), weights_of(other)
+    ties, other_ties = first_names(held), first_names(theirs)
+    for name in dict.fromkeys([*held, *theirs]):
+        a_, b_ = held.get(name), theirs.get(name)
+        if a_ is None or b_ is None:
+            yield f"{name} is {_weight(b_)}, in member 0 {_weight(a_)}"
+            continue
+        if (a_.shape, a_.dtype, a_.device) != (b_.shape, b_.dtype, b_.device):
+            yield f"{name} is {_weight(b_)}, in member 0 {_weight(a_)}"
+        if a_.requires_grad != b_.requires_grad or isinstance(a_, nn.Parameter) != isinstance(b_, nn.Parameter):
+            yield f"{name} is {_trains(b_)}, in member 0 {_trains(a_)}"
+        if ties[name] != other_ties[name]:
+            yield f"{name} is {_tie(name, other_ties)}, in member 0 {_tie(name, ties)}"
+
+
+def _kind(module: nn.Module | None) -> str:
+    return "not there" if module is None else f"a {type(module).__module__}.{type(module).__qualname__}"
+
+
+def _mode(module: nn.Module) -> str:
+    return "train" if module.training else "eval"
+
+
+def _weight(value: torch.Tensor | None) -> str:
+    return "not there" if value is None else f"{dtype_name(value.dtype)}{list(value.shape)} on {value.device}"
+
+
+def _trains(value: torch.Tensor) -> str:
+    return "a buffer" if not isinstance(value, nn.Parameter) else "a parameter that trains" if value.requires_grad else "a parameter that is frozen"
+
+
+def _tie(name: str, ties: dict[str, str]) -> str:
+    return "a tensor of its own" if ties[name] == name else f"the same tensor as {ties[name]}"
+
+
+def refuse_programs(hollows: Sequence[Hollow], first: Captured, again: Callable[[int], Captured], mode: str) -> None:
+    """Capture members whose plain attributes differ from the first's, and refuse those that are another program.
+
+    first: the capture of member 0. again: that of another. mode: in words. Raises: MemberMismatch with all of them.
+    """
+    own = attributes_of(hollows[0].module)
+    harmless: Counter[str] = Counter()
+    known: dict[Any, str] = {}  # the attributes that differ -> how the program is another
+    found = []
+    for i, hollow in enumerate(hollows):
+        differ = differences(own, attributes_of(hollow.module)) if i else ()
+        key = tuple((d.path, d.other) for d in differ)
+        if not differ or (key not in known and all(harmless[d.path] >= TRIED for d in differ)):
+            continue
+        if key not in known:
+            try:
+                known[key] = difference(first, again(i))
+            except CaptureError as e:
+                known[key] = f"it cannot be captured: {e}"
+            if not known[key]:
+                harmless.update(d.path for d in differ)
+        if known[key]:
+            found.append(f"member {i}: {known[key]}; its modules differ in {in_words(differ, 'member 0', f'member {i}')}")
+    if found:
+        raise MemberMismatch(_numbered(f"in {mode} mode members are other programs than member 0", found) + f". {WAY_OUT}")
