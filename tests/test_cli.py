@@ -153,6 +153,8 @@ def test_primitives() -> None:
         assert strategy["strategy"] in text
         assert strategy["note"] in text
     assert list(json.loads(done("primitives", "conv", "--json").stdout)) == ["conv"]
+    assert len(json.loads(done("primitives", "linear", "--json").stdout)["linear"]) > 5
+    assert list(json.loads(done("primitives", "nn.Conv2d", "attention", "--json").stdout)["conv"]) == ["aten.conv2d.default", "aten.conv2d.padding"]
     assert document["sequential"]["aten.lstm.data"][0]["note"] == "recurrent over packed sequences: each step has rows of its own"
     assert "recurrent over packed sequences" in done("primitives", "lstm.data").stdout
     assert [s["strategy"] for s in document["recurrent"]["aten.lstm.input"]] == ["fold", "packed", "fused"]

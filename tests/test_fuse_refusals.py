@@ -29,7 +29,7 @@ def test_all_differences_of_architecture_stand_in_one_error() -> None:
         "member 2: layers.0.bias is a parameter that is frozen, in member 0 a parameter that trains; ",
         "member 3: layers.3 is in train mode, in member 0 in eval mode; ",
         "member 3: layers.3.extra is a torch.nn.modules.linear.Identity, in member 0 not there; ",
-        "member 3: layers.3.bias is float64[3] on cpu, in member 0 float32[3] on cpu. Fused members differ in the values of their weights alone",
+        "member 3: layers.3.bias is float64[3] on cpu, in member 0 float32[3] on cpu. Members of one module differ in the values of their weights alone",
     ):
         assert said in str(e.value)
 

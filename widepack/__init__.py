@@ -82,7 +82,7 @@ _WHERE = {
 __all__ = ["__version__", *_WHERE]
 
 
-_MODULES = ("primitives",)
+_MODULES = ("optim", "primitives")
 
 
 def __getattr__(name: str) -> Any:

@@ -17,7 +17,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import fx, nn
 
-from widepack_artifacts.opset import OPS
+from widepack_artifacts.opset import allowed
 
 from . import ops, taken_apart
 from .calling import Call
@@ -81,7 +81,7 @@ def _functional(exported: torch.export.ExportedProgram) -> torch.export.Exported
     apart: dict[Any, Any] = {torch.ops.aten.as_strided.default: by_places, **taken_apart.known_ways()}
     while True:
         functional: torch.export.ExportedProgram = exported.run_decompositions(apart)
-        strange = {n.target for n in functional.graph.nodes if n.op == "call_function" and ops.name_of(n.target) not in OPS}
+        strange = {n.target for n in functional.graph.nodes if n.op == "call_function" and not allowed(ops.name_of(n.target))}
         known_ways = torch.export.default_decompositions() if strange - set(apart) else {}
         new = {op: known_ways[op] for op in strange - set(apart) if op in known_ways}
         if not new:

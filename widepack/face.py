@@ -23,9 +23,11 @@ from . import ops
 from .codec import type_of
 from .errors import InputError, LoweringError, UsageError
 from .fallback import sequential
+from .hollow import Hollow
 from .interpret import shared
-from .modules import apart, hold, pattern_of, refuse_differences, refuse_hooks
 from .registry import REGISTRY, Strategy, full_name
+from .same_members import refuse_others
+from .stacks import filled, rows_of, stack
 from .values import Shared, Stacked, Value, Wide
 from .writer import EagerWriter, wide_items
 
@@ -56,11 +58,13 @@ class Face(nn.Module):
                 f"{self.name} takes modules of class torch.nn.{self.member.__name__}, and member 0 is of class {_class(modules[0])}. For a class of your own, or one "
                 f"whose parameters are computed, widepack.fuse takes whole modules"
             )
-        refuse_differences(modules, self.name)
-        refuse_hooks(modules, self.name)
+        refuse_others(modules, self.name, options=True)
+        _refuse_hooks(modules, self.name)
         self.members = len(modules)
-        hold(self, modules)
-        self.__dict__["pattern"] = pattern_of(modules[0])  # no submodule: it has no numbers
+        self._hollow, self._rows = Hollow(modules[0]), rows_of(modules, ())
+        with torch.inference_mode(False), torch.no_grad():
+            stack(self, modules, self._rows)
+        self.training = modules[0].training
         self.refuse_options()
         self._seen: dict[Any, list[tuple[Any, ...]] | None] = {}
         self.strategy = strategy
@@ -72,7 +76,7 @@ class Face(nn.Module):
 
     def to_modules(self) -> list[nn.Module]:
         """N modules with the numbers that the face has now, in its mode; nothing is shared with it."""
-        return apart(self, self.options, self.members)
+        return [filled(self, self._hollow, self._rows, i) for i in range(self.members)]
 
     @property
     def name(self) -> str:
@@ -81,7 +85,7 @@ class Face(nn.Module):
     @property
     def options(self) -> Any:
         """The member's options under their names: a module of its class whose tensors have no memory."""
-        return self.__dict__["pattern"]
+        return self._hollow.module
 
     @property
     def strategies(self) -> tuple[str, ...]:
@@ -242,6 +246,14 @@ def _named(given: Any) -> Iterator[tuple[str, Tensor]]:
 
 def _form(t: Tensor, first: int = 0) -> tuple[Any, ...]:
     return (*t.shape[first:], t.dtype)
+
+
+def _refuse_hooks(modules: Sequence[nn.Module], who: str) -> None:
+    for i, module in enumerate(modules):
+        for name, part in module.named_modules():
+            if any(getattr(part, hooks) for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")):
+                at = f"{name} of member {i}" if name else f"member {i}"
+                raise UsageError(f"{who}: {at} has hooks, which nobody would call here; remove them (weight_norm of torch.nn.utils is one)")
 
 
 def _class(module: Any) -> str:

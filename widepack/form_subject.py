@@ -16,6 +16,7 @@ import torch
 
 from widepack_artifacts import guards as guard_forms
 from widepack_artifacts.manifest import Entry
+from widepack_artifacts.opset import EXTRA
 
 from . import probe as probes
 from .admission import guarded
@@ -153,7 +154,7 @@ def subject_of(
     Every file is held to its hash: what is written out has none that a reader could ask for.
     """
     some = None if member is None and members is None else [member] if member is not None else members
-    model = load(path, members=some, strategies=strategies, backend="eager", verify="hashes", warmup=False)
+    model = load(path, members=some, strategies=strategies, backend="eager", verify="hashes", warmup=False, allow_ops=tuple(EXTRA))
     name = entry or (FORWARD if FORWARD in model.entries else "")
     if not name:
         if len(model.entries) > 1:

@@ -6,13 +6,14 @@ import re
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from widepack_artifacts.store import Reader, opened
 from widepack_artifacts.weights import Weights
 
-from . import backends
+from . import backends, ops
 from .admission import guarded
 from .ahead import read_headers
 from .casting import Cast
@@ -46,6 +47,7 @@ def load(
     cache: str | PathLike[str] | None = None,
     progress: Report | None = None,
     limit: float | None = 1.0,
+    allow_ops: Sequence[Any] = (),
 ) -> WideModel:
     """Open an artifact.
 
@@ -59,6 +61,7 @@ def load(
     depend on weights alone once, now; False keeps every weight in the mapped file. warmup: bind the programs of pattern `shared` and run the probe now, not at
     the first call. threads: torch's threads for the process, and ONNX Runtime's. progress: called with (stage, done, total) while something compiles.
     limit: how many times the memory and work that its files justify a load may take (walk.py); None lifts it, for artifacts whose makers are trusted.
+    allow_ops: ops of other libraries (`mylib::op`) that the artifact's programs may ask for; a library's op may do anything with what a file says, so name those that can bear it.
 
     Returns: a WideModel. Raises: ArtifactError for what is damaged, not what it says, or asks for too much; ProbeError, which is one, when the probe fails here; UsageError.
     """
@@ -85,6 +88,7 @@ def load(
         raise UsageError(
             f"expect={repr(expect)[:100]} is no digest of an artifact; give sha256: and 64 hex digits in lower case, as `widepack inspect` shows it"
         )
+    extra = ops.allow(allow_ops)
     path = path_of(path)
     where = _device(device)
     running = Running(backend, compile == "now", None if cache is None else Path(cache), progress)
@@ -119,7 +123,7 @@ def load(
         )
 
     with guarded(str(path)):
-        held = opened(path, hold, expect)[1]
+        held = opened(path, hold, expect, extra)[1]
         model = WideModel(held)
         held.loading = warmup
         if warmup:

@@ -13,7 +13,7 @@ import torch.utils._pytree as pytree
 from torch import fx, nn
 from torch.export.graph_signature import InputKind, TensorArgument
 
-from widepack_artifacts.opset import OPS
+from widepack_artifacts.opset import allowed
 from widepack_artifacts.program import Node, Output, Program, Ref, Slot
 from widepack_artifacts.tree import Tree, paths
 
@@ -114,7 +114,7 @@ def _node(n: fx.Node, renamed: Mapping[str, str], symbols: Mapping[Any, str], mo
     name = ops.name_of(n.target)
     name = _FUNCTIONAL.get(name, name)
     source = source_of(n)
-    if name not in OPS:
+    if not allowed(name):
         raise CaptureError(no_form(name, n.name, module, source_of(n, code=True)))
 
     def ref(value: fx.Node) -> Any:

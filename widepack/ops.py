@@ -7,17 +7,18 @@ service adds itself with `allow_ops`) are looked up: a name from a file never re
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from widepack_artifacts.opset import OPS
+from widepack_artifacts.opset import EXTRA, allowed
 
 from . import packed as packed  # defines widepack's own ops, with all that it imports
-from .errors import ArtifactError
+from .errors import ArtifactError, UsageError
 from .own_ops import FUNCTIONS
 
 Op = Callable[..., Any]
@@ -58,13 +59,45 @@ def resolve(name: str) -> Op:
     if name in PYTHON:
         known: Op = PYTHON[name]
         return known
-    if name not in OPS or name == "loop":
+    if not allowed(name) or name == "loop":
         raise ArtifactError(f"the op {name!r} is not on the list of allowed ops{', or stands where none of its kind may' if name == 'loop' else ''}")
     space, op, overload = name.split(".")
     try:
         return getattr(getattr(getattr(torch.ops, space), op), overload)  # type: ignore[no-any-return]
     except AttributeError as e:
+        if name in EXTRA:
+            raise ArtifactError(f"there is no op {name!r} here; import the library that defines it first") from e
         raise ArtifactError(f"torch {torch.__version__} has no op {name!r}; load the artifact with the torch that wrote it, or a newer one") from e
+
+
+_NAME = re.compile(r"(\w+)(?:::|\.)(\w+)(?:\.(\w+))?\Z", re.ASCII)
+
+
+def library_name(op: Any) -> str:
+    """The name in programs of an op of others: `mylib::op`, `mylib::op.overload`, or the op itself -> `mylib.op.default`. Raises: UsageError for what is none."""
+    op = getattr(op, "_opoverload", op)  # of what torch.library.custom_op gives
+    if isinstance(op, torch._ops.OpOverload):
+        return name_of(op)
+    found = _NAME.match(op) if isinstance(op, str) else None
+    if found is None or found[1] in ("operator", "torch", "math", "widepack"):
+        raise UsageError(f"{op!r} names no op of a library; give it as torch.library has it: 'mylib::op', or 'mylib::op.overload'")
+    return f"{found[1]}.{found[2]}.{found[3] or 'default'}"
+
+
+def allow(some: Iterable[Any]) -> frozenset[str]:
+    """Let programs of this process ask for ops of others. Returns: their names in programs. Raises: UsageError for what is no op here, or writes into what it is given."""
+    if isinstance(some, str):
+        raise UsageError(f"allow_ops={some!r} is one name; give a list: [{some!r}]")
+    names = frozenset(map(library_name, some))
+    for name in names:
+        space, op, overload = name.split(".")
+        found = getattr(getattr(getattr(torch.ops, space), op, None), overload, None)
+        if found is None:
+            raise UsageError(f"there is no op {space}::{op}.{overload} here; import the library that defines it first")
+        if found._schema.is_mutable:
+            raise UsageError(f"{space}::{op}.{overload} writes into what it is given; ops of programs give new values: {found._schema}")
+    EXTRA.update(names)
+    return names
 
 
 def function(name: str) -> Op:

@@ -23,20 +23,29 @@ from .hollow import Hollow, first_names, weights_of
 
 MOST = 40  # differences that one error lists
 TRIED = 3  # values of an attribute that make one program: its further ones are left alone
-WAY_OUT = "Fused members differ in the values of their weights alone"
+WAY_OUT = "Members of one module differ in the values of their weights alone"
 
 
-def refuse_others(models: Sequence[nn.Module]) -> None:
-    """Raises: MemberMismatch for members that are not what the first is; UsageError for weights that are not there yet, or not dense."""
+def refuse_others(models: Sequence[nn.Module], who: str = "", options: bool = False) -> None:
+    """who: said first in the error. options: plain attributes have to be equal too.
+
+    Raises: MemberMismatch for members that are not what the first is; UsageError for weights that are not there yet, or not dense.
+    """
+    own = attributes_of(models[0]) if options else {}
     for i, model in enumerate(models):
         for name, value in weights_of(model).items():
             if is_lazy(value):
                 raise UsageError(f"member {i}: {name} has no size yet; run a lazy module once, on an example, before it is fused")
             if value.layout is not torch.strided or type(value) not in (nn.Parameter, nn.Buffer, torch.Tensor):
                 raise UsageError(f"member {i}: {name} is a {type(value).__name__} of layout {value.layout}; fuse stacks plain dense tensors alone")
-    found = [f"member {i}: {words}" for i, model in enumerate(models[1:], 1) for words in _differences(models[0], model)]
+    found = []
+    for i, model in enumerate(models[1:], 1):
+        words = [*_differences(models[0], model)]
+        if options:
+            words += [f"{d.path} is {d.other or 'not there'}, in member 0 {d.one or 'not there'}" for d in differences(own, attributes_of(model))]
+        found += [f"member {i}: {w}" for w in words]
     if found:
-        raise MemberMismatch(_numbered("the members differ from member 0", found) + f". {WAY_OUT}")
+        raise MemberMismatch(f"{who}{': ' if who else ''}{_numbered('the members differ from member 0', found)}. {WAY_OUT}")
 
 
 def _numbered(what: str, found: Sequence[str]) -> str:

@@ -109,6 +109,9 @@ def stack(root: nn.Module, models: Sequence[nn.Module], rows: Sequence[Row]) -> 
             held[last] = value
             if not row.parameter and last in source._non_persistent_buffers_set:
                 part._non_persistent_buffers_set.add(last)
+    for source in first.modules():  # a bias that is None is one here too
+        for own_, there in ((source._parameters, made[id(source)]._parameters), (source._buffers, made[id(source)]._buffers)):
+            there.update({name: None for name, value in own_.items() if value is None})
 
 
 def place_of(root: nn.Module, name: str) -> tuple[dict[str, Any], str]:

@@ -14,6 +14,7 @@ import torch
 from widepack_artifacts import guards as guard_forms
 from widepack_artifacts import strict_json
 from widepack_artifacts.manifest import WideProgram
+from widepack_artifacts.opset import EXTRA
 from widepack_artifacts.program import Kind, Program, refs
 from widepack_artifacts.store import Reader, Writer
 
@@ -107,7 +108,7 @@ def tune(
             f"a plan cannot name the backend {', '.join(unknown)}: a measured plan has to run in another process without compiling there, and "
             f"{', '.join(CHOOSABLE)} can; leave the backend out to try all of them that are here"
         )
-    ens = load(path, device=device, backend="eager", warmup=False, threads=threads, cache=cache)
+    ens = load(path, device=device, backend="eager", warmup=False, threads=threads, cache=cache, allow_ops=tuple(EXTRA))
     others = tuple(b for b in dict.fromkeys(backends_here(str(ens.device)) if backends is None else backends) if b != "eager")
     rows: list[Measured] = []
     refused: dict[str, str] = {}
@@ -206,7 +207,7 @@ def measured_again(
     What a plan costs against the best that could have been chosen is asked of another process than the one that chose it. Raises: as `tune`; UsageError for a batch
     that cannot be measured.
     """
-    ens = load(path, device=device, backend="eager")
+    ens = load(path, device=device, backend="eager", allow_ops=tuple(EXTRA))
     one = ens.entry(entry or next(iter(ens.entries)))
     others = tuple(b for b in (backends_here(str(ens.device)) if backends is None else backends) if b != "eager")
     searches, refused = searches_of(one, pattern, [batch], budget_s, others)

@@ -11,6 +11,8 @@ widepack's own ops take weights in an order of their own, or run a layer over al
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 _ATEN = """
     __and__:Scalar,Tensor __or__:Scalar,Tensor __xor__:Tensor _adaptive_avg_pool2d _adaptive_avg_pool3d _cdist_forward _conj _conj_physical
     _dirichlet_grad _embedding_bag _embedding_bag_forward_only _euclidean_dist _fft_c2c _fft_c2r _fft_r2c _linalg_det _linalg_eigh _linalg_slogdet _local_scalar_dense
@@ -92,6 +94,15 @@ _OWN = """
 def _expand(text: str) -> frozenset[str]:
     rows = (word.partition(":") for word in text.split())
     return frozenset(f"aten.{op}.{overload}" for op, _, overloads in rows for overload in (overloads or "default").split(","))
+
+
+EXTRA: set[str] = set()
+"""Ops of others that this process's own code has allowed. No file adds to them."""
+
+
+def allowed(op: str, extra: Container[str] | None = None) -> bool:
+    """Whether a program may ask for an op. extra: the ops of others that it may ask for; None for all that this process has allowed."""
+    return op in OPS or op in (EXTRA if extra is None else extra)
 
 
 OPS: frozenset[str] = _expand(_ATEN) | frozenset(_PYTHON.split()) | {f"widepack.{op}.default" for op in _OWN.split()} | {"loop"}

@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .errors import ArtifactError
-from .opset import OPS
+from .opset import allowed
 
 FORMAT = "widepack.program/1"
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -88,8 +88,8 @@ class Program:
     outputs: tuple[Output, ...]
     members: int = 0  # 0 for a member program
 
-    def check(self, depth: int = 0) -> None:
-        """Refuse a program that no writer of ours makes: unknown ops, bad names, a value used before it is made.
+    def check(self, depth: int = 0, extra: Container[str] | None = None) -> None:
+        """Refuse a program that no writer of ours makes: unknown ops, bad names, a value used before it is made. extra: as `allowed` takes it.
 
         Raises: ArtifactError naming the node.
         """
@@ -104,8 +104,11 @@ class Program:
                 raise ArtifactError(f"program: slot {slot.name} has the unknown kind {slot.kind[:40]!r}; known: {', '.join(KINDS)}")
         for node in self.nodes:
             _new(node.name, known, "node")
-            if node.op not in OPS:
-                raise ArtifactError(f"program: node {node.name[:80]} asks for the op {node.op[:80]!r}, which is not on the list of allowed ops")
+            if not allowed(node.op, extra):
+                raise ArtifactError(
+                    f"program: node {node.name[:80]} asks for the op {node.op[:80]!r}, which is not on the list of allowed ops; "
+                    f"if it is of a library that you have imported and trust with what artifacts say, name it in load(allow_ops=)"
+                )
             if node.op.startswith("widepack.") and not self.members and not depth:
                 raise ArtifactError(f"program: node {node.name[:80]} asks for {node.op}, which stands in wide programs alone")
             if (node.op == "loop") != (node.body is not None):
@@ -123,7 +126,7 @@ class Program:
                     raise ArtifactError(
                         f"program: loop {node.name[:80]} has a body for {node.body.members} members, the program is for {self.members}"
                     )
-                node.body.check(depth + 1)
+                node.body.check(depth + 1, extra)
         for output in self.outputs:
             for ref in refs(output.value):
                 if ref not in known:
@@ -143,13 +146,13 @@ class Program:
         }
 
     @classmethod
-    def from_json(cls, data: Any) -> Program:
-        """Read and check a program.
+    def from_json(cls, data: Any, extra: Container[str] | None = None) -> Program:
+        """Read and check a program. extra: as `allowed` takes it.
 
         Raises: ArtifactError for whatever is not exactly a program of this format.
         """
         program = cls._read(data, 0)
-        program.check()
+        program.check(extra=extra)
         return program
 
     @classmethod

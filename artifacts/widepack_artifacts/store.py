@@ -374,11 +374,12 @@ class Writer:
 class Reader:
     """Opens an artifact: reads and checks the manifest at once, every other file when it is asked for.
 
-    expect: the digest that the manifest must have, `sha256:<hex>`, where the caller knows it from elsewhere.
-    Raises: ArtifactError for what is no artifact, damaged, or not what is expected.
+    expect: the digest that the manifest must have, `sha256:<hex>`, where the caller knows it from elsewhere. extra: the ops of others that programs may ask for; None for all
+    that this process has allowed. Raises: ArtifactError for what is no artifact, damaged, or not what is expected.
     """
 
-    def __init__(self, path: str | os.PathLike[str], expect: str | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], expect: str | None = None, extra: Container[str] | None = None) -> None:
+        self.extra = extra
         self.root = _named(path)
         if not self.root.is_dir():
             raise ArtifactError(f"{self.root}: {'an artifact is a folder, this is a file' if self.root.exists() else 'there is nothing'}")
@@ -474,7 +475,7 @@ class Reader:
         if name not in self._programs:
             data = self.json(name)
             try:
-                self._programs[name] = Program.from_json(data)
+                self._programs[name] = Program.from_json(data, self.extra)
             except ArtifactError as e:
                 raise ArtifactError(f"{self.root / name}: {e}") from e
             self._held.pop(name, None)
@@ -485,10 +486,12 @@ class Reader:
         return [self.path(n) for n in sorted(self.manifest.files) if n.startswith("weights-") and n.endswith(".safetensors")]
 
 
-def opened(path: str | os.PathLike[str], use: Callable[[Reader], T], expect: str | None = None) -> tuple[Reader, T]:
-    """An artifact, and what `use` reads of it; both again where another one is published in between. expect: as `Reader` takes it. Raises: ArtifactError."""
+def opened(
+    path: str | os.PathLike[str], use: Callable[[Reader], T], expect: str | None = None, extra: Container[str] | None = None
+) -> tuple[Reader, T]:
+    """An artifact, and what `use` reads of it; both again where another one is published in between. expect, extra: as `Reader` takes them. Raises: ArtifactError."""
     for left in reversed(range(_TRIES)):
-        reader = Reader(path, expect)
+        reader = Reader(path, expect, extra)
         try:
             return reader, use(reader)
         except ArtifactError:

@@ -14,20 +14,20 @@ from .main import Refusal
 def command(names: tuple[str, ...], as_json: bool) -> None:
     """List the ops that run wide, by primitive, with the strategies of each in the order in which they are tried.
 
-    NAME is a primitive (linear, conv, pointwise) or an op (aten.linear.default, linear). Any strategy can be given to `widepack build --strategy`.
+    NAME is a primitive (linear, conv, pointwise), an op (aten.linear.default, max.dim) or what it is called elsewhere (LayerNorm, conv2d, attention). Any strategy can be given to `widepack build --strategy`.
     The last part, `sequential`, lists the ops that run once a member on purpose, and why.
     """
     import widepack.primitives  # noqa: F401  # fills the registry
     from widepack.once_a_member import ONCE_A_MEMBER
-    from widepack.registry import Primitive, families, full_name
+    from widepack.primitives import find
+    from widepack.registry import families, full_name
 
-    def wanted(family: str, primitive: Primitive) -> bool:
-        return not names or family in names or primitive.op in names or primitive.op in {full_name(n) for n in names}
+    asked = {p.op for n in names for p in find(n)}
 
     def alone(op: str) -> bool:
         return not names or "sequential" in names or op in names or op in {full_name(n) for n in names}
 
-    found = [(family, kept) for family, ops in families() if (kept := [p for p in ops if wanted(family, p)])]
+    found = [(family, kept) for family, ops in families() if (kept := [p for p in ops if not names or family in names or p.op in asked])]
     once = {why: listed for why, ops in ONCE_A_MEMBER.items() if (listed := [op for op in ops if alone(op)])}
     if not found and not once:
         raise Refusal(f"there is no primitive or op called {' or '.join(map(repr, names))}; primitives: {', '.join(f for f, _ in families())}")

@@ -1,8 +1,14 @@
-"""The primitives: one file an op family. Importing this package fills the registry."""
+"""The primitives: one file an op family. Importing this package fills the registry; `register` adds strategies for ops of others."""
 
 from importlib import import_module as _import_module
 from typing import Any
 
+from ..samples_of_ops import Draw as Draw
+from ..samples_of_ops import call as call
+from ..values import Shared as Shared
+from ..values import Stacked as Stacked
+from ..writer import Writer as Writer
+from ..writer import rank as rank
 from . import attention as attention
 from . import cells as cells
 from . import conv as conv
@@ -16,12 +22,15 @@ from . import indexing as indexing
 from . import linalg as linalg
 from . import linear as linear
 from . import losses as losses
+from . import names as names
 from . import norm as norm
 from . import patches as patches
 from . import pointwise as pointwise
 from . import pool as pool
 from . import recurrent as recurrent
 from . import shape as shape
+from .names import find as find
+from .own import register as register
 
 
 def __getattr__(name: str) -> Any:
