@@ -122,14 +122,14 @@ class InMemory:
         made = [REGISTRY[n.op].strategies for n in self.program.nodes if n.op in REGISTRY]
         return list(dict.fromkeys(s for known in made if len(known) > 1 for s in known))
 
-    def ways(self, progress: Callable[[str], None] = lambda name: None) -> tuple[list[Way], dict[str, str]]:
-        """`auto` first, then every other program that some strategy comes to, each once; and why others cannot be had here."""
-        asked: dict[str, list[str]] = {AUTO: [AUTO], WIDE: [WIDE], **{n: [WIDE, n] for n in self.names()}, LOOP: [LOOP]}
-        asked |= {f"{LOOP} {n}": [LOOP, n] for n in self.names()} | {SEQUENTIAL: [WIDE, SEQUENTIAL]}
+    def ways(self, names: Sequence[str] | None = None) -> tuple[list[Way], dict[str, str]]:
+        """`auto` first, then every other program that some strategy comes to, each once; and why others cannot be had here. names: of strategies; all without it."""
+        names = self.names() if names is None else names
+        asked: dict[str, list[str]] = {AUTO: [AUTO], WIDE: [WIDE], **{n: [WIDE, n] for n in names}, LOOP: [LOOP]}
+        asked |= {f"{LOOP} {n}": [LOOP, n] for n in names} | {SEQUENTIAL: [WIDE, SEQUENTIAL]}
         made: list[tuple[Program, Way]] = []
         refused: dict[str, str] = {}
         for name, words in asked.items():
-            progress(name)
             try:
                 lowered = self.lowered(self.plan(words))
                 used = tuple(dict.fromkeys(s for s in lowered.used.values() if s not in MOVES)) or tuple(dict.fromkeys(lowered.used.values()))
