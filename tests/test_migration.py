@@ -15,7 +15,7 @@ import widepack
 from widepack.faces import FACES
 from widepack.registry import strategy_names
 from widepack_bench.models.blocks import BLOCKS
-from widepack_cli.main import main
+from widepack_cli.main import cli
 
 PAGE = (Path(__file__).parents[1] / "docs" / "migration.md").read_text(encoding="utf-8")
 CODE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -36,8 +36,8 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_names_of_widepack_are_there() -> None:
-    names = set(re.findall(r"\b(widepack(?:_bench)?(?:\.\w+)+)", PAGE))
-    assert len(names) > 15
+    names = set(re.findall(r"\b(widepack(?:_bench)?(?:\.[A-Za-z]\w*)+)", PAGE))
+    assert len(names) > 12
     for name in names:
         parts, at = name.split("."), import_module(name.split(".")[0])
         for i, part in enumerate(parts[1:], 1):
@@ -64,8 +64,8 @@ def test_commands_and_their_options_are_there() -> None:
     assert len(commands) > 8
     for text in commands:
         _, name, *words = text.split()
-        context = click.Context(main)
-        command = main.get_command(context, name)
+        context = click.Context(cli)
+        command = cli.get_command(context, name)
         assert command is not None, text
         options = {o for p in command.params for o in (*p.opts, *p.secondary_opts)}
         for word in words:
@@ -79,6 +79,6 @@ def test_strategies_and_faces_are_there() -> None:
     assert len(named) > 8
     assert named <= strategy_names()
     wide = {n for row in ROWS for n in re.findall(r"\b(Wide[A-Z]\w+)", row[-1])}
-    assert wide and wide - {"WideModel"} <= set(FACES)
+    assert wide and wide - {"WideAttention"} <= set(FACES)  # which is said to have another name here
     for block in re.findall(r"block:(\w+)", PAGE):
         assert block in BLOCKS
