@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from support import fresh, leaves, must
-from widepack import build, load
+from widepack import build, fuse, load
 from widepack.samples import Source, draw_all
 from widepack.specs import parse_input, type_text
 from widepack_bench.models.blocks import BLOCKS
@@ -48,6 +48,36 @@ def test_a_block_is_built_by_the_general_path(name: str, tmp_path: Path) -> None
             assert len(got) == len(want)
             for g, w in zip(got, want):
                 torch.testing.assert_close(g[i], w, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", [n if n == "mlp_embedder" else pytest.param(n, marks=pytest.mark.slow) for n in BLOCKS])
+@pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
+def test_gradients_of_a_fused_block_are_the_members_own(name: str, train: bool) -> None:
+    block = BLOCKS[name]
+    members = []
+    for state in states(block.make, N):
+        members.append(block.make())
+        members[-1].load_state_dict(state)
+        members[-1].double().train(train)
+    own = [drawn(name, 4, seed) for seed in range(N)]
+    fused = fuse(members, (), sample_kwargs=own[0], validate=False)
+    assert fused.training == train
+    given = {key: torch.stack([o[key] for o in own]).requires_grad_() for key in own[0]}
+    got = leaves(fused.each(**given))
+    total = sum((g.square().sum() for g in got), torch.zeros((), dtype=torch.float64))
+    torch.autograd.backward(total)
+    for i, member in enumerate(members):
+        mine = {key: value.clone().requires_grad_() for key, value in own[i].items()}
+        want = leaves(member(**mine))
+        torch.autograd.backward(sum((w.square().sum() for w in want), torch.zeros((), dtype=torch.float64)))
+        for g, w in zip(got, want, strict=True):
+            torch.testing.assert_close(g[i], w, rtol=1e-10, atol=1e-10)
+        for key, value in mine.items():
+            torch.testing.assert_close(given[key].grad[i], value.grad, rtol=1e-9, atol=1e-9)  # type: ignore[index]
+        for key, p in member.named_parameters():
+            torch.testing.assert_close(fused.get_parameter(key).grad[i], p.grad, rtol=1e-9, atol=1e-9)  # type: ignore[index]
+        for key, b in member.named_buffers():
+            torch.testing.assert_close(fused.get_buffer(key)[i], b, rtol=1e-10, atol=1e-10)
 
 
 def test_every_block_runs_and_says_what_it_is() -> None:

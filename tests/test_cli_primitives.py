@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from widepack.errors import UsageError
 from widepack.sweeps import SWEEPS, find
 from widepack_bench import primitive_run
+from widepack_bench.block_sweeps import sweeps
 from widepack_bench.fresh import ProcessEnded, lines_of_fresh_process
 from widepack_bench.in_memory import InMemory, inputs, members
 from widepack_bench.primitive_run import run_primitives
@@ -40,7 +41,7 @@ def test_list() -> None:
     for words in ("conv2d", "attention, mha, selfattention", "NAME takes names, aliases and families"):
         assert words in result.stdout
     listed = json.loads(widepack("bench", "--primitive", "--json").stdout)
-    assert [row["name"] for row in listed] == [s.name for s in SWEEPS]
+    assert [row["name"] for row in listed] == [s.name for s in sweeps()]
 
 
 def test_words_that_cannot_be_meant() -> None:
@@ -173,6 +174,8 @@ def test_names() -> None:
     assert [s.name for s in find("LayerNorm,layer_norm, mha")] == ["layernorm", "multiheadattention"]
     assert [s.name for s in find("linear")] == ["linear"]
     assert {s.family for s in find("norm")} == {"norm"} and find("all") == list(SWEEPS)
+    assert [s.name for s in find("block:attention, block:mlp_block", sweeps())] == ["block:attention", "block:mlp_block"]
+    assert len(find("block", sweeps())) == len(sweeps()) - len(SWEEPS) and find("all", sweeps()) == list(SWEEPS)
     with pytest.raises(UsageError, match="known: all, linear, "):
         find("nothing")
 

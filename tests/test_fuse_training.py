@@ -68,12 +68,14 @@ def check(own: list[Any], sample: Tensor, data: list[tuple[Tensor, Tensor]], nam
         assert (fused.state_dict()[key] - value).abs().max() <= bound * max(1.0, float(value.abs().max())), key
 
 
-@pytest.mark.parametrize(("name", "each"), [("sgd", False), ("adam", True), ("adamw", False)])
+@pytest.mark.parametrize(
+    ("name", "each"), [("sgd", False), pytest.param("adam", True, marks=pytest.mark.slow), pytest.param("adamw", False, marks=pytest.mark.slow)]
+)
 def test_a_cnn_with_batch_norm(name: str, each: bool) -> None:
     dtype = CASES[name][1]
     check(members(Cnn, dtype=dtype), draw(6, 3, 8, 8, dtype=dtype), images(dtype, each), name)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param("sgd", marks=pytest.mark.slow), "adam", pytest.param("adamw", marks=pytest.mark.slow)])
 def test_a_transformer(name: str) -> None:
     check(members(Transformer, dtype=CASES[name][1]), ids(4, 5), sentences(), name)

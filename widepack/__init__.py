@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from .inputs import each as each
     from .loading import load as load
     from .output import Output as Output
+    from .packing import pack as pack
+    from .packing import unpack as unpack
     from .revising import ReviseReport as ReviseReport
     from .revising import append as append
     from .revising import drop as drop
@@ -48,6 +50,8 @@ _WHERE = {
     "load": "loading",
     "fuse": "fusing",
     "Fused": "fused",
+    "pack": "packing",
+    "unpack": "packing",
     "WideModel": "wide_model",
     "each": "inputs",
     "Output": "output",

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,16 +18,21 @@ from torch import nn
 from .calling import Call
 from .codec import dtype_name
 from .conditions import Leaf
-from .errors import UsageError
+from .dropouts import switched_on
+from .errors import InputError, UsageError
 from .fused_programs import CPU, Entry, Runner, captured_of, constants_of
 from .hollow import Hollow, weights_of
 from .inputs import Each
+from .members import bit_equal
 from .output import present
+from .packing import pack
 from .same_members import refuse_programs
-from .stacks import Row, filled, modes, place_of
+from .specs import DimExpr
+from .stacks import Row, filled, place_of
 from .wide_entry import holds_tensor
 
 if TYPE_CHECKING:
+    from .building import BuildReport
     from .capture import Captured
 
 
@@ -33,16 +40,17 @@ if TYPE_CHECKING:
 class Made:
     """What a fused module was made of, beside weights.
 
-    hollows: the members' modules without their weights. rows: of the weights. call: the sample. asked: its dims were named by the user. strategies: of the
-    lowering. dropout: whether it is on in eval mode. check: compares a fresh program with the members alone, or None.
+    hollows: the members' modules without their weights. rows: of the weights. call: the sample. dynamic: its dims, where the user named them. strategies: of the
+    lowering. dropout: whether it is on in eval mode. packed: whether calls are channel-packed. check: compares a fresh program with the members alone, or None.
     """
 
     hollows: Sequence[Hollow]
     rows: Sequence[Row]
     call: Call
-    asked: bool
+    dynamic: Mapping[str, Any] | None
     strategies: str | Sequence[str]
     dropout: bool
+    packed: bool
     check: Callable[[Fused, Entry, Runner], None] | None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Made:
@@ -60,6 +68,8 @@ class Fused(nn.Module):
 
     _made: Made
     _entries: dict[Any, Entry]
+    _places: dict[str, tuple[dict[str, Any], str]]  # of the weights, by name
+    _parts: dict[str, nn.Module]
     if TYPE_CHECKING:  # what has the members' names is a part, a parameter or a buffer
 
         def __getattr__(self, name: str) -> Any: ...
@@ -68,6 +78,8 @@ class Fused(nn.Module):
         super().__init__()
         self.__dict__["_made"] = made
         self.__dict__["_entries"] = {}
+        self.__dict__["_places"] = {}
+        self.__dict__["_parts"] = {}
 
     def __len__(self) -> int:
         return len(self._made.hollows)
@@ -84,12 +96,16 @@ class Fused(nn.Module):
         """Every member sees the same inputs, but for those marked with `widepack.each`.
 
         Inputs: as the member's forward takes them. Returns: the member's structure, every leaf `[N, *the member's shape]` (a list of N where shapes differ). In train
-        mode the buffers that members change (statistics) are changed, each member's own. Raises: InputError before anything runs; CaptureError, LoweringError at
+        mode the buffers that members change (statistics) are changed, each member's own. A packed module takes `[B, N*C, ...]` (or `[B, C, ...]` for all) and gives `[B, N*C, ...]`. Raises: InputError before anything runs; CaptureError, LoweringError at
         the first call in a mode.
         """
         entry = self._entry()
         values, marks = entry.binder.bind(args, kwargs)
-        return self._answer(entry, values, marks)
+        if not self._made.packed:
+            return self._answer(entry, values, marks)
+        for k, leaf in enumerate(entry.binder.leaves):
+            values[k], marks[k] = unpacked(leaf.said, values[k], leaf.dims, marks[k], len(self))
+        return pytree.tree_map(lambda y: pack(y) if isinstance(y, torch.Tensor) else y, self._answer(entry, values, marks))
 
     def each(self, *args: Any, **kwargs: Any) -> Any:
         """Member i sees `[i]` of every input. Inputs: `[N, ...]`, or lists of N tensors. Returns and raises: as a call. Hooks of the module run too."""
@@ -110,7 +126,9 @@ class Fused(nn.Module):
 
     def weight(self, name: str) -> torch.Tensor:
         """A parameter or buffer by the members' name: `[N, *shape]`, or `[*shape]` where it is shared."""
-        held, last = place_of(self, name)
+        if name not in self._places:
+            self._places[name] = place_of(self, name)
+        held, last = self._places[name]
         value: torch.Tensor = held[last]
         return value
 
@@ -127,9 +145,10 @@ class Fused(nn.Module):
 
     def _runner(self, entry: Entry, marks: Sequence[bool], sizes: Mapping[str, int], gradients: bool) -> Runner:
         """What runs a call of these inputs; compared with the members alone when it is made."""
-        runner = entry.runner(marks, sizes, gradients or any(modes(self).values()))
+        runner = entry.runner(marks, sizes, gradients or any(self._modes()))
         if not runner.checked and self._made.check is not None:
-            self._made.check(self, entry, runner)
+            with torch.inference_mode(False):
+                self._made.check(self, entry, runner)
         runner.checked = True
         return runner
 
@@ -141,21 +160,30 @@ class Fused(nn.Module):
         if len(devices) > 1:
             raise UsageError(f"the weights of a fused module lie on {', '.join(map(str, devices))}; move all of them to one device with .to()")
         (device,) = devices
-        key = (tuple(modes(self).items()), tuple(v.dtype for v in held.values()), device)
+        key = (self._modes(), tuple(v.dtype for v in held.values()), device)
         if key not in self._entries:
-            self._entries[key] = self._captured(held, device)
+            with torch.inference_mode(False), torch.enable_grad():  # as a program that trains is captured, whatever this call is in
+                self._entries[key] = self._captured(held, device)
         return self._entries[key]
+
+    def _modes(self) -> tuple[bool, ...]:
+        """Of every part whether it is in train mode."""
+        if not self._parts:
+            self._parts.update(self.named_modules())
+        return tuple([part.training for part in self._parts.values()])
 
     def _captured(self, held: Mapping[str, torch.Tensor], device: torch.device) -> Entry:
         """Raises: CaptureError; MemberMismatch for members that are other programs in this mode."""
         made = self._made
 
         def capture(i: int) -> Captured:
-            return captured_of(lambda: self.member(i, CPU), call, made.asked, made.dropout)
+            return captured_of(
+                lambda: switched_on(self.member(i, CPU)) if made.dropout else self.member(i, CPU), call, made.dynamic is not None, made.dropout
+            )
 
         call = self.sample()
         first = capture(0)
-        refuse_programs(made.hollows, first, capture, "train" if any(modes(self).values()) else "eval")
+        refuse_programs(made.hollows, first, capture, "train" if any(self._modes()) else "eval")
         rows = {name: r for r in made.rows for name in (r.name, *r.aliases)}
         constants = constants_of(first, {n: r.name for n, r in rows.items()}, [h.own_tensors() for h in made.hollows])
         kinds = {**{n: r.kind for n, r in rows.items()}, **{n: kind for n, (kind, _) in constants.items()}}
@@ -182,6 +210,11 @@ class Fused(nn.Module):
         leaves = [_leaf(leaf, moved(leaf.example)) for leaf in made.call.leaves]
         return replace(made.call, args=args, kwargs=kwargs, leaves=tuple(leaves))
 
+    @property
+    def draws(self) -> bool:
+        """Whether members draw random numbers in the mode that the module is in."""
+        return self._entry().random
+
     def train(self, mode: bool = True) -> Fused:
         self.forget()
         super().train(mode)
@@ -206,8 +239,58 @@ class Fused(nn.Module):
         """N modules of the members' own class, with weights and buffers as they are now, bit for bit; copies: nothing is tied to the fused module."""
         return [self.member(i) for i in range(len(self))]
 
+    def copy_(self, to: int, source: int) -> Fused:
+        """Copy member `source` over member `to`: its parameters and buffers, in place. An optimizer's own state of member `to` is left as it is. Raises: UsageError."""
+        count, made = len(self), self._made
+        for i in (to, source):
+            if not -count <= i < count:
+                raise UsageError(f"there is no member {i}; there are {count}, counted from 0")
+        other = [n for e in self._entries.values() for n, v in e.constants.items() if e.kinds[n] == "stacked" and not bit_equal(v[to], v[source])]
+        if other:
+            raise UsageError(
+                f"members {to} and {source} differ in {', '.join(dict.fromkeys(other))}, plain attributes that are no weights and are not copied; make them buffers"
+            )
+        with torch.no_grad():
+            for row in made.rows:
+                if row.kind == "stacked":
+                    value = self.weight(row.name)
+                    value[to].copy_(value[source])
+        return self
+
+    def save(self, path: str | PathLike[str], *, names: Sequence[str] | None = None, force: bool = False, pt2: bool = True) -> BuildReport:
+        """Write the members, as they are now, as an artifact that `widepack.load` opens: in eval mode, verified as every build.
+
+        names: the members'; by default 0, 1, ... force, pt2: as `build` takes them. Raises: UsageError where dropout is on; what `build` raises.
+        """
+        from .saving import save  # all that a build needs
+
+        made = self._made
+        if made.dropout:
+            raise UsageError("an artifact answers alike whenever it is called, and dropout is on in this module: save one that is fused without it")
+        call = self.sample()
+        options: dict[str, Any] = {"dynamic": made.dynamic, "strategy": made.strategies, "force": force, "pt2": pt2}
+        members = [self.member(i, CPU) for i in range(len(self))]
+        kind = type(members[0]).__qualname__
+        given = {"sample": call.args, "sample_kwargs": call.kwargs, **options}
+        return save(Path(path), kind, members, lambda i: self.member(i, CPU), names or [str(i) for i in range(len(self))], **given)
+
     def __iter__(self) -> Iterator[nn.Module]:
         return (self.member(i) for i in range(len(self)))
+
+
+def unpacked(said: str, value: torch.Tensor, dims: Sequence[int | DimExpr], own: bool, members: int) -> tuple[torch.Tensor, bool]:
+    """An input of a packed call as one a member, or as it is where all members share it. said: its name. dims: the member's own. Raises: InputError."""
+    if own or len(dims) < 2 or value.ndim != len(dims):
+        return value, own
+    channels = dims[1]
+    if value.shape[1] == channels and members > 1:
+        return value, False
+    if value.shape[1] % members or (isinstance(channels, int) and value.shape[1] != members * channels):
+        raise InputError(
+            f"{said} has {value.shape[1]} channels at axis 1, {list(value.shape)}; a packed call takes {members} members' {channels} side by side, {members}*{channels}, "
+            f"or {channels} for all of them"
+        )
+    return value.reshape(value.shape[0], members, -1, *value.shape[2:]).movedim(1, 0), True  # a view
 
 
 def _marked(value: Any) -> Any:

@@ -16,7 +16,9 @@ from .own_modules import OwnModules
 
 
 def find_factory(model: str | Callable[..., object], args: Mapping[str, object] | None = None, beside: str = "") -> Factory:
-    """The factory that a user names: `hf`, or as `load_factory` takes it. beside: the first checkpoint. Raises: UsageError."""
+    """The factory that a user names: `hf`, or as `load_factory` takes it; one that is there as it is. beside: the first checkpoint. Raises: UsageError."""
+    if isinstance(model, Factory):
+        return model
     return hugging_face(args, beside) if model == NAME else load_factory(model, args)
 
 

@@ -185,11 +185,13 @@ def plain(name: str) -> str:
 
 
 def find(asked: str, among: Sequence[Sweep] = SWEEPS) -> list[Sweep]:
-    """Sweeps by name, alias or family, with commas; `all` of them. Raises: UsageError naming the known ones."""
+    """Sweeps by name, alias or family, with commas; `all` layers. Raises: UsageError naming the known ones."""
     found: dict[str, Sweep] = {}
     for part in asked.split(","):
         word = plain(part)
-        chosen = [s for s in among if word == "all" or word in (s.name, *s.aliases)] or [s for s in among if word == s.family]
+        chosen = [s for s in among if word in map(plain, (s.name, *s.aliases))] or [
+            s for s in among if word == s.family or (word == "all" and s in SWEEPS)
+        ]
         if not chosen:
             names = [n for s in among for n in (s.name, *s.aliases)]
             near = get_close_matches(word, names, n=1)

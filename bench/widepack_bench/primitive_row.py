@@ -21,6 +21,7 @@ from widepack.sweeps import Sweep
 
 from . import noise
 from .baselines import BASELINES, Run
+from .block_sweeps import FAMILY as BLOCK
 from .compiled import TooLong, at_most, compiler_settings
 from .errors import BenchError
 from .in_memory import AUTO, LOOP, InMemory, Way, inputs, members
@@ -87,7 +88,9 @@ def run_row(
             truth = Truth.of(modules, given, each)
             said("lowering")
             wide = InMemory(lambda: sweep.make(preset), modules, shape.inputs, given, each, device)
-            ways, refused = wide.ways()
+            ways, refused = wide.ways(
+                () if sweep.family == BLOCK else None
+            )  # in a network of many ops the strategies of each would be hundreds of programs
         args = [v.to(device) if each else v[0].to(device) for v in given]
         modules = [m.to(device) for m in modules]
         auto = _fill(ways, args, truth, refused)

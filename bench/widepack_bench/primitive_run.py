@@ -15,6 +15,7 @@ from typing import Any
 from widepack.errors import UsageError
 from widepack.sweeps import MEMBERS, Sweep, find
 
+from .block_sweeps import sweeps
 from .fresh import ProcessEnded, lines_of_fresh_process
 from .primitive_row import Effort, run_row
 from .primitive_table import measured, summary
@@ -61,7 +62,7 @@ def run_primitives(
     rows that it has and that were not noisy are not run again. isolate: a process for each primitive; by default for all presets but `ci`. The rest is as in `run_row`.
     Returns: the document; where it was interrupted, `interrupted` is true in it. Raises: UsageError.
     """
-    tasks = [Task(s, n) for s in find(asked) for n in (members or MEMBERS[preset])]
+    tasks = [Task(s, n) for s in find(asked, sweeps()) for n in (members or MEMBERS[preset])]
     document = _read(resume, preset, pattern) if resume is not None else _new(preset, pattern)
     document |= {"environment": environment(device, threads or 1), "interrupted": False}
     out = out or resume
@@ -126,7 +127,7 @@ def _rows(tasks: Sequence[Task], preset: str, options: Mapping[str, Any], isolat
 
 def rows_of(name: str, members: Sequence[int], preset: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The rows of one primitive, as its own process is asked: `{"stage": ...}` before each, then `{"row": ...}`."""
-    (sweep,) = find(name)
+    (sweep,) = find(name, sweeps())
     for count in members:
         yield {"stage": "in a process of its own"}
         yield {"row": _one(Task(sweep, count), preset, options, lambda stage: None)}

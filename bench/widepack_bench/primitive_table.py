@@ -75,7 +75,7 @@ def listed(sweeps: Sequence[Any]) -> str:
         [
             *columns([["primitive", "family", "also", "shape of quick and full"], *body]),
             "",
-            "widepack bench --primitive NAME takes names, aliases and families with commas, or all.",
+            "widepack bench --primitive NAME takes names, aliases and families with commas, all for the layers, block for the blocks.",
         ]
     )
 

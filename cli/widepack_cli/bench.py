@@ -105,10 +105,10 @@ def _counts(ctx: click.Context, parameter: click.Parameter, value: str | None) -
 @click.option("--rows", metavar="NAMES", help="Rows of the suite, with commas; all without it.")
 @click.option(
     "--primitive",
-    metavar="[NAME|all]",
+    metavar="[NAME|all|block]",
     is_flag=False,
     flag_value="",
-    help="Instead of an artifact: layers of torch.nn by name, alias or family, with commas: each strategy beside the baselines. Without a name: lists them.",
+    help="Instead of an artifact: layers of torch.nn by name, alias or family, with commas, or reference blocks: each strategy beside the baselines. Without a name: lists them.",
 )
 @click.option("-p", "--preset", type=click.Choice(["ci", "quick", "full"]), help="With --primitive: shapes, N and baselines; quick without it.")
 @click.option("-n", "members", metavar="N,..", callback=_counts, help="With --primitive: how many members, with commas.")
@@ -322,13 +322,13 @@ def _primitive(asked: str, json_file: str | None, top: int | None, own: dict[str
 
 def _primitives_listed(as_json: bool) -> None:
     """The names that `--primitive` takes."""
-    from widepack.sweeps import SWEEPS
+    from widepack_bench.block_sweeps import sweeps
     from widepack_bench.primitive_table import listed
 
     if as_json:
-        emit([{"name": s.name, "family": s.family, "aliases": list(s.aliases), "inputs": list(s.shape.inputs)} for s in SWEEPS])
+        emit([{"name": s.name, "family": s.family, "aliases": list(s.aliases), "inputs": list(s.shape.inputs)} for s in sweeps()])
     else:
-        click.echo(listed(SWEEPS))
+        click.echo(listed(sweeps()))
 
 
 def _text(document: Any) -> str:

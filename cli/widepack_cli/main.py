@@ -30,6 +30,7 @@ COMMANDS = {
     "drop": ("drop", "Take members out of an artifact."),
     "export": ("export", "Write an artifact as ONNX, or as a torch.export program."),
     "primitives": ("primitives", "List the ops that run wide, and the strategies of each."),
+    "selftest": ("selftest", "Check widepack's answers on this machine."),
     "info": ("info", "Say which versions and devices widepack sees here."),
 }
 

@@ -94,7 +94,7 @@ def packed(w: Writer, x: Wide, hx: Any, params: Sequence[Wide], *rest: Any) -> A
 
     def layer(given: Value, states: list[Value], group: list[Wide], reverse: bool) -> tuple[Value, list[Value]]:
         w_x, w_h, *biases = group
-        sizes = [hint(s) for s in given.held.shape[1:]]
+        sizes = [max(1, hint(s)) for s in given.held.shape[1:]]  # a hint alone: an empty batch is none
         weights = w.call("widepack.pack_lstm.default", _turned(w, w_x), _turned(w, w_h), reverse, sizes)
         made = w.call("widepack.packed_lstm.default", given, *states, weights, *_biases(w, biases), reverse)
         y, c = (w.call("operator.getitem", made, i) for i in range(2))

@@ -1,0 +1,208 @@
+"""Other ways into and out of a fused module: copies of one model, members over others, stochastic passes, the packed form, artifacts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import widepack
+from fusing import Cnn, Mlp, Transformer, draw, ids, members
+from widepack import InputError, UsageError
+
+close = torch.testing.assert_close
+
+
+class Noisy(nn.Module):
+    """Dropout behind a layer, in attention and between the layers of a GRU."""
+
+    def __init__(self, p: float = 0.5) -> None:
+        super().__init__()
+        self.first, self.drop = nn.Linear(6, 8), nn.Dropout(p)
+        self.attend = nn.MultiheadAttention(8, 2, dropout=p, batch_first=True)
+        self.gru = nn.GRU(8, 4, num_layers=2, dropout=p, batch_first=True)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        h = torch.relu(self.first(x))
+        return {"h": h, "drop": self.drop(h), "attend": self.attend(h, h, h, need_weights=False)[0], "gru": self.gru(h)[0]}
+
+
+def test_n_copies_have_fresh_weights() -> None:
+    model: Any = Cnn().train()
+    model.norm1.running_mean += 1.0
+    model.conv1.weight.requires_grad_(False)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    torch.manual_seed(3)
+    fused = widepack.fuse(model, draw(4, 3, 8, 8), n=4, validate=False)
+    for name in ("conv1.weight", "conv2.bias", "head.weight"):
+        value = fused.weight(name)
+        rows = [before[name], *value]
+        assert all(not torch.equal(a, b) for i, a in enumerate(rows) for b in rows[:i])
+        assert float(value.detach().abs().max()) <= 3 * float(before[name].abs().max())
+    assert not fused.norm1.running_mean.any()
+    assert not fused.conv1.weight.requires_grad
+    assert fused.training
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_n_members_of_a_factory() -> None:
+    fused = widepack.fuse(lambda: Mlp().eval(), draw(5, 4), n=3, validate=False)
+    with torch.no_grad():
+        close(fused(draw(2, 4)), torch.stack([m(draw(2, 4)) for m in fused]), rtol=1e-5, atol=1e-6)
+    assert not torch.equal(fused.weight("layers.0.weight")[0], fused.weight("layers.0.weight")[1])
+
+
+def test_n_is_refused_in_words() -> None:
+    with pytest.raises(
+        UsageError, match=r"n=3: it \(Transformer: place\) of Transformer has parameters and no reset_parameters\(\) to draw them again; .*a factory"
+    ):
+        widepack.fuse(Transformer(), ids(4, 5), n=3)
+    with pytest.raises(UsageError, match="n is given with a list of members"):
+        widepack.fuse(members(Mlp), draw(4, 4), n=3)
+    with pytest.raises(UsageError, match="models is one module; give a list of members, or n=8"):
+        widepack.fuse(Mlp(), draw(4, 4))
+    with pytest.raises(UsageError, match="n is 0; it is how many"):
+        widepack.fuse(Mlp(), draw(4, 4), n=0)
+    one = Mlp()
+    with pytest.raises(UsageError, match="the factory returned one module twice"):
+        widepack.fuse(lambda: one, draw(4, 4), n=2)
+    with pytest.raises(UsageError, match="the factory returned 3; a factory returns"):
+        widepack.fuse(lambda: 3, draw(4, 4), n=2)  # type: ignore[arg-type,return-value]
+
+
+def test_a_member_is_copied_over_another() -> None:
+    own = members(Cnn, 4)
+    fused = widepack.fuse(own, draw(4, 3, 8, 8), validate=False)
+    x = draw(2, 3, 8, 8, seed=1)
+    with torch.no_grad():
+        before = fused(x)
+        weight = fused.conv1.weight
+        assert fused.copy_(1, 3) is fused
+        after = fused(x)
+    assert fused.conv1.weight is weight
+    assert torch.equal(after[[0, 2, 3]], before[[0, 2, 3]])
+    close(after[1], before[3])
+    assert not torch.allclose(after[1], before[1])
+    for name, value in fused.unfuse()[1].state_dict().items():
+        assert torch.equal(value, own[3].state_dict()[name])
+    with pytest.raises(UsageError, match="there is no member 4; there are 4, counted from 0"):
+        fused.copy_(0, 4)
+
+
+def test_stochastic_passes_of_one_checkpoint() -> None:
+    """Weights once, what comes before the first dropout once, draws of its own for each pass."""
+    torch.manual_seed(0)
+    model: Any = Noisy().eval()
+    x = draw(16, 5, 6)
+    fused = widepack.fuse(model, x, n=64, dropout="on")
+    assert fused.first.weight.shape == (8, 6)
+    with torch.no_grad():
+        y, plain = fused(x), model(x)
+        again = fused(x)
+    assert all(v.shape == (64, *plain[k].shape) for k, v in y.items())
+    close(y["h"], plain["h"].expand_as(y["h"]))
+    kept = y["drop"] != 0
+    close(y["drop"][kept], 2 * y["h"][kept])
+    share = kept[:, plain["h"] > 0].float()
+    assert 0.47 < float(share.mean()) < 0.53
+    for name in ("drop", "attend", "gru"):
+        assert all(not torch.equal(y[name][i], y[name][j]) for i in range(8) for j in range(i))
+        assert not torch.equal(y[name], again[name])
+    close(y["drop"].mean(0), plain["h"], atol=0.6, rtol=0.6)
+    # masks of two passes are independent: both keep a quarter
+    both = (share[0::2] * share[1::2]).mean()
+    assert 0.23 < float(both) < 0.27
+    assert torch.equal(fused.unfuse()[63].get_parameter("gru.weight_hh_l1"), model.gru.weight_hh_l1)
+
+
+def test_stochastic_passes_of_several_members_and_their_gradients() -> None:
+    own = members(lambda: nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, 3)))
+    fused = widepack.fuse(own, draw(5, 4), dropout="on")
+    x = draw(7, 4)
+    y = fused(x)
+    assert y.shape == (3, 7, 3)
+    (y * 1.0).sum().backward()
+    assert fused.get_parameter("0.weight").grad is not None
+    with torch.no_grad():
+        mean = torch.stack([fused(x) for _ in range(400)]).mean(0)
+        close(mean, torch.stack([m(x) for m in own]), atol=0.15, rtol=0.1)
+
+
+def test_dropout_is_refused_in_words(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="dropout is on, and Mlp draws nothing in eval mode: it has no dropout"):
+        widepack.fuse(Mlp().eval(), draw(4, 4), n=3, dropout="on")
+    with pytest.raises(UsageError, match="dropout is True; it is"):
+        widepack.fuse(members(Mlp), draw(4, 4), dropout=True)  # type: ignore[arg-type]
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)).eval()
+    fused = widepack.fuse(model, draw(4, 4), n=3, dropout="on")
+    with pytest.raises(
+        UsageError, match=r"1.running_mean, 1.running_var, 1.num_batches_tracked would change in this mode, and is one buffer for all 3 passes"
+    ):
+        fused.train()(draw(4, 4))
+    with pytest.raises(UsageError, match="an artifact answers alike whenever it is called"):
+        fused.save(tmp_path / "a.wide")
+
+
+def test_the_packed_form() -> None:
+    own = members(Cnn)
+    body = [nn.Sequential(m.conv1, m.norm1, nn.ReLU(), m.conv2) for m in own]
+    for m in body:
+        m.eval()
+    fused = widepack.fuse(body, draw(4, 3, 8, 8), packed=True, validate=False)
+    xs = draw(3, 5, 3, 8, 8, seed=1)
+    packed = widepack.pack(list(xs))
+    assert packed.shape == (5, 9, 8, 8)
+    assert torch.equal(packed, widepack.pack(xs))
+    with torch.no_grad():
+        y = fused(packed)
+        assert y.shape == (5, 24, 3, 3)
+        for part, m, x in zip(widepack.unpack(y, 3), body, xs):
+            close(part, m(x), rtol=1e-5, atol=1e-6)
+        close(fused(xs[0]), widepack.pack([m(xs[0]) for m in body]), rtol=1e-5, atol=1e-6)
+    fused.train()(packed).sum().backward()
+    with pytest.raises(
+        InputError,
+        match=r"input input has 6 channels at axis 1, \[5, 6, 8, 8\]; a packed call takes 3 members' 3 side by side, 3\*3, or 3 for all of them",
+    ):
+        fused(packed[:, :6])
+    with pytest.raises(InputError, match=r"unpack takes \[B, N\*C, ...\] with a multiple of 4 channels at axis 1; got \[5, 9, 8, 8\]"):
+        widepack.unpack(packed, 4)
+    with pytest.raises(InputError, match=r"pack takes N tensors of one shape; got \[2\], \[3\]"):
+        widepack.pack([torch.ones(2), torch.ones(3)])
+
+
+def test_a_fused_module_is_saved_as_an_artifact(tmp_path: Path) -> None:
+    own: list[Any] = members(Mlp)
+    for i, m in enumerate(own):
+        m.note = i
+    fused = widepack.fuse(own, draw(5, 4), validate=False).train()
+    optimizer = torch.optim.SGD(fused.parameters(), lr=0.5)
+    fused(draw(5, 4)).square().sum().backward()
+    optimizer.step()
+    report = fused.save(tmp_path / "a.wide", names=["a", "b", "c"], pt2=False)
+    assert report.members == ("a", "b", "c")
+    ens = widepack.load(tmp_path / "a.wide")
+    assert torch.equal(ens.state_dict("b")["layers.0.weight"], fused.weight("layers.0.weight")[1])
+    x = draw(7, 4, seed=2)
+    with torch.no_grad():
+        close(ens(x), fused.eval()(x), rtol=1e-5, atol=1e-6)
+    assert fused.training is False
+
+
+def test_calls_in_inference_mode_and_answers_outside_of_it() -> None:
+    own = members(Mlp)
+    with torch.inference_mode():
+        fused = widepack.fuse(own, draw(5, 4), validate=False)
+        y = fused(draw(5, 4))
+    assert not y.requires_grad
+    with torch.no_grad():
+        teacher = fused(draw(5, 4))
+    student = torch.ones(3, requires_grad=True)
+    (teacher * student).sum().backward()  # an inference tensor could not be kept for this
+    with torch.inference_mode():
+        fused.train()(draw(5, 4))
+    fused(draw(5, 4)).sum().backward()
+    assert fused.get_parameter("layers.0.weight").grad is not None
