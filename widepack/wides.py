@@ -78,7 +78,7 @@ def make_wides(job: Entry, asked: Choice, targets: Sequence[str]) -> list[Wide]:
                 key = f"{pattern} {sorted(plan.looped())} {sorted((n, c.strategy) for n, c in plan.choices.items())}"
                 if key not in made:
                     made[key] = Wide(pattern, plan, lower(programs, job.signatures, slots, plan, job.sizes, job.shapes[0]), [])
-                made[key].uses.append(_filled_plan(plan, made[key].lowered, programs[0]))
+                made[key].uses.append(filled_plan(plan, made[key].lowered, programs[0]))
     for wide in made.values():
         for state in job.states:
             if wide.lowered.program.outputs[state.output].kind == "ragged":
@@ -96,7 +96,7 @@ def same_programs(some: Sequence[Wide], others: Sequence[Wide]) -> bool:
 _WHY = {"once": "all that it reads is the same for all members", "part": "one of several results", "sequential": "no strategy of the op applies"}
 
 
-def _filled_plan(plan: Plan, lowered: Lowered, program: Program) -> Plan:
+def filled_plan(plan: Plan, lowered: Lowered, program: Program) -> Plan:
     """The plan with the strategy of every node that it did not name itself, and why."""
     choices = dict(plan.choices)
     for node in program.nodes:

@@ -13,19 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from widepack import primitives as _primitives  # noqa: F401  # fills the registry
-from widepack.calling import arrange
-from widepack.capture import capture
-from widepack.lower import Lowered, lower
+from widepack.foreseen import Foreseen
+from widepack.lower import Lowered
+from widepack.members import bit_equal
 from widepack.own_tensors import tensors_of
-from widepack.plain import plain
-from widepack.plan import Plan, for_size
-from widepack.registry import REGISTRY, Choice
-from widepack.relower import simplified
-from widepack.rules_of_thumb import plans
+from widepack.registry import REGISTRY
 from widepack.runtime import Executable
 from widepack.samples import Source, draw_all
 from widepack.specs import parse_inputs, type_text
-from widepack_artifacts.program import Kind, Program
+from widepack_artifacts.program import Program
 
 from .forms import Run
 
@@ -78,37 +74,20 @@ class InMemory:
         each: bool,
         device: str = "cpu",
     ) -> None:
-        names = [s.name for s in parse_inputs(specs)[0]]
-        one = {n: v[0].cpu() for n, v in zip(names, given, strict=True)}
-        batch = next(iter(one.values())).shape[0]
-        call = arrange(make(), (), one, {n: {0: BATCH} for n in names}, {BATCH: batch})
-        captured = capture(make, call)
-        program = plain(captured.program)
+        model = Foreseen(make, specs, sizes={BATCH: given[0].shape[1]})
         tables = [{**dict(tensors_of(m)), **dict(m.named_parameters()), **dict(m.named_buffers())} for m in modules]
         self.weights: dict[str, Any] = {}
-        slots: dict[str, Kind] = {}
-        for slot in program.weights:
-            own = [t.get(slot.source) for t in tables]
-            if any(t is None for t in own):  # a literal of the program
-                slots[slot.source], self.weights[slot.source] = "shared", captured.weights[slot.source][1].to(device)
-            else:
-                slots[slot.source], self.weights[slot.source] = "stacked", torch.stack([t.detach() for t in own if t is not None]).to(device)
-        self.device, self.count, self.pattern = torch.device(device), len(modules), "each" if each else "shared"
-        self.sizes = dict(captured.sizes)
-        self.simple = simplified([program], [0] * len(modules), slots, [each] * len(program.inputs), self.sizes)
-
-    @property
-    def program(self) -> Program:
-        """The member program, simplified."""
-        return self.simple.programs[0]
-
-    def plan(self, asked: str | Sequence[str]) -> Plan:
-        """The plan by rules of thumb, or with the strategies that are asked for, as `widepack build --strategy` takes them."""
-        found = plans(self.program, self.simple.slots, self.count, self.sizes, BATCH, self.device.type, self.pattern, Choice.parse(asked))
-        return for_size(found, self.sizes.get(BATCH), lambda p: p)
-
-    def lowered(self, plan: Plan) -> Lowered:
-        return lower(self.simple.programs, self.simple.signatures, self.simple.slots, plan, self.sizes)
+        kinds = model.kinds()
+        for name in kinds:
+            own = [t[name].detach() for t in tables if name in t]
+            if own and any(not bit_equal(v, own[0]) for v in own):
+                kinds[name] = "stacked"
+            if kinds[name] == "stacked":
+                self.weights[name] = torch.stack(own).to(device)
+            else:  # the same in all members, or a literal of the program
+                self.weights[name] = (own[0] if own else model.captured.weights[name][1]).to(device)
+        self.device = torch.device(device)
+        self.members = model.of(len(modules), pattern="each" if each else "shared", device=self.device.type, kinds=kinds)
 
     def bound(self, lowered: Lowered) -> Run:
         """A program ready to run: its one output, or a list of all."""
@@ -119,7 +98,7 @@ class InMemory:
 
     def names(self) -> list[str]:
         """The strategies that some op of the program has, where it has more than one."""
-        made = [REGISTRY[n.op].strategies for n in self.program.nodes if n.op in REGISTRY]
+        made = [REGISTRY[n.op].strategies for n in self.members.program.nodes if n.op in REGISTRY]
         return list(dict.fromkeys(s for known in made if len(known) > 1 for s in known))
 
     def ways(self, names: Sequence[str] | None = None) -> tuple[list[Way], dict[str, str]]:
@@ -131,7 +110,7 @@ class InMemory:
         refused: dict[str, str] = {}
         for name, words in asked.items():
             try:
-                lowered = self.lowered(self.plan(words))
+                lowered = self.members.lowered(self.members.plan(words))
                 used = tuple(dict.fromkeys(s for s in lowered.used.values() if s not in MOVES)) or tuple(dict.fromkeys(lowered.used.values()))
                 if len(words) == 2 and words[1] not in used and words[0] == WIDE:
                     continue  # it applies to no node here

@@ -1,4 +1,4 @@
-"""`widepack trace`: how each op of the member runs for all members, from programs and plan alone."""
+"""`widepack trace`: how each op of the member runs for all members, from an artifact's programs and plan alone; of a model before any build in trace_model.py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from widepack_artifacts.program import Node, Program, refs
 from widepack_artifacts.store import Reader, opened
 from widepack_bench.text import columns, plural
 
-from .common import ARTIFACT, emit, entry_named, entry_option, example, json_option, readable
+from .common import emit, entry_named, entry_option, example, json_option, model_options, readable, stdout_kept
 from .main import Refusal
 
 
@@ -37,22 +37,111 @@ class Step:
 
 @click.command(
     epilog=example(
-        "widepack trace ens.wide", "widepack trace ens.wide --device cuda --pattern each", "widepack trace ens.wide --strategy sequential --source"
+        "widepack trace ens.wide",
+        "widepack trace ens.wide --device cuda --pattern each",
+        "widepack trace ens.wide --strategy sequential --source",
+        'widepack trace --model net.py:make --input "x=float32[B,3,32,32]" -n 8',
+        "widepack trace -m resblock -n 20",
     )
 )
-@ARTIFACT
+@click.argument("artifact", metavar="[ARTIFACT]", required=False, type=click.Path(path_type=Path))
 @entry_option
+@model_options
+@click.option("--input", "inputs", metavar="SPEC", multiple=True, help="With --model: an input, as build --input takes it. Repeatable.")
+@click.option(
+    "-m",
+    "--block",
+    metavar="[NAME]",
+    is_flag=False,
+    flag_value="",
+    help="A reference block (mlp, resblock, ...) in place of --model. Without a name: lists them.",
+)
+@click.option("-n", "--members", type=click.IntRange(min=1), help="With --model or -m: kinds and strategies for so many members.")
 @click.option("--device", default="cpu", show_default=True, help="The plan for this kind of device.")
 @click.option("--pattern", type=click.Choice(["shared", "each"]), default="shared", show_default=True, help="The plan for this pattern of inputs.")
 @click.option("--batch", type=click.IntRange(min=1), help="The plan for this batch, where there are several.")
 @click.option("--strategy", "only", multiple=True, help="Only nodes that run in this strategy. Repeatable.")
-@click.option("--source", is_flag=True, help="Show the line of your code that each node comes from.")
+@click.option("--source", is_flag=True, help="Show the line of your code that each node comes from; of a model it always is.")
 @json_option
-def command(artifact: Path, entry: str, device: str, pattern: str, batch: int | None, only: tuple[str, ...], source: bool, as_json: bool) -> None:
+def command(
+    artifact: Path | None,
+    entry: str,
+    model: str | None,
+    model_args: tuple[str, ...],
+    inputs: tuple[str, ...],
+    block: str | None,
+    members: int | None,
+    device: str,
+    pattern: str,
+    batch: int | None,
+    only: tuple[str, ...],
+    source: bool,
+    as_json: bool,
+) -> None:
     """Say how each op of the member runs for all members of ARTIFACT, and why.
 
-    A line a node of the member program: what it reads and makes (Shared, Stacked, Ragged), the strategy, the reason, and the ops that stand for it.
+    A line a node of the member program: what it reads and makes (Shared, Stacked, Ragged), the strategy, the reason, and the ops that stand for it. Before any build,
+    --model and --input show the member program with the shapes that go in and out of every node, and with -n what would run for so many members.
     """
+    given = [name for name, value in (("ARTIFACT", artifact), ("--model", model), ("-m", block)) if value is not None]
+    if len(given) != 1:
+        raise click.UsageError("give one of ARTIFACT, --model and -m" + (f", not {' and '.join(given)}" if given else ""))
+    if artifact is None:
+        _before(model, model_args, inputs, block, (entry, members, pattern, device, batch), only, as_json)
+        return
+    if inputs or model_args or members:
+        raise click.UsageError("--input, --model-arg and -n go with --model; an artifact has its own")
+    _artifact(artifact, entry, device, pattern, batch, only, source, as_json)
+
+
+def _before(
+    model: str | None,
+    model_args: tuple[str, ...],
+    inputs: tuple[str, ...],
+    block: str | None,
+    asked: tuple[str, int | None, str, str, int | None],
+    only: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """A model, or a reference block, before any build."""
+    from . import trace_model
+
+    if block == "":
+        click.echo("\n".join(columns([["block", "what it is", "inputs"], *trace_model.blocks()])))
+        return
+    entry, members, pattern, device, batch = asked
+    if only and members is None:
+        raise click.UsageError("--strategy chooses among strategies, which depend on how many members there are: give -n")
+    if block is not None and (inputs or model_args):
+        raise click.UsageError("-m names a block with inputs of its own; leave --input and --model-arg out")
+    with stdout_kept(True):
+        if block is not None:
+            name, make, inputs = trace_model.block(block)
+        else:
+            assert model is not None
+            if not inputs:
+                raise click.UsageError('--model needs its inputs: --input "x=float32[B,3,32,32]"')
+            name, make = model, trace_model.factory(model, model_args)
+        found = trace_model.foresee(name, make, inputs, entry, members, pattern, device, batch)
+    of = {s.node: s for s in found.steps}
+    shown = [s for s in found.shapes if not only or (s.node in of and of[s.node].strategy in only)]
+    if as_json:
+        document = found.to_json() | {"members": members, "device": device, "pattern": pattern}
+        emit(document | {"steps": [step for step, shape in zip(document["steps"], found.shapes) if shape in shown]})
+        return
+    head = ["node", "op", "in", "out", *(["kinds", "strategy", "becomes", "why"] if members else []), "source"]
+    rows = []
+    for s in shown:
+        step = of.get(s.node)
+        how = [kinds(step), step.strategy, becomes(step), step.why] if step else []
+        rows.append([s.node, short(s.op), ", ".join(s.takes) or "()", s.out or "()", *how, s.source])
+    click.echo(plain("\n".join([trace_model.title(found, members, device, pattern), "", *(columns([head, *rows]) if rows else ["no node runs so"])])))
+    if found.plan is not None:
+        click.echo(plain("\n".join(["", *_regions(found.plan)])))
+
+
+def _artifact(artifact: Path, entry: str, device: str, pattern: str, batch: int | None, only: tuple[str, ...], source: bool, as_json: bool) -> None:
+    """From the files of an artifact."""
 
     def read(reader: Reader) -> tuple[str, WideProgram, list[Step]]:
         name = entry_named(reader.manifest.entries, entry, reader.manifest.entry)
