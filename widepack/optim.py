@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from .errors import UsageError
-from .per_member import PerMember, number
+from .per_member import PerMember as PerMember
+from .per_member import number
 
 _RATES = ("lr", "initial_lr", "weight_decay")
 Params = Iterable[Any]  # tensors, (name, tensor) pairs, or groups: torch's three forms
