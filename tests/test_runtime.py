@@ -319,6 +319,19 @@ def test_what_torch_remembers_of_fake_calls_is_bounded(monkeypatch: pytest.Monke
     assert FakeTensorMode.cache_info().size == 0
 
 
+def test_a_fake_world_that_is_gone_keeps_no_calls() -> None:
+    """Torch's caches of symbols hold on to it."""
+    fakes = replay.Fakes({"B": 4})
+    assert fakes.mode.shape_env is not None
+    remembered = fakes.mode.shape_env.fake_tensor_cache
+    with fakes.on():
+        fakes.tensor("float32[B,3]").sum(1)
+    assert remembered
+    del fakes
+    gc.collect()
+    assert not remembered
+
+
 def test_members_that_draw_numbers_run_in_order() -> None:
     body = Program(
         (), (Slot("x", "", "shared", "float32[B,4]"),), (Node("y", "aten.rand_like.default", (Ref("x"),)),), (Output(Ref("y"), "stacked"),), 3

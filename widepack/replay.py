@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -70,6 +71,8 @@ class Fakes:
                 source = ConstantSource(name)
                 symbol = shapes.create_unspecified_symbol(size, source, dynamic_dim=DimDynamic.DYNAMIC)
                 self.dims[name] = shapes.create_symintnode(symbol, hint=size, source=source)
+            # torch's own caches of what it knows of symbols hold on to the last few hundred worlds, and each world to all its calls
+            weakref.finalize(self, shapes.fake_tensor_cache.clear)
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
