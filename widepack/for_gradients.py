@@ -1,7 +1,7 @@
 """Wide programs to take gradients of.
 
 They are lowered from the member program as it was captured: simplification drops what stops gradients (`detach`) and folds weights that are taken to be fixed. An op
-of widepack's own has no derivative; where a strategy would write one, the next strategy of the op runs, and `sequential` in the end.
+of widepack's own has no derivative; where a strategy would write one, or says that it has none, the next strategy of the op runs, and `sequential` in the end.
 """
 
 from __future__ import annotations
@@ -25,9 +25,16 @@ def for_gradients(program: Program, count: int, slots: Mapping[str, Kind], plan:
     while True:
         lowered = lower([program], [0] * count, slots, plan, sizes, shapes)
         bad = dict.fromkeys(n.member for n in _nodes(lowered.program) if n.op.startswith(_OWN))
+        bad |= dict.fromkeys(n.name for n in program.nodes if _without(n.op, lowered.used.get(n.name, "")))
         if not bad:
             return lowered.program
         plan = replace(plan, choices={**plan.choices, **{name: _next(program, lowered, name, tried) for name in bad}})
+
+
+def _without(op: str, name: str) -> bool:
+    """Whether the op's strategy of this name says that it has no derivative, or not the op's own."""
+    found = REGISTRY[op].strategies.get(name) if op in REGISTRY else None
+    return found is not None and not found.derivative
 
 
 def _next(program: Program, lowered: Lowered, name: str, tried: dict[str, set[str]]) -> Choice:

@@ -26,7 +26,7 @@ WHOLE = ("auto", "wide", "loop")  # strategies of a whole region, not of an op
 class Strategy:
     """One way to run an op for all members.
 
-    note: one line for `widepack primitives`. derivative: whether gradients flow through what it writes; widepack's own ops have none, so members that train do without these.
+    note: one line for `widepack primitives`. derivative: whether the gradients of what it writes are the op's own; widepack's own ops have none, so members that train do without these.
     asked: it answers other numbers than `sequential` (one draw for all members), so it runs where a person names it and nowhere else.
     """
 

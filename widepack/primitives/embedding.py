@@ -28,19 +28,20 @@ def _weight_shared(w: Writer, weight: Wide, ids: Wide, *_: Any, **__: Any) -> bo
 
 
 @strategy("embedding", "one_table", family="embedding", when=_weight_shared)
-def one_table(w: Writer, weight: Shared, ids: Stacked, *_: Any, **__: Any) -> Wide:
+def one_table(w: Writer, weight: Shared, ids: Stacked, padding: int = -1, *_: Any, **__: Any) -> Wide:
     """a Shared table: one look-up of all members' ids"""
-    return Stacked(w.call("embedding", weight.value, ids.value))
+    return Stacked(w.call("embedding", weight.value, ids.value, *([padding] if padding >= 0 else [])))
 
 
-@strategy("embedding", "index_select", family="embedding", when=_ids_shared)
+# the next two know no padding, whose row learns nothing: members that train take flat_index
+@strategy("embedding", "index_select", family="embedding", when=_ids_shared, derivative=False)
 def index_select(w: Writer, weight: Stacked, ids: Shared, *_: Any, **__: Any) -> Wide:
     """Shared ids: rows of all tables at once"""
     flat, back = _flat(w, ids.value, 0, rank(ids))
     return Stacked(back(w.call("index_select", weight.value, 1, flat)))
 
 
-@strategy("embedding", "gather", family="embedding")
+@strategy("embedding", "gather", family="embedding", derivative=False)
 def gather(w: Writer, weight: Wide, ids: Wide, *_: Any, **__: Any) -> Wide:
     """ids of their own: a gather along each table's rows"""
     table = w.stack(weight)  # [N, V, D]
