@@ -461,6 +461,35 @@ def test_float32_in_inference_is_the_modules() -> None:
         assert least | {"sequential", "auto"} <= ran
 
 
+@pytest.mark.parametrize(
+    "name", ["Linear", "Conv2d", "LayerNorm", "GroupNorm", "BatchNorm2d", "LSTM", "LSTMCell", "PReLU", "MultiheadAttention-self"]
+)
+def test_autocast_is_the_modules_own(name: str) -> None:
+    """The dtype that it chooses, and what it makes of an input that a layer before has cast."""
+    case = CASES[name]
+    alone = [m.float() for m in members(case.make)]
+    face = face_of([copy.deepcopy(m) for m in alone])
+    for dtype in (torch.float32, torch.bfloat16):
+        own = [tuple(a.to(dtype) for a in case.draw(torch.Generator().manual_seed(i))) for i in range(N)]
+        own = [(args[0],) * 3 if "Attention" in name else args for args in own]
+        for grad in (True, False):
+            with torch.autocast("cpu", torch.bfloat16), torch.set_grad_enabled(grad), plain_attention():
+                want = [m(*args) for m, args in zip(alone, own)]
+                given = [torch.stack(column) for column in zip(*own)]
+                made = face(*(given[:1] * 3 if "Attention" in name else given))
+            assert_members(made, want, 0.02)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning"
+)  # it looks behind the cache, at what never changes
+def test_a_compiled_face_is_the_face() -> None:
+    for name in ("Linear", "LayerNorm", "GroupNorm"):
+        face = face_of(members(CASES[name].make))
+        (given,) = wide_call(calls(CASES[name]))[0]
+        torch.testing.assert_close(torch.compile(face, backend="eager", fullgraph=True)(given), face(given))
+
+
 def test_the_rules_do_not_bring_the_faces() -> None:
     code = "import sys, widepack.primitives; assert not [m for m in sys.modules if 'face' in m]; import widepack; widepack.primitives.WideLinear; assert 'widepack.face' in sys.modules"
     must(fresh(code))

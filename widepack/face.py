@@ -124,11 +124,12 @@ class Face(nn.Module):
                     f"{self.name} takes every input as [{self.members}, ...], one a member in front, and {at} is {type_of(x)}; "
                     f"one that all members see is x.expand({self.members}, *x.shape)"
                 )
-        want = None if torch.compiler.is_compiling() else self._expected(args, kwargs)
+        cast = torch.is_autocast_enabled(_device(args, kwargs))
+        want = None if torch.compiler.is_compiling() else self._expected(args, kwargs, cast)
         made = self.wide(*args, **kwargs)
         if want is not None:
             have = [_form(t, 1) for t in pytree.tree_leaves(made) if isinstance(t, Tensor)]
-            if have != want:
+            if (have if not cast else [h[:-1] for h in have]) != want:
                 raise LoweringError(f"{self.name} came out wrong: {have} where a member has {want}. This is an error of widepack; please report it")
         return made
 
@@ -136,24 +137,25 @@ class Face(nn.Module):
         """A call's arguments as far as their first axis is looked at."""
         return given
 
-    def _expected(self, args: Any, kwargs: Any) -> list[tuple[Any, ...]] | None:
-        """Shape and dtype of each tensor that a member answers with, as it says itself on tensors without memory; None where it cannot tell."""
+    def _expected(self, args: Any, kwargs: Any, cast: bool) -> list[tuple[Any, ...]] | None:
+        """Shape and dtype of each tensor that a member answers with, as it says itself on tensors without memory; None where it cannot tell.
+
+        cast: under autocast, which chooses dtypes by the device: shapes alone.
+        """
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        key = (
-            self.training,
-            str(spec),
-            *(_form(v) if isinstance(v, Tensor) else v if isinstance(v, (int, str, type(None))) else repr(v) for v in leaves),
-        )
+        key = (self.training, cast, str(spec), *(_form(v) if isinstance(v, Tensor) else repr(v) for v in leaves))
         key += tuple(_form(p) for p in self.parameters())
         if key not in self._seen:
             if len(self._seen) >= _SIGNATURES:
                 self._seen.clear()
-            given = [torch.empty(v.shape[1:], dtype=v.dtype, device="meta") if isinstance(v, Tensor) else v for v in leaves]
-            self._seen[key] = self._alone(*pytree.tree_unflatten(given, spec))
+            given = [_empty(v, cast) if isinstance(v, Tensor) else v for v in leaves]
+            own = {n: _empty(t, cast) for n, t in (*self.named_parameters(), *self.named_buffers())}
+            found = self._alone(own, *pytree.tree_unflatten(given, spec))
+            self._seen[key] = found if found is None or not cast else [f[:-1] for f in found]
         return self._seen[key]
 
-    def _alone(self, args: Any, kwargs: Any) -> list[tuple[Any, ...]] | None:
-        own = {n: torch.empty(t.shape[1:], dtype=t.dtype, device="meta") for n, t in (*self.named_parameters(), *self.named_buffers())}
+    def _alone(self, own: dict[str, Tensor], args: Any, kwargs: Any) -> list[tuple[Any, ...]] | None:
+        """The forms of a member's answer. own: its parameters and buffers, without memory as all inputs."""
         self.options.train(self.training)
         try:
             with torch.no_grad():
@@ -175,21 +177,21 @@ class Face(nn.Module):
         if all(isinstance(v, Shared) for v in wide_items([given, named])) and ops.pure(op, given, named):
             return self._tensors(w, w.shared(w.call(op, *shared(given), **shared(named))))
         grad = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-        chosen = self._chosen(w, given, named, grad, main)
+        chosen = self._chosen(w, given, named, grad or torch.is_autocast_enabled(w.device), main)
         return self._tensors(w, sequential(w, op, given, named) if chosen is None else chosen.rule(w, *given, **named))
 
-    def _chosen(self, w: EagerWriter, args: Any, kwargs: Any, grad: bool, main: bool) -> Strategy | None:
-        """The strategy; None for `sequential`. Raises: UsageError."""
+    def _chosen(self, w: EagerWriter, args: Any, kwargs: Any, plain: bool, main: bool) -> Strategy | None:
+        """The strategy; None for `sequential`. plain: of torch's own ops alone, which have derivatives and which autocast knows. Raises: UsageError."""
         known = {n: s for n, s in REGISTRY[w.op].strategies.items() if n not in self.without} if w.op in REGISTRY else {}
         if self.strategy == "sequential":
             return None
-        fits = [s for s in known.values() if (s.derivative or not grad) and s.when(w, *args, **kwargs)]
+        fits = [s for s in known.values() if (s.derivative or not plain) and s.when(w, *args, **kwargs)]
         if self.strategy in known or (main and self.strategy != "auto"):
             found = next((s for s in fits if s.name == self.strategy), None)
             if found is None:
                 why = ""
-                if self.strategy in known and grad and not known[self.strategy].derivative:
-                    why = ", which has no derivative (torch.no_grad() asks for none)"
+                if self.strategy in known and plain and not known[self.strategy].derivative:
+                    why = ", which has no derivative and knows no autocast (call under torch.no_grad() and without it)"
                 read = ", ".join(f"{type(v).__name__} {type_of(v.value.held)}" for v in wide_items([args, kwargs]))  # type: ignore[union-attr]
                 raise UsageError(
                     f"{self.name}: strategy {self.strategy!r}{why} does not apply to {w.op} over {read}; those that do: {', '.join([*(s.name for s in fits), 'sequential', 'auto'])}"
@@ -242,6 +244,16 @@ def _named(given: Any) -> Iterator[tuple[str, Tensor]]:
         for leaf in pytree.tree_leaves(x):
             if isinstance(leaf, Tensor):
                 yield f"input {name}", leaf
+
+
+def _device(args: Any, kwargs: Any) -> str:
+    """The kind of device of a call's inputs."""
+    return next(t.device.type for _, t in _named((args, kwargs)))
+
+
+def _empty(t: Tensor, cast: bool) -> Tensor:
+    """A member's part of a tensor, without memory. cast: floats of one dtype, as autocast brings them together."""
+    return torch.empty(t.shape[1:], dtype=torch.float32 if cast and t.is_floating_point() else t.dtype, device="meta")
 
 
 def _form(t: Tensor, first: int = 0) -> tuple[Any, ...]:

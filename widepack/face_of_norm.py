@@ -102,11 +102,11 @@ class _BatchNorm(Face):
                 held.copy_(new if m.momentum is not None else held * (1 - share) + new * share)
         return made  # type: ignore[no-any-return]
 
-    def _alone(self, args: Any, kwargs: Any) -> Any:
+    def _alone(self, own: Any, args: Any, kwargs: Any) -> Any:
         m, momentum = self.options, self.options.momentum
         m.momentum = 0.0 if momentum is None else momentum  # a count without memory gives no share
         try:
-            return super()._alone(args, kwargs)
+            return super()._alone(own, args, kwargs)
         finally:
             m.momentum = momentum
 

@@ -61,9 +61,9 @@ class _Recurrent(Face):
         args = tuple(a.data if isinstance(a, PackedSequence) else a for a in args)
         return args, {k: v.data if isinstance(v, PackedSequence) else v for k, v in kwargs.items()}
 
-    def _expected(self, args: Any, kwargs: Any) -> Any:
+    def _expected(self, args: Any, kwargs: Any, cast: bool) -> Any:
         packed = any(isinstance(a, PackedSequence) for a in (*args, *kwargs.values()))
-        return None if packed else super()._expected(args, kwargs)  # its sizes are data, which nothing without memory has
+        return None if packed else super()._expected(args, kwargs, cast)  # its sizes are data, which nothing without memory has
 
 
 class WideLSTM(_Recurrent):

@@ -5,6 +5,7 @@ Its parameters are the members', stacked: `[N, *shape]` under the member's own n
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -80,6 +81,17 @@ class Fused(nn.Module):
         self.__dict__["_entries"] = {}
         self.__dict__["_places"] = {}
         self.__dict__["_parts"] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Fused:
+        """A module of its own over the same programs."""
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the programs, which are made anew."""
+        return {**self.__dict__, "_entries": {}}
 
     def __len__(self) -> int:
         return len(self._made.hollows)
@@ -214,6 +226,11 @@ class Fused(nn.Module):
     def draws(self) -> bool:
         """Whether members draw random numbers in the mode that the module is in."""
         return self._entry().random
+
+    @property
+    def alone_rests(self) -> bool:
+        """Whether members alone, in the mode that the module is in, do not drop out where the module does."""
+        return self._made.dropout and not any(self._modes())
 
     def train(self, mode: bool = True) -> Fused:
         self.forget()

@@ -3,7 +3,8 @@
 1. Both comparisons of a build (verify.py, truth.py), at the batches of a build, where inputs are all shared or all one a member.
 2. Gradients, of a program that has them: of a random weighted sum of all outputs with respect to every weight that trains, against each member's own, at the sample's sizes.
 
-Random programs (dropout) draw other numbers for all members than one after the other: they are not compared.
+A program that draws (dropout) draws other numbers for all members than one after the other. So the wide program is compared with its random ops at rest (rested.py), and
+the capture beside the members' own modules, both from one seed. One with a random op that cannot rest is not compared.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ import torch
 import torch.utils._pytree as pytree
 
 from widepack_artifacts import tree
+from widepack_artifacts.program import Program
 
 from . import verify
 from .errors import VerificationError
 from .exporting import calm, clone
 from .fused import Fused
-from .fused_programs import Entry, Runner
+from .fused_programs import CPU, Differentiable, Entry, Runner
 from .hollow import weights_of
 from .progress import Stages
+from .rested import rested
 from .results import known_forms
 from .samples import draw_all
 from .state import BUFFER, Carried
@@ -32,17 +35,23 @@ from .truth import Truth
 BOUND = 1e-3  # of gradients in float32, as a part of their size; a wrong program is off by more than that
 FINEST = torch.finfo(torch.float64).eps
 ULPS = 1000  # of members in float64: a wrong program is off by more
+Gradients = dict[str, torch.Tensor | None]
 WAY_OUT = 'Please report it; strategy="loop" runs members one after the other, and validate=False leaves this out'
 
 
 def check(fused: Fused, entry: Entry, runner: Runner) -> None:
     """Raises: VerificationError for answers or gradients that are not the members' own."""
-    if entry.random:
+    (program,) = entry.programs
+    draws = entry.random and not fused.alone_rests  # the members alone draw too
+    one, all_ = rested(program), rested(runner.program)
+    if one is None or all_ is None:
         return
     if not any(runner.marks) or all(runner.marks):
-        _answers(fused, entry, runner)
+        _answers(fused, entry, runner, one, all_, draws)
+    if draws:
+        _drawn(fused, entry, program, gradients=runner.gradients)
     if runner.gradients:
-        _gradients(fused, entry, runner)
+        _gradients(fused, entry, runner, one, draws)
 
 
 class _Held:
@@ -62,7 +71,8 @@ def _bind(fused: Fused, leaves: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...]
     return args, kwargs
 
 
-def _answers(fused: Fused, entry: Entry, runner: Runner) -> None:
+def _answers(fused: Fused, entry: Entry, runner: Runner, one: Program, all_: Program, draws: bool) -> None:
+    """one, all_: the member's program and the wide one, at rest. draws: the members alone do not rest."""
     weights = {n: v.detach().cpu() for n, v in fused.weights(entry).items()}
 
     def initial(i: int, state: Carried) -> torch.Tensor | None:
@@ -72,14 +82,14 @@ def _answers(fused: Fused, entry: Entry, runner: Runner) -> None:
     training = any(part.training for part in fused.modules())
     subject = verify.Subject(
         members=tuple(f"{i}" for i in range(len(fused))),
-        programs=entry.programs,
+        programs=[one],
         signatures=entry.signatures,
         sources=entry.sources,
         outputs=[n for n, _ in entry.captured.outputs],
         sizes=entry.sizes,
         batch=entry.batch,
         weights=lambda i: {n: v[i] if entry.kinds[n] == "stacked" else v for n, v in weights.items()},
-        module=lambda i: fused.member(i, "cpu"),
+        module=None if draws else lambda i: fused.member(i, "cpu"),
         bind=lambda leaves: _bind(fused, leaves),
         # one row has no variance: a batch norm that trains refuses it
         fits=lambda sizes: fits(sizes) and not (training and entry.batch and sizes[entry.batch] < 2),
@@ -93,71 +103,133 @@ def _answers(fused: Fused, entry: Entry, runner: Runner) -> None:
         if pool.eps == FINEST:  # nothing is finer than float64: what its rounding costs is not known, only its order
             pool.own_max = max(pool.own_max, ULPS * pool.eps * pool.scale)
             pool.own_square = max(pool.own_square, (ULPS * pool.eps * pool.scale) ** 2 * pool.count)
-    truth.hold(pattern, runner.program, runner.plan, None, WAY_OUT)
+    truth.hold(pattern, all_, runner.plan, None, WAY_OUT)
 
 
-def _gradients(fused: Fused, entry: Entry, runner: Runner) -> None:
-    names = [n for n in dict.fromkeys(s.source for s in entry.programs[0].weights) if n not in entry.constants and fused.weight(n).requires_grad]
-    if not names:
-        return
+def _trained(fused: Fused, entry: Entry) -> list[str]:
+    """The weights that gradients are taken of."""
+    return [n for n in dict.fromkeys(s.source for s in entry.programs[0].weights) if n not in entry.constants and fused.weight(n).requires_grad]
 
-    def total(outputs: Sequence[torch.Tensor], i: int) -> torch.Tensor:
-        """A weighted sum of member i's outputs, alike for whoever computes them."""
-        g = torch.Generator().manual_seed(17 + i)
-        random = [(y, torch.randn(y.shape, generator=g, dtype=torch.float64).to(y.dtype)) for y in outputs if y.is_floating_point()]
-        parts = [(y * r).sum().double() for y, r in random if y.requires_grad]
-        return torch.stack(parts).sum() if parts else torch.zeros(())
 
+def _total(outputs: Sequence[torch.Tensor], i: int) -> torch.Tensor:
+    """A weighted sum of member i's outputs, alike for whoever computes them."""
+    g = torch.Generator().manual_seed(17 + i)
+    random = [(y, torch.randn(y.shape, generator=g, dtype=torch.float64).to(y.dtype)) for y in outputs if y.is_floating_point()]
+    parts = [(y * r).sum().double() for y, r in random if y.requires_grad]
+    return torch.stack(parts).sum() if parts else torch.zeros(())
+
+
+def _derived(total: torch.Tensor, weights: Mapping[str, torch.Tensor], names: Sequence[str]) -> Gradients:
+    if not names or not total.requires_grad:
+        return dict.fromkeys(names)
+    return dict(zip(names, torch.autograd.grad(total, [weights[n] for n in names], allow_unused=True)))
+
+
+def _by_module(fused: Fused, i: int, leaves: Sequence[torch.Tensor], names: Sequence[str]) -> tuple[list[torch.Tensor], Gradients]:
+    """What member i's own module answers, and its gradients."""
+    member = fused.member(i, "cpu")
+    args, kwargs = _bind(fused, [clone(v) for v in leaves])
+    with calm(), torch.enable_grad():
+        outputs = [y for y in pytree.tree_leaves(known_forms(member(*args, **kwargs))) if isinstance(y, torch.Tensor)]
+        return outputs, _derived(_total(outputs, i), weights_of(member), names)
+
+
+def _by_program(
+    fused: Fused, entry: Entry, program: Program, i: int, leaves: Sequence[torch.Tensor], names: Sequence[str]
+) -> tuple[list[torch.Tensor], Gradients]:
+    """The same of its program."""
+
+    def own(name: str, value: torch.Tensor) -> torch.Tensor:
+        value = value.detach().cpu()
+        return (value[i] if entry.kinds[name] == "stacked" else value).clone().requires_grad_(name in names)
+
+    weights = {n: own(n, v) for n, v in fused.weights(entry).items()}
+    buffers = [own(name, fused.weight(name)) for _, _, name in entry.carried]
+    carried = {o for _, o, _ in entry.carried}
+    with torch.enable_grad():
+        found = Differentiable(program, CPU)(weights, [*(clone(v) for v in leaves), *buffers])
+        outputs = [y for k, y in enumerate(found) if k not in carried]
+        return outputs, _derived(_total(outputs, i), weights, names)
+
+
+def _drawn(fused: Fused, entry: Entry, program: Program, gradients: bool) -> None:
+    """A program that draws beside the members' own modules, both from one seed. Raises: VerificationError."""
+    names = _trained(fused, entry) if gradients else []
+    for i in range(len(fused)):
+        leaves = draw_all(entry.sources[: entry.given], entry.sizes, 3 + i)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(29 + i)
+            mine, grads = _by_program(fused, entry, program, i, leaves, names)
+            torch.manual_seed(29 + i)
+            own, right = _by_module(fused, i, leaves, names)
+        bound = _bound(own)
+        for k, (a, b) in enumerate(zip(mine, own)):
+            off, size = _off(a.detach(), b.detach())
+            if off > bound * size:
+                raise VerificationError(
+                    f"output {entry.captured.outputs[k][0] or k} of member {i} is off by {off:.2e} at a size of {size:.2e} from its own module's, drawn from one seed. The "
+                    f"members draw from another source than torch's generator (of Python or NumPy, which no export sees), or the capture is wrong. {WAY_OUT}"
+                )
+        _hold(i, grads, right, _bound([g for g in right.values() if g is not None]))
+
+
+def _gradients(fused: Fused, entry: Entry, runner: Runner, one: Program, draws: bool) -> None:
+    """Gradients of the wide program at rest against the members' own. one: the member's program at rest. draws: the members alone do not rest. Raises: VerificationError."""
+    names = _trained(fused, entry)
     drawn = [draw_all(entry.sources[: entry.given], entry.sizes, 3 + (i if any(runner.marks) else 0)) for i in range(len(fused))]
     values = [torch.stack(v) if own else v[0] for v, own in zip(zip(*drawn), runner.marks)]
-    weights = {n: v.detach().cpu().requires_grad_(n in names) for n, v in fused.weights(entry).items()}
-    here = entry.on_cpu().runner(runner.marks, entry.sizes, gradients=True)
+    weights = {n: v.detach().cpu().clone().requires_grad_(n in names) for n, v in fused.weights(entry).items()}
+    here = entry.on_cpu().runner(runner.marks, entry.sizes, gradients=True).program
+    all_ = rested(here)
+    assert all_ is not None  # as on the module's device
     buffers = [fused.weight(name).detach().cpu().clone() for _, _, name in entry.carried]
     carried = {o for _, o, _ in entry.carried}
     with torch.enable_grad():
-        found = here.run(weights, [*values, *buffers])
-        kinds = [o.kind for o in here.program.outputs]
+        found = Differentiable(all_, CPU)(weights, [*values, *buffers])
+        kinds = [o.kind for o in all_.outputs]
         outputs = [[y if kind == "shared" else y[i] for k, (y, kind) in enumerate(zip(found, kinds)) if k not in carried] for i in range(len(fused))]
-        wide = torch.stack([total(o, i) for i, o in enumerate(outputs)]).sum()
-        grads = (
-            dict(zip(names, torch.autograd.grad(wide, [weights[n] for n in names], allow_unused=True)))
-            if wide.requires_grad
-            else dict.fromkeys(names)
-        )
-    eps = max(torch.finfo(weights[n].dtype).eps for n in names)
-    bound = BOUND * max(math.sqrt(eps / torch.finfo(torch.float32).eps), 1e-6)
-    sums: dict[str, torch.Tensor] = {}
+        grads = _derived(torch.stack([_total(o, i) for i, o in enumerate(outputs)]).sum(), weights, names)
+    sums: Gradients = {}
     for i in range(len(fused)):
-        member = fused.member(i, "cpu")
-        leaves_of = [v if own or not any(runner.marks) else drawn[0][k] for k, (v, own) in enumerate(zip(drawn[i], runner.marks))]
-        args, kwargs = _bind(fused, [clone(v) for v in leaves_of])
-        with calm(), torch.enable_grad():
-            leaves = [y for y in pytree.tree_leaves(known_forms(member(*args, **kwargs))) if isinstance(y, torch.Tensor)]
-            alone = total(leaves, i)
-            own = weights_of(member)
-            mine = torch.autograd.grad(alone, [own[n] for n in names], allow_unused=True) if alone.requires_grad else [None] * len(names)
-        scale = max((float(g.abs().max()) for g in mine if g is not None and g.numel()), default=0.0)
-        for name, g in zip(names, mine):
-            w = grads[name]
-            if entry.kinds[name] == "shared":
-                sums[name] = sums.get(name, torch.zeros_like(own[name])) + (g if g is not None else 0)
-                continue
-            _compare(name, i, w[i] if w is not None else None, g, bound, scale)
-    for name, g in sums.items():
-        _compare(name, None, grads[name], g, bound, float(g.abs().max()))
+        leaves = [v if own or not any(runner.marks) else drawn[0][k] for k, (v, own) in enumerate(zip(drawn[i], runner.marks))]
+        right = _by_program(fused, entry, one, i, leaves, names)[1] if draws else _by_module(fused, i, leaves, names)[1]
+        for n, g in right.items():
+            if entry.kinds[n] == "shared" and g is not None:
+                before = sums.get(n)
+                sums[n] = g if before is None else before + g
+        own_names = [n for n in names if entry.kinds[n] == "stacked"]
+        stacked = {n: None if (g := grads[n]) is None else g[i] for n in own_names}
+        _hold(i, stacked, {n: right[n] for n in own_names}, _bound([g for g in right.values() if g is not None]))
+    _hold(None, {n: grads[n] for n in sums}, sums, _bound([g for g in sums.values() if g is not None]))
 
 
-def _compare(name: str, i: int | None, wide: torch.Tensor | None, own: torch.Tensor | None, bound: float, scale: float) -> None:
-    """Raises: VerificationError where two gradients are not one within rounding."""
-    zero = torch.zeros(())
-    a, b = (zero if g is None else g for g in (wide, own))
-    if not bool(torch.isfinite(b).all()):
-        return
-    off = float((a - b).abs().max()) if b.numel() else 0.0
-    size = max(float(b.abs().max()) if b.numel() else 0.0, 0.01 * scale)
-    if not off <= bound * size + torch.finfo(b.dtype).tiny:
-        who = "all members" if i is None else f"member {i}"
-        raise VerificationError(
-            f"the gradient of {name} of {who} is not its own: off by {off:.2e} at a size of {size:.2e} (bound {bound:.0e} of it). The capture may have lost what stops a "
-            f"gradient, or the member computes one of its own (torch.autograd.Function). {WAY_OUT}"
-        )
+def _bound(values: Sequence[torch.Tensor]) -> float:
+    """How far values of these dtypes may be off, as a part of their size."""
+    eps = max((torch.finfo(v.dtype).eps for v in values if v.is_floating_point()), default=0.0)
+    return BOUND * max(math.sqrt(eps / torch.finfo(torch.float32).eps), 1e-6)
+
+
+def _off(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
+    """How far two values are apart, and how large the second is; what is not finite in it is left out."""
+    if not b.is_floating_point() or not b.numel():
+        return 0.0, 0.0
+    fine = torch.isfinite(b)
+    return float((a - b).where(fine, 0).abs().max()), float(b.where(fine, 0).abs().max())
+
+
+def _hold(i: int | None, wide: Gradients, own: Gradients, bound: float) -> None:
+    """Raises: VerificationError where two gradients are not one within rounding. i: the member; None for what all share."""
+    largest = max((_off(g, g)[1] for g in own.values() if g is not None), default=0.0)
+    for name, right in own.items():
+        mine = wide[name]
+        zero = torch.zeros(())
+        b = zero if right is None else right
+        off, size = _off(zero if mine is None else mine, b)
+        if right is None and mine is not None:
+            off = float(mine.abs().max()) if mine.numel() else 0.0
+        size = max(size, 0.01 * largest)
+        if off > bound * size + torch.finfo(b.dtype).tiny:
+            raise VerificationError(
+                f"the gradient of {name} of {'all members' if i is None else f'member {i}'} is not its own: off by {off:.2e} at a size of {size:.2e} (bound {bound:.0e} of it). The "
+                f"capture may have lost what stops a gradient, or the member computes one of its own (torch.autograd.Function). {WAY_OUT}"
+            )

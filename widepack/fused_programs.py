@@ -198,7 +198,7 @@ class Entry(Simplified):
         return program, slots, plans(program, slots, self.count, self.sizes, self.batch, self.device.type, pattern, asked)
 
     def _run(self, program: Program, gradients: bool) -> Callable[[Mapping[str, torch.Tensor], Sequence[torch.Tensor]], list[Any]]:
-        return _Differentiable(program, self.device) if gradients else _Bound(program, self.device)
+        return Differentiable(program, self.device) if gradients else _Bound(program, self.device)
 
     def on_cpu(self) -> Entry:
         """The same entry on the CPU."""
@@ -212,7 +212,7 @@ class Entry(Simplified):
         self._runners = {key: r if r.gradients else replace(r, run=self._run(r.program, False)) for key, r in self._runners.items()}
 
 
-class _Differentiable:
+class Differentiable:
     """A program as one function of weights and inputs, that autograd goes through."""
 
     def __init__(self, program: Program, device: torch.device) -> None:

@@ -84,7 +84,10 @@ class Stacked:
         held = self.value.held
         if self.rank < 2:
             return False
-        return bool(sympy.expand(expression(held.stride(0)) - expression(held.shape[2]) * expression(held.stride(2))) == 0)
+        members, channels, channel = held.stride(0), held.shape[2], held.stride(2)
+        if all(isinstance(s, int) for s in (members, channels, channel)):
+            return bool(members == channels * channel)
+        return bool(sympy.expand(expression(members) - expression(channels) * expression(channel)) == 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -33,11 +33,11 @@ def affine(w: Writer, y: Value, weight: Wide | None, bias: Wide | None, rank_: i
         return w.align(Stacked(value), rank_) if isinstance(p, Stacked) else value
 
     scale, shift = ready(weight), ready(bias)
-    if scale is not None and shift is not None:
-        return w.call("addcmul", shift, y, scale)
-    if scale is not None:
-        return w.call("mul.Tensor", y, scale)
-    return y if shift is None else w.call("add.Tensor", y, shift)
+    if scale is None:
+        made = y if shift is None else w.call("add.Tensor", y, shift)
+    else:
+        made = w.call("mul.Tensor", y, scale) if shift is None else w.call("addcmul", shift, y, scale)
+    return made if made.dtype == y.dtype else w.call("_to_copy", made, dtype=y.dtype)  # parameters may be wider than what they scale
 
 
 @strategy("layer_norm", "fused", family="norm")
