@@ -203,7 +203,9 @@ class Held:
 
     def part(self, name: str, i: int) -> Tensor:
         """Weight `name` of the artifact's member i, mapped."""
-        kind = self.row(name).kind
+        row = self.row(name)
+        kind = row.kind
+        self._ask(row, [i])
         return self.weights.get(name) if kind == "shared" else self.weights.get(f"{name}@{i}") if kind == "ragged" else self.weights.slice(name, i)
 
     def weight(self, name: str) -> Any:
@@ -228,9 +230,7 @@ class Held:
     def _read(self, row: Weight) -> tuple[Any, bool]:
         """The value, and whether it lies in the mapped files."""
         here, said = self._here(row), f"weight {row.name}"
-        if not self.whole:
-            with contextlib.suppress(ArtifactError, OSError):  # a hint; the files may have been replaced since they were mapped
-                will_read(parts_of(row, self._offsets, len(self.manifest.members), self.chosen))
+        self._ask(row, self.chosen)
         if row.kind == "ragged":
             return [self.placed(self.weights.get(f"{row.name}@{i}"), f"{said} of member {self.manifest.members[i].name}") for i in self.chosen], here
         if row.kind == "shared":
@@ -238,6 +238,12 @@ class Held:
         if self._run is not None:
             return self.placed(self.weights.get(row.name)[self._run], said), here
         return torch.stack([self.placed(self.weights.slice(row.name, i), said) for i in self.chosen]), False
+
+    def _ask(self, row: Weight, numbers: Sequence[int]) -> None:
+        """Where some members are loaded, have no more read than what is needed of a weight. numbers: of the artifact's members."""
+        if not self.whole:
+            with contextlib.suppress(ArtifactError, OSError):  # a hint; the files may have been replaced since they were mapped
+                will_read(parts_of(row, self._offsets, len(self.manifest.members), numbers))
 
     def _here(self, row: Weight) -> bool:
         """Whether programs read this weight as the files have it."""
