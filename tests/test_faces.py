@@ -363,7 +363,7 @@ def test_refusals_name_what_they_refuse() -> None:
         (lambda: primitives.WideLinear.from_modules([nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))]), UsageError, "widepack.fuse"),
         (lambda: face_of([nn.Embedding(5, 4, max_norm=1.0)]), UsageError, "max_norm=1.0 changes the weights in every forward"),
         (lambda: face_of([nn.Embedding(5, 4, sparse=True)]), UsageError, "sparse=True"),
-        (lambda: face_of([nn.EmbeddingBag(5, 4, scale_grad_by_freq=True)]), UsageError, "scale_grad_by_freq"),
+        (lambda: face_of([nn.EmbeddingBag(5, 4, max_norm=2.0)]), UsageError, "max_norm=2.0"),
         (lambda: face_of(members(CASES["BatchNorm2d"].make))(torch.randn(N, 2, 1, 3, 3).double()), RuntimeError, ""),
         (
             lambda: face_of(members(CASES["LSTMCell"].make))(
