@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Which strategy wins on a CPU, by shape: pairs of equal layers (I to O and back, a relu behind each) under every strategy that applies, and whole networks.
 
-    python scripts/strategies_cpu.py [-o bench/results/strategies-cpu.json] [--seconds 0.3] [--only linear|conv|nets]
+    python scripts/strategies_cpu.py [-o bench/results/strategies-cpu.json] [--seconds 0.3] [--only linear|embedding|conv|nets]
 
 One thread, pinned to one core. Strategies are interleaved in one process; what is compared is the CPU time of the thread, since cores may be shared: `us` is the lower
 quartile, `ratio` the median of ratios to the first strategy in the row (over 1: faster). Every strategy's answer is compared with the first one's before it is timed.
@@ -40,6 +40,9 @@ LINEAR = [  # N, rows, I, O
     *((n, b, i, o) for n in (4, 16, 50) for b in (1, 4, 32) for i, o in ((16, 64), (64, 64), (64, 256), (256, 256))),
     (100, 1, 64, 128), (100, 32, 64, 128), (20, 128, 256, 256), (8, 8, 768, 768), (8, 256, 256, 1024), (16, 32, 512, 10), (50, 32, 64, 1),
 ]  # fmt: skip
+EMBEDDING = [  # N, V, D, rows
+    (4, 1000, 16, 8), (8, 1000, 16, 32), (16, 1000, 64, 1), (32, 1000, 256, 1), (8, 1000, 64, 32), (8, 1000, 16, 512), (8, 30000, 64, 128), (16, 5000, 256, 512),
+]  # fmt: skip
 CONV = [  # N, batch, C, O, size, kernel, groups
     (10, 1, 3, 32, 32, 3, 1), (10, 8, 3, 32, 32, 3, 1), (10, 1, 32, 32, 16, 3, 1), (10, 8, 32, 32, 16, 3, 1), (20, 8, 64, 64, 16, 3, 1), (4, 1, 64, 64, 56, 3, 1),
     (10, 1, 256, 256, 14, 3, 1), (10, 1, 64, 256, 14, 1, 1), (10, 8, 64, 256, 14, 1, 1), (30, 1, 16, 16, 16, 3, 1), (10, 1, 64, 64, 28, 3, 64), (10, 8, 32, 32, 16, 5, 32),
@@ -61,12 +64,23 @@ def pair(op: str, first: list[int], back: list[int], rest: list[Any], x: list[in
     return made, {**dict.fromkeys("wbvc", "stacked"), "x": "shared" if shared else "stacked"}
 
 
+def table(v: int, d: int, rows: int, shared: bool) -> tuple[Program, dict[str, Kind]]:
+    """One embedding."""
+    weights, inputs = Slot("w", "w", "shared", f"float32[{v},{d}]"), Slot("x", "x", "shared", f"int64[{rows}]")
+    made = Program((weights,), (inputs,), (Node("one", full_name("embedding"), (Ref("w"), Ref("x"))),), (Output(Ref("one"), "shared"),))
+    return made, {"w": "stacked", "x": "shared" if shared else "stacked"}
+
+
 def candidates(made: Program, slots: dict[str, Kind], members: int, names: list[str]) -> dict[str, Callable[[], torch.Tensor]]:
     """The pair under each strategy: of its op, or as a loop region."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(slot: Slot) -> torch.Tensor:
-        shape = [int(s) for s in slot.type[8:-1].split(",")]
+        dtype, _, sizes = slot.type[:-1].partition("[")
+        shape = [int(s) for s in sizes.split(",")]
+        if dtype == "int64":  # rows of a table
+            count = int(made.weights[0].type.partition("[")[2].split(",")[0])
+            return torch.randint(0, count, [members, *shape] if slots[slot.name] == "stacked" else shape, generator=generator)
         scale = max(1, torch.Size(shape[1:]).numel()) ** -0.5 if slot.name in "wv" else 1.0
         return torch.randn([members, *shape] if slots[slot.name] == "stacked" else shape, generator=generator) * scale
 
@@ -191,11 +205,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("-o", "--out", type=Path, default=Path("bench/results/strategies-cpu.json"))
     parser.add_argument("--seconds", type=float, default=0.3, help="a strategy and row")
-    parser.add_argument("--only", choices=["linear", "conv", "nets"])
+    parser.add_argument("--only", choices=["linear", "embedding", "conv", "nets"])
     given = parser.parse_args()
     torch.set_num_threads(1)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    rows: dict[str, list[dict[str, Any]]] = {"linear": [], "conv": [], "nets": []}
+    rows: dict[str, list[dict[str, Any]]] = {"linear": [], "embedding": [], "conv": [], "nets": []}
     with torch.inference_mode():
         if given.only in (None, "linear"):
             for shared in (False, True):
@@ -205,6 +219,13 @@ def main() -> None:
                     rows["linear"].append(
                         row({"op": "linear", "x": "shared" if shared else "stacked", "N": n, "rows": b, "I": i, "O": o}, calls, given.seconds)
                     )
+        if given.only in (None, "embedding"):
+            for shared in (False, True):
+                for n, v, d, b in EMBEDDING:
+                    made, slots = table(v, d, b, shared)
+                    calls = candidates(made, slots, n, [*(["index_select"] if shared else ["gather"]), "flat_index", "loop"])
+                    kind = {"op": "embedding", "ids": "shared" if shared else "stacked", "N": n, "V": v, "D": d, "rows": b}
+                    rows["embedding"].append(row(kind, calls, given.seconds))
         if given.only in (None, "conv"):
             for n, b, c, o, size, k, g in CONV:
                 rest = [[1, 1], [k // 2] * 2, [1, 1], g]

@@ -164,6 +164,6 @@ QUICK = [
     "attention-hidden, padding-bias kv-zero-first",
     "product-seen-2x1x5x6",
     "embedding-padding -2",
-    "embeddingbag-mean-padding 0-offsets",
+    "embeddingbag-mean-padding 0-max norm-offsets",
 ]
 """One of each kind, for every run."""

@@ -312,6 +312,28 @@ def test_packed_sequences(layer: type[nn.Module]) -> None:
                 torch.testing.assert_close(e[i], w)
 
 
+def test_a_call_is_not_taken_for_another() -> None:
+    """Steps are kept by sizes, strides, dtypes, kinds and options; a second call of each is the first one's equal."""
+    alone = members(lambda: nn.Conv2d(4, 6, 3))
+    face = face_of(alone)
+    base = torch.randn(N, 2, 4, 8, 8, dtype=torch.float64)
+    turned = base.transpose(3, 4)
+    for given in (base, turned, base[:, :1], base.expand(N, 2, 4, 8, 8), base[0].expand(N, 2, 4, 8, 8), base[..., ::2, :], base[:, :0]):
+        for grad in (True, False):
+            with torch.set_grad_enabled(grad):
+                want = [m(g) for m, g in zip(alone, given)]
+                for _ in range(2):
+                    assert_members(face(given), want)
+    pooled, other = face_of([nn.MaxPool2d(2)] * N), face_of([nn.MaxPool2d(2, stride=1)] * N)
+    assert pooled(base).shape != other(base).shape
+    before = face(base)
+    with torch.no_grad():
+        face.weight.mul_(2)  # type: ignore[operator]
+        face.bias.zero_()  # type: ignore[operator]
+    assert not torch.allclose(face(base), before)
+    assert_members(face(base), [m(b) for m, b in zip(face.to_modules(), base)])
+
+
 def test_an_input_for_all_members_counts_as_one() -> None:
     """Strategies of a Shared input apply to an expanded one; with its gradient asked for it is N inputs."""
     alone = members(lambda: nn.Linear(4, 5))
@@ -341,7 +363,7 @@ def test_refusals_name_what_they_refuse() -> None:
         (lambda: primitives.WideLinear.from_modules([nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))]), UsageError, "widepack.fuse"),
         (lambda: face_of([nn.Embedding(5, 4, max_norm=1.0)]), UsageError, "max_norm=1.0 changes the weights in every forward"),
         (lambda: face_of([nn.Embedding(5, 4, sparse=True)]), UsageError, "sparse=True"),
-        (lambda: face_of([nn.EmbeddingBag(5, 4, scale_grad_by_freq=True)]), UsageError, "scale_grad_by_freq"),
+        (lambda: face_of([nn.EmbeddingBag(5, 4, max_norm=2.0)]), UsageError, "max_norm=2.0"),
         (lambda: face_of(members(CASES["BatchNorm2d"].make))(torch.randn(N, 2, 1, 3, 3).double()), RuntimeError, ""),
         (
             lambda: face_of(members(CASES["LSTMCell"].make))(
@@ -397,6 +419,20 @@ def test_statistics_follow_each_members_own_count() -> None:
         assert_members(b, [m.get_buffer(name) for m in alone])
 
 
+def test_statistics_follow_every_call() -> None:
+    """Also the second and third one, which take the steps of the first."""
+    for name in ("InstanceNorm2d-all", "BatchNorm2d"):
+        alone = members(CASES[name].make)
+        face = face_of(alone)
+        for _ in range(3):
+            given = torch.randn(N, 3, 4, 4, 3, dtype=torch.float64)
+            assert_members(face(given), [m(g) for m, g in zip(alone, given)])
+            for key, b in face.named_buffers():
+                assert_members(b, [m.get_buffer(key) for m in alone])
+    dropout = face_of([nn.Dropout(0.5)] * N)
+    assert len({tuple(dropout(torch.ones(N, 40)).flatten().tolist()) for _ in range(3)}) == 3
+
+
 def test_a_face_trains_as_its_modules() -> None:
     alone = members(lambda: nn.Conv1d(4, 6, 3))
     face = face_of(alone)
@@ -420,6 +456,7 @@ def test_a_face_is_a_module() -> None:
     face = face_of(members(lambda: nn.Linear(4, 5)), "bmm")
     assert repr(face) == "WideLinear(3 members, in_features=4, out_features=5, bias=True, strategy='bmm')"
     given = torch.randn(N, 2, 4, dtype=torch.float64)
+    face(given)
     for other in (copy.deepcopy(face), pickle.loads(pickle.dumps(face))):
         assert torch.equal(other(given), face(given)) and other.strategy == "bmm"
         assert other.weight is not face.weight
@@ -480,9 +517,15 @@ def test_autocast_is_the_modules_own(name: str) -> None:
             assert_members(made, want, 0.02)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning"
-)  # it looks behind the cache, at what never changes
+@pytest.mark.parametrize("name", ["LayerNorm", "GroupNorm"])
+def test_parameters_may_be_wider_than_the_input(name: str) -> None:
+    alone = [m.float() for m in members(CASES[name].make)]
+    (given,) = [a.bfloat16() for a in wide_call(calls(CASES[name]))[0]]
+    assert_members(face_of(alone)(given), [m(g) for m, g in zip(alone, given)], 0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning")  # it looks behind the cache
 def test_a_compiled_face_is_the_face() -> None:
     for name in ("Linear", "LayerNorm", "GroupNorm"):
         face = face_of(members(CASES[name].make))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 
 import widepack
 from fusing import Cnn, Mlp, copies, draw, gradients, members, stacked
@@ -50,6 +51,36 @@ def test_eval_runs_the_program_that_load_would() -> None:
         fused.head.weight.data[0].zero_()
         fused.eval()
         close(fused(x)[0], own[0].head.bias.expand(4, 4))
+
+
+@pytest.mark.parametrize("how", [{"fused": True}, {"foreach": True}, {}])
+def test_eval_answers_follow_an_optimizer(how: dict[str, Any]) -> None:
+    """Also one whose kernel writes into weights without a word: in eval mode throughout, an answer between backward and step."""
+    fused = widepack.fuse(members(lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), 2), draw(5, 4), validate=False)
+    optimizer = torch.optim.Adam(fused.parameters(), lr=0.1, **how)
+    for _ in range(2):
+        fused(draw(5, 4)).square().sum().backward()
+        with torch.no_grad():
+            fused(draw(5, 4))
+        optimizer.step()
+        with torch.no_grad():
+            close(fused(draw(5, 4)), torch.stack([m(draw(5, 4)) for m in fused]))
+
+
+def test_the_result_may_have_another_form_in_train_mode() -> None:
+    class Auxiliary(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 3), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Any:
+            return {"a": self.a(x), "b": self.b(x)} if self.training else self.a(x)
+
+    (own,) = members(Auxiliary, 1)
+    fused = widepack.fuse([own], draw(5, 4))
+    assert fused(draw(2, 4)).shape == (1, 2, 3)
+    y = fused.train()(draw(2, 4))
+    close(y["b"][0], own.b(draw(2, 4)))
 
 
 def test_gradients_in_eval_and_train_mode_are_the_members_own_in_float64() -> None:
@@ -225,6 +256,25 @@ def test_a_recurrent_network_trains() -> None:
         m(x).square().sum().backward()
     for name, g in gradients(trained).items():
         close(dict(fused.named_parameters())[name].grad, g, rtol=1e-4, atol=1e-6)
+
+
+def test_parametrized_weights_train() -> None:
+    """Weight norm, and spectral norm, whose vectors are buffers that train mode changes."""
+
+    def make() -> nn.Module:
+        return nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 5)), nn.Tanh(), parametrizations.spectral_norm(nn.Linear(5, 3)))
+
+    own = members(make, 2, dtype=torch.float64)
+    x = draw(5, 4, dtype=torch.float64)
+    fused = widepack.fuse([m.train() for m in own], x)
+    fused(x).square().sum().backward()
+    trained = copies(own)
+    for m in trained:
+        m(x).square().sum().backward()
+    for name, g in gradients(trained).items():
+        close(fused.weight(name).grad, g, rtol=1e-9, atol=1e-10)
+    for name, value in stacked(trained).items():
+        close(fused.state_dict()[name], value, rtol=1e-12, atol=1e-12)
 
 
 def test_gradients_of_inputs() -> None:

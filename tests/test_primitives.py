@@ -120,6 +120,18 @@ def test_an_id_that_the_member_refuses_is_refused_by_every_strategy(bad: int, sh
     assert ran == set(REGISTRY[op].strategies)
 
 
+@pytest.mark.parametrize(("rows", "width", "strategy"), [(4, 4, "gather"), (1024, 4, "flat_index")])
+def test_many_rows_of_many_tables_are_looked_up_as_of_one(rows: int, width: int, strategy: str) -> None:
+    """Measured: scripts/strategies_cpu.py. Elsewhere than on a CPU nothing was."""
+    table, ids = torch.randn(3, 7, width), torch.randint(0, 7, (3, rows))
+    args = Stacked(Value(None, table)), Stacked(Value(None, ids))
+    w = EagerWriter(3)
+    first = applicable(w, "aten.embedding.default", args, {})[0]
+    assert first.name == strategy
+    assert torch.equal(first.rule(w, *args).value.held, torch.stack([t[i] for t, i in zip(table, ids)]))
+    assert applicable(EagerWriter(3, "cuda"), "aten.embedding.default", args, {})[0].name == "gather"
+
+
 def test_an_index_that_the_member_refuses_is_refused() -> None:
     x = torch.randn(3, 4, 2)
     for ids in (torch.tensor([[0], [4], [0]]), torch.tensor([[0], [-5], [0]])):

@@ -22,11 +22,12 @@ from widepack_artifacts.store import Writer
 from . import probe
 from .ahead import read_headers
 from .checkpoints import LeftOut, listed, member_names
+from .dropouts import is_on, passes
 from .entries import FORWARD, entry_names, method_of
 from .errors import CaptureError, UsageError
 from .job import Captures, Job, Specs, Table, capture_members, fresh_member, specs_of
 from .kinds import kinds
-from .members import read_names
+from .members import read_names, repeated
 from .memory import returned_at_once
 from .models import find_dtype
 from .own_tensors import tensors_of
@@ -34,6 +35,7 @@ from .progress import Report, Stages
 from .proving import prove
 from .reading import read_members
 from .registry import Choice
+from .rested import draws
 from .specs import parse_size, parse_type
 from .state import Asked, parse_states, under
 from .truth import not_finite
@@ -119,6 +121,8 @@ def build(
     force: bool = False,
     dry_run: bool = False,
     tune: bool | Sequence[int] = False,
+    n: int | None = None,
+    dropout: str = "off",
     progress: Report | None = None,
 ) -> BuildReport:
     """Fuse N checkpoints of one architecture into an artifact, and prove it right.
@@ -134,6 +138,8 @@ def build(
     strategies of ops. share: auto, or none: equal weights stay the members' own. pt2: torch.export programs too. max_shard_size: of a weights file, in bytes or as
     `"5GB"`; a weight is never divided. dry_run: everything but the artifact.
     tune: measure the plans on this machine when the artifact is there, and publish them in it (`widepack.tune`); or the batches to measure at.
+    dropout: "on" keeps dropout on in eval mode, a draw a member and call; n: how many passes of the one checkpoint that is given then, whose weights are kept once. Such
+    programs are proved, and probed at load, with their draws at rest; they run on `eager`, and are not tuned.
     progress: called with (stage, done, total).
 
     Raises: UsageError, CheckpointError, MemberMismatch, CaptureError, LoweringError, VerificationError, ArtifactError. Nothing is published then.
@@ -145,7 +151,9 @@ def build(
     if tune is not False and asked != Choice():
         raise UsageError("tune measures every strategy and takes the fastest, and strategy names one: give one of the two")
     paths = listed(checkpoints)
-    given_names = read_names(names, len(paths)) if names is not None else member_names(paths)
+    drops = is_on(dropout)
+    count = passes(n, drops, len(paths), tune is not False)
+    given_names = read_names(names, count) if names is not None else member_names(paths) if n is None else tuple(map(str, range(count)))
     wanted = find_dtype(dtype)
     chosen = entry_names(entries, RESERVED)
     for name in chosen if inputs else ():
@@ -157,7 +165,7 @@ def build(
         with stages.stage("read"):
             factory, aligned, left_out = read_members(
                 paths,
-                given_names,
+                given_names[: len(paths)],
                 model,
                 model_args,
                 key=key,
@@ -167,6 +175,8 @@ def build(
                 share=share,
                 inputs=inputs.get(FORWARD) if isinstance(inputs, Mapping) else inputs,
             )
+            if n is not None:
+                aligned = repeated(aligned, given_names)
         with stages.stage("capture"):
             first = fresh_member(factory, aligned.checkpoints[0], aligned.state_dict(0))
             for name in chosen:
@@ -174,7 +184,7 @@ def build(
             try:
                 captured = {
                     name: capture_members(
-                        factory, aligned, inputs, sample, sample_kwargs, dynamic, name, chosen, [s for s in states if s.entry in ("", name)]
+                        factory, aligned, inputs, sample, sample_kwargs, dynamic, name, chosen, [s for s in states if s.entry in ("", name)], drops
                     )
                     for name in chosen
                 }
@@ -185,9 +195,11 @@ def build(
                     f"{e}. The members were converted to {dtype}, inputs are not: describe them in the dtype that the model takes then"
                 ) from e
             _check_states(first, states, captured)
+            if drops and not any(draws(c.first.program) for c in captured.values()):
+                raise UsageError(f"dropout is on, and {type(first).__name__} draws nothing in eval mode: it has no dropout, or one of probability 0")
         table = Table(factory, aligned, list(captured.values()), [n for n, _ in first.named_parameters(remove_duplicate=False)])
         del first  # a whole member's weights
-        jobs = [Job(name, table, captured[name]) for name in chosen]
+        jobs = [Job(name, table, captured[name], drops) for name in chosen]
         if isinstance(writer, Writer):
             writer.reserve(sum(r.weight.bytes(table.count) for r in table.rows))
         with stages.stage("lower"):
@@ -215,7 +227,7 @@ def build(
             verification = probe.joined(records)
             report = _report(table, jobs, wides, str(out), stages, left_out)  # the programs may be others than were tried first
         with stages.stage("export"):
-            manifest = write_programs(writer, jobs, wides, pt2)
+            manifest = write_programs(writer, jobs, wides, pt2 and not drops)
             probe_name = write_tensors(writer, "probe", probe.make(probed))
         with stages.stage("publish"):
             provenance = provenance_of(factory, aligned.checkpoints, asked, stages) | {"left_out": report.left_out, SHARD_SIZE: most}

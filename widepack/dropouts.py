@@ -24,3 +24,18 @@ def switched_on(module: nn.Module) -> nn.Module:
         if isinstance(part, (nn.MultiheadAttention, nn.RNNBase)):
             part.training = True
     return module
+
+
+def passes(n: int | None, on: bool, checkpoints: int, tuned: bool) -> int:
+    """How many members a build has. n: what was asked for. Raises: UsageError."""
+    if on and tuned:
+        raise UsageError("tune compares the answers of strategies, and with dropout on each draws its own; build without tune")
+    if n is None:
+        return checkpoints
+    if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+        raise UsageError(f"n is {n!r}; it is how many passes of one checkpoint there shall be")
+    if checkpoints != 1:
+        raise UsageError(f"n={n} is for one checkpoint, and {checkpoints} are given; each of several is one member")
+    if not on:
+        raise UsageError(f'n={n} passes of one checkpoint answer alike without dropout: give dropout="on" (--dropout on), or leave n out')
+    return n

@@ -33,7 +33,8 @@ from .packed import decompose
 from .patience import Lowering
 from .plan import Plan, for_size, nearest_threads, scaled
 from .probing import Probing
-from .runtime import Executable
+from .rested import draws
+from .runtime import Executable, Function
 from .walk import META, Budget, NeedsValues, Walk
 
 
@@ -293,6 +294,12 @@ class Programs:
         name, planned = running.backend, wide.plan.backend
         chosen = (planned if planned in backends.NAMES else "eager") if name == "auto" else name
         run: Executable | None = None
+        if chosen != "eager" and draws(program):
+            if name != "auto":
+                raise UsageError(
+                    f"{self.probing.said(pattern)} draws random numbers, and backend {name!r} is held to answers, of which each call has others: leave the backend out, which takes 'eager'"
+                )
+            chosen = "eager"
         if chosen != "eager":
             program = decompose(program)  # packed weights are oneDNN's: no compiler takes them
             self._admit(pattern, program, weights, f"{wide.content} decomposed" if wide.content else "")
@@ -398,6 +405,13 @@ class Programs:
                     return f"output {self.entry.outputs[k].name or k} {words}"
         return ""
 
+    def _at_rest(self, bound: Bound) -> Function:
+        """What runs a bound program; of one that draws random numbers, the program without."""
+        if not draws(bound.program):
+            return bound.run
+        weights = {s.source: self.held.weight(s.source) for s in bound.program.weights}
+        return Executable(self.probing.at_rest(bound.program), weights, self.held.device, prologue=self.held.prologue).run
+
     def probe(self, pattern: str, made: Sequence[Bound], again: bool = False) -> None:
         """Run the artifact's probe through each program that has not passed it here; again: through all. Raises: ProbeError; ArtifactError."""
         held, manifest = self.held, self.held.manifest
@@ -413,6 +427,6 @@ class Programs:
             if not again and not held.swapped and probes.passed(key):
                 continue
             with guarded(f"{self.probing.said(pattern)}: the probe", self._in_dtype):
-                self.probing.check(pattern, bound.run, [o.kind for o in bound.program.outputs])
+                self.probing.check(pattern, self._at_rest(bound), [o.kind for o in bound.program.outputs])
             if not held.swapped:
                 probes.remember(key)

@@ -137,7 +137,7 @@ def exportable() -> Iterator[None]:
 
 
 def bound_embeddings(exported: torch.export.ExportedProgram) -> None:
-    """Replace `embedding_renorm_(w, ids); embedding(w, ids)` by `embedding(renorm(w), ids)`, in the graph as exported."""
+    """Replace `embedding_renorm_(w, ids); embedding(w, ids)` by `embedding(renorm(w), ids)`, in the graph as exported; of embedding bags too."""
     graph = exported.graph_module.graph
     for node in list(graph.nodes):
         if node.op != "call_function" or getattr(node.target, "_opname", "") != "embedding_renorm_":
@@ -150,7 +150,7 @@ def bound_embeddings(exported: torch.export.ExportedProgram) -> None:
             bounded = graph.call_function(torch.ops.aten.renorm.default, (weight, p, 0, most))
             bounded.meta.update(weight.meta | {"stack_trace": node.meta.get("stack_trace", "")})
         for user in list(weight.users):
-            if getattr(user.target, "_opname", "") == "embedding" and _origin(user.args[1]) is _origin(ids):
+            if getattr(user.target, "_opname", "") in ("embedding", "embedding_bag") and _origin(user.args[1]) is _origin(ids):
                 user.replace_input_with(weight, bounded)
         node.replace_all_uses_with(bounded)
         graph.erase_node(node)

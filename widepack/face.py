@@ -28,6 +28,7 @@ from .interpret import shared
 from .registry import REGISTRY, Strategy, full_name
 from .same_members import refuse_others
 from .stacks import filled, rows_of, stack
+from .steps import Recorder, Steps
 from .values import Shared, Stacked, Value, Wide
 from .writer import EagerWriter, wide_items
 
@@ -67,6 +68,7 @@ class Face(nn.Module):
         self.training = modules[0].training
         self.refuse_options()
         self._seen: dict[Any, list[tuple[Any, ...]] | None] = {}
+        self._steps: dict[Any, Steps] = {}
         self.strategy = strategy
 
     @classmethod
@@ -77,6 +79,10 @@ class Face(nn.Module):
     def to_modules(self) -> list[nn.Module]:
         """N modules with the numbers that the face has now, in its mode; nothing is shared with it."""
         return [filled(self, self._hollow, self._rows, i) for i in range(self.members)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles leave out what calls have left."""
+        return {**self.__dict__, "_seen": {}, "_steps": {}}
 
     @property
     def name(self) -> str:
@@ -118,17 +124,18 @@ class Face(nn.Module):
         An input that all members see is `x.expand(N, *x.shape)`; where no gradient of it is asked for it counts as one input.
         Raises: InputError; UsageError where `strategy` does not apply; what the module itself raises.
         """
-        for at, x in _named(self._takes((args, kwargs))):
+        plain = not kwargs and all(isinstance(a, Tensor) for a in args)
+        for at, x in enumerate(args) if plain else _named(self._takes((args, kwargs))):
             if not x.ndim or x.shape[0] != self.members:
                 raise InputError(
-                    f"{self.name} takes every input as [{self.members}, ...], one a member in front, and {at} is {type_of(x)}; "
+                    f"{self.name} takes every input as [{self.members}, ...], one a member in front, and input {at} is {type_of(x)}; "
                     f"one that all members see is x.expand({self.members}, *x.shape)"
                 )
         cast = torch.is_autocast_enabled(_device(args, kwargs))
         want = None if torch.compiler.is_compiling() else self._expected(args, kwargs, cast)
         made = self.wide(*args, **kwargs)
         if want is not None:
-            have = [_form(t, 1) for t in pytree.tree_leaves(made) if isinstance(t, Tensor)]
+            have = [_form(made, 1)] if isinstance(made, Tensor) else [_form(t, 1) for t in pytree.tree_leaves(made) if isinstance(t, Tensor)]
             if (have if not cast else [h[:-1] for h in have]) != want:
                 raise LoweringError(f"{self.name} came out wrong: {have} where a member has {want}. This is an error of widepack; please report it")
         return made
@@ -142,12 +149,16 @@ class Face(nn.Module):
 
         cast: under autocast, which chooses dtypes by the device: shapes alone.
         """
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        key = (self.training, cast, str(spec), *(_form(v) if isinstance(v, Tensor) else repr(v) for v in leaves))
-        key += tuple(_form(p) for p in self.parameters())
+        key: Any = self.training, cast, *(p.dtype for p in self._parameters.values() if p is not None)
+        if not kwargs and all(isinstance(a, Tensor) for a in args):
+            key += tuple((a.shape, a.dtype) for a in args)
+        else:
+            leaves, spec = pytree.tree_flatten((args, kwargs))
+            key += (str(spec), *((v.shape, v.dtype) if isinstance(v, Tensor) else repr(v) for v in leaves))
         if key not in self._seen:
             if len(self._seen) >= _SIGNATURES:
                 self._seen.clear()
+            leaves, spec = pytree.tree_flatten((args, kwargs))
             given = [_empty(v, cast) if isinstance(v, Tensor) else v for v in leaves]
             own = {n: _empty(t, cast) for n, t in (*self.named_parameters(), *self.named_buffers())}
             found = self._alone(own, *pytree.tree_unflatten(given, spec))
@@ -164,28 +175,45 @@ class Face(nn.Module):
             return None
         return [_form(t) for t in pytree.tree_leaves(made) if isinstance(t, Tensor)]
 
-    def run(self, op: str, *args: Any, main: bool = True, **kwargs: Any) -> Any:
-        """One op for all members. Tensors are Stacked `[N, ...]`, or `Shared`. main: a strategy that is named and not the op's is refused.
+    def run(self, op: str, *args: Any, main: bool = True, once: bool = False, **kwargs: Any) -> Any:
+        """One op for all members. Tensors are Stacked `[N, ...]`, or `Shared`. main: a strategy that is named and not the op's is refused. once: once a member.
 
         Returns: a tensor `[N, ...]`, or a tuple of them, None for what a strategy leaves out.
         """
         op = full_name(op)
         given, named = self._values(list(args)), self._values(kwargs)
-        tensors = [v.value.held for v in wide_items([given, named])]  # type: ignore[union-attr]  # no Ragged
-        w = EagerWriter(self.members, tensors[0].device.type)
+        wides = wide_items([given, named])
+        values = [v.value for v in wides]  # type: ignore[union-attr]  # no Ragged
+        tensors = [v.held for v in values]
+        device = tensors[0].device.type
+        plain = torch.is_autocast_enabled(device) or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
+        key = None
+        if not torch.compiler.is_compiling():
+            forms = tuple((type(v), t.shape, t.stride(), t.dtype, t.device) for v, t in zip(wides, tensors))
+            key = op, self._strategy, plain, main, once, forms, _literals(given), _literals(named)
+            if key in self._steps:
+                return self._steps[key].run(tensors)
+        w = Recorder(self.members, device, values)
         w.op = op
-        if all(isinstance(v, Shared) for v in wide_items([given, named])) and ops.pure(op, given, named):
-            return self._tensors(w, w.shared(w.call(op, *shared(given), **shared(named))))
-        grad = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-        chosen = self._chosen(w, given, named, grad or torch.is_autocast_enabled(w.device), main)
-        return self._tensors(w, sequential(w, op, given, named) if chosen is None else chosen.rule(w, *given, **named))
+        if all(isinstance(v, Shared) for v in wides) and ops.pure(op, given, named):
+            made = w.shared(w.call(op, *shared(given), **shared(named)))
+        else:
+            chosen = self._chosen(w, given, named, plain, main, once)
+            made = sequential(w, op, given, named) if chosen is None else chosen.rule(w, *given, **named)
+        result = _stacked(w, made)
+        steps = w.recorded(result)
+        if key is not None and steps is not None:
+            if len(self._steps) >= _SIGNATURES:
+                self._steps.clear()
+            self._steps[key] = steps
+        return _held(result)
 
-    def _chosen(self, w: EagerWriter, args: Any, kwargs: Any, plain: bool, main: bool) -> Strategy | None:
+    def _chosen(self, w: EagerWriter, args: Any, kwargs: Any, plain: bool, main: bool, once: bool) -> Strategy | None:
         """The strategy; None for `sequential`. plain: of torch's own ops alone, which have derivatives and which autocast knows. Raises: UsageError."""
         known = {n: s for n, s in REGISTRY[w.op].strategies.items() if n not in self.without} if w.op in REGISTRY else {}
         if self.strategy == "sequential":
             return None
-        fits = [s for s in known.values() if (s.derivative or not plain) and s.when(w, *args, **kwargs)]
+        fits = [s for s in known.values() if not once and (s.derivative or not plain) and s.when(w, *args, **kwargs)]
         if self.strategy in known or (main and self.strategy != "auto"):
             found = next((s for s in fits if s.name == self.strategy), None)
             if found is None:
@@ -197,7 +225,11 @@ class Face(nn.Module):
                     f"{self.name}: strategy {self.strategy!r}{why} does not apply to {w.op} over {read}; those that do: {', '.join([*(s.name for s in fits), 'sequential', 'auto'])}"
                 )
             return found
-        return next((s for s in fits if not s.asked), None)
+        return self.automatic([s for s in fits if not s.asked], args)
+
+    def automatic(self, fits: list[Strategy], args: Any) -> Strategy | None:
+        """What `auto` takes of the strategies that apply: the first; None for `sequential`."""
+        return next(iter(fits), None)
 
     def _values(self, given: Any) -> Any:
         """Tensors as wide values, in lists too."""
@@ -209,11 +241,6 @@ class Face(nn.Module):
         if isinstance(given, (list, tuple)):
             return [self._values(v) for v in given]
         return {k: self._values(v) for k, v in given.items()} if isinstance(given, dict) else given
-
-    def _tensors(self, w: EagerWriter, made: Any) -> Any:
-        if isinstance(made, (list, tuple)):
-            return tuple(self._tensors(w, m) for m in made)
-        return None if made is None else w.stack(made).held
 
     def __repr__(self) -> str:
         return f"{self.name}({self.members} members, {', '.join(filter(None, [self.sizes(), f'strategy={self.strategy!r}']))})"
@@ -234,20 +261,42 @@ def numbers(given: Any, count: int) -> list[int]:
     return each * count if len(each) == 1 else each
 
 
-def _named(given: Any) -> Iterator[tuple[str, Tensor]]:
+def _stacked(w: EagerWriter, made: Any) -> Any:
+    """What a rule gives as Values `[N, ...]`."""
+    if isinstance(made, (list, tuple)):
+        return tuple(_stacked(w, m) for m in made)
+    return None if made is None else w.stack(made)
+
+
+def _held(result: Any) -> Any:
+    return tuple(_held(r) for r in result) if isinstance(result, tuple) else None if result is None else result.held
+
+
+def _literals(given: Any) -> Any:
+    """What of arguments is no tensor, as something with a hash; a mark in the place of each tensor."""
+    if isinstance(given, (Shared, Stacked)):
+        return Value
+    if isinstance(given, (list, tuple)):
+        return tuple(map(_literals, given))
+    return tuple((k, _literals(v)) for k, v in given.items()) if isinstance(given, dict) else (type(given), given)
+
+
+def _named(given: Any) -> Iterator[tuple[int | str, Tensor]]:
     args, kwargs = given
     for i, x in enumerate(args):
         for leaf in pytree.tree_leaves(x):
             if isinstance(leaf, Tensor):
-                yield f"input {i}", leaf
+                yield i, leaf
     for name, x in kwargs.items():
         for leaf in pytree.tree_leaves(x):
             if isinstance(leaf, Tensor):
-                yield f"input {name}", leaf
+                yield name, leaf
 
 
 def _device(args: Any, kwargs: Any) -> str:
     """The kind of device of a call's inputs."""
+    if args and isinstance(args[0], Tensor):
+        return args[0].device.type
     return next(t.device.type for _, t in _named((args, kwargs)))
 
 

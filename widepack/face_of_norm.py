@@ -98,8 +98,10 @@ class _BatchNorm(Face):
             count: Any = self.num_batches_tracked
             count.add_(1)
             for held, new in ((mean, new_mean), (var, new_var)):
-                share = (1.0 / count.to(held.dtype)).unsqueeze(-1)  # [N, 1]
-                held.copy_(new if m.momentum is not None else held * (1 - share) + new * share)
+                if m.momentum is None:
+                    share = (1.0 / count.to(held.dtype)).unsqueeze(-1)  # [N, 1]
+                    new = held * (1 - share) + new * share
+                held.copy_(new)
         return made  # type: ignore[no-any-return]
 
     def _alone(self, own: Any, args: Any, kwargs: Any) -> Any:

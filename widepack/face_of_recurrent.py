@@ -9,6 +9,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from .face import Face, one_for_all
+from .registry import Strategy
+
+FEW = 256  # numbers of a member's state up to which `fused` is faster than once a member
 
 
 class _Recurrent(Face):
@@ -70,6 +73,14 @@ class WideLSTM(_Recurrent):
     """N `nn.LSTM`: x, (h, c) -> y [N, T, B, directions * P], (h, c)."""
 
     member, ops, states = nn.LSTM, ("lstm.input",), 2
+
+    def automatic(self, fits: list[Strategy], args: Any) -> Strategy | None:
+        """A face has its weights as they are, so `packed` would pack them in every call; `fused` pays where a member's state has few numbers."""
+        found = next((s for s in fits if s.name == "fused"), None)
+        if found is None:
+            return None
+        *_, batch, width = args[1][0].value.held.shape
+        return found if batch * width <= FEW else None
 
     def op(self) -> str:
         return "lstm"

@@ -25,6 +25,7 @@ from .entry_programs import Wide
 from .errors import ProbeError, UsageError, VerificationError
 from .loading import load
 from .replay import CPU
+from .rested import draws
 from .runtime import Executable
 from .wide_model import WideModel
 
@@ -44,6 +45,10 @@ class Subject:
         self.entry: Entry = wide.entry
         self.chosen = self.held.chosen
         self.members = 0 if single else len(self.chosen)
+        if draws(self._programs.member(0)[0]):
+            raise UsageError(
+                f"{self.held.reader.root}: entry {name} draws random numbers at every call (dropout that is on), and what is written in another form is held to answers; build with dropout off to export"
+            )
         if single:
             self.program, values = self._programs.member(0)
             self.values: dict[str, Any] = {s.source: v for s, v in zip(self.program.weights, values, strict=True)}

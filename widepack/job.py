@@ -23,6 +23,7 @@ from .calling import Call, arrange
 from .capture import Captured, FixedSize, capture
 from .checkpoints import Checkpoint
 from .codec import dtype_name
+from .dropouts import switched_on
 from .entries import FORWARD, method_of, of_entry
 from .errors import CaptureError, MemberMismatch, UsageError
 from .exported_programs import Programs
@@ -83,8 +84,9 @@ def capture_members(
     entry: str = FORWARD,
     entries: Sequence[str] = (FORWARD,),
     states: Sequence[Asked] = (),
+    dropout: bool = False,
 ) -> Captures:
-    """One capture a shape signature, from fresh members, of one entry."""
+    """One capture a shape signature, from fresh members, of one entry. dropout: it stays on."""
     sample, sample_kwargs = of_entry(sample, entry, entries, "sample"), of_entry(sample_kwargs, entry, entries, "sample_kwargs")
     dynamic = of_entry(dynamic, entry, entries, "dynamic")
     signatures = aligned.signatures
@@ -97,6 +99,10 @@ def capture_members(
             if sample is not None or sample_kwargs is not None:
                 raise UsageError(
                     "a sample is given, but the members are programs that bring their own; describe inputs with specs, or leave them out"
+                )
+            if dropout:
+                raise UsageError(
+                    "dropout is on, and the members are programs of torch.export, whose dropout is gone: name a --model and give state dicts"
                 )
             if list(entries) != [FORWARD] or states:
                 raise UsageError(
@@ -128,9 +134,9 @@ def capture_members(
                 f"no inputs: describe each input of {entry}, for example --input '{entry + ':' if len(entries) > 1 else ''}x=float32[B,3,32,32]' "
                 f"(letters are dynamic dims), or give a sample"
             )
-        exported = partial(capture, call=call, asked=bool(inputs) or dynamic is not None, entry=entry, states=states)
-        filled = partial(filled_member, factory, aligned, signatures.index(number))
-        fresh = _fresh_first(module, filled)
+        exported = partial(capture, call=call, asked=bool(inputs) or dynamic is not None, entry=entry, states=states, dropout=dropout)
+        filled = partial(_filled, factory, aligned, dropout, signatures.index(number))
+        fresh = _fresh_first(switched_on(module) if dropout else module, filled)
         del module
         try:
             captured = exported(fresh)
@@ -139,7 +145,7 @@ def capture_members(
             if not inputs or larger == call.sizes:
                 raise
             try:  # the size was widepack's choice: `view(4, -1)` meets a batch of 4 by chance
-                exported = partial(capture, call=_example(filled(), specs, larger, entry), entry=entry, states=states)
+                exported = partial(capture, call=_example(filled(), specs, larger, entry), entry=entry, states=states, dropout=dropout)
                 captured = exported(filled)
             except CaptureError:
                 raise e from None
@@ -148,9 +154,9 @@ def capture_members(
             with suppress(
                 CaptureError
             ):  # the sizes were widepack's choice, and the program for larger ones holds for more; else the one that there is stays
-                wider = partial(capture, call=_example(filled(), specs, beyond, entry), entry=entry, states=states)
+                wider = partial(capture, call=_example(filled(), specs, beyond, entry), entry=entry, states=states, dropout=dropout)
                 captured, exported = wider(filled), wider
-        again.append(lambda i, module, exported=exported: exported(_fresh_first(module, partial(filled_member, factory, aligned, i))))  # type: ignore[misc]
+        again.append(lambda i, module, exported=exported: exported(_fresh_first(module, partial(_filled, factory, aligned, dropout, i))))  # type: ignore[misc]
         made.append(captured)
     first = made[0]
     for other in made[1:]:
@@ -160,6 +166,12 @@ def capture_members(
         dims = {d: _meet(dims[d], other.dims[d][:2]) for d in dims}
     guards = {str(g.expr): g for c in made for g in c.guards}
     return Captures(tuple(made), signatures, replace(first, dims=dims, guards=tuple(guards.values())), low_high, tuple(again))
+
+
+def _filled(factory: Factory, aligned: Alignment, dropout: bool, i: int) -> nn.Module:
+    """Member i as it is captured."""
+    module = filled_member(factory, aligned, i)
+    return switched_on(module) if dropout else module
 
 
 def _fresh_first(module: nn.Module | None, make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
@@ -278,8 +290,9 @@ class Table:
 class Job(Simplified):
     """All that the later stages need to know of one entry of a build."""
 
-    def __init__(self, entry: str, table: Table, captures: Captures) -> None:
+    def __init__(self, entry: str, table: Table, captures: Captures, dropout: bool = False) -> None:
         self.entry, self.table, self.captures = entry, table, captures
+        self.dropout = dropout  # is on: programs draw, and are proved at rest
         self.factory, self.aligned = table.factory, table.aligned
         self.first = captures.first
         self.count = table.count

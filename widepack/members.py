@@ -23,7 +23,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
@@ -247,6 +247,12 @@ class AlignedWeight:
     shape: Shapes
     role: str = ""
     aliases: tuple[str, ...] = ()
+
+
+def repeated(one: Alignment, names: Sequence[str]) -> Alignment:
+    """One member N times: every weight is Shared. names: the N members'."""
+    weights = tuple(replace(w, kind="shared") for w in one.weights)
+    return Alignment(tuple(names), one.checkpoints * len(names), weights)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from .compare import Pool, floating, same_places
 from .errors import ArtifactError, InputError, LoweringError, ProbeError, VerificationError
 from .held import Held
 from .inputs import Binder
+from .rested import draws, rested
 from .runtime import Function, evaluate, graph_module
 from .samples import Source, draw
 
@@ -147,6 +148,15 @@ class Probing:
         if record is None or len(record) != len(kinds):
             raise ProbeError(f"{self.held.reader.root} has a probe of entry {self.name}, but no record of its verification; build it again")
         probes.check(self.answers(pattern), self.at(pattern), run(*self.inputs(pattern)), kinds, record, self.held.chosen)
+
+    def at_rest(self, program: Program) -> Program:
+        """A program without its draws, of which the probe was made. Raises: ArtifactError."""
+        found = rested(program) if draws(program) else program
+        if found is None:
+            raise ArtifactError(
+                f"{self.held.reader.root}: a program of entry {self.name} draws random numbers by an op that no probe can be asked without"
+            )
+        return found
 
     # ---------------------------------------------------------------- members on their own
 
@@ -294,6 +304,7 @@ class Probing:
                 program = raised(self.held.reader.program(file))
             else:
                 program = self.held.program(file, self.name)
+            program = self.at_rest(program)
             self._made[signature, exact] = program, graph_module(program, self.held.device).forward
         return self._made[signature, exact]
 

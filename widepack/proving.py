@@ -25,6 +25,7 @@ from .kinds import weights_only
 from .parts import lowered, parts
 from .progress import Stages
 from .replay import CPU
+from .rested import draws, rested
 from .runtime import graph_module
 from .state import BUFFER
 from .trial import Trial, why_not
@@ -44,7 +45,7 @@ def _subject(job: Job, held: weight_files.Weights) -> verify.Subject:
 
     return verify.Subject(
         members=tuple(job.aligned.names),
-        programs=job.programs,
+        programs=[at_rest(p, job.entry) for p in job.programs] if job.dropout else job.programs,
         signatures=job.captures.signatures,
         sources=job.sources,
         outputs=[n for n, _ in first.outputs],
@@ -60,6 +61,16 @@ def _subject(job: Job, held: weight_files.Weights) -> verify.Subject:
         alike=job.captures.alike(job.aligned.names),
         fits=_fits(job),
     )
+
+
+def at_rest(program: Program, entry: str) -> Program:
+    """The program without its draws. Raises: CaptureError for an op that is not known without."""
+    found = rested(program)
+    if found is None:
+        raise CaptureError(
+            f"{entry} draws random numbers by an op whose draw cannot be taken out, and nothing can be proved of it; make what it draws an input of {entry}"
+        )
+    return found
 
 
 def _fits(job: Job) -> Callable[[Mapping[str, int]], bool]:
@@ -87,7 +98,12 @@ def prove(
 
     def compared(some: Sequence[Wide]) -> dict[str, Compared]:
         way_out = "Nothing was written; please report it, or build with --strategy loop"
-        return {f"{w.pattern}.{n}": truth.hold(w.pattern, w.lowered.program, w.plan, w.lowered, way_out) for n, w in enumerate(some)}
+        found = {}
+        for n, w in enumerate(some):
+            rests = job.dropout and draws(w.lowered.program)
+            program = at_rest(w.lowered.program, job.entry) if rests else w.lowered.program
+            found[f"{w.pattern}.{n}"] = truth.hold(w.pattern, program, w.plan, None if rests else w.lowered, way_out)
+        return found
 
     try:
         found = compared(wides)
@@ -96,7 +112,8 @@ def prove(
         if same_programs(others, wides):
             raise
         wides, found = others, compared(others)
-    record = truth.record({"capture": [p.record() for p in truth.captured]}, found)
+    at_rest_ = {"draws": "at rest: programs that draw random numbers are compared without"} if job.dropout and any(map(draws, job.programs)) else {}
+    record = truth.record({"capture": [p.record() for p in truth.captured], **at_rest_}, found)
     return wides, record, truth.probed(), _kernels(job, wides, held, truth.small("shared"))
 
 

@@ -21,6 +21,11 @@ _SWITCHES = ("train", "training")
 _CHANCES = ("dropout_p", "dropout")
 
 
+def draws(program: Program) -> bool:
+    """Whether a program draws random numbers: its answers are others at every call."""
+    return any(draws(n.body) if n.body is not None else not ops.pure(n.op, n.args, n.kwargs) for n in program.nodes)
+
+
 def rested(program: Program) -> Program | None:
     """The program at rest; None where it has a random op that is not known here."""
     nodes = []

@@ -45,6 +45,7 @@ from .plan import Plan
 from .progress import Report, Stages
 from .registry import Choice, strategy_names
 from .reproving import Proof, Tried
+from .rested import draws
 from .rewriting import NewTable, Seat, new_table, rewrite
 from .specs import parse_size
 from .standing import Standing
@@ -212,6 +213,11 @@ def _revise(
     with Writer(path if out is None else out, force=force or out is None) as writer:
         reader = Reader(path)  # under the lock, where it is the one that is written: nobody publishes in between
         old = reader.manifest
+        for name, entry in old.entries.items():
+            if any(draws(reader.program(f)) for f in entry.member):
+                raise UsageError(
+                    f"{did}: entry {name} of {path} draws random numbers at every call (dropout that is on), and its programs are not written again for other members: build it again"
+                )
         with stages.stage("read"):
             seats = seats_of(old, lambda p: newcomer(old, p, key, trust_pickle))
             modules = _modules(seats, model, model_args, list(old.entries))

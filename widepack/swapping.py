@@ -32,6 +32,7 @@ from .errors import MemberMismatch, UsageError, VerificationError
 from .held import Answers, Held
 from .members import bit_equal
 from .probing import Own
+from .rested import draws
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,11 @@ def swap(
 ) -> SwapReport:
     """Put a checkpoint in the place of a loaded member. entries: the programs of every entry. Raises: as `WideModel.swap`."""
     place = held.index(member)
+    for e in entries:
+        if draws(e.member(place)[0]):
+            raise UsageError(
+                f"swap: entry {e.name} draws random numbers at every call, so that the new member's answers cannot be compared while others call; build another artifact"
+            )
     with held.swapping:
         held.must_be_open()
         stages = Stages()

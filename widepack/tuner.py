@@ -29,6 +29,7 @@ from .plan import Plan, for_size
 from .progress import Report
 from .relower import simplified
 from .replay import Shapes
+from .rested import draws
 from .timing import race, ratio
 from .tuning import COMPILE_S, COMPILED, LOOP, RULES, Candidate, Found, Search
 from .wide_entry import WideEntry
@@ -109,6 +110,11 @@ def tune(
             f"{', '.join(CHOOSABLE)} can; leave the backend out to try all of them that are here"
         )
     ens = load(path, device=device, backend="eager", warmup=False, threads=threads, cache=cache, allow_ops=tuple(EXTRA))
+    for name in entries or ens.entries:
+        if draws(ens.entry(name).programs.member(0)[0]):
+            raise UsageError(
+                f"{fspath(path)}: entry {name} draws random numbers at every call, and tune compares the answers of strategies; its plans by rules of thumb stay"
+            )
     others = tuple(b for b in dict.fromkeys(backends_here(str(ens.device)) if backends is None else backends) if b != "eager")
     rows: list[Measured] = []
     refused: dict[str, str] = {}

@@ -24,6 +24,7 @@ EPILOG = example(
     'widepack build ckpts/*.pt -o ens.wide --model net.py:make --input "x=float32[B,3,32,32]"',
     'widepack build runs/*/best.pt -o ens.wide --model pkg.net:Net --model-arg width=64 --input "ids=int64[B,T]:0..30521" --input T=2..512',
     'widepack build runs/checkpoint-* -o ens.wide --model hf --input "input_ids=int64[B,T]:0..30521"',
+    "widepack build m.pt -n 32 --dropout on -o passes.wide --model net.py:make --input 'x=float32[B,64]'",
     "widepack build ckpts/*.pt --dry-run        with model and input in ckpts/widepack.toml",
 )
 
@@ -83,6 +84,20 @@ EPILOG = example(
     show_default=True,
     help="Whether weights that are equal in all members are kept once.",
 )
+@click.option(
+    "-n",
+    "passes",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="With --dropout on: this many stochastic passes of one checkpoint; its weights are kept once.",
+)
+@click.option(
+    "--dropout",
+    type=click.Choice(["on", "off"]),
+    default="off",
+    show_default=True,
+    help="Whether dropout stays on: a draw for each member at every call.",
+)
 @click.option("--no-pt2", is_flag=True, help="Leave out the torch.export programs, which others read.")
 @click.option("--max-shard-size", metavar="SIZE", default="5GB", show_default=True, help="Of a weights file; a weight is never divided.")
 @click.option("--dry-run", is_flag=True, help="Do everything but writing, and say what would be written.")
@@ -105,6 +120,8 @@ def command(
     strategies: tuple[str, ...],
     tune: bool,
     share: str,
+    passes: int | None,
+    dropout: str,
     no_pt2: bool,
     max_shard_size: str,
     dry_run: bool,
@@ -152,6 +169,8 @@ def command(
             progress=progress,
             dry_run=dry_run,
             tune=tune,
+            n=passes,
+            dropout=dropout,
         )
     if as_json:
         emit(report.to_json())

@@ -3,11 +3,19 @@
 Embedding bags sum, average or maximise the rows of each bag: ids: [N, L] or [L], offsets: [bags], y: [N, bags, D]. A bag treats every column alike, so the
 members' columns stand side by side: one bag over a table `[V, N*D]`.
 
-An index that the member alone would refuse (negative, or V and more) is refused here too: both ops check against V, never against N*V.
+| strategy | when | how |
+|---|---|---|
+| `one_table` | W Shared | one look-up of all members' ids |
+| `index_select` | ids Shared | rows of all tables at once |
+| `gather` | few rows on a CPU; any elsewhere | ids of their own along each table's rows, number by number |
+| `flat_index` | W Stacked | one table of N*V rows, ids counted from each member's first row |
+
+An index that the member alone would refuse (negative, or V and more) is refused here too: every strategy checks against V, never against N*V.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -15,7 +23,7 @@ import torch
 from .. import ops
 from ..registry import strategy
 from ..samples_of_ops import B, Draw, Sample, call, samples
-from ..values import Shared, Stacked, Value, Wide
+from ..values import Shared, Stacked, Value, Wide, hint
 from ..writer import Writer, put_shared, rank
 
 
@@ -33,7 +41,7 @@ def one_table(w: Writer, weight: Shared, ids: Stacked, padding: int = -1, *_: An
     return Stacked(w.call("embedding", weight.value, ids.value, *([padding] if padding >= 0 else [])))
 
 
-# the next two know no padding, whose row learns nothing: members that train take flat_index
+# index_select and gather know no padding, whose row learns nothing: members that train take flat_index
 @strategy("embedding", "index_select", family="embedding", when=_ids_shared, derivative=False)
 def index_select(w: Writer, weight: Stacked, ids: Shared, *_: Any, **__: Any) -> Wide:
     """Shared ids: rows of all tables at once"""
@@ -41,7 +49,19 @@ def index_select(w: Writer, weight: Stacked, ids: Shared, *_: Any, **__: Any) ->
     return Stacked(back(w.call("index_select", weight.value, 1, flat)))
 
 
-@strategy("embedding", "gather", family="embedding", derivative=False)
+GATHERED = 8192
+"""Numbers of all members' rows up to which a gather is faster on a CPU: it is one op, and takes its rows number by number."""
+
+
+def _few(w: Writer, weight: Wide, ids: Wide, *_: Any, **__: Any) -> bool:
+    if w.device != "cpu" or not isinstance(weight, Stacked):
+        return True
+    sizes = ids.value.held.shape[1 if isinstance(ids, Stacked) else 0 :]  # type: ignore[union-attr]
+    rows = math.prod(hint(s) for s in sizes)
+    return w.members * rows * hint(weight.value.held.shape[2]) <= GATHERED
+
+
+@strategy("embedding", "gather", family="embedding", when=_few, derivative=False)
 def gather(w: Writer, weight: Wide, ids: Wide, *_: Any, **__: Any) -> Wide:
     """ids of their own: a gather along each table's rows"""
     table = w.stack(weight)  # [N, V, D]
@@ -139,7 +159,7 @@ def bag_rows(w: Writer, *args: Any, **kwargs: Any) -> Any:
     given = _bag(w, args, kwargs)
     ids, padding, mode = Stacked(w.stack(given["indices"])), given["padding_idx"], given["mode"]
     weight = given["weight"]
-    rule = one_table if isinstance(weight, Shared) else gather
+    rule: Any = one_table if isinstance(weight, Shared) else gather if _few(w, weight, ids) else flat_index
     rows = rule(w, weight, ids).value  # [N, L, D]
     if given["per_sample_weights"] is not None:
         rows = w.call("mul.Tensor", rows, w.call("unsqueeze", w.stack(given["per_sample_weights"]), -1))

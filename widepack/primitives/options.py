@@ -175,8 +175,9 @@ def _rms_norm(draw: Draw, pick: Pick, batch: int) -> Sample:
 @options("group_norm")
 def _group_norm(draw: Draw, pick: Pick, batch: int) -> Sample:
     rank, groups = pick(2, 3, 4, 5), pick(1, 2, 6)
-    shape = (batch, 6, *(3, 2, 2)[: rank - 2])
-    return call(draw.normal(*shape), groups, _maybe(pick, draw.normal(6)), _maybe(pick, draw.normal(6)), pick(1e-5, 1e-2))
+    channels = 12 if rank == 2 else 6  # of one number alone a norm leaves nothing but rounding
+    x = draw.normal(batch, channels, *(3, 2, 2)[: rank - 2])
+    return call(x, groups, _maybe(pick, draw.normal(channels)), _maybe(pick, draw.normal(channels)), pick(1e-5, 1e-2))
 
 
 @options("instance_norm")
