@@ -27,11 +27,11 @@ def made(of: Members) -> list[Plan]:
 @pytest.mark.parametrize("layer", [nn.RNN, pytest.param(nn.GRU, marks=pytest.mark.slow), pytest.param(nn.LSTM, marks=pytest.mark.slow)])
 def test_of_a_recurrent_layer_one_step_counts(layer: Callable[..., nn.Module]) -> None:
     """However long the sequence is, and whichever dim it is."""
-    short, long, turned = (
+    short, long = (
         made(model(partial(layer, 16, 32, batch_first=first), spec, 8))
-        for first, spec in ((True, "input=float32[B,8,16]"), (True, "input=float32[B,24,16]"), (False, "input=float32[24,B,16]"))
+        for first, spec in ((True, "input=float32[B,4,16]"), (False, "input=float32[12,B,16]"))
     )
-    assert short[0].batch == long[0].batch == turned[0].batch
+    assert short[0].batch == long[0].batch
     assert not short[0].looped() and short[0].batch[1] is not None and short[0].batch[1] > 100
     assert short[-1].looped()
 
@@ -72,7 +72,7 @@ def test_a_large_convolution_by_itself_reads_plain_weights() -> None:
     assert two[-1].looped() and two[-1].choices
 
 
-@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("mode", ["mean", pytest.param("sum", marks=pytest.mark.slow), pytest.param("max", marks=pytest.mark.slow)])
 def test_bags_of_all_members_are_one(mode: str) -> None:
     make = partial(nn.EmbeddingBag, 7, 4, mode=mode)
     modules = members(make, 3)
