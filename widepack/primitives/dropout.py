@@ -19,7 +19,7 @@ import torch
 
 from .. import ops
 from ..families import broadcast
-from ..registry import strategy
+from ..registry import register, strategy
 from ..samples_of_ops import B, Draw, Make, Sample, call, samples
 from ..values import Shared, Stacked, Value, Wide
 from ..writer import Writer, put_shared, rank
@@ -98,6 +98,9 @@ def drawn(w: Writer, x: Wide, *args: Any, **kwargs: Any) -> Any:
     return w.stacked(_like(w, args, kwargs, w.stack(x)))
 
 
+register("rrelu", "independent", drawn, family="pointwise")  # training it draws its slopes
+
+
 @strategy(_LIKE, "shared", family="random", asked=True)
 def drawn_once(w: Writer, x: Wide, *args: Any, **kwargs: Any) -> Any:
     """one member's numbers, for all"""
@@ -164,6 +167,7 @@ samples("normal.Tensor_Tensor")(lambda draw: [call(draw.normal(B, 3), draw.unifo
 samples("normal.Tensor_float")(lambda draw: [call(draw.normal(B, 3), 0.4), call(draw.normal())])
 samples("normal.float_Tensor")(lambda draw: [call(0.4, draw.uniform(0, 2, B, 3))])
 samples("multinomial")(lambda draw: [call(draw.uniform(0.1, 1, *s), 3, r) for s in ((4,), (B, 4)) for r in (False, True)])
+samples("rrelu")(lambda draw: [call(draw.normal(*s), 0.1, 0.3, train) for s in ((B, 3, 4), ()) for train in (False, True)])
 samples("rand randn")(lambda draw: [call([B, 3]), call([]), call([2], dtype=torch.float64, device=torch.device("cpu"), pin_memory=False)])
 samples("randint")(lambda draw: [call(7, [B, 3])])
 samples("randint.low")(lambda draw: [call(2, 7, [B, 3], dtype=torch.int32)])
