@@ -19,7 +19,7 @@ import torch
 
 from .. import ops
 from ..families import broadcast
-from ..registry import register, strategy
+from ..registry import strategy
 from ..samples_of_ops import B, Draw, Make, Sample, call, samples
 from ..values import Shared, Stacked, Value, Wide
 from ..writer import Writer, put_shared, rank
@@ -98,7 +98,14 @@ def drawn(w: Writer, x: Wide, *args: Any, **kwargs: Any) -> Any:
     return w.stacked(_like(w, args, kwargs, w.stack(x)))
 
 
-register("rrelu", "independent", drawn, family="pointwise")  # training it draws its slopes
+@strategy("rrelu", "independent", family="pointwise")
+def rrelu(w: Writer, x: Wide, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, generator: None = None) -> Wide:
+    """training, one draw for all members: as many slopes as there are numbers, where the op draws one for each that is not positive, so that one member's decide what another draws"""
+    value = w.stack(x)
+    if not training:
+        return Stacked(w.call("rrelu", value, lower, upper, False))
+    slopes = w.call("uniform", value, lower, upper)
+    return Stacked(w.call("where.self", w.call("le.Scalar", value, 0), w.call("mul.Tensor", value, slopes), value))
 
 
 @strategy(_LIKE, "shared", family="random", asked=True)
