@@ -31,8 +31,8 @@ def _ids_shared(w: Writer, weight: Wide, ids: Wide, *_: Any, **__: Any) -> bool:
     return isinstance(ids, Shared)
 
 
-def _weight_shared(w: Writer, weight: Wide, ids: Wide, *_: Any, **__: Any) -> bool:
-    return isinstance(weight, Shared)
+def _weight_shared(w: Writer, weight: Wide, ids: Wide, padding: int = -1, by_freq: bool = False, sparse: bool = False) -> bool:
+    return isinstance(weight, Shared) and not by_freq  # each member counts its own ids
 
 
 @strategy("embedding", "one_table", family="embedding", when=_weight_shared)
