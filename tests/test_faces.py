@@ -395,6 +395,8 @@ def test_refusals_name_what_they_refuse() -> None:
     three = members(lambda: nn.Linear(4, 5))
     face = face_of(three)
     for call, error, words in (
+        (lambda: face(), TypeError, "input"),
+        (lambda: face(torch.randn(N, 2, 3).double()), RuntimeError, "got [2, 3] X [4, 5]"),
         (lambda: face(torch.randn(2, 4)), InputError, "WideLinear takes every input as [3, ...], one a member in front, and input 0 is float32[2,4]"),
         (lambda: face_of(three, "bmw"), UsageError, "WideLinear has no strategy 'bmw'; it has one_gemm, "),
         (lambda: primitives.WideLinear.from_modules([]), UsageError, "there are no modules"),
