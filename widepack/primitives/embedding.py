@@ -110,8 +110,8 @@ def _bag(w: Writer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, 
 
 
 def _bag_fits(w: Writer, *args: Any, **kwargs: Any) -> bool:
-    given = _bag(w, args, kwargs)
-    return isinstance(given["offsets"], Shared) and rank(given["indices"]) == 1
+    given = _bag(w, args, kwargs)  # how often a member meets a row (which scales gradients) its own bags alone tell
+    return isinstance(given["offsets"], Shared) and rank(given["indices"]) == 1 and not given["scale_grad_by_freq"]
 
 
 def _bag_shared(w: Writer, *args: Any, **kwargs: Any) -> bool:
