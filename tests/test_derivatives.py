@@ -166,7 +166,7 @@ def test_gradients_of_every_op_are_the_members_own(op: str) -> None:
                 compare(op, many, which, memory)
 
 
-@pytest.mark.parametrize("each", [False, True])
+@pytest.mark.parametrize("each", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_row_of_padding_learns_nothing_in_a_fused_module(each: bool) -> None:
     members: list[nn.Module] = [nn.Embedding(5, 4, padding_idx=-2).double() for _ in range(3)]
     for m in members:

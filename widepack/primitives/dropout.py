@@ -100,7 +100,7 @@ def drawn(w: Writer, x: Wide, *args: Any, **kwargs: Any) -> Any:
 
 @strategy("rrelu", "independent", family="pointwise")
 def rrelu(w: Writer, x: Wide, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, generator: None = None) -> Wide:
-    """training, one draw for all members: as many slopes as there are numbers, where the op draws one for each that is not positive, so that one member's decide what another draws"""
+    """training, a slope drawn for every number: the op draws one for each that is not positive, and one member's would decide what another draws"""
     value = w.stack(x)
     if not training:
         return Stacked(w.call("rrelu", value, lower, upper, False))
