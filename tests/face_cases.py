@@ -66,6 +66,8 @@ for mode in ("sum", "mean", "max"):
 CASES["EmbeddingBag-last-offset"] = Case(
     lambda: nn.EmbeddingBag(9, 4, mode="sum", include_last_offset=True), lambda g: (bag(g)[0], torch.tensor([0, 2, 7, 10]))
 )
+for table in (nn.Embedding, nn.EmbeddingBag):
+    CASES[f"{table.__name__}-by-frequency"] = Case(partial(table, 5, 4, scale_grad_by_freq=True, padding_idx=2), ids(5, 4, 6))
 CASES["EmbeddingBag-weights"] = Case(lambda: nn.EmbeddingBag(9, 4, mode="sum"), weighted)
 CASES["EmbeddingBag-weights-padding"] = Case(lambda: nn.EmbeddingBag(9, 4, mode="sum", padding_idx=3), weighted)
 for n, (conv, turned) in enumerate(((nn.Conv1d, nn.ConvTranspose1d), (nn.Conv2d, nn.ConvTranspose2d), (nn.Conv3d, nn.ConvTranspose3d)), 1):

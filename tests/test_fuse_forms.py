@@ -198,6 +198,9 @@ def test_a_fused_module_is_saved_as_an_artifact(tmp_path: Path) -> None:
     with torch.no_grad():
         close(ens(x), fused.eval()(x), rtol=1e-5, atol=1e-6)
     assert fused.training is False
+    (mine,) = [r for r in fused._entry()._runners.values() if not r.gradients]
+    theirs = ens.entry("forward").programs.for_sizes("shared", {"B": 7}).program
+    assert [(n.op, n.args) for n in mine.program.nodes] == [(n.op, n.args) for n in theirs.nodes]  # eval is what load runs
 
 
 def test_calls_in_inference_mode_and_answers_outside_of_it() -> None:

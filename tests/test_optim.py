@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import widepack
-from widepack import UsageError, optim, primitives
+from widepack import UsageError, fuse, optim, primitives
 from widepack.per_member import PerMember
 
 N = 3
@@ -146,18 +146,22 @@ def widened(modules: list[nn.Module]) -> nn.Module:
 def test_twenty_steps_are_those_of_each_member_alone(
     name: str, make: Any, shape: Any, dtype: torch.dtype, bound: float, rates: dict[str, Any]
 ) -> None:
+    twenty_steps(name, make, shape, dtype, bound, rates, lambda modules, _: widened(modules), lambda wide, x: wide(x))
+
+
+def twenty_steps(name: str, make: Any, shape: Any, dtype: torch.dtype, bound: float, rates: dict[str, Any], widen: Any, run: Any) -> None:
     modules = []
     for i in range(N):
         torch.manual_seed(i)
         modules.append(make().to(dtype))
-    wide = widened(modules)
+    wide = widen(modules, torch.randn(shape).to(dtype))
     optimizer = getattr(optim, name)(wide.parameters(), **rates)
     own = [TORCH[name](m.parameters(), **{k: v[i] if isinstance(v, list) else v for k, v in rates.items()}) for i, m in enumerate(modules)]
     g = torch.Generator().manual_seed(9)
     for _ in range(20):
         x, target = torch.randn((N, *shape), generator=g).to(dtype), torch.randint(0, 3, (N, shape[0]), generator=g)
         optimizer.zero_grad()
-        y = wide(x)
+        y = run(wide, x)
         sum((nn.functional.cross_entropy(y[i], target[i]) for i in range(N)), torch.zeros(())).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         for i, m in enumerate(modules):
@@ -260,6 +264,43 @@ def test_groups_hooks_and_closures() -> None:
     optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(N, 2))], "lr": torch.tensor(LR), "weight_decay": 0.1})
     assert len(optimizer.param_groups) == 3
     assert optimizer.param_groups[2]["lr"] == PerMember(torch.tensor(LR).tolist())
+
+
+def test_a_shared_weight_of_a_fused_module_needs_one_rate() -> None:
+    """Also one whose first axis is as long as there are members."""
+    models = [nn.Sequential(nn.Linear(4, N), nn.ReLU(), nn.Linear(N, 2)) for _ in range(N)]
+    for m in models[1:]:
+        m[0].load_state_dict(models[0][0].state_dict())
+    fused = fuse(models, torch.randn(2, 4), share=["0.*"], validate=False)
+    with pytest.raises(UsageError, match=r"0.weight is \[3, 4\], one weight for all members. Put it in a group"):
+        optim.SGD(fused.named_parameters(), lr=LR)
+    own = [p for n, p in fused.named_parameters() if n.startswith("2.")]
+    shared = [p for n, p in fused.named_parameters() if n.startswith("0.")]
+    optimizer = optim.SGD([{"params": own, "lr": LR}, {"params": shared}], lr=0.1)
+    before = [p.detach().clone() for p in (*own, *shared)]
+    y = fused(torch.randn(5, 4))
+    y.square().sum().backward()
+    optimizer.step()
+    each, one = torch.tensor(LR), torch.tensor(0.1)
+    for p, b, rate in zip((*own, *shared), before, (each.reshape(N, 1, 1), each.reshape(N, 1), one, one)):
+        assert p.grad is not None
+        torch.testing.assert_close(p, b - rate * p.grad)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "make", "shape", "dtype", "bound", "rates"),
+    [
+        ("SGD", cnn, (5, 2, 6, 6), torch.float32, 1e-5, {"lr": [0.05, 0.01, 0.02], "momentum": 0.9, "weight_decay": [0.0, 1e-3, 1e-2]}),
+        ("Adam", Transformer, (4, 5, 8), torch.float64, 1e-8, {"lr": [1e-2, 1e-3, 3e-3], "weight_decay": [1e-2, 0.0, 1e-3]}),
+        ("AdamW", Transformer, (4, 5, 8), torch.float64, 1e-8, {"lr": [1e-2, 1e-3, 3e-3], "weight_decay": [1e-2, 0.0, 0.3]}),
+    ],
+    ids=["SGD-cnn", "Adam-transformer", "AdamW-transformer"],
+)
+def test_twenty_steps_of_a_fused_module_are_those_of_each_member_alone(
+    name: str, make: Any, shape: Any, dtype: torch.dtype, bound: float, rates: dict[str, Any]
+) -> None:
+    twenty_steps(name, make, shape, dtype, bound, rates, lambda modules, x: fuse(modules, x, validate=False), lambda wide, x: wide.each(x))
 
 
 def test_refusals_name_what_they_refuse() -> None:

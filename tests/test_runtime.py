@@ -406,7 +406,9 @@ def test_a_subset_asks_for_its_own_slices(artifacts: Artifacts, monkeypatch: pyt
     get = Weights.get
 
     def touched(weights: Weights, name: str) -> torch.Tensor:
-        assert name not in where or where[name][:2] in [part[:2] for part in asked], f"{name} is touched before it was asked for: the system reads megabytes around it"
+        assert name not in where or where[name][:2] in [part[:2] for part in asked], (
+            f"{name} is touched before it was asked for: the system reads megabytes around it"
+        )
         return get(weights, name)
 
     with monkeypatch.context() as patch:

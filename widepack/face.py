@@ -1,6 +1,7 @@
 """Faces: wide layers that a person uses by themselves, `WideLinear` for N `nn.Linear`, and so on.
 
-A face is the primitive that lowering uses, with parameters: its forward calls the op's strategies in the registry on `[N, ...]` values. What runs an op:
+A face is the primitive that lowering uses, with parameters: its forward calls the op's strategies in the registry on `[N, ...]` values, and notes the ops that they
+wrote (steps.py), for the next call with values of the same form. What runs an op:
 
 1. the strategy that `strategy` names; where it does not apply, the call is refused in words
 2. with `auto` the first strategy that applies; of those with a derivative where gradients are asked for
@@ -297,7 +298,7 @@ def _device(args: Any, kwargs: Any) -> str:
     """The kind of device of a call's inputs."""
     if args and isinstance(args[0], Tensor):
         return args[0].device.type
-    return next(t.device.type for _, t in _named((args, kwargs)))
+    return next((t.device.type for _, t in _named((args, kwargs))), "cpu")
 
 
 def _empty(t: Tensor, cast: bool) -> Tensor:

@@ -1,7 +1,4 @@
-"""Faces of embeddings and bags of them.
-
-The row of `padding_idx` gets no gradient: the strategies look rows up and do not know of it, so what it gives is cut off here.
-"""
+"""Faces of embeddings and bags of them."""
 
 from __future__ import annotations
 
@@ -23,28 +20,23 @@ class _Table(Face):
             )
         if self.options.sparse:
             raise UsageError(f"{self.name}: sparse=True gives a sparse gradient, which parameters [N, V, D] cannot have; set sparse=False")
-        if self.options.scale_grad_by_freq:
-            raise UsageError(f"{self.name}: scale_grad_by_freq=True divides gradients by how often a member meets a row; set it to False")
 
 
 class WideEmbedding(_Table):
-    """N `nn.Embedding`: ids [N, *] -> [N, *, D]. max_norm, sparse and scale_grad_by_freq are refused."""
+    """N `nn.Embedding`: ids [N, *] -> [N, *, D]. max_norm and sparse are refused."""
 
     member = nn.Embedding
     ops = ("embedding",)
 
     def wide(self, input: Tensor) -> Tensor:
-        padding: int | None = self.options.padding_idx
-        made: Tensor = self.run("embedding", self.weight, input, -1 if padding is None else padding)
-        if padding is None or not made.requires_grad:
-            return made
-        return torch.where((input == padding).unsqueeze(-1), made.detach(), made)
+        m = self.options
+        return self.run("embedding", self.weight, input, -1 if m.padding_idx is None else m.padding_idx, m.scale_grad_by_freq)  # type: ignore[no-any-return]
 
 
 class WideEmbeddingBag(_Table):
     """N `nn.EmbeddingBag`: ids [N, B, L], or ids [N, L] with offsets [N, B] -> [N, B, D].
 
-    Offsets that all members share are `offsets.expand(N, -1)`; others run once a member. max_norm, sparse and scale_grad_by_freq are refused.
+    Offsets that all members share are `offsets.expand(N, -1)`; others run once a member. max_norm and sparse are refused.
     """
 
     member = nn.EmbeddingBag
@@ -58,6 +50,5 @@ class WideEmbeddingBag(_Table):
             each = None if per_sample_weights is None else per_sample_weights.flatten(1)
         else:
             starts, ids, each, last = offsets, input, per_sample_weights, m.include_last_offset  # type: ignore[assignment]
-        mode = _MODES[m.mode]
-        made = self.run("embedding_bag.padding_idx", self.weight, ids, starts, False, mode, False, each, last, m.padding_idx)
-        return made[0]  # type: ignore[no-any-return]
+        rest = m.scale_grad_by_freq, _MODES[m.mode], False, each, last, m.padding_idx
+        return self.run("embedding_bag.padding_idx", self.weight, ids, starts, *rest)[0]  # type: ignore[no-any-return]

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from widepack_artifacts import manifest as form
 from widepack_artifacts.program import Kind, Program
@@ -223,18 +224,32 @@ class Differentiable:
         return list(self.forward(*(weights[s] for s in self.sources), *inputs))
 
 
+_STEPS = "_widepack_steps"
+
+
+def _count_steps(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Count the steps of an optimizer's fused kernels: they write into parameters and leave their versions as they were."""
+    for group in optimizer.param_groups:
+        if group.get("fused"):
+            for p in group["params"]:
+                setattr(p, _STEPS, getattr(p, _STEPS, 0) + 1)
+
+
+register_optimizer_step_post_hook(_count_steps)
+
+
 class _Bound:
     """A program over the weights that it was bound to, bound again when one of them has changed."""
 
     def __init__(self, program: Program, device: torch.device) -> None:
         self.program, self.device = program, device
         self.sources = [s.source for s in program.weights]
-        self.seen: list[tuple[int, int, int]] | None = None
+        self.seen: list[tuple[int, int, int, int]] | None = None
         self.executable: Executable | None = None
 
     def __call__(self, weights: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[Any]:
         own = [weights[s] for s in self.sources]
-        now = [(id(w), w.data_ptr(), w._version) for w in own]
+        now = [(id(w), w.data_ptr(), w._version, getattr(w, _STEPS, 0)) for w in own]
         if self.executable is None or now != self.seen:
             held = {s: w.detach() for s, w in zip(self.sources, own)}
             self.executable, self.seen = Executable(self.program, held, self.device), now

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from .errors import UsageError
+from .per_member import ONE_FOR_ALL, number
 from .per_member import PerMember as PerMember
-from .per_member import number
 
 _RATES = ("lr", "initial_lr", "weight_decay")
 Params = Iterable[Any]  # tensors, (name, tensor) pairs, or groups: torch's three forms
@@ -60,11 +60,12 @@ class _MemberWise(torch.optim.Optimizer):
             raise UsageError(f"{type(self).__name__}: " + ", ".join(f"{k} has {len(r)} numbers" for k, r in rates.items()) + "; give one a member")
         for key, rate in rates.items():
             for i, p in enumerate(group["params"]):
-                if p.ndim == 0 or p.shape[0] != len(rate):
+                shared = getattr(p, ONE_FOR_ALL, False)
+                if shared or p.ndim == 0 or p.shape[0] != len(rate):
                     name = group["param_names"][i] if "param_names" in group else f"parameter {i} of its group"
+                    what = "one weight for all members" if shared else f"with no axis of {len(rate)} members in front"
                     raise UsageError(
-                        f"{type(self).__name__}: {key} has {len(rate)} numbers, one a member, and {name} is {list(p.shape)}, with no axis of {len(rate)} members in front: "
-                        f"one weight for all members, or of other members. Put it in a group with a plain number: "
+                        f"{type(self).__name__}: {key} has {len(rate)} numbers, one a member, and {name} is {list(p.shape)}, {what}. Put it in a group with a plain number: "
                         f"[{{'params': own}}, {{'params': shared, {key!r}: 1e-3}}]"
                     )
 

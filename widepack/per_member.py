@@ -11,6 +11,9 @@ from torch import Tensor
 
 from .errors import UsageError
 
+ONE_FOR_ALL = "widepack_one_for_all"
+"""An attribute of parameters that all members share: their first axis, whatever its length, is no member axis."""
+
 
 class PerMember:
     """N numbers. `+ - * /` with a number or with as many; there is no order among them, so what compares rates (ReduceLROnPlateau) refuses them."""

@@ -22,6 +22,7 @@ from widepack_artifacts.program import Kind
 from .errors import MemberMismatch, UsageError
 from .hollow import Hollow, first_names, weights_of
 from .members import bit_equal
+from .per_member import ONE_FOR_ALL
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ def stack(root: nn.Module, models: Sequence[nn.Module], rows: Sequence[Row]) -> 
         value = torch.stack(own) if row.kind == "stacked" else own[0].clone()
         if row.parameter:
             value = nn.Parameter(value, every[0][row.name].requires_grad)
+            setattr(value, ONE_FOR_ALL, row.kind == "shared")
         for name in (row.name, *row.aliases):
             path, _, last = name.rpartition(".")
             source, part = first.get_submodule(path), made[id(first.get_submodule(path))]

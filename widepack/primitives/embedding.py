@@ -31,8 +31,8 @@ def _ids_shared(w: Writer, weight: Wide, ids: Wide, *_: Any, **__: Any) -> bool:
     return isinstance(ids, Shared)
 
 
-def _weight_shared(w: Writer, weight: Wide, ids: Wide, *_: Any, **__: Any) -> bool:
-    return isinstance(weight, Shared)
+def _weight_shared(w: Writer, weight: Wide, ids: Wide, padding: int = -1, by_freq: bool = False, sparse: bool = False) -> bool:
+    return isinstance(weight, Shared) and not by_freq  # each member counts its own ids
 
 
 @strategy("embedding", "one_table", family="embedding", when=_weight_shared)
@@ -108,8 +108,8 @@ def _bag(w: Writer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, 
 
 
 def _bag_fits(w: Writer, *args: Any, **kwargs: Any) -> bool:
-    given = _bag(w, args, kwargs)
-    return isinstance(given["offsets"], Shared) and rank(given["indices"]) == 1
+    given = _bag(w, args, kwargs)  # how often a member meets a row (which scales gradients) its own bags alone tell
+    return isinstance(given["offsets"], Shared) and rank(given["indices"]) == 1 and not given["scale_grad_by_freq"]
 
 
 def _bag_shared(w: Writer, *args: Any, **kwargs: Any) -> bool:
