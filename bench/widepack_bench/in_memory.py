@@ -117,7 +117,7 @@ class InMemory:
                 number = next((i for i, (p, _) in enumerate(made) if p == lowered.program), -1)
                 if number >= 0:
                     same = made[number][1]
-                    if not name.startswith(f"{LOOP} "):  # a strategy that has no form of its own inside loops
+                    if not name.startswith(f"{LOOP} ") or (same.name == AUTO and not same.same):  # else one that has no form of its own inside loops
                         made[number] = made[number][0], replace(same, same=(*same.same, name))
                     continue
                 made.append((lowered.program, Way(name, used, self.bound(lowered))))

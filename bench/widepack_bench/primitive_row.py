@@ -30,9 +30,9 @@ from .right import Truth
 from .suite import reason
 
 COMPILED_MEMBER = "compiled-member"
-SLOW_STRATEGY, SLOW_BASELINE = 2.0, 1.5
+SLOW_STRATEGY, SLOW_BASELINE = 1.5, 1.3
 CALLS = 3  # of a contestant, whose shortest decides whether it is raced
-LEAST_ROUNDS = 16
+LEAST_ROUNDS = 12  # six even ones: fewer have no 95% interval
 CHECKED = "checked"
 OF = "strategy "  # before a strategy's name in a race, where the eager loop is a contestant, too
 Said = Callable[[str], None]
