@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -42,7 +43,8 @@ class Made:
     """What a fused module was made of, beside weights.
 
     hollows: the members' modules without their weights. rows: of the weights. call: the sample. dynamic: its dims, where the user named them. strategies: of the
-    lowering. dropout: whether it is on in eval mode. packed: whether calls are channel-packed. check: compares a fresh program with the members alone, or None.
+    lowering. dropout: whether it is on in eval mode. packed: whether calls are channel-packed. check: compares a fresh program with the members alone, or None. settle: asks members
+    where a fresh capture holds.
     """
 
     hollows: Sequence[Hollow]
@@ -53,6 +55,7 @@ class Made:
     dropout: bool
     packed: bool
     check: Callable[[Fused, Entry, Runner], None] | None
+    settle: Callable[[Fused, Entry], None]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Made:
         """Nothing of it changes, so copies of the module have it together."""
@@ -159,7 +162,7 @@ class Fused(nn.Module):
         """What runs a call of these inputs; compared with the members alone when it is made."""
         runner = entry.runner(marks, sizes, gradients or any(self._modes()))
         if not runner.checked and self._made.check is not None:
-            with torch.inference_mode(False):
+            with torch.inference_mode(False), plain_dtypes(entry.device):
                 self._made.check(self, entry, runner)
         runner.checked = True
         return runner
@@ -174,8 +177,14 @@ class Fused(nn.Module):
         (device,) = devices
         key = (self._modes(), tuple(v.dtype for v in held.values()), device)
         if key not in self._entries:
-            with torch.inference_mode(False), torch.enable_grad():  # as a program that trains is captured, whatever this call is in
-                self._entries[key] = self._captured(held, device)
+            with (
+                torch.inference_mode(False),
+                torch.enable_grad(),
+                plain_dtypes(device),
+            ):  # as a program that trains is captured, whatever this call is in
+                entry = self._captured(held, device)
+                made.settle(self, entry)
+                self._entries[key] = entry
         return self._entries[key]
 
     def _modes(self) -> tuple[bool, ...]:
@@ -293,6 +302,13 @@ class Fused(nn.Module):
 
     def __iter__(self) -> Iterator[nn.Module]:
         return (self.member(i) for i in range(len(self)))
+
+
+@contextmanager
+def plain_dtypes(device: torch.device) -> Iterator[None]:
+    """No autocast, whatever the caller is in: a program is captured and compared in the dtypes that it is written in."""
+    with torch.autocast("cpu", enabled=False), torch.autocast(device.type, enabled=False):
+        yield
 
 
 def unpacked(said: str, value: torch.Tensor, dims: Sequence[int | DimExpr], own: bool, members: int) -> tuple[torch.Tensor, bool]:

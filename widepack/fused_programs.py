@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -170,6 +170,20 @@ class Entry(Simplified):
             signatures=[],
             wide=(),
         )
+
+    def settle(self, needless: Collection[int], at_one: Mapping[str, str]) -> None:
+        """Note what a member was asked. needless: the numbers of the conditions that are not its own. at_one: the dims where its program does not hold at 1, with why."""
+        c = self.captured
+        dims = dict(c.dims)
+        for letter, why in at_one.items():
+            _, most, line = dims[letter]
+            dims[letter] = (
+                2,
+                most,
+                f"at {letter} = 1 the program is not known to hold: {why}" + (f"; {letter} <= {most} is from {line}" if line else ""),
+            )
+        self.captured = replace(c, dims=dims, guards=tuple(g for k, g in enumerate(c.guards) if k not in needless))
+        self.binder = Binder(self._form(), self.count, self.device)
 
     def runner(self, marks: Sequence[bool], sizes: Mapping[str, int], gradients: bool) -> Runner:
         """What runs a call. marks: which inputs are one a member. gradients: by a program that can be differentiated. Raises: LoweringError."""
