@@ -270,7 +270,7 @@ def test_parametrized_weights_train() -> None:
     for m in trained:
         m(x).square().sum().backward()
     for name, g in gradients(trained).items():
-        close(fused.weight(name).grad, g, rtol=1e-9, atol=1e-10)
+        close(fused.tensor_of(name).grad, g, rtol=1e-9, atol=1e-10)
     for name, value in stacked(trained).items():
         close(fused.state_dict()[name], value, rtol=1e-12, atol=1e-12)
 
@@ -296,3 +296,25 @@ def test_dropout_draws_for_each_member() -> None:
     with torch.no_grad():
         y = fused(draw(5, 4))
         close(y, y[:1].expand_as(y))
+
+
+class NamedAsOurs(nn.Module):
+    """Parameters and submodules whose names a fused module has, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 4))
+        self.each = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        answer: torch.Tensor = self.each(x @ self.weight.T)
+        return answer
+
+
+def test_a_parameter_may_be_called_weight() -> None:
+    members = [NamedAsOurs().eval() for _ in range(2)]
+    fused, x = widepack.fuse(members, torch.randn(2, 4)), torch.randn(5, 4)
+    assert torch.equal(fused.weight[1], members[1].weight)
+    for i, member in enumerate(members):
+        close(fused(x)[i], member(x))
+        close(fused.each(x.expand(2, 5, 4))[i], member(x))

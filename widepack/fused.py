@@ -128,10 +128,10 @@ class Fused(nn.Module):
 
     def _answer(self, entry: Entry, values: Sequence[torch.Tensor], marks: Sequence[bool]) -> Any:
         sizes = entry.binder.check(values, marks)
-        weights = self.weights(entry)
+        weights = self.tensors_of(entry)
         asked = torch.is_grad_enabled() and any(t.requires_grad for t in (*weights.values(), *values))
         runner = self._runner(entry, marks, sizes, asked)
-        buffers = [self.weight(name) for _, _, name in entry.carried]
+        buffers = [self.tensor_of(name) for _, _, name in entry.carried]
         found = runner.run(weights, [*values, *(b.clone() for b in buffers)])
         answer = present(found, runner.program.outputs, len(self), entry.result)
         with torch.no_grad():
@@ -139,7 +139,7 @@ class Fused(nn.Module):
                 buffer.copy_(found[output])
         return answer
 
-    def weight(self, name: str) -> torch.Tensor:
+    def tensor_of(self, name: str) -> torch.Tensor:
         """A parameter or buffer by the members' name: `[N, *shape]`, or `[*shape]` where it is shared."""
         if name not in self._places:
             self._places[name] = place_of(self, name)
@@ -147,9 +147,9 @@ class Fused(nn.Module):
         value: torch.Tensor = held[last]
         return value
 
-    def weights(self, entry: Entry) -> dict[str, torch.Tensor]:
+    def tensors_of(self, entry: Entry) -> dict[str, torch.Tensor]:
         """What the entry's programs read, by name."""
-        return {s.source: entry.constants[s.source] if s.source in entry.constants else self.weight(s.source) for s in entry.programs[0].weights}
+        return {s.source: entry.constants[s.source] if s.source in entry.constants else self.tensor_of(s.source) for s in entry.programs[0].weights}
 
     # ---------------------------------------------------------------- programs
 
@@ -170,7 +170,7 @@ class Fused(nn.Module):
     def _entry(self) -> Entry:
         """The programs of the mode, dtypes and device that the module is in; captured when they are first asked for."""
         made = self._made
-        held = {r.name: self.weight(r.name) for r in made.rows}
+        held = {r.name: self.tensor_of(r.name) for r in made.rows}
         devices = {v.device for v in held.values()} or {made.call.leaves[0].example.device if made.call.leaves else CPU}
         if len(devices) > 1:
             raise UsageError(f"the weights of a fused module lie on {', '.join(map(str, devices))}; move all of them to one device with .to()")
@@ -220,7 +220,7 @@ class Fused(nn.Module):
     def sample(self) -> Call:
         """The sample on the CPU, in the dtype that the weights have now, where that is another than they were captured with."""
         made = self._made
-        now = {r.name: self.weight(r.name).dtype for r in made.rows}
+        now = {r.name: self.tensor_of(r.name).dtype for r in made.rows}
         before = {name: value.dtype for name, value in weights_of(made.hollows[0].module).items()}
         to = {before[n]: d for n, d in now.items() if before[n] != d}
 
@@ -280,7 +280,7 @@ class Fused(nn.Module):
         with torch.no_grad():
             for row in made.rows:
                 if row.kind == "stacked":
-                    value = self.weight(row.name)
+                    value = self.tensor_of(row.name)
                     value[to].copy_(value[source])
         return self
 

@@ -118,10 +118,10 @@ def _fits(entry: Entry) -> Callable[[Mapping[str, int]], bool]:
 
 def _subject(fused: Fused, entry: Entry, one: Program, draws: bool) -> verify.Subject:
     """What a comparison asks. one: the member's program at rest. draws: the members alone do not rest."""
-    weights = {n: v.detach().cpu() for n, v in fused.weights(entry).items()}
+    weights = {n: v.detach().cpu() for n, v in fused.tensors_of(entry).items()}
 
     def initial(i: int, state: Carried) -> torch.Tensor | None:
-        return fused.weight(state.name).detach().cpu()[i] if state.how == BUFFER else None
+        return fused.tensor_of(state.name).detach().cpu()[i] if state.how == BUFFER else None
 
     return verify.Subject(
         members=tuple(f"{i}" for i in range(len(fused))),
@@ -144,7 +144,7 @@ def _subject(fused: Fused, entry: Entry, one: Program, draws: bool) -> verify.Su
 def _answers(fused: Fused, entry: Entry, runner: Runner, one: Program, all_: Program, draws: bool) -> None:
     """one, all_: the member's program and the wide one, at rest. draws: the members alone do not rest."""
     subject = _subject(fused, entry, one, draws)
-    weights = {n: v.detach().cpu() for n, v in fused.weights(entry).items()}
+    weights = {n: v.detach().cpu() for n, v in fused.tensors_of(entry).items()}
     pattern = "each" if any(runner.marks) else "shared"
     truth = Truth(entry, subject, _Held(weights), verify.calls(subject, [pattern]), Stages(None))  # type: ignore[arg-type]
     for pool in truth.pools:
@@ -156,7 +156,7 @@ def _answers(fused: Fused, entry: Entry, runner: Runner, one: Program, all_: Pro
 
 def _trained(fused: Fused, entry: Entry) -> list[str]:
     """The weights that gradients are taken of."""
-    return [n for n in dict.fromkeys(s.source for s in entry.programs[0].weights) if n not in entry.constants and fused.weight(n).requires_grad]
+    return [n for n in dict.fromkeys(s.source for s in entry.programs[0].weights) if n not in entry.constants and fused.tensor_of(n).requires_grad]
 
 
 def _total(outputs: Sequence[torch.Tensor], i: int) -> torch.Tensor:
@@ -191,8 +191,8 @@ def _by_program(
         value = value.detach().cpu()
         return (value[i] if entry.kinds[name] == "stacked" else value).clone().requires_grad_(name in names)
 
-    weights = {n: own(n, v) for n, v in fused.weights(entry).items()}
-    buffers = [own(name, fused.weight(name)) for _, _, name in entry.carried]
+    weights = {n: own(n, v) for n, v in fused.tensors_of(entry).items()}
+    buffers = [own(name, fused.tensor_of(name)) for _, _, name in entry.carried]
     carried = {o for _, o, _ in entry.carried}
     with torch.enable_grad():
         found = Differentiable(program, CPU)(weights, [*(clone(v) for v in leaves), *buffers])
@@ -226,11 +226,11 @@ def _gradients(fused: Fused, entry: Entry, runner: Runner, one: Program, draws: 
     names = _trained(fused, entry)
     drawn = [draw_all(entry.sources[: entry.given], entry.sizes, 3 + (i if any(runner.marks) else 0)) for i in range(len(fused))]
     values = [torch.stack(v) if own else v[0] for v, own in zip(zip(*drawn), runner.marks)]
-    weights = {n: v.detach().cpu().clone().requires_grad_(n in names) for n, v in fused.weights(entry).items()}
+    weights = {n: v.detach().cpu().clone().requires_grad_(n in names) for n, v in fused.tensors_of(entry).items()}
     here = entry.on_cpu().runner(runner.marks, entry.sizes, gradients=True).program
     all_ = rested(here)
     assert all_ is not None  # as on the module's device
-    buffers = [fused.weight(name).detach().cpu().clone() for _, _, name in entry.carried]
+    buffers = [fused.tensor_of(name).detach().cpu().clone() for _, _, name in entry.carried]
     carried = {o for _, o, _ in entry.carried}
     with torch.enable_grad():
         found = Differentiable(all_, CPU)(weights, [*values, *buffers])

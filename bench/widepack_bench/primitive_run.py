@@ -52,6 +52,7 @@ def run_primitives(
     threads: int | None = None,
     pin: bool = False,
     budget_s: float | None = None,
+    compiled: bool = False,
     isolate: bool | None = None,
     progress: Progress | None = None,
     said: Callable[[str], object] = lambda text: None,
@@ -66,7 +67,15 @@ def run_primitives(
     document = _read(resume, preset, pattern) if resume is not None else _new(preset, pattern)
     document |= {"environment": environment(device, threads or 1), "interrupted": False}
     out = out or resume
-    options = {"baselines": list(baselines), "pattern": pattern, "device": device, "threads": threads, "pin": pin, "budget_s": budget_s}
+    options = {
+        "baselines": list(baselines),
+        "pattern": pattern,
+        "device": device,
+        "threads": threads,
+        "pin": pin,
+        "budget_s": budget_s,
+        "compiled": compiled,
+    }
     waiting = [t for t in tasks if not measured(document["rows"].get(t.key))]
     clock = _Clock(waiting, Effort.of(preset).row_s, progress)
     said(f"{len(waiting)} rows{f' of {len(tasks)}, the others are there' if len(waiting) < len(tasks) else ''}, about {clock.left()}")
