@@ -237,6 +237,8 @@ def test_names_and_numbers_that_are_not_there() -> None:
     with pytest.raises(UsageError, match="dynamic names input, which forward does not take; it takes x"):
         widepack.fuse(members(Mlp), draw(5, 4), dynamic={"input": {0: "B"}})
     fused = widepack.fuse(members(Mlp), draw(5, 4), validate=False)
-    for call in (lambda: fused.member("0"), lambda: fused.copy_(0, 3)):
-        with pytest.raises(UsageError, match=r"there is no member ('0'|3); there are 3, counted from 0"):
-            call()
+    wrong: Any = "0"
+    with pytest.raises(UsageError, match=r"there is no member '0'; there are 3, counted from 0"):
+        fused.member(wrong)
+    with pytest.raises(UsageError, match=r"there is no member 3; there are 3, counted from 0"):
+        fused.copy_(0, 3)
