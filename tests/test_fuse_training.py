@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import widepack
@@ -79,3 +79,25 @@ def test_a_cnn_with_batch_norm(name: str, each: bool) -> None:
 @pytest.mark.parametrize("name", [pytest.param("sgd", marks=pytest.mark.slow), "adam", pytest.param("adamw", marks=pytest.mark.slow)])
 def test_a_transformer(name: str) -> None:
     check(members(Transformer, dtype=CASES[name][1]), ids(4, 5), sentences(), name)
+
+
+def test_a_batch_norm_without_momentum_keeps_the_mean_of_all_batches() -> None:
+    own = members(lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, momentum=None)), dtype=torch.float64)
+    fused = widepack.fuse([m.train() for m in own], draw(5, 4, dtype=torch.float64))
+    for step in range(3):
+        xs = draw(3, 6 + step, 4, seed=step, dtype=torch.float64)
+        torch.testing.assert_close(fused.each(xs), torch.stack([m(x) for m, x in zip(own, xs)]), rtol=1e-12, atol=1e-12)
+    for name, value in stacked(own).items():
+        torch.testing.assert_close(fused.state_dict()[name], value, rtol=1e-12, atol=1e-12)
+
+
+def test_a_compiled_fused_module_is_the_fused_module() -> None:
+    """Also where a program is made, and compared, in the first call."""
+    own, x = members(Cnn), draw(4, 3, 8, 8)
+    fused = widepack.fuse(own, x)
+    compiled = torch.compile(fused, backend="eager")
+    for mode in (False, True):
+        fused.train(mode)
+        right = torch.stack([m.train(mode)(x) for m in own])
+        torch.testing.assert_close(compiled(x), right, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(fused.norm1.running_mean, torch.stack([m.norm1.running_mean for m in own]), rtol=1e-5, atol=1e-6)

@@ -10,6 +10,7 @@
 | div of two sizes, rounded | makes a tensor whose value is a size again | the sizes divided |
 | as_strided | reads memory, which is laid out otherwise for several members | the same numbers by their places, where memory is in the order of the value |
 | `x[:, k] = v` with a number in a tensor | branches on its value | places.py |
+| a batch norm that trains without a momentum | its share of a batch, 1 / how many, is a number out of a tensor | statistics of the batch alone, and the share as a tensor |
 | an embedding with max_norm | writes into its weight at every call | the weight's rows are bounded before the look-up: a row that is bounded already stays |
 """
 
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.modules import transformer
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from .places import SET_ITEM, set_item
 
@@ -89,6 +91,20 @@ def _div(x: Any, y: Any, *args: Any, rounding_mode: str | None = None, **more: A
     return _DIV(x, y, *args, rounding_mode=rounding_mode, **more)
 
 
+def _batch_norm(self: _BatchNorm, x: Tensor) -> Tensor:
+    """The same where running statistics are the mean of those of all batches (`momentum=None`)."""
+    if not torch.compiler.is_exporting() or self.momentum is not None or not self.training or self.num_batches_tracked is None:
+        return _BATCH_NORM(self, x)
+    self._check_input_dim(x)  # type: ignore[no-untyped-call]
+    self.num_batches_tracked.add_(1)
+    assert self.running_mean is not None and self.running_var is not None
+    batch = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
+    y = torch.nn.functional.batch_norm(x, *batch, self.weight, self.bias, True, 1.0, self.eps)
+    for held, new in zip((self.running_mean, self.running_var), batch):
+        held.add_((new - held) / self.num_batches_tracked.to(held.dtype))
+    return y
+
+
 def by_places(x: Tensor, size: Sequence[Any], stride: Sequence[Any], offset: Any = None) -> Tensor:
     """`x.as_strided(size, stride, offset)` of a value whose memory is in its own order: the number at each place. Raises: NotImplementedError for other memory.
 
@@ -107,6 +123,7 @@ def by_places(x: Tensor, size: Sequence[Any], stride: Sequence[Any], offset: Any
 
 
 _ORIGINAL = torch.take_along_dim
+_BATCH_NORM = _BatchNorm.forward
 _POOL, _LINSPACE, _DIV, _CDIST = torch.max_pool1d, torch.linspace, torch.div, torch.cdist
 _MODES = {"use_mm_for_euclid_dist_if_necessary": None, "use_mm_for_euclid_dist": 1, "donot_use_mm_for_euclid_dist": 2}
 _ALIASES = {"detach", "alias", "contiguous", "lift_fresh_copy"}
@@ -124,9 +141,11 @@ def exportable() -> Iterator[None]:
     torch.div = _div  # type: ignore[assignment]
     torch.cdist = torch.functional.cdist = _cdist
     Tensor.__setitem__ = set_item  # type: ignore[method-assign, assignment]
+    _BatchNorm.forward = _batch_norm  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
+        _BatchNorm.forward = _BATCH_NORM  # type: ignore[method-assign]
         transformer._detect_is_causal_mask = detect
         torch.take_along_dim = _ORIGINAL
         torch.max_pool1d = _POOL

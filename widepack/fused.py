@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.utils._pytree as pytree
 from torch import nn
+from torch._compile import _disable_dynamo
 
 from .calling import Call
 from .codec import dtype_name
@@ -158,6 +159,7 @@ class Fused(nn.Module):
         entry = self._entry()
         self._runner(entry, [False] * entry.given, entry.sizes, False)
 
+    @_disable_dynamo  # as torch.compiler.disable, which imports the compiler: programs are made and compared outside of a graph
     def _runner(self, entry: Entry, marks: Sequence[bool], sizes: Mapping[str, int], gradients: bool) -> Runner:
         """What runs a call of these inputs; compared with the members alone when it is made."""
         runner = entry.runner(marks, sizes, gradients or any(self._modes()))
@@ -167,6 +169,7 @@ class Fused(nn.Module):
         runner.checked = True
         return runner
 
+    @_disable_dynamo
     def _entry(self) -> Entry:
         """The programs of the mode, dtypes and device that the module is in; captured when they are first asked for."""
         made = self._made
