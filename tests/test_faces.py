@@ -382,6 +382,21 @@ def test_refusals_name_what_they_refuse() -> None:
     hooked.register_forward_hook(lambda *_: None)
     with pytest.raises(UsageError, match="member 1 has hooks"):
         face_of([nn.Linear(2, 2), hooked])
+    changed = members(lambda: nn.MultiheadAttention(4, 2))
+    for m in changed:
+        vars(m.out_proj)["forward"] = torch.neg
+    with pytest.raises(UsageError, match="out_proj of member 0 has a forward of its own"):
+        face_of(changed)
+
+
+def test_what_holds_no_tensors_is_refused() -> None:
+    face = face_of(members(lambda: nn.Linear(4, 5)))
+    for given, words in (((), "was given nothing"), ((None,), "was given builtins.NoneType"), (([1.0],), "was given builtins.list")):
+        with pytest.raises(InputError, match=words):
+            face(*given)
+    for modules in (None, nn.Linear(4, 5)):
+        with pytest.raises(UsageError, match="WideLinear takes a list of modules, not a"):
+            type(face).from_modules(modules)  # type: ignore[arg-type]
 
 
 def test_members_that_differ_are_refused_with_all_differences() -> None:
