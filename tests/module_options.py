@@ -160,7 +160,7 @@ QUICK = [
     "batchnorm2d-affine",
     "layernorm-2-affine-bias",
     "groupnorm-g2-rank 3",
-    "lstm-2-both-first-bias-projections-states",
+    "lstm-1-both-first-bias-projections-states",
     "attention-hidden, padding-bias kv-zero-first",
     "product-seen-2x1x5x6",
     "embedding-padding -2",

@@ -51,6 +51,7 @@ def test_words_that_cannot_be_meant() -> None:
     assert "leave ARTIFACT" in refused(2, "bench", "ens.wide", "--primitive", "linear")
     assert "goes without --profile" in refused(2, "bench", "--primitive", "linear", "--profile")
     assert "there is no primitive" in refused(2, "bench", "--primitive", "conv9d")
+    assert "not on aot" in refused(2, "bench", "--primitive", "linear", "--backend", "aot")
 
 
 def test_a_row(tmp_path: Path) -> None:
@@ -230,6 +231,16 @@ def test_each_primitive_in_a_process_of_its_own() -> None:
     document = run_primitives("dropout,rmsnorm", "ci", members=(2,), isolate=True, progress=lambda stage, *_: said.append(stage))
     assert not document["summary"]["failed"] and list(document["rows"]) == ["dropout, N=2", "rmsnorm, N=2"]
     assert said[1].startswith("rmsnorm, N=2 (2 of 2, about ")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's compiler about torch
+def test_the_wide_program_compiled_is_a_strategy(tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    result = widepack("bench", "--primitive", "layernorm", "-p", "ci", "--backend", "compile", "-o", out)
+    assert result.exit_code == 0, result.output
+    (row,) = json.loads(out.read_text())["rows"].values()
+    assert row["strategies"]["wide on compile"]["median_ms"] > 0
 
 
 @pytest.mark.slow

@@ -110,6 +110,14 @@ def test_draws_are_from_the_ops_own_distribution(
     assert torch.equal(y[0], y[1]) == torch.equal(y[1], y[2]) == (strategy == "shared")
 
 
+@pytest.mark.parametrize("kind", [stacked, shared])
+def test_slopes_are_each_members_own(kind: Callable[[Tensor], Any]) -> None:
+    x = -torch.ones(*([N] if kind is stacked else []), MANY)
+    y = run("rrelu", "independent", kind(x), 0.1, 0.3, True)
+    assert y.shape == (N, MANY) and not torch.equal(y[0], y[1])
+    assert bool((-y >= 0.1).all() and (-y <= 0.3).all()) and float(-y.mean()) == pytest.approx(0.2, abs=0.01)
+
+
 @pytest.mark.parametrize("strategy", ["independent", "shared"])
 @pytest.mark.parametrize(("op", "args", "mean"), [("rand", [], 0.5), ("randn", [], 0.0), ("randint", [5], 2.0), ("randint.low", [2, 5], 3.0)])
 def test_numbers_made_from_sizes_alone_are_each_members_own(op: str, args: list[int], mean: float, strategy: str) -> None:

@@ -26,6 +26,7 @@ from widepack.faces import FACES
 from widepack.registry import REGISTRY, full_name
 
 N = 3
+FIRST = {name.partition("-")[0]: name for name in reversed(CASES)}  # one case a module
 
 
 def members(make: Callable[[], nn.Module], count: int = N) -> list[nn.Module]:
@@ -203,9 +204,6 @@ def test_every_module_of_the_list_has_a_face() -> None:
     assert widepack.primitives is primitives
 
 
-FIRST = {name.partition("-")[0]: name for name in reversed(CASES)}  # one case a module
-
-
 @pytest.mark.parametrize("name", [n if n in FIRST.values() else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
 def test_modules_come_out_as_they_went_in(name: str) -> None:
     alone = [m.eval() for m in members(CASES[name].make)]
@@ -313,6 +311,51 @@ def test_packed_sequences(layer: type[nn.Module]) -> None:
                 torch.testing.assert_close(e[i], w)
 
 
+def for_all(value: Any) -> Any:
+    """An input of one member as that of all."""
+    if isinstance(value, Tensor):
+        return value.expand(N, *value.shape)
+    return tuple(map(for_all, value)) if isinstance(value, tuple) else value
+
+
+@pytest.mark.parametrize("name", [n if n in FIRST.values() else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
+def test_an_input_for_all_members_gives_each_its_own_answer(name: str) -> None:
+    case = CASES[name]
+    (args, kwargs), *_ = calls(case)
+    wide = [for_all(a) for a in args]
+    for j, a in enumerate(args):
+        wide[j] = next((wide[i] for i in range(j) if args[i] is a), wide[j])
+    for train in (True, False):
+        alone = [m.train(train) for m in members(case.make)]
+        face = face_of([copy.deepcopy(m) for m in alone])
+        with plain_attention():
+            want = [m(*args, **kwargs) for m in alone]
+        assert_members(face(*wide, **{k: for_all(v) for k, v in kwargs.items()}), want)
+        for key, b in face.named_buffers():
+            assert_members(b, [m.get_buffer(key) for m in alone])
+
+
+@pytest.mark.parametrize("name", [n if n in FIRST.values() else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
+def test_what_one_member_lost_changes_no_other(name: str) -> None:
+    """NaN in all of member 1: not a bit of the others' answers and statistics, in every strategy."""
+    args, kwargs = wide_call(calls(CASES[name]))
+    well = face_of(members(CASES[name].make))
+    sick = copy.deepcopy(well)
+    with torch.no_grad():
+        for t in (*sick.parameters(), *sick.buffers()):
+            if t.is_floating_point():
+                t[1] = float("nan")
+    for strategy in well.strategies:
+        one, other = copy.deepcopy(well), copy.deepcopy(sick)
+        one.strategy = other.strategy = strategy
+        try:
+            made = leaves(one(*args, **kwargs))
+        except UsageError:
+            continue
+        for a, b in zip((*made, *one.buffers()), (*leaves(other(*args, **kwargs)), *other.buffers()), strict=True):
+            assert torch.equal(a[0], b[0]) and torch.equal(a[2], b[2]), strategy
+
+
 def test_a_call_is_not_taken_for_another() -> None:
     """Steps are kept by sizes, strides, dtypes, kinds and options; a second call of each is the first one's equal."""
     alone = members(lambda: nn.Conv2d(4, 6, 3))
@@ -353,6 +396,8 @@ def test_refusals_name_what_they_refuse() -> None:
     three = members(lambda: nn.Linear(4, 5))
     face = face_of(three)
     for call, error, words in (
+        (lambda: face(), TypeError, "input"),
+        (lambda: face(torch.randn(N, 2, 3).double()), RuntimeError, "got [2, 3] X [4, 5]"),
         (lambda: face(torch.randn(2, 4)), InputError, "WideLinear takes every input as [3, ...], one a member in front, and input 0 is float32[2,4]"),
         (lambda: face_of(three, "bmw"), UsageError, "WideLinear has no strategy 'bmw'; it has one_gemm, "),
         (lambda: primitives.WideLinear.from_modules([]), UsageError, "there are no modules"),

@@ -37,7 +37,7 @@ def test_n_copies_have_fresh_weights() -> None:
     torch.manual_seed(3)
     fused = widepack.fuse(model, draw(4, 3, 8, 8), n=4, validate=False)
     for name in ("conv1.weight", "conv2.bias", "head.weight"):
-        value = fused.weight(name)
+        value = fused.tensor_of(name)
         rows = [before[name], *value]
         assert all(not torch.equal(a, b) for i, a in enumerate(rows) for b in rows[:i])
         assert float(value.detach().abs().max()) <= 3 * float(before[name].abs().max())
@@ -51,7 +51,7 @@ def test_n_members_of_a_factory() -> None:
     fused = widepack.fuse(lambda: Mlp().eval(), draw(5, 4), n=3, validate=False)
     with torch.no_grad():
         close(fused(draw(2, 4)), torch.stack([m(draw(2, 4)) for m in fused]), rtol=1e-5, atol=1e-6)
-    assert not torch.equal(fused.weight("layers.0.weight")[0], fused.weight("layers.0.weight")[1])
+    assert not torch.equal(fused.tensor_of("layers.0.weight")[0], fused.tensor_of("layers.0.weight")[1])
 
 
 def test_n_is_refused_in_words() -> None:
@@ -193,11 +193,14 @@ def test_a_fused_module_is_saved_as_an_artifact(tmp_path: Path) -> None:
     report = fused.save(tmp_path / "a.wide", names=["a", "b", "c"], pt2=False)
     assert report.members == ("a", "b", "c")
     ens = widepack.load(tmp_path / "a.wide")
-    assert torch.equal(ens.state_dict("b")["0.weight"], fused.weight("0.weight")[1])
+    assert torch.equal(ens.state_dict("b")["0.weight"], fused.tensor_of("0.weight")[1])
     x = draw(7, 4, seed=2)
     with torch.no_grad():
         close(ens(x), fused.eval()(x), rtol=1e-5, atol=1e-6)
     assert fused.training is False
+    (mine,) = [r for r in fused._entry()._runners.values() if not r.gradients]
+    theirs = ens.entry("forward").programs.for_sizes("shared", {"B": 7}).program
+    assert [(n.op, n.args) for n in mine.program.nodes] == [(n.op, n.args) for n in theirs.nodes]  # eval is what load runs
 
 
 def test_calls_in_inference_mode_and_answers_outside_of_it() -> None:

@@ -58,7 +58,7 @@ CASES: dict[str, tuple[Optimizer, torch.dtype, float]] = {
 
 def check(own: list[Any], sample: Tensor, data: list[tuple[Tensor, Tensor]], name: str) -> None:
     optimizer, _, bound = CASES[name]
-    fused = widepack.fuse(own, sample, validate=False)
+    fused = widepack.fuse([m.train() for m in own], sample, validate=False)
     alone = copies(own)
     train(alone, optimizer, data)
     train_fused(fused, optimizer, data)

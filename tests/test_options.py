@@ -6,7 +6,7 @@ Held to the op once a member in the same dtype, and its error in float64: a stra
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -30,7 +30,7 @@ UNTYPED = {"aten.native_dropout.default"}  # of an empty tensor its mask is no m
 ULPS = 32  # of float64, to whose answers there is no better truth
 FEW = 8  # of the others, beside four times the members' own errors
 
-CASES = {"run": 0, "refused": 0}
+CASES = {"run": 0, "refused": 0}  # what was held to the members, and what some member refuses
 pytestmark = pytest.mark.filterwarnings("error")
 
 
@@ -158,14 +158,10 @@ def test_every_option_space_makes_calls_that_members_take() -> None:
         assert taken >= 8, op
 
 
-def pairs() -> Iterator[tuple[str, Pick]]:
-    for op in OPS:
-        yield op, Pick(lambda count: 0)
-
-
 def test_picks_say_shapes_and_nothing_else() -> None:
     """Two draws with one set of picks differ by what tensors hold; another batch by its size alone."""
-    for op, pick in pairs():
+    for op in OPS:
+        pick = Pick(lambda count: 0)
         one = OPTIONS[op](Draw(1), pick, 2)
         two, three = OPTIONS[op](Draw(2), pick.again(), 2), OPTIONS[op](Draw(1), pick.again(), 3)
         assert [(t.shape, t.dtype) for t in tensors(one)] == [(t.shape, t.dtype) for t in tensors(two)], op

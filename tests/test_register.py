@@ -127,6 +127,7 @@ def test_an_op_that_nobody_registered_is_refused_at_build(tmp_path: Path) -> Non
         built(tmp_path)
 
 
+@pytest.mark.slow
 def test_where_no_strategy_applies_it_runs_once_a_member(tmp_path: Path) -> None:
     register(halved, "never", when=lambda w, x: False)(lambda w, x: x)
     assert built(tmp_path, pt2=False).strategies["sequential"] == 1

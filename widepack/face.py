@@ -1,6 +1,7 @@
 """Faces: wide layers that a person uses by themselves, `WideLinear` for N `nn.Linear`, and so on.
 
-A face is the primitive that lowering uses, with parameters: its forward calls the op's strategies in the registry on `[N, ...]` values. What runs an op:
+A face is the primitive that lowering uses, with parameters: its forward calls the op's strategies in the registry on `[N, ...]` values, and notes the ops that they
+wrote (steps.py), for the next call with values of the same form. What runs an op:
 
 1. the strategy that `strategy` names; where it does not apply, the call is refused in words
 2. with `auto` the first strategy that applies; of those with a derivative where gradients are asked for
@@ -181,8 +182,8 @@ class Face(nn.Module):
             return None
         return [_form(t) for t in pytree.tree_leaves(made) if isinstance(t, Tensor)]
 
-    def run(self, op: str, *args: Any, main: bool = True, once: bool = False, **kwargs: Any) -> Any:
-        """One op for all members. Tensors are Stacked `[N, ...]`, or `Shared`. main: a strategy that is named and not the op's is refused. once: once a member.
+    def run(self, op: str, *args: Any, main: bool = True, **kwargs: Any) -> Any:
+        """One op for all members. Tensors are Stacked `[N, ...]`, or `Shared`. main: a strategy that is named and not the op's is refused.
 
         Returns: a tensor `[N, ...]`, or a tuple of them, None for what a strategy leaves out.
         """
@@ -196,7 +197,7 @@ class Face(nn.Module):
         key = None
         if not torch.compiler.is_compiling():
             forms = tuple((type(v), t.shape, t.stride(), t.dtype, t.device) for v, t in zip(wides, tensors))
-            key = op, self._strategy, plain, main, once, forms, _literals(given), _literals(named)
+            key = op, self._strategy, plain, main, forms, _literals(given), _literals(named)
             if key in self._steps:
                 return self._steps[key].run(tensors)
         w = Recorder(self.members, device, values)
@@ -204,7 +205,7 @@ class Face(nn.Module):
         if all(isinstance(v, Shared) for v in wides) and ops.pure(op, given, named):
             made = w.shared(w.call(op, *shared(given), **shared(named)))
         else:
-            chosen = self._chosen(w, given, named, plain, main, once)
+            chosen = self._chosen(w, given, named, plain, main)
             made = sequential(w, op, given, named) if chosen is None else chosen.rule(w, *given, **named)
         result = _stacked(w, made)
         steps = w.recorded(result)
@@ -214,12 +215,12 @@ class Face(nn.Module):
             self._steps[key] = steps
         return _held(result)
 
-    def _chosen(self, w: EagerWriter, args: Any, kwargs: Any, plain: bool, main: bool, once: bool) -> Strategy | None:
+    def _chosen(self, w: EagerWriter, args: Any, kwargs: Any, plain: bool, main: bool) -> Strategy | None:
         """The strategy; None for `sequential`. plain: of torch's own ops alone, which have derivatives and which autocast knows. Raises: UsageError."""
         known = {n: s for n, s in REGISTRY[w.op].strategies.items() if n not in self.without} if w.op in REGISTRY else {}
         if self.strategy == "sequential":
             return None
-        fits = [s for s in known.values() if not once and (s.derivative or not plain) and s.when(w, *args, **kwargs)]
+        fits = [s for s in known.values() if (s.derivative or not plain) and s.when(w, *args, **kwargs)]
         if self.strategy in known or (main and self.strategy != "auto"):
             found = next((s for s in fits if s.name == self.strategy), None)
             if found is None:
@@ -303,7 +304,7 @@ def _device(args: Any, kwargs: Any) -> str:
     """The kind of device of a call's inputs."""
     if args and isinstance(args[0], Tensor):
         return args[0].device.type
-    return next(t.device.type for _, t in _named((args, kwargs)))
+    return next((t.device.type for _, t in _named((args, kwargs))), "cpu")
 
 
 def _empty(t: Tensor, cast: bool) -> Tensor:

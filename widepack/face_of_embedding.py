@@ -50,6 +50,5 @@ class WideEmbeddingBag(_Table):
             each = None if per_sample_weights is None else per_sample_weights.flatten(1)
         else:
             starts, ids, each, last = offsets, input, per_sample_weights, m.include_last_offset  # type: ignore[assignment]
-        by_freq: bool = m.scale_grad_by_freq  # how often a member meets a row: its own bags alone tell
-        rest = by_freq, _MODES[m.mode], False, each, last, m.padding_idx
-        return self.run("embedding_bag.padding_idx", self.weight, ids, starts, *rest, once=by_freq)[0]  # type: ignore[no-any-return]
+        rest = m.scale_grad_by_freq, _MODES[m.mode], False, each, last, m.padding_idx
+        return self.run("embedding_bag.padding_idx", self.weight, ids, starts, *rest)[0]  # type: ignore[no-any-return]

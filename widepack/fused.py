@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -42,7 +43,8 @@ class Made:
     """What a fused module was made of, beside weights.
 
     hollows: the members' modules without their weights. rows: of the weights. call: the sample. dynamic: its dims, where the user named them. strategies: of the
-    lowering. dropout: whether it is on in eval mode. packed: whether calls are channel-packed. check: compares a fresh program with the members alone, or None.
+    lowering. dropout: whether it is on in eval mode. packed: whether calls are channel-packed. check: compares a fresh program with the members alone, or None. settle: asks members
+    where a fresh capture holds.
     """
 
     hollows: Sequence[Hollow]
@@ -53,6 +55,7 @@ class Made:
     dropout: bool
     packed: bool
     check: Callable[[Fused, Entry, Runner], None] | None
+    settle: Callable[[Fused, Entry], None]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Made:
         """Nothing of it changes, so copies of the module have it together."""
@@ -125,10 +128,10 @@ class Fused(nn.Module):
 
     def _answer(self, entry: Entry, values: Sequence[torch.Tensor], marks: Sequence[bool]) -> Any:
         sizes = entry.binder.check(values, marks)
-        weights = self.weights(entry)
+        weights = self.tensors_of(entry)
         asked = torch.is_grad_enabled() and any(t.requires_grad for t in (*weights.values(), *values))
         runner = self._runner(entry, marks, sizes, asked)
-        buffers = [self.weight(name) for _, _, name in entry.carried]
+        buffers = [self.tensor_of(name) for _, _, name in entry.carried]
         found = runner.run(weights, [*values, *(b.clone() for b in buffers)])
         answer = present(found, runner.program.outputs, len(self), entry.result)
         with torch.no_grad():
@@ -136,7 +139,7 @@ class Fused(nn.Module):
                 buffer.copy_(found[output])
         return answer
 
-    def weight(self, name: str) -> torch.Tensor:
+    def tensor_of(self, name: str) -> torch.Tensor:
         """A parameter or buffer by the members' name: `[N, *shape]`, or `[*shape]` where it is shared."""
         if name not in self._places:
             self._places[name] = place_of(self, name)
@@ -144,9 +147,9 @@ class Fused(nn.Module):
         value: torch.Tensor = held[last]
         return value
 
-    def weights(self, entry: Entry) -> dict[str, torch.Tensor]:
+    def tensors_of(self, entry: Entry) -> dict[str, torch.Tensor]:
         """What the entry's programs read, by name."""
-        return {s.source: entry.constants[s.source] if s.source in entry.constants else self.weight(s.source) for s in entry.programs[0].weights}
+        return {s.source: entry.constants[s.source] if s.source in entry.constants else self.tensor_of(s.source) for s in entry.programs[0].weights}
 
     # ---------------------------------------------------------------- programs
 
@@ -159,7 +162,7 @@ class Fused(nn.Module):
         """What runs a call of these inputs; compared with the members alone when it is made."""
         runner = entry.runner(marks, sizes, gradients or any(self._modes()))
         if not runner.checked and self._made.check is not None:
-            with torch.inference_mode(False):
+            with torch.inference_mode(False), plain_dtypes(entry.device):
                 self._made.check(self, entry, runner)
         runner.checked = True
         return runner
@@ -167,15 +170,21 @@ class Fused(nn.Module):
     def _entry(self) -> Entry:
         """The programs of the mode, dtypes and device that the module is in; captured when they are first asked for."""
         made = self._made
-        held = {r.name: self.weight(r.name) for r in made.rows}
+        held = {r.name: self.tensor_of(r.name) for r in made.rows}
         devices = {v.device for v in held.values()} or {made.call.leaves[0].example.device if made.call.leaves else CPU}
         if len(devices) > 1:
             raise UsageError(f"the weights of a fused module lie on {', '.join(map(str, devices))}; move all of them to one device with .to()")
         (device,) = devices
         key = (self._modes(), tuple(v.dtype for v in held.values()), device)
         if key not in self._entries:
-            with torch.inference_mode(False), torch.enable_grad():  # as a program that trains is captured, whatever this call is in
-                self._entries[key] = self._captured(held, device)
+            with (
+                torch.inference_mode(False),
+                torch.enable_grad(),
+                plain_dtypes(device),
+            ):  # as a program that trains is captured, whatever this call is in
+                entry = self._captured(held, device)
+                made.settle(self, entry)
+                self._entries[key] = entry
         return self._entries[key]
 
     def _modes(self) -> tuple[bool, ...]:
@@ -211,7 +220,7 @@ class Fused(nn.Module):
     def sample(self) -> Call:
         """The sample on the CPU, in the dtype that the weights have now, where that is another than they were captured with."""
         made = self._made
-        now = {r.name: self.weight(r.name).dtype for r in made.rows}
+        now = {r.name: self.tensor_of(r.name).dtype for r in made.rows}
         before = {name: value.dtype for name, value in weights_of(made.hollows[0].module).items()}
         to = {before[n]: d for n, d in now.items() if before[n] != d}
 
@@ -270,7 +279,7 @@ class Fused(nn.Module):
         with torch.no_grad():
             for row in made.rows:
                 if row.kind == "stacked":
-                    value = self.weight(row.name)
+                    value = self.tensor_of(row.name)
                     value[to].copy_(value[source])
         return self
 
@@ -293,6 +302,13 @@ class Fused(nn.Module):
 
     def __iter__(self) -> Iterator[nn.Module]:
         return (self.member(i) for i in range(len(self)))
+
+
+@contextmanager
+def plain_dtypes(device: torch.device) -> Iterator[None]:
+    """No autocast, whatever the caller is in: a program is captured and compared in the dtypes that it is written in."""
+    with torch.autocast("cpu", enabled=False), torch.autocast(device.type, enabled=False):
+        yield
 
 
 def unpacked(said: str, value: torch.Tensor, dims: Sequence[int | DimExpr], own: bool, members: int) -> tuple[torch.Tensor, bool]:

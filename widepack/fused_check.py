@@ -9,8 +9,10 @@ the capture beside the members' own modules, both from one seed. One with a rand
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ import torch.utils._pytree as pytree
 from widepack_artifacts import tree
 from widepack_artifacts.program import Program
 
-from . import verify
+from . import small_sizes, verify
 from .errors import VerificationError
 from .exporting import calm, clone
 from .fused import Fused
@@ -71,16 +73,57 @@ def _bind(fused: Fused, leaves: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...]
     return args, kwargs
 
 
-def _answers(fused: Fused, entry: Entry, runner: Runner, one: Program, all_: Program, draws: bool) -> None:
-    """one, all_: the member's program and the wide one, at rest. draws: the members alone do not rest."""
-    weights = {n: v.detach().cpu() for n, v in fused.weights(entry).items()}
+def settle(fused: Fused, entry: Entry) -> None:
+    """Ask member 0 at small sizes, as a build does: which conditions of the export are none of its own, and where its program does not hold at a size of 1
+    (`squeeze()`, a batch norm that trains, which refuses one row). What is found stands in the entry."""
+    (program,) = entry.programs
+    draws = entry.random and not fused.alone_rests
+    one = rested(program)
+    if one is None:
+        return
+    subject = _subject(fused, entry, one, draws)
+    if draws:
+        found = {
+            d: why
+            for d in entry.sizes
+            if subject.fits({**entry.sizes, d: 1}) and (why := _form_at(fused, entry, subject, program, {**entry.sizes, d: 1}))
+        }
+        entry.settle((), found)
+        return
+    member = fused.member(0, CPU)
+    subject = replace(subject, module=lambda i: copy.deepcopy(member))
+    entry.settle(small_sizes.needless(subject, entry.bounds, [g.expr for g in entry.captured.guards]), {})
+    for letter in entry.sizes:
+        if why := small_sizes.way_at_one(replace(subject, fits=_fits(entry)), letter):
+            entry.settle((), {letter: why})
+
+
+def _form_at(fused: Fused, entry: Entry, subject: verify.Subject, program: Program, sizes: Mapping[str, int]) -> str:
+    """How member 0 and its program, which draw, differ at these sizes in what can be compared: whether they answer, and in which shapes. In words; empty where they do not."""
+    (inputs,) = subject.draw(sizes, 3, "shared", 1)
+    failed = "the captured program"
+    with torch.random.fork_rng(devices=[]):
+        try:
+            mine, _ = _by_program(fused, entry, program, 0, inputs[: entry.given], [])
+            failed = "the member itself"
+            own, _ = _by_module(fused, 0, inputs[: entry.given], [])
+        except (RuntimeError, ValueError, IndexError, AssertionError) as e:
+            return f"{failed} fails there: {type(e).__name__}: {(str(e).splitlines() or [''])[0][:200]}".rstrip(": ")
+    return next((f"the member gives {list(b.shape)} there, its program {list(a.shape)}" for a, b in zip(mine, own) if a.shape != b.shape), "")
+
+
+def _fits(entry: Entry) -> Callable[[Mapping[str, int]], bool]:
+    return verify.fitting(entry.bounds, [g.expr for g in entry.captured.guards])
+
+
+def _subject(fused: Fused, entry: Entry, one: Program, draws: bool) -> verify.Subject:
+    """What a comparison asks. one: the member's program at rest. draws: the members alone do not rest."""
+    weights = {n: v.detach().cpu() for n, v in fused.tensors_of(entry).items()}
 
     def initial(i: int, state: Carried) -> torch.Tensor | None:
-        return fused.weight(state.name).detach().cpu()[i] if state.how == BUFFER else None
+        return fused.tensor_of(state.name).detach().cpu()[i] if state.how == BUFFER else None
 
-    fits = verify.fitting(entry.bounds, [g.expr for g in entry.captured.guards])
-    training = any(part.training for part in fused.modules())
-    subject = verify.Subject(
+    return verify.Subject(
         members=tuple(f"{i}" for i in range(len(fused))),
         programs=[one],
         signatures=entry.signatures,
@@ -91,12 +134,17 @@ def _answers(fused: Fused, entry: Entry, runner: Runner, one: Program, all_: Pro
         weights=lambda i: {n: v[i] if entry.kinds[n] == "stacked" else v for n, v in weights.items()},
         module=None if draws else lambda i: fused.member(i, "cpu"),
         bind=lambda leaves: _bind(fused, leaves),
-        # one row has no variance: a batch norm that trains refuses it
-        fits=lambda sizes: fits(sizes) and not (training and entry.batch and sizes[entry.batch] < 2),
+        fits=_fits(entry),
         numbers=tree.numbers(entry.captured.returned),
         states=entry.states,
         initial=initial,
     )
+
+
+def _answers(fused: Fused, entry: Entry, runner: Runner, one: Program, all_: Program, draws: bool) -> None:
+    """one, all_: the member's program and the wide one, at rest. draws: the members alone do not rest."""
+    subject = _subject(fused, entry, one, draws)
+    weights = {n: v.detach().cpu() for n, v in fused.tensors_of(entry).items()}
     pattern = "each" if any(runner.marks) else "shared"
     truth = Truth(entry, subject, _Held(weights), verify.calls(subject, [pattern]), Stages(None))  # type: ignore[arg-type]
     for pool in truth.pools:
@@ -108,7 +156,7 @@ def _answers(fused: Fused, entry: Entry, runner: Runner, one: Program, all_: Pro
 
 def _trained(fused: Fused, entry: Entry) -> list[str]:
     """The weights that gradients are taken of."""
-    return [n for n in dict.fromkeys(s.source for s in entry.programs[0].weights) if n not in entry.constants and fused.weight(n).requires_grad]
+    return [n for n in dict.fromkeys(s.source for s in entry.programs[0].weights) if n not in entry.constants and fused.tensor_of(n).requires_grad]
 
 
 def _total(outputs: Sequence[torch.Tensor], i: int) -> torch.Tensor:
@@ -143,8 +191,8 @@ def _by_program(
         value = value.detach().cpu()
         return (value[i] if entry.kinds[name] == "stacked" else value).clone().requires_grad_(name in names)
 
-    weights = {n: own(n, v) for n, v in fused.weights(entry).items()}
-    buffers = [own(name, fused.weight(name)) for _, _, name in entry.carried]
+    weights = {n: own(n, v) for n, v in fused.tensors_of(entry).items()}
+    buffers = [own(name, fused.tensor_of(name)) for _, _, name in entry.carried]
     carried = {o for _, o, _ in entry.carried}
     with torch.enable_grad():
         found = Differentiable(program, CPU)(weights, [*(clone(v) for v in leaves), *buffers])
@@ -178,11 +226,11 @@ def _gradients(fused: Fused, entry: Entry, runner: Runner, one: Program, draws: 
     names = _trained(fused, entry)
     drawn = [draw_all(entry.sources[: entry.given], entry.sizes, 3 + (i if any(runner.marks) else 0)) for i in range(len(fused))]
     values = [torch.stack(v) if own else v[0] for v, own in zip(zip(*drawn), runner.marks)]
-    weights = {n: v.detach().cpu().clone().requires_grad_(n in names) for n, v in fused.weights(entry).items()}
+    weights = {n: v.detach().cpu().clone().requires_grad_(n in names) for n, v in fused.tensors_of(entry).items()}
     here = entry.on_cpu().runner(runner.marks, entry.sizes, gradients=True).program
     all_ = rested(here)
     assert all_ is not None  # as on the module's device
-    buffers = [fused.weight(name).detach().cpu().clone() for _, _, name in entry.carried]
+    buffers = [fused.tensor_of(name).detach().cpu().clone() for _, _, name in entry.carried]
     carried = {o for _, o, _ in entry.carried}
     with torch.enable_grad():
         found = Differentiable(all_, CPU)(weights, [*values, *buffers])

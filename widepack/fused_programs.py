@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from widepack_artifacts import manifest as form
 from widepack_artifacts.program import Kind, Program
@@ -170,6 +171,20 @@ class Entry(Simplified):
             wide=(),
         )
 
+    def settle(self, needless: Collection[int], at_one: Mapping[str, str]) -> None:
+        """Note what a member was asked. needless: the numbers of the conditions that are not its own. at_one: the dims where its program does not hold at 1, with why."""
+        c = self.captured
+        dims = dict(c.dims)
+        for letter, why in at_one.items():
+            _, most, line = dims[letter]
+            dims[letter] = (
+                2,
+                most,
+                f"at {letter} = 1 the program is not known to hold: {why}" + (f"; {letter} <= {most} is from {line}" if line else ""),
+            )
+        self.captured = replace(c, dims=dims, guards=tuple(g for k, g in enumerate(c.guards) if k not in needless))
+        self.binder = Binder(self._form(), self.count, self.device)
+
     def runner(self, marks: Sequence[bool], sizes: Mapping[str, int], gradients: bool) -> Runner:
         """What runs a call. marks: which inputs are one a member. gradients: by a program that can be differentiated. Raises: LoweringError."""
         key = (tuple(marks), gradients)
@@ -223,18 +238,32 @@ class Differentiable:
         return list(self.forward(*(weights[s] for s in self.sources), *inputs))
 
 
+_STEPS = "_widepack_steps"
+
+
+def _count_steps(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Count the steps of an optimizer's fused kernels: they write into parameters and leave their versions as they were."""
+    for group in optimizer.param_groups:
+        if group.get("fused"):
+            for p in group["params"]:
+                setattr(p, _STEPS, getattr(p, _STEPS, 0) + 1)
+
+
+register_optimizer_step_post_hook(_count_steps)
+
+
 class _Bound:
     """A program over the weights that it was bound to, bound again when one of them has changed."""
 
     def __init__(self, program: Program, device: torch.device) -> None:
         self.program, self.device = program, device
         self.sources = [s.source for s in program.weights]
-        self.seen: list[tuple[int, int, int]] | None = None
+        self.seen: list[tuple[int, int, int, int]] | None = None
         self.executable: Executable | None = None
 
     def __call__(self, weights: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[Any]:
         own = [weights[s] for s in self.sources]
-        now = [(id(w), w.data_ptr(), w._version) for w in own]
+        now = [(id(w), w.data_ptr(), w._version, getattr(w, _STEPS, 0)) for w in own]
         if self.executable is None or now != self.seen:
             held = {s: w.detach() for s, w in zip(self.sources, own)}
             self.executable, self.seen = Executable(self.program, held, self.device), now

@@ -14,7 +14,7 @@ from .errors import UsageError
 from .exporting import clone
 from .fresh_copies import members_of
 from .fused import Fused, Made
-from .fused_check import check
+from .fused_check import check, settle
 from .fused_programs import call_of
 from .hollow import Hollow
 from .registry import Choice
@@ -62,7 +62,7 @@ def fuse(
         call = call_of(members[0], args, kwargs, dynamic)
         rows = rows_of(members[:1] if same else members, share, all_shared=same)
         hollows = [Hollow(m) for m in members[:1]] * len(members) if same else [Hollow(m) for m in members]
-        fused = Fused(Made(hollows, rows, call, dynamic, strategy, drops, packed, check if validate else None))
+        fused = Fused(Made(hollows, rows, call, dynamic, strategy, drops, packed, check if validate else None, settle))
         stack(fused, members, rows)
     fused.training = members[0].training
     fused.prepare()

@@ -40,6 +40,8 @@ _FUNCTIONAL = {  # writes and operators -> what they come to in a functional pro
     "aten.__xor__.Scalar": "aten.bitwise_xor.Scalar",
 }
 
+_ROUNDED = {"aten.div.Tensor_mode": "aten.div.Tensor", "aten.div.Scalar_mode": "aten.div.Scalar"}
+
 
 def member_program(
     exported: torch.export.ExportedProgram, module: nn.Module, call: Call, entry: str, prefix: str, found: Found, symbols: Mapping[Any, str]
@@ -113,6 +115,8 @@ def member_program(
 def _node(n: fx.Node, renamed: Mapping[str, str], symbols: Mapping[Any, str], module: nn.Module) -> Node:
     name = ops.name_of(n.target)
     name = _FUNCTIONAL.get(name, name)
+    if name in _ROUNDED and n.kwargs.get("rounding_mode") is None:  # not rounded, which is another op: a keyword of None is left out below
+        name = _ROUNDED[name]
     source = source_of(n)
     if not allowed(name):
         raise CaptureError(no_form(name, n.name, module, source_of(n, code=True)))

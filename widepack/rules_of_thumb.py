@@ -6,11 +6,15 @@
 4. On a CPU, wide up to the batch at which one op's activations of all members, on average over the ops, no longer fit the second-level cache (`CACHE_BYTES`),
    or are so many that a pass over them in memory takes longer than starting an op (`MEMBER_BYTES` of each member); from there on members run one after the other, each in
    the cache. What depends on weights alone, and what is Shared, stays outside the loop and runs once.
-5. On a CPU convolutions run over packed weights (conv.py), up to `PACKED_BYTES` of them. Those of one batch class alone, since the loop has them in another order than the wide
+   Steps of a recurrent op follow one another, and what counts of it is one step. A program of a single op that reads and writes all once (`ONE_PASS`) has no values to keep in the
+   cache: it runs wide at every batch, straight into the answer, which a loop would copy there.
+5. On a CPU ids of the members' own are looked up in one table of all (`flat_index`): a gather along each table takes twice as long.
+6. On a CPU convolutions run over packed weights (conv.py), up to `PACKED_BYTES` of them. Those of one batch class alone, since the loop has them in another order than the wide
    region and would hold them twice: of networks that may go wide up to `OFTEN` then (their limits are `PACKED` times as high), the wide region's, else the loop's, from the
-   batch on at which an op of one member has `LOOP_BYTES` (a call over packed weights takes longer to start).
+   batch on at which an op of one member has `LOOP_BYTES` (a call over packed weights takes longer to start). A convolution by itself, which has no neighbour in its own memory
+   order, only up to `LONE_BYTES`.
 
-Measured for 4 and 5, with the figures of each network and batch: bench/results/rules-cpu.json (scripts/rules_cpu.py).
+Measured for 4 and 6, with the figures of each network and batch: bench/results/rules-cpu.json (scripts/rules_cpu.py).
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from widepack_artifacts.program import Kind, Program, Ref, refs
+from widepack_artifacts.program import Kind, Node, Program, Ref, refs
 
 from . import ops
 from .kinds import kinds, reaches, weights_only
@@ -37,16 +41,19 @@ from .specs import parse_type
 
 CACHE_BYTES = 1 << 20
 MEMBER_BYTES = 64 << 10
+ONE_PASS = {"attention", "bag", "embedding", "pool"}  # families
 PACKED_BYTES = 1 << 30
 MOST_PADDED = 4  # times the plain weight's bytes that a packed one may take, and
 SMALL_BYTES = 4 << 20  # what it may take anyway, as a first layer's few channels
 PACKED = 4  # convolutions over packed weights are worth going wide for with this many times the activations
 OFTEN = 16  # a batch that most calls are below
 LOOP_BYTES = 128 << 10
+LONE_BYTES = 3 << 19
 _CONVOLUTION = re.compile(r"aten\.conv[123]d\.(default|padding)")
 _PRODUCTS = re.compile(
     r"aten\.(linear|bilinear|matmul|mm|bmm|addmm|baddbmm|einsum|conv_transpose\dd|scaled_dot_product_attention|lstm|gru|rnn_\w+)\."
 )
+_RECURRENT = re.compile(r"aten\.(lstm|gru|rnn_\w+)\.input")
 _VIEWS = {
     "reshape",
     "view",
@@ -100,6 +107,9 @@ def plans(
         return [loop("asked for", 1, None)] if looped else [wide("nothing differs by member", 1, None)]
     if device != "cpu":
         return [wide(f"on {device} N members cost N times the launches; one op for all costs one", 1, None)]
+    choices = {**looked_up(program, found), **choices}
+    if one_pass(program, found):
+        return [wide("one op, which reads and writes all once, straight into the answer", 1, None)]
     grows = activations(program, found, members, sizes, batch)
     packs = {} if asked.plain else packable(program, found, members)
     products = sum(found[n.name] == "stacked" and bool(_PRODUCTS.match(n.op)) for n in program.nodes)
@@ -115,7 +125,33 @@ def plans(
         return [*small, loop(because, at + 1, None)]
     enough = max(at + 1, grows.reaches(members * LOOP_BYTES))
     plain = [loop(because, at + 1, enough - 1)] if enough > at + 1 else []
-    return [*small, *plain, replace(loop(because, enough, None), choices={**in_loop, **choices})]
+    far = max(enough, grows.reaches(members * LONE_BYTES)) if alone(program, found) and grows.slope > 0 else None
+    packed = [replace(loop(because, enough, None if far is None else far - 1), choices={**in_loop, **choices})] if far != enough else []
+    return [*small, *plain, *packed, *([loop(because, far, None)] if far is not None else [])]
+
+
+def looked_up(program: Program, found: Mapping[str, Kind]) -> dict[str, Choice]:
+    """Embeddings in which tables and ids are the members' own."""
+    chosen = {}
+    for node in program.nodes:
+        if node.op == "aten.embedding.default":
+            given = ops.bind(node.op, node.args, node.kwargs)
+            if all(isinstance(given[k], Ref) and found[given[k].name] == "stacked" for k in ("weight", "indices")):
+                chosen[node.name] = Choice("flat_index", "one look-up in all members' tables takes half as long as a gather along each")
+    return chosen
+
+
+def alone(program: Program, found: Mapping[str, Kind]) -> Node | None:
+    """The one op that differs by member at every call, views and sizes aside; None where there are several."""
+    early = weights_only(program)
+    own = [n for n in program.nodes if found[n.name] == "stacked" and n.name not in early and n.op.split(".")[1] not in _VIEWS]
+    return own[0] if len(own) == 1 else None
+
+
+def one_pass(program: Program, found: Mapping[str, Kind]) -> bool:
+    """Whether the program is a single op that reads and writes all once."""
+    node = alone(program, found)
+    return node is not None and node.op in REGISTRY and REGISTRY[node.op].family in ONE_PASS
 
 
 def packable(program: Program, found: Mapping[str, Kind], members: int) -> dict[str, Choice]:
@@ -226,7 +262,7 @@ def working_set(program: Program, found: Mapping[str, Kind], sizes: Mapping[str,
     """Bytes of activations that one member's op reads and writes, on average over the ops that differ by member and are no views."""
     values = replay(program, Fakes(sizes, static=True))
     early = weights_only(program)
-    total, count = 0, 0
+    total, count = 0.0, 0
 
     def size(value: Any) -> int:
         value = value[0] if isinstance(value, (tuple, list)) and value else value
@@ -235,9 +271,19 @@ def working_set(program: Program, found: Mapping[str, Kind], sizes: Mapping[str,
     for node in program.nodes:
         if node.name in early or found[node.name] == "shared" or node.op.split(".")[1] in _VIEWS:
             continue
-        total += size(values[node.name]) + sum(size(values[r]) for r in refs((node.args, node.kwargs)) if r not in early and found[r] != "shared")
+        touched = size(values[node.name]) + sum(size(values[r]) for r in refs((node.args, node.kwargs)) if r not in early and found[r] != "shared")
+        total += touched / steps(node, values)
         count += 1
     return total / max(count, 1)
+
+
+def steps(node: Node, values: Mapping[str, Any]) -> int:
+    """How many steps a recurrent op takes over its input, each of which touches one step's values; 1 for any other op."""
+    if not _RECURRENT.match(node.op):
+        return 1
+    given = ops.bind(node.op, node.args, node.kwargs)
+    x = values[given["input"].name]
+    return max(1, int(x.shape[1 if x.ndim == 3 and given.get("batch_first") else 0]))
 
 
 def preferred(program: Program, found: Mapping[str, Kind], asked: Asked) -> dict[str, Choice]:

@@ -59,7 +59,7 @@ def _differences(one: nn.Module, other: nn.Module) -> Iterator[str]:
     parts, others = (dict(m.named_modules(remove_duplicate=False)) for m in (one, other))
     for name in dict.fromkeys([*parts, *others]):
         said, a, b = name or "it", parts.get(name), others.get(name)
-        if a is None or b is None or type(a) is not type(b):
+        if a is None or b is None or not _same_class(type(a), type(b)):
             yield f"{said} is {_kind(b)}, in member 0 {_kind(a)}"
         elif a.training != b.training:
             yield f"{said} is in {_mode(b)} mode, in member 0 in {_mode(a)} mode"
@@ -76,6 +76,12 @@ def _differences(one: nn.Module, other: nn.Module) -> Iterator[str]:
             yield f"{name} is {_trains(b_)}, in member 0 {_trains(a_)}"
         if ties[name] != other_ties[name]:
             yield f"{name} is {_tie(name, other_ties)}, in member 0 {_tie(name, ties)}"
+
+
+def _same_class(one: type, other: type) -> bool:
+    """Whether two modules are of one class; torch makes a new one of the same name for every module that it parametrizes."""
+    made = nn.utils.parametrize.__name__
+    return one is other or (one.__module__ == other.__module__ == made and one.__bases__ == other.__bases__)
 
 
 def _kind(module: nn.Module | None) -> str:

@@ -27,6 +27,7 @@ from .forms import Run
 
 BATCH = "B"
 AUTO, WIDE, LOOP, SEQUENTIAL = "auto", "wide", "loop", "sequential"
+COMPILED = "wide on compile"
 MOVES = ("shape", "dim", "once", "part")  # strategies of what only moves values about
 
 
@@ -96,6 +97,19 @@ class InMemory:
             return lambda *args: run(*args)[0]
         return run
 
+    def compiled(self) -> Way:
+        """The wide program under `torch.compile`, for the exact shapes, as baselines are; it compiles when it is first called."""
+        lowered = self.members.lowered(self.members.plan(WIDE))
+        run = Executable(lowered.program, self.weights, self.device)
+        call = torch.compile(run.forward, dynamic=False)
+        run.use(lambda *args: call(*run.weights, *args))
+        single = len(lowered.program.outputs) == 1
+        return Way(
+            COMPILED,
+            tuple(dict.fromkeys(s for s in lowered.used.values() if s not in MOVES)),
+            (lambda *args: run.run(*args)[0]) if single else run.run,
+        )
+
     def names(self) -> list[str]:
         """The strategies that some op of the program has, where it has more than one."""
         made = [REGISTRY[n.op].strategies for n in self.members.program.nodes if n.op in REGISTRY]
@@ -117,7 +131,7 @@ class InMemory:
                 number = next((i for i, (p, _) in enumerate(made) if p == lowered.program), -1)
                 if number >= 0:
                     same = made[number][1]
-                    if not name.startswith(f"{LOOP} "):  # a strategy that has no form of its own inside loops
+                    if not name.startswith(f"{LOOP} ") or (same.name == AUTO and not same.same):  # else one that has no form of its own inside loops
                         made[number] = made[number][0], replace(same, same=(*same.same, name))
                     continue
                 made.append((lowered.program, Way(name, used, self.bound(lowered))))

@@ -30,9 +30,9 @@ from .right import Truth
 from .suite import reason
 
 COMPILED_MEMBER = "compiled-member"
-SLOW_STRATEGY, SLOW_BASELINE = 2.0, 1.5
+SLOW_STRATEGY, SLOW_BASELINE = 1.5, 1.3
 CALLS = 3  # of a contestant, whose shortest decides whether it is raced
-LEAST_ROUNDS = 16
+LEAST_ROUNDS = 12  # six even ones: fewer have no 95% interval
 CHECKED = "checked"
 OF = "strategy "  # before a strategy's name in a race, where the eager loop is a contestant, too
 Said = Callable[[str], None]
@@ -69,9 +69,10 @@ def run_row(
     threads: int | None = None,
     pin: bool = False,
     budget_s: float | None = None,
+    compiled: bool = False,
     said: Said = lambda stage: None,
 ) -> dict[str, Any]:
-    """One row, as JSON values. baselines, budget_s: others than the preset's. said: told each stage.
+    """One row, as JSON values. baselines, budget_s: others than the preset's. compiled: the wide program under `torch.compile` as a strategy too. said: told each stage.
 
     Raises: VerificationError where a strategy is wrong; BenchError where no baseline runs; what capturing and lowering raise.
     """
@@ -91,6 +92,7 @@ def run_row(
             ways, refused = wide.ways(
                 () if sweep.family == BLOCK else None
             )  # in a network of many ops the strategies of each would be hundreds of programs
+            ways += [wide.compiled()] if compiled else []
         args = [v.to(device) if each else v[0].to(device) for v in given]
         modules = [m.to(device) for m in modules]
         auto = _fill(ways, args, truth, refused)

@@ -53,6 +53,7 @@ def run_primitives(
     threads: int | None = None,
     pin: bool = False,
     budget_s: float | None = None,
+    compiled: bool = False,
     isolate: bool | None = None,
     progress: Progress | None = None,
     said: Callable[[str], object] = lambda text: None,
@@ -77,7 +78,15 @@ def run_primitives(
             write_whole(out, document)
         except OSError as error:
             raise UsageError(f"{out} cannot be written ({error.strerror}); give another path") from error
-    options = {"baselines": list(baselines), "pattern": pattern, "device": device, "threads": threads, "pin": pin, "budget_s": budget_s}
+    options = {
+        "baselines": list(baselines),
+        "pattern": pattern,
+        "device": device,
+        "threads": threads,
+        "pin": pin,
+        "budget_s": budget_s,
+        "compiled": compiled,
+    }
     waiting = [t for t in tasks if not measured(document["rows"].get(t.key))]
     clock = _Clock(waiting, Effort.of(preset).row_s, progress)
     said(f"{len(waiting)} rows{f' of {len(tasks)}, the others are there' if len(waiting) < len(tasks) else ''}, about {clock.left()}")

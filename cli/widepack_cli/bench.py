@@ -143,7 +143,9 @@ def command(
         if artifact is not None or suite is not None:
             raise click.UsageError("--primitive measures layers of its own; leave ARTIFACT and --suite out")
         others = {"--profile": profile, "--trace": trace, "--html": html_file, "--rows": rows}
-        _alone("--primitive", {**others, **_named(given, "model", "entry", "levels", "dtype", "full", "tune", "backends")})
+        _alone("--primitive", {**others, **_named(given, "model", "entry", "levels", "dtype", "full", "tune")})
+        if unknown := set(given["backends"]) - {"eager", "compile"}:
+            raise click.UsageError(f"--primitive runs on eager, and with --backend compile on that too, not on {', '.join(sorted(unknown))}")
         _primitive(primitive, json_file, top, own, given)
         return
     _only_primitive({"--preset": own["preset"], "-n": own["members"], "--quiet": own["quiet"], "--out": own["out"], "--resume": own["resume"]})
@@ -308,6 +310,7 @@ def _primitive(asked: str, json_file: str | None, top: int | None, own: dict[str
             device=given["device"],
             threads=given["threads"],
             pin=given["pin"],
+            compiled="compile" in given["backends"],
             progress=progress,
             said=lambda text: click.echo(text, err=True),
         )

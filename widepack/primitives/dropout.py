@@ -98,6 +98,16 @@ def drawn(w: Writer, x: Wide, *args: Any, **kwargs: Any) -> Any:
     return w.stacked(_like(w, args, kwargs, w.stack(x)))
 
 
+@strategy("rrelu", "independent", family="pointwise")
+def rrelu(w: Writer, x: Wide, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, generator: None = None) -> Wide:
+    """training, a slope drawn for every number: the op draws one for each that is not positive, and one member's would decide what another draws"""
+    value = w.stack(x)
+    if not training:
+        return Stacked(w.call("rrelu", value, lower, upper, False))
+    slopes = w.call("uniform", value, lower, upper)
+    return Stacked(w.call("where.self", w.call("le.Scalar", value, 0), w.call("mul.Tensor", value, slopes), value))
+
+
 @strategy(_LIKE, "shared", family="random", asked=True)
 def drawn_once(w: Writer, x: Wide, *args: Any, **kwargs: Any) -> Any:
     """one member's numbers, for all"""
@@ -164,6 +174,7 @@ samples("normal.Tensor_Tensor")(lambda draw: [call(draw.normal(B, 3), draw.unifo
 samples("normal.Tensor_float")(lambda draw: [call(draw.normal(B, 3), 0.4), call(draw.normal())])
 samples("normal.float_Tensor")(lambda draw: [call(0.4, draw.uniform(0, 2, B, 3))])
 samples("multinomial")(lambda draw: [call(draw.uniform(0.1, 1, *s), 3, r) for s in ((4,), (B, 4)) for r in (False, True)])
+samples("rrelu")(lambda draw: [call(draw.normal(*s), 0.1, 0.3, train) for s in ((B, 3, 4), ()) for train in (False, True)])
 samples("rand randn")(lambda draw: [call([B, 3]), call([]), call([2], dtype=torch.float64, device=torch.device("cpu"), pin_memory=False)])
 samples("randint")(lambda draw: [call(7, [B, 3])])
 samples("randint.low")(lambda draw: [call(2, 7, [B, 3], dtype=torch.int32)])

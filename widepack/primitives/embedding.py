@@ -31,8 +31,8 @@ def _ids_shared(w: Writer, weight: Wide, ids: Wide, *_: Any, **__: Any) -> bool:
     return isinstance(ids, Shared)
 
 
-def _weight_shared(w: Writer, weight: Wide, ids: Wide, *_: Any, **__: Any) -> bool:
-    return isinstance(weight, Shared)
+def _weight_shared(w: Writer, weight: Wide, ids: Wide, padding: int = -1, by_freq: bool = False, sparse: bool = False) -> bool:
+    return isinstance(weight, Shared) and not by_freq  # each member counts its own ids
 
 
 @strategy("embedding", "one_table", family="embedding", when=_weight_shared)
@@ -75,17 +75,19 @@ def gather(w: Writer, weight: Wide, ids: Wide, *_: Any, **__: Any) -> Wide:
 @strategy("embedding", "flat_index", family="embedding", when=lambda w, weight, *_, **__: isinstance(weight, Stacked))
 def flat_index(w: Writer, weight: Stacked, ids: Wide, padding: int = -1, by_freq: bool = False, sparse: bool = False) -> Wide:
     """one table of N*V rows, each member's ids counted from its first row"""
-    size = _vocabulary(weight)
-    own, device = w.stack(ids), ids.value.held.device  # type: ignore[union-attr]
-    start = w.align(Stacked(w.call("arange.start_step", 0, w.members * size, size, dtype=torch.int64, device=device)), rank(ids))
-    # what the member refuses would be another member's row: it becomes -1, which no table has
-    inside = w.call("eq.Tensor", w.call("clamp", own, 0, size - 1), own)
-    numbers = w.call("where.ScalarOther", inside, w.call("add.Tensor", own, start), -1)
-    table = weight.value
+    numbers, table = _numbers(w, weight, w.stack(ids), rank(ids)), weight.value
     if padding >= 0:  # its row learns nothing
         still = w.call("select.int", w.call("detach", table), 1, padding)
         table = w.call("select_scatter", table, still, 1, padding)
     return Stacked(w.call("embedding", w.call("flatten.using_ints", table, 0, 1), numbers, -1, by_freq))
+
+
+def _numbers(w: Writer, weight: Stacked, own: Value, rank_: int) -> Value:
+    """ids `[N, ...]` of rank 1 + rank_, counted in one table of N*V rows. What a member refuses would be another member's row: it becomes -1, which no table has."""
+    size = _vocabulary(weight)
+    start = w.align(Stacked(w.call("arange.start_step", 0, w.members * size, size, dtype=torch.int64, device=own.held.device)), rank_)
+    inside = w.call("eq.Tensor", w.call("clamp", own, 0, size - 1), own)
+    return w.call("where.ScalarOther", inside, w.call("add.Tensor", own, start), -1)
 
 
 def _flat(w: Writer, ids: Any, first: int, rank_: int) -> tuple[Any, Any]:
@@ -108,8 +110,8 @@ def _bag(w: Writer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, 
 
 
 def _bag_fits(w: Writer, *args: Any, **kwargs: Any) -> bool:
-    given = _bag(w, args, kwargs)
-    return isinstance(given["offsets"], Shared) and rank(given["indices"]) == 1
+    given = _bag(w, args, kwargs)  # how often a member meets a row (which scales gradients) its own bags alone tell
+    return isinstance(given["offsets"], Shared) and rank(given["indices"]) == 1 and not given["scale_grad_by_freq"]
 
 
 def _bag_shared(w: Writer, *args: Any, **kwargs: Any) -> bool:
@@ -122,6 +124,28 @@ def bag_columns(w: Writer, *args: Any, **kwargs: Any) -> Any:
     """Shared ids: one bag over the columns of all tables side by side"""
     given = _bag(w, args, kwargs)
     return _bags(w, w.stack(given["weight"]), given["indices"].value, given, put_shared(given["per_sample_weights"]), given["padding_idx"])
+
+
+def _bag_flat(w: Writer, *args: Any, **kwargs: Any) -> bool:
+    given = _bag(w, args, kwargs)  # a last offset may leave numbers out, and a padding row is another one in each table
+    return (
+        _bag_fits(w, *args, **kwargs) and isinstance(given["weight"], Stacked) and given["padding_idx"] is None and not given["include_last_offset"]
+    )
+
+
+@strategy(_BAGS, "flat", family="bag", when=_bag_flat)
+def bag_flat(w: Writer, *args: Any, **kwargs: Any) -> Any:
+    """one table of N*V rows, the members' bags one after the other"""
+    given = _bag(w, args, kwargs)
+    weight, ids, offsets, scales = given["weight"], w.stack(given["indices"]), given["offsets"].value, given["per_sample_weights"]
+    numbers = w.call("flatten.using_ints", _numbers(w, weight, ids, 1), 0, 1)  # [N*L]
+    length = w.sizes(Stacked(ids))[0]
+    first = w.call("mul.Tensor", w.call("arange", w.members, dtype=offsets.dtype, device=offsets.held.device), length)  # [N]
+    starts = w.call("flatten.using_ints", w.call("add.Tensor", w.call("unsqueeze", first, 1), offsets), 0, 1)  # [N*bags]
+    table = w.call("flatten.using_ints", weight.value, 0, 1)
+    weights = None if scales is None else w.call("flatten.using_ints", w.stack(scales), 0, 1)
+    made = w.call("embedding_bag.padding_idx", table, numbers, starts, False, given["mode"], False, weights, False, None)
+    return Stacked(w.call("unflatten.int", w.call("operator.getitem", made, 0), 0, [w.members, -1])), None, None, None
 
 
 def _bag_rows(w: Writer, *args: Any, **kwargs: Any) -> bool:

@@ -283,4 +283,6 @@ for _n in (1, 2, 3):
 def arguments(sample: Sample) -> Sequence[Any]:
     """What kinds are varied over: each argument that holds tensors, lists as one."""
     args, kwargs = sample
-    return [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor) or (isinstance(a, list) and a and isinstance(a[0], torch.Tensor))]
+    return [
+        a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor) or (isinstance(a, list) and any(isinstance(t, torch.Tensor) for t in a))
+    ]

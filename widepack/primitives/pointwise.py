@@ -27,10 +27,20 @@ from ..samples_of_ops import (
     unary,
     with_scalar,
 )
-from ..values import Wide
+from ..values import Stacked, Wide
 from ..writer import Writer
 
 identity("clone contiguous alias alias_copy resolve_conj resolve_neg lift_fresh lift_fresh_copy lift positive")
+
+
+@strategy("clamp.Tensor", "pointwise", family="pointwise")
+def clamp(w: Writer, x: Wide, min: Wide | None = None, max: Wide | None = None) -> Any:
+    """broadcasts behind the member axis, a Shared input as a view `[N, ...]`: torch has no derivative of one that is smaller than a bound"""
+    ready = iter(broadcast(w, [v for v in (Stacked(w.stack(x)), min, max) if v is not None]))
+    given = next(ready)
+    return w.stacked(w.call("clamp.Tensor", given, *(None if v is None else next(ready) for v in (min, max))))
+
+
 pointwise("""
     abs acos acosh angle asin asinh atan atanh bitwise_not ceil conj_physical cos cosh deg2rad digamma erf erfc erfinv exp exp2 expm1 floor frac i0 isfinite isinf isnan
     lgamma log log10 log1p log2 log_sigmoid logical_not logit nan_to_num neg rad2deg reciprocal round round.decimals rsqrt sgn sigmoid sign signbit sin sinc sinh special_erf
@@ -39,11 +49,11 @@ pointwise("""
     add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Tensor rsub.Scalar mul.Tensor mul.Scalar div.Tensor div.Scalar div.Tensor_mode div.Scalar_mode true_divide.Tensor
     multiply.Tensor subtract.Tensor divide.Tensor floor_divide floor_divide.Scalar fmod.Tensor fmod.Scalar remainder.Tensor remainder.Scalar
     pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar atan2 arctan2 hypot copysign.Tensor fmax fmin maximum minimum max.other min.other heaviside logaddexp logaddexp2 xlogy.Tensor
-    addcdiv addcmul lerp.Tensor lerp.Scalar clamp clamp.Tensor clamp_max clamp_max.Tensor clamp_min clamp_min.Tensor complex polar
+    addcdiv addcmul lerp.Tensor lerp.Scalar clamp clamp_max clamp_max.Tensor clamp_min clamp_min.Tensor complex polar
     bitwise_and.Tensor bitwise_and.Scalar bitwise_or.Tensor bitwise_or.Scalar bitwise_xor.Tensor bitwise_left_shift.Tensor bitwise_right_shift.Tensor
     __and__.Tensor __and__.Scalar __or__.Tensor __or__.Scalar __xor__.Tensor logical_and logical_or logical_xor
     eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor gt.Scalar ge.Tensor ge.Scalar
-    conj rrelu mvlgamma polygamma special_i0e
+    conj mvlgamma polygamma special_i0e
     gcd lcm nextafter igamma igammac isposinf isneginf isclose copysign.Scalar remainder.Scalar_Tensor xlogy.Scalar_Self xlogy.Scalar_Other
     bitwise_xor.Scalar bitwise_and.Scalar_Tensor bitwise_or.Scalar_Tensor bitwise_xor.Scalar_Tensor bitwise_left_shift.Tensor_Scalar bitwise_right_shift.Tensor_Scalar
     special_xlog1py special_xlog1py.self_scalar special_xlog1py.other_scalar special_zeta special_ndtri special_log_ndtr special_entr special_erfcx special_i1 special_i1e
@@ -86,7 +96,6 @@ samples("bitwise_and.Scalar_Tensor bitwise_or.Scalar_Tensor bitwise_xor.Scalar_T
 samples("abs neg sign square isnan isinf isfinite logical_not signbit")(lambda draw: [*unary(draw), *integers(draw)])
 samples("sgn angle conj_physical")(lambda draw: [*unary(draw), *complexes(draw)])
 samples("real imag conj")(complexes)
-samples("rrelu")(with_scalar(0.1, 0.3, False))
 samples("polygamma")(lambda draw: [call(1, draw.uniform(1, 3, B, 4)), call(2, draw.uniform(1, 3))])
 samples("mvlgamma")(lambda draw: [call(draw.uniform(3, 5, B, 4), 2)])
 samples("bitwise_not")(bits)

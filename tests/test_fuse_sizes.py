@@ -1,0 +1,76 @@
+"""Where a fused module holds: what the members refuse alone, or answer otherwise than their program, is refused, in every mode, with and without `validate`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import widepack
+from fusing import draw, members
+from widepack import InputError
+
+close = torch.testing.assert_close
+
+
+class Row(nn.Module):
+    """A norm that refuses one row in train mode; dropout: a program that draws."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.layer, self.norm, self.drop = nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.drop(self.norm(self.layer(x)))
+        return y
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_one_row_is_refused_where_a_norm_of_the_members_trains(dropout: float) -> None:
+    fused = widepack.fuse(members(lambda: Row(dropout)), draw(5, 4), validate=False)
+    assert fused(draw(1, 4)).shape == (3, 1, 3)
+    fused.train()
+    before = fused.norm.running_var.clone()
+    with pytest.raises(InputError, match=r"B = 1 .*the member itself fails there: ValueError: Expected more than 1 value per channel when training"):
+        fused(draw(1, 4))
+    assert torch.equal(fused.norm.running_var, before)
+    assert fused(draw(2, 4)).isfinite().all()
+
+
+def test_norms_without_statistics_are_of_the_batch_in_eval_mode_too() -> None:
+    own = members(lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False)))
+    fused = widepack.fuse(own, draw(5, 4))
+    close(fused(draw(3, 4)), torch.stack([m(draw(3, 4)) for m in own]), rtol=1e-5, atol=1e-6)
+    with pytest.raises(InputError, match=r"B = 1 .*the model holds for 2 <= B"):
+        fused(draw(1, 4))
+
+
+class Squeezed(nn.Module):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.layer, self.drop = nn.Linear(4, 1), nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.drop(self.layer(x)).squeeze()
+        return y
+
+
+def test_a_program_that_is_another_at_one_row_is_kept_for_the_others() -> None:
+    own = members(lambda: Squeezed(0.5))
+    fused = widepack.fuse(own, draw(5, 4))
+    close(fused(draw(2, 4)), torch.stack([m(draw(2, 4)) for m in own]), rtol=1e-5, atol=1e-6)
+    for mode in (False, True):
+        with pytest.raises(InputError, match=r"B = 1 .*the member gives \[\] there, its program \[1\]"):
+            fused.train(mode)(draw(1, 4))
+        assert fused(draw(2, 4)).shape == (3, 2)
+
+
+def test_a_first_call_under_autocast_makes_and_compares_a_plain_program() -> None:
+    own = members(lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)))
+    x = draw(5, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        fused = widepack.fuse(own, x)
+        y, right = fused(x), torch.stack([m(x) for m in own])
+        assert fused.train()(x).dtype == y.dtype == right.dtype == torch.bfloat16
+    close(y, right, rtol=2e-2, atol=2e-2)
+    close(fused(x), torch.stack([m(x) for m in own]), rtol=1e-5, atol=1e-6)
