@@ -135,8 +135,8 @@ class Face(nn.Module):
                     f"{self.name} takes every input as [{self.members}, ...], one a member in front, and input {at} is {type_of(x)}; "
                     f"one that all members see is x.expand({self.members}, *x.shape)"
                 )
-        if at is None:
-            words = ", ".join(_class(v) for v in (*args, *kwargs.values())) or "nothing"
+        if at is None and (args or kwargs):  # without any the member says what is missing
+            words = ", ".join(_class(v) for v in (*args, *kwargs.values()))
             raise InputError(f"{self.name} takes tensors [{self.members}, ...], one member after the other in front, and was given {words}")
         cast = torch.is_autocast_enabled(_device(args, kwargs))
         want = None if torch.compiler.is_compiling() else self._expected(args, kwargs, cast)
