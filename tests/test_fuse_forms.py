@@ -56,7 +56,8 @@ def test_n_members_of_a_factory() -> None:
 
 def test_n_is_refused_in_words() -> None:
     with pytest.raises(
-        UsageError, match=r"n=3: it \(Transformer: place\) of Transformer has parameters and no reset_parameters\(\) to draw them again; .*a factory"
+        UsageError,
+        match=r"n=3: parts of Transformer have parameters of their own and no reset_parameters\(\) to draw them again: the module itself \(Transformer: place\)\. .*a factory",
     ):
         widepack.fuse(Transformer(), ids(4, 5), n=3)
     with pytest.raises(UsageError, match="n is given with a list of members"):

@@ -193,3 +193,52 @@ def test_draws_of_another_source_are_found() -> None:
         match="is off by .* from its own module's, drawn from one seed. The members draw from another source than torch's generator",
     ):
         widepack.fuse([m.train() for m in members(Jitter)], draw(5, 4))
+
+
+def test_a_mode_is_said_once_and_hides_no_constant() -> None:
+    own = members(lambda: nn.Sequential(nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3)), nn.Dropout(0.1)), 3)
+    own[1].train()[0][1].eps = 1e-3
+    own[2][0].train()
+    with pytest.raises(MemberMismatch) as e:
+        widepack.fuse(own, draw(5, 4))
+    assert (
+        "(1) member 1: it is in train mode, in member 0 in eval mode; (2) member 1: 0.1.eps is 0.001, in member 0 1e-05; (3) member 2: 0 is in"
+        in str(e.value)
+    )
+    assert "(4)" not in str(e.value)
+
+
+def test_lines_in_train_mode_are_the_members_own() -> None:
+    own = members(lambda: nn.Sequential(nn.BatchNorm1d(4), nn.LayerNorm(4)), 2)
+    own[1][1].eps = 1e-3
+    with pytest.raises(MemberMismatch, match=r"aten.layer_norm.default \(normalization.py:\d+ in forward\) has 0.001 in it"):
+        widepack.fuse([m.train() for m in own], draw(5, 4))
+
+
+@pytest.mark.parametrize("mode", [False, True])
+def test_a_flag_that_changes_no_answer_is_accepted(mode: bool) -> None:
+    flags = iter((False, True))
+    own = members(lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(next(flags)), nn.Flatten(), nn.Linear(64, 2)).train(mode), 2)
+    assert len(widepack.fuse([m.train(mode) for m in own], draw(4, 3, 6, 6))) == 2
+
+
+def test_a_class_that_was_defined_twice() -> None:
+    def again() -> nn.Module:
+        class Net(nn.Linear):
+            pass
+
+        return Net(4, 3)
+
+    with pytest.raises(MemberMismatch, match=r"Net, in member 0 another class of this name: the class was defined again between them"):
+        widepack.fuse([again(), again()], draw(5, 4))
+
+
+def test_names_and_numbers_that_are_not_there() -> None:
+    with pytest.raises(UsageError, match="dynamic names input, which forward does not take; it takes x"):
+        widepack.fuse(members(Mlp), draw(5, 4), dynamic={"input": {0: "B"}})
+    fused = widepack.fuse(members(Mlp), draw(5, 4), validate=False)
+    wrong: Any = "0"
+    with pytest.raises(UsageError, match=r"there is no member '0'; there are 3, counted from 0"):
+        fused.member(wrong)
+    with pytest.raises(UsageError, match=r"there is no member 3; there are 3, counted from 0"):
+        fused.copy_(0, 3)

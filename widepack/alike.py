@@ -14,13 +14,14 @@ Only another program refuses a member; nothing is captured where nothing differs
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from widepack_artifacts.program import Node, Ref, refs
+from widepack_artifacts.program import Node, Ref, refs, substitute
 
 from .attributes import Difference, attributes_of, differences, in_words
 from .capture import Captured
@@ -137,14 +138,17 @@ class Alike:
 
 def difference(one: Captured, other: Captured, *, sizes: bool = False) -> str:
     """How the program of another member differs from the captured one, in words; empty where it does not. sizes: integers, types and conditions may differ."""
+    names: dict[str, str] = {}  # of the other's nodes in the captured program: an op that changes in place may leave other ones behind
     for x, y in zip(one.program.nodes, other.program.nodes):
+        y = _renamed(y, names)
         where = f" ({y.source or x.source})" if y.source or x.source else ""
-        if (x.name, x.op) != (y.name, y.op):
+        if x.op != y.op:
             return f"it runs {y.op} where the captured program runs {x.op}{where}"
         if literal := _literal(x, y, sizes):
             return f"{y.op}{where} has {literal[1]} in it, {literal[0]} in the captured program"
         if not sizes and x.out != y.out:
             return f"{y.op}{where} gives {y.out} in it, {x.out} in the captured program"
+        names[y.name] = x.name
     if len(one.program.nodes) != len(other.program.nodes):
         return f"it has {len(other.program.nodes)} ops, the captured program {len(one.program.nodes)}"
     lifted, others = (literals(c) for c in (one, other))
@@ -153,7 +157,8 @@ def difference(one: Captured, other: Captured, *, sizes: bool = False) -> str:
         if a is None or b is None or not bit_equal(a, b):
             where = _read_at(other if b is not None else one, name)
             return f"a tensor that the code makes of numbers{where} is {_tensor(b)} in it, {_tensor(a)} in the captured program"
-    if repr(one.program.outputs) != repr(other.program.outputs) or repr(one.returned) != repr(other.returned):
+    outputs = [replace(o, value=_under(o.value, names)) for o in other.program.outputs]
+    if repr(list(one.program.outputs)) != repr(outputs) or repr(one.returned) != repr(other.returned):
         return f"it returns {other.returned}, the captured program {one.returned}"
     if sizes:
         return ""
@@ -168,6 +173,15 @@ def difference(one: Captured, other: Captured, *, sizes: bool = False) -> str:
         if mine != theirs:
             return f"it {what} {_parts(theirs, mine)}, the captured program {_parts(mine, theirs)}"
     return ""
+
+
+def _renamed(node: Node, names: Mapping[str, str]) -> Node:
+    """A node that reads values under other names."""
+    return replace(node, args=_under(node.args, names), kwargs=_under(node.kwargs, names)) if names else node
+
+
+def _under(value: Any, names: Mapping[str, str]) -> Any:
+    return substitute(value, lambda n: Ref(names.get(n, n)))
 
 
 def literals(captured: Captured) -> dict[str, torch.Tensor]:

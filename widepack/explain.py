@@ -208,8 +208,9 @@ def source_of(n: fx.Node, *, code: bool = False) -> str:
 
 
 def user_line(trace: str, *, code: bool = False) -> str:
-    """The last line in the text of a stack that is not torch's: `net.py:12 in forward`; with its code where that is asked for and there is any."""
+    """The last line in the text of a stack that is not torch's, nor widepack's: `net.py:12 in forward`; with its code where that is asked for and there is any."""
     found: Sequence[tuple[str, str, str, str]] = re.findall(r'File "([^"]+)", line (\d+), in (\S+)(?:\n +(.+))?', trace)
+    found = [f for f in found if not f[0].startswith(f"{_OWN}/")]  # what a member is wrapped in to be exported
     own = [f for f in found if not f[0].startswith((_TORCH, "torch/"))] or [f for f in found if not f[0].startswith(_PASSES)]
     own = [f for f in own if "<" not in f[0]] or own
     if not own:

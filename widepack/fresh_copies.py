@@ -47,14 +47,14 @@ def _made(factory: Callable[[], Any]) -> nn.Module:
 def fresh_copies(model: nn.Module, n: int) -> list[nn.Module]:
     """N copies, each with parameters that it drew itself. Raises: UsageError naming the parts that cannot."""
     cannot = [
-        f"{name or 'it'} ({type(part).__name__}: {', '.join(part._parameters)})"
+        f"{name or 'the module itself'} ({type(part).__name__}: {', '.join(n for n, p in part._parameters.items() if p is not None)})"
         for name, part in model.named_modules()
         if any(p is not None for p in part._parameters.values()) and _reset_of(part) is None
     ]
     if cannot:
         raise UsageError(
-            f"n={n}: {'; '.join(cannot[:10])}{'; ...' if len(cannot) > 10 else ''} of {type(model).__name__} has parameters and no reset_parameters() to draw them again; "
-            "give that class one, or a factory instead of the module: fuse(lambda: Net(...), sample, n=...)"
+            f"n={n}: parts of {type(model).__name__} have parameters of their own and no reset_parameters() to draw them again: {'; '.join(cannot[:10])}{'; ...' if len(cannot) > 10 else ''}. "
+            "Give those classes one, or a factory instead of the module: fuse(lambda: Net(...), sample, n=...)"
         )
     hollow, weights = Hollow(model), weights_of(model)
     made = []

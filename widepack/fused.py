@@ -256,10 +256,14 @@ class Fused(nn.Module):
     def member(self, i: int, device: torch.device | str | None = None) -> nn.Module:
         """Member i as a module of its own class: a copy, with weights as they are now, in the mode that the fused module is in. Raises: UsageError."""
         made = self._made
-        if not -len(self) <= i < len(self):
-            raise UsageError(f"there is no member {i}; there are {len(self)}, counted from 0")
-        i %= len(self)
+        i = self._number(i)
         return filled(self, made.hollows[i], made.rows, i, torch.device(device) if device is not None else None)
+
+    def _number(self, i: int) -> int:
+        """A member's number, counted from 0. Raises: UsageError."""
+        if not isinstance(i, int) or not -len(self) <= i < len(self):
+            raise UsageError(f"there is no member {i!r}; there are {len(self)}, counted from 0")
+        return i % len(self)
 
     def unfuse(self) -> list[nn.Module]:
         """N modules of the members' own class, with weights and buffers as they are now, bit for bit; copies: nothing is tied to the fused module."""
@@ -267,10 +271,7 @@ class Fused(nn.Module):
 
     def copy_(self, to: int, source: int) -> Fused:
         """Copy member `source` over member `to`: its parameters and buffers, in place. An optimizer's own state of member `to` is left as it is. Raises: UsageError."""
-        count, made = len(self), self._made
-        for i in (to, source):
-            if not -count <= i < count:
-                raise UsageError(f"there is no member {i}; there are {count}, counted from 0")
+        made, to, source = self._made, self._number(to), self._number(source)
         other = [n for e in self._entries.values() for n, v in e.constants.items() if e.kinds[n] == "stacked" and not bit_equal(v[to], v[source])]
         if other:
             raise UsageError(

@@ -29,7 +29,7 @@ from . import ops
 from .alike import is_literal
 from .calling import Call, arrange
 from .capture import Captured, capture
-from .errors import CaptureError
+from .errors import CaptureError, UsageError
 from .exporting import calm, clone
 from .for_gradients import for_gradients
 from .inputs import Binder
@@ -49,8 +49,12 @@ CPU = torch.device("cpu")
 
 
 def call_of(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic: Mapping[str, Any] | None) -> Call:
-    """The sample as a call of the member. dynamic: {input: {axis: letter}}; by default axis 0 is "B"."""
+    """The sample as a call of the member. dynamic: {input: {axis: letter}}; by default axis 0 is "B". Raises: UsageError; CaptureError where forward
+    does not take it."""
     parameters = inspect.signature(module.forward).parameters
+    known = {*parameters, *kwargs}
+    if unknown := sorted(set(dynamic or ()) - known):
+        raise UsageError(f"dynamic names {', '.join(unknown)}, which forward does not take; it takes {', '.join(parameters)}")
     named = dynamic if dynamic is not None else default_axes(list(parameters), args, kwargs)
     return arrange(module, args, kwargs, named, {})
 

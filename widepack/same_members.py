@@ -7,7 +7,7 @@ not, and only captures tell (`refuse_programs`). All differences stand in one er
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from .alike import difference
-from .attributes import attributes_of, differences, in_words
+from .attributes import Difference, attributes_of, differences, in_words
 from .capture import Captured
 from .codec import dtype_name
 from .errors import CaptureError, MemberMismatch, UsageError
@@ -31,7 +31,7 @@ def refuse_others(models: Sequence[nn.Module], who: str = "", options: bool = Fa
 
     Raises: MemberMismatch for members that are not what the first is; UsageError for weights that are not there yet, or not dense.
     """
-    own = attributes_of(models[0]) if options else {}
+    own = attributes_of(models[0])
     for i, model in enumerate(models):
         for name, value in weights_of(model).items():
             if is_lazy(value):
@@ -41,11 +41,30 @@ def refuse_others(models: Sequence[nn.Module], who: str = "", options: bool = Fa
     found = []
     for i, model in enumerate(models[1:], 1):
         words = [*_differences(models[0], model)]
-        if options:
-            words += [f"{d.path} is {d.other or 'not there'}, in member 0 {d.one or 'not there'}" for d in differences(own, attributes_of(model))]
+        if options or words:  # with another difference it is refused anyway, and then for all that it has
+            all_ = differences(own, attributes_of(model))
+            left = all_ if options else _beside(all_, models[0], model)
+            words += [f"{d.path} is {d.other or 'not there'}, in member 0 {d.one or 'not there'}" for d in left]
         found += [f"member {i}: {w}" for w in words]
     if found:
         raise MemberMismatch(f"{who}{': ' if who else ''}{_numbered('the members differ from member 0', found)}. {WAY_OUT}")
+
+
+def _beside(found: Sequence[Difference], one: nn.Module, other: nn.Module) -> list[Difference]:
+    """The attributes of those parts which are of one class in both members, and whose weights are of the same shapes: those of others follow from what is said of them."""
+    parts, others = (dict(m.named_modules(remove_duplicate=False)) for m in (one, other))
+    alike = {n for n in parts if n in others and _same_class(type(parts[n]), type(others[n])) and _shapes(parts[n]) == _shapes(others[n])}
+
+    def owner(path: str) -> str:
+        while path and path not in parts and path not in others:
+            path = path.rpartition(".")[0]
+        return path
+
+    return [d for d in found if owner(d.path) in alike]
+
+
+def _shapes(part: nn.Module) -> dict[str, torch.Size | None]:
+    return {n: None if v is None else v.shape for n, v in (*part._parameters.items(), *part._buffers.items())}
 
 
 def _numbered(what: str, found: Sequence[str]) -> str:
@@ -60,8 +79,9 @@ def _differences(one: nn.Module, other: nn.Module) -> Iterator[str]:
     for name in dict.fromkeys([*parts, *others]):
         said, a, b = name or "it", parts.get(name), others.get(name)
         if a is None or b is None or not _same_class(type(a), type(b)):
-            yield f"{said} is {_kind(b)}, in member 0 {_kind(a)}"
-        elif a.training != b.training:
+            again = ": the class was defined again between them; make all members of one" if _kind(a) == _kind(b) else ""
+            yield f"{said} is {_kind(b)}, in member 0 {'another class of this name' if again else _kind(a)}{again}"
+        elif (modes := (a.training, b.training))[0] != modes[1] and not (name and _modes(parts, others, name.rpartition(".")[0]) == modes):
             yield f"{said} is in {_mode(b)} mode, in member 0 in {_mode(a)} mode"
     held, theirs = weights_of(one), weights_of(other)
     ties, other_ties = first_names(held), first_names(theirs)
@@ -82,6 +102,11 @@ def _same_class(one: type, other: type) -> bool:
     """Whether two modules are of one class; torch makes a new one of the same name for every module that it parametrizes."""
     made = nn.utils.parametrize.__name__
     return one is other or (one.__module__ == other.__module__ == made and one.__bases__ == other.__bases__)
+
+
+def _modes(parts: Mapping[str, nn.Module], others: Mapping[str, nn.Module], name: str) -> tuple[bool, bool] | None:
+    """Of a part in both members whether it is in train mode: what is in it is then said with it."""
+    return (parts[name].training, others[name].training) if name in parts and name in others else None
 
 
 def _kind(module: nn.Module | None) -> str:
