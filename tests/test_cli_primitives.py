@@ -79,6 +79,33 @@ def test_a_row(tmp_path: Path) -> None:
     )
 
 
+def test_files_that_cannot_be_meant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Before anything is measured."""
+    monkeypatch.setattr(primitive_run, "run_row", lambda *_, **__: pytest.fail("measured"))
+    words = ("bench", "--primitive", "linear", "-p", "ci", "-n", "2")
+    assert "there is no folder" in refused(2, *words, "-o", tmp_path / "none" / "rows.json")
+    assert "is a folder; give the path of a file" in refused(2, *words, "-o", tmp_path)
+    good: dict[str, Any] = {
+        "format": "widepack.primitives/1",
+        "preset": "ci",
+        "pattern": "each",
+        "environment": {"device": "a wristwatch", "threads": 1},
+    }
+    damaged: list[Any] = [None, [], {"linear, N=2": 3}, {"linear, N=2": {}}]
+    for rows in damaged:
+        assert "is damaged" in refused(2, *words, "--resume", _json(tmp_path / "damaged.json", {**good, "rows": rows}))
+    assert "holds rows of the preset None" in refused(2, *words, "--resume", _json(tmp_path / "damaged.json", {"format": good["format"], "rows": {}}))
+    elsewhere = _json(tmp_path / "elsewhere.json", {**good, "rows": {"linear, N=2": found(2)}})
+    assert "measured elsewhere: device a wristwatch and now" in refused(2, *words, "--resume", elsewhere)
+    assert json.loads(elsewhere.read_text())["rows"]
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(primitive_run, "write_whole", full)
+    assert "cannot be written (No space left on device)" in refused(2, *words, "-o", tmp_path / "rows.json")
+
+
 def _json(path: Path, value: Any) -> Path:
     path.write_text(json.dumps(value))
     return path

@@ -9,6 +9,7 @@ import copy
 import pickle
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -426,6 +427,21 @@ def test_refusals_name_what_they_refuse() -> None:
     hooked.register_forward_hook(lambda *_: None)
     with pytest.raises(UsageError, match="member 1 has hooks"):
         face_of([nn.Linear(2, 2), hooked])
+    changed = members(lambda: nn.MultiheadAttention(4, 2))
+    for m in changed:
+        vars(m.out_proj)["forward"] = torch.neg
+    with pytest.raises(UsageError, match="out_proj of member 0 has a forward of its own"):
+        face_of(changed)
+
+
+def test_what_holds_no_tensors_is_refused() -> None:
+    face = face_of(members(lambda: nn.Linear(4, 5)))
+    for given, words in (((None,), "was given builtins.NoneType"), (([1.0],), "was given builtins.list")):
+        with pytest.raises(InputError, match=words):
+            face(*given)
+    for modules in (None, nn.Linear(4, 5)):
+        with pytest.raises(UsageError, match="WideLinear takes a list of modules, not a"):
+            type(face).from_modules(modules)  # type: ignore[arg-type]
 
 
 def test_members_that_differ_are_refused_with_all_differences() -> None:
@@ -522,6 +538,23 @@ def test_one_member_and_an_empty_batch() -> None:
     face = face_of([alone])
     assert_members(face(torch.ones(1, 2, 4).double()), [alone(torch.ones(2, 4).double())])
     assert face(torch.ones(1, 0, 4).double()).shape == (1, 0, 5)
+
+
+@pytest.mark.parametrize("tracked", [False, True])
+@pytest.mark.parametrize("strategy", ["fused", "sequential"])
+def test_a_batch_norm_of_nothing_is_the_modules(tracked: bool, strategy: str) -> None:
+    """torch's own kernel divides by the batch's size in its backward, which ended the process."""
+    for training, options in ((True, {}), (True, {"momentum": None}), (False, {})):
+        alone = [m.train(training) for m in members(partial(nn.BatchNorm2d, 3, track_running_stats=tracked, **options))]  # type: ignore[arg-type]
+        face: Any = type(face_of(alone)).from_modules(alone, strategy)
+        given = torch.empty(N, 0, 3, 4, 2).double()
+        assert_members(face(given), [m(x) for m, x in zip(alone, given)])
+        face(given).sum().backward()
+        assert torch.equal(face.weight.grad, torch.zeros(N, 3).double())
+        for one, module in zip(face.to_modules(), alone):
+            if tracked:
+                module(given[0])  # the second call
+            assert all(torch.equal(a, b) for a, b in zip(one.buffers(), module.buffers()))
 
 
 def test_float32_in_inference_is_the_modules() -> None:

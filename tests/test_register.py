@@ -175,6 +175,12 @@ def test_a_single_name_is_no_list(tmp_path: Path) -> None:
         widepack.load(tmp_path, allow_ops="mylib::op")
 
 
+@pytest.mark.parametrize("name", ["", "sequential", "loop", "auto", "wide", "two words", "a,b", 3])
+def test_a_name_that_means_something_else_is_refused(name: Any) -> None:
+    with pytest.raises(UsageError, match="cannot be a strategy's name"):
+        register("aten::relu", name)
+
+
 def test_a_second_registration_is_refused_early() -> None:
     register(halved, "one", samples_of=lambda draw: [call(draw.normal(2))])(lambda w, x: x)
     with pytest.raises(UsageError, match=r"has a strategy 'one' already, in .*test_register.py"):

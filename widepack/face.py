@@ -13,7 +13,7 @@ its errors are the face's, and an answer of another shape or dtype is an error o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -52,6 +52,8 @@ class Face(nn.Module):
 
     def __init__(self, modules: Sequence[nn.Module], strategy: str = "auto") -> None:
         super().__init__()
+        if not isinstance(modules, Iterable):
+            raise UsageError(f"{self.name} takes a list of modules, not a {_class(modules)}")
         modules = list(modules)
         if not modules:
             raise UsageError(f"{self.name}: there are no modules; give at least one {self.member.__name__}")
@@ -61,7 +63,7 @@ class Face(nn.Module):
                 f"whose parameters are computed, widepack.fuse takes whole modules"
             )
         refuse_others(modules, self.name, options=True)
-        _refuse_hooks(modules, self.name)
+        _refuse_own_forwards(modules, self.name)
         self.members = len(modules)
         self._hollow, self._rows = Hollow(modules[0]), rows_of(modules, ())
         with torch.inference_mode(False), torch.no_grad():
@@ -126,12 +128,16 @@ class Face(nn.Module):
         Raises: InputError; UsageError where `strategy` does not apply; what the module itself raises.
         """
         plain = not kwargs and all(isinstance(a, Tensor) for a in args)
+        at: int | str | None = None
         for at, x in enumerate(args) if plain else _named(self._takes((args, kwargs))):
             if not x.ndim or x.shape[0] != self.members:
                 raise InputError(
                     f"{self.name} takes every input as [{self.members}, ...], one a member in front, and input {at} is {type_of(x)}; "
                     f"one that all members see is x.expand({self.members}, *x.shape)"
                 )
+        if at is None and (args or kwargs):  # without any the member says what is missing
+            words = ", ".join(_class(v) for v in (*args, *kwargs.values()))
+            raise InputError(f"{self.name} takes tensors [{self.members}, ...], one member after the other in front, and was given {words}")
         cast = torch.is_autocast_enabled(_device(args, kwargs))
         want = None if torch.compiler.is_compiling() else self._expected(args, kwargs, cast)
         made = self.wide(*args, **kwargs)
@@ -310,12 +316,15 @@ def _form(t: Tensor, first: int = 0) -> tuple[Any, ...]:
     return (*t.shape[first:], t.dtype)
 
 
-def _refuse_hooks(modules: Sequence[nn.Module], who: str) -> None:
+def _refuse_own_forwards(modules: Sequence[nn.Module], who: str) -> None:
     for i, module in enumerate(modules):
         for name, part in module.named_modules():
             if any(getattr(part, hooks) for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")):
                 at = f"{name} of member {i}" if name else f"member {i}"
                 raise UsageError(f"{who}: {at} has hooks, which nobody would call here; remove them (weight_norm of torch.nn.utils is one)")
+            if "forward" in vars(part):
+                at = f"{name} of member {i}" if name else f"member {i}"
+                raise UsageError(f"{who}: {at} has a forward of its own, which nobody would call here; widepack.fuse takes such modules whole")
 
 
 def _class(module: Any) -> str:

@@ -86,6 +86,8 @@ class _BatchNorm(Face):
         m: Any = self.options
         mean: Any = self.running_mean
         var: Any = self.running_var
+        if not input.numel():
+            return self._of_nothing(input)
         if not self.training and mean is not None:
             return self.run(_EVAL, input, self.weight, self.bias, mean, var, m.momentum or 0.0, m.eps)[0]  # type: ignore[no-any-return]
         if not self.training or mean is None:
@@ -103,6 +105,16 @@ class _BatchNorm(Face):
                     new = held * (1 - share) + new * share
                 held.copy_(new)
         return made  # type: ignore[no-any-return]
+
+    def _of_nothing(self, input: Tensor) -> Tensor:
+        """An empty batch: the module gives it back and counts it, statistics stay. (The ops above refuse it, or divide by its size in the backward.)"""
+        if self.training and self.running_mean is not None:
+            self.num_batches_tracked.add_(1)  # type: ignore[operator]
+        parts: list[Any] = [self.weight, self.bias]
+        if parts[0] is None:
+            return input.clone()
+        weight, bias = (p[:, 0].view(-1, *[1] * (input.ndim - 1)) for p in parts)
+        return input * weight + bias  # type: ignore[no-any-return]
 
     def _alone(self, own: Any, args: Any, kwargs: Any) -> Any:
         m, momentum = self.options, self.options.momentum

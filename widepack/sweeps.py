@@ -197,7 +197,7 @@ def find(asked: str, among: Sequence[Sweep] = SWEEPS) -> list[Sweep]:
             near = get_close_matches(word, names, n=1)
             raise UsageError(
                 f"there is no primitive {part.strip()!r}{f', did you mean {near[0]}?' if near else ';'} "
-                f"known: all, {', '.join(dict.fromkeys(s.family for s in among))}, {', '.join(s.name for s in among)}"
+                f"known: {', '.join(dict.fromkeys(['all', *(s.family for s in among), *(s.name for s in among)]))}"
             )
         found.update({s.name: s for s in chosen})
     return list(found.values())

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from widepack.errors import UsageError
+from widepack.single import admit
 from widepack.sweeps import MEMBERS, Sweep, find
 
 from .block_sweeps import sweeps
@@ -61,12 +62,22 @@ def run_primitives(
 
     asked: as `sweeps.find` takes it. members: other N than the preset's. out: the document, written after every row. resume: one to go on with (and in, without out);
     rows that it has and that were not noisy are not run again. isolate: a process for each primitive; by default for all presets but `ci`. The rest is as in `run_row`.
-    Returns: the document; where it was interrupted, `interrupted` is true in it. Raises: UsageError.
+    threads: one where they are not given. Returns: the document; where it was interrupted, `interrupted` is true in it. Raises: UsageError.
     """
     tasks = [Task(s, n) for s in find(asked, sweeps()) for n in (members or MEMBERS[preset])]
     document = _read(resume, preset, pattern) if resume is not None else _new(preset, pattern)
-    document |= {"environment": environment(device, threads or 1), "interrupted": False}
+    threads = threads or 1
+    where = environment(device, threads)
+    if document["rows"]:
+        _same_place(resume, document["environment"], where)
+    document |= {"environment": where, "interrupted": False}
     out = out or resume
+    if out is not None:  # before anything is measured that could not be kept
+        admit(out, force=True)
+        try:
+            write_whole(out, document)
+        except OSError as error:
+            raise UsageError(f"{out} cannot be written ({error.strerror}); give another path") from error
     options = {
         "baselines": list(baselines),
         "pattern": pattern,
@@ -164,7 +175,17 @@ def _read(path: Path, preset: str, pattern: str) -> dict[str, Any]:
         raise UsageError(f"{path} cannot be read as JSON ({error}); give another path, or remove it") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise UsageError(f"{path} is no document of bench --primitive ({FORMAT}); give another path")
+    rows = document.get("rows")
+    if not isinstance(rows, dict) or not all(isinstance(row, dict) and ("error" in row or "verdict" in row) for row in rows.values()):
+        raise UsageError(f"{path} is damaged: it says {FORMAT} and its rows are not what such a document has; give another path, or remove it")
     for key, wanted in (("preset", preset), ("pattern", pattern)):
-        if document[key] != wanted:
-            raise UsageError(f"{path} holds rows of the {key} {document[key]!r}, this run is for {wanted!r}; give each its own file")
+        if document.get(key) != wanted:
+            raise UsageError(f"{path} holds rows of the {key} {document.get(key)!r}, this run is for {wanted!r}; give each its own file")
     return document
+
+
+def _same_place(path: Path | None, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse rows of one place beside those of another: a document has one environment. Raises: UsageError."""
+    other = [f"{key} {before.get(key)} and now {now[key]}" for key in ("device", "threads") if before.get(key) != now[key]]
+    if other:
+        raise UsageError(f"{path} holds rows measured elsewhere: {', '.join(other)}; give each its own file")

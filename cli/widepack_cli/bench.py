@@ -87,7 +87,9 @@ def _counts(ctx: click.Context, parameter: click.Parameter, value: str | None) -
     show_default=True,
     help="Seconds that a baseline may take to compile; it is skipped then.",
 )
-@click.option("--threads", type=click.IntRange(min=1), help="Threads inside an op; torch's own number without it.")
+@click.option(
+    "--threads", type=click.IntRange(min=1), help="Threads inside an op; without it torch's own number, and one with --primitive and --suite."
+)
 @click.option("--pin", is_flag=True, help="Bind the process to as many processors as it has threads.")
 @click.option(
     "--json",

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 from .. import ops
 from ..errors import UsageError
-from ..registry import REGISTRY, Rule, When, always
+from ..registry import REGISTRY, WHOLE, Rule, When, always
 from ..registry import register as add
 from ..samples_of_ops import SAMPLES, Draw, Make, samples
+
+_TAKEN = (*WHOLE, "sequential")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")  # as --strategy and tables take it
 
 
 def register(
@@ -25,8 +29,12 @@ def register(
     The strategy takes a writer `w`, then the op's arguments in their order: literals, `Shared` and `Stacked`. It gives a `Stacked` (a tuple of them for several results), written
     with `w.call("relu", value)`. What no strategy takes runs once a member.
 
-    Returns: the function. Raises: UsageError for what is no op, writes into what it is given, or has a strategy of this name.
+    Returns: the function. Raises: UsageError for what is no op, writes into what it is given, or has a strategy of this name, and for names that are none.
     """
+    if not isinstance(name, str) or not _NAME.match(name) or name in _TAKEN:
+        raise UsageError(
+            f"{name!r} cannot be a strategy's name: letters, digits and _, and none of {', '.join(_TAKEN)}, which mean something already"
+        )
     (full,) = ops.allow([op])
     if full in REGISTRY and name in REGISTRY[full].strategies:
         raise UsageError(f"{full} has a strategy {name!r} already, in {REGISTRY[full].strategies[name].rule.__code__.co_filename}")
