@@ -233,3 +233,25 @@ def test_a_parameter_may_have_a_name_of_torchs_graph_modules() -> None:
     own = members(Coded)
     fused = widepack.fuse(own, draw(5, 4))
     torch.testing.assert_close(fused(draw(2, 4)), torch.stack([m(draw(2, 4)) for m in own]), rtol=1e-5, atol=1e-6)
+
+
+def test_parts_of_containers_by_place_and_key() -> None:
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers, self.heads = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)]), nn.ModuleDict({"a": nn.Linear(4, 3)})
+            self.scales = nn.ParameterList([nn.Parameter(torch.ones(3))])
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            y: Tensor = self.heads["a"](x) * self.scales[0]
+            return y
+
+    fused = widepack.fuse(members(Holder), draw(5, 4), validate=False)
+    assert fused.layers[-1].weight is fused.get_parameter("layers.1.weight")
+    assert fused.heads["a"].weight is fused.get_parameter("heads.a.weight")
+    assert fused.scales[0] is fused.get_parameter("scales.0")
+    assert len(list(fused.layers)) == 2
+    with pytest.raises(IndexError):
+        fused.layers[2]

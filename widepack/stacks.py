@@ -46,6 +46,13 @@ class Part(nn.Module):
     def _get_name(self) -> str:
         return self._kind
 
+    def __getitem__(self, key: int | str) -> Any:
+        """A part or parameter of a container by its place or key, as the member has it: `fused.layers[0]`, `fused.heads["a"]`."""
+        held = {**self._modules, **self._parameters}
+        if isinstance(key, int):
+            return list(held.values())[key]
+        return held[key]
+
     def extra_repr(self) -> str:
         held = {**self._parameters, **self._buffers}
         return ", ".join(f"{n}={list(v.shape)}" for n, v in held.items() if v is not None)
