@@ -218,3 +218,18 @@ def test_calls_in_inference_mode_and_answers_outside_of_it() -> None:
         fused.train()(draw(5, 4))
     fused(draw(5, 4)).sum().backward()
     assert fused.get_parameter("layers.0.weight").grad is not None
+
+
+def test_a_parameter_may_have_a_name_of_torchs_graph_modules() -> None:
+    class Coded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.code, self.graph = nn.Parameter(torch.randn(4)), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.graph(x * self.code)
+            return y
+
+    own = members(Coded)
+    fused = widepack.fuse(own, draw(5, 4))
+    torch.testing.assert_close(fused(draw(2, 4)), torch.stack([m(draw(2, 4)) for m in own]), rtol=1e-5, atol=1e-6)

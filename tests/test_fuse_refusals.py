@@ -242,3 +242,37 @@ def test_names_and_numbers_that_are_not_there() -> None:
         fused.member(wrong)
     with pytest.raises(UsageError, match=r"there is no member 3; there are 3, counted from 0"):
         fused.copy_(0, 3)
+
+
+@pytest.mark.parametrize(("option", "said"), [({"max_norm": 1.0}, "has max_norm=1.0: torch writes"), ({"sparse": True}, "has sparse gradients")])
+def test_embeddings_that_cannot_be_trained_fused(option: dict[str, Any], said: str) -> None:
+    own = members(lambda: nn.Sequential(nn.Embedding(11, 4, **option), nn.Linear(4, 3)))
+    x = torch.arange(8).reshape(4, 2)
+    fused = widepack.fuse(own, x)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(x), torch.stack([m(x) for m in own]), rtol=1e-5, atol=1e-6)
+    for mode in (False, True):
+        with pytest.raises(UsageError, match=rf"0 \(Embedding\) {said}"):
+            fused.train(mode)(x)
+    fused.eval().get_parameter("0.weight").requires_grad_(False)
+    torch.autograd.backward(fused(x).sum())
+
+
+def test_weights_that_forward_changes_in_train_mode() -> None:
+    class Teacher(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.student, self.teacher = nn.Linear(4, 3), nn.Linear(4, 3).requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                with torch.no_grad():
+                    self.teacher.weight.lerp_(self.student.weight, 0.1)
+            y: Tensor = self.student(x) - self.teacher(x)
+            return y
+
+    fused = widepack.fuse(members(Teacher), draw(5, 4), validate=False)
+    with pytest.raises(
+        CaptureError, match="changes its parameters teacher.weight at every call of forward in train mode; .* make them buffers, of which"
+    ):
+        fused.train()(draw(5, 4))

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from torch import nn
+from torch import fx, nn
 from torch.export import Dim
 from torch.export.graph_signature import InputKind, TensorArgument
 
@@ -97,7 +97,7 @@ def capture(
 
     def exported_from(module: nn.Module, dim: Any, grad: bool) -> _Tried:
         keywords = of_any_name(module, call, entry)
-        direct = entry == FORWARD and not wanted.buffers and not wanted.leaves and not keywords and not strange
+        direct = entry == FORWARD and not wanted.buffers and not wanted.leaves and not keywords and not strange and not _taken(module)
         attributes = attributes_of(module)
         with assignments(module) as assigned, watched() as seen:
             root = module if direct else Traced(module, entry, wanted.buffers, wanted.leaves, keywords)
@@ -184,6 +184,11 @@ class _Tried:
 def _is_strange(answer: Any) -> bool:
     """Whether a result holds a class that torch.export does not know, which `Traced` returns in another form."""
     return any(is_dataclass(leaf) for leaf in pytree.tree_leaves(answer))
+
+
+def _taken(module: nn.Module) -> bool:
+    """Whether a part or weight has a name that torch's own module of a graph has something else under (`code`)."""
+    return any(hasattr(fx.GraphModule, name) for name in (*module._parameters, *module._buffers, *module._modules))
 
 
 def _why(tried: _Tried, call: Call) -> str:

@@ -55,9 +55,11 @@ def drop_first_changes(
     once, given = _written_once(make, call, entry, {*written.values(), *assigned})
     left = [written[i] for i, s in enumerate(specs) if s.kind.name == kinds[0] and written[i] not in once]
     if left:
+        member = make()
         raise CaptureError(
-            f"{type(make()).__name__} changes its parameters {', '.join(left[:5])} {f'by what it is given when {entry} runs' if given & set(left) else f'at every call of {entry}'} "
-            f"in eval mode; a member program has no side effects: make them buffers and build with --state, or change them in train mode alone"
+            f"{type(member).__name__} changes its parameters {', '.join(left[:5])} {f'by what it is given when {entry} runs' if given & set(left) else f'at every call of {entry}'} "
+            f"in {_mode(member)} mode; a member program has no side effects: make them buffers"
+            f"{', of which a fused module keeps each member its own' if member.training else ' and build with --state, or change them in train mode alone'}"
         )
     gone = {i for i, name in written.items() if name in once}
     specs[:] = [s for i, s in enumerate(specs) if i not in gone]
@@ -152,9 +154,13 @@ def refuse_changes(exported: torch.export.ExportedProgram, module: nn.Module, ca
     if changed:
         named = " ".join(f"--state {name}" for name in changed)
         raise CaptureError(
-            f"{type(module).__name__} changes {', '.join(changed)} when {entry} runs in eval mode; a member program has no side effects. To carry "
+            f"{type(module).__name__} changes {', '.join(changed)} when {entry} runs in {_mode(module)} mode; a member program has no side effects. To carry "
             f"{'it' if len(changed) == 1 else 'them'} from call to call, build with {named}: an input and an output of the program then; or make {entry} return the new value instead{', or work on a copy of its input' if inputs else ''}"
         )
+
+
+def _mode(module: nn.Module) -> str:
+    return "train" if module.training else "eval"
 
 
 def drop_asserts(graph: fx.Graph, module: nn.Module) -> None:

@@ -29,7 +29,7 @@ from .inputs import Each
 from .members import bit_equal
 from .output import present
 from .packing import pack
-from .same_members import refuse_programs
+from .same_members import refuse_gradients, refuse_programs
 from .specs import DimExpr
 from .stacks import Row, filled, place_of
 from .wide_entry import holds_tensor
@@ -163,6 +163,8 @@ class Fused(nn.Module):
     def _runner(self, entry: Entry, marks: Sequence[bool], sizes: Mapping[str, int], gradients: bool) -> Runner:
         """What runs a call of these inputs; compared with the members alone when it is made."""
         runner = entry.runner(marks, sizes, gradients or any(self._modes()))
+        if runner.gradients and not runner.checked:
+            refuse_gradients(self._made.hollows[0].module, {n for n, p in self.named_parameters(remove_duplicate=False) if p.requires_grad})
         if not runner.checked and self._made.check is not None:
             with torch.inference_mode(False), plain_dtypes(entry.device):
                 self._made.check(self, entry, runner)

@@ -7,7 +7,7 @@ not, and only captures tell (`refuse_programs`). All differences stand in one er
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -154,3 +154,20 @@ def refuse_programs(hollows: Sequence[Hollow], first: Captured, again: Callable[
             found.append(f"member {i}: {known[key]}; its modules differ in {in_words(differ, 'member 0', f'member {i}')}")
     if found:
         raise MemberMismatch(_numbered(f"in {mode} mode members are other programs than member 0", found) + f". {WAY_OUT}")
+
+
+def refuse_gradients(module: nn.Module, trained: Collection[str]) -> None:
+    """Refuse to take gradients of what has none that a fused module could give. trained: names of parameters. Raises: UsageError."""
+    for name, part in module.named_modules():
+        if not isinstance(part, (nn.Embedding, nn.EmbeddingBag)) or f"{name}.weight".lstrip(".") not in trained:
+            continue
+        said = f"{name or 'the module'} ({type(part).__name__})"
+        if part.max_norm is not None:
+            raise UsageError(
+                f"{said} has max_norm={part.max_norm}: torch writes the bounded rows into its weight at every call, beside the optimizer; a fused module bounds them in eval mode "
+                "without gradients alone. To train it, take max_norm out and bound the rows after each step (torch.renorm)"
+            )
+        if part.sparse:
+            raise UsageError(
+                f"{said} has sparse gradients, of one member's rows; the weight of a fused module has the gradient of all members, which is dense. Set sparse=False"
+            )
