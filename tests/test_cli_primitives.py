@@ -106,6 +106,19 @@ def test_files_that_cannot_be_meant(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert "cannot be written (No space left on device)" in refused(2, *words, "-o", tmp_path / "rows.json")
 
 
+def test_options_that_cannot_be_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(primitive_run, "run_row", lambda *_, **__: pytest.fail("measured"))
+    words = ("bench", "--primitive", "linear", "-p", "ci")
+    assert "unknown baseline 'nosuch'; known: loop, " in refused(2, *words, "--baseline", "nosuch")
+    assert "device 'nosuch'" in refused(2, *words, "--device", "nosuch")
+    assert "100000000 members are more than this takes (4096)" in refused(2, *words, "-n", "4,100000000")
+    if not torch.cuda.is_available():
+        assert "sees no CUDA device" in refused(2, *words, "--device", "cuda")
+    assert "no primitive ','" in refused(2, "bench", "--primitive", ",")
+    monkeypatch.setattr(primitive_run, "run_row", lambda sweep, count, *_, **__: found(count))
+    assert list(run_primitives("linear,,", "ci", members=(2, 2, 3))["rows"]) == ["linear, N=2", "linear, N=3"]
+
+
 def _json(path: Path, value: Any) -> Path:
     path.write_text(json.dumps(value))
     return path

@@ -90,7 +90,7 @@ def load(
         )
     extra = ops.allow(allow_ops)
     path = path_of(path)
-    where = _device(device)
+    where = on_device(device)
     running = Running(backend, compile == "now", None if cache is None else Path(cache), progress)
     wanted_dtype = find_dtype(dtype)
     wanted = "auto" if strategies is None and not simplify else strategies
@@ -133,7 +133,8 @@ def load(
     return model
 
 
-def _device(device: str | torch.device | None) -> torch.device:
+def on_device(device: str | torch.device | None) -> torch.device:
+    """A device that is there; cpu without one. Raises: UsageError."""
     try:
         found = torch.device(device or "cpu")
     except RuntimeError as e:
@@ -142,9 +143,7 @@ def _device(device: str | torch.device | None) -> torch.device:
         raise UsageError(f"device {str(device)!r}: artifacts run on cpu and cuda")
     if found.type == "cuda":
         if not torch.cuda.is_available():
-            raise UsageError(
-                f"device {device!r}: this torch ({torch.__version__}) sees no CUDA device; load on 'cpu', or install a CUDA build of torch"
-            )
+            raise UsageError(f"device {device!r}: this torch ({torch.__version__}) sees no CUDA device; use 'cpu', or install a CUDA build of torch")
         return torch.device("cuda", found.index if found.index is not None else torch.cuda.current_device())
     if found.index:
         raise UsageError(f"device {str(device)!r}: there is one CPU, 'cpu'")

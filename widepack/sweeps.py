@@ -187,7 +187,7 @@ def plain(name: str) -> str:
 def find(asked: str, among: Sequence[Sweep] = SWEEPS) -> list[Sweep]:
     """Sweeps by name, alias or family, with commas; `all` layers. Raises: UsageError naming the known ones."""
     found: dict[str, Sweep] = {}
-    for part in asked.split(","):
+    for part in filter(str.strip, asked.split(",")) if asked.strip(", ") else [asked]:
         word = plain(part)
         chosen = [s for s in among if word in map(plain, (s.name, *s.aliases))] or [
             s for s in among if word == s.family or (word == "all" and s in SWEEPS)

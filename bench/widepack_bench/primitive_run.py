@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from widepack.errors import UsageError
+from widepack.loading import on_device
 from widepack.single import admit
 from widepack.sweeps import MEMBERS, Sweep, find
 
+from .baselines import BASELINES
 from .block_sweeps import sweeps
 from .fresh import ProcessEnded, lines_of_fresh_process
 from .primitive_row import Effort, run_row
@@ -25,6 +27,7 @@ from .suite import reason
 from .suite_run import write_whole
 
 FORMAT = "widepack.primitives/1"
+MOST = 4096  # members: each is a module of its own, whose answers are held to float64
 Progress = Callable[[str, int, int], None]
 
 
@@ -64,7 +67,13 @@ def run_primitives(
     rows that it has and that were not noisy are not run again. isolate: a process for each primitive; by default for all presets but `ci`. The rest is as in `run_row`.
     threads: one where they are not given. Returns: the document; where it was interrupted, `interrupted` is true in it. Raises: UsageError.
     """
-    tasks = [Task(s, n) for s in find(asked, sweeps()) for n in (members or MEMBERS[preset])]
+    counts = dict.fromkeys(members or MEMBERS[preset])
+    if max(counts) > MOST:
+        raise UsageError(f"{max(counts)} members are more than this takes ({MOST})")
+    if unknown := [b for b in baselines if b not in BASELINES]:
+        raise UsageError(f"unknown baseline {', '.join(map(repr, unknown))}; known: {', '.join(BASELINES)}")
+    on_device(device)
+    tasks = [Task(s, n) for s in find(asked, sweeps()) for n in counts]
     document = _read(resume, preset, pattern) if resume is not None else _new(preset, pattern)
     threads = threads or 1
     where = environment(device, threads)
