@@ -434,6 +434,16 @@ def test_refusals_name_what_they_refuse() -> None:
         face_of(changed)
 
 
+def test_weights_of_a_bag_are_for_sums() -> None:
+    """As the module says, whatever could be made of them."""
+    face: Any = face_of(members(lambda: nn.EmbeddingBag(9, 4, mode="mean")))
+    ids = torch.zeros(N, 2, 3, dtype=torch.long)
+    for strategy in face.strategies:
+        face.strategy = strategy
+        with pytest.raises((RuntimeError, UsageError), match="only supported with mode='sum'|does not apply"):
+            face(ids, per_sample_weights=torch.ones(N, 2, 3).double())
+
+
 def test_what_holds_no_tensors_is_refused() -> None:
     face = face_of(members(lambda: nn.Linear(4, 5)))
     for given, words in (((None,), "was given builtins.NoneType"), (([1.0],), "was given builtins.list")):

@@ -111,6 +111,8 @@ def _bag(w: Writer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, 
 
 def _bag_fits(w: Writer, *args: Any, **kwargs: Any) -> bool:
     given = _bag(w, args, kwargs)  # how often a member meets a row (which scales gradients) its own bags alone tell
+    if given["per_sample_weights"] is not None and given["mode"] != 0:
+        return False  # the op takes them for sums alone, and says so
     return isinstance(given["offsets"], Shared) and rank(given["indices"]) == 1 and not given["scale_grad_by_freq"]
 
 
