@@ -25,6 +25,7 @@ from .primitive_table import measured, summary
 from .report import environment
 from .suite import reason
 from .suite_run import write_whole
+from .text import plural
 
 FORMAT = "widepack.primitives/1"
 MOST = 4096  # members: each is a module of its own, whose answers are held to float64
@@ -98,7 +99,7 @@ def run_primitives(
     }
     waiting = [t for t in tasks if not measured(document["rows"].get(t.key))]
     clock = _Clock(waiting, Effort.of(preset).row_s, progress)
-    said(f"{len(waiting)} rows{f' of {len(tasks)}, the others are there' if len(waiting) < len(tasks) else ''}, about {clock.left()}")
+    said(f"{plural(len(waiting), 'row')}{f' of {len(tasks)}, the others are there' if len(waiting) < len(tasks) else ''}, about {clock.left()}")
     try:
         for task, row in _rows(waiting, preset, options, preset != "ci" if isolate is None else isolate, clock):
             document["rows"][task.key] = row
