@@ -693,7 +693,7 @@ def test_command_writes_a_page(artifacts: Artifacts, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "give an ARTIFACT, or --suite cpu"),
+        ((), "give an ARTIFACT, --suite cpu or --primitive all"),
         (("x.wide", "--suite", "cpu"), "--suite builds artifacts of its own"),
         (("x.wide", "--rows", "vit"), "--rows chooses among those of --suite"),
         (("--suite", "cpu", "--rows", "nope"), "the suite has no row 'nope'"),
