@@ -13,12 +13,15 @@ part in a scale; integers and booleans are equal.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from .dtypes import at_limit
+
+PART = 1 << 18  # numbers that are compared at once
 
 
 @dataclass
@@ -54,13 +57,14 @@ class Pool:
         if not floating(own):
             return
         self.eps = torch.finfo(own.dtype).eps
-        fine = torch.isfinite(own) & torch.isfinite(truth) & ~at_limit(own)
-        error = (own.to(truth.dtype)[fine] - truth[fine]).abs()
-        if error.numel():
-            self.own_square += float(error.square().sum())
-            self.own_max = max(self.own_max, float(error.max()))
-            self.scale_square += float(truth[fine].abs().square().sum())
-            self.count += error.numel()
+        for mine, exact in parts(own, truth):
+            mine, exact = only(torch.isfinite(mine) & torch.isfinite(exact) & ~at_limit(mine), mine, exact)
+            if exact.numel():
+                error = (mine.to(exact.dtype) - exact).abs()
+                self.own_square += float(error.square().sum())
+                self.own_max = max(self.own_max, float(error.max()))
+                self.scale_square += float(exact.abs().square().sum())
+                self.count += error.numel()
 
     def add_wide(self, member: str, call: str, wide: torch.Tensor, own: torch.Tensor, truth: torch.Tensor) -> None:
         """One member's wide answer beside its own and its float64 answer."""
@@ -151,26 +155,48 @@ def measure(member: str, call: str, wide: torch.Tensor, own: torch.Tensor, truth
         words = f"{differ} of {own.numel()} values differ from the member's own" if differ else ""
     elif not same_places(wide, own):
         words = "NaN or inf in other places than in the member's own answer"
-    elif not bool(((wide[(most := at_limit(own))] / own[most] - 1).abs() <= torch.finfo(own.dtype).eps).all()):
-        words = f"another number where the member's own answer is the largest of {own.dtype}"
     if words or not floating(own):
         return Wrong(member, call, 0.0, 0.0, words)
-    fine = torch.isfinite(own) & torch.isfinite(truth) & ~most
-    error = (wide.to(truth.dtype)[fine] - truth[fine]).abs()
-    if not error.numel():
-        return Wrong(member, call, 0.0, 0.0, "")
-    itself = (own.to(truth.dtype)[fine] - truth[fine]).abs()
-    return Wrong(member, call, rms(error), float(error.max()), "", error.numel(), rms(itself))
+    square = itself = largest = 0.0
+    count = 0
+    for found, mine, exact in parts(wide, own, truth):
+        most = at_limit(mine)
+        if bool(most.any()) and not bool(((found[most] / mine[most] - 1).abs() <= torch.finfo(own.dtype).eps).all()):
+            return Wrong(member, call, 0.0, 0.0, f"another number where the member's own answer is the largest of {own.dtype}")
+        found, mine, exact = only(torch.isfinite(mine) & torch.isfinite(exact) & ~most, found, mine, exact)
+        if exact.numel():
+            error = (found.to(exact.dtype) - exact).abs()
+            square += float(error.square().sum())
+            largest = max(largest, float(error.max()))
+            itself += float((mine.to(exact.dtype) - exact).abs().square().sum())
+            count += error.numel()
+    return (
+        Wrong(member, call, math.sqrt(square / count), largest, "", count, math.sqrt(itself / count)) if count else Wrong(member, call, 0.0, 0.0, "")
+    )
 
 
-def rms(error: torch.Tensor) -> float:
-    return float(error.square().mean().sqrt())
+def parts(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Tensors of one size, so many numbers at a time that what is made of them stays in a cache: whole outputs in float64 would come from memory several times."""
+    flat = [t.reshape(-1) for t in tensors]
+    for at in range(0, flat[0].numel(), PART):
+        yield tuple(t[at : at + PART] for t in flat)
+
+
+def only(fine: torch.Tensor, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The numbers where `fine` is true."""
+    return tensors if bool(fine.all()) else tuple(t[fine] for t in tensors)
 
 
 def same_places(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether NaN, inf and -inf stand in the same places."""
     if a.is_complex():
-        return same_places(torch.view_as_real(a), torch.view_as_real(b))
+        return same_places(torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj()))
+    return a.shape == b.shape and all(_same_places(*some) for some in parts(a, b))
+
+
+def _same_places(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if bool(torch.isfinite(a).all()) and bool(torch.isfinite(b).all()):
+        return True
     return (
         torch.equal(torch.isnan(a), torch.isnan(b))
         and torch.equal(torch.isposinf(a), torch.isposinf(b))

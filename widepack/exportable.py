@@ -91,15 +91,15 @@ def _div(x: Any, y: Any, *args: Any, rounding_mode: str | None = None, **more: A
     return _DIV(x, y, *args, rounding_mode=rounding_mode, **more)
 
 
-def _batch_norm(self: _BatchNorm, x: Tensor) -> Tensor:
+def _batch_norm(self: _BatchNorm, input: Tensor) -> Tensor:  # a call may name it, as it names the method's own
     """The same where running statistics are the mean of those of all batches (`momentum=None`)."""
     if not torch.compiler.is_exporting() or self.momentum is not None or not self.training or self.num_batches_tracked is None:
-        return _BATCH_NORM(self, x)
-    self._check_input_dim(x)  # type: ignore[no-untyped-call]
+        return _BATCH_NORM(self, input)
+    self._check_input_dim(input)  # type: ignore[no-untyped-call]
     self.num_batches_tracked.add_(1)
     assert self.running_mean is not None and self.running_var is not None
     batch = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
-    y = torch.nn.functional.batch_norm(x, *batch, self.weight, self.bias, True, 1.0, self.eps)
+    y = torch.nn.functional.batch_norm(input, *batch, self.weight, self.bias, True, 1.0, self.eps)
     for held, new in zip((self.running_mean, self.running_var), batch):
         held.add_((new - held) / self.num_batches_tracked.to(held.dtype))
     return y
@@ -141,7 +141,7 @@ def exportable() -> Iterator[None]:
     torch.div = _div  # type: ignore[assignment]
     torch.cdist = torch.functional.cdist = _cdist
     Tensor.__setitem__ = set_item  # type: ignore[method-assign, assignment]
-    _BatchNorm.forward = _batch_norm  # type: ignore[method-assign, assignment]
+    _BatchNorm.forward = _batch_norm  # type: ignore[method-assign]
     try:
         yield
     finally:

@@ -20,7 +20,7 @@ import torch
 from widepack_artifacts.errors import ArtifactError
 from widepack_artifacts.weights import Weights
 
-from .compare import Pool, floating, same_places
+from .compare import Pool, floating, only, parts, same_places
 from .dtypes import at_limit
 from .entries import FORWARD
 from .errors import ProbeError
@@ -171,13 +171,17 @@ def differs(found: Any, wanted: Any, record: Mapping[str, Any]) -> str:
         return "" if torch.equal(found, wanted) else f"differs in {int((found != wanted).sum())} of {wanted.numel()} numbers"
     if not same_places(found, wanted):
         return "has NaN or inf in other places"
-    fine = torch.isfinite(wanted)
     wide = torch.complex128 if wanted.is_complex() else torch.float64
-    error = (found[fine].to(wide) - wanted[fine].to(wide)).abs()
-    scale = float(wanted[fine].to(wide).abs().square().mean().sqrt()) if error.numel() else 0.0
+    largest = square = 0.0
+    count = 0
+    for mine, right in parts(found, wanted):
+        mine, right = (t.to(wide) for t in only(torch.isfinite(right), mine, right))
+        if right.numel():
+            largest = max(largest, float((mine - right).abs().max()))
+            square += float(right.abs().square().sum())
+            count += right.numel()
     pool = Pool("", float(torch.finfo(wanted.dtype).eps), own_max=float(record.get("own_max", 0.0)), count=1)
-    pool.scale_square = max(float(record.get("scale", 0.0)), scale) ** 2
-    largest = float(error.max()) if error.numel() else 0.0
+    pool.scale_square = max(float(record.get("scale", 0.0)) ** 2, square / count if count else 0.0)
     return "" if largest <= _FACTOR * pool.max_bound else f"is off by {largest:.2e}, the bound is {_FACTOR * pool.max_bound:.2e}"
 
 

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import math
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,13 +25,16 @@ from .baselines import BASELINES, Run
 from .block_sweeps import FAMILY as BLOCK
 from .compiled import TooLong, at_most, compiler_settings
 from .errors import BenchError
+from .forms import leaves
 from .in_memory import AUTO, LOOP, InMemory, Way, inputs, members
 from .report import Row
 from .right import Truth
 from .suite import reason
+from .tuned_layer import opened, place_of, tuned
 
 COMPILED_MEMBER = "compiled-member"
-SLOW_STRATEGY, SLOW_BASELINE = 1.5, 1.3
+RULES = "rules"  # the plan by rules of thumb, beside a tuned `auto`
+SLOW_STRATEGY, SLOW_BASELINE = 1.25, 1.25
 CALLS = 3  # of a contestant, whose shortest decides whether it is raced
 LEAST_ROUNDS = 12  # six even ones: fewer have no 95% interval
 CHECKED = "checked"
@@ -54,7 +58,7 @@ class Effort:
         return {
             "ci": cls(("loop", "vmap"), 0.05, 0, 10.0, 2.0),
             "quick": cls(every, 1.0, LEAST_ROUNDS, 60.0, 15.0),
-            "full": cls(every, 1.0, LEAST_ROUNDS, 60.0, 13.0),
+            "full": cls(every, 4.0, LEAST_ROUNDS, 60.0, 20.0),
         }[preset]
 
 
@@ -70,9 +74,14 @@ def run_row(
     pin: bool = False,
     budget_s: float | None = None,
     compiled: bool = False,
+    tune: bool = False,
+    artifacts: str = "",
     said: Said = lambda stage: None,
 ) -> dict[str, Any]:
     """One row, as JSON values. baselines, budget_s: others than the preset's. compiled: the wide program under `torch.compile` as a strategy too. said: told each stage.
+
+    tune: `auto` is an artifact of these members, tuned here and loaded, and the plan by rules of thumb a strategy, `rules`; without it `auto` is the plan by rules of thumb.
+    artifacts: a folder in which tuned artifacts are kept, and found again; a temporary one without it.
 
     Raises: VerificationError where a strategy is wrong; BenchError where no baseline runs; what capturing and lowering raise.
     """
@@ -80,8 +89,9 @@ def run_row(
     each = pattern == "each"
     shape = sweep.at(preset)
     begun = time.perf_counter()
-    with noise.quiet(threads, pin), compiler_settings(), torch.inference_mode():
+    with noise.quiet(threads, pin), compiler_settings(), torch.inference_mode(), tempfile.TemporaryDirectory(prefix="widepack-row-") as folder:
         torch._dynamo.reset()
+        chosen: dict[str, Any] = {}
         with torch.inference_mode(False):
             given = inputs(shape.inputs, shape.batch, count)
             modules = members(lambda: sweep.make(preset), count)
@@ -93,6 +103,10 @@ def run_row(
                 () if sweep.family == BLOCK else None
             )  # in a network of many ops the strategies of each would be hundreds of programs
             ways += [wide.compiled()] if compiled else []
+            if tune:
+                place = place_of(artifacts or folder, sweep.name, count)
+                chosen = tuned(lambda: sweep.make(preset), modules, shape.inputs, shape.batch, place, pattern=pattern, device=device, said=said)
+                ways = [opened(place, chosen, pattern=pattern, device=device), replace(ways[0], name=RULES), *ways[1:]]
         args = [v.to(device) if each else v[0].to(device) for v in given]
         modules = [m.to(device) for m in modules]
         auto = _fill(ways, args, truth, refused)
@@ -145,7 +159,8 @@ def run_row(
         "inputs": list(shape.inputs),
         "batch": shape.batch,
         "pattern": pattern,
-        "auto": ", ".join(auto.used) if LOOP not in auto.used else next((s for s in auto.same if s.startswith(LOOP)), LOOP),
+        "auto": ", ".join(auto.used) if tune or LOOP not in auto.used else next((s for s in auto.same if s.startswith(LOOP)), LOOP),
+        **({"tuned": chosen} if tune else {}),
         COMPILED_MEMBER: strategies[AUTO].get(COMPILED_MEMBER),
         "strategies": strategies,
         **found,
@@ -179,16 +194,24 @@ def _baselines(
         try:
             with at_most(limit_s):
                 run = BASELINES[name](modules, each)
-                wrong = truth.wrong(run(*args))
+                wrong = truth.wrong(found := run(*args))
+                wrong = f"its answers are not the members': {wrong}" if wrong else _borrowed(found, args)
                 run(*args)
         except (Exception, TooLong) as error:  # noqa: BLE001  # compilers fail in their own ways, and that is a result
             skipped[name] = reason(error)
             continue
         if wrong:
-            skipped[name] = f"its answers are not the members': {wrong}"
+            skipped[name] = wrong
         else:
             found[name] = run
     return found, skipped
+
+
+def _borrowed(answer: Any, args: Sequence[Any]) -> str:
+    """Why an answer is of another form than the loop's and ours, whose memory is the caller's own: it lies in an input's. Empty where it does not."""
+    given = {v.untyped_storage().data_ptr() for v in leaves(args) if v.numel()}
+    lent = any(v.untyped_storage().data_ptr() in given for v in leaves(answer))
+    return "another output form: it answers with the memory of its input, the others with memory that is the caller's" if lent else ""
 
 
 def _bound(run: Run, args: Sequence[Any]) -> noise.Call:

@@ -6,8 +6,11 @@ A row that fails does not lose the others, and neither does one whose process di
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,7 @@ from .suite_run import write_whole
 from .text import plural
 
 FORMAT = "widepack.primitives/1"
+TUNE_S = 25.0  # of building and tuning a row, roughly
 MOST = 4096  # members: each is a module of its own, whose answers are held to float64
 Progress = Callable[[str, int, int], None]
 
@@ -58,6 +62,9 @@ def run_primitives(
     pin: bool = False,
     budget_s: float | None = None,
     compiled: bool = False,
+    tune: bool = False,
+    jobs: int = 1,
+    artifacts: Path | None = None,
     isolate: bool | None = None,
     progress: Progress | None = None,
     said: Callable[[str], object] = lambda text: None,
@@ -65,7 +72,8 @@ def run_primitives(
     """Measure primitives by name, and say each row as it is done.
 
     asked: as `sweeps.find` takes it. members: other N than the preset's. out: the document, written after every row. resume: one to go on with (and in, without out);
-    rows that it has and that were not noisy are not run again. isolate: a process for each primitive; by default for all presets but `ci`. The rest is as in `run_row`.
+    rows that it has and that were not noisy are not run again. tune, artifacts: as in `run_row`. jobs: primitives that are tuned at once, each in a process of its own, all before
+    anything is timed. isolate: a process for each primitive; by default for all presets but `ci`. The rest is as in `run_row`.
     threads: one where they are not given. Returns: the document; where it was interrupted, `interrupted` is true in it. Raises: UsageError.
     """
     counts = dict.fromkeys(members or MEMBERS[preset])
@@ -75,7 +83,7 @@ def run_primitives(
         raise UsageError(f"unknown baseline {', '.join(map(repr, unknown))}; known: {', '.join(BASELINES)}")
     on_device(device)
     tasks = [Task(s, n) for s in find(asked, sweeps()) for n in counts]
-    document = _read(resume, preset, pattern) if resume is not None else _new(preset, pattern)
+    document = _read(resume, preset, pattern, tune) if resume is not None else _new(preset, pattern, tune)
     threads = threads or 1
     where = environment(device, threads)
     if document["rows"]:
@@ -96,17 +104,25 @@ def run_primitives(
         "pin": pin,
         "budget_s": budget_s,
         "compiled": compiled,
+        "tune": tune,
+        "artifacts": str(artifacts.absolute()) if artifacts is not None else "",
     }
     waiting = [t for t in tasks if not measured(document["rows"].get(t.key))]
-    clock = _Clock(waiting, Effort.of(preset).row_s, progress)
+    clock = _Clock(waiting, Effort.of(preset).row_s + (TUNE_S if tune else 0.0), progress)
     said(f"{plural(len(waiting), 'row')}{f' of {len(tasks)}, the others are there' if len(waiting) < len(tasks) else ''}, about {clock.left()}")
     try:
-        for task, row in _rows(waiting, preset, options, preset != "ci" if isolate is None else isolate, clock):
-            document["rows"][task.key] = row
-            document["summary"] = summary(document["rows"])
-            if out is not None:
-                write_whole(out, document)
-            clock.done()
+        with ExitStack() as stack:
+            if tune and artifacts is None:
+                options["artifacts"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="widepack-tuned-"))
+            if tune and jobs > 1:
+                _tune_all(waiting, preset, options, jobs, progress)
+                clock.begin()
+            for task, row in _rows(waiting, preset, options, preset != "ci" if isolate is None else isolate, clock):
+                document["rows"][task.key] = row
+                document["summary"] = summary(document["rows"])
+                if out is not None:
+                    write_whole(out, document)
+                clock.done()
     except KeyboardInterrupt:
         document["interrupted"] = True
     document["summary"] = summary(document["rows"])
@@ -122,6 +138,10 @@ class _Clock:
         self._count, self._row_s, self._progress = len(tasks), row_s, progress
         self._done, self._begun = 0, time.monotonic()
 
+    def begin(self) -> None:
+        """What went before took no row's time."""
+        self._begun = time.monotonic()
+
     def left(self) -> str:
         each = (time.monotonic() - self._begun) / self._done if self._done else self._row_s
         seconds = each * (self._count - self._done)
@@ -133,6 +153,32 @@ class _Clock:
 
     def done(self) -> None:
         self._done += 1
+
+
+def _tune_all(tasks: Sequence[Task], preset: str, options: Mapping[str, Any], jobs: int, progress: Progress | None) -> None:
+    """Build and tune every task's artifact, so many primitives at once. What fails here is tried again by its row, which says why."""
+    done = 0
+
+    def tune(name: str) -> None:
+        nonlocal done
+        members = [t.members for t in tasks if t.sweep.name == name]
+        arguments = {"name": name, "members": members, "preset": preset, "options": dict(options)}
+        try:
+            for line in lines_of_fresh_process("widepack_bench.tuned_layer:tuned_of", arguments, threads=options["threads"] or 1):
+                done += 1
+                if progress is not None:
+                    failed = f" failed: {line['error']}" if "error" in line else ""
+                    progress(f"tuned {name}, N={line['members']}{failed}", done, len(tasks))
+        except ProcessEnded:
+            return
+
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            for finished in [pool.submit(tune, name) for name in dict.fromkeys(t.sweep.name for t in tasks)]:
+                finished.result()
+        except KeyboardInterrupt:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def _rows(tasks: Sequence[Task], preset: str, options: Mapping[str, Any], isolate: bool, clock: _Clock) -> Iterator[tuple[Task, dict[str, Any]]]:
@@ -171,16 +217,16 @@ def _one(task: Task, preset: str, options: Mapping[str, Any], said: Callable[[st
         return {"primitive": task.sweep.name, "members": task.members, "error": reason(error)}
 
 
-def _new(preset: str, pattern: str) -> dict[str, Any]:
-    return {"format": FORMAT, "preset": preset, "pattern": pattern, "environment": {}, "rows": {}, "summary": {}}
+def _new(preset: str, pattern: str, tune: bool) -> dict[str, Any]:
+    return {"format": FORMAT, "preset": preset, "pattern": pattern, "tuned": tune, "environment": {}, "rows": {}, "summary": {}}
 
 
-def _read(path: Path, preset: str, pattern: str) -> dict[str, Any]:
+def _read(path: Path, preset: str, pattern: str, tune: bool) -> dict[str, Any]:
     """The document to go on with. Raises: UsageError for a file that is something else, or of another preset."""
     try:
         document: Any = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return _new(preset, pattern)
+        return _new(preset, pattern, tune)
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read as JSON ({error}); give another path, or remove it") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
@@ -188,6 +234,8 @@ def _read(path: Path, preset: str, pattern: str) -> dict[str, Any]:
     rows = document.get("rows")
     if not isinstance(rows, dict) or not all(isinstance(row, dict) and ("error" in row or "verdict" in row) for row in rows.values()):
         raise UsageError(f"{path} is damaged: it says {FORMAT} and its rows are not what such a document has; give another path, or remove it")
+    if document.get("tuned") is not tune:
+        raise UsageError(f"{path} holds rows {'with' if document.get('tuned') else 'without'} --tune; give each its own file")
     for key, wanted in (("preset", preset), ("pattern", pattern)):
         if document.get(key) != wanted:
             raise UsageError(f"{path} holds rows of the {key} {document.get(key)!r}, this run is for {wanted!r}; give each its own file")

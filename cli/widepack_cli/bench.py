@@ -33,7 +33,7 @@ def _counts(ctx: click.Context, parameter: click.Parameter, value: str | None) -
         "widepack bench ens.wide --profile --trace trace.json",
         "widepack bench --suite cpu --threads 1 --pin --json suite.json",
         "widepack bench --primitive conv2d,attention -p quick -n 4,16 --threads 1",
-        "widepack bench --primitive all -p full --threads 1 --pin -o primitives.json",
+        "widepack bench --primitive all -p full --tune --threads 1 --pin -o primitives.json",
     )
 )
 @click.argument("artifact", metavar="[ARTIFACT]", required=False, type=click.Path(path_type=Path))
@@ -103,7 +103,7 @@ def _counts(ctx: click.Context, parameter: click.Parameter, value: str | None) -
 @click.option(
     "--suite", type=click.Choice(["cpu", "full"]), help="Instead of an artifact: the reference networks, in sizes for a CPU or as published."
 )
-@click.option("--tune", is_flag=True, help="With --suite: tune each artifact on this machine before it is timed.")
+@click.option("--tune", is_flag=True, help="With --suite or --primitive: tune each artifact on this machine before it is timed.")
 @click.option("--rows", metavar="NAMES", help="Rows of the suite, with commas; all without it.")
 @click.option(
     "--primitive",
@@ -117,6 +117,15 @@ def _counts(ctx: click.Context, parameter: click.Parameter, value: str | None) -
 @click.option("-q", "--quiet", is_flag=True, help="With --primitive: the summary alone.")
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="With --primitive: write JSON to this file after every row.")
 @click.option("--resume", type=click.Path(path_type=Path), help="With --primitive: go on with this file; rows that it has are not run again.")
+@click.option(
+    "--jobs", metavar="N", type=click.IntRange(1, 64), help="With --primitive --tune: layers that are tuned at once, all before anything is timed."
+)
+@click.option(
+    "--artifacts",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="With --primitive --tune: keep the tuned artifacts here, and use those that are here.",
+)
 def command(
     artifact: Path | None,
     batches: tuple[int, ...],
@@ -138,17 +147,19 @@ def command(
     for name, path in (("--json", json_file), ("--html", html_file), ("--trace", trace)):
         if path and path != "-" and Path(path).is_dir():
             raise click.BadParameter(f"{path} is a folder; give the path of a file", param_hint=name)
-    own = {name: given.pop(name) for name in ("preset", "members", "quiet", "out", "resume")}
+    own = {name: given.pop(name) for name in ("preset", "members", "quiet", "out", "resume", "jobs", "artifacts")}
     if primitive is not None:
         if artifact is not None or suite is not None:
             raise click.UsageError("--primitive measures layers of its own; leave ARTIFACT and --suite out")
         others = {"--profile": profile, "--trace": trace, "--html": html_file, "--rows": rows}
-        _alone("--primitive", {**others, **_named(given, "model", "entry", "levels", "dtype", "full", "tune")})
+        _alone("--primitive", {**others, **_named(given, "model", "entry", "levels", "dtype", "full")})
         if unknown := set(given["backends"]) - {"eager", "compile"}:
             raise click.UsageError(f"--primitive runs on eager, and with --backend compile on that too, not on {', '.join(sorted(unknown))}")
+        if not given["tune"]:
+            _only_tuned(own)
         _primitive(primitive, json_file, top, own, given)
         return
-    _only_primitive({"--preset": own["preset"], "-n": own["members"], "--quiet": own["quiet"], "--out": own["out"], "--resume": own["resume"]})
+    _only_primitive({f"--{name}" if name != "members" else "-n": value for name, value in own.items()})
     if suite is not None:
         if artifact is not None:
             raise click.UsageError("--suite builds artifacts of its own; leave ARTIFACT out")
@@ -162,7 +173,7 @@ def command(
     if given["model"] is None and given["model_args"]:
         raise click.UsageError("--model-arg needs --model")
     if given["tune"]:
-        raise click.UsageError("--tune is of --suite; an artifact is tuned before it is timed")
+        raise click.UsageError("--tune is of --suite and --primitive; an artifact is tuned before it is timed: widepack tune")
     if profile or trace:
         _alone("--profile", {"--html": html_file, **_named(given, "model", "levels", "full", "backends", "baselines")})
         _profile(artifact, batches, json_file, trace, top or 12, given)
@@ -182,6 +193,12 @@ def _only_primitive(options: dict[str, Any]) -> None:
     given = [name for name, value in options.items() if value]
     if given:
         raise click.UsageError(f"{', '.join(given)} goes with --primitive")
+
+
+def _only_tuned(own: dict[str, Any]) -> None:
+    """Refuse what only `--tune` heeds."""
+    if given := [f"--{name}" for name in ("jobs", "artifacts") if own[name]]:
+        raise click.UsageError(f"{', '.join(given)} goes with --tune")
 
 
 def _named(given: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -311,6 +328,9 @@ def _primitive(asked: str, json_file: str | None, top: int | None, own: dict[str
             threads=given["threads"],
             pin=given["pin"],
             compiled="compile" in given["backends"],
+            tune=given["tune"],
+            jobs=own["jobs"] or 1,
+            artifacts=own["artifacts"],
             progress=progress,
             said=lambda text: click.echo(text, err=True),
         )

@@ -1,0 +1,136 @@
+"""A layer's members as users run them: an artifact, its plan measured on this machine (`widepack.tune`), loaded.
+
+Beside `in_memory.py`, what a call takes has the checks of its inputs in it, and a plan may name every backend that is here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import widepack
+from widepack.entries import FORWARD
+from widepack.sweeps import find
+
+from . import noise
+from .block_sweeps import sweeps
+from .errors import BenchError
+from .in_memory import AUTO, BATCH, Way
+from .in_memory import members as made_members
+from .suite import reason
+from .suite_run import write_whole
+
+
+def _marked(layer: nn.Module) -> nn.Module:
+    """A layer without weights of its own, with a number beside it: checkpoints hold tensors."""
+    layer.register_buffer("mark", torch.zeros(()))
+    return layer
+
+
+ARTIFACT, CACHE, RECORD = "layer.wide", "cache", "tuned.json"
+
+
+def tuned(
+    make: Callable[[], nn.Module],
+    modules: Sequence[nn.Module],
+    specs: Sequence[str],
+    batch: int,
+    folder: Path,
+    *,
+    pattern: str = "each",
+    device: str = "cpu",
+    budget_s: float = 2.0,
+    said: Callable[[str], None] = lambda stage: None,
+) -> dict[str, Any]:
+    """Build and tune the artifact of these members in a folder; what was measured. A folder that was finished before is left as it is. torch's number of threads is the caller's.
+
+    make: a fresh member in eval mode. modules: the members, whose weights it takes. specs: inputs as `widepack build --input` takes them. folder: for the artifact and compiled programs.
+    budget_s: of `tune`. Raises: what building and tuning raise.
+    """
+    record = folder / RECORD
+    if record.exists():
+        found: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
+        return found
+    folder.mkdir(parents=True, exist_ok=True)
+    marked = not modules[0].state_dict()
+    paths = [str(folder / f"{i:03}.pt") for i in range(len(modules))]
+    for i, (module, path) in enumerate(zip(modules, paths)):
+        torch.save({"mark": torch.tensor(float(i))} if marked else module.state_dict(), path)
+    begun = time.perf_counter()
+    said("building an artifact")
+    widepack.build(
+        paths,
+        folder / ARTIFACT,
+        model=(lambda: _marked(make())) if marked else make,
+        inputs=[re.sub(rf"\b{BATCH}\b", str(batch), spec) for spec in specs],  # baselines are compiled for the exact shapes, too
+        targets=(torch.device(device).type,),
+        pt2=False,
+        force=True,
+    )
+    built = time.perf_counter()
+    (row,) = widepack.tune(
+        folder / ARTIFACT,
+        batches=(batch,),  # which has no name in the artifact
+        patterns=(pattern,),
+        budget_s=budget_s,
+        device=device,
+        cache=folder / CACHE,
+        write=True,
+        progress=lambda stage, done, total: said(f"tuning: {stage}"),
+    ).rows
+    chosen = {
+        "build_s": built - begun,
+        "tune_s": time.perf_counter() - built,
+        "chosen": row.chosen,
+        "backend": row.backend,
+        "strategies": row.strategies,
+        "times_ms": row.times_ms,
+        "dropped": {name: why.replace(f"{folder}/", "") for name, why in row.dropped.items()},
+    }
+    for path in paths:
+        Path(path).unlink()
+    write_whole(record, chosen)
+    return chosen
+
+
+def opened(folder: Path, chosen: Mapping[str, Any], *, pattern: str, device: str) -> Way:
+    """The loaded artifact of a folder as a contestant. Raises: what loading raises; BenchError where it runs on another backend than was chosen."""
+    ens = widepack.load(folder / ARTIFACT, device=device, cache=folder / CACHE)
+    run = ens.each if pattern == "each" else ens
+    (bound,) = ens.entry(FORWARD).programs.of(pattern)
+    if bound.backend != chosen["backend"]:
+        raise BenchError(
+            f"the plan was measured on {chosen['backend']}, and the artifact runs on {bound.backend} here; remove {folder} and tune again"
+        )
+    return Way(AUTO, (f"{chosen['chosen']}{'' if chosen['backend'] in chosen['chosen'] else ' on ' + chosen['backend']}",), run)
+
+
+def place_of(root: str, name: str, count: int) -> Path:
+    """Where the artifact of N members of a layer is."""
+    return Path(root) / f"{name.replace(':', '-')}-{count}"
+
+
+def tuned_of(name: str, members: Sequence[int], preset: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Build and tune the artifacts of one primitive, as a process of its own is asked: `{"members": N}` after each, with `error` where it failed."""
+    import torch._dynamo
+
+    (sweep,) = find(name, sweeps())
+    shape, pattern = sweep.at(preset), options["pattern"]
+    with noise.quiet(options["threads"]):
+        for count in members:
+            torch._dynamo.reset()
+            place = place_of(options["artifacts"], name, count)
+            try:
+                modules = made_members(lambda: sweep.make(preset), count)
+                tuned(lambda: sweep.make(preset), modules, shape.inputs, shape.batch, place, pattern=pattern, device=options["device"])
+            except Exception as error:  # noqa: BLE001  # the row says it, when its turn comes
+                yield {"members": count, "error": reason(error)}
+            else:
+                yield {"members": count}
