@@ -19,7 +19,7 @@ from widepack_bench.block_sweeps import sweeps
 from widepack_bench.fresh import ProcessEnded, lines_of_fresh_process
 from widepack_bench.in_memory import InMemory, inputs, members
 from widepack_bench.primitive_run import run_primitives
-from widepack_bench.primitive_table import summary, table
+from widepack_bench.primitive_table import page, summary, table
 from widepack_bench.right import Truth
 from widepack_cli.main import cli
 
@@ -262,6 +262,64 @@ def test_a_row_that_is_judged() -> None:
     (row,) = document["rows"].values()
     assert row["compiled-member"]["value"] > 0 and {"loop", "compiled-member"} == row["baselines"].keys()
     assert row["rounds"] >= 6 and row["verdict"] in ("holds", "slower", "unclear", "noisy")
+
+
+def tuned_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On eager alone, which compiles nothing."""
+    monkeypatch.setattr("widepack.tuner.backends_here", lambda device: ("eager",))
+
+
+def test_auto_is_a_tuned_artifact(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One layer with weights, one without, one that is called by a name."""
+    tuned_here(monkeypatch)
+    out, kept = tmp_path / "rows.json", tmp_path / "artifacts"
+    words = ("bench", "--primitive", "linear,avgpool1d,batchnorm1d", "-p", "ci", "-n", "3", "--tune", "--artifacts", kept, "--resume", out)
+    result = widepack(*words)
+    assert result.exit_code == 0, result.output
+    rows = json.loads(out.read_text())["rows"]
+    for key, row in rows.items():
+        assert {"auto", "rules"} <= row["strategies"].keys(), key
+        assert row["tuned"]["backend"] == "eager" and row["tuned"]["times_ms"] and row["auto"].endswith("on eager")
+        assert str(tmp_path) not in json.dumps(row)
+    assert "3 artifacts" not in result.output and {p.name for p in kept.iterdir()} == {"linear-3", "avgpool1d-3", "batchnorm1d-3"}
+    monkeypatch.setattr("widepack.tune", lambda *_, **__: pytest.fail("tuned again"))
+    out.unlink()
+    assert widepack(*words).exit_code == 0
+    assert "holds rows with --tune" in refused(2, "bench", "--primitive", "linear", "-p", "ci", "-n", "3", "--resume", out)
+    assert "--artifacts goes with --tune" in refused(2, "bench", "--primitive", "linear", "-p", "ci", "--artifacts", kept)
+
+
+def test_a_plan_of_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Times of what was not chosen would stand under the name of what was."""
+    tuned_here(monkeypatch)
+    run_primitives("linear", "ci", members=(2,), tune=True, artifacts=tmp_path)
+    record = tmp_path / "linear-2" / "tuned.json"
+    record.write_text(record.read_text().replace('"backend": "eager"', '"backend": "aot"'))
+    (row,) = run_primitives("linear", "ci", members=(2,), tune=True, artifacts=tmp_path)["rows"].values()
+    assert "was measured on aot, and the artifact runs on eager" in row["error"]
+
+
+@pytest.mark.slow
+def test_layers_are_tuned_at_once(tmp_path: Path) -> None:
+    said: list[str] = []
+    document = run_primitives("linear,gru", "ci", members=(2, 3), tune=True, jobs=2, artifacts=tmp_path, progress=lambda stage, *_: said.append(stage))
+    assert not document["summary"]["failed"]
+    assert {"tuned linear, N=2", "tuned linear, N=3", "tuned gru, N=2", "tuned gru, N=3"} <= set(said)
+
+
+def test_a_baseline_that_answers_with_its_input_has_another_form() -> None:
+    (row,) = run_primitives("dropout", "ci", members=(2,))["rows"].values()
+    assert "the memory of its input" in row["skipped"]["vmap"] and list(row["baselines"]) == ["loop"]
+
+
+def test_page() -> None:
+    other = found(8, 0.8, "slower") | {"tuned": {"strategies": {"once": 1, "packed": 2}, "backend": "aot"}}
+    rows = {"linear, N=4": found(4), "linear, N=8": other, "gru, N=4": {"primitive": "gru", "members": 4, "error": "no"}}
+    where = {"device": "cpu", "threads": 1, "date": "2026-01-01", "versions": {"torch": "2"}}
+    lines = page({"rows": rows, "summary": summary(rows), "environment": where}).splitlines()
+    assert lines[0].startswith("| primitive | over the fastest baseline, N = 4 / 8 |")
+    assert lines[2:4] == ["| linear | 1.20 / 0.80 (slower) | 2.40 / 1.60 | bmm, packed on aot |", "| gru | failed /  |  /  |  |"]
+    assert "1 of 2 measured rows hold (50%)" in lines[-2] and lines[-1] == "Failed: gru, N=4."
 
 
 @pytest.mark.slow

@@ -194,8 +194,8 @@ def _baselines(
         try:
             with at_most(limit_s):
                 run = BASELINES[name](modules, each)
-                wrong = truth.wrong(found := run(*args))
-                wrong = f"its answers are not the members': {wrong}" if wrong else _borrowed(found, args)
+                wrong = truth.wrong(answer := run(*args))
+                wrong = f"its answers are not the members': {wrong}" if wrong else _borrowed(answer, args)
                 run(*args)
         except (Exception, TooLong) as error:  # noqa: BLE001  # compilers fail in their own ways, and that is a result
             skipped[name] = reason(error)

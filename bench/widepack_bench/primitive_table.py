@@ -90,6 +90,56 @@ def table(document: Mapping[str, Any], top: int | None = None) -> str:
     return "\n".join([_title(document), "", *lines, "", said(document)])
 
 
+def page(document: Mapping[str, Any]) -> str:
+    """The document as a table in Markdown, one line a primitive: both ratios of `auto` and what it runs, from the least N to the largest."""
+    of: dict[str, list[Mapping[str, Any]]] = {}
+    for row in document["rows"].values():
+        of.setdefault(row["primitive"], []).append(row)
+    counts = sorted({row["members"] for row in document["rows"].values()})
+    title = " / ".join(map(str, counts))
+    lines = [f"| primitive | over the fastest baseline, N = {title} | over one compiled member N times | what `auto` runs |", "|---|---|---|---|"]
+    for name, rows in of.items():
+        by = {row["members"]: row for row in rows}
+        cells = [[f(by[n]) if n in by else "" for n in counts] for f in (_against, _over_member, _runs)]
+        cells[2] = list(dict.fromkeys(c for c in cells[2] if c))
+        lines.append(f"| {name} | " + " | ".join((", " if i == 2 else " / ").join(c) for i, c in enumerate(cells)) + " |")
+    env = document["environment"]
+    versions = ", ".join(f"{k} {v}" for k, v in env["versions"].items())
+    found = document["summary"]
+    text = [f"{env['date']}, {env['device']}, {plural(env['threads'], 'thread')}, {versions}."]
+    if found["measured"]:
+        text.append(
+            f"{found['holds']} of {found['measured']} measured rows hold ({found['share_holds']:.0%}); geometric mean over the fastest baseline {found['geometric_mean']:.2f}"
+            + (f", over one compiled member {mean:.2f}" if (mean := found["geometric_mean_compiled_member"]) else "")
+            + f"; below {BELOW}: {', '.join(found['below']) or 'none'}."
+        )
+    text += [f"Not measured, too noisy: {', '.join(found['noisy'])}."] if found["noisy"] else []
+    text += [f"Failed: {', '.join(found['failed'])}."] if found["failed"] else []
+    return "\n".join([*lines, "", *text])
+
+
+def _against(row: Mapping[str, Any]) -> str:
+    """The ratio, with the verdict where it is not the one that is hoped for."""
+    if "error" in row:
+        return "failed"
+    words = row["verdict"]
+    return f"{row['ratio']['value']:.2f}" + ("" if words == "holds" else f" ({words})")
+
+
+def _over_member(row: Mapping[str, Any]) -> str:
+    return f"{row[COMPILED_MEMBER]['value']:.2f}" if row.get(COMPILED_MEMBER) else ""
+
+
+def _runs(row: Mapping[str, Any]) -> str:
+    """Strategies and backend: `loop on aot`."""
+    if "error" in row:
+        return ""
+    if "tuned" not in row:
+        return str(row["auto"])
+    used = [s for s in row["tuned"]["strategies"] if s not in ("once", "part", "shape", "dim")] or list(row["tuned"]["strategies"])
+    return f"{' + '.join(used) or 'nothing'} on {row['tuned']['backend']}"
+
+
 def said(document: Mapping[str, Any]) -> str:
     """The summary in words."""
     found = document["summary"]
