@@ -273,7 +273,7 @@ def test_auto_is_a_tuned_artifact(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     """One layer with weights, one without, one that is called by a name."""
     tuned_here(monkeypatch)
     out, kept = tmp_path / "rows.json", tmp_path / "artifacts"
-    words = ("bench", "--primitive", "linear,avgpool1d,batchnorm1d", "-p", "ci", "-n", "3", "--tune", "--artifacts", kept, "--resume", out)
+    words = ("bench", "--primitive", "linear,avgpool2d,batchnorm1d", "-p", "ci", "-n", "3", "--tune", "--artifacts", kept, "--resume", out)
     result = widepack(*words)
     assert result.exit_code == 0, result.output
     rows = json.loads(out.read_text())["rows"]
@@ -281,7 +281,7 @@ def test_auto_is_a_tuned_artifact(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         assert {"auto", "rules"} <= row["strategies"].keys(), key
         assert row["tuned"]["backend"] == "eager" and row["tuned"]["times_ms"] and row["auto"].endswith("on eager")
         assert str(tmp_path) not in json.dumps(row)
-    assert "3 artifacts" not in result.output and {p.name for p in kept.iterdir()} == {"linear-3", "avgpool1d-3", "batchnorm1d-3"}
+    assert "3 artifacts" not in result.output and {p.name for p in kept.iterdir()} == {"linear-3", "avgpool2d-3", "batchnorm1d-3"}
     monkeypatch.setattr("widepack.tune", lambda *_, **__: pytest.fail("tuned again"))
     out.unlink()
     assert widepack(*words).exit_code == 0
@@ -302,7 +302,9 @@ def test_a_plan_of_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch, t
 @pytest.mark.slow
 def test_layers_are_tuned_at_once(tmp_path: Path) -> None:
     said: list[str] = []
-    document = run_primitives("linear,gru", "ci", members=(2, 3), tune=True, jobs=2, artifacts=tmp_path, progress=lambda stage, *_: said.append(stage))
+    document = run_primitives(
+        "linear,gru", "ci", members=(2, 3), tune=True, jobs=2, artifacts=tmp_path, progress=lambda stage, *_: said.append(stage)
+    )
     assert not document["summary"]["failed"]
     assert {"tuned linear, N=2", "tuned linear, N=3", "tuned gru, N=2", "tuned gru, N=3"} <= set(said)
 

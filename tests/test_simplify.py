@@ -401,3 +401,58 @@ def test_sweep_keeps_what_draws_random_numbers() -> None:
     assert [n.name for n in swept.nodes] == ["noise", "y"]
     assert [s.name for s in swept.weights] == ["w"]
     assert swept.inputs == made.inputs
+
+
+TRANSPOSED: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "1d": ("1d.default", (4, 3, 5), (4, 7), {"padding": [2]}),
+    "2d, groups": ("2d.input", (4, 3, 3, 2), (4, 5, 6), {"padding": [1, 0], "groups": 2}),
+    "2d, depthwise and dilated": ("2d.input", (4, 1, 2, 3), (4, 5, 6), {"dilation": [2, 3], "groups": 4}),
+    "3d, no bias": ("3d.input", (4, 6, 2, 2, 3), (4, 3, 4, 5), {}),
+}
+
+
+def transposed(kind: str, **more: Any) -> Program:
+    op, weight, x, options = TRANSPOSED[kind]
+    rank = len(weight) - 2
+    given = {"padding": [0] * rank, "dilation": [1] * rank, "groups": 1, "stride": [1] * rank, "output_padding": [0] * rank} | options | more
+    outputs = given["groups"] * weight[1]
+    weights = {"w": f"float64[{','.join(map(str, weight))}]", "b": f"float64[{outputs}]"}
+    bias = None if "no bias" in kind else Ref("b")
+    order = [given[k] for k in ("stride", "padding", "output_padding", "groups", "dilation")]
+    made = Node("c", f"aten.conv_transpose{op}", (Ref("x"), Ref("w"), bias, *order))
+    return program(weights, {"x": f"float64[B,{','.join(map(str, x))}]"}, [made], ["c"])
+
+
+@pytest.mark.parametrize("w", ["shared", "stacked"])
+@pytest.mark.parametrize("kind", TRANSPOSED)
+def test_a_transposed_convolution_of_stride_1_is_a_convolution(kind: str, w: Kind) -> None:
+    made = transposed(kind)
+    slots = all_kinds(made, w=w, b="stacked", x="stacked")
+    simple = simplify(made, slots, small.SIZES)
+    assert ops_of(simple)[-1].startswith("conv") and not any("transpose" in o and "conv" in o for o in ops_of(simple))
+    small.check(made, wide_of(simple, slots), slots)
+
+
+@pytest.mark.parametrize("more", [{"stride": [2, 1]}, {"padding": [3, 0]}], ids=str)
+def test_another_transposed_convolution_stays(more: dict[str, Any]) -> None:
+    """A wider step, or a margin that cuts off more than the kernel reaches."""
+    made = transposed("2d, groups", **more)
+    slots = all_kinds(made, w="stacked", b="stacked", x="stacked")
+    simple = simplify(made, slots, small.SIZES)
+    assert "conv_transpose2d" in ops_of(simple)
+    small.check(made, wide_of(simple, slots), slots)
+
+
+def test_a_norm_behind_a_transposed_convolution_is_folded_first() -> None:
+    conv = Node("c", "aten.conv_transpose2d.input", (Ref("x"), Ref("w"), Ref("b"), [1, 1], [1, 1], [0, 0], 1, [1, 1]))
+    made = conv_norm(conv=conv)
+    made = Program(
+        tuple(type(s)(s.name, s.source, s.kind, "float32[4,6,3,3]") if s.name == "w" else s for s in made.weights),
+        made.inputs,
+        made.nodes,
+        made.outputs,
+    )
+    slots = all_kinds(made, w="stacked", gamma="stacked", x="stacked")
+    simple = simplify(made, slots, small.SIZES)
+    assert "conv2d" in ops_of(simple) and "_native_batch_norm_legit_no_training" not in ops_of(simple) and "conv_transpose2d" not in ops_of(simple)
+    small.check(made, wide_of(simple, slots), slots)

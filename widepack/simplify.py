@@ -7,7 +7,8 @@ requires: a functional member program and the kinds of its slots. ensures: equal
 3. Where one position of a dim is read, one is computed (narrowing.py).
 4. Norms are folded into the weights next to them where no kind rises (folding.py), and narrow linear layers over one value become one (siblings.py).
 5. Values whose number is that of a Stacked mask's true places become values at every place (selecting.py).
-6. What nothing reads goes.
+6. Transposed convolutions of stride 1 become convolutions over flipped weights (transposed.py).
+7. What nothing reads goes.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from .replay import Shapes
 from .rows import rows_in_order
 from .selecting import select_by_masks
 from .siblings import join_siblings
+from .transposed import convolve_plainly
 from .views import merge_views
 
 _COPIES = {
@@ -53,14 +55,19 @@ def straighten(program: Program, shapes: Shapes) -> Program:
 def straighten_all(programs: Sequence[Program], shapes: Sequence[Shapes]) -> list[Program]:
     """The programs of members of other shapes, alike: where a size of 1 lets one be straightened further than another, none is."""
     made = [straighten(p, s) for p, s in zip(programs, shapes)]
-    if any([(n.name, n.op) for n in p.nodes] != [(n.name, n.op) for n in made[0].nodes] for p in made):
-        return [drop_copies(p) for p in programs]
-    return made
+    return made if _alike(made) else [drop_copies(p) for p in programs]
+
+
+def _alike(programs: Sequence[Program]) -> bool:
+    """Whether all have nodes of the same names and ops."""
+    return all([(n.name, n.op) for n in p.nodes] == [(n.name, n.op) for n in programs[0].nodes] for p in programs)
 
 
 def simplify_all(programs: Sequence[Program], slots: Mapping[str, Kind], sizes: Mapping[str, int]) -> list[Program]:
     """Each shape signature's program simplified alike. slots: kinds of weights and inputs by value name. sizes: an example size of each dim."""
-    return [fold(p, slots) for p in straighten_all(programs, [Shapes(sizes) for _ in programs])]
+    folded = [fold(p, slots) for p in straighten_all(programs, [Shapes(sizes) for _ in programs])]
+    plainly = [convolve_plainly(p) for p in folded]
+    return plainly if _alike(plainly) else folded
 
 
 def simplify(program: Program, slots: Mapping[str, Kind], sizes: Mapping[str, int]) -> Program:

@@ -22,7 +22,7 @@ from widepack.sweeps import MEMBERS, Sweep, find
 
 from .baselines import BASELINES
 from .block_sweeps import sweeps
-from .fresh import ProcessEnded, lines_of_fresh_process
+from .fresh import STEADY, ProcessEnded, lines_of_fresh_process
 from .primitive_row import Effort, run_row
 from .primitive_table import measured, summary
 from .report import environment
@@ -31,6 +31,7 @@ from .suite_run import write_whole
 from .text import plural
 
 FORMAT = "widepack.primitives/1"
+NATIVE = "onnxruntime"
 TUNE_S = 25.0  # of building and tuning a row, roughly
 MOST = 4096  # members: each is a module of its own, whose answers are held to float64
 Progress = Callable[[str, int, int], None]
@@ -88,7 +89,8 @@ def run_primitives(
     where = environment(device, threads)
     if document["rows"]:
         _same_place(resume, document["environment"], where)
-    document |= {"environment": where, "interrupted": False}
+    isolate = preset != "ci" if isolate is None else isolate
+    document |= {"environment": {**where, "memory": STEADY if isolate else {}}, "interrupted": False}
     out = out or resume
     if out is not None:  # before anything is measured that could not be kept
         admit(out, force=True)
@@ -117,7 +119,7 @@ def run_primitives(
             if tune and jobs > 1:
                 _tune_all(waiting, preset, options, jobs, progress)
                 clock.begin()
-            for task, row in _rows(waiting, preset, options, preset != "ci" if isolate is None else isolate, clock):
+            for task, row in _rows(waiting, preset, options, isolate, clock):
                 document["rows"][task.key] = row
                 document["summary"] = summary(document["rows"])
                 if out is not None:
@@ -164,7 +166,7 @@ def _tune_all(tasks: Sequence[Task], preset: str, options: Mapping[str, Any], jo
         members = [t.members for t in tasks if t.sweep.name == name]
         arguments = {"name": name, "members": members, "preset": preset, "options": dict(options)}
         try:
-            for line in lines_of_fresh_process("widepack_bench.tuned_layer:tuned_of", arguments, threads=options["threads"] or 1):
+            for line in lines_of_fresh_process("widepack_bench.tuned_layer:tuned_of", arguments, threads=options["threads"] or 1, steady=True):
                 done += 1
                 if progress is not None:
                     failed = f" failed: {line['error']}" if "error" in line else ""
@@ -189,16 +191,39 @@ def _rows(tasks: Sequence[Task], preset: str, options: Mapping[str, Any], isolat
         return
     for name in dict.fromkeys(t.sweep.name for t in tasks):
         waiting = [t for t in tasks if t.sweep.name == name]
+        without: str = ""  # why ONNX Runtime's sessions are no baseline of the first one waiting
         while waiting:
-            arguments = {"name": name, "members": [t.members for t in waiting], "preset": preset, "options": dict(options)}
+            some = waiting[:1] if without else waiting
+            arguments = {
+                "name": name,
+                "members": [t.members for t in some],
+                "preset": preset,
+                "options": _without(options, preset) if without else options,
+            }
             try:
-                for line in lines_of_fresh_process(f"{__name__}:rows_of", arguments, threads=options["threads"] or 1):
+                for line in lines_of_fresh_process(f"{__name__}:rows_of", arguments, threads=options["threads"] or 1, steady=True):
                     if "stage" in line:
                         clock.say(waiting[0], line["stage"])
                     else:
+                        if without and "error" not in line["row"]:
+                            line["row"]["skipped"][NATIVE] = without
+                        without = ""
                         yield waiting.pop(0), line["row"]
             except ProcessEnded as error:
-                yield waiting.pop(0), {"error": f"its process ended: {error}"}
+                if not without and len(_baselines(options, preset)) > 1 and NATIVE in _baselines(options, preset):
+                    without = f"a process with it among the baselines ended: {error}"
+                else:
+                    yield waiting.pop(0), {"error": f"its process ended: {error}"}
+                    without = ""
+
+
+def _baselines(options: Mapping[str, Any], preset: str) -> Sequence[str]:
+    return options["baselines"] or Effort.of(preset).baselines
+
+
+def _without(options: Mapping[str, Any], preset: str) -> dict[str, Any]:
+    """The same without the baseline that runs in native code of its own, which may take the process with it."""
+    return {**options, "baselines": [b for b in _baselines(options, preset) if b != NATIVE]}
 
 
 def rows_of(name: str, members: Sequence[int], preset: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -234,7 +259,7 @@ def _read(path: Path, preset: str, pattern: str, tune: bool) -> dict[str, Any]:
     rows = document.get("rows")
     if not isinstance(rows, dict) or not all(isinstance(row, dict) and ("error" in row or "verdict" in row) for row in rows.values()):
         raise UsageError(f"{path} is damaged: it says {FORMAT} and its rows are not what such a document has; give another path, or remove it")
-    if document.get("tuned") is not tune:
+    if document.get("tuned", False) is not tune:
         raise UsageError(f"{path} holds rows {'with' if document.get('tuned') else 'without'} --tune; give each its own file")
     for key, wanted in (("preset", preset), ("pattern", pattern)):
         if document.get(key) != wanted:

@@ -42,6 +42,34 @@ def bilinear(w: Writer, a: Wide, b: Wide, weight: Wide, bias: Wide | None = None
     return Stacked(w.call("add.Tensor", y.value, shift))  # type: ignore[union-attr]
 
 
+def _own_matrix(w: Writer, a: Wide, b: Wide, weight: Wide, bias: Wide | None = None) -> bool:
+    return isinstance(weight, Stacked) and all(isinstance(v, (Shared, Stacked)) for v in (a, b))
+
+
+@strategy("bilinear", "turned", family="linear", when=_own_matrix)
+def bilinear_turned(w: Writer, a: Wide, b: Wide, weight: Stacked, bias: Wide | None = None) -> Wide:
+    """a batched product with the weights as [N, I, O*J], turned at load, and one of its rows [O, J] with b's"""
+    outputs, _, right = weight.value.held.shape[1:]
+    matrix = w.call("clone", w.call("permute", weight.value, [0, 2, 1, 3]), memory_format=torch.contiguous_format)
+    rows, others = (_rows(w, v) for v in (a, b))  # [N, R, I], [N, R, J]
+    y = w.call("unflatten.int", w.call("bmm", rows, w.call("flatten.using_ints", matrix, 2, 3)), 2, [outputs, right])
+    y = w.call("squeeze.dim", w.call("matmul", y, w.call("unsqueeze", others, -1)), -1)  # [N, R, O]
+    if bias is not None:
+        y = w.call("add.Tensor", y, w.call("unsqueeze", w.stack(bias), 1))
+    if rank(a) == 1:
+        return Stacked(w.call("squeeze.dim", y, 1))
+    if rank(a) == 2:
+        return Stacked(y)
+    x = w.stack(a)
+    return Stacked(w.call("unflatten.int", y, 1, [s if s is not None else w.call("sym_size.int", x, d) for d, s in enumerate(x.sizes)][1:-1]))
+
+
+def _rows(w: Writer, x: Wide) -> Value:
+    """`[N, *, I] -> [N, R, I]`"""
+    value = w.stack(x)
+    return w.call("unsqueeze", value, 1) if rank(x) == 1 else w.call("flatten.using_ints", value, 1, -2)
+
+
 @strategy("tensordot", "einsum", family="linear")
 def tensordot(w: Writer, a: Wide, b: Wide, dims_a: list[int], dims_b: list[int]) -> Wide:
     """an einsum in which the dims that are summed share their letters"""
