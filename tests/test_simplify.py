@@ -414,7 +414,9 @@ TRANSPOSED: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any
 def transposed(kind: str, **more: Any) -> Program:
     op, weight, x, options = TRANSPOSED[kind]
     rank = len(weight) - 2
-    given = {"padding": [0] * rank, "dilation": [1] * rank, "groups": 1, "stride": [1] * rank, "output_padding": [0] * rank} | options | more
+    given: dict[str, Any] = (
+        {"padding": [0] * rank, "dilation": [1] * rank, "groups": 1, "stride": [1] * rank, "output_padding": [0] * rank} | options | more
+    )
     outputs = given["groups"] * weight[1]
     weights = {"w": f"float64[{','.join(map(str, weight))}]", "b": f"float64[{outputs}]"}
     bias = None if "no bias" in kind else Ref("b")
