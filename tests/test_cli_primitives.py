@@ -12,14 +12,15 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
+from widepack import tuner
 from widepack.errors import UsageError
 from widepack.sweeps import SWEEPS, find
-from widepack_bench import primitive_run
+from widepack_bench import primitive_rows, primitive_run
 from widepack_bench.block_sweeps import sweeps
 from widepack_bench.fresh import ProcessEnded, lines_of_fresh_process
 from widepack_bench.in_memory import InMemory, inputs, members
 from widepack_bench.primitive_run import run_primitives
-from widepack_bench.primitive_table import page, summary, table
+from widepack_bench.primitive_table import markdown, summary, table
 from widepack_bench.right import Truth
 from widepack_cli.main import cli
 
@@ -81,7 +82,7 @@ def test_a_row(tmp_path: Path) -> None:
 
 def test_files_that_cannot_be_meant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Before anything is measured."""
-    monkeypatch.setattr(primitive_run, "run_row", lambda *_, **__: pytest.fail("measured"))
+    monkeypatch.setattr(primitive_rows, "run_row", lambda *_, **__: pytest.fail("measured"))
     words = ("bench", "--primitive", "linear", "-p", "ci", "-n", "2")
     assert "there is no folder" in refused(2, *words, "-o", tmp_path / "none" / "rows.json")
     assert "is a folder; give the path of a file" in refused(2, *words, "-o", tmp_path)
@@ -107,7 +108,7 @@ def test_files_that_cannot_be_meant(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def test_options_that_cannot_be_meant(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(primitive_run, "run_row", lambda *_, **__: pytest.fail("measured"))
+    monkeypatch.setattr(primitive_rows, "run_row", lambda *_, **__: pytest.fail("measured"))
     words = ("bench", "--primitive", "linear", "-p", "ci")
     assert "unknown baseline 'nosuch'; known: loop, " in refused(2, *words, "--baseline", "nosuch")
     assert "device 'nosuch'" in refused(2, *words, "--device", "nosuch")
@@ -115,7 +116,7 @@ def test_options_that_cannot_be_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.cuda.is_available():
         assert "sees no CUDA device" in refused(2, *words, "--device", "cuda")
     assert "no primitive ','" in refused(2, "bench", "--primitive", ",")
-    monkeypatch.setattr(primitive_run, "run_row", lambda sweep, count, *_, **__: found(count))
+    monkeypatch.setattr(primitive_rows, "run_row", lambda sweep, count, *_, **__: found(count))
     assert list(run_primitives("linear,,", "ci", members=(2, 2, 3))["rows"]) == ["linear, N=2", "linear, N=3"]
 
 
@@ -148,7 +149,7 @@ def test_a_row_that_fails_loses_no_other(monkeypatch: pytest.MonkeyPatch, tmp_pa
             raise RuntimeError("out of luck")
         return found(count)
 
-    monkeypatch.setattr(primitive_run, "run_row", row)
+    monkeypatch.setattr(primitive_rows, "run_row", row)
     out = tmp_path / "rows.json"
     result = widepack("bench", "--primitive", "linear", "-p", "ci", "-n", "2,3,4", "-o", out)
     assert result.exit_code == 1
@@ -163,7 +164,7 @@ def test_stopping_keeps_what_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_pa
             raise KeyboardInterrupt
         return found(count)
 
-    monkeypatch.setattr(primitive_run, "run_row", row)
+    monkeypatch.setattr(primitive_rows, "run_row", row)
     out = tmp_path / "rows.json"
     result = widepack("bench", "--primitive", "linear", "-p", "ci", "-n", "2,3", "-o", out)
     assert result.exit_code == 1
@@ -243,7 +244,7 @@ def test_each_primitive_in_a_process_of_its_own() -> None:
     said: list[str] = []
     document = run_primitives("dropout,rmsnorm", "ci", members=(2,), isolate=True, progress=lambda stage, *_: said.append(stage))
     assert not document["summary"]["failed"] and list(document["rows"]) == ["dropout, N=2", "rmsnorm, N=2"]
-    assert said[1].startswith("rmsnorm, N=2 (2 of 2, about ")
+    assert any(s.startswith("rmsnorm, N=2 (2 of 2, about ") and s.endswith(": preparing vmap") for s in said)
 
 
 @pytest.mark.slow
@@ -281,7 +282,7 @@ def test_auto_is_a_tuned_artifact(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         assert {"auto", "rules"} <= row["strategies"].keys(), key
         assert row["tuned"]["backend"] == "eager" and row["tuned"]["times_ms"] and row["auto"].endswith("on eager")
         assert str(tmp_path) not in json.dumps(row)
-    assert "3 artifacts" not in result.output and {p.name for p in kept.iterdir()} == {"linear-3", "avgpool2d-3", "batchnorm1d-3"}
+    assert {p.name for p in kept.iterdir()} == {"linear-3", "avgpool2d-3", "batchnorm1d-3"}
     monkeypatch.setattr("widepack.tune", lambda *_, **__: pytest.fail("tuned again"))
     out.unlink()
     assert widepack(*words).exit_code == 0
@@ -296,7 +297,45 @@ def test_a_plan_of_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch, t
     record = tmp_path / "linear-2" / "tuned.json"
     record.write_text(record.read_text().replace('"backend": "eager"', '"backend": "aot"'))
     (row,) = run_primitives("linear", "ci", members=(2,), tune=True, artifacts=tmp_path)["rows"].values()
-    assert "was measured on aot, and the artifact runs on eager" in row["error"]
+    assert "on aot, is not the one that the artifact runs here, on eager" in row["error"]
+
+
+def test_a_tuned_artifact_is_of_one_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The plan of another pattern, number of members or machine is measured anew; a folder of the user's own stays."""
+    tuned_here(monkeypatch)
+    seen: list[str] = []
+
+    def tune(*args: Any, **more: Any) -> Any:
+        seen.append(str(more["patterns"]))
+        return tuner.tune(*args, **more)
+
+    monkeypatch.setattr("widepack.tune", tune)
+    for pattern in ("each", "each", "shared", "shared"):
+        document = run_primitives("linear", "ci", members=(2,), tune=True, artifacts=tmp_path, pattern=pattern)
+        assert not document["summary"]["failed"]
+    assert seen == ["('each',)", "('shared',)"]
+    monkeypatch.setattr("widepack_bench.tuned_layer.name_of", lambda device: "a wristwatch")
+    (row,) = run_primitives("linear", "ci", members=(2,), tune=True, artifacts=tmp_path)["rows"].values()
+    assert len(seen) == 3 and row["tuned"]["of"]["device"] == "a wristwatch"
+    (tmp_path / "gru-2").mkdir()
+    (tmp_path / "gru-2" / "thesis.tex").touch()
+    (row,) = run_primitives("gru", "ci", members=(2,), tune=True, artifacts=tmp_path)["rows"].values()
+    assert "holds something else than a tuned layer" in row["error"] and (tmp_path / "gru-2" / "thesis.tex").exists()
+
+
+def test_a_baseline_that_takes_its_process_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is left out of that row alone, and only where the process died of it."""
+    monkeypatch.setattr(primitive_rows, "ROWS_OF", "dying_rows:rows_of")
+    options = {"baselines": ["loop", "vmap"], "threads": 1}
+    (sweep,) = find("linear")
+    tasks = [primitive_rows.Task(sweep, n) for n in (2, 3, 4, 5)]
+    found = list(primitive_rows.rows(tasks, "ci", options, True, primitive_rows.Clock(tasks, 1.0, 0.0, None)))
+    assert [task for task, _ in found] == tasks
+    two, three, four, five = (row for _, row in found)
+    for row in (two, three):
+        assert list(row["skipped"]) == ["vmap"] and "its process ended while it was prepared" in row["skipped"]["vmap"]
+    assert four["error"].startswith("its process ended: ") and five["error"].startswith("its process ended: ")
+    assert (four["primitive"], four["members"]) == ("linear", 4)
 
 
 @pytest.mark.slow
@@ -314,13 +353,13 @@ def test_a_baseline_that_answers_with_its_input_has_another_form() -> None:
     assert "the memory of its input" in row["skipped"]["vmap"] and list(row["baselines"]) == ["loop"]
 
 
-def test_page() -> None:
+def test_markdown() -> None:
     other = found(8, 0.8, "slower") | {"tuned": {"strategies": {"once": 1, "packed": 2}, "backend": "aot"}}
     rows = {"linear, N=4": found(4), "linear, N=8": other, "gru, N=4": {"primitive": "gru", "members": 4, "error": "no"}}
     where = {"device": "cpu", "threads": 1, "date": "2026-01-01", "versions": {"torch": "2"}}
-    lines = page({"rows": rows, "summary": summary(rows), "environment": where}).splitlines()
+    lines = markdown({"rows": rows, "summary": summary(rows), "environment": where}).splitlines()
     assert lines[0].startswith("| primitive | over the fastest baseline, N = 4 / 8 |")
-    assert lines[2:4] == ["| linear | 1.20 / 0.80 (slower) | 2.40 / 1.60 | bmm, packed on aot |", "| gru | failed /  |  /  |  |"]
+    assert lines[2:4] == ["| linear | 1.20 / 0.80 (slower) | 2.40 / 1.60 | bmm / packed on aot |", "| gru | failed /  |  /  |  |"]
     assert "1 of 2 measured rows hold (50%)" in lines[-2] and lines[-1] == "Failed: gru, N=4."
 
 

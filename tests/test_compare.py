@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from widepack.compare import PART, Pool, measure, parts, same_places
+from widepack.errors import VerificationError
 from widepack.probe import differs
 
 SIZE = 2 * PART + 17
@@ -63,6 +64,24 @@ def test_the_largest_number_stands_where_the_member_has_it() -> None:
     wide = own.clone()
     wide[SIZE - 1] = 1.0
     assert "another number where" in measure("0", "call", wide, own, exact).words
+
+
+def test_conjugated_tensors() -> None:
+    own, exact = (v.conj() for v in answers(torch.complex64))
+    assert own.is_conj() and measure("0", "call", own.resolve_conj(), own, exact).count == SIZE and same_places(own, own.resolve_conj())
+    pool = Pool("y")
+    pool.add_own(own, exact)
+    wide = own.resolve_conj().clone()
+    torch.view_as_real(wide)[SIZE - 1, 1] = float("nan")
+    assert pool.count == SIZE and "NaN or inf" in measure("0", "call", wide, own, exact).words
+
+
+@pytest.mark.parametrize(("own", "exact"), [((0,), (5,)), ((1,), (5,)), ((2, 3), (3, 2)), ((PART,), (2 * PART,))])
+def test_a_size_that_rounding_decides(own: tuple[int, ...], exact: tuple[int, ...]) -> None:
+    mine, truth = torch.ones(own), torch.ones(exact, dtype=torch.float64)
+    assert "rounding decides a size" in measure("0", "call", mine, mine, truth).words
+    with pytest.raises(VerificationError, match="float64 decides otherwise"):
+        Pool("y").add_own(mine, truth)
 
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0, 2), ()])

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from .dtypes import at_limit
+from .errors import VerificationError
 
 PART = 1 << 18  # numbers that are compared at once
 
@@ -155,6 +156,8 @@ def measure(member: str, call: str, wide: torch.Tensor, own: torch.Tensor, truth
         words = f"{differ} of {own.numel()} values differ from the member's own" if differ else ""
     elif not same_places(wide, own):
         words = "NaN or inf in other places than in the member's own answer"
+    elif own.shape != truth.shape:
+        words = f"shape {list(own.shape)}, in float64 {list(truth.shape)}: rounding decides a size"
     if words or not floating(own):
         return Wrong(member, call, 0.0, 0.0, words)
     square = itself = largest = 0.0
@@ -176,7 +179,11 @@ def measure(member: str, call: str, wide: torch.Tensor, own: torch.Tensor, truth
 
 
 def parts(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Tensors of one size, so many numbers at a time that what is made of them stays in a cache: whole outputs in float64 would come from memory several times."""
+    """Tensors of one shape, so many numbers at a time that what is made of them stays in a cache: whole outputs in float64 would come from memory several times."""
+    if any(t.shape != tensors[0].shape for t in tensors):
+        raise VerificationError(
+            f"answers of shapes {', '.join(str(list(t.shape)) for t in tensors)} cannot be compared: a size is decided by rounding, and float64 decides otherwise"
+        )
     flat = [t.reshape(-1) for t in tensors]
     for at in range(0, flat[0].numel(), PART):
         yield tuple(t[at : at + PART] for t in flat)

@@ -61,5 +61,5 @@ def converted(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def at_limit(t: torch.Tensor) -> torch.Tensor:
     """Where the dtype's largest finite number stands, of either sign: a number's error there is none of its own."""
     if t.is_complex():
-        return at_limit(torch.view_as_real(t)).any(-1)
+        return at_limit(torch.view_as_real(t.resolve_conj())).any(-1)
     return t.abs() == torch.finfo(t.dtype).max

@@ -7,8 +7,8 @@ requires: a functional member program and the kinds of its slots. ensures: equal
 3. Where one position of a dim is read, one is computed (narrowing.py).
 4. Norms are folded into the weights next to them where no kind rises (folding.py), and narrow linear layers over one value become one (siblings.py).
 5. Values whose number is that of a Stacked mask's true places become values at every place (selecting.py).
-6. Transposed convolutions of stride 1 become convolutions over flipped weights (transposed.py).
-7. What nothing reads goes.
+6. What nothing reads goes.
+7. Transposed convolutions of stride 1 become convolutions over flipped weights (transposed.py).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _alike(programs: Sequence[Program]) -> bool:
 def simplify_all(programs: Sequence[Program], slots: Mapping[str, Kind], sizes: Mapping[str, int]) -> list[Program]:
     """Each shape signature's program simplified alike. slots: kinds of weights and inputs by value name. sizes: an example size of each dim."""
     folded = [fold(p, slots) for p in straighten_all(programs, [Shapes(sizes) for _ in programs])]
-    plainly = [convolve_plainly(p) for p in folded]
+    plainly = [convolve_plainly(p, slots) for p in folded]
     return plainly if _alike(plainly) else folded
 
 

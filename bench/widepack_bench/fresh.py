@@ -42,9 +42,15 @@ what the process did before: the same program took 17 ms or 25."""
 
 
 def lines_of_fresh_process(
-    function: str, arguments: Mapping[str, Any], *, threads: int | None = None, limit_s: float = 900.0, steady: bool = False
+    function: str,
+    arguments: Mapping[str, Any],
+    *,
+    threads: int | None = None,
+    limit_s: float = 900.0,
+    steady: bool = False,
+    stopped: threading.Event | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """What a generator gives, one by one, as it gives it. limit_s: seconds between two of them. steady: memory that is freed stays the process's (`STEADY`).
+    """What a generator gives, one by one, as it gives it. limit_s: seconds between two of them. steady: memory that is freed stays the process's (`STEADY`). stopped: ends it when it is set.
 
     Raises: ProcessEnded, with why, where its process ends before the generator does.
     """
@@ -61,14 +67,22 @@ def lines_of_fresh_process(
 
         timer = threading.Timer(limit_s, stop)
         timer.start()
+        ended = threading.Event()
+        if stopped is not None:
+            threading.Thread(target=_kill_when, args=(stopped, ended, child), daemon=True).start()
         try:
             for line in child.stdout:
                 timer.cancel()
-                yield json.loads(line)
+                try:
+                    found = json.loads(line)
+                except ValueError:
+                    raise ProcessEnded(f"it gave something else than a result: {line[:200]!r}") from None
+                yield found
                 timer = threading.Timer(limit_s, stop)
                 timer.start()
             code = child.wait()
         finally:
+            ended.set()
             timer.cancel()
             if child.poll() is None:
                 child.kill()
@@ -78,6 +92,18 @@ def lines_of_fresh_process(
             log.seek(0)
             said = [line for line in log.read().splitlines() if line.strip()]
             raise ProcessEnded(f"it did not go on within {limit_s:.0f} s" if late.is_set() else said[-1][:1000] if said else f"exit code {code}")
+
+
+def _kill_when(stopped: threading.Event, ended: threading.Event, child: subprocess.Popen[str]) -> None:
+    while not ended.wait(0.2):
+        if stopped.is_set():
+            child.kill()
+            return
+
+
+def tell(value: Mapping[str, Any]) -> None:
+    """A line of a generator's process between two of its values."""
+    print(json.dumps(value), file=sys.__stdout__, flush=True)
 
 
 class ProcessEnded(BenchError):

@@ -38,6 +38,7 @@ SLOW_STRATEGY, SLOW_BASELINE = 1.25, 1.25
 CALLS = 3  # of a contestant, whose shortest decides whether it is raced
 LEAST_ROUNDS = 12  # six even ones: fewer have no 95% interval
 CHECKED = "checked"
+PREPARING = "preparing "  # before a baseline's name: the stage in which a process that dies has died of it
 OF = "strategy "  # before a strategy's name in a race, where the eager loop is a contestant, too
 Said = Callable[[str], None]
 
@@ -190,7 +191,7 @@ def _baselines(
     found: dict[str, Run] = {}
     skipped: dict[str, str] = {}
     for name in names:
-        said(f"preparing {name}")
+        said(f"{PREPARING}{name}")
         try:
             with at_most(limit_s):
                 run = BASELINES[name](modules, each)

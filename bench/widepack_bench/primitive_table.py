@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from .text import columns, duration, plural
@@ -90,7 +93,7 @@ def table(document: Mapping[str, Any], top: int | None = None) -> str:
     return "\n".join([_title(document), "", *lines, "", said(document)])
 
 
-def page(document: Mapping[str, Any]) -> str:
+def markdown(document: Mapping[str, Any]) -> str:
     """The document as a table in Markdown, one line a primitive: both ratios of `auto` and what it runs, from the least N to the largest."""
     of: dict[str, list[Mapping[str, Any]]] = {}
     for row in document["rows"].values():
@@ -101,8 +104,9 @@ def page(document: Mapping[str, Any]) -> str:
     for name, rows in of.items():
         by = {row["members"]: row for row in rows}
         cells = [[f(by[n]) if n in by else "" for n in counts] for f in (_against, _over_member, _runs)]
-        cells[2] = list(dict.fromkeys(c for c in cells[2] if c))
-        lines.append(f"| {name} | " + " | ".join((", " if i == 2 else " / ").join(c) for i, c in enumerate(cells)) + " |")
+        if len(set(cells[2])) == 1:
+            cells[2] = cells[2][:1]
+        lines.append(f"| {name} | " + " | ".join(" / ".join(c) for c in cells) + " |")
     env = document["environment"]
     versions = ", ".join(f"{k} {v}" for k, v in env["versions"].items())
     found = document["summary"]
@@ -116,6 +120,11 @@ def page(document: Mapping[str, Any]) -> str:
     text += [f"Not measured, too noisy: {', '.join(found['noisy'])}."] if found["noisy"] else []
     text += [f"Failed: {', '.join(found['failed'])}."] if found["failed"] else []
     return "\n".join([*lines, "", *text])
+
+
+def main() -> None:
+    """`python -m widepack_bench.primitive_table FILE`: the table of a document in Markdown."""
+    print(markdown(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))))
 
 
 def _against(row: Mapping[str, Any]) -> str:
@@ -194,3 +203,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
 def _interval(ratio: Mapping[str, Any]) -> str:
     high = "open" if ratio["high"] is None else f"{ratio['high']:.2f}"
     return f"{ratio['value']:.2f} [{ratio['low'] or 0:.2f}, {high}]"
+
+
+if __name__ == "__main__":
+    main()

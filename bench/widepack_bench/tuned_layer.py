@@ -5,8 +5,10 @@ Beside `in_memory.py`, what a call takes has the checks of its inputs in it, and
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +19,7 @@ from torch import nn
 
 import widepack
 from widepack.entries import FORWARD
+from widepack.machine import name_of
 from widepack.sweeps import find
 
 from . import noise
@@ -49,16 +52,31 @@ def tuned(
     budget_s: float = 2.0,
     said: Callable[[str], None] = lambda stage: None,
 ) -> dict[str, Any]:
-    """Build and tune the artifact of these members in a folder; what was measured. A folder that was finished before is left as it is. torch's number of threads is the caller's.
+    """Build and tune the artifact of these members in a folder; what was measured. A folder that holds the same, finished, is left as it is, any other content goes. torch's number of threads is the caller's.
 
     make: a fresh member in eval mode. modules: the members, whose weights it takes. specs: inputs as `widepack build --input` takes them. folder: for the artifact and compiled programs.
     budget_s: of `tune`. Raises: what building and tuning raise.
     """
+    of = {
+        "layer": str(modules[0]),
+        "members": len(modules),
+        "inputs": list(specs),
+        "batch": batch,
+        "pattern": pattern,
+        "device": name_of(device),
+        "threads": torch.get_num_threads(),
+        "versions": {"widepack": widepack.__version__, "torch": torch.__version__},
+        "weights": _digest(modules),
+    }
     record = folder / RECORD
-    if record.exists():
+    if record.exists() and (folder / ARTIFACT).exists():
         found: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
-        return found
-    folder.mkdir(parents=True, exist_ok=True)
+        if found.get("of") == of:
+            return found
+    if folder.exists() and any(folder.iterdir()) and not any((folder / name).exists() for name in (RECORD, ARTIFACT, "000.pt")):
+        raise BenchError(f"{folder} holds something else than a tuned layer; give another folder to --artifacts")
+    shutil.rmtree(folder, ignore_errors=True)  # of another layer, machine or version
+    folder.mkdir(parents=True)
     marked = not modules[0].state_dict()
     paths = [str(folder / f"{i:03}.pt") for i in range(len(modules))]
     for i, (module, path) in enumerate(zip(modules, paths)):
@@ -72,7 +90,6 @@ def tuned(
         inputs=[re.sub(rf"\b{BATCH}\b", str(batch), spec) for spec in specs],  # baselines are compiled for the exact shapes, too
         targets=(torch.device(device).type,),
         pt2=False,
-        force=True,
     )
     built = time.perf_counter()
     (row,) = widepack.tune(
@@ -85,7 +102,8 @@ def tuned(
         write=True,
         progress=lambda stage, done, total: said(f"tuning: {stage}"),
     ).rows
-    chosen = {
+    chosen: dict[str, Any] = {
+        "of": of,
         "build_s": built - begun,
         "tune_s": time.perf_counter() - built,
         "chosen": row.chosen,
@@ -100,8 +118,17 @@ def tuned(
     return chosen
 
 
+def _digest(modules: Sequence[nn.Module]) -> str:
+    """What tells these members from others: their numbers."""
+    made = hashlib.sha256()
+    for module in modules:
+        for name, value in sorted(module.state_dict().items()):
+            made.update(f"{name} {value.dtype} {list(value.shape)} {float(value.double().sum())!r}".encode())
+    return made.hexdigest()
+
+
 def opened(folder: Path, chosen: Mapping[str, Any], *, pattern: str, device: str) -> Way:
-    """The loaded artifact of a folder as a contestant. Raises: what loading raises; BenchError where it runs on another backend than was chosen."""
+    """The loaded artifact of a folder as a contestant. Raises: what loading raises; BenchError where the plan that was measured is not the one that runs."""
     ens = widepack.load(folder / ARTIFACT, device=device, cache=folder / CACHE)
     run = ens.each if pattern == "each" else ens
     (bound,) = ens.entry(FORWARD).programs.of(pattern)
