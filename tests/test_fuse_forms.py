@@ -230,8 +230,16 @@ def test_dropout_is_refused_in_words(tmp_path: Path) -> None:
         UsageError, match=r"1.running_mean, 1.running_var, 1.num_batches_tracked would change in this mode, and is one buffer for all 3 passes"
     ):
         fused.train()(draw(4, 4))
-    with pytest.raises(UsageError, match="an artifact answers alike whenever it is called"):
-        fused.save(tmp_path / "a.wide")
+
+    class InTrainModeAlone(nn.Sequential):
+        def forward(self, input: Tensor) -> Tensor:  # nn.Sequential's own
+            y: Tensor = super().forward(input)
+            return nn.functional.dropout(y) if self.training else y
+
+    own = [InTrainModeAlone(nn.Linear(4, 4)).train() for _ in range(2)]
+    with pytest.raises(UsageError, match="dropout is on, and InTrainModeAlone draws nothing in eval mode"):
+        widepack.fuse(own, draw(4, 4), dropout="on", validate=False).save(tmp_path / "a.wide")
+    assert not (tmp_path / "a.wide").exists()
 
 
 def test_the_packed_form() -> None:
@@ -279,6 +287,31 @@ def test_a_fused_module_is_saved_as_an_artifact(tmp_path: Path) -> None:
     (mine,) = [r for r in fused._entry()._runners.values() if not r.gradients]
     theirs = ens.entry("forward").programs.for_sizes("shared", {"B": 7}).program
     assert [(n.op, n.args) for n in mine.program.nodes] == [(n.op, n.args) for n in theirs.nodes]  # eval is what load runs
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_dropout_that_is_on_is_saved_on(tmp_path: Path, passes: bool) -> None:
+    """Passes of one model, its weights once; and members with weights of their own, each of which draws."""
+    own: list[Any] = members(lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 3)), 1 if passes else 3)
+    fused = widepack.fuse(own[0] if passes else own, draw(5, 4), n=3 if passes else None, dropout="on", validate=False)
+    with torch.no_grad():
+        fused.get_parameter("0.bias").add_(1.0)  # as it is now
+    report = fused.save(tmp_path / "a.wide", names=["a", "b", "c"])
+    assert report.members == ("a", "b", "c")
+    assert (report.weights["stacked"] == 0) is passes
+    assert report.verification["draws"].startswith("at rest")
+    ens = widepack.load(tmp_path / "a.wide")
+    assert torch.equal(ens.state_dict("b")["0.bias"], fused.unfuse()[1].state_dict()["0.bias"])
+    x = draw(64, 4, seed=2)
+    with torch.no_grad():
+        assert not torch.equal(ens(x), ens(x))
+        if passes:
+            assert not torch.equal(ens(x)[0], ens(x)[1])
+        torch.manual_seed(0)
+        theirs, mine = (torch.stack([f(x) for _ in range(400)]) for f in (ens, fused.eval()))
+        off = theirs.mean(0) - torch.stack([m(x) for m in fused.unfuse()])  # a linear layer follows the draws: their mean is the answer without them
+        assert float((off / (theirs.std(0) / 20 + 1e-6)).abs().max()) < 6  # standard errors
+        close(theirs.std(0).mean((1, 2)), mine.std(0).mean((1, 2)), atol=0.0, rtol=0.05)
 
 
 def test_calls_in_inference_mode_and_answers_outside_of_it() -> None:
