@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from torch import nn
 
 from widepack.errors import UsageError
+from widepack.faces import FACES
 from widepack.sweeps import SWEEPS, find
 from widepack_bench import primitive_run
 from widepack_bench.block_sweeps import sweeps
@@ -219,6 +221,26 @@ def test_names() -> None:
     assert len(find("block", sweeps())) == len(sweeps()) - len(SWEEPS) and find("all", sweeps()) == list(SWEEPS)
     with pytest.raises(UsageError, match="known: all, linear, "):
         find("nothing")
+
+
+@pytest.mark.parametrize("face", [name.removeprefix("Wide") for name in FACES])
+def test_every_face_has_a_sweep_by_its_modules_name(face: str) -> None:
+    (sweep,) = find(face)
+    module, own = sweep.make("ci"), getattr(nn, face)
+    assert isinstance(module, own) and sweep in find("all")
+
+
+def test_layers_of_other_ranks_have_their_siblings_sizes() -> None:
+    """So that their rows can be read beside each other."""
+    images: dict[str, set[tuple[int, tuple[str, ...]]]] = {}
+    for s in SWEEPS:
+        if s.name[-2:] in ("1d", "2d", "3d"):
+            images.setdefault(s.name[-2:], set()).add((s.shape.batch, s.shape.inputs))
+    assert images == {
+        "1d": {(8, ("input=float32[B,64,256]",))},
+        "2d": {(8, ("input=float32[B,64,32,32]",))},
+        "3d": {(4, ("input=float32[B,32,16,16,16]",))},
+    }
 
 
 def test_strategies_of_a_layer() -> None:
