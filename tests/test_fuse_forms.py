@@ -231,12 +231,16 @@ def test_dropout_is_refused_in_words(tmp_path: Path) -> None:
     ):
         fused.train()(draw(4, 4))
 
-    class InTrainModeAlone(nn.Sequential):
-        def forward(self, input: Tensor) -> Tensor:  # nn.Sequential's own
-            y: Tensor = super().forward(input)
+    class InTrainModeAlone(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.layer(x)
             return nn.functional.dropout(y) if self.training else y
 
-    own = [InTrainModeAlone(nn.Linear(4, 4)).train() for _ in range(2)]
+    own = [InTrainModeAlone().train() for _ in range(2)]
     with pytest.raises(UsageError, match="dropout is on, and InTrainModeAlone draws nothing in eval mode"):
         widepack.fuse(own, draw(4, 4), dropout="on", validate=False).save(tmp_path / "a.wide")
     assert not (tmp_path / "a.wide").exists()
