@@ -146,7 +146,7 @@ def test_angles_of_nothing_at_the_text_turn_the_image_alone() -> None:
 
     from widepack_bench.models.embedders import rotate
 
-    block = BLOCKS["joint_attention"].make().double().eval()
+    block: Any = BLOCKS["joint_attention"].make().double().eval()
     own = drawn("joint_attention", 2, 0)
     x, text, rope = own["x"], own["text"], own["rope"]
     first = text.shape[1]
