@@ -14,6 +14,7 @@ import widepack
 from fusing import Cnn, Mlp, draw, members
 from widepack import CaptureError, InputError, MemberMismatch, UsageError, VerificationError
 from widepack import fused as fused_module
+from widepack.fused_programs import captured_of
 
 
 def test_all_differences_of_architecture_stand_in_one_error() -> None:
@@ -77,11 +78,11 @@ def flag_of(m: Any) -> bool:
 
 
 def flag_if_there(m: Any) -> bool:
-    return getattr(m, "flag", 0) == 9
+    return bool(getattr(m, "flag", 0) == 9)
 
 
 def flag_in_the_dict(m: Any) -> bool:
-    return vars(m).get("flag") == 9
+    return bool(vars(m).get("flag") == 9)
 
 
 def flag_in_a_config(m: Any) -> bool:
@@ -99,7 +100,7 @@ def flag_behind_another(m: Any) -> bool:
 def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by one with every capture."""
     made: list[int] = []
-    original = fused_module.captured_of
+    original = captured_of
 
     def counted(*args: Any) -> Any:
         made.append(len(made))
