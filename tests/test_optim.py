@@ -243,6 +243,33 @@ def test_schedulers_move_every_rate(make: Any) -> None:
     assert torch.load(file, weights_only=True)["base_lrs"] == [PerMember(LR)]
 
 
+@pytest.mark.parametrize("lr", [0.1, LR], ids=["one rate", "a rate a member"])
+def test_a_factor_a_member_is_each_members_own_schedule(lr: Any) -> None:
+    """LambdaLR with a PerMember, as docs/migration.md says, against N optimisers with N schedulers."""
+    factors = [0.9, 0.5, 0.1][:N]
+    assert len(factors) == N
+
+    def schedule(optimizer: torch.optim.Optimizer, factor: Any) -> Any:
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: factor(k))
+
+    wide = [nn.Parameter(p) for p in numbers(0)]
+    ours = optim.AdamW(wide, lr=lr)
+    moved = schedule(ours, lambda k: PerMember([f**k for f in factors]))
+    alone = [[nn.Parameter(p) for p in of_member(numbers(0), i)] for i in range(N)]
+    theirs = [torch.optim.AdamW(own, lr=lr[i] if isinstance(lr, list) else lr, foreach=False) for i, own in enumerate(alone)]
+    schedules = [schedule(o, lambda k, f=f: f**k) for o, f in zip(theirs, factors)]
+    for step in range(4):
+        steps(ours, list(wide), lambda k: numbers(1 + k), 1, step)
+        moved.step()
+        for i, (o, s) in enumerate(zip(theirs, schedules)):
+            steps(o, list(alone[i]), lambda k, i=i: of_member(numbers(1 + k), i), 1, step)  # type: ignore[misc]
+            s.step()
+        assert list(ours.param_groups[0]["lr"]) == pytest.approx([o.param_groups[0]["lr"] for o in theirs])
+    for i in range(N):
+        for w, own in zip(wide, alone[i]):
+            torch.testing.assert_close(w[i], own, rtol=1e-12, atol=1e-12)
+
+
 def test_groups_hooks_and_closures() -> None:
     own, shared = nn.Parameter(numbers(0)[1]), nn.Parameter(torch.ones(5, dtype=torch.float64))
     optimizer = optim.Adam([{"params": [own], "lr": LR}, {"params": [shared]}], lr=0.5)

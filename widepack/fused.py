@@ -292,19 +292,20 @@ class Fused(nn.Module):
     def save(self, path: str | PathLike[str], *, names: Sequence[str] | None = None, force: bool = False, pt2: bool = True) -> BuildReport:
         """Write the members, as they are now, as an artifact that `widepack.load` opens: in eval mode, verified as every build.
 
-        names: the members'; by default 0, 1, ... force, pt2: as `build` takes them. Raises: UsageError where dropout is on; what `build` raises.
+        With dropout on the artifact's is on too, as `build(..., dropout="on")` makes it; N passes of one model keep its weights once.
+        names: the members'; by default 0, 1, ... force, pt2: as `build` takes them. Raises: what `build` raises.
         """
         from .saving import save  # all that a build needs
 
         made = self._made
-        if made.dropout:
-            raise UsageError("an artifact answers alike whenever it is called, and dropout is on in this module: save one that is fused without it")
-        call = self.sample()
-        options: dict[str, Any] = {"dynamic": made.dynamic, "strategy": made.strategies, "force": force, "pt2": pt2}
-        members = [self.member(i, CPU) for i in range(len(self))]
+        call, count = self.sample(), len(self)
+        passes = count > 1 and all(h is made.hollows[0] for h in made.hollows)  # of one model
+        drops = {"dropout": "on" if made.dropout else "off", "n": count if passes else None}
+        options: dict[str, Any] = {"dynamic": made.dynamic, "strategy": made.strategies, "force": force, "pt2": pt2, **drops}
+        members = [self.member(i, CPU) for i in range(1 if passes else count)]
         kind = type(members[0]).__qualname__
         given = {"sample": call.args, "sample_kwargs": call.kwargs, **options}
-        return save(Path(path), kind, members, lambda i: self.member(i, CPU), names or [str(i) for i in range(len(self))], **given)
+        return save(Path(path), kind, members, lambda i: self.member(i, CPU), names or [str(i) for i in range(count)], **given)
 
     def __iter__(self) -> Iterator[nn.Module]:
         return (self.member(i) for i in range(len(self)))

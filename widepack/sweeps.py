@@ -1,4 +1,4 @@
-"""What `bench --primitive` and `selftest` measure and check: for each layer of torch.nn how one is made, and the inputs that it is called with.
+"""What `bench --primitive` measures: for each layer of torch.nn how one is made, and the inputs that it is called with.
 
     Sweep("linear", nn.Linear, Shape((256, 256), 16, ("input=float32[B,256]",)), Shape((8, 6), 16, ("input=float32[B,8]",)), "linear")
 
