@@ -70,6 +70,19 @@ def attributes_of(module: nn.Module) -> dict[str, str]:
     return walk.found
 
 
+def texts_of(part: nn.Module, name: str | None, known: Iterable[nn.Module]) -> dict[str, str]:
+    """The rows of one attribute of a part, none where it has none of this name; with no name of all of its attributes. known: modules whose own attributes are not followed."""
+    walk = _Walk()
+    walk.seen.update(map(id, known))
+    for key, value in vars(part).items():
+        if key not in _TORCH and name in (None, key):
+            rows = len(walk.found)
+            walk.add(key, value, DEPTH)
+            if len(walk.found) == rows:  # of a kind that has no rows
+                walk.found[key] = "there"
+    return walk.found
+
+
 def differences(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[Difference, ...]:
     """The attributes in which two modules differ; numbers before texts, which are names or places more often than not."""
     if one == other:
@@ -78,14 +91,14 @@ def differences(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[Diffe
     return tuple(sorted(found, key=lambda d: (d.one or d.other)[:1] in "'\""))
 
 
-def in_words(found: Sequence[Difference], one: str, other: str) -> str:
-    """`norm.eps: 1e-05 in member a, 1e-06 in member b`; the first five."""
-    rows = [f"{d.path}: {_short(d.one)} in {one}, {_short(d.other)} in {other}" for d in found[:5]]
-    return "; ".join(rows) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
+def in_words(found: Sequence[Difference], one: str, other: str, most: int = 5) -> str:
+    """`norm.eps: 1e-05 in member a, 1e-06 in member b`. most: how many are told."""
+    rows = [f"{d.path}: {_short(d.one)} in {one}, {_short(d.other)} in {other}" for d in found[:most]]
+    return "; ".join(rows) + (f"; and {len(found) - most} more" if len(found) > most else "")
 
 
 def _short(text: str) -> str:
-    return "nothing" if not text else text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"
+    return "nothing" if not text else text if len(text) <= 300 else f"{text[:280]}... ({len(text)} characters)"
 
 
 class _Walk:

@@ -18,6 +18,7 @@ import torch.utils._pytree as pytree
 from torch import nn
 from torch._compile import _disable_dynamo
 
+from .attribute_reads import Reads, reads
 from .calling import Call
 from .codec import dtype_name
 from .conditions import Leaf
@@ -202,14 +203,17 @@ class Fused(nn.Module):
         """Raises: CaptureError; MemberMismatch for members that are other programs in this mode."""
         made = self._made
 
-        def capture(i: int) -> Captured:
-            return captured_of(
-                lambda: switched_on(self.member(i, CPU)) if made.dropout else self.member(i, CPU), call, made.dynamic is not None, made.dropout
-            )
+        def capture(i: int) -> tuple[Captured, Reads]:
+            def fresh() -> nn.Module:
+                member = self.member(i, CPU)
+                return read.of(switched_on(member) if made.dropout else member)
+
+            with reads() as read:
+                return captured_of(fresh, call, made.dynamic is not None, made.dropout), read
 
         call = self.sample()
-        first = capture(0)
-        refuse_programs(made.hollows, first, capture, "train" if any(self._modes()) else "eval")
+        first, read = capture(0)
+        refuse_programs(made.hollows, (first, read), capture, "train" if any(self._modes()) else "eval")
         rows = {name: r for r in made.rows for name in (r.name, *r.aliases)}
         constants = constants_of(first, {n: r.name for n, r in rows.items()}, [h.own_tensors() for h in made.hollows])
         kinds = {**{n: r.kind for n, r in rows.items()}, **{n: kind for n, (kind, _) in constants.items()}}
