@@ -133,16 +133,19 @@ def widened(modules: list[nn.Module]) -> nn.Module:
     return made
 
 
-@pytest.mark.parametrize(
-    ("name", "make", "shape", "dtype", "bound", "rates"),
-    [
-        ("SGD", cnn, (5, 2, 6, 6), torch.float32, 1e-5, {"lr": [0.05, 0.01, 0.02], "momentum": 0.9, "weight_decay": [0.0, 1e-3, 1e-2]}),
-        ("Adam", Transformer, (4, 5, 8), torch.float64, 1e-8, {"lr": [1e-2, 1e-3, 3e-3], "weight_decay": [1e-2, 0.0, 1e-3]}),
-        ("AdamW", Transformer, (4, 5, 8), torch.float64, 1e-8, {"lr": [1e-2, 1e-3, 3e-3], "weight_decay": [1e-2, 0.0, 0.3]}),
-        ("AdamW", cnn, (5, 2, 6, 6), torch.float64, 1e-8, {"lr": [1e-2, 1e-3, 3e-3]}),
-    ],
-    ids=["SGD-cnn", "Adam-transformer", "AdamW-transformer", "AdamW-cnn"],
-)
+TWENTY: list[tuple[str, Any, tuple[int, ...], torch.dtype, float, dict[str, Any]]] = [
+    ("SGD", cnn, (5, 2, 6, 6), torch.float32, 1e-5, {"lr": [0.05, 0.01, 0.02], "momentum": 0.9, "weight_decay": [0.0, 1e-3, 1e-2]}),
+    ("SGD", Transformer, (4, 5, 8), torch.float32, 1e-5, {"lr": [0.05, 0.01, 0.02], "momentum": 0.9, "weight_decay": [0.0, 1e-3, 1e-2]}),
+    ("Adam", cnn, (5, 2, 6, 6), torch.float64, 1e-8, {"lr": [1e-2, 1e-3, 3e-3], "weight_decay": [1e-2, 0.0, 1e-3]}),
+    ("Adam", Transformer, (4, 5, 8), torch.float64, 1e-8, {"lr": [1e-2, 1e-3, 3e-3], "weight_decay": [1e-2, 0.0, 1e-3]}),
+    ("AdamW", cnn, (5, 2, 6, 6), torch.float64, 1e-8, {"lr": [1e-2, 1e-3, 3e-3]}),
+    ("AdamW", Transformer, (4, 5, 8), torch.float64, 1e-8, {"lr": [1e-2, 1e-3, 3e-3], "weight_decay": [1e-2, 0.0, 0.3]}),
+]
+"""Optimiser, network, one member's input, dtype, bound, and rates of each member's own."""
+each_network = pytest.mark.parametrize(("name", "make", "shape", "dtype", "bound", "rates"), TWENTY, ids=[f"{t[0]}-{t[1].__name__}" for t in TWENTY])
+
+
+@each_network
 def test_twenty_steps_are_those_of_each_member_alone(
     name: str, make: Any, shape: Any, dtype: torch.dtype, bound: float, rates: dict[str, Any]
 ) -> None:
@@ -315,15 +318,7 @@ def test_a_shared_weight_of_a_fused_module_needs_one_rate() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "make", "shape", "dtype", "bound", "rates"),
-    [
-        ("SGD", cnn, (5, 2, 6, 6), torch.float32, 1e-5, {"lr": [0.05, 0.01, 0.02], "momentum": 0.9, "weight_decay": [0.0, 1e-3, 1e-2]}),
-        ("Adam", Transformer, (4, 5, 8), torch.float64, 1e-8, {"lr": [1e-2, 1e-3, 3e-3], "weight_decay": [1e-2, 0.0, 1e-3]}),
-        ("AdamW", Transformer, (4, 5, 8), torch.float64, 1e-8, {"lr": [1e-2, 1e-3, 3e-3], "weight_decay": [1e-2, 0.0, 0.3]}),
-    ],
-    ids=["SGD-cnn", "Adam-transformer", "AdamW-transformer"],
-)
+@each_network
 def test_twenty_steps_of_a_fused_module_are_those_of_each_member_alone(
     name: str, make: Any, shape: Any, dtype: torch.dtype, bound: float, rates: dict[str, Any]
 ) -> None:
