@@ -285,11 +285,11 @@ def test_what_refers_to_itself_or_is_deep_ends() -> None:
 
 
 def test_differences_in_words_name_numbers_first() -> None:
-    found = differences({"a": "'text'", "b": "1", "gone": "2"}, {"a": "'other'", "b": "3", "long": "x" * 99})
+    found = differences({"a": "'text'", "b": "1", "gone": "2"}, {"a": "'other'", "b": "3", "long": "x" * 399})
     assert [d.path for d in found] == ["b", "gone", "long", "a"]
     text = in_words(found, "member a", "member b")
     assert text.startswith("b: 1 in member a, 3 in member b; gone: 2 in member a, nothing in member b; ")
-    assert "(99 characters)" in text
+    assert "(399 characters)" in text
     assert in_words(found * 2, "a", "b").endswith("; and 3 more")
 
 

@@ -102,5 +102,63 @@ def test_rotary_positions_turn_by_their_difference() -> None:
     assert not torch.allclose(product([3.0, 5, 2], [1, 4, 7]), product([4.0, 5, 2], [1, 4, 7]))
 
 
+TURNED = [name for name, block in BLOCKS.items() if any(i.startswith("rope=") for i in block.inputs)]
+
+
+def unturned(name: str, batch: int, seed: int) -> tuple[dict[str, Any], torch.Tensor]:
+    """One call's inputs without `rope`, and a `rope` of its shape whose angles are 0."""
+    own = drawn(name, batch, seed)
+    rope = own.pop("rope")
+    return own, torch.stack([torch.ones_like(rope[..., 0]), torch.zeros_like(rope[..., 0])], -1)
+
+
+@pytest.mark.parametrize("name", TURNED)
+def test_no_rope_is_one_of_angles_of_nothing(name: str) -> None:
+    assert len(TURNED) == 4
+    block = BLOCKS[name].make().double().eval()
+    own, still = unturned(name, 2, 0)
+    with torch.no_grad():
+        got, want = leaves(block(**own)), leaves(block(**own, rope=still))
+        other = leaves(block(**drawn(name, 2, 0)))
+    for g, w, o in zip(got, want, other, strict=True):
+        torch.testing.assert_close(g, w, rtol=1e-12, atol=1e-12)
+        assert not torch.allclose(g, o)
+
+
+@pytest.mark.parametrize("name", [n if n == "attention" else pytest.param(n, marks=pytest.mark.slow) for n in TURNED])
+def test_a_block_without_rope_is_fused_as_its_members_are(name: str) -> None:
+    members = [BLOCKS[name].make() for _ in range(N)]
+    for member, state in zip(members, states(BLOCKS[name].make, N), strict=True):
+        member.load_state_dict(state)
+        member.double().eval()
+    own = [unturned(name, 2, seed)[0] for seed in range(N)]
+    fused = fuse(members, (), sample_kwargs=own[0], validate=False)
+    with torch.no_grad():
+        got = leaves(fused.each(**{key: torch.stack([o[key] for o in own]) for key in own[0]}))
+        for i, member in enumerate(members):
+            for g, w in zip(got, leaves(member(**own[i])), strict=True):
+                torch.testing.assert_close(g[i], w, rtol=1e-10, atol=1e-10)
+
+
+def test_angles_of_nothing_at_the_text_turn_the_image_alone() -> None:
+    """As docs/migration.md says of blocks that turn the image alone."""
+    from torch.nn.functional import scaled_dot_product_attention
+
+    from widepack_bench.models.embedders import rotate
+
+    block: Any = BLOCKS["joint_attention"].make().double().eval()
+    own = drawn("joint_attention", 2, 0)
+    x, text, rope = own["x"], own["text"], own["rope"]
+    first = text.shape[1]
+    rope[:, :, :first] = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    with torch.no_grad():
+        image, words = block.image(x), block.text(text)
+        query, key = (torch.cat([w, rotate(i, rope[:, :, first:])], 2) for w, i in zip(words[:2], image[:2], strict=True))
+        y = scaled_dot_product_attention(query, key, torch.cat([words[2], image[2]], 2)).transpose(1, 2).flatten(2)
+        want = block.image_out(y[:, first:]), block.text_out(y[:, :first])
+        for g, w in zip(block(**own), want, strict=True):
+            torch.testing.assert_close(g, w, rtol=1e-12, atol=1e-12)
+
+
 def test_a_list_of_the_blocks_needs_no_torch() -> None:
     must(fresh("import sys; from widepack_bench.models.blocks import BLOCKS; assert 'double_stream' in BLOCKS and 'torch' not in sys.modules"))

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from torch import nn
 
 from widepack import tuner
 from widepack.errors import UsageError
+from widepack.faces import FACES
 from widepack.sweeps import SWEEPS, find
 from widepack_bench import primitive_rows, primitive_run
 from widepack_bench.block_sweeps import sweeps
@@ -222,6 +224,26 @@ def test_names() -> None:
         find("nothing")
 
 
+@pytest.mark.parametrize("face", [name.removeprefix("Wide") for name in FACES])
+def test_every_face_has_a_sweep_by_its_modules_name(face: str) -> None:
+    (sweep,) = find(face)
+    module, own = sweep.make("ci"), getattr(nn, face)
+    assert isinstance(module, own) and sweep in find("all")
+
+
+def test_layers_of_other_ranks_have_their_siblings_sizes() -> None:
+    """So that their rows can be read beside each other."""
+    images: dict[str, set[tuple[int, tuple[str, ...]]]] = {}
+    for s in SWEEPS:
+        if s.name[-2:] in ("1d", "2d", "3d"):
+            images.setdefault(s.name[-2:], set()).add((s.shape.batch, s.shape.inputs))
+    assert images == {
+        "1d": {(8, ("input=float32[B,64,256]",))},
+        "2d": {(8, ("input=float32[B,64,32,32]",))},
+        "3d": {(4, ("input=float32[B,32,16,16,16]",))},
+    }
+
+
 def test_strategies_of_a_layer() -> None:
     (sweep,) = find("conv2d")
     two = members(lambda: sweep.make("ci"), 2)
@@ -351,6 +373,23 @@ def test_layers_are_tuned_at_once(tmp_path: Path) -> None:
 def test_a_baseline_that_answers_with_its_input_has_another_form() -> None:
     (row,) = run_primitives("dropout", "ci", members=(2,))["rows"].values()
     assert "the memory of its input" in row["skipped"]["vmap"] and list(row["baselines"]) == ["loop"]
+
+
+def test_a_row_of_too_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a small row may have no even round, and no ratio."""
+    none = {"value": None, "low": None, "high": None}
+    row = {**found(2, verdict="checked"), "ratio": none, "compiled-member": none}
+    row["strategies"] = {"auto": {"used": ["bmm"], "same": [], "median_ms": 1.0, "ratio": none}}
+    monkeypatch.setattr(primitive_rows, "run_row", lambda *_, **__: row)
+    result = widepack("bench", "--primitive", "linear", "-p", "ci", "-n", "2", "-t", "1")
+    assert result.exit_code == 0 and "too few rounds" in result.stdout, result.output
+    assert "checked" in markdown(
+        {
+            "rows": {"linear, N=2": row},
+            "summary": summary({"linear, N=2": row}),
+            "environment": {"device": "cpu", "threads": 1, "date": "", "versions": {}},
+        }
+    )
 
 
 def test_markdown() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 import widepack
 from fusing import Cnn, Mlp, Transformer, draw, ids, members
 from widepack import InputError, UsageError
+from widepack.fresh_copies import fresh_copies
 
 close = torch.testing.assert_close
 
@@ -45,6 +47,81 @@ def test_n_copies_have_fresh_weights() -> None:
     assert not fused.conv1.weight.requires_grad
     assert fused.training
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_n_copies_begin_as_their_constructors_make_them() -> None:
+    """A container has the last word on its children: attention zeroes its out_proj's bias, a Transformer draws all matrices of its layers."""
+    with torch.no_grad():
+        trained = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        for p in trained.parameters():
+            p.uniform_(1.0, 2.0)
+    (own,) = fresh_copies(trained, 1)
+    attention: Any = own.get_submodule("self_attn")
+    assert not attention.out_proj.bias.any()
+    assert not attention.in_proj_bias.any()
+    assert len(attention.in_proj_weight.unique()) == 192
+    assert bool((own.get_parameter("norm1.weight") == 1).all())
+    assert bool(own.get_parameter("linear1.bias").any())
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="enable_nested_tensor")
+        model = nn.Transformer(64, 2, 1, 1, 128, batch_first=True)
+    for copy in fresh_copies(model, 2):
+        for name, p in copy.named_parameters():
+            if p.dim() > 1:  # xavier's: its bound, and filled up to it
+                bound = (6 / sum(p.shape)) ** 0.5
+                assert 0.95 * bound < float(p.detach().abs().max()) <= bound, name
+                torch.testing.assert_close(float(p.detach().std()), bound / 3**0.5, atol=0.0, rtol=0.05)
+
+
+def test_n_copies_of_a_part_that_stands_in_two_places() -> None:
+    class Holder(nn.Module):
+        def __init__(self, layer: nn.Module) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def reset_parameters(self) -> None:
+            nn.init.constant_(self.layer.get_parameter("bias"), 3.0)
+
+    layer = nn.Linear(4, 4)
+    model = nn.Sequential(Holder(layer), Holder(layer))
+    nn.init.uniform_(layer.bias)
+    (copy,) = fresh_copies(model, 1)
+    assert bool((copy.get_parameter("0.layer.bias") == 3).all())
+    assert copy.get_submodule("0.layer") is copy.get_submodule("1.layer")
+
+
+def test_an_initialisation_that_n_does_not_repeat_is_told() -> None:
+    class Small(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+            nn.init.normal_(self.layer.weight, 0, 0.001)
+            nn.init.zeros_(self.layer.bias)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.layer(x)
+            return y
+
+    said = r"n=2: the copies do not begin as Small's constructor makes it: layer.bias is 0 throughout, and random in the copies\. .*a factory instead of the module"
+    with pytest.warns(UserWarning, match=said) as told:
+        widepack.fuse(Small(), draw(5, 4), n=2, validate=False)
+    assert told[0].filename == __file__
+    assert not widepack.fuse(Small, draw(5, 4), n=2, validate=False).layer.bias.any()  # a factory does all that the constructor does
+
+    tied = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False))
+    tied[1].weight = tied[0].weight
+    with pytest.warns(UserWarning, match=r": 0.weight and 1.weight are one tensor, drawn in the copies as Linear does"):
+        fresh_copies(tied, 2)
+
+
+def test_a_reset_that_fails_is_told() -> None:
+    class Asking(nn.Sequential):
+        def reset_parameters(self, gain: float) -> None:
+            raise AssertionError
+
+    with pytest.raises(UsageError, match=r"n=2: Asking.reset_parameters\(\) failed \(TypeError: .*'gain'\). Give a factory"):
+        fresh_copies(Asking(nn.Linear(3, 3)), 2)
 
 
 def test_n_members_of_a_factory() -> None:
@@ -153,8 +230,20 @@ def test_dropout_is_refused_in_words(tmp_path: Path) -> None:
         UsageError, match=r"1.running_mean, 1.running_var, 1.num_batches_tracked would change in this mode, and is one buffer for all 3 passes"
     ):
         fused.train()(draw(4, 4))
-    with pytest.raises(UsageError, match="an artifact answers alike whenever it is called"):
-        fused.save(tmp_path / "a.wide")
+
+    class InTrainModeAlone(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.layer(x)
+            return nn.functional.dropout(y) if self.training else y
+
+    own = [InTrainModeAlone().train() for _ in range(2)]
+    with pytest.raises(UsageError, match="dropout is on, and InTrainModeAlone draws nothing in eval mode"):
+        widepack.fuse(own, draw(4, 4), dropout="on", validate=False).save(tmp_path / "a.wide")
+    assert not (tmp_path / "a.wide").exists()
 
 
 def test_the_packed_form() -> None:
@@ -202,6 +291,31 @@ def test_a_fused_module_is_saved_as_an_artifact(tmp_path: Path) -> None:
     (mine,) = [r for r in fused._entry()._runners.values() if not r.gradients]
     theirs = ens.entry("forward").programs.for_sizes("shared", {"B": 7}).program
     assert [(n.op, n.args) for n in mine.program.nodes] == [(n.op, n.args) for n in theirs.nodes]  # eval is what load runs
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_dropout_that_is_on_is_saved_on(tmp_path: Path, passes: bool) -> None:
+    """Passes of one model, its weights once; and members with weights of their own, each of which draws."""
+    own: list[Any] = members(lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 3)), 1 if passes else 3)
+    fused = widepack.fuse(own[0] if passes else own, draw(5, 4), n=3 if passes else None, dropout="on", validate=False)
+    with torch.no_grad():
+        fused.get_parameter("0.bias").add_(1.0)  # as it is now
+    report = fused.save(tmp_path / "a.wide", names=["a", "b", "c"])
+    assert report.members == ("a", "b", "c")
+    assert (report.weights["stacked"] == 0) is passes
+    assert report.verification["draws"].startswith("at rest")
+    ens = widepack.load(tmp_path / "a.wide")
+    assert torch.equal(ens.state_dict("b")["0.bias"], fused.unfuse()[1].state_dict()["0.bias"])
+    x = draw(64, 4, seed=2)
+    with torch.no_grad():
+        assert not torch.equal(ens(x), ens(x))
+        if passes:
+            assert not torch.equal(ens(x)[0], ens(x)[1])
+        torch.manual_seed(0)
+        theirs, mine = (torch.stack([f(x) for _ in range(400)]) for f in (ens, fused.eval()))
+        off = theirs.mean(0) - torch.stack([m(x) for m in fused.unfuse()])  # a linear layer follows the draws: their mean is the answer without them
+        assert float((off / (theirs.std(0) / 20 + 1e-6)).abs().max()) < 6  # standard errors
+        close(theirs.std(0).mean((1, 2)), mine.std(0).mean((1, 2)), atol=0.0, rtol=0.05)
 
 
 def test_calls_in_inference_mode_and_answers_outside_of_it() -> None:

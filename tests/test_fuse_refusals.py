@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ from torch import Tensor, nn
 import widepack
 from fusing import Cnn, Mlp, draw, members
 from widepack import CaptureError, InputError, MemberMismatch, UsageError, VerificationError
+from widepack import fused as fused_module
+from widepack.fused_programs import captured_of
 
 
 def test_all_differences_of_architecture_stand_in_one_error() -> None:
@@ -54,6 +58,121 @@ def test_constants_that_make_another_program_are_refused_and_others_are_not() ->
     )
     assert "2.approximate: 'none' in member 0, 'tanh' in member 3" in str(e.value)
     assert "member 1" not in str(e.value)
+
+
+class Flagged(nn.Module):
+    """What `read` says of it decides what it does."""
+
+    def __init__(self, read: Any, **attributes: Any) -> None:
+        super().__init__()
+        self.layer, self.read = nn.Linear(4, 3), read
+        vars(self).update(attributes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        return y * 2 if self.read(self) else y
+
+
+def flag_of(m: Any) -> bool:
+    return bool(m.flag == 9)
+
+
+def flag_if_there(m: Any) -> bool:
+    return bool(getattr(m, "flag", 0) == 9)
+
+
+def flag_in_the_dict(m: Any) -> bool:
+    return bool(vars(m).get("flag") == 9)
+
+
+def flag_in_a_config(m: Any) -> bool:
+    return bool(m.config["inner"].flag == 9)
+
+
+def flag_of_a_copy(m: Any) -> bool:
+    return bool(copy.copy(m).flag == 9)
+
+
+def flag_behind_another(m: Any) -> bool:
+    return bool(m.first == 1 and m.flag == 9)
+
+
+def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by one with every capture."""
+    made: list[int] = []
+    original = captured_of
+
+    def counted(*args: Any) -> Any:
+        made.append(len(made))
+        return original(*args)
+
+    monkeypatch.setattr(fused_module, "captured_of", counted)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("read", "attributes", "count"),
+    [
+        (flag_of, [{"flag": k} for k in (0, 1, 2, 3, 1, 9)], 5),
+        pytest.param(flag_if_there, [{}, {"flag": 0}, {"flag": 9}], 3, marks=pytest.mark.slow),
+        pytest.param(flag_in_the_dict, [{"flag": 0}, {"flag": 9}], 2, marks=pytest.mark.slow),
+        (flag_of_a_copy, [{"flag": 0}, {"flag": 9}], 2),
+        pytest.param(flag_in_a_config, [{"config": {"inner": SimpleNamespace(flag=k)}} for k in (0, 1, 9)], 3, marks=pytest.mark.slow),
+        (flag_behind_another, [{"first": k, "flag": f} for k, f in ((0, 0), (0, 9), (1, 0), (1, 9))], 3),
+    ],
+)
+def test_no_value_of_a_flag_gets_through(read: Any, attributes: list[dict[str, Any]], count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many harmless ones come before it, and without a comparison of answers."""
+    made = captures(monkeypatch)
+    own = [Flagged(read, **a).eval() for a in attributes]
+    with pytest.raises(MemberMismatch, match=rf"other programs than member 0: \(1\) member {len(own) - 1}: .*flag: .* 9 in member"):
+        widepack.fuse(own, draw(5, 4), validate=False)
+    assert len(made) == count
+
+
+class Hidden(nn.Module):
+    """A module in a plain list, and what is in that."""
+
+    def __init__(self, flag: float) -> None:
+        super().__init__()
+        self.layer, self.hidden = nn.Linear(4, 3), [nn.Sequential(nn.Softplus(beta=flag))]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.hidden[0](self.layer(x))
+        return y
+
+
+def hooked(flag: float) -> nn.Module:
+    module = nn.Sequential(nn.Linear(4, 3))
+    module[0].register_forward_hook(lambda m, i, o: o * flag)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [(Hidden, r"hidden.0.0.beta: 1.0 in member 0, 9.0 in member 2"), (hooked, r"0._forward_hooks.0.flag: 1.0 in member 0, 9.0 in member 2")],
+)
+def test_modules_that_are_no_parts_and_hooks_are_seen(make: Any, said: str) -> None:
+    with pytest.raises(MemberMismatch, match=rf"\(1\) member 2: .*{said}"):
+        widepack.fuse([make(1.0).eval(), make(1.0).eval(), make(9.0).eval()], draw(5, 4), validate=False)
+
+
+def test_what_is_not_read_costs_no_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = captures(monkeypatch)
+    own = [Flagged(flag_of, flag=min(k, 1), name=f"fold {k}", seed=k, notes={"lr": k / 10}) for k in range(8)]
+    before = nn.Module.__getattribute__
+    widepack.fuse(own, draw(5, 4), validate=False)
+    assert len(made) == 2  # one for each flag
+    assert nn.Module.__getattribute__ is before
+
+
+def test_all_attributes_that_differ_are_told() -> None:
+    own = [Flagged(flag_of, flag=9 * k, **{f"a{j}": f"{k} " + "x" * 250 for j in range(12)}) for k in range(2)]
+    with pytest.raises(MemberMismatch) as e:
+        widepack.fuse(own, draw(5, 4), validate=False)
+    for j in range(12):
+        assert f"a{j}: '0 {'x' * 250}' in member 0, '1 {'x' * 250}' in member 1" in str(e.value)
+    assert " more" not in str(e.value)
 
 
 def test_a_constant_of_train_mode_is_refused_there() -> None:

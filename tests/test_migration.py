@@ -14,12 +14,21 @@ import torch
 import widepack
 from widepack.faces import FACES
 from widepack.registry import strategy_names
+from widepack.sweeps import find
+from widepack_bench.block_sweeps import sweeps
 from widepack_bench.models.blocks import BLOCKS
+from widepack_bench.suite_rows import chosen
 from widepack_cli.main import cli
 
 PAGE = (Path(__file__).parents[1] / "docs" / "migration.md").read_text(encoding="utf-8")
 CODE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 INLINE = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL))
+EXPORTS = """
+compile WideBuilder pack unpack WideConfig get_default_config set_default_config register unregister get_registry list_registered TracedWideModel FunctionalOp BinaryOp
+print_trace pack_inputs unpack_outputs benchmark_primitive benchmark_multi benchmark_all benchmark_custom list_benchmark_primitives BenchmarkResult SweepParams
+convert_ops get_hfta_op_for get_hfta_optim_for get_hfta_lr_scheduler_for Adam Adadelta StepLR PartiallyFusedAdam PartiallyFusedAdadelta PartiallyFusedStepLR
+index_array_or_return_scalar consolidate_hyperparams_and_determine_B stack_module_state functional_call vmap in_dims out_dims randomness chunk_size
+"""  # of wide_compiler, hfta and torch.func, but for layers and blocks
 ROWS = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in PAGE.splitlines() if line.startswith("| ")]
 
 
@@ -82,3 +91,22 @@ def test_strategies_and_faces_are_there() -> None:
     assert wide and wide - {"WideAttention"} <= set(FACES)  # which is said to have another name here
     for block in re.findall(r"block:(\w+)", PAGE):
         assert block in BLOCKS
+
+
+def test_every_export_of_theirs_has_a_row() -> None:
+    left = {word for row in ROWS for text in re.findall(r"`([^`]+)`", row[0]) for word in re.findall(r"\w+", text)}
+    assert not set(EXPORTS.split()) - left
+
+
+def test_layers_rows_and_models_of_the_commands_are_there() -> None:
+    asked = re.findall(r"--primitive ([\w:,]+)", PAGE)
+    assert len(asked) > 6 and all(find(names, sweeps()) for names in asked)
+    rows = [name for names in re.findall(r"--rows ([\w,-]+)", PAGE) for name in names.split(",")]
+    assert [row.name for row in chosen(rows)] == rows != []
+    models = re.findall(r"(widepack_bench\.models\.\w+):(\w+)", PAGE)
+    assert len(models) == 2 and all(isinstance(getattr(import_module(file), name)(), torch.nn.Module) for file, name in models)
+
+
+def test_a_rate_is_read_as_the_page_says() -> None:
+    optimizer = widepack.optim.Adam([torch.nn.Parameter(torch.zeros(3, 2))], lr=[0.1, 0.2, 0.3])
+    assert list(optimizer.param_groups[0]["lr"])[1] == 0.2

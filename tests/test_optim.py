@@ -81,6 +81,72 @@ def test_one_rate_for_all_is_torchs_own_bit_for_bit(name: str, options: dict[str
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs))
 
 
+def of_torch(make: Callable[[list[Tensor]], torch.optim.Optimizer], closure: bool = False) -> list[tuple[Tensor, Tensor]]:
+    """Parameters after six steps: of all members at once, and of each alone, stacked."""
+
+    def run(values: Callable[[int], list[Tensor]]) -> list[Tensor]:
+        params: list[Tensor] = [nn.Parameter(p) for p in values(0)]
+        optimizer = make(params)
+        for k in range(6):
+            for p, g in zip(params, values(1 + k), strict=True):
+                p.grad = g
+            if closure:
+                optimizer.step(lambda: sum(float(p.detach().square().sum()) for p in params))
+            else:
+                optimizer.step()
+        return [p.detach() for p in params]
+
+    alone = [run(lambda k, i=i: of_member(numbers(k), i)) for i in range(N)]  # type: ignore[misc]
+    return list(zip(run(numbers), map(torch.stack, zip(*alone))))
+
+
+BY_NUMBER: list[tuple[str, dict[str, Any]]] = [
+    ("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}),
+    ("Adam", {"weight_decay": 0.1, "amsgrad": True}),
+    ("AdamW", {}),
+    ("Adamax", {}),
+    ("NAdam", {"momentum_decay": 0.01}),
+    ("RAdam", {"lr": 0.1}),
+    ("Adagrad", {"lr_decay": 0.1}),
+    ("Adadelta", {}),
+    ("RMSprop", {"centered": True, "momentum": 0.5}),
+    ("Rprop", {}),
+    ("ASGD", {"t0": 2.0}),
+]
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize(("name", "options"), BY_NUMBER, ids=[n for n, _ in BY_NUMBER])
+def test_torchs_optimisers_by_number_move_each_member_as_alone(name: str, options: dict[str, Any], foreach: bool) -> None:
+    for k, (wide, alone) in enumerate(of_torch(lambda p: getattr(torch.optim, name)(p, foreach=foreach, **options))):
+        torch.testing.assert_close(wide, alone, rtol=1e-12, atol=1e-12)
+        assert not torch.allclose(wide, numbers(0)[k])
+
+
+def test_what_mixes_the_members() -> None:
+    """As the README says: one norm, or one decision, over all of them."""
+
+    def differ(pairs: list[tuple[Tensor, Tensor]]) -> bool:
+        return not all(torch.allclose(a, b, rtol=1e-3) for a, b in pairs)
+
+    assert differ(of_torch(lambda p: torch.optim.Adafactor(p, lr=0.1)))
+    assert differ(of_torch(lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=1), closure=True))
+    with pytest.raises(ValueError, match="Muon only supports 2D parameters"):
+        torch.optim.Muon([nn.Parameter(numbers(0)[2])])
+
+    wide = nn.Parameter(torch.zeros(3, 2))
+    wide.grad = torch.tensor([[30.0, 40.0], [0.3, 0.4], [0.0, 0.0]])
+    torch.nn.utils.clip_grad_norm_([wide], 1.0)
+    assert float(wide.grad[1].norm()) < 0.011  # alone it is 0.5, and stays
+
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+    optimizer = torch.optim.SGD([wide], lr=1.0)
+    scaler.scale(torch.zeros(()))
+    wide.grad = torch.tensor([[torch.inf, 0.0], [1.0, 1.0], [1.0, 1.0]])
+    scaler.step(optimizer)
+    assert not wide.detach().any()
+
+
 @pytest.mark.parametrize("name", TORCH)
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.complex128, 1e-12), (torch.float32, 1e-6), (torch.bfloat16, 0.05)], ids=str)
 def test_other_dtypes(name: str, dtype: torch.dtype, bound: float) -> None:
@@ -133,16 +199,19 @@ def widened(modules: list[nn.Module]) -> nn.Module:
     return made
 
 
-@pytest.mark.parametrize(
-    ("name", "make", "shape", "dtype", "bound", "rates"),
-    [
-        ("SGD", cnn, (5, 2, 6, 6), torch.float32, 1e-5, {"lr": [0.05, 0.01, 0.02], "momentum": 0.9, "weight_decay": [0.0, 1e-3, 1e-2]}),
-        ("Adam", Transformer, (4, 5, 8), torch.float64, 1e-8, {"lr": [1e-2, 1e-3, 3e-3], "weight_decay": [1e-2, 0.0, 1e-3]}),
-        ("AdamW", Transformer, (4, 5, 8), torch.float64, 1e-8, {"lr": [1e-2, 1e-3, 3e-3], "weight_decay": [1e-2, 0.0, 0.3]}),
-        ("AdamW", cnn, (5, 2, 6, 6), torch.float64, 1e-8, {"lr": [1e-2, 1e-3, 3e-3]}),
-    ],
-    ids=["SGD-cnn", "Adam-transformer", "AdamW-transformer", "AdamW-cnn"],
-)
+TWENTY: list[tuple[str, Any, tuple[int, ...], torch.dtype, float, dict[str, Any]]] = [
+    ("SGD", cnn, (5, 2, 6, 6), torch.float32, 1e-5, {"lr": [0.05, 0.01, 0.02], "momentum": 0.9, "weight_decay": [0.0, 1e-3, 1e-2]}),
+    ("SGD", Transformer, (4, 5, 8), torch.float32, 1e-5, {"lr": [0.05, 0.01, 0.02], "momentum": 0.9, "weight_decay": [0.0, 1e-3, 1e-2]}),
+    ("Adam", cnn, (5, 2, 6, 6), torch.float64, 1e-8, {"lr": [1e-2, 1e-3, 3e-3], "weight_decay": [1e-2, 0.0, 1e-3]}),
+    ("Adam", Transformer, (4, 5, 8), torch.float64, 1e-8, {"lr": [1e-2, 1e-3, 3e-3], "weight_decay": [1e-2, 0.0, 1e-3]}),
+    ("AdamW", cnn, (5, 2, 6, 6), torch.float64, 1e-8, {"lr": [1e-2, 1e-3, 3e-3]}),
+    ("AdamW", Transformer, (4, 5, 8), torch.float64, 1e-8, {"lr": [1e-2, 1e-3, 3e-3], "weight_decay": [1e-2, 0.0, 0.3]}),
+]
+"""Optimiser, network, one member's input, dtype, bound, and rates of each member's own."""
+each_network = pytest.mark.parametrize(("name", "make", "shape", "dtype", "bound", "rates"), TWENTY, ids=[f"{t[0]}-{t[1].__name__}" for t in TWENTY])
+
+
+@each_network
 def test_twenty_steps_are_those_of_each_member_alone(
     name: str, make: Any, shape: Any, dtype: torch.dtype, bound: float, rates: dict[str, Any]
 ) -> None:
@@ -243,6 +312,33 @@ def test_schedulers_move_every_rate(make: Any) -> None:
     assert torch.load(file, weights_only=True)["base_lrs"] == [PerMember(LR)]
 
 
+@pytest.mark.parametrize("lr", [0.1, LR], ids=["one rate", "a rate a member"])
+def test_a_factor_a_member_is_each_members_own_schedule(lr: Any) -> None:
+    """LambdaLR with a PerMember, as docs/migration.md says, against N optimisers with N schedulers."""
+    factors = [0.9, 0.5, 0.1][:N]
+    assert len(factors) == N
+
+    def schedule(optimizer: torch.optim.Optimizer, factor: Any) -> Any:
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: factor(k))
+
+    wide = [nn.Parameter(p) for p in numbers(0)]
+    ours = optim.AdamW(wide, lr=lr)
+    moved = schedule(ours, lambda k: PerMember([f**k for f in factors]))
+    alone = [[nn.Parameter(p) for p in of_member(numbers(0), i)] for i in range(N)]
+    theirs = [torch.optim.AdamW(own, lr=lr[i] if isinstance(lr, list) else lr, foreach=False) for i, own in enumerate(alone)]
+    schedules = [schedule(o, lambda k, f=f: f**k) for o, f in zip(theirs, factors)]
+    for step in range(4):
+        steps(ours, list(wide), lambda k: numbers(1 + k), 1, step)
+        moved.step()
+        for i, (o, s) in enumerate(zip(theirs, schedules)):
+            steps(o, list(alone[i]), lambda k, i=i: of_member(numbers(1 + k), i), 1, step)  # type: ignore[misc]
+            s.step()
+        assert list(ours.param_groups[0]["lr"]) == pytest.approx([o.param_groups[0]["lr"] for o in theirs])
+    for i in range(N):
+        for w, own in zip(wide, alone[i]):
+            torch.testing.assert_close(w[i], own, rtol=1e-12, atol=1e-12)
+
+
 def test_groups_hooks_and_closures() -> None:
     own, shared = nn.Parameter(numbers(0)[1]), nn.Parameter(torch.ones(5, dtype=torch.float64))
     optimizer = optim.Adam([{"params": [own], "lr": LR}, {"params": [shared]}], lr=0.5)
@@ -288,15 +384,7 @@ def test_a_shared_weight_of_a_fused_module_needs_one_rate() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "make", "shape", "dtype", "bound", "rates"),
-    [
-        ("SGD", cnn, (5, 2, 6, 6), torch.float32, 1e-5, {"lr": [0.05, 0.01, 0.02], "momentum": 0.9, "weight_decay": [0.0, 1e-3, 1e-2]}),
-        ("Adam", Transformer, (4, 5, 8), torch.float64, 1e-8, {"lr": [1e-2, 1e-3, 3e-3], "weight_decay": [1e-2, 0.0, 1e-3]}),
-        ("AdamW", Transformer, (4, 5, 8), torch.float64, 1e-8, {"lr": [1e-2, 1e-3, 3e-3], "weight_decay": [1e-2, 0.0, 0.3]}),
-    ],
-    ids=["SGD-cnn", "Adam-transformer", "AdamW-transformer"],
-)
+@each_network
 def test_twenty_steps_of_a_fused_module_are_those_of_each_member_alone(
     name: str, make: Any, shape: Any, dtype: torch.dtype, bound: float, rates: dict[str, Any]
 ) -> None:

@@ -21,6 +21,7 @@ from widepack.registry import REGISTRY
 from widepack.samples_of_ops import SAMPLES
 from widepack_artifacts.opset import EXTRA, OPS
 from widepack_artifacts.program import Node, Output, Program, Ref, Slot
+from widepack_bench.selftest import check_primitives
 
 PAGE = Path(__file__).parent.parent / "docs" / "register.md"
 
@@ -84,7 +85,7 @@ def truth(x: Tensor) -> Tensor:
 
 def test_the_page_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     must(fresh("import os, sys; os.chdir(sys.argv[1])\n" + "\n".join(blocks), tmp_path))
 
 
@@ -107,6 +108,14 @@ def test_an_op_of_others_is_built_and_loaded_where_it_is_allowed(tmp_path: Path)
     assert report.rows
     widepack.drop(tmp_path / "e.wide", [1], out=tmp_path / "two.wide")
     torch.testing.assert_close(widepack.load(tmp_path / "two.wide", allow_ops=["widepack_tests::halved.default"])(x), truth(x)[[0, 2]])
+
+
+def test_samples_are_what_the_selftest_reads_in_this_process() -> None:
+    register(halved, "whole")(lambda w, x: Stacked(w.call(w.op, x.value)))
+    assert check_primitives("ci", [HALVED]) == ([], [f"{HALVED} whole"])  # without samples nothing is tried
+    register(halved, "wrong", samples_of=lambda draw: [call(draw.normal(5, 3))])(lambda w, x: Stacked(w.call("neg", x.value)))
+    checked, untried = check_primitives("ci", [HALVED])
+    assert {c.strategy: bool(c.wrong) for c in checked} == {"whole": False, "wrong": True, "sequential": False} and not untried
 
 
 def test_what_was_allowed_for_one_load_is_not_for_the_next(tmp_path: Path) -> None:

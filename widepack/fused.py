@@ -18,6 +18,7 @@ import torch.utils._pytree as pytree
 from torch import nn
 from torch._compile import _disable_dynamo
 
+from .attribute_reads import Reads, reads
 from .calling import Call
 from .codec import dtype_name
 from .conditions import Leaf
@@ -202,14 +203,17 @@ class Fused(nn.Module):
         """Raises: CaptureError; MemberMismatch for members that are other programs in this mode."""
         made = self._made
 
-        def capture(i: int) -> Captured:
-            return captured_of(
-                lambda: switched_on(self.member(i, CPU)) if made.dropout else self.member(i, CPU), call, made.dynamic is not None, made.dropout
-            )
+        def capture(i: int) -> tuple[Captured, Reads]:
+            def fresh() -> nn.Module:
+                member = self.member(i, CPU)
+                return read.of(switched_on(member) if made.dropout else member)
+
+            with reads() as read:
+                return captured_of(fresh, call, made.dynamic is not None, made.dropout), read
 
         call = self.sample()
-        first = capture(0)
-        refuse_programs(made.hollows, first, capture, "train" if any(self._modes()) else "eval")
+        first, read = capture(0)
+        refuse_programs(made.hollows, (first, read), capture, "train" if any(self._modes()) else "eval")
         rows = {name: r for r in made.rows for name in (r.name, *r.aliases)}
         constants = constants_of(first, {n: r.name for n, r in rows.items()}, [h.own_tensors() for h in made.hollows])
         kinds = {**{n: r.kind for n, r in rows.items()}, **{n: kind for n, (kind, _) in constants.items()}}
@@ -292,19 +296,20 @@ class Fused(nn.Module):
     def save(self, path: str | PathLike[str], *, names: Sequence[str] | None = None, force: bool = False, pt2: bool = True) -> BuildReport:
         """Write the members, as they are now, as an artifact that `widepack.load` opens: in eval mode, verified as every build.
 
-        names: the members'; by default 0, 1, ... force, pt2: as `build` takes them. Raises: UsageError where dropout is on; what `build` raises.
+        With dropout on the artifact's is on too, as `build(..., dropout="on")` makes it; N passes of one model keep its weights once.
+        names: the members'; by default 0, 1, ... force, pt2: as `build` takes them. Raises: what `build` raises.
         """
         from .saving import save  # all that a build needs
 
         made = self._made
-        if made.dropout:
-            raise UsageError("an artifact answers alike whenever it is called, and dropout is on in this module: save one that is fused without it")
-        call = self.sample()
-        options: dict[str, Any] = {"dynamic": made.dynamic, "strategy": made.strategies, "force": force, "pt2": pt2}
-        members = [self.member(i, CPU) for i in range(len(self))]
+        call, count = self.sample(), len(self)
+        passes = count > 1 and all(h is made.hollows[0] for h in made.hollows)  # of one model
+        drops = {"dropout": "on" if made.dropout else "off", "n": count if passes else None}
+        options: dict[str, Any] = {"dynamic": made.dynamic, "strategy": made.strategies, "force": force, "pt2": pt2, **drops}
+        members = [self.member(i, CPU) for i in range(1 if passes else count)]
         kind = type(members[0]).__qualname__
         given = {"sample": call.args, "sample_kwargs": call.kwargs, **options}
-        return save(Path(path), kind, members, lambda i: self.member(i, CPU), names or [str(i) for i in range(len(self))], **given)
+        return save(Path(path), kind, members, lambda i: self.member(i, CPU), names or [str(i) for i in range(count)], **given)
 
     def __iter__(self) -> Iterator[nn.Module]:
         return (self.member(i) for i in range(len(self)))

@@ -37,8 +37,9 @@ def fuse(
 ) -> Fused:
     """Fuse N live modules of one architecture into one nn.Module.
 
-    models: the members, which are copied and stay as they are; with n, one module, of which N copies draw their parameters anew (`reset_parameters`), or a factory that is
-    called N times. sample: one call's inputs, a tensor or a tuple of positional ones; sample_kwargs: those by name. dynamic: {input: {axis: "B"}}, the dims whose sizes may
+    models: the members, which are copied and stay as they are; with n, one module, of which N copies draw their parameters anew, or a factory that is called N times. Copies
+    are drawn by their parts' own `reset_parameters`: what other code did to the weights (`nn.init` in the model's `__init__`) cannot be repeated from a live module, which then
+    begins with torch's defaults; `fuse(lambda: Net(...), sample, n=8)` runs that code for each. sample: one call's inputs, a tensor or a tuple of positional ones; sample_kwargs: those by name. dynamic: {input: {axis: "B"}}, the dims whose sizes may
     change; by default axis 0 of every input. share: names of parameters, or patterns such as `trunk.*`, that are equal in all members and stay one weight for all; equal ones
     are not tied without it. strategy: auto, wide, loop, or strategies of ops. validate: compare answers and gradients with the members alone, when a program is made.
     packed: calls take and give the channel-packed form `[B, N*C, ...]`. dropout: "on" keeps it on in eval mode, a draw a member; with n and one module its weights are kept

@@ -6,7 +6,7 @@ gives a `Shared` or `Stacked` (a tuple of them where the op gives a tuple). `whe
     @strategy("linear", "bmm")                       # aten.linear.default
     def bmm(w: Writer, x: Wide, weight: Wide, bias: Wide | None = None) -> Wide: ...
 
-Lowering, tests, `bench --primitive` and `widepack primitives` all walk `REGISTRY`.
+Lowering, tests, `widepack selftest` and `widepack primitives` all walk `REGISTRY`.
 """
 
 from __future__ import annotations

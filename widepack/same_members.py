@@ -6,15 +6,14 @@ not, and only captures tell (`refuse_programs`). All differences stand in one er
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from .alike import difference
+from .attribute_reads import Reads
 from .attributes import Difference, attributes_of, differences, in_words
 from .capture import Captured
 from .codec import dtype_name
@@ -22,7 +21,6 @@ from .errors import CaptureError, MemberMismatch, UsageError
 from .hollow import Hollow, first_names, weights_of
 
 MOST = 40  # differences that one error lists
-TRIED = 3  # values of an attribute that make one program: its further ones are left alone
 WAY_OUT = "Members of one module differ in the values of their weights alone"
 
 
@@ -129,29 +127,32 @@ def _tie(name: str, ties: dict[str, str]) -> str:
     return "a tensor of its own" if ties[name] == name else f"the same tensor as {ties[name]}"
 
 
-def refuse_programs(hollows: Sequence[Hollow], first: Captured, again: Callable[[int], Captured], mode: str) -> None:
-    """Capture members whose plain attributes differ from the first's, and refuse those that are another program.
+def refuse_programs(hollows: Sequence[Hollow], first: tuple[Captured, Reads], again: Callable[[int], tuple[Captured, Reads]], mode: str) -> None:
+    """Refuse members that are other programs than the first, where their plain attributes differ from its.
 
-    first: the capture of member 0. again: that of another. mode: in words. Raises: MemberMismatch with all of them.
+    Each is captured, unless it has the values that a captured one read, whose program it has then. first: the capture of member 0, and what it read. again: those of another.
+    mode: in words. Raises: MemberMismatch with all of them.
     """
     own = attributes_of(hollows[0].module)
-    harmless: Counter[str] = Counter()
-    known: dict[Any, str] = {}  # the attributes that differ -> how the program is another
+    known = [(first[1], first[1].texts(hollows[0].module), "")]  # what was read, what was there, how the program is another
+    failed: dict[tuple[tuple[str, str], ...], str] = {}  # the attributes that differ -> why there is no capture
     found = []
     for i, hollow in enumerate(hollows):
         differ = differences(own, attributes_of(hollow.module)) if i else ()
-        key = tuple((d.path, d.other) for d in differ)
-        if not differ or (key not in known and all(harmless[d.path] >= TRIED for d in differ)):
+        if not differ:
             continue
-        if key not in known:
+        key = tuple((d.path, d.other) for d in differ)
+        how = next((how for read, there, how in known if read.texts(hollow.module) == there), failed.get(key))
+        if how is None:
             try:
-                known[key] = difference(first, again(i))
+                captured, read = again(i)
             except CaptureError as e:
-                known[key] = f"it cannot be captured: {e}"
-            if not known[key]:
-                harmless.update(d.path for d in differ)
-        if known[key]:
-            found.append(f"member {i}: {known[key]}; its modules differ in {in_words(differ, 'member 0', f'member {i}')}")
+                how = failed[key] = f"it cannot be captured: {e}"
+            else:
+                how = difference(first[0], captured)
+                known.append((read, read.texts(hollow.module), how))
+        if how:
+            found.append(f"member {i}: {how}; its modules differ in {in_words(differ, 'member 0', f'member {i}', len(differ))}")
     if found:
         raise MemberMismatch(_numbered(f"in {mode} mode members are other programs than member 0", found) + f". {WAY_OUT}")
 

@@ -1,4 +1,4 @@
-"""Samples: example arguments of an op, which stand beside its strategies and which tests, the primitive benchmark and the tuner share.
+"""Samples: example arguments of an op, which stand beside its strategies; tests and `widepack selftest` read them.
 
     @samples("linear")
     def _linear(draw: Draw) -> list[Sample]:

@@ -1,4 +1,4 @@
-"""`fused.save`: the members of a fused module, as they are now, as an artifact: an ordinary build of N state dicts, verified as every one."""
+"""`fused.save`: the members of a fused module, as they are now, as an artifact: an ordinary build of N state dicts (of one, for N passes of it), verified as every one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LiveMembers(Factory):
 def save(
     path: str | Path, name: str, members: Sequence[nn.Module], make: Callable[[int], nn.Module], names: Sequence[str], **options: Any
 ) -> BuildReport:
-    """Build an artifact of live members. name: of their class. make: a fresh copy of member i, on the CPU. options: of `build`."""
+    """Build an artifact of live members. name: of their class. make: a fresh copy of member i, on the CPU. names: of all, more than members for passes of one. options: of `build`."""
     with tempfile.TemporaryDirectory(prefix="widepack-") as folder:
         paths = [str(Path(folder) / f"{i}.pt") for i in range(len(members))]
         for place, member in zip(paths, members):

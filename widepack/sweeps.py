@@ -1,8 +1,9 @@
-"""What `bench --primitive` and `selftest` measure and check: for each layer of torch.nn how one is made, and the inputs that it is called with.
+"""What `bench --primitive` measures: for each layer of torch.nn how one is made, and the inputs that it is called with.
 
     Sweep("linear", nn.Linear, Shape((256, 256), 16, ("input=float32[B,256]",)), Shape((8, 6), 16, ("input=float32[B,8]",)), "linear")
 
-Each has one shape as in published tables of such layers, and a small one that shows whether it works. Every dim but the batch B is a number.
+Every layer that has a face (`widepack.primitives`) is here by its name in torch.nn, and attention over other sequences and without weights beside them. Each has one shape
+as in published tables of such layers, and a small one that shows whether it works. Every dim but the batch B is a number.
 """
 
 from __future__ import annotations
@@ -97,6 +98,7 @@ def _steps(name: str, layer: Callable[..., nn.Module]) -> Sweep:
 
 
 def _cell(name: str, layer: Callable[..., nn.Module], *states: str) -> Sweep:
+    """A cell with the state that it is given. LSTMCell is without: it takes its two states as one tuple, leaves them at zero here, and is measured so."""
     large = (f"{s}=float32[B,128]" for s in states)
     less = (f"{s}=float32[B,6]" for s in states)
     return Sweep(name, layer, Shape((64, 128), 8, ("input=float32[B,64]", *large)), Shape((4, 6), 16, ("input=float32[B,4]", *less)), "recurrent")
@@ -114,6 +116,20 @@ def _same(channels: int) -> tuple[int, int, int]:
 
 def _one(channels: int) -> tuple[int]:
     return (channels,)
+
+
+def _none(channels: int) -> tuple[()]:
+    return ()
+
+
+def _halved(channels: int) -> tuple[int]:
+    """Pooling by two."""
+    return (2,)
+
+
+def _whole(channels: int) -> tuple[int]:
+    """Pooling to one number a channel."""
+    return (1,)
 
 
 SWEEPS: tuple[Sweep, ...] = (
@@ -172,10 +188,24 @@ SWEEPS: tuple[Sweep, ...] = (
     _cell("grucell", nn.GRUCell, "hx"),
     _cell("rnncell", nn.RNNCell, "hx"),
     Sweep("dropout", nn.Dropout, Shape((), 8, ("input=float32[B,128,256]",)), Shape((), 16, ("input=float32[B,5,8]",)), "dropout"),
+    _image("dropout1d", nn.Dropout1d, 1, _none, "dropout"),
+    _image("dropout2d", nn.Dropout2d, 2, _none, "dropout"),
+    _image("dropout3d", nn.Dropout3d, 3, _none, "dropout"),
+    Sweep("alphadropout", nn.AlphaDropout, Shape((), 8, ("input=float32[B,128,256]",)), Shape((), 16, ("input=float32[B,5,8]",)), "dropout"),
+    _image("featurealphadropout", nn.FeatureAlphaDropout, 2, _none, "dropout"),
     _image("prelu", nn.PReLU, 2, _one, "pointwise"),
-    _image("avgpool2d", nn.AvgPool2d, 2, lambda _: (2,), "pool"),
-    _image("maxpool2d", nn.MaxPool2d, 2, lambda _: (2,), "pool"),
-    _image("adaptiveavgpool2d", nn.AdaptiveAvgPool2d, 2, lambda _: (1,), "pool"),
+    _image("avgpool1d", nn.AvgPool1d, 1, _halved, "pool"),
+    _image("avgpool2d", nn.AvgPool2d, 2, _halved, "pool"),
+    _image("avgpool3d", nn.AvgPool3d, 3, _halved, "pool"),
+    _image("maxpool1d", nn.MaxPool1d, 1, _halved, "pool"),
+    _image("maxpool2d", nn.MaxPool2d, 2, _halved, "pool"),
+    _image("maxpool3d", nn.MaxPool3d, 3, _halved, "pool"),
+    _image("adaptiveavgpool1d", nn.AdaptiveAvgPool1d, 1, _whole, "pool"),
+    _image("adaptiveavgpool2d", nn.AdaptiveAvgPool2d, 2, _whole, "pool"),
+    _image("adaptiveavgpool3d", nn.AdaptiveAvgPool3d, 3, _whole, "pool"),
+    _image("adaptivemaxpool1d", nn.AdaptiveMaxPool1d, 1, _whole, "pool"),
+    _image("adaptivemaxpool2d", nn.AdaptiveMaxPool2d, 2, _whole, "pool"),
+    _image("adaptivemaxpool3d", nn.AdaptiveMaxPool3d, 3, _whole, "pool"),
 )
 
 

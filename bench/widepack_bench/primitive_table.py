@@ -23,7 +23,7 @@ def measured(row: Mapping[str, Any] | None) -> bool:
 def summary(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Over all rows: how many hold, the geometric means of both ratios, what is below 0.9, what failed; and from which N on each strategy wins."""
     fine = {key: row for key, row in rows.items() if measured(row) and row["verdict"] != "checked"}
-    against = {key: row["ratio"]["value"] for key, row in fine.items()}
+    against = {key: row["ratio"]["value"] for key, row in fine.items() if row["ratio"]["value"] is not None}
     compiled = [r["value"] for row in fine.values() if (r := row[COMPILED_MEMBER]) and r["value"]]
     held = sum(row["verdict"] == "holds" for row in fine.values())
     return {
@@ -54,7 +54,7 @@ def wins(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int | Non
         for strategy in sorted(strategies):
             least: int | None = None
             for row in order:
-                if dict(_ratios(row)).get(strategy, 0.0) < 1.0:
+                if (dict(_ratios(row)).get(strategy) or 0.0) < 1.0:
                     break
                 least = row["members"]
             found.setdefault(name, {})[strategy] = least
@@ -86,7 +86,7 @@ def listed(sweeps: Sequence[Any]) -> str:
 def table(document: Mapping[str, Any], top: int | None = None) -> str:
     """The rows, slowest against the fastest baseline first where only `top` of them are shown, else in the order of measuring."""
     rows = [row for row in document["rows"].values() if "error" not in row]
-    shown = rows if top is None else sorted(rows, key=lambda row: row["ratio"]["value"])[:top]
+    shown = rows if top is None else sorted(rows, key=lambda row: row["ratio"]["value"] or math.inf)[:top]
     head = ["primitive", "N", "auto", "widepack", "compiled member x N", "fastest baseline", "ratio", "best strategy", "verdict"]
     lines = columns([head, *map(_cells, shown)]) if shown else []
     lines += [f"({len(rows) - len(shown)} more)"] if len(shown) < len(rows) else []
@@ -132,11 +132,13 @@ def _against(row: Mapping[str, Any]) -> str:
     if "error" in row:
         return "failed"
     words = row["verdict"]
+    if row["ratio"]["value"] is None:
+        return words
     return f"{row['ratio']['value']:.2f}" + ("" if words == "holds" else f" ({words})")
 
 
 def _over_member(row: Mapping[str, Any]) -> str:
-    return f"{row[COMPILED_MEMBER]['value']:.2f}" if row.get(COMPILED_MEMBER) else ""
+    return f"{ratio['value']:.2f}" if (ratio := row.get(COMPILED_MEMBER)) and ratio["value"] else ""
 
 
 def _runs(row: Mapping[str, Any]) -> str:
@@ -192,7 +194,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         str(row["members"]),
         row["auto"],
         duration(row["median_ms"]),
-        f"{compiled['value']:.2f}x" if compiled else "-",
+        f"{compiled['value']:.2f}x" if compiled and compiled["value"] else "-",
         f"{row['fastest']} {duration(fastest)}",
         _interval(row["ratio"]),
         f"{'auto' if best == 'auto' else best} {duration(timed[best])}",
@@ -201,6 +203,8 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def _interval(ratio: Mapping[str, Any]) -> str:
+    if ratio["value"] is None:
+        return "too few rounds"
     high = "open" if ratio["high"] is None else f"{ratio['high']:.2f}"
     return f"{ratio['value']:.2f} [{ratio['low'] or 0:.2f}, {high}]"
 

@@ -132,9 +132,10 @@ def opened(folder: Path, chosen: Mapping[str, Any], *, pattern: str, device: str
     ens = widepack.load(folder / ARTIFACT, device=device, cache=folder / CACHE)
     run = ens.each if pattern == "each" else ens
     (bound,) = ens.entry(FORWARD).programs.of(pattern)
-    if bound.backend != chosen["backend"]:
+    if bound.backend != chosen["backend"] or dict(bound.plan.times_ms) != chosen["times_ms"]:
         raise BenchError(
-            f"the plan was measured on {chosen['backend']}, and the artifact runs on {bound.backend} here; remove {folder} and tune again"
+            f"the plan that was measured, {chosen['chosen']} on {chosen['backend']}, is not the one that the artifact runs here, on {bound.backend}; "
+            f"remove {folder} and tune again"
         )
     return Way(AUTO, (f"{chosen['chosen']}{'' if chosen['backend'] in chosen['chosen'] else ' on ' + chosen['backend']}",), run)
 

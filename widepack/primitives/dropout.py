@@ -73,14 +73,16 @@ def shared(w: Writer, x: Wide, p: float, train: bool | None) -> Any:
     value, sizes = w.stack(x), w.sizes(x)
     if "feature" in w.op:
         sizes = [*sizes[:2], *(1 for _ in sizes[2:])]
-    kept = w.call("bernoulli.p", _new(w, x, sizes), 1 - p)
-    if "alpha" not in w.op:
-        y = Stacked(w.call("mul.Tensor", value, w.call("div.Scalar", kept, 1 - p) if p < 1 else kept))
-        return (y, Stacked(w.stack(Shared(w.call("_to_copy", kept, dtype=torch.bool))))) if "native" in w.op else y
-    scale = ((_ALPHA**2 * p + 1) * (1 - p)) ** -0.5 if p < 1 else 0.0
-    filled = w.call("mul.Scalar", w.call("add.Scalar", kept, -1), _ALPHA * scale)
-    shift = w.call("add.Scalar", filled, _ALPHA * scale * p)
-    return Stacked(w.call("add.Tensor", w.call("mul.Tensor", value, w.call("mul.Scalar", kept, scale)), shift))
+    if "alpha" not in w.op or p == 1:
+        factor = w.call("dropout", w.call("new_ones", value, sizes), p, True)  # at rest (rested.py) ones, so that the answer is x
+        y = Stacked(w.call("mul.Tensor", value, factor))
+        return (y, Stacked(w.stack(Shared(w.call("_to_copy", factor, dtype=torch.bool))))) if "native" in w.op else y
+    # x * scale + shift where kept, the shift above zero; the shift alone, below zero, where dropped; both 0 at rest, where the factor has to be 1
+    shift = w.call("alpha_dropout", w.call("new_zeros", value, sizes), p, True)
+    scale = ((_ALPHA**2 * p + 1) * (1 - p)) ** -0.5
+    factor = w.call("masked_fill.Scalar", w.call("ones_like", shift), w.call("gt.Scalar", shift, 0), scale)
+    factor = w.call("masked_fill.Scalar", factor, w.call("lt.Scalar", shift, 0), 0)
+    return Stacked(w.call("add.Tensor", w.call("mul.Tensor", value, factor), shift))
 
 
 def _new(w: Writer, x: Wide, sizes: list[Any]) -> Value:

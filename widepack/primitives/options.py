@@ -9,6 +9,7 @@ give N members, each batch and each dtype. Two draws differ by what tensors hold
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -82,12 +83,22 @@ def _embedding(draw: Draw, pick: Pick, batch: int) -> Sample:
     return call(draw.normal(rows, pick(1, 4)), draw.ints(0, rows, *_lead(pick, batch), dtype=dtype), pick(-1, 0, rows - 1), pick(False, True))
 
 
-@options("embedding_bag.padding_idx")
-def _bags(draw: Draw, pick: Pick, batch: int) -> Sample:
-    size, last, mode, dtype = pick(1, 3), pick(False, True), pick(0, 1, 2), pick(torch.int64, torch.int32)
-    starts = torch.arange(0, size * (batch + last), size, dtype=dtype)[: batch + last]
-    weights = draw.normal(size * batch) if pick(False, True) and mode == 0 else None
-    return call(draw.normal(7, 4), draw.ints(0, 7, size * batch, dtype=dtype), starts, False, mode, False, weights, last, pick(None, 0, -1, 6))
+def _bags(padded: bool) -> Space:
+    """Bags of one length, of several, without a number; the last one runs to the end, or a last offset leaves numbers out."""
+
+    def make(draw: Draw, pick: Pick, batch: int) -> Sample:
+        lengths, last, mode, dtype = pick((1,), (3,), (2, 0, 1), (0, 4)), pick(False, True), pick(0, 1, 2), pick(torch.int64, torch.int32)
+        starts = list(itertools.accumulate((lengths[i % len(lengths)] for i in range(batch)), initial=0))
+        size = starts[-1] + (pick(0, 0, 2) if last else 0) * bool(batch)  # torch itself crashes on numbers without a bag
+        weights = draw.normal(size) if pick(False, True) and mode == 0 else None
+        given = (draw.normal(7, 4), draw.ints(0, 7, size, dtype=dtype), torch.tensor(starts[: batch + last], dtype=dtype))
+        return call(*given, pick(False, False, True), mode, False, weights, last, *([pick(None, 0, -1, 6)] if padded else []))
+
+    return make
+
+
+options("embedding_bag")(_bags(False))
+options("embedding_bag.padding_idx")(_bags(True))
 
 
 def _window(pick: Pick, spatial: int, *choices: int) -> list[int]:
@@ -103,13 +114,15 @@ def _image(draw: Draw, pick: Pick, batch: int, channels: int, spatial: int, *siz
 def _conv(spatial: int, named: bool) -> Space:
     def make(draw: Draw, pick: Pick, batch: int) -> Sample:
         groups = pick(1, 1, 2, 4)
-        outputs, kernel = pick(4, 8), [pick(1, 2, 3) for _ in range(spatial)] if pick(True, True, False) else [1] * spatial
+        outputs, plain = pick(4, 8), pick(False, False, True)  # of one pixel alone
+        kernel = [1] * spatial if plain else [pick(1, 2, 3) for _ in range(spatial)]
         x, weight = _image(draw, pick, batch, 4, spatial, 5, 6), draw.normal(outputs, 4 // groups, *kernel)
         bias, dilation = _maybe(pick, draw.normal(outputs)), _window(pick, spatial, 1, 2)
         if named:
             padding = pick("same", "valid")
             return call(x, weight, bias, [1] if padding == "same" else _window(pick, spatial, 1, 2), padding, dilation, groups)
-        return call(x, weight, bias, _window(pick, spatial, 1, 2), _window(pick, spatial, 0, 1, 2), dilation, groups)
+        padding = [0] if plain and pick(True, False) else _window(pick, spatial, 0, 1, 2)
+        return call(x, weight, bias, _window(pick, spatial, 1, 2), padding, dilation, groups)
 
     return make
 
@@ -145,14 +158,14 @@ def _batch_norm(draw: Draw, pick: Pick, batch: int) -> Sample:
 
 @options("_native_batch_norm_legit_functional")
 def _batch_norm_training(draw: Draw, pick: Pick, batch: int) -> Sample:
-    x, c = _channels(draw, pick, batch, 3)
+    x, c = _channels(draw, pick, batch, 2)
     affine, mean, var = [_maybe(pick, draw.normal(c)) for _ in range(2)], draw.normal(c), draw.uniform(0.5, 2, c)
     return call(x, *affine, mean, var, True, pick(0.1, 1.0, 0.0), pick(1e-5, 1e-2))
 
 
 @options("_native_batch_norm_legit.no_stats")
 def _batch_norm_of_batch(draw: Draw, pick: Pick, batch: int) -> Sample:
-    x, c = _channels(draw, pick, batch, 3)
+    x, c = _channels(draw, pick, batch, 2)
     return call(x, _maybe(pick, draw.normal(c)), _maybe(pick, draw.normal(c)), True, 0.1, pick(1e-5, 1e-2))
 
 
@@ -190,9 +203,10 @@ def _instance_norm(draw: Draw, pick: Pick, batch: int) -> Sample:
 
 @options("scaled_dot_product_attention")
 def _attention(draw: Draw, pick: Pick, batch: int) -> Sample:
-    heads, queries, keys, width, values = pick(1, 2), pick(1, 3), pick(2, 6), pick(1, 4), pick(4, 5)
-    lead = pick((batch, heads), (batch, heads), (batch,), (), (batch, heads, 2))
-    q, k, v = draw.normal(*lead, queries, width), draw.normal(*lead, keys, width), draw.normal(*lead, keys, values)
+    heads, each, queries, keys, width, values = pick(1, 2), pick(1, 1, 3), pick(1, 3), pick(2, 6), pick(1, 4), pick(4, 5)
+    few, more = pick(((batch, heads),) * 2, ((batch, heads), (batch, heads * each)), ((batch,),) * 2, ((), ()), ((batch, heads, 2),) * 2)
+    lead = more  # of queries, of which several heads look at one of the keys
+    q, k, v = draw.normal(*lead, queries, width), draw.normal(*few, keys, width), draw.normal(*few, keys, values)
     shapes = [(queries, keys), (*lead, queries, keys), (*(1 for _ in lead), queries, keys), (*lead[:1], *(1 for _ in lead[1:]), 1, keys)]
     kind, shape = pick("none", "causal", "bool", "float"), pick(*shapes)
     mask = None
@@ -201,7 +215,7 @@ def _attention(draw: Draw, pick: Pick, batch: int) -> Sample:
         mask[..., 0] = True  # a row that sees nothing has no answer
     elif kind == "float":
         mask = draw.normal(*shape)
-    return call(q, k, v, mask, 0.0, kind == "causal", scale=pick(None, 0.3))
+    return call(q, k, v, mask, 0.0, kind == "causal", scale=pick(None, 0.3), **({"enable_gqa": True} if few != more else {}))
 
 
 def _layers(gates: int) -> Space:
@@ -246,7 +260,7 @@ for _gates, _layer, _cell in (
 
 @options("dropout alpha_dropout feature_dropout feature_alpha_dropout native_dropout")
 def _dropout(draw: Draw, pick: Pick, batch: int) -> Sample:
-    p, train = pick((0.5, False), (0.0, True), (1.0, False))  # what draws is held to its distribution instead
+    p, train = pick((0.5, False), (0.0, True), (1.0, False))  # what draws is held to its distribution instead (tests/test_options.py)
     return call(draw.normal(batch, *pick((4,), (4, 3), (4, 3, 2))), p, train)
 
 
@@ -275,9 +289,19 @@ def _adaptive(spatial: int) -> Space:
 
 
 for _n in (1, 2, 3):
-    options(f"max_pool{_n}d")(_pool("max", _n))
+    options(f"max_pool{_n}d max_pool{_n}d_with_indices")(_pool("max", _n))
     options(f"avg_pool{_n}d")(_pool("avg", _n))
     options(f"adaptive_avg_pool{_n}d adaptive_max_pool{_n}d")(_adaptive(_n))
+
+
+@options("pad")
+def _pad(draw: Draw, pick: Pick, batch: int) -> Sample:
+    """What convolutions and padding layers put around images; constants also around some of the dims, or less than nothing."""
+    spatial, mode = pick(1, 2, 3), pick("constant", "reflect", "replicate", "circular")
+    x = _image(draw, pick, batch, 3, spatial, 4, 5)
+    if mode != "constant":
+        return call(x, [pick(0, 1, 2) for _ in range(2 * spatial)], mode)
+    return call(x, [pick(0, 1, 2, -1) for _ in range(2 * pick(*range(1, spatial + 1)))], mode, pick(None, 0.0, -1.5))
 
 
 def arguments(sample: Sample) -> Sequence[Any]:

@@ -22,7 +22,7 @@ def register(
     """Make the decorated function a strategy of an op, and let this process's members have that op.
 
     op: `mylib::op`, `mylib::op.overload`, or the op itself, as torch.library.custom_op gives it; functional, with a fake kernel. name: what a person types for
-    `strategy=`. samples_of: takes a `Draw` and gives calls of the op (`call(...)`), for tests and benchmarks; once an op. when: takes what the strategy takes, and
+    `strategy=`. samples_of: takes a `Draw` and gives calls of the op (`call(...)`), which `widepack_bench.selftest.check_primitives` reads in this process (no command of widepack imports your library); once an op. when: takes what the strategy takes, and
     says from kinds, sizes, dtypes and `w.device` whether it applies. family: the heading in `widepack primitives`; default the library's name. derivative: whether
     gradients flow through what it writes.
 
