@@ -131,7 +131,7 @@ def _against(row: Mapping[str, Any]) -> str:
     """The ratio, with the verdict where it is not the one that is hoped for."""
     if "error" in row:
         return "failed"
-    words = row["verdict"]
+    words = str(row["verdict"])
     if row["ratio"]["value"] is None:
         return words
     return f"{row['ratio']['value']:.2f}" + ("" if words == "holds" else f" ({words})")
