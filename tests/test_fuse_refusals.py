@@ -130,6 +130,33 @@ def test_no_value_of_a_flag_gets_through(read: Any, attributes: list[dict[str, A
     assert len(made) == count
 
 
+class Hidden(nn.Module):
+    """A module in a plain list, and what is in that."""
+
+    def __init__(self, flag: float) -> None:
+        super().__init__()
+        self.layer, self.hidden = nn.Linear(4, 3), [nn.Sequential(nn.Softplus(beta=flag))]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.hidden[0](self.layer(x))
+        return y
+
+
+def hooked(flag: float) -> nn.Module:
+    module = nn.Sequential(nn.Linear(4, 3))
+    module[0].register_forward_hook(lambda m, i, o: o * flag)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [(Hidden, r"hidden.0.0.beta: 1.0 in member 0, 9.0 in member 2"), (hooked, r"0._forward_hooks.0.flag: 1.0 in member 0, 9.0 in member 2")],
+)
+def test_modules_that_are_no_parts_and_hooks_are_seen(make: Any, said: str) -> None:
+    with pytest.raises(MemberMismatch, match=rf"\(1\) member 2: .*{said}"):
+        widepack.fuse([make(1.0).eval(), make(1.0).eval(), make(9.0).eval()], draw(5, 4), validate=False)
+
+
 def test_what_is_not_read_costs_no_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     made = captures(monkeypatch)
     own = [Flagged(flag_of, flag=min(k, 1), name=f"fold {k}", seed=k, notes={"lr": k / 10}) for k in range(8)]

@@ -10,7 +10,9 @@ programs can tell (alike.py).
 | list, tuple, dict, set; partial; config object, dataclass | a row for each thing in it, up to DEPTH levels; over LONG things one row with their hash |
 | NumPy scalar or array, tensor, bytes of all kinds | its numbers, or a hash of them |
 | function, class, method | its name, what its closure holds, and the object that it is bound to |
-| generator, lock, logger, module of Python; parameters, buffers, torch's own fields and hooks of a module | nothing |
+| module that is no part (in a plain list) | its attributes, and those of what is in it |
+| hooks of forward | as functions, numbered in order |
+| generator, lock, logger, module of Python; parameters, buffers, torch's own fields and other hooks of a module | nothing |
 
 A tensor in a plain attribute is each member's own, and followed as a weight; but code may read a number out of it (`int(self.limit)`, its shape).
 
@@ -33,7 +35,7 @@ import re
 import types
 import uuid
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -46,6 +48,7 @@ _FEW = 8  # numbers of a tensor that are shown
 _HASHED_BYTES = 8 << 20  # of a long array's beginning, and of its end
 
 _TORCH = frozenset(vars(nn.Module())) | {"_flat_weights", "_flat_weight_refs", "_all_weights"}
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 _PLAIN = {type(None), bool, int, float, complex, str, bytes, range, slice, type(...), torch.dtype, torch.device, torch.layout, torch.memory_format}
 _PRINTED = (decimal.Decimal, fractions.Fraction, datetime.date, datetime.time, datetime.timedelta, re.Pattern, uuid.UUID, pathlib.PurePath)
 _NOISE = {"torch", "threading", "_thread", "logging", "weakref", "random", "_random", "_io", "io", "asyncio", "contextvars", "socket", "subprocess"}
@@ -64,9 +67,8 @@ def attributes_of(module: nn.Module) -> dict[str, str]:
     walk = _Walk()
     for name, part in module.named_modules():
         walk.seen.add(id(part))
-        for key, value in vars(part).items():
-            if key not in _TORCH:
-                walk.add(f"{name}.{key}" if name else key, value, DEPTH)
+        for key, value in _own(part):
+            walk.add(f"{name}.{key}" if name else key, value, DEPTH)
     return walk.found
 
 
@@ -74,13 +76,22 @@ def texts_of(part: nn.Module, name: str | None, known: Iterable[nn.Module]) -> d
     """The rows of one attribute of a part, none where it has none of this name; with no name of all of its attributes. known: modules whose own attributes are not followed."""
     walk = _Walk()
     walk.seen.update(map(id, known))
-    for key, value in vars(part).items():
-        if key not in _TORCH and name in (None, key):
+    for key, value in _own(part):
+        if name in (None, key):
             rows = len(walk.found)
             walk.add(key, value, DEPTH)
             if len(walk.found) == rows:  # of a kind that has no rows
                 walk.found[key] = "there"
     return walk.found
+
+
+def _own(part: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The attributes of a module that are not torch's, and its hooks of forward."""
+    for key, value in vars(part).items():
+        if key not in _TORCH:
+            yield key, value
+        elif key in _HOOKS and value:
+            yield key, list(value.values())
 
 
 def differences(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[Difference, ...]:
@@ -166,7 +177,9 @@ class _Walk:
         """What an object holds under names, in slots and in its dict."""
         slots = [_mangled(s, c) for c in type(value).__mro__ for s in _names(vars(c).get("__slots__", ()))]
         held = {**{s: getattr(value, s) for s in slots if hasattr(value, s)}, **getattr(value, "__dict__", {})}
-        rows = [(k, v) for k, v in held.items() if not k.endswith("__") and (k not in _TORCH or not isinstance(value, nn.Module))]
+        if isinstance(value, nn.Module):
+            held = {**dict(_own(value)), **value._modules}
+        rows = [(k, v) for k, v in held.items() if not k.endswith("__")]
         if rows:
             self._rows(path, rows, depth)
 

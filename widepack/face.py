@@ -62,8 +62,8 @@ class Face(nn.Module):
                 f"{self.name} takes modules of class torch.nn.{self.member.__name__}, and member 0 is of class {_class(modules[0])}. For a class of your own, or one "
                 f"whose parameters are computed, widepack.fuse takes whole modules"
             )
-        refuse_others(modules, self.name, options=True)
         _refuse_own_forwards(modules, self.name)
+        refuse_others(modules, self.name, options=True)
         self.members = len(modules)
         self._hollow, self._rows = Hollow(modules[0]), rows_of(modules, ())
         with torch.inference_mode(False), torch.no_grad():
@@ -318,7 +318,7 @@ def _form(t: Tensor, first: int = 0) -> tuple[Any, ...]:
 
 def _refuse_own_forwards(modules: Sequence[nn.Module], who: str) -> None:
     for i, module in enumerate(modules):
-        for name, part in module.named_modules():
+        for name, part in module.named_modules() if isinstance(module, nn.Module) else ():
             if any(getattr(part, hooks) for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")):
                 at = f"{name} of member {i}" if name else f"member {i}"
                 raise UsageError(f"{who}: {at} has hooks, which nobody would call here; remove them (weight_norm of torch.nn.utils is one)")
