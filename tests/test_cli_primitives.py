@@ -17,9 +17,11 @@ from widepack.errors import UsageError
 from widepack.faces import FACES
 from widepack.sweeps import SWEEPS, find
 from widepack_bench import primitive_run
-from widepack_bench.block_sweeps import sweeps
+from widepack_bench.block_sweeps import LARGE, sweeps
+from widepack_bench.forms import leaves
 from widepack_bench.fresh import ProcessEnded, lines_of_fresh_process
 from widepack_bench.in_memory import InMemory, inputs, members
+from widepack_bench.models.blocks import BLOCKS
 from widepack_bench.primitive_run import run_primitives
 from widepack_bench.primitive_table import page, summary, table
 from widepack_bench.right import Truth
@@ -241,6 +243,19 @@ def test_layers_of_other_ranks_have_their_siblings_sizes() -> None:
         "2d": {(8, ("input=float32[B,64,32,32]",))},
         "3d": {(4, ("input=float32[B,32,16,16,16]",))},
     }
+
+
+@pytest.mark.parametrize("sweep", find("block", sweeps()), ids=lambda s: s.name)
+def test_every_block_takes_its_inputs_at_both_sizes(sweep: Any) -> None:
+    assert set(LARGE) == set(BLOCKS)
+    counts = []
+    for preset in ("ci", "quick"):
+        (x, *more) = (v[0] for v in inputs(sweep.at(preset).inputs, 2, 1))
+        with torch.inference_mode():
+            answers = leaves(sweep.make(preset)(x, *more))
+        assert all(bool(a.isfinite().all()) for a in answers) and answers[0].shape[0] == 2
+        counts.append(sum(a.numel() for a in answers))
+    assert counts[1] >= 2 * counts[0] and sweep.at("full") == sweep.at("quick") and sweep.at("quick").batch == 8
 
 
 def test_strategies_of_a_layer() -> None:
