@@ -464,7 +464,7 @@ def test_members_that_differ_are_refused_with_all_differences() -> None:
         "WideConv2d: the members differ from member 0: (1) member 1: weight is float64[4, 2, 3, 3] on cpu, in member 0 float32[4, 2, 3, 3]"
     )
     for words in (
-        "(2) member 1: weight is a parameter that trains, in member 0 a parameter that is frozen",
+        "(2) members 1-2: weight is a parameter that trains, in member 0 a parameter that is frozen",
         "member 1: stride.0 is 2, in member 0 1",
         "member 1: padding.1 is 1, in member 0 0",
         "member 2: it is in eval mode, in member 0 in train mode",

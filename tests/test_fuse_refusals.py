@@ -175,6 +175,23 @@ def test_all_attributes_that_differ_are_told() -> None:
     assert " more" not in str(e.value)
 
 
+def test_what_holds_for_several_members_is_said_once() -> None:
+    own = members(Mlp, 60)
+    for k in (*range(3, 50), 52, 59):
+        own[k].layers[1].eps = 1e-3
+    with pytest.raises(MemberMismatch) as e:
+        widepack.fuse(own, draw(5, 4))
+    assert "member 0: (1) members 3-49, 52, 59: aten.layer_norm.default" in str(e.value)
+    assert "layers.1.eps: 1e-05 in member 0, 0.001 in member 3. Members" in str(e.value)
+    own[4:6] = own[58:60] = [Mlp(width=7).eval(), Mlp(width=7).eval()]
+    with pytest.raises(MemberMismatch) as e:
+        widepack.fuse(own, draw(5, 4))
+    assert (
+        "from member 0: (1) members 4-5, 58-59: layers.0.weight is float32[7, 4] on cpu, in member 0 float32[6, 4] on cpu; (2) members 4-5,"
+        in str(e.value)
+    )
+
+
 def test_a_constant_of_train_mode_is_refused_there() -> None:
     chances = iter((0.1, 0.2))
     fused = widepack.fuse(members(lambda: nn.Sequential(nn.Linear(4, 3), nn.Dropout(next(chances))), 2), draw(5, 4), validate=False)

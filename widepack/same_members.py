@@ -20,7 +20,7 @@ from .codec import dtype_name
 from .errors import CaptureError, MemberMismatch, UsageError
 from .hollow import Hollow, first_names, weights_of
 
-MOST = 40  # differences that one error lists
+MOST = 400  # differences that one error lists
 WAY_OUT = "Members of one module differ in the values of their weights alone"
 
 
@@ -36,16 +36,16 @@ def refuse_others(models: Sequence[nn.Module], who: str = "", options: bool = Fa
                 raise UsageError(f"member {i}: {name} has no size yet; run a lazy module once, on an example, before it is fused")
             if value.layout is not torch.strided or type(value) not in (nn.Parameter, nn.Buffer, torch.Tensor):
                 raise UsageError(f"member {i}: {name} is a {type(value).__name__} of layout {value.layout}; fuse stacks plain dense tensors alone")
-    found = []
+    found: list[tuple[int, str]] = []
     for i, model in enumerate(models[1:], 1):
         words = [*_differences(models[0], model)]
         if options or words:  # with another difference it is refused anyway, and then for all that it has
             all_ = differences(own, attributes_of(model))
             left = all_ if options else _beside(all_, models[0], model)
             words += [f"{d.path} is {d.other or 'not there'}, in member 0 {d.one or 'not there'}" for d in left]
-        found += [f"member {i}: {w}" for w in words]
+        found += [(i, w) for w in words]
     if found:
-        raise MemberMismatch(f"{who}{': ' if who else ''}{_numbered('the members differ from member 0', found)}. {WAY_OUT}")
+        raise MemberMismatch(f"{who}{': ' if who else ''}{_numbered('the members differ from member 0', _of_members(found))}. {WAY_OUT}")
 
 
 def _beside(found: Sequence[Difference], one: nn.Module, other: nn.Module) -> list[Difference]:
@@ -63,6 +63,25 @@ def _beside(found: Sequence[Difference], one: nn.Module, other: nn.Module) -> li
 
 def _shapes(part: nn.Module) -> dict[str, torch.Size | None]:
     return {n: None if v is None else v.shape for n, v in (*part._parameters.items(), *part._buffers.items())}
+
+
+def _of_members(found: Sequence[tuple[int, str]]) -> list[str]:
+    """`member 1: ...`; what holds for several once, `members 1, 3-9: ...`. found: (member, words), by member."""
+    members: dict[str, list[int]] = {}
+    for i, words in found:
+        members.setdefault(words, []).append(i)
+    return [f"member{'s' if len(numbers) > 1 else ''} {_ranges(numbers)}: {words}" for words, numbers in members.items()]
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """`1, 3-9`. numbers: ascending."""
+    runs: list[list[int]] = []
+    for k in numbers:
+        if runs and runs[-1][-1] == k - 1:
+            runs[-1] = [runs[-1][0], k]
+        else:
+            runs.append([k])
+    return ", ".join("-".join(map(str, run)) for run in runs)
 
 
 def _numbered(what: str, found: Sequence[str]) -> str:
@@ -136,7 +155,8 @@ def refuse_programs(hollows: Sequence[Hollow], first: tuple[Captured, Reads], ag
     own = attributes_of(hollows[0].module)
     known = [(first[1], first[1].texts(hollows[0].module), "")]  # what was read, what was there, how the program is another
     failed: dict[tuple[tuple[str, str], ...], str] = {}  # the attributes that differ -> why there is no capture
-    found = []
+    found: list[tuple[int, str]] = []
+    told: dict[tuple[str, tuple[tuple[str, str], ...]], str] = {}  # what is said of the first member with these differences
     for i, hollow in enumerate(hollows):
         differ = differences(own, attributes_of(hollow.module)) if i else ()
         if not differ:
@@ -152,9 +172,9 @@ def refuse_programs(hollows: Sequence[Hollow], first: tuple[Captured, Reads], ag
                 how = difference(first[0], captured)
                 known.append((read, read.texts(hollow.module), how))
         if how:
-            found.append(f"member {i}: {how}; its modules differ in {in_words(differ, 'member 0', f'member {i}', len(differ))}")
+            found.append((i, told.setdefault((how, key), f"{how}; its modules differ in {in_words(differ, 'member 0', f'member {i}', len(differ))}")))
     if found:
-        raise MemberMismatch(_numbered(f"in {mode} mode members are other programs than member 0", found) + f". {WAY_OUT}")
+        raise MemberMismatch(_numbered(f"in {mode} mode members are other programs than member 0", _of_members(found)) + f". {WAY_OUT}")
 
 
 def refuse_gradients(module: nn.Module, trained: Collection[str]) -> None:
