@@ -177,6 +177,23 @@ def test_stopping_keeps_what_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert "linear" in result.stdout
 
 
+def test_what_is_run_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What failed, was noisy or stayed unclear, whatever its ratio; nothing that was settled, slower or not."""
+    before = {2: "holds", 3: "slower", 4: "noisy", 5: "unclear"}
+    monkeypatch.setattr(primitive_rows, "run_row", lambda sweep, count, *_, **__: found(count, verdict=before[count]))
+    out = tmp_path / "rows.json"
+    run_primitives("linear", "ci", members=tuple(before), out=out)
+    again: list[int] = []
+
+    def row(sweep: Any, count: int, *_: Any, **__: Any) -> dict[str, Any]:
+        again.append(count)
+        return found(count)
+
+    monkeypatch.setattr(primitive_rows, "run_row", row)
+    run_primitives("linear", "ci", members=(*before, 6), resume=out)
+    assert again == [4, 5, 6]
+
+
 def test_summary() -> None:
     rows = {
         "linear, N=2": found(2, 0.8, "slower", 1.1),

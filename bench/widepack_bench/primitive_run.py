@@ -19,7 +19,7 @@ from .block_sweeps import sweeps
 from .fresh import STEADY
 from .primitive_row import Effort
 from .primitive_rows import Clock, Progress, Task, rows
-from .primitive_table import measured, summary
+from .primitive_table import settled, summary
 from .report import environment
 from .suite_run import write_whole
 from .text import plural
@@ -54,7 +54,7 @@ def run_primitives(
     """Measure primitives by name, and say each row as it is done.
 
     asked: as `sweeps.find` takes it. members: other N than the preset's. out: the document, written after every row. resume: one to go on with (and in, without out);
-    rows that it has and that were not noisy are not run again. tune, artifacts: as in `run_row`. jobs: primitives that are tuned at once, each in a process of its own, all before
+    rows that it has, that were not noisy and whose interval was narrow are not run again. tune, artifacts: as in `run_row`. jobs: primitives that are tuned at once, each in a process of its own, all before
     anything is timed. isolate: a process for each primitive; by default for all presets but `ci`. The rest is as in `run_row`.
     threads: one where they are not given. Returns: the document; where it was interrupted, `interrupted` is true in it. Raises: UsageError.
     """
@@ -96,7 +96,7 @@ def run_primitives(
         "tune": tune,
         "artifacts": str(artifacts.absolute()) if artifacts is not None else "",
     }
-    waiting = [t for t in tasks if not measured(document["rows"].get(t.key))]
+    waiting = [t for t in tasks if not settled(document["rows"].get(t.key))]
     clock = Clock(waiting, Effort.of(preset).row_s, TUNE_S / jobs if tune else 0.0, progress)
     said(f"{plural(len(waiting), 'row')}{f' of {len(tasks)}, the others are there' if len(waiting) < len(tasks) else ''}, about {clock.left()}")
     try:

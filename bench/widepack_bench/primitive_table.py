@@ -20,6 +20,11 @@ def measured(row: Mapping[str, Any] | None) -> bool:
     return row is not None and "error" not in row and row["verdict"] != "noisy"
 
 
+def settled(row: Mapping[str, Any] | None) -> bool:
+    """Whether a run that goes on leaves a row as it is: it was measured, and its interval is narrow enough to say something."""
+    return measured(row) and row is not None and row["verdict"] != "unclear"
+
+
 def summary(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Over all rows: how many hold, the geometric means of both ratios, what is below 0.9, what failed; and from which N on each strategy wins."""
     fine = {key: row for key, row in rows.items() if measured(row) and row["verdict"] != "checked"}
