@@ -70,7 +70,7 @@ def admit(
             if not prologue:
                 return walk.run(program, [*given, *inputs(values)]), walk.peak - budget.held
             parts = split(program)
-            made = walk.run(parts.prologue, given)
+            made = walk.run(parts.prologue, given, read=False)
             kept = walk.kept
             return walk.run(parts.main, [*made, *inputs(values)], kept), max(walk.peak, budget.held + kept) - budget.held
         except NeedsValues:

@@ -126,11 +126,13 @@ def check(
         for at, i in enumerate(members):
             stride, truth = recorded(tensors, f"{pattern}.y{k}.{i}")
             value = output if kind == "shared" else output[at]
-            flat = value.detach().cpu().reshape(-1)[::stride]
-            if flat.numel() != truth.numel() or value.is_complex() != truth.is_complex():
+            if (
+                -(-value.numel() // stride) != truth.numel() or value.is_complex() != truth.is_complex()
+            ):  # before it is brought in order, which may copy it
                 raise ProbeError(
                     f"probe: output {record.get('output') or k} of member {i} has {value.numel()} numbers, the artifact's answer is of another size or kind; the artifact and this program do not belong together"
                 )
+            flat = value.detach().cpu().reshape(-1)[::stride]
             if not floating(value):
                 if not torch.equal(flat.to(truth.dtype), truth):
                     raise ProbeError(

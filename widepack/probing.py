@@ -221,12 +221,12 @@ class Probing:
                 for k, own in enumerate(self._asked(pattern, place)):
                     name = f"{at}.y{k}.{number}"
                     stride, truth = probes.recorded(kept, name)
-                    flat = own.cpu().reshape(-1)[::stride]
-                    if flat.shape != truth.shape or own.is_complex() != truth.is_complex():
+                    if (count := -(-own.numel() // stride)) != truth.numel() or own.is_complex() != truth.is_complex():
                         raise ProbeError(
-                            f"probe: the answer {name} has {truth.numel()} numbers of {dtype_name(truth.dtype)}, member {held.members[place]} answers {flat.numel()} of {dtype_name(flat.dtype)} at its stride; "
+                            f"probe: the answer {name} has {truth.numel()} numbers of {dtype_name(truth.dtype)}, member {held.members[place]} answers {count} of {dtype_name(own.dtype)} at its stride; "
                             "the artifact's probe and its programs do not belong together"
                         )
+                    flat = own.cpu().reshape(-1)[::stride]
                     if not floating(own):
                         answers[name] = torch.cat([kept.get(name)[:1], flat.to(truth.dtype)])
                         continue

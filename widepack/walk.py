@@ -134,13 +134,20 @@ class Walk:
         self.kept = 0.0
         self._known: dict[Any, tuple[_Made, Cost]] = {}
 
-    def run(self, program: Program, given: Sequence[Any], held: float = 0.0) -> list[Any]:
-        """The outputs, on meta or, with values, as they are. given: a value for each weight and input. held: bytes of them that this load has made.
+    def run(self, program: Program, given: Sequence[Any], held: float = 0.0, *, read: bool = True) -> list[Any]:
+        """The outputs, on meta or, with values, as they are. given: a value for each weight and input. held: bytes of them that this load has made. read: whether
+        somebody reads the outputs as a whole.
 
         Raises: ArtifactError naming the node; NeedsValues.
         """
         with torch.inference_mode():
-            return self._program(program, given if self.values else metas(list(given)), program.members, self.budget.held + held)
+            outside = self.budget.held + held
+            found = self._program(program, given if self.values else metas(list(given)), program.members, outside)
+        if read:  # a view may show far more numbers than it holds, and who reads it, the probe first, may copy it
+            shown = outside + self.kept + op_costs.size(found)
+            self.peak = max(self.peak, shown)
+            self.budget.admit(f"{self.said}: reading the outputs", self.budget.spent, shown)
+        return found
 
     def _program(self, program: Program, given: Sequence[Any], members: int, held: float) -> list[Any]:
         """held: bytes that are live outside."""
