@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -75,14 +74,13 @@ def run_row(
     pin: bool = False,
     budget_s: float | None = None,
     compiled: bool = False,
-    tune: bool = False,
     artifacts: str = "",
     said: Said = lambda stage: None,
 ) -> dict[str, Any]:
     """One row, as JSON values. baselines, budget_s: others than the preset's. compiled: the wide program under `torch.compile` as a strategy too. said: told each stage.
 
-    tune: `auto` is an artifact of these members, tuned here and loaded, and the plan by rules of thumb a strategy, `rules`; without it `auto` is the plan by rules of thumb.
-    artifacts: a folder in which tuned artifacts are kept, and found again; a temporary one without it.
+    artifacts: a folder for tuned artifacts, in which earlier ones are found: `auto` is an artifact of these members then, tuned here and loaded, and the plan by rules of thumb a strategy,
+    `rules`; without it `auto` is the plan by rules of thumb.
 
     Raises: VerificationError where a strategy is wrong; BenchError where no baseline runs; what capturing and lowering raise.
     """
@@ -90,7 +88,7 @@ def run_row(
     each = pattern == "each"
     shape = sweep.at(preset)
     begun = time.perf_counter()
-    with noise.quiet(threads, pin), compiler_settings(), torch.inference_mode(), tempfile.TemporaryDirectory(prefix="widepack-row-") as folder:
+    with noise.quiet(threads, pin), compiler_settings(), torch.inference_mode():
         torch._dynamo.reset()
         chosen: dict[str, Any] = {}
         with torch.inference_mode(False):
@@ -104,8 +102,8 @@ def run_row(
                 () if sweep.family == BLOCK else None
             )  # in a network of many ops the strategies of each would be hundreds of programs
             ways += [wide.compiled()] if compiled else []
-            if tune:
-                place = place_of(artifacts or folder, sweep.name, count)
+            if artifacts:
+                place = place_of(artifacts, sweep.name, count)
                 chosen = tuned(lambda: sweep.make(preset), modules, shape.inputs, shape.batch, place, pattern=pattern, device=device, said=said)
                 ways = [opened(place, chosen, pattern=pattern, device=device), replace(ways[0], name=RULES), *ways[1:]]
         args = [v.to(device) if each else v[0].to(device) for v in given]
@@ -160,8 +158,8 @@ def run_row(
         "inputs": list(shape.inputs),
         "batch": shape.batch,
         "pattern": pattern,
-        "auto": ", ".join(auto.used) if tune or LOOP not in auto.used else next((s for s in auto.same if s.startswith(LOOP)), LOOP),
-        **({"tuned": chosen} if tune else {}),
+        "auto": ", ".join(auto.used) if artifacts or LOOP not in auto.used else next((s for s in auto.same if s.startswith(LOOP)), LOOP),
+        **({"tuned": chosen} if artifacts else {}),
         COMPILED_MEMBER: strategies[AUTO].get(COMPILED_MEMBER),
         "strategies": strategies,
         **found,

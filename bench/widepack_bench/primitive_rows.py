@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from widepack.sweeps import Sweep, find
@@ -62,7 +63,7 @@ def rows(tasks: Sequence[Task], preset: str, options: Mapping[str, Any], isolate
     """Each task with its row, or with why there is none under `error`. options: of `run_row`. isolate: a process for each primitive."""
     if not isolate:
         for task in tasks:
-            yield task, _one(task, preset, options, lambda stage, task=task: clock.say(task, stage))  # type: ignore[misc]
+            yield task, _one(task, preset, options, partial(clock.say, task))
         return
     for name in dict.fromkeys(t.sweep.name for t in tasks):
         yield from _isolated([t for t in tasks if t.sweep.name == name], preset, options, clock)

@@ -54,7 +54,7 @@ def run_primitives(
     """Measure primitives by name, and say each row as it is done.
 
     asked: as `sweeps.find` takes it. members: other N than the preset's. out: the document, written after every row. resume: one to go on with (and in, without out);
-    rows that it has, that were not noisy and whose interval was narrow are not run again. tune, artifacts: as in `run_row`. jobs: primitives that are tuned at once, each in a process of its own, all before
+    rows that it has, that were not noisy and whose interval was narrow are not run again. tune: `auto` is an artifact that is tuned here. artifacts: where those are kept, a temporary folder without it. jobs: primitives that are tuned at once, each in a process of its own, all before
     anything is timed. isolate: a process for each primitive; by default for all presets but `ci`. The rest is as in `run_row`.
     threads: one where they are not given. Returns: the document; where it was interrupted, `interrupted` is true in it. Raises: UsageError.
     """
@@ -93,8 +93,7 @@ def run_primitives(
         "pin": pin,
         "budget_s": budget_s,
         "compiled": compiled,
-        "tune": tune,
-        "artifacts": str(artifacts.absolute()) if artifacts is not None else "",
+        "artifacts": str(artifacts.absolute()) if tune and artifacts is not None else "",
     }
     waiting = [t for t in tasks if not settled(document["rows"].get(t.key))]
     clock = Clock(waiting, Effort.of(preset).row_s, TUNE_S / jobs if tune else 0.0, progress)

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import torch
+
+from widepack.sweeps import find
+
+from . import noise
+from .block_sweeps import sweeps
 from .fresh import ProcessEnded, lines_of_fresh_process
+from .in_memory import members as members_of
 from .primitive_rows import Progress, Task
+from .suite import reason
+from .tuned_layer import place_of, tuned
 
 
 def tune_at_once(tasks: Sequence[Task], preset: str, options: Mapping[str, Any], jobs: int, progress: Progress | None) -> None:
@@ -19,9 +28,7 @@ def tune_at_once(tasks: Sequence[Task], preset: str, options: Mapping[str, Any],
         nonlocal done
         members = [t.members for t in tasks if t.sweep.name == name]
         arguments = {"name": name, "members": members, "preset": preset, "options": dict(options)}
-        lines = lines_of_fresh_process(
-            "widepack_bench.tuned_layer:tuned_of", arguments, threads=options["threads"] or 1, steady=True, stopped=stopped
-        )
+        lines = lines_of_fresh_process(f"{__name__}:tuned_of", arguments, threads=options["threads"] or 1, steady=True, stopped=stopped)
         try:
             for line in lines:
                 with lock:
@@ -40,3 +47,20 @@ def tune_at_once(tasks: Sequence[Task], preset: str, options: Mapping[str, Any],
             stopped.set()
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def tuned_of(name: str, members: Sequence[int], preset: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Build and tune the artifacts of one primitive, as a process of its own is asked: `{"members": N}` after each, with `error` where it failed."""
+    (sweep,) = find(name, sweeps())
+    shape, pattern = sweep.at(preset), options["pattern"]
+    with noise.quiet(options["threads"]):
+        for count in members:
+            torch._dynamo.reset()
+            place = place_of(options["artifacts"], name, count)
+            try:
+                modules = members_of(lambda: sweep.make(preset), count)
+                tuned(lambda: sweep.make(preset), modules, shape.inputs, shape.batch, place, pattern=pattern, device=options["device"])
+            except Exception as error:  # noqa: BLE001  # the row says it, when its turn comes
+                yield {"members": count, "error": reason(error)}
+            else:
+                yield {"members": count}

@@ -5,12 +5,11 @@ Beside `in_memory.py`, what a call takes has the checks of its inputs in it, and
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +19,18 @@ from torch import nn
 import widepack
 from widepack.entries import FORWARD
 from widepack.machine import name_of
-from widepack.sweeps import find
 
-from . import noise
-from .block_sweeps import sweeps
 from .errors import BenchError
 from .in_memory import AUTO, BATCH, Way
-from .in_memory import members as made_members
-from .suite import reason
 from .suite_run import write_whole
+
+ARTIFACT, CACHE, RECORD = "layer.wide", "cache", "tuned.json"
 
 
 def _marked(layer: nn.Module) -> nn.Module:
     """A layer without weights of its own, with a number beside it: checkpoints hold tensors."""
     layer.register_buffer("mark", torch.zeros(()))
     return layer
-
-
-ARTIFACT, CACHE, RECORD = "layer.wide", "cache", "tuned.json"
 
 
 def tuned(
@@ -66,7 +59,6 @@ def tuned(
         "device": name_of(device),
         "threads": torch.get_num_threads(),
         "versions": {"widepack": widepack.__version__, "torch": torch.__version__},
-        "weights": _digest(modules),
     }
     record = folder / RECORD
     if record.exists() and (folder / ARTIFACT).exists():
@@ -118,15 +110,6 @@ def tuned(
     return chosen
 
 
-def _digest(modules: Sequence[nn.Module]) -> str:
-    """What tells these members from others: their numbers."""
-    made = hashlib.sha256()
-    for module in modules:
-        for name, value in sorted(module.state_dict().items()):
-            made.update(f"{name} {value.dtype} {list(value.shape)} {float(value.double().sum())!r}".encode())
-    return made.hexdigest()
-
-
 def opened(folder: Path, chosen: Mapping[str, Any], *, pattern: str, device: str) -> Way:
     """The loaded artifact of a folder as a contestant. Raises: what loading raises; BenchError where the plan that was measured is not the one that runs."""
     ens = widepack.load(folder / ARTIFACT, device=device, cache=folder / CACHE)
@@ -143,22 +126,3 @@ def opened(folder: Path, chosen: Mapping[str, Any], *, pattern: str, device: str
 def place_of(root: str, name: str, count: int) -> Path:
     """Where the artifact of N members of a layer is."""
     return Path(root) / f"{name.replace(':', '-')}-{count}"
-
-
-def tuned_of(name: str, members: Sequence[int], preset: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Build and tune the artifacts of one primitive, as a process of its own is asked: `{"members": N}` after each, with `error` where it failed."""
-    import torch._dynamo
-
-    (sweep,) = find(name, sweeps())
-    shape, pattern = sweep.at(preset), options["pattern"]
-    with noise.quiet(options["threads"]):
-        for count in members:
-            torch._dynamo.reset()
-            place = place_of(options["artifacts"], name, count)
-            try:
-                modules = made_members(lambda: sweep.make(preset), count)
-                tuned(lambda: sweep.make(preset), modules, shape.inputs, shape.batch, place, pattern=pattern, device=options["device"])
-            except Exception as error:  # noqa: BLE001  # the row says it, when its turn comes
-                yield {"members": count, "error": reason(error)}
-            else:
-                yield {"members": count}
