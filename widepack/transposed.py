@@ -3,10 +3,11 @@
     y = conv_transpose(x, W; padding p, dilation d)  =  conv(x, W'; padding d * (k - 1) - p, dilation d)        W: [C, O/g, *k]    W': [O, C/g, *k]
 
 W' is W with channels exchanged within each group and every spatial dim flipped. It depends on weights alone, so the weight prologue makes it once, and every form
-that a convolution has is there for it. Measured on a CPU (one thread, 4 members, batch 4, 32 channels, kernel 3): 16x16x16 22 ms against 29.
+that a convolution has is there for it. How that compares stands in
+bench/results/primitives-cpu.json (convtranspose1d to 3d).
 
-Where the output is larger than the input, the convolution works on an input with wide margins, and is slower (100 channels of 1x1, kernel 4: 4.7 ms against 3.5); in
-float64 it is slower at small sizes; a weight whose shape differs by member has no prologue, and would be turned at every call. Those stay as they are.
+Where the output is larger than the input, the convolution works on an input with wide margins, and may be slower; in
+float64 it was slower at small sizes; a weight whose shape differs by member has no prologue, and would be turned at every call. Those stay as they are.
 """
 
 from __future__ import annotations

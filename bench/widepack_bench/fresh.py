@@ -38,7 +38,7 @@ def in_fresh_process(function: str, arguments: Mapping[str, Any], *, threads: in
 
 STEADY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 34), "MALLOC_TOP_PAD_": str(1 << 26)}
 """What makes glibc keep the memory that is freed. By itself it gives a large answer's back and asks the system for it again at the next call, or does not, by
-what the process did before: the same program took 17 ms or 25."""
+what the process did before."""
 
 
 def lines_of_fresh_process(
