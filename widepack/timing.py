@@ -1,6 +1,6 @@
 """Interleaved timing: what is timed together stands in one run, round after round, so that whatever slows the machine down slows all of it.
 
-A round takes a block of calls of every contestant, in an order that changes; a ratio is the median over rounds of two times in one round (bench/widepack_bench
+A round takes a sample of every contestant, the median of a few blocks of calls, in an order that changes; a ratio is the median over rounds of two times in one round (bench/widepack_bench
 judges by the same rule, with intervals). Clocks of single calls are in seconds.
 """
 
@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 Call = Callable[[], object]
-BLOCK_S = 2e-3  # a block lasts about this long, so that the clock's own time does not count
+BLOCK_S = 1e-3  # a block lasts about this long, so that the clock's own time does not count
+BLOCKS = 3  # of a sample: a model that is called again and again finds its own weights in the caches, which one call after another contestant's does not bring all
 LONG_S = 2e-2  # of one call: what the caches held before it no longer counts
 ROUNDS = 7
 REST_S = 2e-2  # before a contestant's turn where ops run on several threads: those of the one before wait for work in a loop at first, on a processor that the next one needs
@@ -62,9 +63,11 @@ def race(calls: Mapping[str, Call], budget_s: float, least: int = ROUNDS) -> dic
             order = names[turn:] + names[:turn]
             for name in order if number // len(names) % 2 == 0 else reversed(order):
                 rest()
+                blocks = 1
                 if alone[name] < LONG_S:  # the caches are full of the contestant before, whose weights are other ones
                     calls[name]()
-                times[name].append(once(calls[name], sizes[name]))
+                    blocks = BLOCKS
+                times[name].append(statistics.median(once(calls[name], sizes[name]) for _ in range(blocks)))
     return times
 
 

@@ -7,7 +7,7 @@
 3. **End to end.** The plan by rules of thumb, the composed one, every profile and the whole program as one loop run interleaved (timing.py).
 4. **Refinement.** Within the budget, signature by signature, dearest first, the best plan with another strategy there; taken where it is faster in most rounds.
 5. **Backends.** The best plan, the one with the ops' first strategies, the composed one and the loop, each on every other backend that is there.
-6. The best has to be no slower than the plan by rules of thumb and than the loop, in rounds that chose nothing: else the faster of those two is the plan.
+6. The best and those near it, the plan by rules of thumb and the loop run once more, in rounds that chose nothing: the fastest there is the plan.
 
 Every program that is chosen passes the artifact's probe, and answers as the loop does at the batch that it was measured at, before it is kept.
 """
@@ -45,6 +45,7 @@ OVER_THREADS = "over threads"
 COMPILE_S = 120.0
 SLOW = 4.0  # what takes this many times as long as the fastest so far takes no part in the race
 COMPILED = 600  # nodes of a program, as a compiler sees it, that a search has compiled: a tenth of a second each
+NEAR = 1.3  # what takes at most this many times as long as the fastest of a race may be the fastest of the next: a race is short, and a machine is not quiet
 GAIN = 0.98  # a change that is adopted takes at most this part of the time, in the median over rounds
 
 
@@ -211,10 +212,13 @@ class Search:
         eager, changes = self._refine(first, groups, start)
         finalists = self._ready(eager, first, rules, loop, *self._on_backends(eager))
         self.report("confirm", 0, 1)
-        if len(finalists) > 3:  # who is the best of many has been lucky, too: the figures are those of another race
+        if (
+            len(finalists) > 3
+        ):  # who is the best of many has been lucky, too: the figures are those of another race, with those near it, who had less luck
             times |= race({c.name: self.call(c) for c in finalists}, self.budget_s / 4)
-            front = next(c for c in finalists if c.name == fastest({c.name: times[c.name] for c in finalists}))
-            finalists = self._ready(front, rules, loop, eager, first)
+            front = fastest({c.name: times[c.name] for c in finalists})
+            near = sorted((c for c in finalists if ratio(times, c.name, front) <= NEAR), key=lambda c: c.name != front)
+            finalists = self._ready(*near, rules, loop, eager, first)
         last = race({c.name: self.call(c) for c in finalists}, self.budget_s / 4)
         winner = next(c for c in finalists if c.name == fastest(last))
         of_eager = fastest({c.name: last[c.name] for c in finalists if c.backend == "eager"})

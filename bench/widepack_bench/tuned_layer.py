@@ -42,7 +42,7 @@ def tuned(
     *,
     pattern: str = "each",
     device: str = "cpu",
-    budget_s: float = 2.0,
+    budget_s: float = 4.0,
     said: Callable[[str], None] = lambda stage: None,
 ) -> dict[str, Any]:
     """Build and tune the artifact of these members in a folder; what was measured. A folder that holds the same, finished, is left as it is, any other content goes. torch's number of threads is the caller's.

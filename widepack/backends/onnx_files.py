@@ -24,6 +24,7 @@ from widepack_artifacts.program import Node, Ref, Slot
 
 from ..errors import LoweringError
 from .flat import Flat
+from .onnx_members import join_members
 from .onnx_shapes import simplify_reshapes
 from .task import Mapped, Sizes, quiet
 
@@ -82,7 +83,7 @@ def onnx_model(
     with warnings.catch_warnings(), quiet():
         warnings.simplefilter("ignore")
         onnxscript.optimizer.optimize(model)
-        if simplify_reshapes(model):
+        if simplify_reshapes(model) + join_members(model):
             onnxscript.optimizer.remove_unused_nodes(model)  # a session runs what nothing reads
     for value in held.values():
         model.graph.inputs.remove(value)

@@ -28,7 +28,7 @@ NAME = "onnxruntime"
 COPIES = True
 MODEL = "program.onnx"
 MADE = "made-by-the-prologue"  # the file of weights that are in no file
-_FORM = 3
+_FORM = 4
 
 
 def bind(task: Task) -> Function:

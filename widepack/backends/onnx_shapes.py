@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from .onnx_constants import constant, number, whole
+
 
 def simplify_reshapes(model: Any) -> int:
     """Give reshapes of an onnx_ir model plain sizes where that says the same. Returns: how many. Nodes that nothing reads any more stay."""
-    import onnx_ir
-
     changed = 0
     for node in list(model.graph):
-        if node.op_type != "Reshape" or node.domain not in ("", "ai.onnx") or len(node.inputs) != 2 or _whole(node, "allowzero"):
+        if node.op_type != "Reshape" or node.domain not in ("", "ai.onnx") or len(node.inputs) != 2 or whole(node, "allowzero"):
             continue
         x, shape = node.inputs
         made = shape.producer() if shape is not None else None
@@ -25,10 +25,7 @@ def simplify_reshapes(model: Any) -> int:
         sizes = [_size(part, x, place) for place, part in enumerate(made.inputs)]
         if any(s is None for s in sizes) or sizes.count(-1) > 1:
             continue
-        value = onnx_ir.Value(name=f"{node.outputs[0].name}_sizes", const_value=onnx_ir.tensor(sizes, dtype=onnx_ir.DataType.INT64))
-        value.shape, value.dtype = onnx_ir.Shape([len(sizes)]), onnx_ir.DataType.INT64
-        model.graph.initializers[value.name] = value
-        node.replace_input_with(1, value)
+        node.replace_input_with(1, constant(model, f"{node.outputs[0].name}_sizes", [s for s in sizes if s is not None]))
         changed += 1
     return changed
 
@@ -37,12 +34,12 @@ def _size(part: Any, x: Any, place: int) -> int | None:
     """One size of a reshape: a number, 0 for x's own at this place, -1 for what is computed otherwise; None where it cannot be said."""
     if part is None:
         return None
-    fixed = _number(part)
+    fixed = number(part)
     if fixed is not None:
         return fixed if fixed > 0 else None
     node = part.producer()
     if node is not None and node.op_type == "Slice" and _is_shape_of(node.inputs[0], x):
-        begin, end = (_number(v) for v in node.inputs[1:3])
+        begin, end = (number(v) for v in node.inputs[1:3])
         if (begin, end) == (place, place + 1):
             return 0
     return -1
@@ -50,20 +47,4 @@ def _size(part: Any, x: Any, place: int) -> int | None:
 
 def _is_shape_of(value: Any, x: Any) -> bool:
     node = value.producer() if value is not None else None
-    return node is not None and node.op_type == "Shape" and node.inputs[0] is x and not _whole(node, "start") and "end" not in node.attributes
-
-
-def _whole(node: Any, name: str) -> int:
-    """An attribute that is a whole number, 0 where it is not given."""
-    return int(node.attributes[name].value) if name in node.attributes else 0
-
-
-def _number(value: Any) -> int | None:
-    """The one number that a value always is; None where it is none."""
-    import onnx_ir
-
-    held = onnx_ir.convenience.get_const_tensor(value) if value is not None else None
-    if held is None:
-        return None
-    numbers = held.numpy().ravel().tolist()
-    return int(numbers[0]) if len(numbers) == 1 else None
+    return node is not None and node.op_type == "Shape" and node.inputs[0] is x and not whole(node, "start") and "end" not in node.attributes
