@@ -132,9 +132,15 @@ def member(op: str, sample: Sample) -> Any:
     return ops.resolve(op)(*args, **kwargs)
 
 
-def runs(op: str, members: int) -> Iterator[tuple[str, list[Sample], tuple[bool, ...]]]:
+def on(sample: Sample, device: str) -> Sample:
+    """A sample whose tensors are on a device."""
+    args, kwargs = put(sample, iter([t.to(device) for t in tensors(sample)]))
+    return args, kwargs
+
+
+def runs(op: str, members: int, device: str = "cpu") -> Iterator[tuple[str, list[Sample], tuple[bool, ...]]]:
     """Every sample of an op with every combination of kinds."""
-    drawn = [SAMPLES[op](Draw(17 + i)) for i in range(members)]
+    drawn = [[on(s, device) for s in SAMPLES[op](Draw(17 + i))] for i in range(members)]
     for number, many in enumerate(zip(*drawn)):
         for kinds in combinations(len(tensors(many[0])), not ops.pure(op, *many[0])):
             words = ", ".join(f"{'Stacked' if k else 'Shared'} {str(t.dtype)[6:]}{list(t.shape)}" for k, t in zip(kinds, tensors(many[0])))
@@ -145,11 +151,11 @@ def memories(many: list[Sample]) -> tuple[str, ...]:
     return ("major", "packed") if any(t.ndim >= 2 for t in tensors(many[0])) else ("major",)
 
 
-def run_all(op: str, members: int) -> Iterator[tuple[str, Any, list[Sample]]]:
-    for where, many, kinds in runs(op, members):
+def run_all(op: str, members: int, device: str = "cpu") -> Iterator[tuple[str, Any, list[Sample]]]:
+    for where, many, kinds in runs(op, members, device):
         for memory in memories(many):
             args, kwargs, own = wide(many, kinds, memory)
-            w = EagerWriter(members)
+            w = EagerWriter(members, torch.device(device).type)
             w.op = op
             last = [SEQUENTIAL] if op not in SIZES and (op not in VIEWS or memory == "major") else []
             for s in (*applicable(w, op, args, kwargs), *last):

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import json
-import shutil
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +9,12 @@ import pytest
 import torch
 
 import cases
-from support import Artifacts, leaves, run, stack
+from isolating import answers, poisoned
+from support import Artifacts, run, stack
 from widepack import load
 from widepack.wide_model import WideModel
-from widepack_artifacts.store import Reader
 
 STRATEGIES = ("wide", "loop")
-PATTERNS = ("shared", "each")
 WITH_IDS = {"bert": ("input_ids", 500), "gpt2": ("input_ids", 300), "encoder": ("ids", 200), "lstm": ("ids", 100), "textcnn": ("ids", 200)}
 
 
@@ -37,37 +32,6 @@ def opened(artifact: Path, strategy: str, programs: dict[str, Any] | None = None
 
         held.lower = once  # type: ignore[method-assign]
     return ens
-
-
-def poisoned(artifact: Path, member: int, folder: Path) -> Path:
-    """A copy in which every floating weight of a member's own is NaN. Written in place: tensors that lie elsewhere in memory may round differently."""
-    shutil.copytree(artifact, folder)
-    (path,) = folder.glob("weights-*.safetensors")
-    kinds = {weight.name: weight.kind for weight in Reader(artifact).manifest.weights}
-    with open(path, "r+b") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        for name, row in json.loads(file.read(length)).items():
-            of, _, number = name.rpartition("@")
-            if row.get("dtype") != "F32" or kinds[of or name] == "shared" or (of and int(number) != member):
-                continue
-            start, end = row["data_offsets"]
-            size = end - start if of else (end - start) // row["shape"][0]
-            file.seek(8 + length + start + (0 if of else member * size))
-            file.write(struct.pack("<f", float("nan")) * (size // 4))
-    return folder
-
-
-def answers(ens: WideModel, name: str) -> list[list[torch.Tensor]]:
-    """[member] -> its answers to some calls of both presets."""
-    case = cases.load(name)
-    found: list[list[torch.Tensor]] = [[] for _ in range(case.N)]
-    for batch, pattern in itertools.product((1, 3), PATTERNS):
-        own = [case.sample(batch, 40 + i) for i in range(case.N)]
-        result = ens(*own[0][0], **own[0][1]) if pattern == "shared" else ens.each(*stack([a for a, _ in own]), **stack([k for _, k in own]))
-        wide = leaves(result) if isinstance(result, torch.Tensor) or not isinstance(result, list) else [result]
-        for i in range(case.N):
-            found[i] += [leaf[i] for leaf in wide]
-    return found
 
 
 IN_LOOPS = {"mlp", "ragged_heads"}

@@ -197,6 +197,8 @@ class Executable:
         self.forward: Function = graph_module(self.program, device, workers).forward
         self.call: Function = self.eager
         self._own()
+        if device.type == "cuda":  # threads call on streams of their own, which do not wait for what this one's has copied and made
+            torch.cuda.current_stream(device).synchronize()
 
     def _own(self) -> None:
         self._owned = frozenset({storage(t) for w in self.weights for t in (w if isinstance(w, (list, tuple)) else [w])} - {0})

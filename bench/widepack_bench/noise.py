@@ -2,7 +2,8 @@
 
 How a ratio is measured (DESIGN.md, "Fair means"):
 
-1. A **sample** is the median of a few blocks, each of as many calls as last a millisecond; a contestant's sample is its time for one call.
+1. A **sample** is the median of a few blocks, each of as many calls as last a millisecond; a contestant's sample is its time for one call. A few calls before it are not timed:
+   after another contestant's the caches hold what that one read, and a model that is called again and again does not find them so.
 2. A **round** takes one sample of every contestant, so that whatever slows the machine down slows all of them. The order changes from round
    to round: each contestant stands at each place and follows each other one equally often (a Williams square).
 3. The **fastest** baseline is chosen on the odd rounds; the **ratio** baseline / ours is measured on the even ones, so that luck in the choice
@@ -35,7 +36,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Literal
 
-from widepack.timing import rest, without_gc
+from widepack.timing import rest, warm, without_gc
 
 OURS, AGAIN = "widepack", "widepack again"
 WIDTH = 0.1  # an interval as wide as this says nothing about "never slower"
@@ -43,6 +44,7 @@ BIAS = 0.02  # A against A may miss 1 by this much: a systematic difference, not
 MIN_ROUNDS = 24
 MAX_ROUNDS = 2000
 BLOCK_NS = 1_000_000
+LONG_NS = 20_000_000  # of one call: what the caches held before it no longer counts
 
 Verdict = Literal["holds", "slower", "unclear", "noisy"]
 Call = Callable[[], object]
@@ -271,12 +273,12 @@ def _sampler(call: Call, sync: Call | None, clock: Clock, singles: Singles) -> C
     rest()
     once = _warm(call, wait, clock)
     inner = max(1, math.ceil(BLOCK_NS / max(1.0, once)))
-    blocks = 5 if once < 1e6 else 3 if once < 2e7 else 1
+    blocks = 5 if once < 1e6 else 3 if once < LONG_NS else 1
 
     def sample() -> float:
         rest()
-        if blocks > 1:  # the caches are full of the contestant before; for long calls that no longer counts
-            call()
+        if blocks > 1:
+            warm(call, clock, LONG_NS)
         times = []
         for _ in range(blocks):
             wait()

@@ -18,6 +18,7 @@ import torch
 
 from widepack.errors import VerificationError
 from widepack.sweeps import Sweep
+from widepack.timing import LONG_S, WARM_CALLS
 
 from . import noise
 from .baselines import BASELINES, Run
@@ -90,7 +91,6 @@ def run_row(
     begun = time.perf_counter()
     with noise.quiet(threads, pin), compiler_settings(), torch.inference_mode():
         torch._dynamo.reset()
-        chosen: dict[str, Any] = {}
         with torch.inference_mode(False):
             given = inputs(shape.inputs, shape.batch, count)
             modules = members(lambda: sweep.make(preset), count)
@@ -98,10 +98,10 @@ def run_row(
             truth = Truth.of(modules, given, each)
             said("lowering")
             wide = InMemory(lambda: sweep.make(preset), modules, shape.inputs, given, each, device)
-            ways, refused = wide.ways(
-                () if sweep.family == BLOCK else None
-            )  # in a network of many ops the strategies of each would be hundreds of programs
+            # in a network of many ops the strategies of each would be hundreds of programs
+            ways, refused = wide.ways(() if sweep.family == BLOCK else None)
             ways += [wide.compiled()] if compiled else []
+            chosen: dict[str, Any] = {}
             if artifacts:
                 place = place_of(artifacts, sweep.name, count)
                 chosen = tuned(lambda: sweep.make(preset), modules, shape.inputs, shape.batch, place, pattern=pattern, device=device, said=said)
@@ -109,48 +109,22 @@ def run_row(
         args = [v.to(device) if each else v[0].to(device) for v in given]
         modules = [m.to(device) for m in modules]
         auto = _fill(ways, args, truth, refused)
-        times, skipped = _baselines(baselines or effort.baselines, modules, each, args, truth, effort.compile_limit_s, said)
-        if not times:
+        runs, skipped = _baselines(baselines or effort.baselines, modules, each, args, truth, effort.compile_limit_s, said)
+        if not runs:
             raise BenchError(f"no baseline runs: {'; '.join(f'{k}: {v}' for k, v in skipped.items())}")
         said("measuring")
-        sync = torch.cuda.synchronize if device.startswith("cuda") else None
-        calls: dict[str, noise.Call] = {w.name: _bound(w.run, args) for w in ways if w.name not in refused}
-        took = {name: _shortest(call, sync) for name, call in calls.items()}
-        runs = {name: _bound(run, args) for name, run in times.items()}
-        alone = {name: _shortest(call, sync) for name, call in runs.items()}
-        raced = {n: c for n, c in calls.items() if n != AUTO and took[n] <= SLOW_STRATEGY * min(took.values())}
-        against = {n: c for n, c in runs.items() if alone[n] <= SLOW_BASELINE * min(alone.values()) or n == COMPILED_MEMBER}
-        once = sum(_sample(took[n]) for n in raced) + 2 * _sample(took[AUTO]) + sum(_sample(alone[n]) for n in against)
-        budget = max(budget_s or effort.budget_s, once * effort.rounds / 2)  # the race ends at three times its budget
-        race = noise.race(
-            calls[AUTO], against, others={OF + n: c for n, c in raced.items()}, budget_s=budget, min_rounds=max(effort.rounds, 2), sync=sync
+        field = Field.of(
+            {w.name: w.run for w in ways if w.name not in refused}, runs, args, torch.cuda.synchronize if device.startswith("cuda") else None
         )
-        row = Row.of(shape.batch, {}, race, skipped, count)
-        if not effort.rounds:
-            row = replace(row, verdict=CHECKED, why="the answers are right; times of so small a shape, and of so few calls, say nothing")
-    fastest = row.fastest
-    strategies: dict[str, Any] = {w.name: {"used": list(w.used), "same": list(w.same)} for w in ways}
-    for name, why in refused.items():
-        strategies.setdefault(name, {})["skipped"] = why
-    for name in calls:
-        if name in raced or name == AUTO:
-            ours = noise.OURS if name == AUTO else OF + name
-            strategies[name] |= {"median_ms": race.median_ms(ours), "ratio": race.ratio(fastest, ours).to_json(), "verdict": race.verdict_of(ours)}
-            if COMPILED_MEMBER in against:
-                strategies[name][COMPILED_MEMBER] = race.ratio(COMPILED_MEMBER, ours).to_json()
-        else:
-            strategies[name] |= {
-                "median_ms": took[name] * 1e3,
-                "ratio": {"value": min(alone.values()) / took[name], "low": None, "high": None},
-                "verdict": "slower",
-            }
-            strategies[name]["skipped"] = f"not raced: {took[name] / min(took.values()):.1f} times as long as the fastest strategy"
-    far = {n: f"not raced: {alone[n] / min(alone.values()):.1f} times as long as the fastest baseline" for n in runs if n not in against}
-    found = row.to_json()
-    for key in ("sizes", "others", "memory", "roofline"):
-        del found[key]
+        race = field.race(budget_s or effort.budget_s, effort.rounds)
+    row = Row.of(shape.batch, {}, race, skipped, count)
+    if not effort.rounds:
+        row = replace(row, verdict=CHECKED, why="the answers are right; times of so small a shape, and of so few calls, say nothing")
+    strategies = field.strategies(race, row.fastest, ways, refused)
+    far = {n: field.far(n) for n in field.baselines if n not in field.against}
+    found = {k: v for k, v in row.to_json().items() if k not in ("sizes", "others", "memory", "roofline")}
     found["skipped"] = {**skipped, **far}
-    found["baselines"] |= {n: {"median_ms": alone[n] * 1e3} for n in far}
+    found["baselines"] |= {n: {"median_ms": field.alone[n] * 1e3} for n in far}
     return {
         "primitive": sweep.name,
         "members": count,
@@ -165,6 +139,71 @@ def run_row(
         **found,
         "seconds": time.perf_counter() - begun,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Who could run in a row's race, and who does.
+
+    ours: strategies, `auto` among them. baselines: the others. took, alone: seconds of the shortest of a few calls of each of ours, of each baseline. sync: waits for the device.
+    """
+
+    ours: Mapping[str, noise.Call]
+    baselines: Mapping[str, noise.Call]
+    took: Mapping[str, float]
+    alone: Mapping[str, float]
+    sync: noise.Call | None
+
+    @classmethod
+    def of(cls, ours: Mapping[str, Run], baselines: Mapping[str, Run], args: Sequence[Any], sync: noise.Call | None) -> Field:
+        calls, others = ({name: _bound(run, args) for name, run in runs.items()} for runs in (ours, baselines))
+        took, alone = ({name: _shortest(call, sync) for name, call in c.items()} for c in (calls, others))
+        return cls(calls, others, took, alone, sync)
+
+    @property
+    def raced(self) -> dict[str, noise.Call]:
+        """The strategies beside `auto` that are not far slower than the fastest."""
+        return {n: c for n, c in self.ours.items() if n != AUTO and self.took[n] <= SLOW_STRATEGY * min(self.took.values())}
+
+    @property
+    def against(self) -> dict[str, noise.Call]:
+        """The baselines that are not, and the one that published tables count against."""
+        return {n: c for n, c in self.baselines.items() if n == COMPILED_MEMBER or self.alone[n] <= SLOW_BASELINE * min(self.alone.values())}
+
+    def far(self, baseline: str) -> str:
+        """Why a baseline was not raced."""
+        return f"not raced: {self.alone[baseline] / min(self.alone.values()):.1f} times as long as the fastest baseline"
+
+    def race(self, budget_s: float, rounds: int) -> noise.Race:
+        """All of them interleaved. rounds: at least; 0 for a few that judge nothing."""
+        raced, against = self.raced, self.against
+        once = sum(_sample(self.took[n]) for n in raced) + 2 * _sample(self.took[AUTO]) + sum(_sample(self.alone[n]) for n in against)
+        return noise.race(
+            self.ours[AUTO],
+            against,
+            others={OF + n: c for n, c in raced.items()},
+            budget_s=max(budget_s, once * rounds / 2),  # the race ends at three times its budget
+            min_rounds=max(rounds, 2),
+            sync=self.sync,
+        )
+
+    def strategies(self, race: noise.Race, fastest: str, ways: Sequence[Way], refused: Mapping[str, str]) -> dict[str, Any]:
+        """Of each strategy what it is, and its times and ratios, or why it has none."""
+        found: dict[str, Any] = {w.name: {"used": list(w.used), "same": list(w.same)} for w in ways}
+        for name, why in refused.items():
+            found.setdefault(name, {})["skipped"] = why
+        raced, against = self.raced, self.against
+        for name, took in self.took.items():
+            if name in raced or name == AUTO:
+                ours = noise.OURS if name == AUTO else OF + name
+                found[name] |= {"median_ms": race.median_ms(ours), "ratio": race.ratio(fastest, ours).to_json(), "verdict": race.verdict_of(ours)}
+                if COMPILED_MEMBER in against:
+                    found[name][COMPILED_MEMBER] = race.ratio(COMPILED_MEMBER, ours).to_json()
+            else:
+                ratio = {"value": min(self.alone.values()) / took, "low": None, "high": None}
+                found[name] |= {"median_ms": took * 1e3, "ratio": ratio, "verdict": "slower"}
+                found[name]["skipped"] = f"not raced: {took / min(self.took.values()):.1f} times as long as the fastest strategy"
+        return found
 
 
 def _fill(ways: Sequence[Way], args: Sequence[Any], truth: Truth, refused: dict[str, str]) -> Way:
@@ -219,7 +258,9 @@ def _bound(run: Run, args: Sequence[Any]) -> noise.Call:
 
 def _sample(seconds: float) -> float:
     """How long a race takes for one sample of calls that take so many seconds (`noise.race`)."""
-    return seconds if seconds > 0.02 else 4 * seconds if seconds > 0.001 else 0.006 + seconds
+    if seconds > LONG_S:
+        return seconds
+    return min(WARM_CALLS * seconds, LONG_S + seconds) + (3 * seconds if seconds > 0.001 else 0.006)
 
 
 def _shortest(call: noise.Call, sync: noise.Call | None) -> float:

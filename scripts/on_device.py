@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+"""All that is to be known of a device from one call: its tests, and what `widepack bench` measures there, each step within its time, as JSON.
+
+    python scripts/on_device.py -o results [--device cuda] [--steps tests,primitives,blocks,networks] [--limit 540]
+
+Written into the folder: `device.json` (every step: its command, seconds, exit status, the end of what it said; of the tests each failure, how many were compared, and the ops without a
+kernel there) and the documents of `widepack bench`, which a later call goes on with. A step that does not end in its time is stopped, and what it has measured so far is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+from widepack_bench.report import environment
+
+ROOT = Path(__file__).resolve().parent.parent
+SAID = 4000  # characters of a step's output that are kept
+GRACE_S = 20  # for a step that was interrupted to write what it has
+
+
+def commands(device: str, out: Path) -> dict[str, list[str]]:
+    """Each step's command."""
+    bench = [sys.executable, "-m", "widepack_cli", "bench", "--device", device]
+    return {
+        "tests": [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-m",
+            "gpu",
+            str(ROOT / "tests/gpu"),
+            f"--junitxml={out / 'tests.xml'}",
+        ],
+        "primitives": [*bench, "--primitive", "all", "-p", "full", "--resume", str(out / "primitives.json")],
+        "blocks": [*bench, "--primitive", "block", "-p", "full", "--resume", str(out / "blocks.json")],
+        "networks": [*bench, "--suite", "full", "--json", str(out / "networks.json")],
+    }
+
+
+def step(command: list[str], device: str, limit_s: float) -> dict[str, Any]:
+    """Run a command, interrupt it when its time is over."""
+    places = [ROOT, ROOT / "artifacts", ROOT / "bench", ROOT / "cli"]  # nothing need be installed there
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places)), "WIDEPACK_TEST_DEVICE": device, "TOKENIZERS_PARALLELISM": "false"}
+    begun = time.monotonic()
+    with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True) as process:
+        stopped = False
+        try:
+            said, _ = process.communicate(timeout=max(1.0, limit_s))
+        except subprocess.TimeoutExpired:
+            stopped = True
+            process.send_signal(signal.SIGINT)
+            try:
+                said, _ = process.communicate(timeout=GRACE_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                said, _ = process.communicate()
+    return {
+        "command": " ".join(command[1:]),
+        "seconds": round(time.monotonic() - begun, 1),
+        "stopped": stopped,
+        "exit": process.returncode,
+        "said": said[-SAID:],
+    }
+
+
+def tests(path: Path) -> dict[str, Any]:
+    """What a JUnit file says: counts, failures with their words, and the tests' own properties added up."""
+    found: dict[str, Any] = {"passed": 0, "skipped": 0, "failed": {}, "compared": 0, "without_kernel": []}
+    if not path.exists():
+        return found
+    for case in ElementTree.parse(path).iter("testcase"):
+        bad = next((b for kind in ("failure", "error") for b in case.iter(kind)), None)
+        if bad is not None:
+            found["failed"][f"{case.get('classname')}.{case.get('name')}"] = (bad.text or bad.get("message") or "")[-SAID:]
+        elif case.find("skipped") is not None:
+            found["skipped"] += 1
+        else:
+            found["passed"] += 1
+        for row in case.iter("property"):
+            if row.get("name") == "compared":
+                found["compared"] += int(row.get("value") or 0)
+            elif row.get("name") == "absent":
+                found["without_kernel"] += [op.strip(" '[]") for op in (row.get("value") or "").split(",") if op.strip(" '[]")]
+    return found
+
+
+def main() -> int:
+    known = list(commands("", Path()))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("-o", "--out", type=Path, required=True, help="a folder")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--steps", default=",".join(known), help=f"of {', '.join(known)}")
+    parser.add_argument("--limit", type=float, default=540.0, help="seconds of all steps together")
+    given = parser.parse_args()
+    steps = given.steps.split(",")
+    if unknown := [s for s in steps if s not in known]:
+        parser.error(f"unknown steps {', '.join(unknown)}; known: {', '.join(known)}")
+    given.out.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + given.limit
+    document: dict[str, Any] = {"environment": environment(given.device, 0), "steps": {}}
+    for name in steps:
+        document["steps"][name] = step(commands(given.device, given.out.absolute())[name], given.device, end - time.monotonic())
+        if name == "tests":
+            document["steps"][name] |= tests(given.out / "tests.xml")
+        (given.out / "device.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        print(name, json.dumps({k: v for k, v in document["steps"][name].items() if k != "said"})[:SAID], flush=True)
+    return max(s["exit"] != 0 for s in document["steps"].values())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

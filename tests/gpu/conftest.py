@@ -1,0 +1,30 @@
+"""Tests of a device: skipped where there is none. `WIDEPACK_TEST_DEVICE=cpu pytest tests/gpu` runs them on the CPU, to try the tests themselves."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+DEVICE = os.environ.get("WIDEPACK_TEST_DEVICE", "cuda")
+MISSING = torch.device(DEVICE).type == "cuda" and not torch.cuda.is_available()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
+            if MISSING:
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture
+def device() -> Iterator[str]:
+    """Where a test runs, with float32 products in float32: TF32 keeps ten bits of each factor."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    yield DEVICE
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before

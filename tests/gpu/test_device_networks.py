@@ -1,0 +1,96 @@
+"""The twelve networks on a device: each member's answers, members apart from each other, the probe, and what a swap changes."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import cases
+from isolating import answers, poisoned, to
+from support import Artifacts, Bound, double, fresh, leaves, must, run, stack
+from widepack import VerificationError, load
+
+REFUSED = """
+import sys
+import torch, widepack
+ens = widepack.load(sys.argv[1], device=sys.argv[2])
+args, kwargs = torch.load(sys.argv[3])
+try:
+    y = ens(*args, **kwargs)
+    torch.cuda.is_available() and torch.cuda.synchronize()
+except Exception as error:
+    print("refused", type(error).__name__)
+else:
+    print("answered")
+"""
+
+
+@pytest.mark.parametrize("name", cases.NAMES)
+def test_every_member_answers_as_alone(name: str, artifacts: Artifacts, device: str) -> None:
+    case = cases.load(name)
+    ens = load(artifacts(name), device=device)
+    bounds: dict[int, Bound] = {}
+    for batch in (1, 2, 5):
+        own = [case.sample(batch, 1000 * batch + 10 * i) for i in range(case.N)]
+        shared = ens(*to(own[0][0], device), **to(own[0][1], device))
+        each = ens.each(*to(stack([a for a, _ in own]), device), **to(stack([k for _, k in own]), device))
+        for i in range(case.N):
+            for answer, (args, kwargs) in ((shared, own[0]), (each, own[i])):
+                alone = leaves(run(case.member(i).to(device), to(args, device), to(kwargs, device)))
+                truth = leaves(run(case.member(i).double(), double(args), double(kwargs)))
+                for k, (wide, mine, right) in enumerate(zip(_leaves(answer), alone, truth, strict=True)):
+                    assert wide[i].device.type == torch.device(device).type
+                    bounds.setdefault(k, Bound()).add(wide[i].cpu(), mine.cpu(), right)
+    for bound in bounds.values():
+        bound.check()
+
+
+def _leaves(answer: Any) -> list[Any]:
+    """The leaves of a wide answer: `[N, ...]`, or a list of N where members differ in shape."""
+    return [answer] if isinstance(answer, (torch.Tensor, list)) else leaves(answer)
+
+
+@pytest.mark.parametrize("name", cases.NAMES)
+def test_nan_in_one_members_weights_stays_there(name: str, artifacts: Artifacts, tmp_path: Path, device: str) -> None:
+    def found(path: Path) -> list[list[torch.Tensor]]:
+        return answers(load(path, device=device, verify="off"), name, device)
+
+    clean = found(artifacts(name))
+    for j in range(len(clean)):
+        for i, (before, after) in enumerate(zip(clean, found(poisoned(artifacts(name), j, tmp_path / f"{j}")))):
+            for a, b in zip(before, after, strict=True):
+                assert b.isnan().all() if i == j else torch.equal(a, b), f"NaN in member {j}, answers of member {i}"
+
+
+@pytest.mark.parametrize("name", ["encoder", "textcnn"])
+def test_an_index_out_of_range_is_refused(name: str, artifacts: Artifacts, tmp_path: Path, device: str) -> None:
+    """In a process of its own: a kernel that finds it on a GPU ends the process's use of the device."""
+    case = cases.load(name)
+    for value, said in ((3, "answered"), (200, "refused"), (2**40, "refused")):
+        args, kwargs = case.sample(2, 0)
+        args = [a.clone() for a in args]
+        args[0][1, 3] = value
+        torch.save((to(args, device), to(kwargs, device)), tmp_path / "call.pt")
+        assert must(fresh(REFUSED, artifacts(name), device, tmp_path / "call.pt")).split()[0] == said
+
+
+def test_the_probe_finds_a_weight_that_is_not_the_proved_one(artifacts: Artifacts, tmp_path: Path, device: str) -> None:
+    import shutil
+
+    path = tmp_path / "other.wide"
+    shutil.copytree(artifacts("mlp"), path)
+    (weights,) = path.glob("weights-*.safetensors")
+    with open(weights, "r+b") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        rows = json.loads(file.read(length))
+        begin, end = next(r["data_offsets"] for n, r in rows.items() if n != "__metadata__" and r["dtype"] == "F32" and len(r["shape"]) == 3)
+        file.seek(8 + length + begin)
+        file.write(struct.pack("<f", 3.0) * ((end - begin) // 4))
+    with pytest.raises(VerificationError):
+        load(path, device=device).probe()
+    load(artifacts("mlp"), device=device).probe()
