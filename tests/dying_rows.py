@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,3 +21,9 @@ def rows_of(name: str, members: Sequence[int], preset: str, options: Mapping[str
             os._exit(3)
         yield {"row": {"primitive": name, "members": n, "verdict": "checked", "skipped": {}, "compiled-member": None}}
     os._exit(3)
+
+
+def forever() -> Iterator[dict[str, Any]]:
+    """Its process's number, and no end."""
+    yield {"pid": os.getpid()}
+    time.sleep(600)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -390,6 +394,38 @@ def test_a_baseline_that_takes_its_process_with_it(monkeypatch: pytest.MonkeyPat
         assert list(row["skipped"]) == ["vmap"] and "its process ended while it was prepared" in row["skipped"]["vmap"]
     assert four["error"].startswith("its process ended: ") and five["error"].startswith("its process ended: ")
     assert (four["primitive"], four["members"]) == ("linear", 4)
+
+
+OF_A_PARENT = """
+import time
+from widepack_bench.fresh import lines_of_fresh_process
+lines = lines_of_fresh_process("dying_rows:forever", {})
+print(next(lines)["pid"], flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_process_ends_with_the_one_that_asked_it() -> None:
+    """Also where that was killed, and could end nothing itself: what goes on would take the processor from the next measurement."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    with subprocess.Popen([sys.executable, "-c", OF_A_PARENT], stdout=subprocess.PIPE, text=True, env=env) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        os.kill(child, 0)
+        parent.kill()
+    deadline = time.monotonic() + 20
+    while _runs(child):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:  # one that has ended and that nobody has asked for
+            return file.read().rpartition(") ")[2][:1] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
 
 
 @pytest.mark.slow

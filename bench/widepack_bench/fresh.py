@@ -36,6 +36,7 @@ def in_fresh_process(function: str, arguments: Mapping[str, Any], *, threads: in
     return found
 
 
+ATTACHED = "attached"  # to whoever started it: a process that ends when that one does, however it ended
 STEADY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 34), "MALLOC_TOP_PAD_": str(1 << 26)}
 """What makes glibc keep the memory that is freed. By itself it gives a large answer's back and asks the system for it again at the next call, or does not, by
 what the process did before."""
@@ -56,9 +57,15 @@ def lines_of_fresh_process(
     """
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         child = subprocess.Popen(
-            _command(function, arguments), stdout=subprocess.PIPE, stderr=log, text=True, env={**_environment(threads), **(STEADY if steady else {})}
+            [*_command(function, arguments), ATTACHED],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env={**_environment(threads), **(STEADY if steady else {})},
         )
         assert child.stdout is not None
+        assert child.stdin is not None
         late = threading.Event()
 
         def stop() -> None:
@@ -88,6 +95,7 @@ def lines_of_fresh_process(
                 child.kill()
                 child.wait()
             child.stdout.close()
+            child.stdin.close()
         if code:
             log.seek(0)
             said = [line for line in log.read().splitlines() if line.strip()]
@@ -119,9 +127,17 @@ def _environment(threads: int | None) -> dict[str, str]:
     return {**os.environ, **own}
 
 
+def _end_with_parent() -> None:
+    """Nothing comes on standard input; it ends when the process that holds its other end has ended, even where that was killed."""
+    sys.stdin.read()
+    os._exit(1)
+
+
 def main() -> None:
     """One line of JSON on standard output, of a generator one for each of its values; an error as one line on standard error."""
     module, _, function = sys.argv[1].partition(":")
+    if ATTACHED in sys.argv[3:]:
+        threading.Thread(target=_end_with_parent, daemon=True).start()
     written, sys.stdout = sys.stdout, sys.stderr  # what libraries print is no result
     try:
         found = getattr(import_module(module), function)(**json.loads(sys.argv[2]))

@@ -54,6 +54,25 @@ def bilinear_turned(w: Writer, a: Wide, b: Wide, weight: Stacked, bias: Wide | N
     rows, others = (_rows(w, v) for v in (a, b))  # [N, R, I], [N, R, J]
     y = w.call("unflatten.int", w.call("bmm", rows, w.call("flatten.using_ints", matrix, 2, 3)), 2, [outputs, right])
     y = w.call("squeeze.dim", w.call("matmul", y, w.call("unsqueeze", others, -1)), -1)  # [N, R, O]
+    return _of_rows(w, y, a, bias)
+
+
+def _own_wide_matrix(w: Writer, a: Wide, b: Wide, weight: Wide, bias: Wide | None = None) -> bool:
+    return _own_matrix(w, a, b, weight, bias) and weight.value.held.dtype != torch.float16  # type: ignore[union-attr]  # a * b alone may be more than it holds
+
+
+@strategy("bilinear", "outer", family="linear", when=_own_wide_matrix)
+def bilinear_outer(w: Writer, a: Wide, b: Wide, weight: Stacked, bias: Wide | None = None) -> Wide:
+    """a batched product of the outer products of a and b, [N, R, I*J], with the weights as [N, I*J, O], turned at load: nothing as wide as O*J is made"""
+    matrix = w.call("transpose.int", w.call("flatten.using_ints", weight.value, 2, 3), 1, 2)
+    matrix = w.call("clone", matrix, memory_format=torch.contiguous_format)
+    rows, others = (_rows(w, v) for v in (a, b))
+    pairs = w.call("mul.Tensor", w.call("unsqueeze", rows, -1), w.call("unsqueeze", others, -2))
+    return _of_rows(w, w.call("bmm", w.call("flatten.using_ints", pairs, 2, 3), matrix), a, bias)
+
+
+def _of_rows(w: Writer, y: Value, a: Wide, bias: Wide | None) -> Wide:
+    """`[N, R, O]` with the bias, in the leading dims of `a`"""
     if bias is not None:
         y = w.call("add.Tensor", y, w.call("unsqueeze", w.stack(bias), 1))
     if rank(a) == 1:
