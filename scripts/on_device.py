@@ -20,9 +20,12 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
-from widepack_bench.report import environment
-
 ROOT = Path(__file__).resolve().parent.parent
+PLACES = [str(ROOT / place) for place in (".", "artifacts", "bench", "cli")]
+sys.path[:0] = PLACES  # nothing need be installed there
+
+from widepack_bench.report import environment  # noqa: E402
+
 SAID = 4000  # characters of a step's output that are kept
 GRACE_S = 20  # for a step that was interrupted to write what it has
 
@@ -51,8 +54,7 @@ def commands(device: str, out: Path) -> dict[str, list[str]]:
 
 def step(command: list[str], device: str, limit_s: float) -> dict[str, Any]:
     """Run a command, interrupt it when its time is over."""
-    places = [ROOT, ROOT / "artifacts", ROOT / "bench", ROOT / "cli"]  # nothing need be installed there
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places)), "WIDEPACK_TEST_DEVICE": device, "TOKENIZERS_PARALLELISM": "false"}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(PLACES), "WIDEPACK_TEST_DEVICE": device, "TOKENIZERS_PARALLELISM": "false"}
     begun = time.monotonic()
     with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True) as process:
         stopped = False

@@ -14,6 +14,7 @@ onnxruntime = pytest.importorskip("onnxruntime")
 onnxscript = pytest.importorskip("onnxscript")
 
 from widepack.backends.onnx_members import join_members  # noqa: E402
+from widepack.backends.onnx_shapes import simplify_reshapes  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what torch's exporter says of itself
 
@@ -63,7 +64,7 @@ def test_a_loop_is_one_split_and_one_concat(shape: tuple[int, ...], dynamic: tup
     onnxscript.optimizer.remove_unused_nodes(model)
     after = kinds(model)
     assert not after["Gather"] and not after["Unsqueeze"] and after["Split"] == after["Concat"] == 1 and after["Reshape"] == 2
-    for n in {shape[1], 1, 7} if dynamic else {shape[1]}:
+    for n in {shape[1], 0, 1, 7} if dynamic else {shape[1]}:
         y = torch.randn(shape[0], n, *shape[2:])
         (found,) = answers(model, (y,))
         assert torch.equal(torch.from_numpy(found), loop(y))
@@ -89,6 +90,44 @@ def test_what_else_is_left_alone(function: Callable[..., Any], dynamic: tuple[in
     assert not kinds(model)["Split"] - before["Split"]
     for a, b in zip(want, answers(model, (x,)), strict=True):
         assert (a == b).all()
+
+
+@pytest.mark.parametrize("dynamic", [(), (1,)])
+def test_loops_in_a_row(dynamic: tuple[int, ...]) -> None:
+    """What one loop gives and the next one takes is put together and taken apart; others read it whole."""
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = loop(x)
+        return y, loop(y) + y
+
+    x = torch.randn(3, 4, 5)
+    model = exported(function, (x,), dynamic)
+    want = answers(model, (x,))
+    assert join_members(model) >= 3
+    onnxscript.optimizer.remove_unused_nodes(model)
+    for a, b in zip(want, answers(model, (x,)), strict=True):
+        assert a.shape == b.shape and (a == b).all()
+
+
+def test_a_value_whose_sizes_are_simplified_too() -> None:
+    def function(x: Tensor) -> Tensor:
+        y = x.flatten(0, 1).mul(2.0).view(3, -1, 5)
+        return y + loop(y)
+
+    x = torch.randn(3, 4, 5)
+    model = exported(function, (x,), (1,))
+    want = answers(model, (x,))
+    simplify_reshapes(model)
+    join_members(model)
+    onnxscript.optimizer.remove_unused_nodes(model)
+    for a, b in zip(want, answers(model, (x,)), strict=True):
+        assert a.shape == b.shape and (a == b).all()
+
+
+def test_weights_are_left_as_they_are() -> None:
+    x = torch.randn(3, 4, 5)
+    model = exported(loop, (x,), ())
+    assert join_members(model, model.graph.inputs) == 1 and kinds(model)["Gather"] == 3
 
 
 def test_members_that_are_read_twice_and_parts_that_others_read() -> None:

@@ -77,9 +77,10 @@ def race(calls: Mapping[str, Call], budget_s: float, least: int = ROUNDS) -> dic
             order = names[turn:] + names[:turn]
             for name in order if number // len(names) % 2 == 0 else reversed(order):
                 rest()
-                if short := alone[name] < LONG_S:
-                    warm(calls[name])
-                times[name].append(statistics.median(once(calls[name], sizes[name]) for _ in range(BLOCKS if short else 1)))
+                if alone[name] < LONG_S:
+                    warm(calls[name], long=LONG_S / 2)
+                blocks = BLOCKS if alone[name] < LONG_S / 4 else 1  # many candidates of some milliseconds are not to take longer than a search may
+                times[name].append(statistics.median(once(calls[name], sizes[name]) for _ in range(blocks)))
     return times
 
 

@@ -7,7 +7,7 @@
 3. **End to end.** The plan by rules of thumb, the composed one, every profile and the whole program as one loop run interleaved (timing.py).
 4. **Refinement.** Within the budget, signature by signature, dearest first, the best plan with another strategy there; taken where it is faster in most rounds.
 5. **Backends.** The best plan, the one with the ops' first strategies, the composed one and the loop, each on every other backend that is there.
-6. The best and those near it, the plan by rules of thumb and the loop run once more, in rounds that chose nothing: the fastest there is the plan.
+6. The best and those near it, the plan by rules of thumb and the loop run once more: the fastest there is the plan.
 
 Every program that is chosen passes the artifact's probe, and answers as the loop does at the batch that it was measured at, before it is kept.
 """

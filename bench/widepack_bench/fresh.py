@@ -129,7 +129,8 @@ def _environment(threads: int | None) -> dict[str, str]:
 
 def _end_with_parent() -> None:
     """Nothing comes on standard input; it ends when the process that holds its other end has ended, even where that was killed."""
-    sys.stdin.read()
+    while os.read(0, 4096):  # not `sys.stdin.read()`, which holds a lock that an interpreter waits for at its end
+        pass
     os._exit(1)
 
 

@@ -22,6 +22,7 @@ from widepack.machine import name_of
 
 from .errors import BenchError
 from .in_memory import AUTO, BATCH, Way
+from .report import commit
 from .suite_run import write_whole
 
 ARTIFACT, CACHE, RECORD = "layer.wide", "cache", "tuned.json"
@@ -58,6 +59,8 @@ def tuned(
         "pattern": pattern,
         "device": name_of(device),
         "threads": torch.get_num_threads(),
+        "budget_s": budget_s,
+        "commit": commit(),
         "versions": {"widepack": widepack.__version__, "torch": torch.__version__},
     }
     record = folder / RECORD

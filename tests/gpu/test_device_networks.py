@@ -16,7 +16,7 @@ from support import Artifacts, Bound, double, fresh, leaves, must, run, stack
 from widepack import VerificationError, load
 
 REFUSED = """
-import sys
+import os, sys
 import torch, widepack
 ens = widepack.load(sys.argv[1], device=sys.argv[2])
 args, kwargs = torch.load(sys.argv[3])
@@ -24,9 +24,10 @@ try:
     y = ens(*args, **kwargs)
     torch.cuda.is_available() and torch.cuda.synchronize()
 except Exception as error:
-    print("refused", type(error).__name__)
+    print("refused", type(error).__name__, flush=True)
 else:
-    print("answered")
+    print("answered", flush=True)
+os._exit(0)  # without what CUDA does at the end of a process whose context a kernel has ended
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -18,14 +19,17 @@ FAMILIES = sorted({REGISTRY[op].family for op in WALKED})
 UNDEFINED = {"aten.empty_like.default", "aten.new_empty.default"}
 
 
+ABSENT = re.compile(r"not implemented|not supported|could not run|no kernel|only supported|unsupported|must be on the cpu", re.IGNORECASE)
+
+
 def runs_alone(op: str, samples: list[Sample]) -> bool:
-    """Whether the device has a kernel for the op, of these dtypes."""
+    """Whether the device has a kernel for the op, of these dtypes. Raises: whatever else ends a member alone."""
     try:
         for sample in samples:
             member(op, sample)
-    except (NotImplementedError, RuntimeError):
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()  # raises where the error has ended this process's use of the device: nothing after it would say anything
+    except RuntimeError as error:  # NotImplementedError is one
+        if not ABSENT.search(str(error)):
+            raise
         return False
     return True
 
@@ -51,7 +55,7 @@ def test_every_strategy_equals_the_op_once_a_member(family: str, device: str, re
                 wrong.append(f"{op}, N={members}: {type(error).__name__}: {str(error)[:300]}")
     record_property("compared", compared)
     record_property("absent", sorted(absent))
-    assert compared
+    assert compared or absent
     assert not wrong, "\n".join([f"{len(wrong)} wrong of {compared} compared:", *wrong])
 
 
@@ -62,7 +66,10 @@ def test_nan_in_one_member_changes_no_bit_of_another(family: str, device: str) -
         for where, many, kinds in runs(op, 3, device):
             for memory in memories(many):
                 (args, kwargs, clean_own), (args_nan, kwargs_nan, own) = (wide(many, kinds, memory, nan) for nan in (None, 1))
-                if not runs_alone(op, clean_own) or not runs_alone(op, own):
+                try:
+                    if not (runs_alone(op, clean_own) and runs_alone(op, own)):
+                        continue
+                except RuntimeError:  # a member that refuses NaN: what all do then, tests/test_primitives.py says
                     continue
                 w = EagerWriter(3, torch.device(device).type)
                 w.op = op

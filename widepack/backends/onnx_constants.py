@@ -26,9 +26,11 @@ def whole(node: Any, name: str) -> int:
 
 
 def constant(model: Any, name: str, sizes: Sequence[int]) -> Any:
-    """A value of a model that is always these sizes."""
+    """A value of a model that is always these sizes. name: made longer where another initialiser has it, which would be lost."""
     import onnx_ir
 
+    while name in model.graph.initializers:
+        name += "_"
     value = onnx_ir.Value(name=name, const_value=onnx_ir.tensor(list(sizes), dtype=onnx_ir.DataType.INT64))
     value.shape, value.dtype = onnx_ir.Shape([len(sizes)]), onnx_ir.DataType.INT64
     model.graph.initializers[name] = value

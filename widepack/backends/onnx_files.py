@@ -83,7 +83,7 @@ def onnx_model(
     with warnings.catch_warnings(), quiet():
         warnings.simplefilter("ignore")
         onnxscript.optimizer.optimize(model)
-        if simplify_reshapes(model) + join_members(model):
+        if simplify_reshapes(model) + join_members(model, held.values()):
             onnxscript.optimizer.remove_unused_nodes(model)  # a session runs what nothing reads
     for value in held.values():
         model.graph.inputs.remove(value)

@@ -3,22 +3,23 @@
 A loop that is written out selects member after member from `[N, B, ...]` and stacks N answers: N nodes that take, N that squeeze, N that unsqueeze. Where the sizes behind the
 first two dims are numbers, member i's part of `[N, B, ...]` is the i-th piece of `[N*B, ...]`:
 
-    Gather(x, 0), Gather(x, 1), ...               -> Split(Reshape(x, [-1, ...]))
+    Gather(x, 0), Gather(x, 1), ...               -> Split(Reshape(x, [-1, ...]), [B, B, ...])
     Concat(Unsqueeze(y0, 0), Unsqueeze(y1, 0), .) -> Reshape(Concat(y0, y1, ...), [N, -1, ...])
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .onnx_constants import constant, number, numbers, whole
 
 
-def join_members(model: Any) -> int:
-    """Rewrite an onnx_ir model. Returns: how many values are taken apart or put together in the new way. Nodes that nothing reads any more stay."""
+def join_members(model: Any, weights: Iterable[Any] = ()) -> int:
+    """Rewrite an onnx_ir model. weights: values that are left as they are: a session reads a member's part of them in place. Returns: how many values are taken apart or put together
+    in the new way. Nodes that nothing reads any more stay."""
     changed = 0
-    seen: set[int] = set()
+    seen = {id(w) for w in weights}
     for node in list(model.graph):
         if node.domain not in ("", "ai.onnx"):
             continue
@@ -42,14 +43,29 @@ def _split(model: Any, before: Any, x: Any) -> bool:
     if rest is None or count < 2 or {i for _, i in taken} != set(range(count)):
         return False
     flat = onnx_ir.node("Reshape", [x, constant(model, f"{x.name}_sizes", [-1, *rest])], name=f"{x.name}_flat")
-    pieces = onnx_ir.node("Split", [flat.outputs[0]], {"axis": 0, "num_outputs": count}, num_outputs=count, name=f"{x.name}_members")
+    # not by `num_outputs`: ONNX Runtime computes those sizes in float32, and refuses them where there are no rows
+    sizes, made = _rows_of_each(model, x, count)
+    pieces = onnx_ir.node("Split", [flat.outputs[0], sizes], {"axis": 0}, num_outputs=count, name=f"{x.name}_members")
     for value, name in ((flat.outputs[0], f"{x.name}_flat"), *((v, f"{x.name}_{i}") for i, v in enumerate(pieces.outputs))):
         value.name, value.dtype = f"{name}_of_members", x.dtype
-    model.graph.insert_before(before, [flat, pieces])
+    model.graph.insert_before(before, [flat, *made, pieces])
     for node, i in taken:
         pieces.outputs[i].shape = node.outputs[0].shape
         onnx_ir.convenience.replace_all_uses_with(node.outputs[0], pieces.outputs[i])
     return True
+
+
+def _rows_of_each(model: Any, x: Any, count: int) -> tuple[Any, list[Any]]:
+    """`[B] * N`, and the nodes that compute it where B is no number."""
+    import onnx_ir
+
+    if isinstance(x.shape[1], int):
+        return constant(model, f"{x.name}_rows", [x.shape[1]] * count), []
+    rows = onnx_ir.node("Shape", [x], {"start": 1, "end": 2}, name=f"{x.name}_rows")
+    each = onnx_ir.node("Expand", [rows.outputs[0], constant(model, f"{x.name}_count", [count])], name=f"{x.name}_rows_of_each")
+    for node in (rows, each):
+        node.outputs[0].name, node.outputs[0].dtype = f"{node.name}_of_members", onnx_ir.DataType.INT64
+    return each.outputs[0], [rows, each]
 
 
 def _member(node: Any, x: Any, graph: Any) -> int | None:
