@@ -252,6 +252,21 @@ def test_a_backend_that_answers_wrongly_here_is_not_taken(artifact: Path, monkey
         widepack.load(artifact, backend="aot")
 
 
+def test_a_plan_is_held_to_the_bounds_of_the_build(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probe allows for another device; who is further off than a build takes is not chosen, however fast."""
+    own = backends.backend
+    (record,) = widepack.load(artifact).entry("forward").programs.probing.record("shared") or []
+
+    def bind(task: Any) -> Any:
+        off = 3 * (2 * record["own_rms"] + torch.finfo(torch.float32).eps * record["scale"])
+        return lambda *inputs: [y + off for y in task.eager(*inputs)]
+
+    monkeypatch.setattr(backends, "backend", lambda name: SimpleNamespace(NAME="aot", bind=bind) if name == "aot" else own(name))
+    monkeypatch.setattr(tuning, "race", race_won_by("loop on aot"))
+    (row,) = widepack.tune(artifact, backends=["aot"], **ONE).rows
+    assert row.backend == "eager" and "as a build holds its programs to" in row.dropped["loop on aot"]
+
+
 @pytest.mark.parametrize("threads", ["x", None, [1]])
 def test_a_plan_with_a_strange_number_of_threads_is_refused(artifact: Path, threads: Any) -> None:
     widepack.tune(artifact, write=True, **ONE)

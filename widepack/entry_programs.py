@@ -412,6 +412,12 @@ class Programs:
         weights = {s.source: self.held.weight(s.source) for s in bound.program.weights}
         return Executable(self.probing.at_rest(bound.program), weights, self.held.device, prologue=self.held.prologue).run
 
+    def beyond(self, pattern: str, bound: Bound) -> str:
+        """How a program that passes the probe leaves the bounds that a build holds its own to, in words; empty where it does not, and without a probe."""
+        if self.held.probe is None:
+            return ""
+        return self.probing.beyond(pattern, self._at_rest(bound), [o.kind for o in bound.program.outputs])
+
     def probe(self, pattern: str, made: Sequence[Bound], again: bool = False) -> None:
         """Run the artifact's probe through each program that has not passed it here; again: through all. Raises: ProbeError; ArtifactError."""
         held, manifest = self.held, self.held.manifest

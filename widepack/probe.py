@@ -139,14 +139,7 @@ def check(
                         f"probe: output {record.get('output') or k} of member {i} differs from the answer that was recorded when the artifact was built"
                     )
                 continue
-            pool = Pool(
-                str(record["output"]),
-                float(torch.finfo(value.dtype).eps),
-                own_max=float(record["own_max"]),
-                scale_square=float(record["scale"]) ** 2,
-                count=1,
-            )
-            pool.own_square = float(record["own_rms"]) ** 2
+            pool = _pool(record, value)
             most = at_limit(flat)
             fine = torch.isfinite(truth) & ~most
             error = (flat.to(truth.dtype)[fine] - truth[fine]).abs()
@@ -161,6 +154,48 @@ def check(
                     f"probe: output {record.get('output') or k} of member {i} is off by {largest:.2e} from the float64 answer recorded at build, the bound is "
                     f"{_FACTOR * pool.max_bound:.2e}; this torch ({torch.__version__}) or device runs the program differently. Build the artifact again here, or load(strategies='loop')"
                 )
+
+
+def beyond(
+    tensors: Mapping[str, torch.Tensor],
+    pattern: str,
+    outputs: Sequence[Any],
+    kinds: Sequence[str],
+    records: Sequence[Mapping[str, Any]],
+    members: Sequence[int],
+) -> str:
+    """How answers that pass `check` leave the bounds that a build holds its own to, in words; empty where they do not. The arguments are `check`'s."""
+    for k, (output, kind, record) in enumerate(zip(outputs, kinds, records)):
+        for at, i in enumerate(members):
+            stride, truth = recorded(tensors, f"{pattern}.y{k}.{i}")
+            value = output if kind == "shared" else output[at]
+            if not floating(value):
+                continue
+            pool = _pool(record, value)
+            flat = value.detach().cpu().reshape(-1)[::stride].to(truth.dtype)
+            error = (flat - truth)[torch.isfinite(truth) & torch.isfinite(flat)].abs()
+            if not error.numel():
+                continue
+            rms, largest = float(error.square().mean().sqrt()), float(error.max())
+            if not (rms <= pool.rms_bound() and largest <= pool.max_bound):
+                return (
+                    f"output {record.get('output') or k} of member {i}: rms error {rms:.2e} (bound {pool.rms_bound():.2e}), "
+                    f"largest {largest:.2e} (bound {pool.max_bound:.2e}), as a build holds its programs to"
+                )
+    return ""
+
+
+def _pool(record: Mapping[str, Any], value: torch.Tensor) -> Pool:
+    """The members' own errors in an output, as a build has recorded them."""
+    pool = Pool(
+        str(record["output"]),
+        float(torch.finfo(value.dtype).eps),
+        own_max=float(record["own_max"]),
+        scale_square=float(record["scale"]) ** 2,
+        count=1,
+    )
+    pool.own_square = float(record["own_rms"]) ** 2
+    return pool
 
 
 def differs(found: Any, wanted: Any, record: Mapping[str, Any]) -> str:

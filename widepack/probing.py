@@ -149,6 +149,11 @@ class Probing:
             raise ProbeError(f"{self.held.reader.root} has a probe of entry {self.name}, but no record of its verification; build it again")
         probes.check(self.answers(pattern), self.at(pattern), run(*self.inputs(pattern)), kinds, record, self.held.chosen)
 
+    def beyond(self, pattern: str, run: Function, kinds: Sequence[str]) -> str:
+        """How a program that passes `check` leaves the bounds of the build over the probe's inputs, in words; empty where it does not."""
+        record = self.record(pattern)
+        return probes.beyond(self.answers(pattern), self.at(pattern), run(*self.inputs(pattern)), kinds, record, self.held.chosen) if record else ""
+
     def at_rest(self, program: Program) -> Program:
         """A program without its draws, of which the probe was made. Raises: ArtifactError."""
         found = rested(program) if draws(program) else program

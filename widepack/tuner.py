@@ -280,21 +280,28 @@ def searches_of(
 
 
 class _Right:
-    """Whether a bound program is right: the artifact's probe, and the answers of the first program that was asked at the batch that is measured."""
+    """Whether a bound program is right: the artifact's probe, the bounds of its build, and the answers of the first program that was asked at the batch that is measured.
+
+    The probe allows for another device; a plan that is chosen here is held to what a build holds its own to, where the plan by rules of thumb, which a build has verified, keeps that here.
+    """
 
     def __init__(self, entry: WideEntry, pattern: str, inputs: Sequence[torch.Tensor]) -> None:
         self.entry, self.pattern, self.inputs = entry, pattern, inputs
         self._first: Any = None
+        self._holds = False
 
     def __call__(self, bound: Any) -> str:
         try:
             self.entry.programs.probe(self.pattern, [bound], again=True)
         except VerificationError as e:
             return str(e)
+        beyond = self.entry.programs.beyond(self.pattern, bound)
         found = bound.run(*self.inputs)
         if self._first is None:  # the rules of thumb's, which were verified when the artifact was built
-            self._first = found
+            self._first, self._holds = found, not beyond
             return ""
+        if self._holds and beyond:
+            return beyond
         return self.entry.programs.differ(self.pattern, bound.program, found, self._first)
 
 
