@@ -412,17 +412,15 @@ class Programs:
         weights = {s.source: self.held.weight(s.source) for s in bound.program.weights}
         return Executable(self.probing.at_rest(bound.program), weights, self.held.device, prologue=self.held.prologue).run
 
-    def beyond(self, pattern: str, bound: Bound) -> str:
-        """How a program that passes the probe leaves the bounds that a build holds its own to, in words; empty where it does not, and without a probe."""
-        if self.held.probe is None:
-            return ""
-        return self.probing.beyond(pattern, self._at_rest(bound), [o.kind for o in bound.program.outputs])
+    def probe(self, pattern: str, made: Sequence[Bound], again: bool = False) -> str:
+        """Run the artifact's probe through each program that has not passed it here; again: through all.
 
-    def probe(self, pattern: str, made: Sequence[Bound], again: bool = False) -> None:
-        """Run the artifact's probe through each program that has not passed it here; again: through all. Raises: ProbeError; ArtifactError."""
+        Returns: how the first of them that does leaves the bounds of the build, which are narrower, in words. Raises: ProbeError; ArtifactError.
+        """
         held, manifest = self.held, self.held.manifest
+        beyond = ""
         if held.probe is None:
-            return
+            return beyond
         at = self.probing.at(pattern)
         for bound in made:
             program = f"{bound.content or f'{at} {strict_json.digest(bound.program.to_json())}'} {held.chosen}"
@@ -433,6 +431,8 @@ class Programs:
             if not again and not held.swapped and probes.passed(key):
                 continue
             with guarded(f"{self.probing.said(pattern)}: the probe", self._in_dtype):
-                self.probing.check(pattern, self._at_rest(bound), [o.kind for o in bound.program.outputs])
+                found = self.probing.check(pattern, self._at_rest(bound), [o.kind for o in bound.program.outputs])
+            beyond = beyond or found
             if not held.swapped:
                 probes.remember(key)
+        return beyond

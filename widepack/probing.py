@@ -142,17 +142,12 @@ class Probing:
                 found.update({n: t for n, t in swapped.tensors.items() if n.startswith(f"{at}.y")})
         return found
 
-    def check(self, pattern: str, run: Function, kinds: Sequence[str]) -> None:
-        """Hold a wide program's answers to `inputs(pattern)` to the probe. kinds: of its outputs. Raises: ProbeError; ArtifactError; what the program raises."""
+    def check(self, pattern: str, run: Function, kinds: Sequence[str]) -> str:
+        """Hold a wide program's answers to `inputs(pattern)` to the probe. kinds: of its outputs. Returns: how they leave the build's own bounds, as `probe.check`. Raises: ProbeError; ArtifactError; what the program raises."""
         record = self.record(pattern)
         if record is None or len(record) != len(kinds):
             raise ProbeError(f"{self.held.reader.root} has a probe of entry {self.name}, but no record of its verification; build it again")
-        probes.check(self.answers(pattern), self.at(pattern), run(*self.inputs(pattern)), kinds, record, self.held.chosen)
-
-    def beyond(self, pattern: str, run: Function, kinds: Sequence[str]) -> str:
-        """How a program that passes `check` leaves the bounds of the build over the probe's inputs, in words; empty where it does not."""
-        record = self.record(pattern)
-        return probes.beyond(self.answers(pattern), self.at(pattern), run(*self.inputs(pattern)), kinds, record, self.held.chosen) if record else ""
+        return probes.check(self.answers(pattern), self.at(pattern), run(*self.inputs(pattern)), kinds, record, self.held.chosen)
 
     def at_rest(self, program: Program) -> Program:
         """A program without its draws, of which the probe was made. Raises: ArtifactError."""

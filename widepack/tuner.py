@@ -292,10 +292,9 @@ class _Right:
 
     def __call__(self, bound: Any) -> str:
         try:
-            self.entry.programs.probe(self.pattern, [bound], again=True)
+            beyond = self.entry.programs.probe(self.pattern, [bound], again=True)
         except VerificationError as e:
             return str(e)
-        beyond = self.entry.programs.beyond(self.pattern, bound)
         found = bound.run(*self.inputs)
         if self._first is None:  # the rules of thumb's, which were verified when the artifact was built
             self._first, self._holds = found, not beyond
