@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from widepack.backends.onnx_members import join_members
+from widepack.backends.onnx_shapes import simplify_reshapes
+
 onnxruntime = pytest.importorskip("onnxruntime")
 onnxscript = pytest.importorskip("onnxscript")
-
-from widepack.backends.onnx_members import join_members  # noqa: E402
-from widepack.backends.onnx_shapes import simplify_reshapes  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what torch's exporter says of itself
 

@@ -16,9 +16,7 @@ Call = Callable[[], object]
 BLOCK_S = 1e-3  # a block lasts about this long, so that the clock's own time does not count
 BLOCKS = 3  # of a sample
 LONG_S = 2e-2  # of one call: what the caches held before it no longer counts
-WARM_CALLS = (
-    4  # before a sample: measured on 16 MB of weights, the calls after another contestant's take 2.3, 2.0, 1.5, 1.2 and then 1.0 times as long
-)
+WARM_CALLS = 4  # before a sample: so many a program over megabytes of weights takes, after another contestant's, until it is as fast as it stays
 ROUNDS = 7
 REST_S = 2e-2  # before a contestant's turn where ops run on several threads: those of the one before wait for work in a loop at first, on a processor that the next one needs
 

@@ -212,9 +212,8 @@ class Search:
         eager, changes = self._refine(first, groups, start)
         finalists = self._ready(eager, first, rules, loop, *self._on_backends(eager))
         self.report("confirm", 0, 1)
-        if (
-            len(finalists) > 3
-        ):  # who is the best of many has been lucky, too: the figures are those of another race, with those near it, who had less luck
+        # who is the best of many has been lucky, too: the figures are those of another race, with those near it, who had less luck
+        if len(finalists) > 3:
             times |= race({c.name: self.call(c) for c in finalists}, self.budget_s / 4)
             front = fastest({c.name: times[c.name] for c in finalists})
             near = sorted((c for c in finalists if ratio(times, c.name, front) <= NEAR), key=lambda c: c.name != front)

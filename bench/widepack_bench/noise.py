@@ -36,7 +36,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Literal
 
-from widepack.timing import rest, warm, without_gc
+from widepack.timing import LONG_S, rest, warm, without_gc
 
 OURS, AGAIN = "widepack", "widepack again"
 WIDTH = 0.1  # an interval as wide as this says nothing about "never slower"
@@ -44,7 +44,7 @@ BIAS = 0.02  # A against A may miss 1 by this much: a systematic difference, not
 MIN_ROUNDS = 24
 MAX_ROUNDS = 2000
 BLOCK_NS = 1_000_000
-LONG_NS = 20_000_000  # of one call: what the caches held before it no longer counts
+LONG_NS = round(1e9 * LONG_S)
 
 Verdict = Literal["holds", "slower", "unclear", "noisy"]
 Call = Callable[[], object]

@@ -1,8 +1,9 @@
-"""The twelve networks on a device: each member's answers, members apart from each other, the probe, and what a swap changes."""
+"""The twelve networks on a device: each member's answers, members apart from each other, and the probe."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -81,8 +82,6 @@ def test_an_index_out_of_range_is_refused(name: str, artifacts: Artifacts, tmp_p
 
 
 def test_the_probe_finds_a_weight_that_is_not_the_proved_one(artifacts: Artifacts, tmp_path: Path, device: str) -> None:
-    import shutil
-
     path = tmp_path / "other.wide"
     shutil.copytree(artifacts("mlp"), path)
     (weights,) = path.glob("weights-*.safetensors")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from oracle import WALKED, assert_equal, bits, member, memories, outputs, run_all, runs, tensors, wide
+from oracle import UNDEFINED, WALKED, assert_equal, bits, member, memories, outputs, run_all, runs, tensors, wide
 from widepack import ops
 from widepack.interpret import applicable
 from widepack.registry import REGISTRY
@@ -16,9 +16,6 @@ from widepack.samples_of_ops import Sample
 from widepack.writer import EagerWriter
 
 FAMILIES = sorted({REGISTRY[op].family for op in WALKED})
-UNDEFINED = {"aten.empty_like.default", "aten.new_empty.default"}
-
-
 ABSENT = re.compile(r"not implemented|not supported|could not run|no kernel|only supported|unsupported|must be on the cpu", re.IGNORECASE)
 
 

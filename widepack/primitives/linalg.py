@@ -58,7 +58,8 @@ def bilinear_turned(w: Writer, a: Wide, b: Wide, weight: Stacked, bias: Wide | N
 
 
 def _own_wide_matrix(w: Writer, a: Wide, b: Wide, weight: Wide, bias: Wide | None = None) -> bool:
-    return _own_matrix(w, a, b, weight, bias) and weight.value.held.dtype != torch.float16  # type: ignore[union-attr]  # a * b alone may be more than it holds
+    # in float16 a * b alone may be more than it holds
+    return isinstance(weight, Stacked) and weight.value.held.dtype != torch.float16 and _own_matrix(w, a, b, weight, bias)
 
 
 @strategy("bilinear", "outer", family="linear", when=_own_wide_matrix)
