@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PLACES = [str(ROOT / place) for place in (".", "artifacts", "bench", "cli")]
 sys.path[:0] = PLACES  # nothing need be installed there
 
-from widepack_bench.report import environment  # noqa: E402
+from widepack_bench.report.document import environment  # noqa: E402
 
 SAID = 4000  # characters of a step's output that are kept
 GRACE_S = 20  # for a step that was interrupted to write what it has

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from .building import BuildReport as BuildReport
-    from .building import build as build
+    from .building.build import BuildReport as BuildReport
+    from .building.build import build as build
     from .errors import ArtifactError as ArtifactError
     from .errors import CaptureError as CaptureError
     from .errors import CheckpointError as CheckpointError
@@ -26,44 +26,44 @@ if TYPE_CHECKING:
     from .errors import UsageError as UsageError
     from .errors import VerificationError as VerificationError
     from .errors import WidepackError as WidepackError
-    from .exporting_forms import ExportReport as ExportReport
-    from .exporting_forms import export as export
-    from .fused import Fused as Fused
-    from .fusing import fuse as fuse
-    from .inputs import each as each
-    from .loading import load as load
-    from .output import Output as Output
-    from .packing import pack as pack
-    from .packing import unpack as unpack
-    from .revising import ReviseReport as ReviseReport
-    from .revising import append as append
-    from .revising import drop as drop
-    from .revising import update as update
-    from .swapping import SwapReport as SwapReport
-    from .tuner import TuneReport as TuneReport
-    from .tuner import tune as tune
-    from .wide_model import WideModel as WideModel
+    from .exporters.export import ExportReport as ExportReport
+    from .exporters.export import export as export
+    from .fused.module import Fused as Fused
+    from .fused.fuse import fuse as fuse
+    from .inference.binder import each as each
+    from .inference.load import load as load
+    from .inference.output import Output as Output
+    from .fused.channel_packing import pack as pack
+    from .fused.channel_packing import unpack as unpack
+    from .revision.revise import ReviseReport as ReviseReport
+    from .revision.revise import append as append
+    from .revision.revise import drop as drop
+    from .revision.revise import update as update
+    from .inference.swap import SwapReport as SwapReport
+    from .tuning.tune import TuneReport as TuneReport
+    from .tuning.tune import tune as tune
+    from .inference.model import WideModel as WideModel
 
 _WHERE = {
-    "build": "building",
-    "BuildReport": "building",
-    "load": "loading",
-    "fuse": "fusing",
-    "Fused": "fused",
-    "pack": "packing",
-    "unpack": "packing",
-    "WideModel": "wide_model",
-    "each": "inputs",
-    "Output": "output",
-    "SwapReport": "swapping",
-    "tune": "tuner",
-    "TuneReport": "tuner",
-    "update": "revising",
-    "append": "revising",
-    "drop": "revising",
-    "ReviseReport": "revising",
-    "export": "exporting_forms",
-    "ExportReport": "exporting_forms",
+    "build": "building.build",
+    "BuildReport": "building.build",
+    "load": "inference.load",
+    "fuse": "fused.fuse",
+    "Fused": "fused.module",
+    "pack": "fused.channel_packing",
+    "unpack": "fused.channel_packing",
+    "WideModel": "inference.model",
+    "each": "inference.binder",
+    "Output": "inference.output",
+    "SwapReport": "inference.swap",
+    "tune": "tuning.tune",
+    "TuneReport": "tuning.tune",
+    "update": "revision.revise",
+    "append": "revision.revise",
+    "drop": "revision.revise",
+    "ReviseReport": "revision.revise",
+    "export": "exporters.export",
+    "ExportReport": "exporters.export",
     **dict.fromkeys(
         (
             "WidepackError",

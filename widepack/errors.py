@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from widepack_artifacts.errors import ArtifactError as ArtifactError
 from widepack_artifacts.errors import WidepackError as WidepackError
-from widepack_artifacts.store import ArtifactExists as ArtifactExists
+from widepack_artifacts.writer import ArtifactExists as ArtifactExists
 
 
 class UsageError(WidepackError):

@@ -25,7 +25,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 from . import guards as guard_forms
-from . import strict_json, tree
+from . import strict_json
+from . import tree
 from .errors import ArtifactError
 
 FORMAT = "widepack.artifact"
@@ -251,7 +252,7 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class WideProgram:
-    """A wide program. batch: the sizes of the batch that its plan is for, (least, most or None), counted at the example's sizes of the other dims. plan: as `widepack.plan.Plan` writes it."""
+    """A wide program. batch: the sizes of the batch that its plan is for, (least, most or None), counted at the example's sizes of the other dims. plan: as `widepack.planning.plan.Plan` writes it."""
 
     device: str
     pattern: str

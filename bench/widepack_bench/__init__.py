@@ -18,10 +18,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .report import Report as Report
-    from .report import Row as Row
-    from .suite import bench as bench
-    from .suite import compare as compare
+    from .report.document import Report as Report
+    from .report.document import Row as Row
+    from .suite.compare import bench as bench
+    from .suite.compare import compare as compare
 
 _HOME = {"Report": ".report", "Row": ".report", "bench": ".suite", "compare": ".suite"}
 __all__ = ["Report", "Row", "bench", "compare"]

@@ -25,17 +25,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from widepack import ops
+from widepack.ir import ops
 from widepack import primitives as _primitives  # noqa: F401  # fills the registry
-from widepack.fallback import sequential
-from widepack.interpret import applicable
-from widepack.kinds import SIZES
-from widepack.registry import REGISTRY, Strategy, always
-from widepack.samples_of_ops import SAMPLES, Draw, Sample
-from widepack.values import Shared, Stacked, Value
-from widepack.writer import EagerWriter
+from widepack.registry.sequential import sequential
+from widepack.lowering.interpreter import applicable
+from widepack.ir.kinds import SIZES
+from widepack.registry.registry import REGISTRY, Strategy, always
+from widepack.registry.samples import SAMPLES, Draw, Sample
+from widepack.ir.values import Shared, Stacked, Value
+from widepack.registry.writer import EagerWriter
 
-from .suite import reason
+from .suite.compare import reason
 
 FORMAT = "widepack.selftest/1"
 ULPS, TIMES = 32, 4
@@ -274,7 +274,7 @@ def check_blocks(preset: str = "ci", only: Sequence[str] = (), progress: Progres
     """Every reference block, or `only` these, through a build and a load in three ways."""
     import widepack
 
-    from .in_memory import members
+    from .layers.in_memory import members
     from .models.blocks import BLOCKS
 
     found = []

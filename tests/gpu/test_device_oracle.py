@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from oracle import UNDEFINED, WALKED, assert_equal, bits, member, memories, outputs, run_all, runs, tensors, wide
-from widepack import ops
-from widepack.interpret import applicable
-from widepack.registry import REGISTRY
-from widepack.samples_of_ops import Sample
-from widepack.writer import EagerWriter
+from widepack.ir import ops
+from widepack.lowering.interpreter import applicable
+from widepack.registry.registry import REGISTRY
+from widepack.registry.samples import Sample
+from widepack.registry.writer import EagerWriter
 
 FAMILIES = sorted({REGISTRY[op].family for op in WALKED})
 ABSENT = re.compile(r"not implemented|not supported|could not run|no kernel|only supported|unsupported|must be on the cpu", re.IGNORECASE)

@@ -24,7 +24,7 @@ import torch
 from widepack_artifacts.errors import WidepackError
 from widepack_artifacts.guards import check as check_condition
 
-from ..compiled_cache import CompiledCache, default_folder
+from ..system.compiled_cache import CompiledCache, default_folder
 from ..errors import ArtifactError, LoweringError
 from .flat import Flat, flatten
 from .task import Function, Sizes, Task, Unavailable, first_line, quiet, sizes_to_try, words

@@ -14,8 +14,8 @@ import torch
 from widepack_artifacts.program import Program, Ref, Slot, substitute
 
 from ..errors import UsageError
-from ..graph import sweep
-from ..runtime import unroll
+from ..ir.edit import sweep
+from ..runtime.graph_module import unroll
 
 MOST_NODES = 6000
 """Of a program with its loops written out: compilers take a hundredth of a second and more for each."""

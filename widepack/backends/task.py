@@ -24,7 +24,7 @@ from widepack_artifacts.guards import Expr, holds
 from widepack_artifacts.program import Program
 
 from ..errors import UsageError
-from ..progress import Report
+from ..system.progress import Report
 
 Function = Callable[..., Any]
 Sizes = Mapping[str, int]

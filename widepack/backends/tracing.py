@@ -14,11 +14,11 @@ from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
-from ..codec import dtype_of
-from ..conditions import always, arithmetic
+from ..ir.encoding import dtype_of
+from ..capture.guards import always, arithmetic
 from ..errors import LoweringError
-from ..runtime import graph_module
-from ..specs import parse_type
+from ..runtime.graph_module import graph_module
+from ..spec.input_spec import parse_type
 from .flat import Flat
 
 

@@ -19,9 +19,9 @@ import torch
 from widepack_artifacts.guards import Expr, holds
 from widepack_artifacts.program import Slot
 
-from ..codec import dtype_of
+from ..ir.encoding import dtype_of
 from ..errors import InputError
-from ..specs import DimExpr, parse_type
+from ..spec.input_spec import DimExpr, parse_type
 from .flat import Flat
 from .task import Function
 

@@ -3,40 +3,40 @@
 from importlib import import_module as _import_module
 from typing import Any
 
-from ..samples_of_ops import Draw as Draw
-from ..samples_of_ops import call as call
-from ..values import Shared as Shared
-from ..values import Stacked as Stacked
-from ..writer import Writer as Writer
-from ..writer import rank as rank
-from . import attention as attention
-from . import cells as cells
-from . import conv as conv
-from . import counts as counts
-from . import dims as dims
-from . import distance as distance
-from . import dropout as dropout
-from . import embedding as embedding
-from . import fft as fft
-from . import indexing as indexing
-from . import linalg as linalg
-from . import linear as linear
-from . import losses as losses
-from . import names as names
-from . import norm as norm
-from . import patches as patches
-from . import pointwise as pointwise
-from . import pool as pool
-from . import recurrent as recurrent
-from . import shape as shape
-from .names import find as find
-from .own import register as register
+from ..registry.samples import Draw as Draw
+from ..registry.samples import call as call
+from ..ir.values import Shared as Shared
+from ..ir.values import Stacked as Stacked
+from ..registry.writer import Writer as Writer
+from ..registry.writer import rank as rank
+from . import attention
+from . import recurrent_cells as cells
+from . import conv
+from . import reductions as counts
+from . import dims
+from . import distance
+from . import dropout
+from . import embedding
+from . import fft
+from . import indexing
+from . import linalg
+from . import linear
+from . import losses
+from ..registry import aliases as names
+from . import norm
+from . import conv_patches as patches
+from . import pointwise
+from . import pool
+from . import recurrent
+from . import shape
+from ..registry.aliases import find as find
+from ..registry.user_ops import register as register
 
 
 def __getattr__(name: str) -> Any:
     """The faces (`WideLinear`, ...), which stand above the primitives, by name: nothing that lowers imports them."""
     if name.startswith("Wide"):
-        faces = _import_module("widepack.faces")
+        faces = _import_module("widepack.layers.catalog")
         if name in faces.FACES:
             globals()[name] = faces.face(name)
             return globals()[name]
@@ -44,4 +44,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_import_module("widepack.faces").FACES})
+    return sorted({*globals(), *_import_module("widepack.layers.catalog").FACES})

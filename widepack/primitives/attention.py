@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..registry import strategy
-from ..samples_of_ops import B, Draw, Sample, call, samples
-from ..values import Shared, Stacked, Value, Wide
-from ..writer import Writer, rank
+from ..registry.registry import strategy
+from ..registry.samples import B, Draw, Sample, call, samples
+from ..ir.values import Shared, Stacked, Value, Wide
+from ..registry.writer import Writer, rank
 
 
 @strategy("scaled_dot_product_attention", "folded", family="attention")

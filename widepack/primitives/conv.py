@@ -22,10 +22,10 @@ from typing import Any
 
 import torch
 
-from ..registry import strategy
-from ..samples_of_ops import B, Draw, Make, Sample, call, samples
-from ..values import Shared, Stacked, Value, Wide, hint
-from ..writer import Writer, put_shared, rank
+from ..registry.registry import strategy
+from ..registry.samples import B, Draw, Make, Sample, call, samples
+from ..ir.values import Shared, Stacked, Value, Wide, hint
+from ..registry.writer import Writer, put_shared, rank
 
 _CONV = "conv1d conv2d conv3d conv1d.padding conv2d.padding conv3d.padding"
 _TRANSPOSED = "conv_transpose1d conv_transpose2d.input conv_transpose3d.input"
@@ -51,7 +51,7 @@ def _batched(w: Writer, x: Wide, weight: Wide) -> tuple[Wide, Any]:
 
 def _groups(w: Writer, args: tuple[Any, ...], kwargs: dict[str, Any], at: int) -> tuple[list[Any], Any]:
     """The arguments behind the bias, filled up to `groups` (at index `at`), and the member's groups: a Value where a size of the inputs says how many."""
-    from .. import ops
+    from ..ir import ops
 
     names = [(n, d) for n, _, d in ops.arguments(w.op)][3:]
     rest = [args[i] if i < len(args) else kwargs.get(n, d) for i, (n, d) in enumerate(names)]

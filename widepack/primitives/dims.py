@@ -9,22 +9,11 @@ from typing import Any
 
 import torch
 
-from ..families import along, leading, shift, value_of
-from ..registry import full_name, register, strategy
-from ..samples_of_ops import (
-    B,
-    Draw,
-    Sample,
-    along_dim,
-    call,
-    reduced,
-    reduced_dims,
-    reduced_none,
-    samples,
-    whole,
-)
-from ..values import Shared, Stacked, Value, Wide
-from ..writer import Writer, is_tensor, put_shared, rank
+from ..registry.families import along, leading, shift, value_of
+from ..registry.registry import full_name, register, strategy
+from ..registry.samples import B, Draw, Sample, along_dim, call, reduced, reduced_dims, reduced_none, samples, whole
+from ..ir.values import Shared, Stacked, Value, Wide
+from ..registry.writer import Writer, is_tensor, put_shared, rank
 
 along("""
     softmax.int log_softmax.int _softmax _log_softmax cumsum cumprod cummax cummin logcumsumexp flip topk sort sort.stable argsort argsort.stable

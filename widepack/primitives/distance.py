@@ -7,10 +7,10 @@ cdist                |a[p] - b[r]| of all pairs of rows: a: [N, *, P, D], b: [N,
 
 from __future__ import annotations
 
-from ..registry import strategy
-from ..samples_of_ops import B, call, samples
-from ..values import Shared, Stacked, Value, Wide
-from ..writer import Writer, rank
+from ..registry.registry import strategy
+from ..registry.samples import B, call, samples
+from ..ir.values import Shared, Stacked, Value, Wide
+from ..registry.writer import Writer, rank
 
 
 def _aligned(w: Writer, *values: Wide) -> tuple[int, list[Value]]:

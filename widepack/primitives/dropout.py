@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from .. import ops
-from ..families import broadcast
-from ..registry import strategy
-from ..samples_of_ops import B, Draw, Make, Sample, call, samples
-from ..values import Shared, Stacked, Value, Wide
-from ..writer import Writer, put_shared, rank
+from ..ir import ops
+from ..registry.families import broadcast
+from ..registry.registry import strategy
+from ..registry.samples import B, Draw, Make, Sample, call, samples
+from ..ir.values import Shared, Stacked, Value, Wide
+from ..registry.writer import Writer, put_shared, rank
 
 _PLAIN = "dropout alpha_dropout"
 _FEATURES = "feature_dropout feature_alpha_dropout"

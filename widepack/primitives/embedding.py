@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 
-from .. import ops
-from ..registry import strategy
-from ..samples_of_ops import B, Draw, Sample, call, samples
-from ..values import Shared, Stacked, Value, Wide, hint
-from ..writer import Writer, put_shared, rank
+from ..ir import ops
+from ..registry.registry import strategy
+from ..registry.samples import B, Draw, Sample, call, samples
+from ..ir.values import Shared, Stacked, Value, Wide, hint
+from ..registry.writer import Writer, put_shared, rank
 
 
 def _ids_shared(w: Writer, weight: Wide, ids: Wide, *_: Any, **__: Any) -> bool:

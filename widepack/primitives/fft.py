@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from ..families import along, fold, leading
-from ..registry import strategy
-from ..samples_of_ops import B, Draw, Sample, call, samples
-from ..values import Stacked, Wide
-from ..writer import Writer, is_tensor, put_shared
+from ..registry.families import along, fold, leading
+from ..registry.registry import strategy
+from ..registry.samples import B, Draw, Sample, call, samples
+from ..ir.values import Stacked, Wide
+from ..registry.writer import Writer, is_tensor, put_shared
 
 _MANY = "fft_fftn fft_ifftn fft_rfftn fft_irfftn"
 

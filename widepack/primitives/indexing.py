@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from ..families import along
-from ..registry import strategy
-from ..samples_of_ops import B, Draw, Sample, call, samples
-from ..values import Shared, Stacked, Value, Wide
-from ..writer import Writer, put_shared, rank
+from ..registry.families import along
+from ..registry.registry import strategy
+from ..registry.samples import B, Draw, Sample, call, samples
+from ..ir.values import Shared, Stacked, Value, Wide
+from ..registry.writer import Writer, put_shared, rank
 
 along("take_along_dim", needs="dim", family="index")
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from ..families import leading
-from ..registry import full_name, register, strategy
-from ..samples_of_ops import B, Draw, Sample, call, samples
-from ..values import Shared, Stacked, Value, Wide
-from ..writer import Writer, rank
+from ..registry.families import leading
+from ..registry.registry import full_name, register, strategy
+from ..registry.samples import B, Draw, Sample, call, samples
+from ..ir.values import Shared, Stacked, Value, Wide
+from ..registry.writer import Writer, rank
 
 _LETTERS = "abcdefghijklmopqrstuvwxyz"  # without n, the members
 leading(

@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
-from ..registry import strategy
-from ..samples_of_ops import B, Draw, Sample, call, samples
-from ..values import Shared, Stacked, Value, Wide, expression, hint
-from ..writer import Writer, put_shared, rank
+from ..registry.registry import strategy
+from ..registry.samples import B, Draw, Sample, call, samples
+from ..ir.values import Shared, Stacked, Value, Wide, expression, hint
+from ..registry.writer import Writer, put_shared, rank
 
 
 def _x_shared(w: Writer, x: Wide, weight: Wide, bias: Wide | None = None) -> bool:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import ops
-from ..families import broadcast, put
-from ..registry import full_name, register
-from ..samples_of_ops import B, Draw, Sample, call, samples
-from ..values import Shared, Stacked, Value, Wide
-from ..writer import Writer, put_shared, rank, wide_items
+from ..ir import ops
+from ..registry.families import broadcast, put
+from ..registry.registry import full_name, register
+from ..registry.samples import B, Draw, Sample, call, samples
+from ..ir.values import Shared, Stacked, Value, Wide
+from ..registry.writer import Writer, put_shared, rank, wide_items
 
 _POINTWISE = "mse_loss l1_loss smooth_l1_loss huber_loss soft_margin_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div poisson_nll_loss margin_ranking_loss hinge_embedding_loss"
 _CLASSES = "cross_entropy_loss nll_loss_nd nll_loss nll_loss2d"

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from ..registry import register, strategy
-from ..samples_of_ops import B, Draw, Sample, call, samples
-from ..values import Shared, Stacked, Value, Wide
-from ..writer import Writer, put_shared, rank
+from ..registry.registry import register, strategy
+from ..registry.samples import B, Draw, Sample, call, samples
+from ..ir.values import Shared, Stacked, Value, Wide
+from ..registry.writer import Writer, put_shared, rank
 
 
 def affine(w: Writer, y: Value, weight: Wide | None, bias: Wide | None, rank_: int, trailing: int = 0) -> Value:

@@ -9,26 +9,11 @@ from typing import Any
 
 import torch
 
-from ..families import broadcast, identity, pointwise
-from ..registry import strategy
-from ..samples_of_ops import (
-    B,
-    Draw,
-    Sample,
-    binary,
-    binary_bits,
-    binary_bools,
-    binary_mixed,
-    bits,
-    call,
-    complexes,
-    integers,
-    samples,
-    unary,
-    with_scalar,
-)
-from ..values import Stacked, Wide
-from ..writer import Writer
+from ..registry.families import broadcast, identity, pointwise
+from ..registry.registry import strategy
+from ..registry.samples import B, Draw, Sample, binary, binary_bits, binary_bools, binary_mixed, bits, call, complexes, integers, samples, unary, with_scalar
+from ..ir.values import Stacked, Wide
+from ..registry.writer import Writer
 
 identity("clone contiguous alias alias_copy resolve_conj resolve_neg lift_fresh lift_fresh_copy lift positive")
 

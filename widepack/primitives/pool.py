@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from ..families import fold
-from ..registry import strategy
-from ..samples_of_ops import B, Draw, Make, Sample, call, samples
-from ..values import Shared, Stacked, Wide
-from ..writer import Writer, put_shared, rank
+from ..registry.families import fold
+from ..registry.registry import strategy
+from ..registry.samples import B, Draw, Make, Sample, call, samples
+from ..ir.values import Shared, Stacked, Wide
+from ..registry.writer import Writer, put_shared, rank
 
 for _dims in (1, 2, 3):
     _n = f"{_dims}d"

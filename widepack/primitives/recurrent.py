@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
-from ..registry import strategy
-from ..samples_of_ops import B, Draw, Make, Sample, call, samples
-from ..values import Shared, Stacked, Value, Wide, hint
-from ..writer import Writer, put_shared, rank
+from ..registry.registry import strategy
+from ..registry.samples import B, Draw, Make, Sample, call, samples
+from ..ir.values import Shared, Stacked, Value, Wide, hint
+from ..registry.writer import Writer, put_shared, rank
 
 _PLAIN = "gru.input rnn_tanh.input rnn_relu.input"
 

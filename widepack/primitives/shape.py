@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from ..registry import strategy
-from ..samples_of_ops import B, Draw, Sample, bits, call, samples, unary
-from ..values import Shared, Stacked, Value, Wide
-from ..writer import Writer, put_shared, rank
+from ..registry.registry import strategy
+from ..registry.samples import B, Draw, Sample, bits, call, samples, unary
+from ..ir.values import Shared, Stacked, Value, Wide
+from ..registry.writer import Writer, put_shared, rank
 
 
 @strategy("view _unsafe_view reshape", "shape", family="shape")

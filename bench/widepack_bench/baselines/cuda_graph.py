@@ -1,0 +1,57 @@
+"""The eager loop recorded as one CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ..errors import Unavailable
+from ..measure.answers import Run
+from .loop import loop
+
+WARM_UP = 3  # calls before the recording: libraries set themselves up in the first ones
+
+
+def cuda_graph_loop(modules: Sequence[nn.Module], each: bool) -> Run:
+    """All N calls and the stacking as one graph, recorded at the first call of each shape. Raises: Unavailable for modules that are not on a CUDA device.
+
+    A call copies its inputs to the recording's own, replays it, and gives the recording's outputs, which the next call overwrites.
+    """
+    device = next((t.device for m in modules for t in (*m.parameters(), *m.buffers())), torch.device("cpu"))
+    if device.type != "cuda":
+        raise Unavailable(f"a CUDA graph needs a CUDA device, and the members are on {device.type}")
+    eager = loop(modules, each)
+    recorded: dict[Any, tuple[torch.cuda.CUDAGraph, list[Tensor], Any]] = {}
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        given = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor)]
+        key = tuple((v.shape, v.dtype) for v in given)
+        if key not in recorded:
+            recorded[key] = _record(eager, args, kwargs)
+        graph, inputs, outputs = recorded[key]
+        for own, value in zip(inputs, given, strict=True):
+            own.copy_(value)
+        graph.replay()
+        return outputs
+
+    return run
+
+
+def _record(eager: Run, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Any]:
+    held, shape = pytree.tree_flatten((args, dict(kwargs)))
+    held = [v.clone() if isinstance(v, Tensor) else v for v in held]
+    own_args, own_kwargs = pytree.tree_unflatten(held, shape)
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UP):
+            eager(*own_args, **own_kwargs)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # the default would break other threads of the process
+        outputs = eager(*own_args, **own_kwargs)
+    return graph, [v for v in held if isinstance(v, Tensor)], outputs

@@ -1,0 +1,205 @@
+"""N sessions of ONNX Runtime: one member exported with `torch.onnx`, each session with its own member's weights.
+
+Made for the strongest form: every session reads and writes memory that was bound once, its outputs into its member's part of `[N, ...]`. Sessions have as
+many threads as torch, and stop spinning between runs: N pools of threads that spin would slow all contestants down.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ..errors import Unavailable
+from ..measure.answers import Run, leaves, members_of
+
+# torch's dtypes as ONNX numbers them (onnx.TensorProto.DataType); the file format fixes them.
+NUMBERS = {
+    torch.float32: 1,
+    torch.uint8: 2,
+    torch.int8: 3,
+    torch.int16: 5,
+    torch.int32: 6,
+    torch.int64: 7,
+    torch.bool: 9,
+    torch.float16: 10,
+    torch.float64: 11,
+    torch.bfloat16: 16,
+}
+
+
+def onnxruntime(modules: Sequence[nn.Module], each: bool) -> Run:
+    """N sessions on the CPU, made at the first call of each shape. Raises: Unavailable without onnxruntime, onnx and onnxscript, or on another device."""
+    device = next((t.device for m in modules for t in (*m.parameters(), *m.buffers())), torch.device("cpu"))
+    if device.type != "cpu":
+        raise Unavailable(f"sessions of ONNX Runtime are compared on the CPU, and the members are on {device.type}")
+    missing = [name for name in ("onnxruntime", "onnx", "onnxscript") if not _installed(name)]
+    if missing:
+        raise Unavailable(f"{', '.join(missing)} is not installed (pip install 'widepack[onnx]')")
+    return _Lazy(modules, each)
+
+
+class _Lazy:
+    """A call whose sessions are made when its shapes first come."""
+
+    def __init__(self, modules: Sequence[nn.Module], each: bool) -> None:
+        self._modules, self._each = modules, each
+        self._made: dict[Any, _Sessions] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor)]
+        key = tuple((v.shape, v.dtype) for v in given)
+        if key not in self._made:
+            self._made[key] = _Sessions(_exported(self._modules, self._each, args, kwargs))
+        return self._made[key].run(given)
+
+    def from_files(self, folder: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], _Sessions]:
+        """Export to files now, and open the sessions later: what they take can be told from what exporting took."""
+        made = _exported(self._modules, self._each, args, kwargs)
+        paths: list[bytes | str] = []
+        for i, data in enumerate(made.models):
+            assert isinstance(data, bytes)
+            paths.append(f"{folder}/{i}.onnx")
+            with open(paths[-1], "wb") as file:
+                file.write(data)
+        return lambda: _Sessions(replace(made, models=paths))
+
+
+def _installed(name: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(name) is not None
+
+
+class _Sessions:
+    """N sessions of one shape, bound once: a call copies its inputs in, runs all, and copies the outputs out in one piece each.
+
+    (Binding at every call takes 15 us a session, and so do results made by `session.run`; measured on an MLP of three layers.)
+    inputs: `[...]`, or `[N, ...]` where each member has its own; outputs: `[N, ...]`; both by name in the sessions.
+    """
+
+    def __init__(self, made: _Exported) -> None:
+        import onnxruntime as runtime
+
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = torch.get_num_threads(), 1
+        options.log_severity_level = 3
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        sessions = [runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"]) for model in made.models]
+        names = [i.name for i in sessions[0].get_inputs()]
+        if len(names) != len(made.inputs):
+            raise Unavailable(f"the exported program has {len(names)} inputs, the call {len(made.inputs)} tensors")
+        inputs = dict(zip(names, made.inputs, strict=True))
+        outputs = {
+            o.name: torch.empty((len(sessions), *shape), dtype=dtype)
+            for o, (shape, dtype) in zip(sessions[0].get_outputs(), made.outputs, strict=True)
+        }
+        self._inputs, self._outputs, self._single = made.inputs, list(outputs.values()), made.single
+        self._calls: list[tuple[Callable[[Any], None], Any]] = []
+        for i, session in enumerate(sessions):
+            binding = session.io_binding()
+            for name, value in inputs.items():
+                part = value[i] if made.each else value
+                binding.bind_input(name, "cpu", 0, NUMBERS[part.dtype], tuple(part.shape), part.data_ptr())
+            for name, value in outputs.items():
+                binding.bind_output(name, "cpu", 0, NUMBERS[value.dtype], tuple(value.shape[1:]), value[i].data_ptr())
+            self._calls.append((session.run_with_iobinding, binding))
+
+    def run(self, given: Sequence[Tensor]) -> Any:
+        for own, value in zip(self._inputs, given, strict=True):
+            own.copy_(value)
+        for run, binding in self._calls:
+            run(binding)
+        outs = [out.clone() for out in self._outputs]
+        return outs[0] if self._single else outs
+
+
+@dataclass(frozen=True)
+class _Exported:
+    """Members as ONNX models. models: of each its bytes, made when they are asked for, or its file. inputs: the call's tensors, in order. outputs: shape and dtype
+    of each leaf of one member's answer; single: it is one tensor."""
+
+    models: Iterable[bytes | str]
+    inputs: list[Tensor]
+    outputs: list[tuple[torch.Size, torch.dtype]]
+    each: bool
+    single: bool
+
+
+def _exported(modules: Sequence[nn.Module], each: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Exported:
+    """Export the first member; the others are its model with their weights. Raises: whatever the exporter does; Unavailable for members of unequal shapes."""
+    given = [v.clone(memory_format=torch.contiguous_format) for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor)]
+    first = modules[0]
+    if each:
+        args, kwargs = members_of(args, 0), members_of(kwargs, 0)
+    answer = first(*args, **kwargs)
+    result = leaves(answer)
+    if any(t.dtype not in NUMBERS for t in result):
+        raise Unavailable(f"ONNX has no dtype for {', '.join(sorted({str(t.dtype) for t in result}))}")
+    with _silent(), torch.inference_mode(False), torch.no_grad():
+        exported = torch.onnx.export(_Leaves(first), _plain(args), kwargs=_plain(dict(kwargs)), dynamo=True, optimize=False, verbose=False)
+    assert exported is not None
+    return _Exported(_models(exported.model_proto, modules), given, [(t.shape, t.dtype) for t in result], each, isinstance(answer, Tensor))
+
+
+def _models(model: Any, modules: Sequence[nn.Module]) -> Iterator[bytes]:
+    """Each member's model: the first one's with other weights. (ONNX Runtime folds and fuses; the exporter was told not to, since it would fold the first one's.)"""
+    import onnx
+
+    weights = {f"member.{k}": k for k, _ in _named(modules[0])}
+    for i, module in enumerate(modules):
+        table = dict(_named(module))
+        for initial in model.graph.initializer if i else ():
+            if initial.name in weights:
+                value = table[weights[initial.name]]
+                if tuple(value.shape) != tuple(initial.dims):
+                    raise Unavailable(f"the members' {weights[initial.name]} have different shapes, and one exported program needs equal ones")
+                initial.CopyFrom(onnx.TensorProto(name=initial.name, dims=initial.dims, data_type=initial.data_type, raw_data=_bytes(value)))
+        yield model.SerializeToString()
+
+
+class _Leaves(nn.Module):
+    """A member that gives its output's tensors alone: an exported program has no place for the rest."""
+
+    def __init__(self, member: nn.Module) -> None:
+        super().__init__()
+        self.member = member
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return tuple(leaves(self.member(*args, **kwargs)))
+
+
+def _named(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [(k, t.detach()) for k, t in (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))]
+
+
+def _plain(value: Any) -> Any:
+    """Inputs that were made in inference mode, as ordinary tensors: an export cannot take the former."""
+    return pytree.tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, value)
+
+
+def _bytes(value: Tensor) -> bytes:
+    value = value.contiguous().reshape(-1)
+    return value.view(torch.uint8).numpy().tobytes() if value.numel() else b""
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Without the exporter's running commentary."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    with warnings.catch_warnings(), open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            log.setLevel(level)

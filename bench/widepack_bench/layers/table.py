@@ -1,0 +1,218 @@
+"""What `bench --primitive` found, in words: the list of primitives, the rows, the summary. No torch."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..text import columns, duration, plural
+
+BELOW = 0.9  # a row under it is no near miss
+COMPILED_MEMBER = "compiled-member"
+
+
+def measured(row: Mapping[str, Any] | None) -> bool:
+    """Whether a row stands: it is there, has no error, and was not refused as noisy."""
+    return row is not None and "error" not in row and row["verdict"] != "noisy"
+
+
+def settled(row: Mapping[str, Any] | None) -> bool:
+    """Whether a run that goes on leaves a row as it is: it was measured, and its interval is narrow enough to say something."""
+    return measured(row) and row is not None and row["verdict"] != "unclear"
+
+
+def summary(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Over all rows: how many hold, the geometric means of both ratios, what is below 0.9, what failed; and from which N on each strategy wins."""
+    fine = {key: row for key, row in rows.items() if measured(row) and row["verdict"] != "checked"}
+    against = {key: row["ratio"]["value"] for key, row in fine.items() if row["ratio"]["value"] is not None}
+    compiled = [r["value"] for row in fine.values() if (r := row[COMPILED_MEMBER]) and r["value"]]
+    held = sum(row["verdict"] == "holds" for row in fine.values())
+    return {
+        "rows": len(rows),
+        "checked": sum("error" not in row for row in rows.values()),
+        "measured": len(fine),
+        "holds": held,
+        "share_holds": held / len(fine) if fine else None,
+        "geometric_mean": _mean(list(against.values())),
+        "geometric_mean_compiled_member": _mean(compiled),
+        "below": sorted(key for key, value in against.items() if value < BELOW),
+        "noisy": sorted(key for key, row in rows.items() if "error" not in row and not measured(row)),
+        "failed": sorted(key for key, row in rows.items() if "error" in row),
+        "wins_from": wins(rows),
+    }
+
+
+def wins(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int | None]]:
+    """For each primitive and strategy the smallest N from which on it is at least as fast as the fastest baseline in every row; None where it is not at the largest N."""
+    found: dict[str, dict[str, int | None]] = {}
+    of: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows.values():
+        if measured(row) and row["verdict"] != "checked":
+            of.setdefault(row["primitive"], []).append(row)
+    for name, some in of.items():
+        order = sorted(some, key=lambda row: -row["members"])
+        strategies = {s for row in order for s, _ in _ratios(row)}
+        for strategy in sorted(strategies):
+            least: int | None = None
+            for row in order:
+                if (dict(_ratios(row)).get(strategy) or 0.0) < 1.0:
+                    break
+                least = row["members"]
+            found.setdefault(name, {})[strategy] = least
+    return found
+
+
+def _ratios(row: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """Each strategy that has a time in a row with its ratio, under every name that it goes by."""
+    timed = [(name, s) for name, s in row["strategies"].items() if "median_ms" in s]
+    return [(n, s["ratio"]["value"]) for name, s in timed for n in (name, *s["same"])]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.exp(sum(map(math.log, values)) / len(values)) if values else None
+
+
+def listed(sweeps: Sequence[Any]) -> str:
+    """The primitives with their aliases, for a person."""
+    body = [[s.name, s.family, ", ".join(s.aliases), f"batch {s.shape.batch}: {', '.join(s.shape.inputs)}"] for s in sweeps]
+    return "\n".join(
+        [
+            *columns([["primitive", "family", "also", "shape of quick and full"], *body]),
+            "",
+            "widepack bench --primitive NAME takes names, aliases and families with commas, all for the layers, block for the blocks.",
+        ]
+    )
+
+
+def table(document: Mapping[str, Any], top: int | None = None) -> str:
+    """The rows, slowest against the fastest baseline first where only `top` of them are shown, else in the order of measuring."""
+    rows = [row for row in document["rows"].values() if "error" not in row]
+    shown = rows if top is None else sorted(rows, key=lambda row: row["ratio"]["value"] or math.inf)[:top]
+    head = ["primitive", "N", "auto", "widepack", "compiled member x N", "fastest baseline", "ratio", "best strategy", "verdict"]
+    lines = columns([head, *map(_cells, shown)]) if shown else []
+    lines += [f"({len(rows) - len(shown)} more)"] if len(shown) < len(rows) else []
+    return "\n".join([_title(document), "", *lines, "", said(document)])
+
+
+def markdown(document: Mapping[str, Any]) -> str:
+    """The document as a table in Markdown, one line a primitive: both ratios of `auto` and what it runs, from the least N to the largest."""
+    of: dict[str, list[Mapping[str, Any]]] = {}
+    for row in document["rows"].values():
+        of.setdefault(row["primitive"], []).append(row)
+    counts = sorted({row["members"] for row in document["rows"].values()})
+    title = " / ".join(map(str, counts))
+    lines = [f"| primitive | over the fastest baseline, N = {title} | over one compiled member N times | what `auto` runs |", "|---|---|---|---|"]
+    for name, rows in of.items():
+        by = {row["members"]: row for row in rows}
+        cells = [[f(by[n]) if n in by else "" for n in counts] for f in (_against, _over_member, _runs)]
+        if len(set(cells[2])) == 1:
+            cells[2] = cells[2][:1]
+        lines.append(f"| {name} | " + " | ".join(" / ".join(c) for c in cells) + " |")
+    env = document["environment"]
+    versions = ", ".join(f"{k} {v}" for k, v in env["versions"].items())
+    found = document["summary"]
+    text = [f"{env['date']}, {env['device']}, {plural(env['threads'], 'thread')}, {versions}."]
+    if found["measured"]:
+        text.append(
+            f"{found['holds']} of {found['measured']} measured rows hold ({found['share_holds']:.0%}); geometric mean over the fastest baseline {found['geometric_mean']:.2f}"
+            + (f", over one compiled member {mean:.2f}" if (mean := found["geometric_mean_compiled_member"]) else "")
+            + f"; below {BELOW}: {', '.join(found['below']) or 'none'}."
+        )
+    text += [f"Not measured, too noisy: {', '.join(found['noisy'])}."] if found["noisy"] else []
+    text += [f"Failed: {', '.join(found['failed'])}."] if found["failed"] else []
+    return "\n".join([*lines, "", *text])
+
+
+def main() -> None:
+    """`python -m widepack_bench.layers.table FILE`: the table of a document in Markdown."""
+    print(markdown(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))))
+
+
+def _against(row: Mapping[str, Any]) -> str:
+    """The ratio, with the verdict where it is not the one that is hoped for."""
+    if "error" in row:
+        return "failed"
+    words = str(row["verdict"])
+    if row["ratio"]["value"] is None:
+        return words
+    return f"{row['ratio']['value']:.2f}" + ("" if words == "holds" else f" ({words})")
+
+
+def _over_member(row: Mapping[str, Any]) -> str:
+    return f"{ratio['value']:.2f}" if (ratio := row.get(COMPILED_MEMBER)) and ratio["value"] else ""
+
+
+def _runs(row: Mapping[str, Any]) -> str:
+    """Strategies and backend: `loop on aot`."""
+    if "error" in row:
+        return ""
+    if "tuned" not in row:
+        return str(row["auto"])
+    used = [s for s in row["tuned"]["strategies"] if s not in ("once", "part", "shape", "dim")] or list(row["tuned"]["strategies"])
+    return f"{' + '.join(used) or 'nothing'} on {row['tuned']['backend']}"
+
+
+def said(document: Mapping[str, Any]) -> str:
+    """The summary in words."""
+    found = document["summary"]
+    lines = [f"{found['checked']} of {plural(found['rows'], 'row')} answer as each member alone does in float64, in every strategy"]
+    if found["measured"]:
+        lines.append(
+            f"{found['holds']} of {plural(found['measured'], 'measured row')} hold ({found['share_holds']:.0%}); geometric mean against the fastest baseline "
+            f"{found['geometric_mean']:.2f}"
+            + (f", against one compiled member called N times {mean:.2f}" if (mean := found["geometric_mean_compiled_member"]) else "")
+            + f"; below {BELOW}: {', '.join(found['below']) or 'none'}"
+        )
+    for name, strategies in found["wins_from"].items():
+        ways = [f"{s} {'no N here' if n is None else f'N={n}'}" for s, n in strategies.items()]
+        lines.append(f"{name} is as fast as the fastest baseline from: {', '.join(ways)}")
+    lines += [f"too noisy to say: {', '.join(found['noisy'])}"] if found["noisy"] else []
+    lines += [f"{key} failed: {document['rows'][key]['error']}" for key in found["failed"]]
+    return "\n".join(lines)
+
+
+def one_line(key: str, row: Mapping[str, Any]) -> str:
+    """A row as it is said when it is done."""
+    return f"{key}: {row['error']}" if "error" in row else f"{key}: {' | '.join(cell for cell in _cells(row)[2:] if cell)}"
+
+
+def _title(document: Mapping[str, Any]) -> str:
+    env = document["environment"]
+    who = "each member has its own inputs" if document["pattern"] == "each" else "every member sees the same inputs"
+    return (
+        f"preset {document['preset']}, {who}; {env['device']}, {plural(env['threads'], 'thread')}, torch {env['versions']['torch']}; "
+        f"a ratio is a baseline's time over widepack's"
+    )
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    timed = {name: s["median_ms"] for name, s in row["strategies"].items() if "median_ms" in s}
+    best = min(timed, key=lambda name: timed[name])
+    compiled = row[COMPILED_MEMBER]
+    fastest = row["baselines"][row["fastest"]]["median_ms"]
+    return [
+        row["primitive"],
+        str(row["members"]),
+        row["auto"],
+        duration(row["median_ms"]),
+        f"{compiled['value']:.2f}x" if compiled and compiled["value"] else "-",
+        f"{row['fastest']} {duration(fastest)}",
+        _interval(row["ratio"]),
+        f"{'auto' if best == 'auto' else best} {duration(timed[best])}",
+        row["verdict"],
+    ]
+
+
+def _interval(ratio: Mapping[str, Any]) -> str:
+    if ratio["value"] is None:
+        return "too few rounds"
+    high = "open" if ratio["high"] is None else f"{ratio['high']:.2f}"
+    return f"{ratio['value']:.2f} [{ratio['low'] or 0:.2f}, {high}]"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,356 @@
+"""Timing that can be believed on a machine that is not quiet.
+
+How a ratio is measured (DESIGN.md, "Fair means"):
+
+1. A **sample** is the median of a few blocks, each of as many calls as last a millisecond; a contestant's sample is its time for one call. A few calls before it are not timed:
+   after another contestant's the caches hold what that one read, and a model that is called again and again does not find them so.
+2. A **round** takes one sample of every contestant, so that whatever slows the machine down slows all of them. The order changes from round
+   to round: each contestant stands at each place and follows each other one equally often (a Williams square).
+3. The **fastest** baseline is chosen on the odd rounds; the **ratio** baseline / ours is measured on the even ones, so that luck in the choice
+   is not counted twice.
+4. The ratio is the median over rounds of the two times in one round; its 95% interval comes from order statistics (binomial, no distribution
+   assumed). The ratio of the two medians is not used: where a machine changes between two speeds, each median can fall into another one.
+5. **A against A**: ours runs twice in every round under two names. An interval as wide as the one that is wanted, or one that excludes 1,
+   refuses the run.
+6. Rounds go on until both intervals are narrow enough or the time is over.
+7. **Percentiles** are of single calls: inside a block the clock is read after every call. (On a device that has to be waited for, single calls are
+   timed beside the blocks, so that blocks keep the device busy.)
+
+Contestants are ours under two names, then `others` (ours in other ways: another backend, another level), then the baselines.
+
+Nothing here knows torch, but for `quiet`.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import statistics
+import time
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any, Literal
+
+from widepack.system.timing import LONG_S, rest, warm, without_gc
+
+OURS, AGAIN = "widepack", "widepack again"
+WIDTH = 0.1  # an interval as wide as this says nothing about "never slower"
+BIAS = 0.02  # A against A may miss 1 by this much: a systematic difference, not noise
+MIN_ROUNDS = 24
+MAX_ROUNDS = 2000
+BLOCK_NS = 1_000_000
+LONG_NS = round(1e9 * LONG_S)
+
+Verdict = Literal["holds", "slower", "unclear", "noisy"]
+Call = Callable[[], object]
+Clock = Callable[[], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A measured value and its 95% interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def width(self) -> float:
+        """The interval's length; above 1 as a share of the value, since 8.0 [7.8, 8.3] leaves no doubt that 1.0 would."""
+        return (self.high - self.low) / max(1.0, self.value)
+
+    def __str__(self) -> str:
+        digits = 2 if self.value < 10 else 1
+        return f"{self.value:.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
+
+    def to_json(self) -> dict[str, float | None]:
+        """Three numbers; an end that too few rounds leave open is null."""
+        return {k: v if math.isfinite(v) else None for k, v in (("value", self.value), ("low", self.low), ("high", self.high))}
+
+
+def median_interval(samples: Sequence[float], level: float = 0.95) -> Interval:
+    """The median and its distribution-free interval: the k-th smallest and k-th largest sample, k from the binomial distribution.
+
+    Fewer than six samples have no 95% interval: it is then open, from 0 to infinity.
+    """
+    ordered = sorted(samples)
+    count = len(ordered)
+    value = statistics.median(ordered) if ordered else math.nan
+    tail, k = 0.0, 0
+    while True:
+        tail += math.comb(count, k) / 2**count
+        if tail > (1 - level) / 2:
+            break
+        k += 1
+    return Interval(value, ordered[k - 1], ordered[count - k]) if k else Interval(value, 0.0, math.inf)
+
+
+def order(round_: int, count: int) -> list[int]:
+    """The order of `count` contestants in a round: a Williams square, read backwards every second time through.
+
+    Two rounds in a row, an odd and an even one, have the same order, so that the halves are alike.
+    """
+    step = round_ // 2
+    zigzag = [(i + 1) // 2 if i % 2 else (count - i // 2) % count for i in range(count)]
+    row = [(place + step) % count for place in zigzag]
+    return row[::-1] if step // count % 2 else row
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Percentiles of single calls in milliseconds (nearest rank: each is a call that was timed), and of how many calls."""
+
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    calls: int
+
+    @classmethod
+    def of(cls, times: Sequence[float]) -> Latency:
+        """times: nanoseconds, sorted."""
+        if not times:
+            return cls(math.nan, math.nan, math.nan, 0)
+        p50, p95, p99 = (times[max(0, math.ceil(share * len(times)) - 1)] / 1e6 for share in (0.5, 0.95, 0.99))
+        return cls(p50, p95, p99, len(times))
+
+    def to_json(self) -> dict[str, float | int | None]:
+        """The fields; a percentile of no calls is null."""
+        return {
+            k: None if v != v else v for k, v in (("p50_ms", self.p50_ms), ("p95_ms", self.p95_ms), ("p99_ms", self.p99_ms), ("calls", self.calls))
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """What one interleaved run has measured.
+
+    names: the contestants; the first two are ours under two names. rounds: `[round][contestant]`, nanoseconds a call. extra: how many after those two are
+    ours too. calls: `[contestant]`, nanoseconds of single calls, sorted; empty where none were timed.
+    """
+
+    names: tuple[str, ...]
+    rounds: tuple[tuple[float, ...], ...]
+    extra: int = 0
+    calls: tuple[tuple[float, ...], ...] = ()
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        return self.names[2 : 2 + self.extra]
+
+    @property
+    def baselines(self) -> tuple[str, ...]:
+        return self.names[2 + self.extra :]
+
+    def median_ms(self, name: str) -> float:
+        """The median time of one call over all rounds, in milliseconds."""
+        place = self.names.index(name)
+        return statistics.median(row[place] for row in self.rounds) / 1e6
+
+    def ratio(self, name: str, over: str = OURS) -> Interval:
+        """How many times as long as ours (or as `over`) a contestant takes, on the even rounds."""
+        place, under = self.names.index(name), self.names.index(over)
+        return median_interval([row[place] / row[under] for row in self.rounds[1::2]])
+
+    def latency(self, name: str) -> Latency:
+        """Percentiles of a contestant's single calls."""
+        return Latency.of(self.calls[self.names.index(name)] if self.calls else ())
+
+    @property
+    def fastest(self) -> str:
+        """The baseline with the smallest median on the odd rounds."""
+        odd = self.rounds[::2]
+        return min(self.baselines, key=lambda n: statistics.median(row[self.names.index(n)] for row in odd))
+
+    @property
+    def noise(self) -> Interval:
+        """A against A: ours against ours."""
+        return self.ratio(AGAIN)
+
+    @property
+    def quiet(self) -> bool:
+        noise = self.noise
+        return noise.width < WIDTH and noise.low <= 1 + BIAS and noise.high >= 1 - BIAS
+
+    @property
+    def verdict(self) -> Verdict:
+        """`holds`: not slower than the fastest baseline. `noisy`: refused, whatever the ratio is."""
+        return self.verdict_of(OURS)
+
+    def verdict_of(self, name: str) -> Verdict:
+        """The verdict about ours, or about another way of running it."""
+        if not self.quiet:
+            return "noisy"
+        ratio = self.ratio(self.fastest, name)
+        if ratio.high < 1.0:
+            return "slower"
+        return "holds" if ratio.width < WIDTH else "unclear"
+
+    @property
+    def why(self) -> str:
+        """The verdict in words, with its figures."""
+        verdict, fastest = self.verdict, self.fastest
+        ratio = self.ratio(fastest)
+        if verdict == "noisy":
+            return (
+                f"refused: the same program against itself gave {self.noise} in {len(self.rounds)} rounds, which must lie around 1 and be "
+                f"narrower than {WIDTH}; the machine is too busy (stop what else runs, give fewer threads or more time)"
+            )
+        if verdict == "unclear":
+            return f"the interval of {ratio} against {fastest} is not narrower than {WIDTH} after {len(self.rounds)} rounds; give more time"
+        return f"{ratio} times as fast as {fastest}, the fastest baseline" + ("" if verdict == "holds" else ": slower")
+
+
+def race(
+    ours: Call,
+    baselines: Mapping[str, Call],
+    *,
+    others: Mapping[str, Call] = MappingProxyType({}),
+    budget_s: float = 10.0,
+    min_rounds: int = MIN_ROUNDS,
+    sync: Call | None = None,
+    clock: Clock = time.perf_counter_ns,
+) -> Race:
+    """Time `ours` against every baseline, interleaved.
+
+    others: ours in other ways, timed in the same rounds; they are no baselines, and the run does not go on for their sake.
+    budget_s: seconds after which no new round starts once `min_rounds` are there and the intervals are narrow; at three times the budget none starts at all.
+    sync: waits for the device, called before the clock is read. Returns: the race, however it ended; its verdict says whether it can be believed.
+    Raises: ValueError without a baseline.
+    """
+    if not baselines:
+        raise ValueError("a race needs a baseline")
+    calls: dict[str, Call] = {OURS: ours, AGAIN: ours, **others, **baselines}
+    singles = [Singles() for _ in calls]
+    samplers = [_sampler(call, sync, clock, single) for call, single in zip(calls.values(), singles, strict=True)]
+    rounds: list[tuple[float, ...]] = []
+    gc.collect()
+    begin = clock()
+    with without_gc():
+        while len(rounds) < MAX_ROUNDS:
+            times = [0.0] * len(samplers)
+            for place in order(len(rounds), len(samplers)):
+                times[place] = samplers[place]()
+            rounds.append(tuple(times))
+            spent = (clock() - begin) / 1e9
+            enough = len(rounds) >= min_rounds
+            if spent > 3 * budget_s:
+                break
+            if enough and len(rounds) % 2 == 0:
+                so_far = Race(tuple(calls), tuple(rounds), len(others))
+                if so_far.quiet and so_far.ratio(so_far.fastest).width < WIDTH:
+                    break
+    return Race(tuple(calls), tuple(rounds), len(others), tuple(single.sorted() for single in singles))
+
+
+class Singles:
+    """Times of single calls, at most `LIMIT` of them, spread evenly over the run: when they are many, every second one is dropped, and of those to come."""
+
+    LIMIT = 50_000
+
+    def __init__(self) -> None:
+        self._times = array("d")
+        self._step = 1
+
+    def add(self, marks: Sequence[int]) -> None:
+        """marks: the clock before the first call, and after each."""
+        self._times.extend(float(after - before) for before, after in list(pairwise(marks))[:: self._step])
+        while len(self._times) > self.LIMIT:
+            self._times = self._times[::2]
+            self._step *= 2
+
+    def sorted(self) -> tuple[float, ...]:
+        return tuple(sorted(self._times))
+
+
+def _sampler(call: Call, sync: Call | None, clock: Clock, singles: Singles) -> Callable[[], float]:
+    """A function that takes one sample of `call`: nanoseconds a call."""
+    wait = sync or (lambda: None)
+    rest()
+    once = _warm(call, wait, clock)
+    inner = max(1, math.ceil(BLOCK_NS / max(1.0, once)))
+    blocks = 5 if once < 1e6 else 3 if once < LONG_NS else 1
+
+    def sample() -> float:
+        rest()
+        if blocks > 1:
+            warm(call, clock, LONG_NS)
+        times = []
+        for _ in range(blocks):
+            wait()
+            marks = [clock()]
+            for _ in range(inner):
+                call()
+                if sync is None:
+                    marks.append(clock())
+            wait()
+            times.append((clock() - marks[0]) / inner)
+            singles.add(marks)
+        if sync is not None:
+            for _ in range(min(inner, 4)):
+                marks = [clock()]
+                call()
+                wait()
+                singles.add([*marks, clock()])
+        return max(1e-3, statistics.median(times))
+
+    return sample
+
+
+def _warm(call: Call, wait: Call, clock: Clock) -> float:
+    """Call until 50 ms have passed, at least three times; the shortest of them in nanoseconds."""
+    begin, shortest, count = clock(), math.inf, 0
+    while count < 3 or (clock() - begin < 50_000_000 and count < 1000):
+        wait()
+        start = clock()
+        call()
+        wait()
+        shortest = min(shortest, clock() - start)
+        count += 1
+    return shortest
+
+
+@contextmanager
+def quiet(threads: int | None = None, pin: bool = False) -> Iterator[int]:
+    """Run with `threads` threads inside an op, on as many fixed processors where `pin` asks for it and the system can.
+
+    Yields: the number of threads. What was set before is restored.
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    now = torch.get_num_threads()
+    affinity = _pin(now) if pin else {}
+    try:
+        yield now
+    finally:
+        torch.set_num_threads(before)
+        for task, cpus in affinity.items():
+            _set_affinity(task, cpus)
+
+
+def _pin(count: int) -> dict[int, Any]:
+    """Bind every thread of this process to the last `count` processors it may use; what each had before, by thread."""
+    if not hasattr(os, "sched_setaffinity"):
+        return {}
+    allowed = sorted(os.sched_getaffinity(0))
+    chosen = set(allowed[-count:])  # interrupts prefer the first ones
+    before: dict[int, Any] = {}
+    for task in [int(name) for name in os.listdir("/proc/self/task")] if os.path.isdir("/proc/self/task") else [0]:
+        try:
+            before[task] = os.sched_getaffinity(task)
+        except OSError:  # the thread has ended
+            continue
+        _set_affinity(task, chosen)
+    return before
+
+
+def _set_affinity(task: int, cpus: Any) -> None:
+    with suppress(OSError):  # the thread has ended
+        os.sched_setaffinity(task, cpus)

@@ -1,0 +1,230 @@
+"""The roofline: the work of a wide program counted from its nodes, and what this machine does at best.
+
+| what | how |
+|---|---|
+| FLOP | torch's own formulas (`torch.utils.flop_counter`) for products, convolutions and attention, op by op on fake tensors of the call's sizes; of recurrent layers, in ATen's form and in widepack's, 2 for each weight, step and sample |
+| least bytes | what the program must touch at least once: weights after the prologue, inputs, outputs |
+| moved bytes | what every node that is no view reads and writes, each by itself |
+| ceiling of memory | the best rate of a sum, a product with a vector and a copy over data of as many bytes as the least, so that a program whose weights stay in a cache is held to that cache |
+| ceiling of arithmetic | the best rate of a square product in the program's dtype |
+
+A loop region counts as often as there are members. Ceilings are measured with the run's threads, in the same process.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from widepack.ir import ops
+from widepack.ir.encoding import decode
+from widepack.runtime.kernel_count import is_view
+from widepack.ir.kinds import weights_only
+from widepack.ir.fake_values import CPU, Fakes, member_slice, replay
+from widepack.runtime.graph_module import split
+from widepack_artifacts.program import Node, Program, refs, substitute
+
+from .figures import Ceilings, Roof, Work
+from .programs import entry_of
+
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+STEPS = {
+    "rnn_steps": 2,
+    "gru_steps": 2,
+    "lstm_steps": 3,
+    "packed_lstm": 3,
+}  # widepack's own ops of recurrent layers, and the first argument that is a weight
+PACKED = ("widepack.linear.default", "widepack.convolution.default", "widepack.streamed_linear.default")  # no formula of torch's knows them
+SECONDS = 0.15  # of measuring each ceiling
+
+
+def roof_of(ens: Any, entry: str, pattern: str, sizes: Mapping[str, int], median_ms: float, device: str) -> Roof:
+    """A loaded model's call at these sizes against this machine's ceilings."""
+    program = entry_of(ens, entry).programs.for_sizes(pattern, sizes).program
+    done = work(program, sizes)
+    return Roof(done, ceilings(done.least_bytes, _dtype(program), device, torch.get_num_threads()), median_ms)
+
+
+def work(program: Program, sizes: Mapping[str, int]) -> Work:
+    """What one call of a wide program has to do, its prologue aside. sizes: of every named dim."""
+    fakes = Fakes(sizes, static=True)
+    values = replay(program, fakes)
+    early = weights_only(program)
+    total = _Total()
+    for node in program.nodes:
+        if node.name not in early:
+            total.add(node, values, fakes, program.members)
+    touched = [values[name] for name in split(program).names] + [values[s.name] for s in program.inputs]
+    touched += [values[r] for o in program.outputs for r in refs(o.value)]
+    return Work(total.flop, sum(map(_bytes, touched)), total.moved, total.kernels)
+
+
+class _Total:
+    """Sums over the nodes of a program."""
+
+    def __init__(self) -> None:
+        self.flop = self.moved = self.kernels = 0
+
+    def add(self, node: Node, values: Mapping[str, Any], fakes: Fakes, members: int) -> None:
+        if node.body is not None:
+            inner = _Total()
+            args = decode(substitute(node.args, values.__getitem__), CPU)
+            one = {s.name: member_slice(fakes, a, s.kind, 0) for s, a in zip(node.body.inputs, args, strict=True)}
+            held = replay(node.body, fakes, one)
+            for body_node in node.body.nodes:
+                inner.add(body_node, held, fakes, members)
+            self.flop += inner.flop * members
+            self.moved += inner.moved * members
+            self.kernels += inner.kernels * members
+            return
+        op = ops.resolve(node.op)
+        if not isinstance(op, torch._ops.OpOverload) or is_view(op) or _aliases(node, values):
+            return
+        self.kernels += 1
+        self.moved += _bytes(values[node.name]) + sum(_bytes(values[r]) for r in set(refs((node.args, node.kwargs))))
+        self.flop += _flop(node, values, fakes)
+
+
+def _aliases(node: Node, values: Mapping[str, Any]) -> bool:
+    """Whether an op that may copy (`reshape`, `flatten`) gave a view here."""
+    made = values[node.name]
+    if not isinstance(made, Tensor):
+        return not isinstance(made, (tuple, list))
+    if node.op.split(".")[1] not in ("reshape", "flatten", "contiguous", "expand_as", "unflatten"):
+        return False
+    read = [values[r] for r in refs(node.args)]
+    return any(isinstance(v, Tensor) and v.untyped_storage()._cdata == made.untyped_storage()._cdata for v in read)
+
+
+def _flop(node: Node, values: Mapping[str, Any], fakes: Fakes) -> int:
+    args = decode(substitute(node.args, values.__getitem__), CPU)
+    kwargs = decode(substitute(node.kwargs, values.__getitem__), CPU)
+    name = node.op.split(".")[1]
+    if name in RECURRENT:
+        steps = int(math.prod(args[0].shape[:-1]))
+        matrices = [t for t in _tensors([a for a in args[1:] if isinstance(a, (tuple, list))]) if t.dim() == 2]  # states are [layers, B, width]
+        return sum(2 * int(w.numel()) * steps for w in matrices)
+    if name in STEPS:
+        steps = int(math.prod(args[0].shape[1:3]))  # x is [N or 1, T, B, I]; weights are [N, *, *], or a list of N's; biases have a dim less
+        own = [t for t in args[STEPS[name] :] if isinstance(t, Tensor) and t.dim() == 3] + [
+            t for a in args if isinstance(a, (list, tuple)) for t in a
+        ]
+        return sum(2 * int(w.numel()) * steps for w in own)
+    if name == "scaled_dot_product_attention":
+        query, key, value = args[:3]
+        return int(2 * math.prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1]))
+    if node.op in PACKED:
+        return packed_flop(node.op, args[0].shape, args[1].shape, values[node.name].shape)
+    if not node.op.startswith("aten."):
+        return 0
+    counter = _Flop()
+    with fakes.on(), counter:
+        ops.resolve(node.op)(*args, **kwargs)
+    return counter.total
+
+
+def packed_flop(op: str, x: Sequence[int], weight: Sequence[int], made: Sequence[int]) -> int:
+    """FLOP of a layer over packed weights, from sizes: a linear layer's x is [N, R, I] and its weight [N * O, I, 1, 1], or [N, I, O] where it is streamed; a convolution's weight is [O, C / g, *k]."""
+    if op in (PACKED[0], PACKED[2]):
+        return 2 * int(x[1]) * math.prod(map(int, weight))
+    return 2 * math.prod(map(int, made)) * math.prod(map(int, weight[1:]))
+
+
+class _Flop(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base has no types
+    """Sums FLOP over the ops that composite ones are made of."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total: int = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is None and func.namespace == "aten":
+            with self:
+                made = func.decompose(*args, **kwargs)
+            if made is not NotImplemented:
+                return made
+        made = func(*args, **kwargs)
+        if formula is not None:
+            self.total += int(formula(*args, **kwargs, out_val=made))
+        return made
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _tensors(part)
+
+
+def _bytes(value: Any) -> int:
+    """Bytes of a value's tensors; what is expanded counts once."""
+    total = 0
+    for t in _tensors(value):
+        total += math.prod(int(n) for n, step in zip(t.shape, t.stride(), strict=True) if step) * t.element_size()
+    return total
+
+
+def _dtype(program: Program) -> torch.dtype:
+    """The floating dtype that most weights have."""
+    found = [s.type.partition("[")[0] for s in program.weights]
+    floating = [t for t in found if t in ("float32", "float64", "float16", "bfloat16")]
+    return getattr(torch, max(set(floating), key=floating.count)) if floating else torch.float32
+
+
+def ceilings(least_bytes: int, dtype: torch.dtype, device: str, threads: int) -> Ceilings:
+    """What this machine does at best. least_bytes: the size of the data that is streamed."""
+    rounded = 1 << max(16, min(30, math.ceil(math.log2(max(least_bytes, 1)))))
+    return Ceilings(_stream(rounded, device, threads), _gemm(dtype, device, threads))
+
+
+@functools.cache
+def _stream(size: int, device: str, threads: int) -> float:
+    """Bytes a second over `size` bytes of float32."""
+    count = size // 4
+    width = 1 << (count.bit_length() // 2)
+    data = torch.ones(count // width, width, device=device)
+    vector, other = torch.ones(width, device=device), torch.empty_like(data[: max(1, data.shape[0] // 2)])
+    half = data[: other.shape[0]]
+    product = torch.empty(data.shape[0], device=device)
+    runs: list[tuple[Callable[[], object], int]] = [
+        (lambda: data.sum(), data.nbytes),
+        (lambda: torch.mv(data, vector, out=product), data.nbytes),
+        (lambda: other.copy_(half), half.nbytes + other.nbytes),
+    ]
+    return max(count / _shortest(run, device) for run, count in runs)
+
+
+@functools.cache
+def _gemm(dtype: torch.dtype, device: str, threads: int) -> float:
+    """FLOP a second of the best square product."""
+    best = 0.0
+    for n in (256, 512, 1024) if not device.startswith("cuda") else (2048, 4096, 8192):
+        a, b, c = (torch.ones(n, n, dtype=dtype, device=device) for _ in range(3))
+        best = max(best, 2 * n**3 / _shortest(functools.partial(torch.mm, a, b, out=c), device))
+    return best
+
+
+def _shortest(run: Callable[[], object], device: str) -> float:
+    """Seconds of the fastest call in `SECONDS`, at least three."""
+    wait: Callable[[], object] = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
+    run()
+    wait()
+    shortest, begin, count = math.inf, time.perf_counter(), 0
+    while count < 3 or time.perf_counter() - begin < SECONDS:
+        start = time.perf_counter()
+        run()
+        wait()
+        shortest = min(shortest, time.perf_counter() - start)
+        count += 1
+    return shortest

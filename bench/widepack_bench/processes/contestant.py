@@ -1,0 +1,200 @@
+"""Peak memory and start-up: each contestant in a process of its own.
+
+The parent writes what the child needs to a folder (inputs, state dicts), starts `python -m widepack_bench.processes.child`, and reads the child's memory from the
+system every 2 ms. Figures of memory begin when the child has given its first answer and has handed back what compiling and exporting took.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from ..measure.figures import Memory, Start
+from ..measure.race import OURS
+
+if TYPE_CHECKING:
+    from ..report.document import Report
+
+Progress = Callable[[str, int, int], None]
+STARTS = 3  # processes whose median is the start-up
+LIMIT_S = 900.0  # of one process
+POLL_S = 0.002
+
+
+def measured_alone(
+    report: Report,
+    *,
+    model: str,
+    factory: str,
+    factory_args: Mapping[str, Any],
+    unnamed: bool,
+    device: str,
+    pin: bool,
+    inputs: Any = None,
+    progress: Progress | None = None,
+) -> Report:
+    """The report with memory in its rows, and start-up of ours and of the eager loop.
+
+    model: the artifact's path. factory: the name of what makes the members, "" for the artifact's member programs; unnamed: the members came as objects, which no
+    other process can have.
+    """
+    import torch
+
+    import widepack
+
+    from ..suite.compare import call_inputs
+
+    ens = widepack.load(model, device="cpu")
+    entry = ens.manifest.entries[report.entry]
+    if entry.state:
+        return report
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="widepack-bench-") as folder:
+        common = {
+            "artifact": os.path.abspath(model),
+            "entry": report.entry,
+            "pattern": report.pattern,
+            "device": device,
+            "threads": report.environment["threads"],
+            "pin": pin,
+            "factory": factory,
+            "factory_args": dict(factory_args),
+        }
+        steps = sum(1 + len(r.others) + len(r.timings) for r in report.rows)
+        done = 0
+        for row in report.rows:
+            args, kwargs, _ = call_inputs(entry, inputs, row.batch, len(ens) if report.pattern == "each" else 0, "cpu")
+            torch.save((args, kwargs), f"{folder}/inputs-{row.batch}.pt")
+            memory: dict[str, Memory | str] = {}
+            for name, _, _ in row.contestants():
+                if progress:
+                    progress("memory, each contestant in a process of its own", done, steps)
+                done += 1
+                how = _how(name, report.backend)
+                if how is None:
+                    continue
+                if "baseline" in how and unnamed:
+                    memory[name] = "the modules were given as objects; give the name of what makes them, file.py:factory"
+                    continue
+                memory[name] = _memory({**common, **how, "inputs": f"{folder}/inputs-{row.batch}.pt", "mode": "memory"})
+            rows.append(replace(row, memory=memory))
+        start: dict[str, Start | str] = {}
+        given = {**common, "inputs": f"{folder}/inputs-{report.rows[0].batch}.pt", "mode": "start"}
+        if progress:
+            progress("start-up", 0, 2)
+        start[OURS] = _start({**given, "backend": report.backend})
+        if progress:
+            progress("start-up", 1, 2)
+        if not factory or factory == "hf" or report.entry != "forward":
+            start["loop"] = "a loop starts from checkpoints and your own code: give its name, file.py:factory"
+        else:
+            paths = []
+            for i in range(len(ens)):
+                paths.append(f"{folder}/{i}.pt")
+                torch.save({k: v.clone() for k, v in ens.state_dict(i).items()}, paths[-1])
+            start["loop"] = _start({**given, "baseline": "loop", "checkpoints": paths})
+    return replace(report, rows=tuple(rows), start=start)
+
+
+def _how(name: str, backend: str) -> dict[str, Any] | None:
+    """What a child needs to be the contestant of this name; None for a call that was given."""
+    if name == OURS:
+        return {"backend": backend}
+    if name.startswith(f"{OURS}["):
+        return {"backend": name[len(OURS) + 1 : -1]}
+    if name.startswith("level "):
+        return {"level": name.removeprefix("level ")}
+    from ..baselines.table import BASELINES
+
+    return {"baseline": name} if name in BASELINES else None
+
+
+@contextmanager
+def _child(spec: Mapping[str, Any]) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
+    """A child, and the file that its standard error goes to; ended where it takes longer than `LIMIT_S`. It is told when it began, by the clock that processes share."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(spec["threads"]), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    command = [sys.executable, "-m", "widepack_bench.processes.child", json.dumps(spec), str(time.monotonic_ns())]
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
+        limit = threading.Timer(LIMIT_S, child.kill)
+        limit.start()
+        try:
+            yield child, log
+        finally:
+            limit.cancel()
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+            if child.stdout is not None:
+                child.stdout.close()
+
+
+def _memory(spec: Mapping[str, Any]) -> Memory | str:
+    """The child's peak after its first answer, or why there is none."""
+    with _child(spec) as (child, log):
+        assert child.stdout is not None
+        line = child.stdout.readline()  # after its first answer
+        peak = [0, 0]
+        while line and child.poll() is None:
+            peak = [max(p, n) for p, n in zip(peak, resident(child.pid), strict=True)]
+            time.sleep(POLL_S)
+        rest = _finish(child, log)
+    if isinstance(rest, str):
+        return rest
+    ready = json.loads(line)
+    if "private_bytes" in rest:  # a GPU's own figure
+        return Memory(int(rest["private_bytes"]), 0)
+    if not any(peak):
+        return "this system does not say what a process takes (/proc/<pid>/status)"
+    return Memory(max(0, peak[0] - ready["private"]), max(0, peak[1] - ready["mapped"]))
+
+
+def _start(spec: Mapping[str, Any]) -> Start | str:
+    """The median of some starts; the first, which fills caches, is not counted."""
+    found = []
+    for _ in range(STARTS + 1):
+        with _child(spec) as (child, log):
+            rest = _finish(child, log)
+        if isinstance(rest, str):
+            return rest
+        found.append((rest["start_ms"], rest["torch_ms"]))
+    return Start(statistics.median(s for s, _ in found[1:]), statistics.median(t for _, t in found[1:]), STARTS)
+
+
+def _finish(child: subprocess.Popen[str], log: IO[str]) -> dict[str, float] | str:
+    """The child's result, or why it has none."""
+    out, _ = child.communicate()
+    if child.returncode == 0:
+        result: dict[str, float] = json.loads(out.splitlines()[-1])
+        return result
+    if child.returncode == -signal.SIGKILL:
+        return f"its process was ended: it took longer than {LIMIT_S:g} s, or more memory than there is"
+    log.seek(0)
+    lines = [line for line in log.read().splitlines() if line.strip()]
+    return lines[-1][:300] if lines else f"its process ended with exit code {child.returncode}"
+
+
+def resident(pid: int | str = "self") -> tuple[int, int]:
+    """Private and mapped bytes of a process that are in memory now; zeros where the system does not say."""
+    private = mapped = 0
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith("RssAnon:"):
+                private = int(line.split()[1]) * 1024
+            elif line.startswith(("RssFile:", "RssShmem:")):
+                mapped += int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return private, mapped

@@ -1,0 +1,177 @@
+"""`widepack inspect`: what is in an artifact, from its manifest alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import click
+
+from widepack_artifacts import guards
+from widepack_artifacts.errors import plain
+from widepack_artifacts.manifest import Entry, Input, Manifest
+from widepack_artifacts.writer import Reader
+from widepack_bench.text import columns, plural, size
+
+from ..shared.options import ARTIFACT, emit, example, json_option, readable
+
+
+@click.command(epilog=example("widepack inspect ens.wide", "widepack inspect ens.wide --weights", "widepack inspect ens.wide --json | jq .summary"))
+@ARTIFACT
+@click.option("--weights", is_flag=True, help="List every weight with its kind, type and shape.")
+@click.option("--files", is_flag=True, help="List every file with its size and hash.")
+@json_option
+def command(artifact: Path, weights: bool, files: bool, as_json: bool) -> None:
+    """Say what is in ARTIFACT: members, inputs, conditions, outputs, weights, programs, what was verified.
+
+    Reads the manifest alone and checks its digest; `widepack verify` checks the files.
+    """
+    manifest = Reader(artifact).manifest
+    with readable(artifact):
+        if as_json:
+            emit({"path": str(artifact), "summary": summary(manifest), "manifest": manifest.to_json()})
+            return
+        click.echo(plain("\n".join(lines(str(artifact), manifest, weights, files))))
+
+
+def summary(manifest: Manifest) -> dict[str, Any]:
+    """The figures of an artifact that a program asks for first."""
+    return {
+        "members": [m.name for m in manifest.members],
+        "entries": list(manifest.entries),
+        "state": manifest.state,
+        "weights": dict(Counter(w.kind for w in manifest.weights)),
+        "bytes": sum(f.bytes for f in manifest.files.values()),
+        # of several the first: the rows of one batch class stand in the order in which they are preferred
+        "strategies": {
+            name: {f"{w.device}.{w.pattern}": strategies(w.plan) for w in reversed(entry.wide)} for name, entry in manifest.entries.items()
+        },
+    }
+
+
+def strategies(plan: dict[str, Any]) -> dict[str, int]:
+    """How many nodes of the member program run in each strategy, most frequent first."""
+    counts: Counter[str] = Counter()
+    for region in plan.get("regions", []):
+        if region["strategy"] == "loop":
+            counts["loop"] += len(region["nodes"])
+    counts.update(choice[0] for choice in plan.get("choices", {}).values())
+    return dict(counts.most_common())
+
+
+def lines(path: str, manifest: Manifest, weights: bool, files: bool) -> list[str]:
+    """The artifact as text."""
+    total = sum(f.bytes for f in manifest.files.values())
+    text = [
+        (
+            f"{path}: {plural(len(manifest.members), 'member')}, {plural(len(manifest.files), 'file')} of {size(total)}, "
+            f"format {'.'.join(map(str, manifest.version))}"
+        ),
+        f"{manifest.digest}",
+        "",
+        "members",
+        *_indent(columns([["", "name", "checkpoint", "size"], *([str(i), m.name, m.source, size(m.bytes)] for i, m in enumerate(manifest.members))])),
+    ]
+    for name, entry in manifest.entries.items():
+        text += ["", f"entry {name}", *_indent(_entry(entry))]
+    text += ["", "weights", *_indent(_weights(manifest, weights))]
+    text += ["", "verified", *_indent(_verified(manifest))]
+    made = {k: v for k, v in manifest.provenance.items() if k != "history"}
+    text += ["", "provenance", *_indent(f"{k}: {_short(v)}" for k, v in made.items())] if made else []
+    text += ["", "since then", *_indent(since)] if (since := _history(manifest.provenance.get("history"))) else []
+    if files:
+        rows = [[name, size(f.bytes), f.sha256] for name, f in manifest.files.items()]
+        text += ["", "files", *_indent(columns([["name", "size", "sha256"], *rows]))]
+    return text
+
+
+def _history(rows: Any) -> list[str]:
+    """What `update`, `append` and `drop` have noted, a line for each member. It is a record, and may be anything."""
+    found = []
+    for row in rows if isinstance(rows, list) else []:
+        for change in row.get("members", []) if isinstance(row, dict) and isinstance(row.get("members"), list) else []:
+            if isinstance(change, dict):
+                came = f"{change.get('member')} is {change['source']}" if "source" in change else f"without {change.get('member')}"
+                was = f", and was {change['left']}" if "source" in change and "left" in change else ""
+                found.append(f"{row.get('date')} {row.get('did')}: {_short(came + was)}")
+    return found
+
+
+def _entry(entry: Entry) -> list[str]:
+    inside, out = {s.input for s in entry.state}, {s.output for s in entry.state}
+    text = [f"input   {i.name}: {i.type}{_bounds(i)}" for k, i in enumerate(entry.inputs) if k not in inside]
+    text += [f"output  {o.name or '(the only one)'}: {o.type}, {o.kind}" for k, o in enumerate(entry.outputs) if k not in out]
+    for state in entry.state:
+        begins = f"the weight {state.initial}" if state.initial else "zeros"
+        text.append(f"state   {entry.inputs[state.input].name}: {entry.inputs[state.input].type}, one a member; begins as {begins}")
+    for name, dim in entry.dims.items():
+        text.append(f"dim     {name} from {dim.min} to {'any' if dim.max is None else dim.max}{_where(dim.source)}")
+    text += [f"guard   {guards.text(g.expr)}{_where(g.source)}" for g in entry.guards]
+    text += [f"fixed   {sentence}" for sentence in entry.fixed]
+    first: set[tuple[Any, ...]] = set()
+    for wide in entry.wide:
+        batch = (
+            "" if wide.batch[1] is None and wide.batch[0] <= 1 else f", batch {wide.batch[0]} to {'any' if wide.batch[1] is None else wide.batch[1]}"
+        )
+        used = ", ".join(f"{strategy} {count}" for strategy, count in strategies(wide.plan).items())
+        runs = f", backend {wide.plan['backend']}" if wide.plan.get("backend") else ""
+        row = (wide.device, wide.pattern, wide.batch, wide.plan.get("machine"), wide.plan.get("threads"))
+        runs += ", where the backend before is not there" if row in first else ""
+        first.add(row)
+        text.append(f"program {wide.device}, {wide.pattern}{batch}{runs}: {used or 'no strategies recorded'}")
+    text += [f"pt2     {pattern}: {file}" for pattern, file in entry.pt2.items()]
+    return text
+
+
+def _verified(manifest: Manifest) -> list[str]:
+    """What was compared when the artifact was built, entry by entry."""
+    others = manifest.verification.get("entries", {})
+    own = {k: v for k, v in manifest.verification.items() if k != "entries"}
+    text = [line for record in [own] if record for line in _record(record, "")]
+    text += [line for name, record in others.items() for line in _record(record, f"{name} ")]
+    return text or ["nothing is recorded"]
+
+
+def _record(record: dict[str, Any], entry: str) -> list[str]:
+    """For each output of an entry, the wide programs' largest error beside the members' own."""
+    worst: dict[str, tuple[float, float]] = {}
+    for rows in record.get("wide", {}).values():
+        for row in rows:
+            errors = [float(m.get("max", 0.0)) for m in row.get("members", {}).values()]
+            before, own = worst.get(row.get("output", ""), (0.0, 0.0))
+            worst[row.get("output", "")] = (max([before, *errors]), max(own, float(row.get("own_max", 0.0))))
+    text = [
+        f"{entry and entry.strip() + ': '}{plural(len(record.get('calls', [])), 'call')} of every member and program against {record.get('truth', 'float64')}, torch {record.get('torch', '?')}"
+    ]
+    return text + [
+        f"{entry}{name or 'output'}: off by at most {wide:.2e}, the members themselves by {own:.2e}" for name, (wide, own) in worst.items()
+    ]
+
+
+def _bounds(spec: Input) -> str:
+    if spec.low is None and spec.high is None:
+        return ""
+    return f" from {'any' if spec.low is None else spec.low} to {'any' if spec.high is None else spec.high}"
+
+
+def _where(source: str) -> str:
+    return f"  ({source})" if source else ""
+
+
+def _weights(manifest: Manifest, listed: bool) -> list[str]:
+    kinds = Counter(w.kind for w in manifest.weights)
+    text = [", ".join(f"{kinds[k]} {k}" for k in ("shared", "stacked", "ragged") if kinds[k]) or "none"]
+    if listed:
+        rows = [[w.name, w.kind, w.role, w.dtype, str(w.shape)] for w in manifest.weights]
+        text += columns([["name", "kind", "role", "dtype", "shape of one member"], *rows])
+    return text
+
+
+def _short(value: Any) -> str:
+    text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+def _indent(rows: Any) -> list[str]:
+    return [f"  {row}" for row in rows]

@@ -1,0 +1,79 @@
+"""`widepack update`: other checkpoints in the places of members."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ..shared.options import ARTIFACT, example, json_option, model_options, stdout_kept
+from ..main import Refusal
+from ..shared.progress_bar import Progress
+from ..shared.revision import checkpoint_options, out_options, tell
+
+
+@click.command(
+    epilog=example(
+        "widepack update ens.wide --member 3 new.pt",
+        "widepack update ens.wide --member fold0 a.pt --member fold4 b.pt -o next.wide",
+        "widepack update ens.wide --member fold0 a.pt --model net.py:make   # holds the captured program to your own module too",
+    )
+)
+@ARTIFACT
+@click.option(
+    "--member",
+    "members",
+    type=(str, str),
+    multiple=True,
+    required=True,
+    metavar="MEMBER CKPT",
+    help="A member, by name or number from 0, and the checkpoint that takes its place. Repeatable.",
+)
+@out_options
+@model_options
+@checkpoint_options
+@json_option
+def command(
+    artifact: Path,
+    members: tuple[tuple[str, str], ...],
+    out: Path | None,
+    force: bool,
+    max_shard_size: str | None,
+    model: str | None,
+    model_args: tuple[str, ...],
+    key: str | None,
+    trust_pickle: bool,
+    as_json: bool,
+) -> None:
+    """Put other checkpoints in the places of members of ARTIFACT; names and order stay.
+
+    Your model's code is not needed: a checkpoint is held to the artifact's weights and programs. A weight that all members had in common is kept once a member where
+    the new one differs. Every answer is proved again for all members before one rename publishes the result: the old artifact or the new one, whatever happens.
+    """
+    from widepack.spec.names import number_in
+    from widepack_artifacts.writer import Reader
+
+    names = [m.name for m in Reader(artifact).manifest.members]
+    chosen: dict[int | str, str | Path] = {}
+    for member, checkpoint in members:
+        number = number_in(names, member)
+        if number in chosen:
+            raise Refusal(f"--member {member}: the member {names[number]} is named twice")
+        chosen[number] = checkpoint
+    with stdout_kept(as_json), Progress() as progress:
+        import widepack
+        from widepack.spec.input_spec import parse_model_args
+
+        report = widepack.update(
+            artifact,
+            chosen,
+            out=out,
+            force=force,
+            max_shard_size=max_shard_size,
+            key=key,
+            trust_pickle=trust_pickle,
+            model=model,
+            model_args=parse_model_args(model_args) or None,
+            progress=progress,
+        )
+    tell(report, as_json)

@@ -1,0 +1,198 @@
+"""`widepack verify`: an artifact's files and answers, checked here and now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from widepack_artifacts.errors import WidepackError
+from widepack_bench.text import plural, size
+
+from ..shared.options import ARTIFACT, emit, entry_named, entry_option, example, json_option, model_options, stdout_kept
+
+BATCHES = (1, 2, 5)
+
+
+@click.command(
+    epilog=example(
+        "widepack verify ens.wide",
+        "widepack verify ens.wide ckpts/*.pt --model net.py:make",
+        "widepack verify ens.wide --device cuda --json",
+    )
+)
+@ARTIFACT
+@click.argument("checkpoints", metavar="[CKPT]...", nargs=-1)
+@model_options
+@entry_option
+@click.option("--key", help="Where the state dict is inside a checkpoint that holds more.")
+@click.option("--trust-pickle", is_flag=True, help="Unpickle whatever the checkpoints hold, which runs the code that they name.")
+@click.option("--device", default="cpu", show_default=True, help="Where the answers are checked.")
+@click.option("--dtype", metavar="DTYPE", help="Check what it answers when it is loaded in another dtype: bf16, fp16, fp32.")
+@json_option
+def command(
+    artifact: Path,
+    checkpoints: tuple[str, ...],
+    model: str | None,
+    model_args: tuple[str, ...],
+    entry: str,
+    key: str | None,
+    trust_pickle: bool,
+    device: str,
+    dtype: str | None,
+    as_json: bool,
+) -> None:
+    """Check ARTIFACT: its manifest, the size and hash of every file, and the probe, which holds its answers to those recorded at build.
+
+    With the checkpoints that it was built from: whether it holds their weights, bit for bit. With --model: whether it answers as your own modules do.
+    Exit code 1 at the first check that fails.
+    """
+    if dtype and model is not None:
+        raise click.UsageError("--dtype goes without --model: your modules are of the dtype that the artifact was built in")
+    done: list[dict[str, Any]] = []
+    document = {"path": str(artifact), "device": device, "ok": False, "checks": done}
+    try:
+        with stdout_kept(as_json):
+            for name, found in checks(artifact, checkpoints, model, model_args, key, trust_pickle, device, entry, dtype):
+                done.append({"check": name, "found": found})
+                if not as_json:
+                    click.echo(f"{name:<12} ok  {found}")
+        document["ok"] = True
+    except WidepackError as error:
+        document["error"] = str(error)
+        raise
+    finally:
+        if as_json:
+            emit(document)
+
+
+def checks(
+    artifact: Path,
+    checkpoints: tuple[str, ...],
+    model: str | None,
+    model_args: tuple[str, ...],
+    key: str | None,
+    trust: bool,
+    device: str,
+    entry: str = "",
+    dtype: str | None = None,
+) -> Iterator[tuple[str, str]]:
+    """Each check that passed: its name and what was found. Raises: WidepackError at the first that fails."""
+    from widepack_artifacts.writer import Reader, opened
+
+    reader, _ = opened(artifact, Reader.check_sizes)
+    manifest = reader.manifest
+    entries = [entry_named(manifest.entries, entry, "")] if entry else list(manifest.entries)
+    said = "" if entries == ["forward"] else f", {'entry' if len(entries) == 1 else 'entries'} {', '.join(entries)}"
+    yield "digest", manifest.digest
+    total = sum(f.bytes for f in manifest.files.values())
+    yield "sizes", f"{plural(len(manifest.files), 'file')}, {size(total)}"
+    try:
+        reader.check_hashes()
+    except WidepackError:
+        if not reader.replaced():
+            raise
+        manifest = opened(artifact, Reader.check_hashes)[0].manifest
+        yield "digest", f"{manifest.digest}, published while the one before was read"
+    yield "hashes", f"{plural(len(manifest.files), 'file')}, SHA-256"
+    import widepack
+
+    ens = widepack.load(artifact, device=device, dtype=dtype, verify="off" if not manifest.probe else "sizes", warmup=False)
+    if manifest.probe:
+        for name in entries:
+            ens.entry(name).probe()
+        yield (
+            "probe",
+            f"{plural(len(ens), 'member')} on {device}{f' in {dtype}' if dtype else ''}{said}, patterns shared and each, against the float64 answers recorded at build",
+        )
+    if checkpoints:
+        yield "checkpoints", _same_weights(ens, checkpoints, key, trust)
+    if model is not None:
+        from widepack.building.factories import find_factory
+        from widepack.spec.input_spec import parse_model_args
+
+        factory = find_factory(model, parse_model_args(model_args), checkpoints[0] if checkpoints else manifest.members[0].source)
+        modules = _own_modules(ens, factory, device)
+        for name in entries:
+            yield "answers", f"{_same_answers(ens, modules, name, device)}{f', entry {name}' if said else ''}"
+
+
+def _same_weights(ens: Any, checkpoints: tuple[str, ...], key: str | None, trust: bool) -> str:
+    """Hold the members' weights to the checkpoints, in their order. Raises: VerificationError with all that differs.
+
+    A tied weight has one of its names in a checkpoint. Floating weights that a build converted are converted here too.
+    """
+    from widepack.checkpoints.discovery import open_all
+    from widepack.errors import VerificationError
+    from widepack.checkpoints.alignment import bit_equal, under_model_names
+
+    from .build import expand
+
+    opened = open_all(expand(checkpoints), key, trust)
+    if len(opened) != len(ens):
+        raise VerificationError(f"checkpoints: {len(opened)} were given, the artifact has {len(ens)} members: {', '.join(ens.members[:20])}")
+    tied = [{w.name, *w.aliases} for w in ens.manifest.weights if w.aliases]
+    wrong: list[str] = []
+    converted: set[str] = set()
+    count = 0
+    for name, checkpoint in zip(ens.members, opened, strict=True):
+        state = ens.state_dict(name)
+        own = under_model_names(checkpoint, state).state_dict()
+        count += len(own)
+        missing = sorted(k for k in set(state) - set(own) if not any(k in names and names & set(own) for names in tied))
+        wrong += [f"member {name}: {k} is not in {checkpoint.path}" for k in missing]
+        wrong += [f"member {name}: {k} of {checkpoint.path} is not in the artifact" for k in sorted(set(own) - set(state))]
+        for k in sorted(set(own) & set(state)):
+            theirs, mine = own[k], state[k]
+            if theirs.dtype != mine.dtype and theirs.is_floating_point() and mine.is_floating_point():
+                theirs = theirs.to(mine.dtype)
+                converted.add(str(mine.dtype).removeprefix("torch."))
+            if not bit_equal(mine, theirs):
+                wrong.append(f"member {name}: {k} is not that of {checkpoint.path}")
+    if wrong:
+        more = f"; and {len(wrong) - 8} more" if len(wrong) > 8 else ""
+        raise VerificationError(f"checkpoints: {'; '.join(wrong[:8])}{more}. Were these checkpoints given in the order of the members?")
+    to = f", converted to {', '.join(sorted(converted))}" if converted else ""
+    return f"{plural(count, 'tensor')} of {plural(len(opened), 'checkpoint')}, bit for bit{to}"
+
+
+def _own_modules(ens: Any, factory: Callable[..., Any], device: str) -> list[Any]:
+    from widepack_bench.suite.compare import own_module
+
+    return [own_module(factory, ens.state_dict(name), name).to(device) for name in ens.members]
+
+
+def _same_answers(ens: Any, modules: list[Any], name: str, device: str) -> str:
+    """Hold an entry's answers to the user's own modules, both patterns. Raises: VerificationError."""
+    import torch
+
+    from widepack.errors import VerificationError
+    from widepack_bench.baselines.table import difference, loop, padding_kept
+    from widepack_bench.errors import BenchError
+    from widepack_bench.measure.inputs import make
+    from widepack_bench.suite.stateful_steps import steps
+    from widepack_bench.suite.compare import called
+
+    entry, run = ens.manifest.entries[name], ens.entry(name)
+    own = [called(m, name) for m in modules]
+    compared = []
+    carries = bool(entry.state)
+    with torch.inference_mode(), padding_kept():
+        for batch in BATCHES:
+            for each in (False, True):
+                try:
+                    if carries:
+                        wrong = steps(run, modules, batch, each, device)
+                    else:
+                        args, kwargs, _ = make(entry, batch, members=len(ens) if each else 0, device=device)
+                        wrong = difference((run.each if each else run)(*args, **kwargs), loop(own, each)(*args, **kwargs))
+                except BenchError:  # a batch that the model is not for
+                    continue
+                if wrong:
+                    raise VerificationError(f"answers: {name}, batch {batch}, {'each' if each else 'shared'}: not those of your modules: {wrong}")
+                compared.append(batch)
+    if not compared:
+        raise VerificationError(f"answers: {name}: no inputs could be made at batch {', '.join(map(str, BATCHES))}")
+    return f"as your own modules{', two steps in a row' if carries else ''}, patterns shared and each, batch {', '.join(map(str, dict.fromkeys(compared)))}"

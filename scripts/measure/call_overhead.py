@@ -1,0 +1,165 @@
+#!/usr/bin/env python3
+"""What a call costs beyond the bare graph that it runs: binding, checks, the choice of the program, and the form of the answer.
+
+    taskset -c 1 python scripts/call_overhead.py [-o bench/results/call-overhead-cpu.json] [--seconds 10]
+
+N=4 members of an MLP 8-8-4 at a batch of 1, one thread, backend `eager`. The bare graph is the flat function over the bound weights, under inference mode; for each way of calling it is
+the graph that this call runs, given the tensors that the call gives it. Both sides of every row are interleaved in one process, in blocks of a millisecond and orders that change; `over_us` is the median over rounds
+of the difference within a round, with its 95% interval, and `again_us` the same of the bare graph against itself: what cannot be told apart from nothing.
+
+The goal, at most 20 us, is of `ens(x)`; the other rows say what more a call may have to do, each with its own `holds`.
+
+| row | the call |
+|---|---|
+| `ens(x)` | a tensor by position |
+| `ens(x=x)` | the same by keyword |
+| `ens.each(xs)` | one input a member |
+| `ens(x, h=each(h))` | mixed: x for all, h one a member |
+| `structured` | a dict of tensors, and a tuple, by keyword; the answer is a dict |
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import widepack
+from widepack.system.timing import once, without_gc
+from widepack_bench.measure.answers import difference, leaves
+from widepack_bench.measure.race import median_interval, order, quiet
+from widepack_bench.measure.programs import entry_of
+from widepack_bench.report.document import environment
+
+ROOT = Path(__file__).resolve().parent.parent
+MEMBERS, GOAL_US, BLOCK_S = 4, 20, 1e-3
+Call = Callable[[], Any]
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+
+
+class Two(nn.Module):
+    """The MLP of two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, x: Tensor, h: Tensor) -> Any:
+        return self.net(x + h)
+
+
+class Structured(nn.Module):
+    """The MLP of a dict and a tuple; it gives a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, batch: dict[str, Tensor], state: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+        y = self.net(batch["x"] + batch["y"])
+        return {"logits": y + state[0], "state": state[1] * 2}
+
+
+def built(folder: Path, make: Callable[[], nn.Module], *args: Any) -> widepack.WideModel:
+    folder.mkdir()
+    for i in range(MEMBERS):
+        torch.manual_seed(i)
+        torch.save(make().state_dict(), folder / f"{i}.pt")
+    paths = [folder / f"{i}.pt" for i in range(MEMBERS)]
+    widepack.build(paths, folder / "e.wide", model=make, sample=args, targets=("cpu",), pt2=False)
+    return widepack.load(folder / "e.wide", backend="eager")
+
+
+def bare(ens: widepack.WideModel, pattern: str, *values: Tensor) -> Call:
+    """The flat function of the pattern's program over its weights. values: the call's tensors, leaf by leaf."""
+    executable = entry_of(ens).programs.for_sizes(pattern, {"B": 1}).executable
+    forward, weights = executable.forward, executable.weights
+    return lambda: forward(*weights, *values)
+
+
+def rows(folder: Path) -> dict[str, tuple[Call, Call]]:
+    """Each way of calling, beside its bare graph."""
+    x, h, more = torch.randn(1, 8), torch.randn(MEMBERS, 1, 8), torch.randn(1, 4)
+    xs = torch.randn(MEMBERS, 1, 8)
+    one = built(folder / "one", mlp, torch.randn(3, 8))
+    two = built(folder / "two", Two, torch.randn(3, 8), torch.randn(3, 8))
+    given, state = {"x": x, "y": x + 1}, (more, more + 1)
+    sample = ({"x": torch.randn(3, 8), "y": torch.randn(3, 8)}, (torch.randn(3, 4), torch.randn(3, 4)))
+    structured = built(folder / "structured", Structured, *sample)
+    return {
+        "ens(x)": (lambda: one(x), bare(one, "shared", x)),
+        "ens(x=x)": (lambda: one(input=x), bare(one, "shared", x)),
+        "ens.each(xs)": (lambda: one.each(xs), bare(one, "each", xs)),
+        "ens(x, h=each(h))": (lambda: two(x, h=widepack.each(h)), bare(two, "mixed:se", x, h)),
+        "structured": (lambda: structured(batch=given, state=state), bare(structured, "shared", *given.values(), *state)),
+    }
+
+
+def measured(call: Call, graph: Call, seconds: float) -> dict[str, Any]:
+    """A call beside its bare graph, which stands there under two names."""
+    answer = leaves(call())
+    wrong = difference(answer, [g.expand_as(a) for a, g in zip(answer, leaves(graph()), strict=True)])
+    if wrong:
+        raise SystemExit(f"the call's answer is not its graph's: {wrong}")
+    contestants = [call, graph, graph]
+    for _ in range(1000):
+        call()
+        graph()
+    sizes = [max(1, round(BLOCK_S / once(c, 100))) for c in contestants]
+    found: list[tuple[float, ...]] = []
+    with without_gc():
+        end = time.perf_counter() + seconds
+        while len(found) < 24 or time.perf_counter() < end:
+            times = [0.0] * 3
+            for place in order(len(found), 3):
+                contestants[place]()
+                times[place] = once(contestants[place], sizes[place])
+            found.append(tuple(1e6 * t for t in times))
+    over = median_interval([c - g for c, g, _ in found])
+    return {
+        "call_us": median_interval([c for c, _, _ in found]).to_json(),
+        "graph_us": median_interval([g for _, g, _ in found]).to_json(),
+        "over_us": over.to_json(),
+        "again_us": median_interval([a - g for _, g, a in found]).to_json(),
+        "rounds": len(found),
+        "holds": over.high <= GOAL_US,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("-o", "--out", type=Path, default=ROOT / "bench/results/call-overhead-cpu.json")
+    parser.add_argument("--seconds", type=float, default=10, help="a row")
+    given = parser.parse_args()
+    made = {}
+    with tempfile.TemporaryDirectory() as folder, quiet(1, pin=True), torch.inference_mode():
+        for name, (call, graph) in rows(Path(folder)).items():
+            made[name] = row = measured(call, graph, given.seconds)
+            over, again = row["over_us"], row["again_us"]
+            print(
+                f"{name}: {over['value']:.1f} us [{over['low']:.1f}, {over['high']:.1f}] beyond the {row['graph_us']['value']:.1f} us of the graph; "
+                f"graph against itself {again['value']:+.2f}"
+            )
+    record = {
+        "what": __doc__,
+        "environment": environment("cpu", 1),
+        "members": MEMBERS,
+        "goal_us": GOAL_US,
+        "rows": made,
+        "holds": made["ens(x)"]["holds"],
+    }
+    given.out.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

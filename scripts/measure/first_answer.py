@@ -1,0 +1,158 @@
+#!/usr/bin/env python3
+"""How long a process takes to its first answer, beyond `import torch`, where compiled programs are in the cache and the machine has no compiler.
+
+    taskset -c 1 python scripts/first_answer.py [-o bench/results/first-answer-cpu.json] [--rounds 15]
+
+An artifact with 100 MB of weights: 8 members of a 3-layer MLP, 1024 wide. Every figure is wall clock from before a process is started to a mark that it prints, on
+the clock that processes share. A round starts one process of each kind, in an order that changes; `import torch` is a kind of its own, and what a kind takes beyond it is the
+difference of two processes of one round; `in_process_ms` is the same within one process, from the end of its own `import torch`, which hangs less on how long that took.
+Medians over rounds, with 95% intervals; the goal is held to the upper end of the first.
+
+| kind | what the process does |
+|---|---|
+| `torch` | imports torch |
+| `aot` | loads with backend `aot` from the warm cache, and calls once; the probe has passed on this machine |
+| `aot, probe` | the same, and runs the artifact's probe: what the first process of a machine or of a container does |
+| `eager` | loads with backend `eager`, and calls once |
+
+The files are in the system's page cache. Before anything is timed the answers of `aot` are compared with the members' own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import widepack
+from widepack_bench.measure.race import median_interval, order
+from widepack_bench.report.document import environment
+
+ROOT = Path(__file__).resolve().parent.parent
+MEMBERS, WIDTH, LAYERS, BATCH = 8, 1024, 3, 1
+GOAL_MS = 500
+COMPILERS = ("c++", "g++", "clang++", "cc", "gcc", "clang", "icpx", "nvcc")
+KINDS = ("torch", "aot", "aot, probe", "eager")
+CHILD = """
+import sys, time
+marks = [("python", time.monotonic_ns())]
+import torch
+marks.append(("torch", time.monotonic_ns()))
+kind, path, cache = sys.argv[1:4]
+if kind != "torch":
+    import widepack
+    widepack.load
+    marks.append(("widepack", time.monotonic_ns()))
+    ens = widepack.load(path, backend=kind, cache=cache)
+    marks.append(("load", time.monotonic_ns()))
+    ens(torch.zeros(int(sys.argv[4]), int(sys.argv[5])))
+    marks.append(("answer", time.monotonic_ns()))
+import json
+print(json.dumps(marks))
+"""
+
+
+def net() -> nn.Module:
+    return nn.Sequential(*(part for _ in range(LAYERS) for part in (nn.Linear(WIDTH, WIDTH), nn.ReLU())))
+
+
+def made(folder: Path) -> tuple[Path, Path, int]:
+    """The artifact, the folder of its compiled programs, and the bytes of its weights."""
+    modules, paths = [], []
+    for i in range(MEMBERS):
+        torch.manual_seed(i)
+        modules.append(net().eval())
+        paths.append(folder / f"m{i}.pt")
+        torch.save(modules[-1].state_dict(), paths[-1])
+    artifact, cache = folder / "e.wide", folder / "compiled"
+    report = widepack.build(paths, artifact, model=net, inputs=[f"input=float32[B,{WIDTH}]"], targets=("cpu",), pt2=False)
+    ens = widepack.load(artifact, backend="aot", compile="now", cache=cache)
+    x = torch.randn(4, WIDTH)
+    with torch.inference_mode():
+        torch.testing.assert_close(ens(x), torch.stack([m(x) for m in modules]))
+    return artifact, cache, sum(report.weights.values())
+
+
+def child(kind: str, artifact: Path, cache: Path, home: Path, threads: int) -> dict[str, float]:
+    """Milliseconds from before the process's start to each of its marks."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("CC", "CXX", "WIDEPACK_CACHE", "WIDEPACK_PLANS")}
+    env = {**kept, "PATH": "/nonexistent", "XDG_CACHE_HOME": str(home), "OMP_NUM_THREADS": str(threads)}
+    if found := [c for c in COMPILERS if shutil.which(c, path=env["PATH"])]:
+        raise SystemExit(f"the processes that are timed would find a compiler: {', '.join(found)}")
+    command = [sys.executable, "-c", CHILD, kind.partition(",")[0], str(artifact), str(cache), str(BATCH), str(WIDTH)]
+    begin = time.monotonic_ns()
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    if done.returncode:
+        raise SystemExit(f"a process of kind {kind!r} failed: {done.stderr.strip().splitlines()[-1:]}")
+    return {name: (at - begin) / 1e6 for name, at in json.loads(done.stdout)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("-o", "--out", type=Path, default=ROOT / "bench/results/first-answer-cpu.json")
+    parser.add_argument("--rounds", type=int, default=15, help="processes of each kind")
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    rounds: list[dict[str, dict[str, float]]] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        artifact, cache, weights = made(folder)
+        warm = folder / "warm"
+        for kind in KINDS:  # the first of each kind fills caches: of bytecode, of probes that passed, of pages
+            child(kind, artifact, cache, warm, given.threads)
+        for number in range(given.rounds):
+            found = {}
+            for place in order(number, len(KINDS)):
+                kind = KINDS[place]
+                home = folder / f"cold{number}" if kind.endswith("probe") else warm
+                found[kind] = child(kind, artifact, cache, home, given.threads)
+            rounds.append(found)
+    rows = {kind: row(kind, rounds) for kind in KINDS[1:]}
+    for kind, one in rows.items():
+        beyond, own = one["beyond_torch_ms"], one["in_process_ms"]
+        parts = ", ".join(f"{k} {v:.0f}" for k, v in one["parts_ms"].items())
+        print(
+            f"{kind}: {beyond['value']:.0f} ms [{beyond['low']:.0f}, {beyond['high']:.0f}] beyond import torch; in the process itself {own['value']:.0f}: {parts}"
+        )
+    record = {
+        "what": __doc__,
+        "environment": environment("cpu", given.threads),
+        "members": MEMBERS,
+        "weights_bytes": weights,
+        "batch": BATCH,
+        "rounds": given.rounds,
+        "goal_ms": GOAL_MS,
+        "import_torch_ms": median_interval([r["torch"]["torch"] for r in rounds]).to_json(),
+        "rows": rows,
+        "holds": rows["aot"]["beyond_torch_ms"]["high"] <= GOAL_MS,
+    }
+    given.out.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def row(kind: str, rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
+    """One kind: what it takes beyond `import torch`, and the medians of its parts, in milliseconds."""
+    parts = {}
+    for before, name in (("torch", "widepack"), ("widepack", "load"), ("load", "answer")):
+        parts[name] = statistics.median(r[kind][name] - r[kind][before] for r in rounds)
+    return {
+        "beyond_torch_ms": median_interval([r[kind]["answer"] - r["torch"]["torch"] for r in rounds]).to_json(),
+        "in_process_ms": median_interval([r[kind]["answer"] - r[kind]["torch"] for r in rounds]).to_json(),
+        "parts_ms": parts,
+        "all_ms": [round(r[kind]["answer"] - r["torch"]["torch"], 1) for r in rounds],
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""What the rules of thumb for a CPU rest on: the suite's networks at several batches as a loop and wide, each over plain weights and over packed convolutions, and by the rules.
+
+    taskset -c 1 python scripts/rules_cpu.py [-o bench/results/rules-cpu.json] [--seconds 3] [--only NAME,...]
+
+One thread, backend `eager`, CPU-sized forms of the suite's rows. All forms of a network at a batch are interleaved in one process and answer alike before they are timed. `ms` is the median,
+`over_loop` the median over rounds of the plain loop's time over a form's (over 1: faster than the loop). `activations_kib` is what the rules go by: bytes that an op of all members reads and writes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import widepack
+from widepack.planning.plan import Choice
+from widepack.planning.heuristics import activations, packable
+from widepack.system.timing import race, ratio
+from widepack.tuning.tune import searches_of
+from widepack.tuning.search import RULES, Search, with_choices
+from widepack_bench.models.weights import states
+from widepack_bench.measure.race import quiet
+from widepack_bench.measure.programs import entry_of
+from widepack_bench.report.document import environment
+from widepack_bench.suite.rows import chosen
+
+ROOT = Path(__file__).resolve().parent.parent
+BATCHES = {
+    "mlp-b32": (8, 32, 64, 128),
+    "deep-mlp": (8, 16, 32),
+    "ft-transformer": (16, 64),
+    "vit": (1, 4, 8),
+    "bert": (1, 4, 8),
+    "conv-net": (1, 8, 32),
+    "resblock": (1, 8, 32),
+    "resnet18": (1, 8, 24),
+    "resnet50": (1, 4),
+    "unet": (1, 4, 16),
+    "cnn1d": (1, 16, 64),
+}
+PACK = Choice("packed", "measured")
+
+
+def measured(search: Search, batch: int, seconds: float) -> dict[str, Any]:
+    """One network at one batch."""
+    members = len(search.simple.signatures)
+    packs = dict.fromkeys(packable(search.first, search.kinds, members), PACK)
+    (wide,), (loop,) = search.whole("wide"), search.whole("loop")
+    plans = {"loop": loop, "wide": wide, "by the rules": search.rules()}
+    if packs:
+        plans |= {"loop, packed": with_choices(loop, packs), "wide, packed": with_choices(wide, packs)}
+    found = {name: search.candidate(RULES if name == "by the rules" else name, plan) for name, plan in plans.items()}
+    made = {name: c for name, c in found.items() if c is not None and search.is_right(search.bound(c))}
+    times = race({name: search.call(c) for name, c in made.items()}, seconds)
+    grows = activations(search.first, search.kinds, members, search.example, search.letter)
+    for c in made.values():
+        c.bound = None
+    return {
+        "members": members,
+        "batch": batch,
+        "activations_kib": round((grows.fixed + grows.slope * batch) / 1024, 1),
+        "rules": dict(search.rules().strategies()),
+        "ms": {name: round(1e3 * sorted(t)[len(t) // 2], 4) for name, t in times.items()},
+        "over_loop": {name: round(ratio(times, "loop", name), 3) for name in times},
+        "dropped": search.dropped,
+    }
+
+
+def network(name: str, seconds: float) -> list[dict[str, Any]]:
+    (row,) = chosen([name])
+    form = row.form("cpu")
+    where, _, function = row.model.partition(":")
+    make = getattr(import_module(where), function)
+    with tempfile.TemporaryDirectory() as folder:
+        paths = []
+        for i, state in enumerate(states(lambda: make(**form.options), row.members, row.shared)):
+            paths.append(f"{folder}/{i:03}.pt")
+            torch.save(state, paths[-1])
+        out = f"{folder}/{name}.wide"
+        widepack.build(paths, out, model=row.model, model_args=dict(form.options), inputs=list(form.inputs), targets=("cpu",), pt2=False)
+        searches, refused = searches_of(entry_of(widepack.load(out, backend="eager", warmup=False)), "shared", BATCHES[name], seconds)
+        if refused:
+            raise SystemExit(f"{name}: {refused}")
+        return [measured(search, batch, seconds) for batch, search in searches.items()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("-o", "--out", type=Path, default=ROOT / "bench/results/rules-cpu.json")
+    parser.add_argument("--seconds", type=float, default=3, help="of measuring a batch of a network")
+    parser.add_argument("--only", default=",".join(BATCHES), help="networks, with commas")
+    given = parser.parse_args()
+    rows: dict[str, Any] = {}
+    with quiet(1, pin=True), torch.inference_mode():
+        for name in given.only.split(","):
+            rows[name] = network(name, given.seconds)
+            for row in rows[name]:
+                print(f"{name} N={row['members']} B={row['batch']}: {row['activations_kib']} KiB, {row['ms']}, rules {row['rules']}", flush=True)
+    record = {"what": __doc__, "environment": environment("cpu", 1), "rows": rows}
+    given.out.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+#!/usr/bin/env python3
+"""Calls of eight threads while members are swapped: whether every answer is whole, and how much longer calls take.
+
+    python scripts/swap_under_load.py [-o bench/results/swap-cpu.json] [--calls 10000] [--threads 8] [--swaps 50] [--width 128]
+
+N=8 members of a residual MLP, 14 layers deep, in an artifact built with `--share none`, backend `eager`, torch on one thread. Each member has two versions, A and B. What they answer to each of
+four inputs is known from two other artifacts, one built of all A and one of all B, so the answers after a swap are held to a model that was never swapped.
+
+1. Half of `--calls`, from `--threads` threads at once, without swaps.
+2. `--calls` calls while `--swaps` swaps are spread evenly over them: a thread of its own swaps one member after the other, to B and back.
+3. The other half without swaps.
+
+| key | what it is |
+|---|---|
+| `torn` | answers of a member that are, bit for bit, neither A's nor B's: 0 |
+| `mixtures` | different sets of versions that answers were of: what shows that calls were answered all the while |
+| `p99_ms` | of the calls' times, without swaps and with them |
+| `pause_ms`, `wait_ms`, `copy_ms` | of the swaps: calls were held for `pause`, of which `wait` is for calls in flight, and `copy` for writing |
+| `holds` | no answer is torn, and p99 with swaps is at most 1.5x the p99 without, plus the median copy |
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import widepack
+from widepack_bench.report.document import environment
+
+ROOT = Path(__file__).resolve().parent.parent
+MEMBERS, LAYERS, BATCH, INPUTS = 8, 14, 8, 4
+
+
+class Residual(nn.Module):
+    """Norms and layers one behind the other: a torn read anywhere changes every answer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(LAYERS))
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(LAYERS))
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm, layer in zip(self.norms, self.layers):
+            x = x + torch.tanh(layer(norm(x)))
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+def checkpoints(folder: Path, width: int) -> dict[str, list[Path]]:
+    """Both versions of every member."""
+    found: dict[str, list[Path]] = {"A": [], "B": []}
+    for v, version in enumerate(found):
+        for i in range(MEMBERS):
+            torch.manual_seed(100 * v + i)
+            path = folder / f"{version}{i}.pt"
+            torch.save(Residual(width).state_dict(), path)
+            found[version].append(path)
+    return found
+
+
+def built(folder: Path, version: str, paths: list[Path], width: int) -> Path:
+    options: dict[str, Any] = {"inputs": [f"x=float32[B,{width}]"], "targets": ("cpu",), "pt2": False, "share": "none"}
+    widepack.build(paths, folder / f"{version}.wide", model=partial(Residual, width), **options)
+    return folder / f"{version}.wide"
+
+
+class Load:
+    """Calls of several threads. known: [version][input] -> the answers of all members."""
+
+    def __init__(self, ens: widepack.WideModel, inputs: list[Tensor], known: list[list[Tensor]], threads: int) -> None:
+        self.ens, self.inputs, self.known, self.threads = ens, inputs, known, threads
+        self.torn = 0
+        self.mixtures: set[tuple[int, ...]] = set()
+        self.done = 0
+        self._lock = threading.Lock()
+
+    def run(self, calls: int) -> list[float]:
+        """The seconds of each call."""
+        each = calls // self.threads
+        found: list[list[float]] = [[] for _ in range(self.threads)]
+        answers: list[list[tuple[int, Tensor]]] = [[] for _ in range(self.threads)]
+        begin = threading.Barrier(self.threads)
+
+        def work(me: int) -> None:
+            with torch.inference_mode():
+                begin.wait()
+                for k in range(each):
+                    which = (me + k) % INPUTS
+                    start = time.perf_counter()
+                    y = self.ens(self.inputs[which])
+                    found[me].append(time.perf_counter() - start)
+                    answers[me].append((which, y))
+                    self.done += 1  # roughly: it only paces the swaps
+
+        workers = [threading.Thread(target=work, args=(i,)) for i in range(self.threads)]
+        for w in workers:
+            w.start()
+        for w in workers:
+            w.join()
+        for rows in answers:  # looked at when all is over: comparing takes as long as calling
+            for which, y in rows:
+                self._look(which, y)
+        return [t for row in found for t in row]
+
+    def _look(self, which: int, y: Tensor) -> None:
+        versions = [next((v for v in (0, 1) if torch.equal(y[i], self.known[v][which][i])), -1) for i in range(MEMBERS)]
+        self.torn += versions.count(-1)
+        self.mixtures.add(tuple(versions))
+
+
+def swapping(ens: widepack.WideModel, paths: dict[str, list[Path]], swaps: int, load: Load, calls: int, stop: Callable[[], bool]) -> list[Any]:
+    """Swap member after member, evenly over the calls."""
+    reports = []
+    begun = load.done
+    for k in range(swaps):
+        while load.done - begun < (k + 0.5) * calls / swaps and not stop():
+            time.sleep(0.0005)
+        version = "B" if (k // MEMBERS) % 2 == 0 else "A"
+        reports.append(ens.swap(k % MEMBERS, paths[version][k % MEMBERS]))
+    return reports
+
+
+def percentile(times: list[float], part: float) -> float:
+    return 1000 * sorted(times)[min(len(times) - 1, round(part * len(times)))]
+
+
+def spread(times: list[float]) -> dict[str, float]:
+    """Milliseconds."""
+    return {"p50": percentile(times, 0.5), "p99": percentile(times, 0.99), "most": 1000 * max(times)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("-o", "--out", type=Path, default=ROOT / "bench/results/swap-cpu.json")
+    parser.add_argument("--calls", type=int, default=10_000)
+    parser.add_argument("--threads", type=int, default=8)
+    parser.add_argument("--swaps", type=int, default=50)
+    parser.add_argument("--width", type=int, default=128)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        paths = checkpoints(place, given.width)
+        inputs = [torch.randn(BATCH, given.width, generator=torch.Generator().manual_seed(i)) for i in range(INPUTS)]
+        artifacts = {version: built(place, version, rows, given.width) for version, rows in paths.items()}
+        known = [[ens(x) for x in inputs] for ens in (widepack.load(a, backend="eager") for a in artifacts.values())]
+        ens = widepack.load(artifacts["A"], backend="eager")
+        load = Load(ens, inputs, known, given.threads)
+        load.run(max(given.threads, given.calls // 10))  # warm
+        ens.swap(0, paths["B"][0])
+        ens.swap(0, paths["A"][0])
+        without = load.run(given.calls // 2)
+        reports: list[Any] = []
+        ended = threading.Event()
+        swapper = threading.Thread(target=lambda: reports.extend(swapping(ens, paths, given.swaps, load, given.calls, ended.is_set)))
+        swapper.start()
+        during = load.run(given.calls)
+        ended.set()
+        swapper.join()
+        without += load.run(given.calls // 2)
+    copy = median(1000 * r.seconds["copy"] for r in reports)
+    p99 = {"without": percentile(without, 0.99), "with": percentile(during, 0.99)}
+    record = {
+        "what": __doc__,
+        "environment": environment("cpu", 1),
+        "members": MEMBERS,
+        "layers": LAYERS,
+        "width": given.width,
+        "batch": BATCH,
+        "threads": given.threads,
+        "calls": len(during),
+        "swaps": len(reports),
+        "bytes_a_swap": reports[0].bytes,
+        "torn": load.torn,
+        "mixtures": len(load.mixtures),
+        "calls_ms": {"without": spread(without), "with": spread(during)},
+        "p99_ms": p99,
+        "pause_ms": spread([r.pause for r in reports]),
+        "wait_ms": spread([r.seconds["wait"] for r in reports]),
+        "copy_ms": spread([r.seconds["copy"] for r in reports]),
+        "aside_ms": {stage: 1000 * median(r.seconds[stage] for r in reports) for stage in ("open", "check", "derive", "verify")},
+        "ratio": (p99["with"] - copy) / p99["without"],
+        "holds": load.torn == 0 and len(reports) == given.swaps and p99["with"] <= 1.5 * p99["without"] + copy,
+    }
+    given.out.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    print(
+        f"{len(during):,} calls of {given.threads} threads during {len(reports)} swaps: {load.torn} torn, {len(load.mixtures)} mixtures; p99 {p99['with']:.1f} ms with swaps, "
+        f"{p99['without']:.1f} without ({record['ratio']:.2f}x beyond a copy of {copy:.2f} ms)"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,383 @@
+"""`widepack compile` and what it makes: programs that run in a process without a compiler, and answer as the members do."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from torch import nn
+
+import cases
+import widepack
+from support import Artifacts, Bound, double, fresh, leaves, must, run, stack
+from widepack_cli.main import cli
+
+SERVE = """
+import sys, os, shutil, time
+import torch, widepack
+start = time.process_time()
+assert shutil.which("g++") is None and shutil.which("cc") is None
+ens = widepack.load(sys.argv[1], backend="aot", cache=sys.argv[2])
+assert ens.backend == "aot", ens.backend
+calls = torch.load(sys.argv[3])
+ens(calls[0])
+assert time.process_time() - start < 2, "about a fifth of a second"
+torch.save([ens(x) for x in calls], sys.argv[4])
+assert not {"torch._inductor.compile_fx", "torch._dynamo", "sympy", "click"} & set(sys.modules), sorted(sys.modules)
+"""
+
+
+def compile_(*words: str | Path) -> Result:
+    return CliRunner().invoke(cli, ["compile", *map(str, words)], prog_name="widepack")
+
+
+@pytest.fixture(scope="module")
+def compiled(artifacts: Artifacts, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[str, Any]]:
+    """An artifact, the folder that its programs of pattern `shared` were compiled into, and what the command said."""
+    artifact, folder = artifacts("mlp", "wide"), tmp_path_factory.mktemp("image") / "compiled"
+    done = compile_(artifact, "-o", folder, "--pattern", "shared", "--json")
+    assert done.exit_code == 0, done.output
+    return artifact, folder, json.loads(done.stdout)
+
+
+def test_the_command_says_what_it_made(compiled: tuple[Path, Path, dict[str, Any]]) -> None:
+    artifact, folder, said = compiled
+    assert (said["path"], said["backend"], said["folder"], said["torch"]) == (str(artifact), "aot", str(folder), torch.__version__)
+    (row,) = said["programs"]
+    assert (row["entry"], row["pattern"], row["programs"], row["compiled"]) == ("forward", "shared", 1, 1)
+    assert row["bytes"] > 100_000
+    assert folder.stat().st_mode & 0o777 == 0o755
+    again = compile_(artifact, "-o", folder, "--pattern", "shared")
+    assert again.exit_code == 0
+    assert "there already" in again.stdout
+
+
+def test_it_runs_where_there_is_no_compiler(compiled: tuple[Path, Path, dict[str, Any]], tmp_path: Path) -> None:
+    artifact, folder, _ = compiled
+    case = cases.load("mlp")
+    calls = [case.sample(batch, 10 * batch) for batch in (1, 2, 5, 32, 100)]
+    torch.save([args[0] for args, _ in calls], tmp_path / "calls.pt")
+    must(fresh(SERVE, artifact, folder, tmp_path / "calls.pt", tmp_path / "answers.pt", PATH=str(tmp_path)))
+    bound = Bound()
+    for i in range(case.N):
+        member, exact = case.member(i), case.member(i).double()
+        for answer, (args, kwargs) in zip(torch.load(tmp_path / "answers.pt"), calls):
+            bound.add(answer[i], run(member, args, kwargs), run(exact, double(args), kwargs))
+    bound.check()
+
+
+def test_inputs_are_checked_before_native_code(compiled: tuple[Path, Path, dict[str, Any]]) -> None:
+    artifact, folder, _ = compiled
+    ens, eager = widepack.load(artifact, backend="aot", cache=folder), widepack.load(artifact)
+    assert (ens.backend, eager.backend) == ("aot", "eager")
+    assert "cpu, aot" in repr(ens)
+    x = torch.randn(6, 64)
+    torch.testing.assert_close(ens(x), eager(x))
+    for strided in (torch.randn(64, 6).t(), torch.randn(6, 128)[:, ::2], x[:1].expand(6, 64), x.flip(0)[1:5]):
+        torch.testing.assert_close(ens(strided), eager(strided))
+    with pytest.raises(widepack.InputError, match="63 at axis 1"):
+        ens(torch.randn(6, 63))
+    with pytest.raises(widepack.InputError, match="63.*the compiled program takes"):
+        ens._forward().programs.of("shared")[0].executable.call(torch.randn(6, 63))
+    y = ens(x)
+    kept = y.clone()
+    ens(torch.randn(6, 64))
+    assert torch.equal(y, kept), "an answer is the caller's: no later call writes into it"
+
+
+def test_a_pattern_that_was_not_compiled_is_refused_in_words(compiled: tuple[Path, Path, dict[str, Any]]) -> None:
+    artifact, folder, _ = compiled
+    ens = widepack.load(artifact, backend="aot", cache=folder)
+    with pytest.raises(
+        widepack.UsageError, match="pattern each has not been compiled for this machine.*widepack compile.*compile='now'.*backend='eager'"
+    ):
+        ens.each(torch.randn(8, 2, 64))
+    with pytest.raises(widepack.UsageError, match="has not been compiled"):
+        widepack.load(artifact, backend="aot", cache=folder, members=[0, 1])
+
+
+def test_auto_takes_what_the_plan_names_where_it_is_there(
+    compiled: tuple[Path, Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    artifact, folder, _ = compiled
+    assert widepack.load(artifact, cache=folder).backend == "eager"
+    from widepack.inference.programs import Programs, Wide
+
+    own = Programs.wide
+    monkeypatch.setattr(
+        Programs, "wide", lambda self, pattern: [Wide(w.program, replace(w.plan, backend="aot"), w.content) for w in own(self, pattern)]
+    )
+    assert widepack.load(artifact, cache=folder).backend == "aot"
+    with pytest.warns(
+        UserWarning, match="'aot', which the plan was measured to run best on, is not taken, and 'eager' runs: .* has not been compiled"
+    ):
+        assert widepack.load(artifact, cache=tmp_path / "empty").backend == "eager"
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.warns(UserWarning, match="backend 'aot', which the plan .*: .* others may write into it"):
+        assert widepack.load(artifact, cache=tmp_path / "open").backend == "eager"
+
+
+def test_what_a_program_hangs_on(compiled: tuple[Path, Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    from widepack.backends import aot
+
+    artifact, folder, _ = compiled
+    changes: list[tuple[Any, str, Any]] = [
+        (torch.backends.cpu, "get_cpu_capability", lambda: "AVX2"),
+        (torch, "__version__", "2.13.1"),
+        (torch.version, "git_version", "another build"),
+        (aot, "_processor", lambda: "fma sse2"),
+        (aot, "OPTIONS", {**aot.OPTIONS, "max_autotune": True}),
+    ]
+    for where, name, value in changes:
+        with monkeypatch.context() as patch:
+            patch.setattr(where, name, value)
+            with pytest.raises(widepack.UsageError, match="has not been compiled for this machine"):
+                widepack.load(artifact, backend="aot", cache=folder)
+    assert widepack.load(artifact, backend="aot", cache=folder).backend == "aot"
+
+
+@pytest.mark.parametrize("damage", ["bytes", "package", "weights", "constants", "file"])
+def test_a_damaged_program_is_refused(damage: str, compiled: tuple[Path, Path, dict[str, Any]], tmp_path: Path) -> None:
+    artifact, folder, _ = compiled
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    (record,) = copy.glob("*/record.json")
+    (package,) = copy.glob("*/*.pt2")
+    data, said = package.read_bytes(), json.loads(record.read_text())
+    if damage == "bytes":
+        package.write_bytes(data[: len(data) // 2] + b"\1" + data[len(data) // 2 + 1 :])
+    elif damage == "package":  # agrees with its record, and is none
+        package.write_bytes(b"PK no package")
+        said["files"][package.name] = [13, hashlib.sha256(b"PK no package").hexdigest()]
+    elif damage == "weights":
+        said["variants"][0]["weights"][0][1][0] += 1
+    elif damage == "file":
+        said["variants"][0]["file"] = "../else.pt2"
+    else:
+        said["variants"][0]["conditions"] = [["import", "os", 1]]
+    record.write_text(json.dumps(said))
+    words = "has not been compiled" if damage == "bytes" else "cannot be used.*compile again"
+    with pytest.raises(widepack.WidepackError, match=words):
+        widepack.load(artifact, backend="aot", cache=copy)
+
+
+def test_a_program_that_answers_wrongly_is_not_kept(artifacts: Artifacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from widepack.backends import aot
+    from widepack.backends.variants import Variant
+
+    monkeypatch.setattr(aot, "_compile", lambda task, flat, example, path: (path.write_bytes(b"") and []) or [])
+
+    def wrong(path: Path, weights: Any, row: Any, task: Any) -> Variant:
+        return Variant(lambda given: [y + 0.01 for y in task.eager(*given)], row["conditions"], row["least"])
+
+    monkeypatch.setattr(aot, "_open", wrong)
+    with pytest.raises(widepack.WidepackError, match=r"differs from the flat graph at B = \d+.*is off by 1.00e-02, the bound is .*It is not kept"):
+        widepack.load(artifacts("mlp", "wide"), backend="aot", compile="now", cache=tmp_path / "cache")
+    assert not list((tmp_path / "cache").glob("*/record.json"))
+
+
+def test_a_program_that_is_wrong_at_one_alone_leaves_one_to_the_flat_graph(
+    artifacts: Artifacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from widepack.backends import aot
+    from widepack.backends.variants import Variant
+
+    monkeypatch.setattr(aot, "_compile", lambda task, flat, example, path: (path.write_bytes(b"") and []) or [])
+
+    def wrong(path: Path, weights: Any, row: Any, task: Any) -> Variant:
+        return Variant(lambda given: [y + (given[0].shape[0] == 1) for y in task.eager(*given)], row["conditions"], row["least"])
+
+    monkeypatch.setattr(aot, "_open", wrong)
+    ens = widepack.load(artifacts("mlp", "wide"), backend="aot", compile="now", cache=tmp_path / "cache")
+    (record,) = (tmp_path / "cache").glob("*/record.json")
+    assert json.loads(record.read_text())["variants"][0]["least"] == {"B": 2}
+    x = torch.randn(2, 64)
+    torch.testing.assert_close(ens(x[:1]), ens(x)[:, :1])
+
+
+def test_words_of_the_command(compiled: tuple[Path, Path, dict[str, Any]], tmp_path: Path) -> None:
+    artifact, _, _ = compiled
+    assert compile_(tmp_path / "none.wide").exit_code == 1
+    refused = compile_(artifact, "--entry", "decode")
+    assert refused.exit_code == 2
+    assert "there is no entry 'decode'; this artifact has forward" in refused.stderr
+    assert compile_(artifact, "--backend", "eager").exit_code == 2
+    open_ = tmp_path / "open"
+    open_.mkdir()
+    open_.chmod(0o777)
+    refused = compile_(artifact, "-o", open_, "--pattern", "shared")
+    assert refused.exit_code == 2
+    assert "others may write into it (mode 0777)" in refused.stderr
+    assert not list(open_.iterdir())
+
+
+# ONNX Runtime
+
+
+@pytest.fixture(scope="module")
+def written(artifacts: Artifacts, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """An artifact and the folder that its program of pattern `shared` was written into as ONNX."""
+    for package in ("onnxruntime", "onnx", "onnxscript"):
+        pytest.importorskip(package, reason=f"backend onnxruntime needs {package}: the extra onnx")
+    artifact, folder = artifacts("mlp", "wide"), tmp_path_factory.mktemp("onnx") / "files"
+    done = compile_(artifact, "-o", folder, "--pattern", "shared", "--backend", "onnxruntime")
+    assert done.exit_code == 0, done.output
+    return artifact, folder
+
+
+def test_onnx_runtime_answers_as_the_members_do(written: tuple[Path, Path]) -> None:
+    artifact, folder = written
+    ens, case = widepack.load(artifact, backend="onnxruntime", cache=folder), cases.load("mlp")
+    assert ens.backend == "onnxruntime"
+    bound = Bound()
+    for batch in (1, 2, 5, 32):
+        (x,), _ = case.sample(batch, batch)
+        y = ens(x)
+        for i in range(case.N):
+            bound.add(y[i], run(case.member(i), (x,), {}), run(case.member(i).double(), (x.double(),), {}))
+    bound.check()
+    strided = torch.randn(64, 6).t()
+    torch.testing.assert_close(ens(strided), ens(strided.contiguous()))
+    with pytest.raises(widepack.InputError, match="63 at axis 1"):
+        ens(torch.randn(6, 63))
+    with pytest.raises(widepack.UsageError, match="has not been written as ONNX.*--backend onnxruntime.*compile='now'"):
+        ens.each(torch.randn(8, 2, 64))
+
+
+def test_the_onnx_file_points_into_the_weights_file(written: tuple[Path, Path]) -> None:
+    onnx_ir = pytest.importorskip("onnx_ir")
+    artifact, folder = written
+    (path,) = folder.glob("*/program.onnx")
+    assert path.stat().st_size < 100_000
+    weights = [widepack.load(artifact)._held.weight(w.name) for w in widepack.load(artifact).manifest.weights]
+    found = 0
+    for name, value in onnx_ir.load(path).graph.initializers.items():
+        if not name.startswith("w") or value.const_value is None or value.const_value.location == "made-by-the-prologue":
+            continue
+        place, held = value.const_value, artifact / value.const_value.location
+        data = held.read_bytes()[place.offset : place.offset + place.length]
+        numbers = torch.frombuffer(bytearray(data), dtype=torch.float32)
+        assert any(torch.equal(numbers, w.flatten()) for w in weights)
+        found += 1
+    assert found >= 4, "weights of four layers, and biases"
+
+
+class Both(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.layer(x), self.layer.weight.mean()
+
+
+def test_an_output_that_is_a_weight_can_be_written(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    modules = [Both() for _ in range(3)]
+    for i, module in enumerate(modules):
+        torch.save(module.state_dict(), tmp_path / f"{i}.pt")
+    widepack.build(sorted(tmp_path.glob("*.pt")), tmp_path / "e.wide", model=Both, inputs=["x=float32[B,4]"], pt2=False)
+    ens = widepack.load(tmp_path / "e.wide", backend="onnxruntime", compile="now", cache=tmp_path / "cache")
+    assert ens.backend == "onnxruntime"
+    x = torch.randn(5, 4)
+    y, mean = ens(x)
+    for i, module in enumerate(modules):
+        torch.testing.assert_close((y[i], mean[i]), module(x))
+
+
+def test_a_dynamic_batch_costs_an_onnx_file_no_arithmetic_of_sizes(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    onnx_ir = pytest.importorskip("onnx_ir")
+    for i in range(2):
+        torch.save(nn.GRU(4, 6, num_layers=2, batch_first=True).state_dict(), tmp_path / f"{i}.pt")
+    model = "torch.nn:GRU"
+    options = {"input_size": 4, "hidden_size": 6, "num_layers": 2, "batch_first": True}
+    artifact = tmp_path / "e.wide"
+    widepack.build(sorted(tmp_path.glob("*.pt")), artifact, model=model, model_args=options, inputs=["input=float32[B,5,4]"], pt2=False)
+    ens = widepack.load(artifact, backend="onnxruntime", compile="now", cache=tmp_path / "cache")
+    paths = list((tmp_path / "cache").glob("*/program.onnx"))
+    assert paths
+    for path in paths:
+        graph = onnx_ir.load(path).graph
+        assert sum(n.op_type == "GRU" for n in graph) == 4 and not [n for n in graph if n.op_type == "Mul"]
+        computed = [n.inputs[1].producer() for n in graph if n.op_type == "Reshape"]
+        assert not [n for n in computed if n is not None and n.op_type == "Concat"]
+    for batch in (1, 3):
+        x = torch.randn(batch, 5, 4)
+        for i, (y, h) in enumerate(zip(*ens(x))):
+            member = nn.GRU(**options)
+            member.load_state_dict(torch.load(tmp_path / f"{i}.pt"))
+            want, state = member(x)
+            torch.testing.assert_close(y, want)
+            torch.testing.assert_close(h, state)
+
+
+def test_a_damaged_onnx_file_is_refused(written: tuple[Path, Path], tmp_path: Path) -> None:
+    artifact, folder = written
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    (path,) = copy.glob("*/program.onnx")
+    (record,) = copy.glob("*/record.json")
+    said = json.loads(record.read_text())
+    path.write_bytes(b"no model")
+    said["files"][path.name] = [8, hashlib.sha256(b"no model").hexdigest()]
+    record.write_text(json.dumps(said))
+    with pytest.raises(widepack.WidepackError, match="does not take this file.*make it again"):
+        widepack.load(artifact, backend="onnxruntime", cache=copy)
+
+
+def test_without_onnx_runtime_it_says_what_to_install(artifacts: Artifacts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(widepack.UsageError, match=r"needs the package onnxruntime .*pip install 'widepack\[onnx\]'"):
+        widepack.load(artifacts("mlp", "wide"), backend="onnxruntime", compile="now")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot", "compile", "onnxruntime"])
+@pytest.mark.parametrize("name", ["mlp", "frozen_trunk", "ragged_heads", "textcnn"])
+def test_every_backend_gives_the_members_answers(name: str, backend: str, artifacts: Artifacts, tmp_path: Path) -> None:
+    if backend == "onnxruntime":
+        pytest.importorskip("onnxruntime", reason="the extra onnx")
+    held_to_members(name, backend, artifacts, tmp_path)
+
+
+def held_to_members(name: str, backend: str, artifacts: Artifacts, cache: Path) -> None:
+    """Both patterns, batches 1, 2, 5 and 32, every member against itself in float64."""
+    case = cases.load(name)
+    ens = widepack.load(artifacts(name), backend=backend, compile="now", cache=cache)
+    assert ens.backend == backend
+    bounds: dict[int, Bound] = {}
+    members = [(case.member(i), case.member(i).double()) for i in range(case.N)]
+    for batch in (1, 2, 5, 32):
+        own = [case.sample(batch, 1000 * batch + i) for i in range(case.N)]
+        args, kwargs = stack([a for a, _ in own]), stack([k for _, k in own])
+        answers = ens(*own[0][0], **own[0][1]), ens.each(*args, **kwargs)
+        for i, (member, exact) in enumerate(members):
+            for answer, (a, k) in zip(answers, (own[0], own[i])):
+                found = [answer] if isinstance(answer, (torch.Tensor, list)) else list(leaves(answer))
+                alone, truth = leaves(run(member, a, k)), leaves(run(exact, double(a), double(k)))
+                for number, (wide, mine, right) in enumerate(zip(found, alone, truth, strict=True)):
+                    bounds.setdefault(number, Bound()).add(wide[i], mine, right)
+    for bound in bounds.values():
+        bound.check()
+
+
+@pytest.mark.slow
+def test_no_call_compiles(artifacts: Artifacts) -> None:
+    from torch._dynamo.utils import counters
+
+    ens, eager = widepack.load(artifacts("frozen_trunk"), backend="compile", compile="now"), widepack.load(artifacts("frozen_trunk"))
+    before = dict(counters["stats"])
+    for batch in (1, 3, 7, 20, 40):
+        args, kwargs = cases.load("frozen_trunk").sample(batch, batch)
+        torch.testing.assert_close(ens(*args, **kwargs), eager(*args, **kwargs), rtol=1e-4, atol=1e-5)
+    assert dict(counters["stats"]) == before

@@ -1,0 +1,146 @@
+"""`build -n N --dropout on`: stochastic passes of one checkpoint as an artifact, and what is not to be had of one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import nn
+
+import widepack
+from widepack import UsageError
+from widepack_cli.main import cli
+
+
+def net(p: float = 0.5) -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(p), nn.Linear(8, 3))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("passes") / "m.pt"
+    torch.save(net().state_dict(), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def artifact(checkpoint: Path) -> Path:
+    out = checkpoint.parent / "passes.wide"
+    report = widepack.build([checkpoint], out, model=net, inputs=["input=float32[B,6]"], n=48, dropout="on")
+    assert report.members == tuple(map(str, range(48)))
+    assert report.weights["stacked"] == 0
+    assert report.verification["draws"].startswith("at rest")
+    return out
+
+
+def test_passes_draw_each_for_itself_around_the_checkpoints_own_answer(checkpoint: Path, artifact: Path) -> None:
+    ens = widepack.load(artifact)
+    own = net()
+    own.load_state_dict(torch.load(checkpoint))
+    own.eval()
+    x = torch.randn(5, 6, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        y = ens(x)
+        assert y.shape == (48, 5, 3)
+        assert all(not torch.equal(y[i], y[j]) for i in range(48) for j in range(i))
+        assert not torch.equal(y, ens(x))
+        mean = torch.stack([ens(x) for _ in range(200)]).mean((0, 1))
+        torch.testing.assert_close(mean, own(x), atol=0.02, rtol=0.02)
+        assert float(ens.std(x, of=None).mean()) > 0.05
+        assert not torch.equal(ens.member(3)(x), ens.member(3)(x))
+        assert ens.each(x.expand(48, 5, 6)).shape == (48, 5, 3)
+        assert widepack.load(artifact, members=[3, 7], strategies="loop")(x).shape == (2, 5, 3)
+    ens.probe()  # with the draws at rest
+    assert torch.equal(ens.state_dict(7)["0.weight"], own.state_dict()["0.weight"])
+
+
+def test_a_wrong_weight_is_found_by_the_probe(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probe of a program that draws is one that can fail."""
+    from widepack.inference.open_artifact import Held
+
+    right = Held.weight
+
+    def wrong(self: Held, name: str) -> Any:
+        return right(self, name) * 1.5
+
+    monkeypatch.setattr(Held, "weight", wrong)
+    with pytest.raises(widepack.ArtifactError, match="probe"):
+        widepack.load(artifact, strategies="wide")(torch.ones(2, 6))
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda a, m: widepack.tune(a), "forward draws random numbers at every call, and tune compares the answers"),
+        (lambda a, m: widepack.export(a, a.parent / "x.pt2", to="pt2"), "draws random numbers at every call .*; build with dropout off to export"),
+        (lambda a, m: widepack.append(a, [m], names=["more"]), "append: entry forward of .* draws random numbers .*: build it again"),
+        (lambda a, m: widepack.load(a).swap(3, m), "swap: entry forward draws random numbers at every call"),
+        (lambda a, m: widepack.load(a, backend="compile", compile="now")(torch.ones(2, 6)), "leave the backend out, which takes 'eager'"),
+    ],
+)
+def test_what_compares_answers_is_refused_in_words(artifact: Path, checkpoint: Path, ask: Callable[[Path, Path], Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        ask(artifact, checkpoint)
+
+
+def test_several_checkpoints_draw_each_its_own(checkpoint: Path, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    other = tmp_path / "other.pt"
+    torch.save(net().state_dict(), other)
+    out = tmp_path / "two.wide"
+    report = widepack.build([checkpoint, other], out, model=net, inputs=["input=float32[B,6]"], dropout="on", targets=("cpu",))
+    assert report.weights["shared"] == 0
+    y = widepack.load(out)(torch.ones(64, 6))
+    masks = [{tuple(row.tolist()) for row in member} for member in y]
+    assert all(len(m) > 4 for m in masks)
+    assert not masks[0] & masks[1]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"n": 3}, 'answer alike without dropout: give dropout="on"'),
+        ({"n": 0, "dropout": "on"}, "n is 0; it is how many passes"),
+        ({"dropout": "yes"}, "dropout is 'yes'; it is"),
+        ({"n": 3, "dropout": "on", "tune": True}, "tune compares the answers of strategies"),
+        ({"n": 3, "dropout": "on", "model_args": {"p": 0.0}}, "dropout is on, and Sequential draws nothing in eval mode"),
+    ],
+)
+def test_what_cannot_be_meant(checkpoint: Path, tmp_path: Path, more: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        widepack.build([checkpoint], tmp_path / "a.wide", model=net, inputs=["input=float32[B,6]"], **more)
+    assert not (tmp_path / "a.wide").exists()
+
+
+def test_n_is_for_one_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="n=3 is for one checkpoint, and 2 are given"):
+        widepack.build([checkpoint, checkpoint], tmp_path / "a.wide", model=net, inputs=["input=float32[B,6]"], n=3, dropout="on")
+
+
+def test_on_the_command_line(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n\n\ndef make():\n    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))\n"
+    )
+    words = [
+        "build",
+        str(checkpoint),
+        "-n",
+        "4",
+        "--dropout",
+        "on",
+        "--model",
+        f"{tmp_path}/net.py:make",
+        "--input",
+        "input=float32[B,6]",
+        "--dry-run",
+        "--json",
+    ]
+    done = CliRunner().invoke(cli, words, prog_name="widepack")
+    assert done.exit_code == 0, done.output
+    assert len(json.loads(done.stdout)["members"]) == 4

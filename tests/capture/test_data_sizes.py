@@ -1,0 +1,161 @@
+"""Numbers and sizes that are data (`.item()`, `nonzero`, `y[mask]`): members differ in them, and from there on run one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import widepack
+from support import run
+from widepack_artifacts.writer import Reader
+
+N = 3
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 6)
+
+
+class Experts(Base):
+    """Each expert runs the rows that chose it, as many as there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList([nn.Linear(6, 6) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = self.fc(x)[:, :3].argmax(-1)
+        order = chosen.argsort(stable=True)
+        counts = nn.functional.one_hot(chosen, 3).sum(0).tolist()
+        y = torch.cat([e(rows) for e, rows in zip(self.experts, x[order].split(counts, 0))])  # type: ignore[no-untyped-call]
+        return torch.zeros_like(y).index_copy(0, order, y)
+
+
+class Scaled(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(x)
+        return y * y.abs().max().item()
+
+
+class Positive(Base):
+    """An output that has as many rows as the member finds."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        y: Tensor = self.fc(x)
+        keep = (y.sum(1) > 0).nonzero()[:, 0]
+        return {"all": y, "rows": y[keep], "where": keep}
+
+
+class Picked(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(x)
+        return y[y > 0]
+
+
+class Chosen(Base):
+    """Rows that the input chooses: as many for all where all see one input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(x)
+        return y[torch.nonzero(x[:, 0] > 0)[:, 0]]
+
+
+class Distinct(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        found, back, counts = torch.unique((self.fc(x).sum(1) * 2).round(), return_inverse=True, return_counts=True)
+        answer: Tensor = (found * counts)[back]
+        return answer
+
+
+class Narrowed(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(x)
+        n = (y[0] > 0).sum().item()
+        torch._check(n >= 0)  # type: ignore[no-untyped-call]
+        torch._check(n <= 6)  # type: ignore[no-untyped-call]
+        return y[:, :n].sum(1)
+
+
+class Repeated(Base):
+    """Durations that the member predicts, as in text to speech."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(x)
+        return torch.repeat_interleave(y, y[:, 0].exp().round().clamp(1, 4).long(), 0)
+
+
+class Given(Base):
+    """A number out of an input: one for all where the input is."""
+
+    def forward(self, x: Tensor, k: Tensor) -> Tensor:
+        y: Tensor = self.fc(x)
+        return y * k.item()
+
+
+class Caught(Base):
+    """A branch on a value whose error the member catches: no program follows it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(x)
+        try:
+            return y * 2 if bool((y > 0).all()) else y
+        except RuntimeError:
+            return y
+
+
+CASES: dict[str, Callable[[], nn.Module]] = {k.__name__: k for k in (Experts, Scaled, Positive, Picked, Chosen, Distinct, Narrowed, Repeated, Given)}
+
+
+def parts(value: Any) -> list[Any]:
+    return list(value.values()) if isinstance(value, Mapping) else [value]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_member_answers_as_alone(name: str, tmp_path: Path) -> None:
+    members, paths = [], [tmp_path / f"m{i}.pt" for i in range(N)]
+    for i, path in enumerate(paths):
+        torch.manual_seed(i)
+        members.append(CASES[name]().eval())
+        torch.save(members[-1].state_dict(), path)
+    inputs = ["x=float32[B,6]", *(["k=int64[]:0..5"] if name == "Given" else [])]
+    report = widepack.build(paths, tmp_path / "e.wide", model=CASES[name], inputs=inputs, targets=("cpu",))
+    assert name in ("Given", "Chosen") or ("loop" in report.strategies and "sequential" not in report.strategies), report.strategies
+    ens = widepack.load(tmp_path / "e.wide", warmup=False)
+    g = torch.Generator().manual_seed(7)
+    for batch in (1, 2, 5, 17, 40):
+        own = [{"x": torch.randn(batch, 6, generator=g)} | ({"k": torch.tensor(batch + i)} if name == "Given" else {}) for i in range(N)]
+        for answer, given in ((ens(**own[0]), [own[0]] * N), (ens.each(**{k: [o[k] for o in own] for k in own[0]}), own)):
+            for i, m in enumerate(members):
+                for mine, alone in zip(parts(answer), parts(run(m, (), given[i])), strict=True):
+                    torch.testing.assert_close(mine[i], alone, rtol=1e-4, atol=1e-5)
+    if name == "Positive":
+        kinds = {o.name: o.kind for o in Reader(tmp_path / "e.wide").manifest.entries["forward"].outputs}
+        assert kinds == {"all": "stacked", "rows": "ragged", "where": "ragged"}
+
+
+def test_no_member_changes_anothers_numbers(tmp_path: Path) -> None:
+    paths = [tmp_path / f"m{i}.pt" for i in range(N)]
+    for i, path in enumerate(paths):
+        torch.manual_seed(i)
+        state = Scaled().state_dict()
+        torch.save({k: v * float("nan") for k, v in state.items()} if i == 1 else state, path)
+    widepack.build(paths, tmp_path / "nan.wide", model=Scaled, inputs=["x=float32[B,6]"], targets=("cpu",))
+    torch.manual_seed(1)
+    torch.save(Scaled().state_dict(), paths[1])
+    widepack.build(paths, tmp_path / "e.wide", model=Scaled, inputs=["x=float32[B,6]"], targets=("cpu",))
+    x = torch.randn(5, 6)
+    one, other = (widepack.load(tmp_path / n)(x) for n in ("nan.wide", "e.wide"))
+    assert one[1].isnan().all() and torch.equal(one[0], other[0]) and torch.equal(one[2], other[2])
+
+
+def test_a_branch_whose_error_is_caught_is_refused(tmp_path: Path) -> None:
+    torch.save(Caught().state_dict(), tmp_path / "m.pt")
+    with pytest.raises(widepack.WidepackError, match="branches on the values of a tensor"):
+        widepack.build([tmp_path / "m.pt"] * 2, tmp_path / "e.wide", model=Caught, inputs=["x=float32[B,6]"], names=["a", "b"])

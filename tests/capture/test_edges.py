@@ -1,0 +1,544 @@
+"""What torch.export does not tell: branches on a size of 1, numbers in results, randomness; and what a caller may do to what it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import widepack
+from widepack.verification import small_sizes
+from widepack.errors import CaptureError, InputError, VerificationError
+from widepack.verification.answers import coarsest
+from widepack_artifacts.program import Node, Output, Program, Ref, Slot
+from widepack_artifacts.writer import Reader
+
+X = ["x=float32[B,8]"]
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+
+class OneStep(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(x)
+        return y * 100 if x.shape[1] == 1 else y
+
+
+class Centred(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(x)
+        return y - y.mean(0) if x.shape[0] > 1 else y
+
+
+class Counts(Base):
+    def forward(self, x: Tensor) -> tuple[Tensor, int]:
+        return self.fc(x), x.shape[0]
+
+
+class Noisy(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x) + torch.rand_like(x)
+
+
+class Scaled(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.fc(x) * self.scale, self.scale, self.scale.exp()
+
+
+class Squeezed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x).squeeze()
+
+
+class Mixer(nn.Module):
+    """The norm's width equals the other dim's size: only the dims' order tells them apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.fc = nn.LayerNorm(16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.norm(x).transpose(1, 2)) + self.fc(self.norm(x)[:, :, 3]).unsqueeze(1)
+
+
+class Named(Base):
+    def forward(self, x: Tensor, shared: Tensor) -> Tensor:
+        return self.fc(x) + shared
+
+
+class ScaledOnce(Base):
+    """Weights that are made ready for inference in the first call."""
+
+    ready = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.ready:
+            with torch.no_grad():
+                self.fc.weight.div_(2)
+            self.ready = True
+        y: Tensor = self.fc(x)
+        return y
+
+
+class ScaledAlways(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.fc.weight.mul_(1.0001)
+        y: Tensor = self.fc(x)
+        return y
+
+
+class ScaledByInputs(Base):
+    """Equal calls leave the weights as they are; the answers of all would be right on one input alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.fc.bias.copy_(x.mean(0))
+        y: Tensor = self.fc(x)
+        return y
+
+
+class ScaledSeldom(Base):
+    """No drawn input makes it write another value."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.fc.bias.copy_(torch.where(x.mean() > 50, self.fc.bias * 2, self.fc.bias))
+        y: Tensor = self.fc(x)
+        return y
+
+
+class Places(nn.Module):
+    """A part that keeps a table of its own making for the next call, in the place of a buffer and by a write into one."""
+
+    table: Tensor
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.zeros(1, 3), persistent=False)
+        self.register_buffer("scale", torch.zeros(8), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table.shape[1] != x.shape[1]:
+            self.table = torch.arange(x.shape[1], dtype=x.dtype)[None].sin()
+        self.scale.copy_(torch.linspace(0.5, 2, 8))
+        return (x + self.table) * self.scale
+
+
+class KeepsTables(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = Places()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(self.places(x))
+        return y
+
+
+class FirstRows(nn.Module):
+    """Keeps what it was given first."""
+
+    first: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("first", torch.zeros(1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.first.shape[0] == 1:
+            self.first = x.mean(0)
+        return x - self.first
+
+
+class SeldomAnother(FirstRows):
+    """No drawn input makes it keep another value."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.first = torch.where(x.mean() > 50, self.first + 1, self.first)
+        return x - self.first
+
+
+class KeepsFirst(KeepsTables):
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = FirstRows()
+
+
+class KeepsSeldom(KeepsTables):
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = SeldomAnother()
+
+
+class ShortAlone(Base):
+    """One row of few steps goes another way: at the example's number of steps nothing shows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(x)
+        return y * 100 if x.shape[0] == 1 and x.shape[1] <= 3 else y
+
+
+class Single(Base):
+    """A number of no dims takes those of one dim."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Parameter(torch.randn(()))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        total, one = self.fc(x).mean(), self.one
+        parts = [total.squeeze(0) * one.squeeze(-1), one.transpose(0, 0) + total.transpose(-1, 0), one.squeeze((0,)), total.permute([])]
+        more = [
+            one.unsqueeze(0).unsqueeze(-1),
+            one.flatten(),
+            one.softmax(0) + total,
+            total.sum(0) * one.cumsum(-1),
+            one.flip(0).amax(-1),
+            one.reshape(1, 1).squeeze(0),
+        ]
+        return (*parts, *more)
+
+
+class Limits(Base):
+    """What an op takes from the dtype where nothing is said."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y: Tensor = self.fc(x)
+        ends = y.masked_fill(y < 0, -torch.inf)
+        return torch.nan_to_num(ends), torch.nan_to_num(-ends, nan=1.0, posinf=7.0), torch.nan_to_num(ends.half() - 1).neg()
+
+
+class Doubled(Base):
+    """Reads and writes by a mask that is computed twice."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(x)
+        z = y.exp()
+        z[y > 0] = y[y > 0] * 2 - 1
+        return z
+
+
+class Inverted(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        m, y = x > self.fc.bias, self.fc(x) + 1
+        y[~m] = -y[~m]
+        return y
+
+
+class Numbered(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(x)
+        z = y * 3
+        z[(y > 1).nonzero(as_tuple=True)] = y[y > 1].exp()
+        return z
+
+
+class Crossed(Base):
+    """The mask of what was written is none of what was read."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(x)
+        y[y > 0] = y[y > 0] - 1
+        y[y > 0] = y[y > 0] + 5
+        return y
+
+
+class Island(Base):
+    """What is given out in float32 was rounded to bfloat16 on the way, by a cast and by autocast."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        loss = nn.functional.cross_entropy(self.fc(x).bfloat16(), x.argmax(1)).float()
+        with torch.autocast("cpu", torch.bfloat16):
+            y = self.fc(x)
+            z = self.fc(y.relu())
+        return loss, z, z.float().mean(1, keepdim=True) + self.fc.bias
+
+
+class Tiny(Base):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y: Tensor = self.fc(x)
+        return nn.functional.rms_norm(y * 1e-5, [8]), y / 3
+
+
+class Halves(Base):
+    """A batch in two pieces: of 2 rows each has one, of 1 row there is one piece alone."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(p * 2 for p in self.fc(x).chunk(2))
+
+
+class Remainders(Base):
+    """At places that the mask leaves out, the divisor is 0."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(x)
+        mask, k = y > 0, (x > 0).long()
+        z = torch.zeros_like(y)
+        z[mask] = (100 % (k[mask] + 1)).float() + torch.frexp(y[mask])[0]
+        return z
+
+
+def member(make: Callable[[], nn.Module], i: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(40 + i)
+        module = make().eval()
+        with torch.no_grad():
+            for p in module.parameters():
+                p.add_(0.1 * torch.randn_like(p))
+    return module
+
+
+def made(make: Callable[[], nn.Module], inputs: Sequence[str], folder: Path, count: int = 3) -> widepack.WideModel:
+    paths = [folder / f"m{i}.pt" for i in range(count)]
+    for i, path in enumerate(paths):
+        torch.save(member(make, i).state_dict(), path)
+    widepack.build(paths, folder / "e.wide", model=make, inputs=inputs, pt2=False, targets=("cpu",))
+    return widepack.load(folder / "e.wide")
+
+
+@pytest.mark.parametrize(
+    ("make", "inputs", "call", "letter"), [(OneStep, ["x=float32[B,T,8]"], (2, 1, 8), "T"), (Centred, X, (1, 8), "B"), (Squeezed, X, (1, 8), "B")]
+)
+def test_another_way_at_one_is_refused(make: Callable[[], nn.Module], inputs: list[str], call: tuple[int, ...], letter: str, tmp_path: Path) -> None:
+    ens = made(make, inputs, tmp_path)
+    with pytest.raises(InputError, match=f"{letter} = 1 .*2 <= {letter}.* the program is not known to hold"):
+        ens(torch.randn(call))
+    x = torch.randn([3 if s == 1 else s for s in call])
+    with torch.no_grad():
+        torch.testing.assert_close(ens(x).clone(), torch.stack([member(make, i)(x) for i in range(3)]))
+
+
+def test_another_way_at_one_and_few(tmp_path: Path) -> None:
+    ens = made(ShortAlone, ["x=float32[B,T,8]"], tmp_path)
+    with pytest.raises(InputError, match=r"B = 1 .*\(at T = "):
+        ens(torch.randn(1, 2, 8))
+    x = torch.randn(2, 2, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(ens(x).clone(), torch.stack([member(ShortAlone, i)(x) for i in range(3)]))
+
+
+def test_dims_of_a_number_without_any(tmp_path: Path) -> None:
+    ens = made(Single, X, tmp_path)
+    for b in (1, 4):
+        x = torch.randn(b, 8)
+        with torch.no_grad():
+            for k, own in enumerate(zip(*(member(Single, i)(x) for i in range(3)))):
+                torch.testing.assert_close(ens(x)[k].clone(), torch.stack(own))
+
+
+@pytest.mark.parametrize(("make", "dtype"), [(Limits, "float32"), (Limits, "float64"), (Limits, "bfloat16"), (Tiny, "float32")])
+def test_what_an_op_takes_from_its_dtype_is_the_member_s(make: type[Base], dtype: str, tmp_path: Path) -> None:
+    paths = [tmp_path / f"m{i}.pt" for i in range(3)]
+    for i, path in enumerate(paths):
+        torch.save(member(make, i).state_dict(), path)
+    report = widepack.build(paths, tmp_path / "e.wide", model=make, inputs=[f"x={dtype}[B,8]"], pt2=False, targets=("cpu",), dtype=dtype)
+    ens = widepack.load(tmp_path / "e.wide")
+    x = torch.randn(4, 8).to(getattr(torch, dtype))
+    low = dtype == "bfloat16"
+    with torch.no_grad():
+        for k, own in enumerate(zip(*(member(make, i).to(x.dtype)(x) for i in range(3)))):
+            torch.testing.assert_close(ens(x)[k].clone(), torch.stack(own), rtol=2e-2 if low else 1e-3, atol=2e-2 if low else 1e-5)
+    assert report.verification["truth"] == "float64"
+    assert all(output["scale"] < 1e3 for rows in report.verification["wide"].values() for output in rows)  # without the largest number of a dtype
+
+
+def test_an_island_of_low_precision_is_no_false_alarm(tmp_path: Path) -> None:
+    ens = made(Island, X, tmp_path)
+    record = Reader(tmp_path / "e.wide").manifest.verification
+    assert record["truth"] == "float64"
+    assert all(1e-5 < output["own_rms"] / output["scale"] < 1e-1 for output in record["wide"]["shared.0"])
+    x = torch.randn(5, 8)
+    with torch.no_grad():
+        for k, own in enumerate(zip(*(member(Island, i)(x) for i in range(3)))):
+            torch.testing.assert_close(ens(x)[k].clone(), torch.stack(own), rtol=2e-2, atol=1e-2)
+
+
+def test_only_rounding_makes_an_output_coarse() -> None:
+    def node(name: str, out: str, *args: str) -> Node:
+        return Node(name, "aten.relu.default", tuple(map(Ref, args)), {}, out)
+
+    nodes = (
+        node("low", "bfloat16[B]", "x"),
+        node("back", "float32[B]", "low"),
+        node("ids", "int64[B]", "low"),
+        node("rows", "float32[B]", "ids", "x"),
+    )
+    outputs = tuple(Output(Ref(n), "stacked") for n in ("back", "rows", "x"))
+    program = Program((), (Slot("x", "x", "stacked", "float32[B]"),), nodes, outputs)
+    assert coarsest(program) == [torch.finfo(d).eps for d in (torch.bfloat16, torch.float32, torch.float32)]
+
+
+class Clamped(Base):
+    def forward(self, x: Tensor, most: float = float("inf")) -> Tensor:
+        y: Tensor = self.fc(x).clamp(max=most)
+        return y
+
+
+def test_a_default_that_is_infinite(tmp_path: Path) -> None:
+    ens, x = made(Clamped, X, tmp_path), torch.randn(4, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(ens(x).clone(), torch.stack([member(Clamped, i)(x) for i in range(3)]))
+
+
+def double_net() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 3)).double()
+
+
+def test_members_in_float64_are_held_to_what_rounding_costs_them(tmp_path: Path) -> None:
+    """Nothing is exacter than float64, so that their own error is 0; another order of additions is no wrong answer."""
+    members = []
+    for i in range(4):
+        torch.manual_seed(i)
+        members.append(double_net())
+        torch.save(members[-1].state_dict(), tmp_path / f"{i}.pt")
+    widepack.build(sorted(tmp_path.glob("*.pt")), tmp_path / "d.wide", model=double_net, inputs=["input=float64[B,16]"], pt2=False)
+    (record,) = Reader(tmp_path / "d.wide").manifest.verification["wide"]["shared.0"]
+    assert 0 < record["own_rms"] < 1e-15 * record["scale"], "a few of float64's own roundings, and no more"
+    x = torch.randn(5, 16, dtype=torch.float64)
+    with torch.no_grad():
+        torch.testing.assert_close(widepack.load(tmp_path / "d.wide")(x).clone(), torch.stack([m(x) for m in members]), rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("make", [Doubled, Inverted, Numbered, Crossed])
+def test_equal_masks_are_one_mask(make: type[Base], tmp_path: Path) -> None:
+    ens = made(make, X, tmp_path)
+    reader = Reader(tmp_path / "e.wide")
+    small = [w for w in reader.manifest.entries["forward"].wide if w.batch[0] == 1]  # large batches run member after member
+    loops = [n.op for w in small for n in reader.program(w.file).nodes if n.body is not None]
+    assert not loops or make is Crossed
+    x = torch.randn(7, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(ens(x).clone(), torch.stack([member(make, i)(x) for i in range(3)]))
+
+
+def test_what_a_batch_of_1_breaks_does_not_refuse_one_of_2(tmp_path: Path) -> None:
+    ens = made(Halves, X, tmp_path)
+    for b in (2, 3, 5):
+        x = torch.randn(b, 8)
+        for k, half in enumerate(ens(x)):
+            with torch.no_grad():
+                torch.testing.assert_close(half.clone(), torch.stack([member(Halves, i)(x)[k] for i in range(3)]))
+    with pytest.raises(InputError, match="B = 1"):
+        ens(torch.randn(1, 8))
+
+
+@pytest.mark.parametrize(
+    ("fails", "kept"),
+    [
+        ([], set()),
+        ([{"B": 1}], {0}),
+        ([{"B": 1, "T": 1}], {2}),  # one by one needless: T alone refuses it
+        ([{"T": 2}], {1, 2}),  # T = 1 is refused with it, and nothing says that the other one may go
+        ([{"B": 1}, {"T": 1}], {0, 2}),
+        ([{"T": 1}], {2}),  # the other one that T = 1 breaks is needless at T = 2
+    ],
+)
+def test_a_condition_stays_where_it_is_needed(fails: list[dict[str, int]], kept: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    def way(subject: object, sizes: dict[str, int]) -> str:
+        return "another" if any(all(sizes[d] == n for d, n in f.items()) for f in fails) else ""
+
+    monkeypatch.setattr(small_sizes, "_way_at", way)
+    conditions = [["ne", "B", 1], ["gt", ["floordiv", "T", 3], 0], ["ne", "T", 1]]
+    subject: Any = SimpleNamespace(sizes={"B": 4, "T": 6}, batch="B", module=lambda i: None)
+    gone = small_sizes.needless(subject, {"B": (1, None), "T": (1, None)}, conditions)
+    assert set(range(3)) - gone == kept
+
+
+def test_what_could_refuse_places_that_are_left_out_is_not_computed_there(tmp_path: Path) -> None:
+    ens, x = made(Remainders, X, tmp_path), torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        torch.testing.assert_close(ens(x).clone(), torch.stack([member(Remainders, i)(x) for i in range(3)]), rtol=1e-4, atol=1e-5)
+
+
+def test_a_number_made_of_sizes_is_no_output(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="a number that depends on the inputs' sizes"):
+        made(Counts, X, tmp_path)
+    assert not (tmp_path / "e.wide").exists()
+
+
+def test_weights_that_the_first_call_alone_changes_are_the_checkpoint_s(tmp_path: Path) -> None:
+    ens, x = made(ScaledOnce, X, tmp_path), torch.randn(4, 8)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(ens(x).clone(), torch.stack([member(ScaledOnce, i)(x) for i in range(3)]))
+    assert all(torch.equal(ens.state_dict(1)[n], v) for n, v in member(ScaledOnce, 1).state_dict().items())
+
+
+@pytest.mark.parametrize(("make", "name"), [(ScaledAlways, "fc.weight"), (ScaledByInputs, "fc.bias"), (ScaledSeldom, "fc.bias")])
+def test_weights_that_every_call_changes_are_refused(make: Callable[[], nn.Module], name: str, tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match=f"changes its parameters {name} (at every call of|by what it is given when) forward"):
+        made(make, X, tmp_path)
+    assert not (tmp_path / "e.wide").exists()
+
+
+def test_tables_kept_for_the_next_call(tmp_path: Path) -> None:
+    ens, x = made(KeepsTables, X, tmp_path), torch.randn(4, 8)
+    with torch.no_grad():
+        for _ in range(2):  # a second call too: what the module keeps changes nothing
+            torch.testing.assert_close(ens(x).clone(), torch.stack([member(KeepsTables, i)(x) for i in range(3)]))
+
+
+@pytest.mark.parametrize("make", [KeepsFirst, KeepsSeldom])
+def test_what_is_kept_of_the_inputs_is_a_state(make: Callable[[], nn.Module], tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="changes places.first when forward runs in eval mode.*build with --state places.first"):
+        made(make, X, tmp_path)
+
+
+def test_randomness_proves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(VerificationError, match="change from run to run: nothing can be proved of such a model"):
+        made(Noisy, X, tmp_path)
+    assert not (tmp_path / "e.wide").exists()
+
+
+def test_what_a_caller_writes_into_an_answer_stays_there(tmp_path: Path) -> None:
+    ens, x = made(Scaled, X, tmp_path), torch.randn(2, 8)
+    with torch.inference_mode():
+        first = ens(x)[0].clone()
+        for again in (ens(x), ens.each(torch.stack([x] * 3))):
+            again[1].zero_()
+            again[2].zero_()
+        assert torch.equal(ens(x)[0], first)
+
+
+def test_a_norm_is_folded_along_its_own_dim_only(tmp_path: Path) -> None:
+    ens, x = made(Mixer, ["x=float32[B,16,16]"], tmp_path), torch.randn(5, 16, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(ens(x).clone(), torch.stack([member(Mixer, i)(x) for i in range(3)]))
+
+
+def test_an_input_may_be_called_as_a_preset_is(tmp_path: Path) -> None:
+    ens = made(Named, [*X, "shared=float32[B,8]"], tmp_path)
+    x, own = torch.randn(2, 8), torch.randn(3, 2, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(ens(x, shared=widepack.each(own)).clone(), torch.stack([member(Named, i)(x, own[i]) for i in range(3)]))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_few_numbers_raise_no_false_alarm(seed: int, tmp_path: Path) -> None:
+    """One logit a row: a member's rms error counts over all calls, since two numbers have none worth the name."""
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+
+    paths = [tmp_path / f"m{i}.pt" for i in range(8)]
+    for i, path in enumerate(paths):
+        torch.save(member(make, 100 * seed + i).state_dict(), path)
+    widepack.build(paths, tmp_path / "e.wide", model=make, inputs=["input=float32[B,16]"], pt2=False, targets=("cpu",))

@@ -1,0 +1,138 @@
+"""The conditions of an export: torch's text becomes arithmetic over named dims that means the same, or the build stops."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from widepack.capture.call import arrange
+from widepack.capture.guards import Leaf, factor_of, guards_of
+from widepack.errors import CaptureError
+from widepack_artifacts import guards
+
+LEAVES = (
+    Leaf("x", "float32[B,3,32*H]", torch.zeros(4, 3, 64), {0: "B", 2: "32*H"}),
+    Leaf("ids", "int64[B,T]", torch.zeros(4, 6, dtype=torch.int64), {0: "B", 1: "T"}),
+    Leaf("pair.0", "float32[T]", torch.zeros(6), {0: "T"}),
+    Leaf("rest_1", "float32[T]", torch.zeros(6), {0: "T"}),
+)
+B, T, W = "L['x'].size()[0]", "L['ids'].size()[1]", "L['x'].size()[2]"
+
+
+def made(*codes: str) -> list[Any]:
+    exported: Any = SimpleNamespace(_guards_code=list(codes), graph=SimpleNamespace(nodes=[]))
+    return [g.expr for g in guards_of(exported, LEAVES, "Net")]
+
+
+@pytest.mark.parametrize(
+    ("code", "want"),
+    [
+        (f"{T} <= 512", ["le", "T", 512]),
+        (f"512 >= {T}", ["ge", 512, "T"]),
+        (f"{W} % 64 == 0", ["eq", ["mod", ["mul", 32, "H"], 64], 0]),
+        (f"L['ids'].size()[0] != {T}", ["ne", "B", "T"]),
+        (f"2 <= {T} and {T} < 9", ["and", ["le", 2, "T"], ["lt", "T", 9]]),
+        (f"2 <= {T} < 9", ["and", ["le", 2, "T"], ["lt", "T", 9]]),
+        (f"not ({T} == 3)", ["not", ["eq", "T", 3]]),
+        (f"{T} == 3 or {T} == 4 or {B} == 1", ["or", ["or", ["eq", "T", 3], ["eq", "T", 4]], ["eq", "B", 1]]),
+        (f"-{T} + 2*({B} // 2) - 1 < 0", ["lt", ["sub", ["add", ["sub", 0, "T"], ["mul", 2, ["floordiv", "B", 2]]], 1], 0]),
+        (f"Max(1, {T}) == min({T}, {B})", ["eq", ["max", 1, "T"], ["min", "T", "B"]]),
+        (f"L['x'].size()[1] * {B} > 7", ["gt", ["mul", 3, "B"], 7]),
+        ("L['pair'][0].size()[0] > 1", ["gt", "T", 1]),
+        ("L['rest'][1].size()[0] > 1", ["gt", "T", 1]),
+        (f"\n  {T} <= 512  \n", ["le", "T", 512]),
+    ],
+)
+def test_a_condition_is_arithmetic_over_named_dims(code: str, want: Any) -> None:
+    (expr,) = made(code)
+    assert expr == want
+    guards.check(expr, {"B": 1, "T": 1, "H": 1})
+
+
+CODES: list[Any] = [
+    f"{T} <= 5",
+    f"{W} % 64 == 0",
+    f"2 <= {T} < {B}",
+    f"not ({T} == 3 or {B} == 2)",
+    f"({T} + {B}) // 3 != 1",
+    f"max({T}, {B}) > 3",
+]
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_condition_means_what_its_text_means(code: str) -> None:
+    (expr,) = made(code)
+    for b, t, h in itertools.product((1, 2, 3, 5), (1, 3, 4, 7), (1, 2, 3)):
+        shapes = {"x": (b, 3, 32 * h), "ids": (b, t)}
+        inputs = {n: SimpleNamespace(size=lambda s=s: s) for n, s in shapes.items()}
+        assert guards.holds(expr, {"B": b, "T": t, "H": h}) == bool(eval(code, {"L": inputs}))
+
+
+def test_what_always_holds_is_left_out_and_what_is_said_twice_is_kept_once() -> None:
+    assert made(f"{T} == {T}", f"{T} <= {T}", f"L['ids'].size()[0] == {B}", "True", "L['x'].size()[1] == 3", f"{T} > 1", f"{T} > 1") == [
+        ["gt", "T", 1]
+    ]
+
+
+def test_what_holds_at_all_sizes_is_left_out() -> None:
+    provable = [
+        f"16 * {B} != 2 * {B}",
+        f"{W} // 32 != 0",
+        f"({W} // 32) * 32 == {W}",
+        f"8 * {B} // {B} == 8",
+        f"Max(1, {T}) == {T}",
+        f"{W} % 32 == 0",
+    ]
+    assert made(*provable) == []
+    open_ = [f"{T} // 2 != 0", f"{W} % 64 == 0", f"8 * {B} != 8 * {T}", f"{T} - 2 >= 0", f"{B} % {T} != 0", f"-1 + {T} // 4 >= 1"]
+    kept = made(*open_)
+    assert len(kept) == len(open_)
+    assert guards.text(kept[-1]) == "-1 + T // 4 >= 1"
+    for expr in kept:  # each is broken somewhere
+        assert not all(guards.holds(expr, {"B": b, "T": t, "H": h}) for b, t, h in itertools.product((1, 2, 3), repeat=3))
+
+
+def test_a_condition_that_does_not_hold_is_refused() -> None:
+    with pytest.raises(CaptureError, match="Net: the condition 'False' does not hold for the example"):
+        made("False")
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (f"{T} / 2 == 1", "is no arithmetic over sizes"),
+        ("L['x'].stride()[0] == 3", "is no size of an input"),
+        ("L['y'].size()[0] == 3", "is of no input that is known"),
+        (f"__import__('os').getcwd() == {T}", "is no arithmetic over sizes"),
+        (f"f({T}) == 1", "is no arithmetic over sizes"),
+        (f"{T} in (1, 2)", "is no arithmetic over sizes"),
+        (f"{T} < 1.5", "is no arithmetic over sizes"),
+        (f"{T} <", "invalid syntax"),
+        ("L[x].size()[0] == 3", "is no size of an input"),
+    ],
+)
+def test_a_condition_that_cannot_be_written_so_stops_the_build(code: str, words: str) -> None:
+    with pytest.raises(CaptureError, match=r"Net holds only while .* a condition that cannot be written as arithmetic over named dims") as caught:
+        made(code)
+    assert words in str(caught.value)
+    assert str(caught.value).endswith("change the member's code: reckon with sizes in whole numbers, +, -, *, // and %")
+
+
+def test_a_torch_that_tells_no_conditions_is_refused() -> None:
+    nothing: Any = SimpleNamespace(graph=SimpleNamespace(nodes=[]))
+    with pytest.raises(CaptureError, match=r"does not tell under which conditions an export holds; widepack needs torch 2\.11 or newer"):
+        guards_of(nothing, LEAVES, "Net")
+
+
+def test_a_dim_may_be_a_multiple() -> None:
+    assert factor_of("B") == (1, "B")
+    assert factor_of("32*H") == (32, "H")
+
+
+def test_an_axis_counted_from_behind_is_the_axis() -> None:
+    call = arrange(torch.nn.ReLU(), [torch.zeros(4, 8)], {}, {"input": {0: "B", -1: "T"}}, {})
+    assert call.leaves[0].axes == {0: "B", 1: "T"}

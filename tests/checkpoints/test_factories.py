@@ -1,0 +1,301 @@
+"""What makes the members where it is not a factory of the user's: pickled modules, Hugging Face folders; and dtypes, names, and checkpoints left out."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from widepack import build, load
+from widepack.checkpoints.discovery import open_checkpoint
+from widepack.errors import CaptureError, CheckpointError, MemberMismatch, UsageError, VerificationError
+from widepack.building.factories import find_dtype, find_factory
+from widepack_artifacts.writer import Reader
+
+QUICK: dict[str, Any] = {"pt2": False, "targets": ("cpu",), "inputs": ["x=float32[B,2,8]"]}
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 6, scale: float = 1.0) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(2, width, 3, padding=1)
+        self.fc = nn.Linear(width, 3)
+        self.register_buffer("scale", torch.full((3,), scale), persistent=False)
+        self.factor = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:  # [B, 2, 8]
+        return self.fc(torch.relu(self.conv(x)).mean(-1)) * self.scale * self.factor  # type: ignore[no-any-return]
+
+
+def net(seed: int, **kwargs: Any) -> Net:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Net(**kwargs).eval()
+
+
+def save(folder: Path, values: list[Any]) -> list[str]:
+    folder.mkdir(parents=True, exist_ok=True)
+    for i, value in enumerate(values):
+        torch.save(value, folder / f"m{i}.pt")
+    return [str(folder / f"m{i}.pt") for i in range(len(values))]
+
+
+# Pickled modules
+
+
+def test_pickled_modules_are_their_own_model(tmp_path: Path) -> None:
+    nets = [net(i, scale=float(i + 1)) for i in range(3)]
+    paths = save(tmp_path, [nets[0], {"model": nn.DataParallel(nets[1]), "epoch": 3}, {"state_dict": nets[2]}])
+    with pytest.raises(CheckpointError) as caught:
+        build(paths, tmp_path / "e.wide", **QUICK)
+    assert str(caught.value).startswith("3 of 3 checkpoints cannot be used:")
+    assert str(caught.value).count("--trust-pickle") == 3
+    report = build(paths, tmp_path / "e.wide", trust_pickle=True, **QUICK)
+    assert report.members == ("m0", "m1", "m2")
+    x = torch.randn(5, 2, 8)
+    ens = load(tmp_path / "e.wide")
+    with torch.no_grad():
+        torch.testing.assert_close(ens(x), torch.stack([n(x) for n in nets]))  # the buffer that is not saved is each member's own
+    assert Reader(tmp_path / "e.wide").manifest.provenance["model"] == "the pickled modules()"
+    build(paths, tmp_path / "f.wide", model=Net, trust_pickle=True, **QUICK)  # the weights alone
+    with torch.no_grad():
+        torch.testing.assert_close(load(tmp_path / "f.wide")(x)[2] * 3, nets[2](x))
+
+
+def test_numbers_of_pickled_modules_that_differ_are_noticed(tmp_path: Path) -> None:
+    nets = [net(i) for i in range(2)]
+    nets[1].factor = 2.0
+    with pytest.raises(VerificationError, match=r"member m1.*The members differ in something that is no weight"):
+        build(save(tmp_path, nets), tmp_path / "e.wide", trust_pickle=True, **QUICK)
+    assert not (tmp_path / "e.wide").exists()
+
+
+def test_pickled_modules_of_several_widths_and_dtypes(tmp_path: Path) -> None:
+    paths = save(tmp_path, [net(0, width=4).half(), net(1, width=6)])
+    build(paths, tmp_path / "e.wide", trust_pickle=True, dtype="float32", **QUICK)
+    with torch.no_grad():
+        x = torch.randn(3, 2, 8)
+        torch.testing.assert_close(load(tmp_path / "e.wide")(x)[0], net(0, width=4).half().float()(x))
+
+
+def test_a_pickle_that_cannot_be_read_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gonenet.py").write_text("from torch import nn\nclass Net(nn.Linear):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import gonenet  # type: ignore[import-not-found]
+
+    torch.save(gonenet.Net(3, 2), tmp_path / "a.pt")
+    monkeypatch.undo()
+    monkeypatch.delitem(sys.modules, "gonenet")
+    with pytest.raises(CheckpointError, match=r"cannot be unpickled here: ModuleNotFoundError: No module named 'gonenet'; run where"):
+        open_checkpoint(tmp_path / "a.pt", trust_pickle=True)
+    monkeypatch.chdir(tmp_path)  # the working folder is looked in, as Python does
+    assert set(open_checkpoint(tmp_path / "a.pt", trust_pickle=True).tensors()) == {"weight", "bias"}
+    assert str(tmp_path) not in sys.path
+    sys.modules.pop("gonenet")
+
+
+def test_a_plain_pickle_of_a_state_dict(tmp_path: Path) -> None:
+    import pickle
+
+    state = net(0).state_dict()
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps(state))
+    assert set(open_checkpoint(tmp_path / "a.pkl", trust_pickle=True).tensors()) == set(state)
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps(state)[:-40])
+    with pytest.raises(CheckpointError, match="cannot be unpickled"):
+        open_checkpoint(tmp_path / "a.pkl", trust_pickle=True)
+
+
+def test_torchscript_is_refused_even_when_trusted(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.trace(net(0), torch.zeros(1, 2, 8)).save(str(tmp_path / "a.pt"))  # type: ignore[no-untyped-call]
+    with pytest.raises(
+        CheckpointError, match=r"is a TorchScript archive, which holds code; load it with torch.jit.load where it is trusted, and save the weights"
+    ):
+        open_checkpoint(tmp_path / "a.pt", trust_pickle=True)
+
+
+def test_some_members_bring_their_model_and_some_do_not(tmp_path: Path) -> None:
+    paths = save(tmp_path, [net(0), net(1).state_dict()])
+    with pytest.raises(UsageError, match=r"no model: .*m0.pt brings its own, .*m1.pt does not\), so name what makes the module: --model"):
+        build(paths, tmp_path / "e.wide", trust_pickle=True, **QUICK)
+    with pytest.raises(UsageError, match="model arguments are given, but no model"):
+        build(paths[:1], tmp_path / "e.wide", trust_pickle=True, model_args={"width": 6}, **QUICK)
+
+
+# dtypes
+
+
+def test_members_of_other_dtypes_are_one_error_and_one_conversion(tmp_path: Path) -> None:
+    nets = [net(0), net(1).half(), net(2).double()]
+    paths = save(tmp_path, [n.state_dict() for n in nets])
+    with pytest.raises(MemberMismatch) as caught:
+        build(paths, tmp_path / "e.wide", model=Net, **QUICK)
+    who = [f"checkpoint {i} ({p})" for i, p in enumerate(paths)]
+    assert str(caught.value) == (
+        f"the floating weights have other dtypes: float32 in the model, {who[0]}; float16 in {who[1]}; float64 in {who[2]}. "
+        "Give --dtype float32 (or another): it converts every floating weight once, and the model to it."
+    )
+    for dtype, inputs in (("float32", "x=float32[B,2,8]"), ("double", "x=float64[B,2,8]")):
+        build(paths, tmp_path / "e.wide", model=Net, dtype=dtype, force=True, **{**QUICK, "inputs": [inputs]})
+        ens, wanted = load(tmp_path / "e.wide"), torch.float32 if dtype == "float32" else torch.float64
+        x = torch.randn(3, 2, 8, dtype=wanted)
+        with torch.no_grad():
+            torch.testing.assert_close(ens(x), torch.stack([n.to(wanted)(x) for n in (net(0), net(1).half(), net(2).double())]))
+        assert {t.dtype for t in ens.state_dict(1).values()} == {wanted}
+        assert Reader(tmp_path / "e.wide").manifest.provenance["dtype"] == str(wanted).removeprefix("torch.")
+
+
+def test_a_dtype_that_cannot_be_meant(tmp_path: Path) -> None:
+    paths = save(tmp_path, [net(0).state_dict()])
+    with pytest.raises(UsageError, match="unknown dtype 'int8'; the weights of a member can be float32, float64, bfloat16, float16"):
+        build(paths, tmp_path / "e.wide", model=Net, dtype="int8", **QUICK)
+    with pytest.raises(CaptureError, match=r"The members were converted to bf16, inputs are not: describe them in the dtype"):
+        build(paths, tmp_path / "e.wide", model=Net, dtype="bf16", **QUICK)
+    assert find_dtype(torch.bfloat16) is find_dtype("torch.bfloat16") is torch.bfloat16
+    assert not (tmp_path / "e.wide").exists()
+
+
+# Names, and what is left out
+
+
+def test_names_from_a_text_and_a_file(tmp_path: Path) -> None:
+    paths = save(tmp_path, [net(i).state_dict() for i in range(2)])
+    (tmp_path / "names.txt").write_text("Zürich\n\n  St. Gallen \n", encoding="utf-8")
+    for names in ("Zürich, St. Gallen", tmp_path / "names.txt", str(tmp_path / "names.txt"), ["Zürich", "St. Gallen"]):
+        assert build(paths, tmp_path / "e.wide", model=Net, names=names, dry_run=True, **QUICK).members == ("Zürich", "St. Gallen")
+    for names, words in (
+        ("a,b,c", "2 checkpoints and 3 names; every member has one of each$"),
+        ("gone.txt", "2 checkpoints and 1 names; every member has one of each, and there is no file gone.txt"),
+        ("", "2 checkpoints and 1 names"),
+        ([], "2 checkpoints and 0 names"),
+        ("a,a", "the members' names must differ: a is given twice"),
+        ("a,", "names: '' is no name"),
+        (["a", "b\x1b[2J"], r"names: 'b\\x1b\[2J' is no name; a name is printable text"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            build(paths, tmp_path / "e.wide", model=Net, names=names, **QUICK)
+    (tmp_path / "names.txt").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match=r"names.txt cannot be read"):
+        build(paths, tmp_path / "e.wide", model=Net, names=str(tmp_path / "names.txt"), **QUICK)
+
+
+def test_one_path_is_no_list_of_checkpoints(tmp_path: Path) -> None:
+    for one in ("a.pt", tmp_path):
+        with pytest.raises(UsageError, match="checkpoints must be a list of paths, not the one path"):
+            build(one, tmp_path / "e.wide", model=Net, **QUICK)  # type: ignore[arg-type]
+
+
+def test_bad_ones_are_one_error_or_left_out(tmp_path: Path) -> None:
+    nets = [net(i) for i in range(4)]
+    paths = save(tmp_path, [nets[0].state_dict(), net(5, width=8).state_dict(), nets[1].half().state_dict(), nets[3].state_dict()])
+    (tmp_path / "text.pt").write_text("hello")
+    paths.insert(1, str(tmp_path / "text.pt"))
+    with pytest.raises(CheckpointError) as caught:
+        build(paths, tmp_path / "e.wide", model=Net, **QUICK)
+    head, *lines = str(caught.value).split("\n")
+    assert head == "3 of 5 checkpoints cannot be used:"
+    assert [line.partition(")")[0] for line in lines] == [f"- checkpoint {i} ({paths[i]}" for i in (1, 2, 3)]
+    report = build(paths, tmp_path / "e.wide", model=Net, names="a,b,c,d,e", skip_bad=True, **QUICK)
+    assert report.members == ("a", "e")
+    assert [(b["number"], b["path"]) for b in report.left_out] == [(i, paths[i]) for i in (1, 2, 3)]
+    assert "is a text file" in report.left_out[0]["why"]
+    assert "conv.bias is [8] float32; the model has [6] float32" in report.left_out[1]["why"]
+    assert "float32 in the model; float16 in it. Give --dtype" in report.left_out[2]["why"]
+    assert Reader(tmp_path / "e.wide").manifest.provenance["left_out"] == report.left_out
+    x = torch.randn(3, 2, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(load(tmp_path / "e.wide")(x), torch.stack([nets[0](x), nets[3](x)]))
+    for bad in (paths[1:2], paths[1:3]):
+        with pytest.raises(CheckpointError, match=r"is a text file"):
+            build(bad, tmp_path / "f.wide", model=Net, skip_bad=True, **QUICK)
+    assert not (tmp_path / "f.wide").exists()
+
+
+def test_the_part_of_a_lightning_module_that_the_model_is(tmp_path: Path) -> None:
+    states = [{**{f"net.{k}": v for k, v in net(i).state_dict().items()}, "criterion.weight": torch.ones(3)} for i in range(2)]
+    build(save(tmp_path, [{"state_dict": s} for s in states]), tmp_path / "e.wide", model=Net, **QUICK)
+    assert set(load(tmp_path / "e.wide").state_dict(1)) == set(net(0).state_dict())
+    twice = [{**s, **{f"ema_net.{k}": v for k, v in net(i).state_dict().items()}} for i, s in enumerate(states)]
+    with pytest.raises(MemberMismatch, match=r"All of the model's names are in it under net, ema_net: name one, for example --key net\."):
+        build(save(tmp_path, [{"state_dict": s} for s in twice]), tmp_path / "f.wide", model=Net, **QUICK)
+    beside = [{**net(i).state_dict(), **{f"ema.{k}": v for k, v in net(i + 5).state_dict().items()}} for i in range(2)]
+    with pytest.raises(MemberMismatch, match=r"Weights of the model's names are in it under ema too: --key ema takes those\."):
+        build(save(tmp_path, beside), tmp_path / "f.wide", model=Net, **QUICK)
+
+
+# Hugging Face
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("hf")
+    config = transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=32, bos_token_id=0, eos_token_id=0)
+    for i in range(2):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(i)
+            model = transformers.GPT2LMHeadModel(config).eval()
+        model.save_pretrained(folder / f"checkpoint-{i}", max_shard_size="5KB" if i else "5GB")
+    return [str(folder / f"checkpoint-{i}") for i in range(2)]
+
+
+IDS: dict[str, Any] = {**QUICK, "inputs": ["input_ids=int64[B,T]:0..49", "T=2..32"]}
+
+
+def test_hugging_face_folders(folders: list[str], tmp_path: Path) -> None:
+    from transformers import GPT2LMHeadModel
+
+    assert len(list(Path(folders[1]).glob("*.safetensors"))) > 1
+    report = build(folders, tmp_path / "e.wide", model="hf", **IDS)
+    assert report.members == ("checkpoint-0", "checkpoint-1")
+    ids = torch.randint(0, 50, (3, 7))
+    ens = load(tmp_path / "e.wide")
+    with torch.no_grad():
+        own = [GPT2LMHeadModel.from_pretrained(f)(ids).logits for f in folders]
+        torch.testing.assert_close(ens(ids).logits, torch.stack(own), rtol=1e-4, atol=1e-5)
+    assert ens.state_dict(0).keys() >= {"lm_head.weight", "transformer.wte.weight"}  # tied: the folder has one of the two
+    assert find_factory("hf", {"folder": folders[0], "n_layer": 1}, "elsewhere")().config.n_layer == 1  # type: ignore[union-attr]
+
+
+def test_the_dtype_of_a_folder(folders: list[str], tmp_path: Path) -> None:
+    from transformers import GPT2LMHeadModel
+
+    GPT2LMHeadModel.from_pretrained(folders[0]).to(torch.bfloat16).save_pretrained(tmp_path / "half")
+    factory = find_factory("hf", None, str(tmp_path / "half"))
+    assert {p.dtype for p in factory().parameters()} == {torch.bfloat16}
+    assert torch.get_default_dtype() == torch.float32
+    build([tmp_path / "half"], tmp_path / "e.wide", model="hf", dtype="float32", **IDS)
+
+
+def test_folders_that_are_no_model(folders: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(change: dict[str, Any] | None, **args: Any) -> str:
+        folder = tmp_path / "folder"
+        folder.mkdir(exist_ok=True)
+        save_file({"w": torch.ones(1)}, folder / "model.safetensors")
+        config = json.loads(Path(folders[0], "config.json").read_text())
+        if change is not None:
+            (folder / "config.json").write_text(json.dumps({**config, **change}))
+        with pytest.raises(UsageError) as caught:
+            build([folder], tmp_path / "e.wide", model="hf", model_args=args, **IDS)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    assert "needs the config.json that save_pretrained writes, and there is none in" in refused(None)
+    assert "names the architecture MyNet, but transformers" in refused({"architectures": ["MyNet"]})
+    own = {"architectures": ["MyNet"], "auto_map": {"AutoModel": "modeling.MyNet"}}
+    assert "but its code is in the folder, which is not run; name a factory of your own" in refused(own)
+    assert "has no 'layers'" in refused({}, layers=3)
+    assert "raised" in refused({"architectures": None, "model_type": "no-such-model"})
+    (tmp_path / "folder" / "config.json").write_text("{")
+    assert "config.json cannot be read" in refused(None)
+    (tmp_path / "folder" / "config.json").write_text("{}")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert "needs transformers, which is not installed: pip install 'widepack[hf]'" in refused(None)

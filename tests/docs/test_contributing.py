@@ -1,0 +1,60 @@
+"""CONTRIBUTING.md: its code runs as files of widepack/primitives, held to the op once a member, and the places that it names are there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oracle import assert_equal, member, outputs, run_all
+from widepack.registry.registry import REGISTRY, Primitive
+from widepack.registry.samples import SAMPLES
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+PRIMITIVE, STRATEGY = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+COSINE, CONV = "aten.cosine_similarity.default", "aten.conv2d.default"
+
+
+def run(code: str, **known: Any) -> dict[str, Any]:
+    """A block of the page, as a file of widepack/primitives that begins as those do."""
+    space: dict[str, Any] = {"__name__": "widepack.primitives.of_the_page", "__package__": "widepack.primitives", **known}
+    exec(compile(f"from __future__ import annotations\nfrom typing import Any\n{code}", "CONTRIBUTING.md", "exec"), space)
+    return space
+
+
+def held(op: str, name: str) -> int:
+    """How many cases of the op's samples a strategy answers, each as the members do."""
+    found = 0
+    for members in (1, 3):
+        for where, result, own in run_all(op, members):
+            if where.endswith(f"strategy {name}"):
+                found += 1
+                for i, (got, sample) in enumerate(zip(outputs(result, members), own, strict=True)):
+                    assert_equal(op, got, member(op, sample), f"{where}, member {i}")
+    return found
+
+
+def test_the_primitive_runs_and_answers_as_the_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REGISTRY, COSINE, Primitive(COSINE, "distance", "CONTRIBUTING.md"))  # widepack has the op itself
+    monkeypatch.delitem(SAMPLES, COSINE)
+    run(PRIMITIVE)
+    assert list(REGISTRY[COSINE].strategies) == ["shifted"]
+    assert SAMPLES[COSINE].__code__.co_filename == "CONTRIBUTING.md"
+    assert held(COSINE, "shifted") > 8
+
+
+def test_the_strategy_runs_and_answers_as_the_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(REGISTRY[CONV], "strategies", dict(REGISTRY[CONV].strategies))
+    known = run("\n".join(line for line in PRIMITIVE.splitlines() if line.startswith("from ")))
+    run(STRATEGY, **{name: known[name] for name in ("Stacked", "Wide", "Writer", "rank", "strategy")})
+    assert list(REGISTRY[CONV].strategies)[-1] == "matmul_1x1"
+    assert held(CONV, "matmul_1x1") > 1
+
+
+def test_the_places_that_it_names_are_there() -> None:
+    places = set(re.findall(r"`((?:widepack|artifacts|tests|bench|cli|scripts)/[\w./*]*)`", PAGE))
+    assert {"widepack/primitives/options.py", "widepack/sweeps.py", "widepack/faces.py", "widepack/face_of_*.py"} <= places
+    assert not [place for place in places if not list(ROOT.glob(place.rstrip("/")))]

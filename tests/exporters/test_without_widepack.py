@@ -1,0 +1,161 @@
+"""The torch.export programs of an artifact, where neither widepack nor widepack_artifacts can be imported: the README's few lines answer as `ens(x)` does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import cases
+from support import Artifacts, fresh, leaves, must, stack
+from widepack import Output, build, load
+from widepack_artifacts.writer import Reader
+
+LINES = """\
+import json, pathlib, torch
+from safetensors.torch import load_file
+
+manifest = json.loads(pathlib.Path("ens.wide/manifest.json").read_text())
+weights = {k: v for name in manifest["files"] if name.startswith("weights-") for k, v in load_file("ens.wide/" + name).items()}
+exported = torch.export.load("ens.wide/" + manifest["entries"]["forward"]["pt2"]["shared"])
+exported.state_dict.update({name: weights[name] for name in exported.state_dict})
+model = exported.module()
+"""
+BLOCKED = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0].startswith("widepack"):
+            raise ImportError(f"{name} is blocked in this test")
+
+sys.meta_path.insert(0, Blocked())
+for name in ("widepack", "widepack_artifacts"):
+    try:
+        __import__(name)
+    except ImportError:
+        continue
+    raise SystemExit(f"{name} could be imported")
+"""
+CALLS = """
+with torch.no_grad():
+    answers = [model(*args, **kwargs) for args, kwargs in torch.load("calls.pt")]
+torch.save(answers, "answers.pt")
+"""
+EACH_FOLDER = """
+import os, pathlib, torch, traceback
+
+torch.set_num_threads(1)
+for folder in sys.argv[1:]:
+    os.chdir(folder)
+    try:
+        exec(pathlib.Path("lines.py").read_text(), {})
+    except Exception:
+        pathlib.Path("error.txt").write_text(traceback.format_exc())
+"""
+Calls = list[tuple[Any, Any]]
+
+
+def outside(jobs: Sequence[tuple[Path, Path, str, Calls]]) -> None:
+    """Run the lines in one process of their own. jobs: a folder, the artifact that is `ens.wide` there, the pattern, and the calls."""
+    for folder, artifact, pattern, calls in jobs:
+        folder.mkdir()
+        (folder / "ens.wide").symlink_to(artifact)
+        (folder / "lines.py").write_text(LINES.replace("shared", pattern) + CALLS)
+        torch.save(calls, folder / "calls.pt")
+    must(fresh(BLOCKED + EACH_FOLDER, *(folder for folder, *_ in jobs)))
+
+
+def called(artifact: Path, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """A call by position and by name as the program takes it: torch.export knows one way only."""
+    parameters = Reader(artifact).manifest.entries["forward"].signature
+    given = {**dict(zip([p.name for p in parameters], args)), **kwargs}
+    return tuple(given[p.name] for p in parameters if p.kind == "positional" and p.name in given), {
+        p.name: given[p.name] for p in parameters if p.kind == "keyword" and p.name in given
+    }
+
+
+JOBS = [(name, "shared") for name in cases.NAMES] + [("mlp", "each"), ("bert", "each"), ("ragged_heads", "each")]
+
+
+def calls_of(name: str, pattern: str, artifact: Path) -> Calls:
+    case, calls = cases.load(name), []
+    for batch in (1, 5, 40):
+        own = [case.sample(batch, 60 + i) for i in range(case.N)]
+        args, kwargs = own[0] if pattern == "shared" else (stack([a for a, _ in own]), stack([k for _, k in own]))
+        calls.append(called(artifact, args, kwargs))
+    return calls
+
+
+@pytest.fixture(scope="module")
+def answered(artifacts: Artifacts, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the lines' answers for every job, and for one call that they must refuse."""
+    folder = tmp_path_factory.mktemp("outside")
+    jobs = [(folder / f"{name}-{pattern}", artifacts(name), pattern, calls_of(name, pattern, artifacts(name))) for name, pattern in JOBS]
+    long = called(artifacts("bert"), *cases.load("bert").sample(2, 0, length=65))
+    outside([*jobs, (folder / "refused", artifacts("bert"), "shared", [long])])
+    return folder
+
+
+@pytest.mark.parametrize(("name", "pattern"), JOBS)
+def test_the_lines_answer_as_the_ensemble(name: str, pattern: str, artifacts: Artifacts, answered: Path) -> None:
+    folder = answered / f"{name}-{pattern}"
+    assert not (folder / "error.txt").exists(), (folder / "error.txt").read_text()
+    ens = load(artifacts(name))
+    for (args, kwargs), got in zip(calls_of(name, pattern, artifacts(name)), torch.load(folder / "answers.pt"), strict=True):
+        want = ens(*args, **kwargs) if pattern == "shared" else ens.each(*args, **kwargs)
+        if isinstance(want, Output):
+            assert list(got) == list(want)
+            want = dict(want)
+        else:
+            assert type(got) is type(want)
+        for a, b in zip(leaves(got), leaves(want), strict=True):
+            assert a.dtype == b.dtype
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_the_lines_refuse_what_the_bounds_refuse(answered: Path) -> None:
+    assert (answered / "refused" / "error.txt").exists()
+    assert not (answered / "refused" / "answers.pt").exists()
+
+
+def test_the_programs_hold_no_weights(artifacts: Artifacts) -> None:
+    report = artifacts.report("resnet18")
+    manifest = load(artifacts("resnet18"), warmup=False).manifest
+    sizes = {name: file.bytes for name, file in manifest.files.items()}
+    assert set(manifest.entries["forward"].pt2) == {"shared", "each"}
+    for name in manifest.entries["forward"].pt2.values():
+        assert sizes[name] < sum(report.weights.values()) / 4
+
+
+def test_the_readme_shows_these_lines() -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    assert LINES + "y = model(x)\n" in readme
+
+
+class Masked(torch.nn.Module):
+    """The number of columns is data, of a mask that all members share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = torch.nn.Linear(4, 6)
+        self.register_buffer("mask", torch.tensor([True, False, True, True, False, True]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.fc(x)[:, self.mask]
+        return y
+
+
+def test_a_size_that_is_data_of_all_members_has_a_range(tmp_path: Path) -> None:
+    paths = [tmp_path / f"m{i}.pt" for i in range(2)]
+    for path in paths:
+        torch.save(Masked().state_dict(), path)
+    build(paths, tmp_path / "e.wide", model=Masked, inputs=["x=float32[B,4]"])
+    ens, x = load(tmp_path / "e.wide"), torch.randn(3, 4)
+    exported = torch.export.load(tmp_path / "e.wide" / ens.manifest.entries["forward"].pt2["shared"])
+    weights = {n: torch.stack([ens.state_dict(i)[n] for i in range(2)]) for n in ("fc.weight", "fc.bias")}
+    exported.state_dict.update({n: weights.get(n, ens.state_dict(0)["mask"]) for n in exported.state_dict})
+    torch.testing.assert_close(exported.module()(x), ens(x).clone())

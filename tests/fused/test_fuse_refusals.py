@@ -1,0 +1,414 @@
+"""What `widepack.fuse` refuses, and how it says so."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import widepack
+from fusing import Cnn, Mlp, draw, members
+from widepack import CaptureError, InputError, MemberMismatch, UsageError, VerificationError
+from widepack.fused import module as fused_module
+from widepack.fused.programs import captured_of
+
+
+def test_all_differences_of_architecture_stand_in_one_error() -> None:
+    own = members(Mlp, 4)
+    own[1] = Mlp(width=7).eval()
+    own[2].layers[2] = nn.ReLU()
+    own[2].layers[0].bias.requires_grad_(False)
+    own[3] = own[3].double()
+    own[3].layers[3].train()
+    own[3].layers[3].extra = nn.Identity()
+    with pytest.raises(MemberMismatch) as e:
+        widepack.fuse(own, draw(5, 4))
+    for said in (
+        "the members differ from member 0: (1) member 1: layers.0.weight is float32[7, 4] on cpu, in member 0 float32[6, 4] on cpu; (2) member 1: layers.0.bias is",
+        "member 2: layers.2 is a torch.nn.modules.activation.ReLU, in member 0 a torch.nn.modules.activation.GELU; ",
+        "member 2: layers.0.bias is a parameter that is frozen, in member 0 a parameter that trains; ",
+        "member 3: layers.3 is in train mode, in member 0 in eval mode; ",
+        "member 3: layers.3.extra is a torch.nn.modules.linear.Identity, in member 0 not there; ",
+        "member 3: layers.3.bias is float64[3] on cpu, in member 0 float32[3] on cpu. Members of one module differ in the values of their weights alone",
+    ):
+        assert said in str(e.value)
+
+
+def test_ties_are_compared() -> None:
+    own = [nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)).eval() for _ in range(2)]
+    own[1][1].weight = own[1][0].weight
+    with pytest.raises(MemberMismatch, match=r"member 1: 1.weight is the same tensor as 0.weight, in member 0 a tensor of its own"):
+        widepack.fuse(own, draw(2, 3))
+
+
+def test_constants_that_make_another_program_are_refused_and_others_are_not() -> None:
+    own = members(lambda: nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.GELU()), 4)
+    own[1].note = "the second"
+    own[2][1].eps = 1e-3
+    own[3][2].approximate = "tanh"
+    with pytest.raises(MemberMismatch) as e:
+        widepack.fuse(own, draw(5, 4))
+    assert "in eval mode members are other programs than member 0: (1) member 2: aten.layer_norm.default" in str(e.value)
+    assert "has 0.001 in it, 1e-05 in the captured program; its modules differ in 1.eps: 1e-05 in member 0, 0.001 in member 2; (2) member 3: " in str(
+        e.value
+    )
+    assert "2.approximate: 'none' in member 0, 'tanh' in member 3" in str(e.value)
+    assert "member 1" not in str(e.value)
+
+
+class Flagged(nn.Module):
+    """What `read` says of it decides what it does."""
+
+    def __init__(self, read: Any, **attributes: Any) -> None:
+        super().__init__()
+        self.layer, self.read = nn.Linear(4, 3), read
+        vars(self).update(attributes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        return y * 2 if self.read(self) else y
+
+
+def flag_of(m: Any) -> bool:
+    return bool(m.flag == 9)
+
+
+def flag_if_there(m: Any) -> bool:
+    return bool(getattr(m, "flag", 0) == 9)
+
+
+def flag_in_the_dict(m: Any) -> bool:
+    return bool(vars(m).get("flag") == 9)
+
+
+def flag_in_a_config(m: Any) -> bool:
+    return bool(m.config["inner"].flag == 9)
+
+
+def flag_of_a_copy(m: Any) -> bool:
+    return bool(copy.copy(m).flag == 9)
+
+
+def flag_behind_another(m: Any) -> bool:
+    return bool(m.first == 1 and m.flag == 9)
+
+
+def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by one with every capture."""
+    made: list[int] = []
+    original = captured_of
+
+    def counted(*args: Any) -> Any:
+        made.append(len(made))
+        return original(*args)
+
+    monkeypatch.setattr(fused_module, "captured_of", counted)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("read", "attributes", "count"),
+    [
+        (flag_of, [{"flag": k} for k in (0, 1, 2, 3, 1, 9)], 5),
+        pytest.param(flag_if_there, [{}, {"flag": 0}, {"flag": 9}], 3, marks=pytest.mark.slow),
+        pytest.param(flag_in_the_dict, [{"flag": 0}, {"flag": 9}], 2, marks=pytest.mark.slow),
+        (flag_of_a_copy, [{"flag": 0}, {"flag": 9}], 2),
+        pytest.param(flag_in_a_config, [{"config": {"inner": SimpleNamespace(flag=k)}} for k in (0, 1, 9)], 3, marks=pytest.mark.slow),
+        (flag_behind_another, [{"first": k, "flag": f} for k, f in ((0, 0), (0, 9), (1, 0), (1, 9))], 3),
+    ],
+)
+def test_no_value_of_a_flag_gets_through(read: Any, attributes: list[dict[str, Any]], count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many harmless ones come before it, and without a comparison of answers."""
+    made = captures(monkeypatch)
+    own = [Flagged(read, **a).eval() for a in attributes]
+    with pytest.raises(MemberMismatch, match=rf"other programs than member 0: \(1\) member {len(own) - 1}: .*flag: .* 9 in member"):
+        widepack.fuse(own, draw(5, 4), validate=False)
+    assert len(made) == count
+
+
+class Hidden(nn.Module):
+    """A module in a plain list, and what is in that."""
+
+    def __init__(self, flag: float) -> None:
+        super().__init__()
+        self.layer, self.hidden = nn.Linear(4, 3), [nn.Sequential(nn.Softplus(beta=flag))]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.hidden[0](self.layer(x))
+        return y
+
+
+def hooked(flag: float) -> nn.Module:
+    module = nn.Sequential(nn.Linear(4, 3))
+    module[0].register_forward_hook(lambda m, i, o: o * flag)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [(Hidden, r"hidden.0.0.beta: 1.0 in member 0, 9.0 in member 2"), (hooked, r"0._forward_hooks.0.flag: 1.0 in member 0, 9.0 in member 2")],
+)
+def test_modules_that_are_no_parts_and_hooks_are_seen(make: Any, said: str) -> None:
+    with pytest.raises(MemberMismatch, match=rf"\(1\) member 2: .*{said}"):
+        widepack.fuse([make(1.0).eval(), make(1.0).eval(), make(9.0).eval()], draw(5, 4), validate=False)
+
+
+def test_what_is_not_read_costs_no_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = captures(monkeypatch)
+    own = [Flagged(flag_of, flag=min(k, 1), name=f"fold {k}", seed=k, notes={"lr": k / 10}) for k in range(8)]
+    before = nn.Module.__getattribute__
+    widepack.fuse(own, draw(5, 4), validate=False)
+    assert len(made) == 2  # one for each flag
+    assert nn.Module.__getattribute__ is before
+
+
+def test_all_attributes_that_differ_are_told() -> None:
+    own = [Flagged(flag_of, flag=9 * k, **{f"a{j}": f"{k} " + "x" * 250 for j in range(12)}) for k in range(2)]
+    with pytest.raises(MemberMismatch) as e:
+        widepack.fuse(own, draw(5, 4), validate=False)
+    for j in range(12):
+        assert f"a{j}: '0 {'x' * 250}' in member 0, '1 {'x' * 250}' in member 1" in str(e.value)
+    assert " more" not in str(e.value)
+
+
+def test_what_holds_for_several_members_is_said_once() -> None:
+    own = members(Mlp, 60)
+    for k in (*range(3, 50), 52, 59):
+        own[k].layers[1].eps = 1e-3
+    with pytest.raises(MemberMismatch) as e:
+        widepack.fuse(own, draw(5, 4))
+    assert "member 0: (1) members 3-49, 52, 59: aten.layer_norm.default" in str(e.value)
+    assert "layers.1.eps: 1e-05 in member 0, 0.001 in member 3. Members" in str(e.value)
+    own[4:6] = own[58:60] = [Mlp(width=7).eval(), Mlp(width=7).eval()]
+    with pytest.raises(MemberMismatch) as e:
+        widepack.fuse(own, draw(5, 4))
+    assert (
+        "from member 0: (1) members 4-5, 58-59: layers.0.weight is float32[7, 4] on cpu, in member 0 float32[6, 4] on cpu; (2) members 4-5,"
+        in str(e.value)
+    )
+
+
+def test_a_constant_of_train_mode_is_refused_there() -> None:
+    chances = iter((0.1, 0.2))
+    fused = widepack.fuse(members(lambda: nn.Sequential(nn.Linear(4, 3), nn.Dropout(next(chances))), 2), draw(5, 4), validate=False)
+    with pytest.raises(
+        MemberMismatch,
+        match=r"in train mode members are other programs than member 0: \(1\) member 1: .*its modules differ in 1.p: 0.1 in member 0, 0.2",
+    ):
+        fused.train()(draw(5, 4))
+
+
+def test_calls_are_held_to_the_sample() -> None:
+    fused = widepack.fuse(members(Mlp), draw(5, 4), validate=False)
+    with pytest.raises(InputError, match=r"input x has 5 at axis 1, \[2, 5\]; the model takes 4 there, float32\[B,4\]"):
+        fused(draw(2, 5))
+    with pytest.raises(InputError, match=r"one a member means a first axis of 3 members"):
+        fused.each(draw(2, 5, 4))
+    with pytest.raises(InputError, match=r"input x is float64, the model takes float32"):
+        fused(draw(2, 4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("models", "said"),
+    [
+        ([], "models is no list of modules"),
+        (Mlp, "models is no list of modules"),
+        ([Mlp, Mlp], "models is no list of modules"),
+    ],
+)
+def test_what_is_no_list_of_modules(models: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        widepack.fuse(models, draw(5, 4))
+
+
+def test_lazy_modules_and_shares() -> None:
+    with pytest.raises(UsageError, match=r"member 0: weight has no size yet; run a lazy module once"):
+        widepack.fuse([nn.LazyLinear(3), nn.LazyLinear(3)], draw(5, 4))
+    with pytest.raises(UsageError, match=r"share is a text; give a list of names, share=\['layers'\]"):
+        widepack.fuse(members(Mlp), draw(5, 4), share="layers")
+    with pytest.raises(UsageError, match=r"share: norm1.running_mean is a buffer, and each member has its own"):
+        widepack.fuse(members(Cnn), draw(4, 3, 8, 8), share=["norm1.running_mean"])
+    with pytest.raises(UsageError, match="unknown strategy 'widest'"):
+        widepack.fuse(members(Mlp), draw(5, 4), strategy="widest")
+
+
+def test_members_that_differ_in_what_no_attribute_tells() -> None:
+    """A number in a closure of the class: the answers tell."""
+    made = iter((1.0, 2.0))
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+            scales[id(self)] = next(made)
+
+        def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+            copy = nn.Module.__new__(type(self))
+            memo[id(self)] = copy
+            import copy as copying
+
+            copy.__dict__.update(copying.deepcopy(self.__dict__, memo))
+            scales[id(copy)] = scales[id(self)]
+            return copy
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.layer(x) * scales[id(self)]
+            return y
+
+    scales: dict[int, float] = {}
+    with pytest.raises(VerificationError, match="the captured program does not give the members' own answers: output output, member 1"):
+        widepack.fuse([Scaled().eval(), Scaled().eval()], draw(5, 4))
+
+
+def test_a_gradient_of_the_members_own_is_refused() -> None:
+    class Sign(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.sign()
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            return g
+
+    class Binary(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = Sign.apply(self.layer(x))  # type: ignore[no-untyped-call]
+            return y
+
+    with pytest.raises((VerificationError, CaptureError), match=r"the gradient of layer\.weight of member 0 is not its own|autograd.Function"):
+        widepack.fuse([m.train() for m in members(Binary)], draw(5, 4))
+
+
+def test_a_program_that_draws_is_compared_too() -> None:
+    """What stops a gradient behind dropout: lost in a capture that does not see it, and found."""
+
+    class Reversed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 1.0
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            return -g
+
+    class Adversary(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.drop = nn.Linear(4, 3), nn.Dropout(0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = Reversed.apply(self.drop(self.layer(x)))  # type: ignore[no-untyped-call]
+            return y
+
+    with pytest.raises((VerificationError, CaptureError), match=r"the gradient of layer\.weight of member 0 is not its own|autograd.Function"):
+        widepack.fuse([m.train() for m in members(Adversary)], draw(5, 4))
+
+
+def test_draws_of_another_source_are_found() -> None:
+    class Jitter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            import random
+
+            y: Tensor = torch.nn.functional.dropout(self.layer(x), 0.5, self.training) * random.uniform(0.5, 2)
+            return y
+
+    with pytest.raises(
+        VerificationError,
+        match="is off by .* from its own module's, drawn from one seed. The members draw from another source than torch's generator",
+    ):
+        widepack.fuse([m.train() for m in members(Jitter)], draw(5, 4))
+
+
+def test_a_mode_is_said_once_and_hides_no_constant() -> None:
+    own = members(lambda: nn.Sequential(nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3)), nn.Dropout(0.1)), 3)
+    own[1].train()[0][1].eps = 1e-3
+    own[2][0].train()
+    with pytest.raises(MemberMismatch) as e:
+        widepack.fuse(own, draw(5, 4))
+    assert (
+        "(1) member 1: it is in train mode, in member 0 in eval mode; (2) member 1: 0.1.eps is 0.001, in member 0 1e-05; (3) member 2: 0 is in"
+        in str(e.value)
+    )
+    assert "(4)" not in str(e.value)
+
+
+def test_lines_in_train_mode_are_the_members_own() -> None:
+    own = members(lambda: nn.Sequential(nn.BatchNorm1d(4), nn.LayerNorm(4)), 2)
+    own[1][1].eps = 1e-3
+    with pytest.raises(MemberMismatch, match=r"aten.layer_norm.default \(normalization.py:\d+ in forward\) has 0.001 in it"):
+        widepack.fuse([m.train() for m in own], draw(5, 4))
+
+
+@pytest.mark.parametrize("mode", [False, True])
+def test_a_flag_that_changes_no_answer_is_accepted(mode: bool) -> None:
+    flags = iter((False, True))
+    own = members(lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(next(flags)), nn.Flatten(), nn.Linear(64, 2)).train(mode), 2)
+    assert len(widepack.fuse([m.train(mode) for m in own], draw(4, 3, 6, 6))) == 2
+
+
+def test_a_class_that_was_defined_twice() -> None:
+    def again() -> nn.Module:
+        class Net(nn.Linear):
+            pass
+
+        return Net(4, 3)
+
+    with pytest.raises(MemberMismatch, match=r"Net, in member 0 another class of this name: the class was defined again between them"):
+        widepack.fuse([again(), again()], draw(5, 4))
+
+
+def test_names_and_numbers_that_are_not_there() -> None:
+    with pytest.raises(UsageError, match="dynamic names input, which forward does not take; it takes x"):
+        widepack.fuse(members(Mlp), draw(5, 4), dynamic={"input": {0: "B"}})
+    fused = widepack.fuse(members(Mlp), draw(5, 4), validate=False)
+    wrong: Any = "0"
+    with pytest.raises(UsageError, match=r"there is no member '0'; there are 3, counted from 0"):
+        fused.member(wrong)
+    with pytest.raises(UsageError, match=r"there is no member 3; there are 3, counted from 0"):
+        fused.copy_(0, 3)
+
+
+@pytest.mark.parametrize(("option", "said"), [({"max_norm": 1.0}, "has max_norm=1.0: torch writes"), ({"sparse": True}, "has sparse gradients")])
+def test_embeddings_that_cannot_be_trained_fused(option: dict[str, Any], said: str) -> None:
+    own = members(lambda: nn.Sequential(nn.Embedding(11, 4, **option), nn.Linear(4, 3)))
+    x = torch.arange(8).reshape(4, 2)
+    fused = widepack.fuse(own, x)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(x), torch.stack([m(x) for m in own]), rtol=1e-5, atol=1e-6)
+    for mode in (False, True):
+        with pytest.raises(UsageError, match=rf"0 \(Embedding\) {said}"):
+            fused.train(mode)(x)
+    fused.eval().get_parameter("0.weight").requires_grad_(False)
+    torch.autograd.backward(fused(x).sum())
+
+
+def test_weights_that_forward_changes_in_train_mode() -> None:
+    class Teacher(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.student, self.teacher = nn.Linear(4, 3), nn.Linear(4, 3).requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                with torch.no_grad():
+                    self.teacher.weight.lerp_(self.student.weight, 0.1)
+            y: Tensor = self.student(x) - self.teacher(x)
+            return y
+
+    fused = widepack.fuse(members(Teacher), draw(5, 4), validate=False)
+    with pytest.raises(
+        CaptureError, match="changes its parameters teacher.weight at every call of forward in train mode; .* make them buffers, of which"
+    ):
+        fused.train()(draw(5, 4))

@@ -1,0 +1,56 @@
+"""What tests of isolation share: an artifact of which one member is ill, and every member's answers."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+import cases
+from support import leaves, stack
+from widepack.inference.model import WideModel
+from widepack_artifacts.writer import Reader
+
+PATTERNS = ("shared", "each")
+
+
+def poisoned(artifact: Path, member: int, folder: Path) -> Path:
+    """A copy in which every floating weight of a member's own is NaN. Written in place: tensors that lie elsewhere in memory may round differently."""
+    shutil.copytree(artifact, folder)
+    (path,) = folder.glob("weights-*.safetensors")
+    kinds = {weight.name: weight.kind for weight in Reader(artifact).manifest.weights}
+    with open(path, "r+b") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        for name, row in json.loads(file.read(length)).items():
+            of, _, number = name.rpartition("@")
+            if row.get("dtype") != "F32" or kinds[of or name] == "shared" or (of and int(number) != member):
+                continue
+            start, end = row["data_offsets"]
+            size = end - start if of else (end - start) // row["shape"][0]
+            file.seek(8 + length + start + (0 if of else member * size))
+            file.write(struct.pack("<f", float("nan")) * (size // 4))
+    return folder
+
+
+def to(value: Any, device: str) -> Any:
+    """A call's tensors on a device."""
+    return pytree.tree_map_only(torch.Tensor, lambda t: t.to(device), value)
+
+
+def answers(ens: WideModel, name: str, device: str = "cpu") -> list[list[torch.Tensor]]:
+    """[member] -> its answers to some calls of both presets."""
+    case = cases.load(name)
+    found: list[list[torch.Tensor]] = [[] for _ in range(case.N)]
+    for batch, pattern in itertools.product((1, 3), PATTERNS):
+        own = [to(case.sample(batch, 40 + i), device) for i in range(case.N)]
+        result = ens(*own[0][0], **own[0][1]) if pattern == "shared" else ens.each(*stack([a for a, _ in own]), **stack([k for _, k in own]))
+        wide = leaves(result) if isinstance(result, torch.Tensor) or not isinstance(result, list) else [result]
+        for i in range(case.N):
+            found[i] += [leaf[i] for leaf in wide]
+    return found

@@ -1,0 +1,162 @@
+"""What tests of primitives share: the op run once a member as the definition of every strategy.
+
+`wide` makes arguments for a strategy out of N members' samples, `outputs` takes its result apart again, `assert_equal` holds it to the members' own. `run_all` walks all that is
+registered for an op.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from widepack.ir import ops
+from widepack import primitives  # fills the registry
+from widepack.registry.sequential import sequential
+from widepack.lowering.interpreter import applicable
+from widepack.ir.kinds import SIZES
+from widepack.registry.registry import REGISTRY, Strategy, always
+from widepack.registry.samples import SAMPLES, Draw, Sample
+from widepack.ir.values import Shared, Stacked, Value
+from widepack.registry.writer import EagerWriter
+
+EXACT = {"identity", "shape", "index", "embedding", "pad"}  # families that move numbers and never compute with them
+ULPS = 32  # of the answer's largest number: sums of a few dozen terms in another order, vectorised and scalar code of one function
+UNDEFINED = {"aten.empty_like.default", "aten.new_empty.default"}  # what they hold means nothing: shape and dtype are compared
+COMBINATIONS = 7
+VIEWS = {
+    "aten.view.default",
+    "aten._unsafe_view.default",
+}  # simplify.py makes `reshape` of them: once a member they would ask for memory of their own
+SEQUENTIAL = Strategy("sequential", lambda w, *args, **kwargs: sequential(w, w.op, args, kwargs), always, "once a member")
+
+
+def tensors(arg: Any) -> list[torch.Tensor]:
+    """The tensors among arguments, in order."""
+    if isinstance(arg, torch.Tensor):
+        return [arg]
+    if isinstance(arg, (list, tuple)):
+        return [t for a in arg for t in tensors(a)]
+    return [t for a in arg.values() for t in tensors(a)] if isinstance(arg, dict) else []
+
+
+SIZED = {op for op in SAMPLES if not any(tensors(s) for s in SAMPLES[op](Draw(0)))}  # they draw, and take sizes alone (test_dropout.py)
+WALKED = sorted(set(REGISTRY) - SIZED)
+
+
+def put(arg: Any, to: Iterator[Any]) -> Any:
+    """Arguments with their tensors replaced by the next of `to`."""
+    if isinstance(arg, torch.Tensor):
+        return next(to)
+    if isinstance(arg, (list, tuple)):
+        return type(arg)(put(a, to) for a in arg)
+    return {k: put(a, to) for k, a in arg.items()} if isinstance(arg, dict) else arg
+
+
+def combinations(count: int, draws: bool = False) -> list[tuple[bool, ...]]:
+    """Which tensors are Stacked: at least one, all first, then one alone each, then the others. draws: or none, which of other ops runs once."""
+    every = [c for c in itertools.product((True, False), repeat=count) if any(c) or draws]
+    return sorted(every, key=lambda c: (not all(c), sum(c) != 1))[:COMBINATIONS]
+
+
+def packed(x: torch.Tensor) -> torch.Tensor:
+    """`[N, B, C, ...]` over memory `[B, N*C, ...]`."""
+    return x.transpose(0, 1).contiguous().transpose(0, 1)
+
+
+def wide(many: list[Sample], kinds: tuple[bool, ...], memory: str, nan: int | None = None) -> tuple[Any, Any, list[Sample]]:
+    """Arguments for a rule, and each member's own arguments.
+
+    memory: member-major ("major") or channel-packed ("packed").
+    nan: the member whose floats are all NaN.
+    """
+    columns: list[Shared | Stacked] = []
+    own: list[list[torch.Tensor]] = []
+    for stacked, parts in zip(kinds, zip(*(tensors(s) for s in many))):
+        if not stacked:
+            columns.append(Shared(Value(None, parts[0])))
+            own.append([parts[0]] * len(many))
+            continue
+        if nan is not None and (parts[0].is_floating_point() or parts[0].is_complex()):
+            parts = tuple(torch.full_like(p, float("nan")) if i == nan else p for i, p in enumerate(parts))
+        x = torch.stack(parts)
+        columns.append(Stacked(Value(None, packed(x) if memory == "packed" and x.ndim >= 3 else x)))
+        own.append(list(parts))
+    args, kwargs = put(many[0], iter(columns))
+    return args, kwargs, [put(many[0], iter([o[i] for o in own])) for i in range(len(many))]
+
+
+def outputs(result: Any, members: int) -> list[Any]:
+    """A rule's result as each member's outputs; None for what the rule leaves out."""
+    if isinstance(result, (tuple, list)):
+        return [list(row) for row in zip(*(outputs(r, members) for r in result))]
+    if result is None:
+        return [None] * members
+    held = result.value.held if isinstance(result.value, Value) else result.value
+    return list(held.unbind(0)) if isinstance(result, Stacked) else [held] * members
+
+
+def assert_equal(op: str, got: Any, want: Any, where: str, drawn: bool = False) -> None:
+    """Shapes and dtypes are equal; numbers too, but for rounding where the op computes with floats. drawn: of random numbers: what they are stands in test_dropout.py."""
+    if isinstance(want, (tuple, list)):
+        assert len(got) == len(want), f"{where}: {len(got)} outputs, the member has {len(want)}"
+        for g, w in zip(got, want):
+            assert_equal(op, g, w, where, drawn)
+    elif not isinstance(want, torch.Tensor):
+        assert got == want, f"{where}: {got} is not {want}"
+    elif got is not None:
+        assert got.shape == want.shape, f"{where}: shape {list(got.shape)}, the member's is {list(want.shape)}"
+        assert got.dtype == want.dtype, f"{where}: {got.dtype}, the member's is {want.dtype}"
+        if op in UNDEFINED or drawn:
+            return
+        if REGISTRY[op].family in EXACT or not (want.is_floating_point() or want.is_complex()):
+            assert torch.equal(bits(got), bits(want)), f"{where}: differs from the member's own"
+            return
+        finite = want[torch.isfinite(want)].abs()
+        bound = ULPS * torch.finfo(want.dtype).eps * float(finite.max()) if finite.numel() else 0.0
+        torch.testing.assert_close(got, want, rtol=0, atol=bound, equal_nan=True, msg=lambda m: f"{where}: {m}")
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor, with one NaN for all."""
+    if x.is_floating_point() or x.is_complex():
+        x = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
+        return torch.where(torch.isnan(x), torch.full_like(x, float("nan")), x).contiguous().view(torch.uint8) if x.ndim else bits(x.reshape(1))
+    return x
+
+
+def member(op: str, sample: Sample) -> Any:
+    args, kwargs = sample
+    return ops.resolve(op)(*args, **kwargs)
+
+
+def on(sample: Sample, device: str) -> Sample:
+    """A sample whose tensors are on a device."""
+    args, kwargs = put(sample, iter([t.to(device) for t in tensors(sample)]))
+    return args, kwargs
+
+
+def runs(op: str, members: int, device: str = "cpu") -> Iterator[tuple[str, list[Sample], tuple[bool, ...]]]:
+    """Every sample of an op with every combination of kinds."""
+    drawn = [[on(s, device) for s in SAMPLES[op](Draw(17 + i))] for i in range(members)]
+    for number, many in enumerate(zip(*drawn)):
+        for kinds in combinations(len(tensors(many[0])), not ops.pure(op, *many[0])):
+            words = ", ".join(f"{'Stacked' if k else 'Shared'} {str(t.dtype)[6:]}{list(t.shape)}" for k, t in zip(kinds, tensors(many[0])))
+            yield f"{op} sample {number} ({words}), N={members}", list(many), kinds
+
+
+def memories(many: list[Sample]) -> tuple[str, ...]:
+    return ("major", "packed") if any(t.ndim >= 2 for t in tensors(many[0])) else ("major",)
+
+
+def run_all(op: str, members: int, device: str = "cpu") -> Iterator[tuple[str, Any, list[Sample]]]:
+    for where, many, kinds in runs(op, members, device):
+        for memory in memories(many):
+            args, kwargs, own = wide(many, kinds, memory)
+            w = EagerWriter(members, torch.device(device).type)
+            w.op = op
+            last = [SEQUENTIAL] if op not in SIZES and (op not in VIEWS or memory == "major") else []
+            for s in (*applicable(w, op, args, kwargs), *last):
+                yield f"{where}, {memory}, strategy {s.name}", s.rule(w, *args, **kwargs), own

@@ -1,0 +1,98 @@
+"""All members of an artifact in another order than its own: the programs in the file are for the file's order alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import widepack
+from widepack import build, load
+from widepack.inference.model import WideModel
+
+ORDER = [2, 0, 1]
+
+
+class Ragged(nn.Module):
+    """A head whose size is the member's own and stands in its program, and a state."""
+
+    mean: Tensor
+
+    def __init__(self, state_dict: Mapping[str, Tensor] | None = None) -> None:
+        super().__init__()
+        self.classes = 3 if state_dict is None else len(state_dict["head.bias"])
+        self.body, self.head = nn.Linear(6, 10), nn.Linear(10, self.classes)
+        self.register_buffer("mean", torch.randn(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.head(torch.relu(self.body(x))).sum(-1) / self.classes
+        before = self.mean
+        self.mean = 0.5 * before + y.mean()
+        return torch.as_tensor(y - before.sum())
+
+
+@pytest.fixture(scope="module")
+def ragged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Tensor]]]:
+    folder = tmp_path_factory.mktemp("ragged")
+    states = []
+    for i, classes in enumerate((3, 4, 5)):
+        torch.manual_seed(i)
+        states.append(Ragged({"head.bias": torch.zeros(classes)}).state_dict())
+        torch.save(states[-1], folder / f"m{i}.pt")
+    paths = [folder / f"m{i}.pt" for i in range(3)]
+    build(paths, folder / "e.wide", model=Ragged, inputs=["x=float32[B,6]"], state=["mean"], pt2=False, targets=("cpu",))
+    return folder, states
+
+
+def right(ens: WideModel, states: list[dict[str, Tensor]], order: list[int], dtype: torch.dtype, most: float) -> None:
+    """Both patterns answer as the members alone do in float64."""
+    x = torch.randn(3, 4, 6)
+    begun = ens.state()
+    y, after = ens(x[0].to(dtype), state=begun)
+    each, _ = ens.each(x.to(dtype), state=begun)
+    for place, number in enumerate(order):
+        alone = Ragged(states[number])
+        alone.load_state_dict(states[number])
+        alone.double()
+        before = alone.mean.clone()
+        torch.testing.assert_close(y[place].double(), alone(x[0].double()), rtol=most, atol=most)
+        torch.testing.assert_close(after["mean"][place].double(), alone.mean, rtol=most, atol=most)
+        alone.mean = before
+        torch.testing.assert_close(each[place].double(), alone(x[place].double()), rtol=most, atol=most)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(None, 1e-5), pytest.param("bf16", 0.1, marks=pytest.mark.slow)])
+def test_every_order_answers_as_the_members_alone(ragged: tuple[Path, list[dict[str, Tensor]]], dtype: str | None, most: float) -> None:
+    folder, states = ragged
+    load(folder / "e.wide").probe()  # a pass that is remembered of the file's order is none of another
+    ens = load(folder / "e.wide", members=ORDER, dtype=dtype)
+    assert ens.members == ("m2", "m0", "m1")
+    right(ens, states, ORDER, torch.bfloat16 if dtype else torch.float32, most)
+    ens.probe()
+
+
+def test_the_files_order_by_name_runs_the_files_programs(ragged: tuple[Path, list[dict[str, Tensor]]]) -> None:
+    folder, states = ragged
+    ens = load(folder / "e.wide", members=["m0", "m1", "m2"])
+    assert all(b.content for b in ens.entry("forward").programs.of("shared"))
+    assert not any(b.content for b in load(folder / "e.wide", members=ORDER).entry("forward").programs.of("shared"))
+    right(ens, states, [0, 1, 2], torch.float32, 1e-5)
+
+
+def test_a_swap_in_another_order(ragged: tuple[Path, list[dict[str, Tensor]]], tmp_path: Path) -> None:
+    folder, states = ragged
+    new = {n: v + 0.1 for n, v in states[1].items()}
+    torch.save(new, tmp_path / "new.pt")
+    ens = load(folder / "e.wide", members=ORDER)
+    ens.swap(2, tmp_path / "new.pt")
+    right(ens, [states[0], new, states[2]], ORDER, torch.float32, 1e-5)
+    ens.probe()
+
+
+@pytest.mark.slow
+def test_an_export_of_another_order(ragged: tuple[Path, list[dict[str, Tensor]]], tmp_path: Path) -> None:
+    made = widepack.export(ragged[0] / "e.wide", tmp_path / "x.pt2", to="pt2", members=ORDER, pattern="each")  # which holds it to the probe
+    assert made.members == ("m2", "m0", "m1")

@@ -1,0 +1,52 @@
+"""Programs at rest: dropout gives its input, draws give one number, and nothing else changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from small import node, program
+from widepack.registry.registry import full_name
+from widepack.ir.at_rest import rested
+from widepack.runtime.graph_module import graph_module
+from widepack_artifacts.program import Program, Ref
+
+CPU = torch.device("cpu")
+
+
+def run(made: Program | None, x: torch.Tensor) -> torch.Tensor:
+    assert made is not None
+    value: torch.Tensor = graph_module(made, CPU)(x)[0]
+    return value
+
+
+def of(op: str, *args: Any) -> Program:
+    return program({}, {"x": "float32[B,4]"}, [node("y", op, *args)], ["y"])
+
+
+@pytest.mark.parametrize(
+    ("made", "wanted"),
+    [
+        (of("dropout", Ref("x"), 0.5, True), "x"),
+        (of("feature_dropout", Ref("x"), 0.5, True), "x"),
+        (of("bernoulli.p", Ref("x"), 0.3), 1.0),
+        (of("rand_like", Ref("x")), 0.5),
+        (of("randn", [3, 4]), 0.5),
+        (of("randint", 7, [3, 4]), 0),
+        (of("normal.Tensor_float", Ref("x"), 2.0), "x + 2"),
+        (of("scaled_dot_product_attention", Ref("x"), Ref("x"), Ref("x"), None, 0.5), "attention"),
+        (of("relu", Ref("x")), "relu"),
+    ],
+)
+def test_random_ops_rest(made: Program, wanted: object) -> None:
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    known = {"x": x, "x + 2": x + 2, "attention": torch.nn.functional.scaled_dot_product_attention(x, x, x), "relu": x.relu()}
+    right = known[wanted] if isinstance(wanted, str) else torch.full((3, 4), wanted)  # type: ignore[call-overload]
+    torch.testing.assert_close(run(rested(made), x), right)
+
+
+def test_what_cannot_rest_is_told() -> None:
+    assert full_name("multinomial") == "aten.multinomial.default"
+    assert rested(of("multinomial", Ref("x"), 2)) is None

@@ -1,0 +1,215 @@
+"""Plans without measurement: which convolutions run over packed weights, and up to which batch a network runs wide on a CPU."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import widepack
+from small import all_kinds, node, program
+from widepack.planning import heuristics as rules_of_thumb
+from widepack.errors import VerificationError
+from widepack.ir.kinds import kinds
+from widepack.kernels.library import FUNCTIONS
+from widepack.planning.plan import Plan
+from widepack.registry.registry import REGISTRY, Choice
+from widepack.planning.heuristics import CACHE_BYTES, MEMBER_BYTES, PACKED, plans
+from widepack.ir.values import Stacked
+from widepack_artifacts.program import Program, Ref
+
+ONES, NONE = [1, 1], [0, 0]
+
+
+def network(
+    side: int,
+    *,
+    dilation: int = 1,
+    dtype: str = "float32",
+    spatial: int = 2,
+    linears: int = 0,
+    groups: int = 1,
+    padding: Any = 0,
+    window: int = 1,
+    twice: bool = False,
+) -> Program:
+    """Two convolutions of 4 channels, a relu between them, and linear layers over the last dim. twice: with one weight."""
+    image, kernel = ",".join([str(side)] * spatial), ",".join([str(window)] * spatial)
+    weights = {"w": f"{dtype}[4,{4 // groups},{kernel}]", "v": f"{dtype}[4,{4 // groups},{kernel}]", "m": f"{dtype}[{side},{side}]"}
+    rest: list[Any] = [[1] * spatial, padding if isinstance(padding, str) else [padding] * spatial, [dilation] * spatial, groups]
+    op, out = f"conv{spatial}d{'.padding' if isinstance(padding, str) else ''}", f"{dtype}[B,4,{image}]"
+    nodes = [
+        node("one", op, Ref("x"), Ref("w"), None, *rest, out=out),
+        node("r", "relu", Ref("one"), out=out),
+        node("two", op, Ref("r"), Ref("w" if twice else "v"), None, *rest, out=out),
+    ]
+    last = "two"
+    for i in range(linears):
+        nodes.append(node(f"l{i}", "linear", Ref(last), Ref("m"), out=out))
+        last = f"l{i}"
+    return program(weights, {"x": f"{dtype}[B,4,{image}]"}, nodes, [last])
+
+
+def made(net: Program, members: int = 4, device: str = "cpu", asked: str = "auto") -> list[Plan]:
+    slots = all_kinds(net, w="stacked", v="stacked", m="stacked")
+    return plans(net, slots, members, {"B": 4}, "B", device, "shared", Choice.parse(asked))
+
+
+def packed(plan: Plan) -> set[str]:
+    return {n for n, c in plan.choices.items() if c.strategy == "packed"}
+
+
+def bytes_of_a_row(side: int, members: int) -> int:
+    """What each op of the network reads and writes at a batch of 1: 4 channels in and out, of all members (weights, which are early, aside)."""
+    return 2 * members * 4 * 4 * side * side
+
+
+def test_small_images_run_wide_over_packed_weights_and_large_batches_loop_over_plain_ones() -> None:
+    small, large = made(network(8))
+    at = PACKED * CACHE_BYTES // bytes_of_a_row(8, 4)
+    assert small.batch[0] == 1 and large.batch == (small.batch[1] + 1, None)  # type: ignore[operator]
+    assert small.batch[1] == pytest.approx(at, rel=0.2), "the first convolution's input is Shared and read once"
+    assert packed(small) == {"one", "two"} and not small.looped()
+    assert not packed(large) and large.looped() == {"one", "r", "two"}
+
+
+def test_large_images_loop_over_packed_weights_and_run_wide_over_plain_ones() -> None:
+    small, large = made(network(64))
+    assert small.batch[1] == pytest.approx(CACHE_BYTES / bytes_of_a_row(64, 4), abs=1)
+    assert not packed(small) and not small.looped()
+    assert packed(large) == {"one", "two"} and large.looped()
+
+
+@pytest.mark.parametrize(
+    "net", [network(8, dilation=2), network(8, dtype="float64"), network(8, spatial=2, dtype="bfloat16")], ids=["dilated", "float64", "bfloat16"]
+)
+def test_what_packing_does_not_help_stays_plain(net: Program) -> None:
+    assert not any(packed(p) for p in made(net))
+
+
+def test_weights_beyond_the_limit_are_not_held_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = 4 * 4 * 16 * 16  # bytes of one packed weight of four members, in float32: 4 x 4 numbers in blocks of 16 x 16
+    monkeypatch.setattr(rules_of_thumb, "PACKED_BYTES", 2 * one - 1)
+    assert not any(packed(p) for p in made(network(8)))
+    monkeypatch.setattr(rules_of_thumb, "PACKED_BYTES", 2 * one)
+    assert packed(made(network(8))[0]) == {"one", "two"}
+
+
+def test_weights_that_packing_makes_many_times_as_large_stay_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert packed(made(network(8))[0]), "few bytes may be many times as many"
+    monkeypatch.setattr(rules_of_thumb, "SMALL_BYTES", 0)
+    assert not packed(made(network(8))[0])
+    monkeypatch.setattr(rules_of_thumb, "MOST_PADDED", 16)
+    assert packed(made(network(8))[0]) == {"one", "two"}
+
+
+def test_a_weight_of_two_convolutions_would_be_packed_twice() -> None:
+    assert not any(packed(p) for p in made(network(8, twice=True)))
+
+
+def test_a_plan_names_what_applies() -> None:
+    """A Shared input of several groups, and `same` padding of an even window, have no packed form."""
+    assert packed(made(network(8, groups=2))[0]) == {"two"}
+    assert packed(made(network(8, padding="same", window=3))[0]) == {"one", "two"}
+    assert not any(packed(p) for p in made(network(8, padding="same", window=2)))
+
+
+def test_a_plain_plan_says_so() -> None:
+    slots = all_kinds(network(8), w="stacked", v="stacked", m="stacked")
+    found = plans(network(8), slots, 4, {"B": 4}, "B", "cpu", "shared", Choice(plain=True))
+    assert not any(packed(p) for p in found) and all(p.plain and Plan.from_json(p.to_json()) == p for p in found)
+
+
+def test_a_network_of_linear_layers_with_a_convolution_keeps_its_limit() -> None:
+    """A patch embedding does not make a transformer a convolutional network."""
+    (few, _), (many, loop) = made(network(8)), made(network(8, linears=5))
+    assert many.batch[1] * 2 < few.batch[1]  # type: ignore[operator]
+    assert not packed(many) and packed(loop) == {"one", "two"}
+
+
+def test_loops_pack_no_convolutions_over_a_line() -> None:
+    (loop,) = made(network(20000, spatial=1))
+    assert loop.looped() and not packed(loop)
+
+
+def test_many_members_of_few_activations_run_wide_beyond_the_cache() -> None:
+    """A hundred launches cost more than a pass over memory."""
+    net = network(16)
+    slots = all_kinds(net, w="stacked", v="stacked")
+    grows = rules_of_thumb.activations(net, kinds(net, slots), 100, {"B": 4}, "B")
+    at = grows.crossover()
+    assert at is not None and grows.fixed + grows.slope * at <= 100 * MEMBER_BYTES < grows.fixed + grows.slope * (at + 1)
+    assert f"up to B = {at} they are within {100 * MEMBER_BYTES // 1024} KiB" in grows.because()
+
+
+def test_a_loop_of_small_calls_reads_plain_weights() -> None:
+    """Between the batch that no longer goes wide and that at which a member's own op is large enough."""
+    small, plain, large = made(network(48), members=100)
+    assert not small.looped() and plain.looped() and large.looped()
+    assert plain.batch == (small.batch[1] + 1, large.batch[0] - 1)  # type: ignore[operator]
+    read = bytes_of_a_row(48, 1) * 5 / 6  # of three ops the first reads a Shared input, which is there once
+    assert large.batch[0] == math.ceil(rules_of_thumb.LOOP_BYTES / read)
+    assert not packed(small) and not packed(plain) and packed(large) == {"one", "two"}
+
+
+@pytest.mark.parametrize("asked", ["wide", "loop"])
+def test_a_plan_that_is_asked_for_packs_nothing(asked: str) -> None:
+    (plan,) = made(network(8), asked=asked)
+    assert not packed(plan)
+
+
+def test_other_devices_pack_nothing() -> None:
+    (plan,) = made(network(8), device="cuda")
+    assert not packed(plan)
+
+
+def test_a_strategy_that_the_user_prefers_goes_before() -> None:
+    small, _ = made(network(8), asked="grouped")
+    assert {c.strategy for c in small.choices.values()} == {"grouped"}
+
+
+def member(i: int) -> nn.Module:
+    torch.manual_seed(i)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
+
+
+def built(folder: Path, members: int = 4) -> widepack.BuildReport:
+    """`e.wide` of so many members."""
+    paths = [folder / f"{i}.pt" for i in range(members)]
+    for i, path in enumerate(paths):
+        torch.save(member(i).state_dict(), path)
+    return widepack.build(paths, folder / "e.wide", model=lambda: member(0), inputs=["input=float32[B,3,16,16]"], pt2=False)
+
+
+def test_where_packed_convolutions_are_not_right_the_artifact_has_plain_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They add up in another order than the members' own, and some networks' answers show it: here every packed one is off."""
+    own = FUNCTIONS["widepack.convolution.default"]
+    monkeypatch.setitem(FUNCTIONS, "widepack.convolution.default", lambda *given: own(*given) * 1.001)
+
+    report = built(tmp_path)
+    assert not any("packed" in p["strategies"] for p in report.plans)
+    x = torch.randn(5, 3, 16, 16)
+    truth = torch.stack([member(i)(x) for i in range(4)]).detach()
+    ens = widepack.load(tmp_path / "e.wide")
+    assert all(p.plain for p in ens.plans())
+    torch.testing.assert_close(ens(x).clone(), truth)
+    some = widepack.load(tmp_path / "e.wide", members=[2, 0])  # lowered again
+    assert all(p.plain for p in some.plans())
+    torch.testing.assert_close(some(x).clone(), truth[[2, 0]])
+    tuned = widepack.tune(tmp_path / "e.wide", batches=[4], patterns=["shared"], budget_s=0.1, backends=["eager"], write=True)
+    assert "packed" not in tuned.rows[0].strategies and "rules of thumb" in tuned.rows[0].times_ms
+    torch.testing.assert_close(widepack.load(tmp_path / "e.wide")(x).clone(), truth)
+
+
+def test_what_is_wrong_without_packed_convolutions_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    strategies = REGISTRY["aten.relu.default"].strategies
+    wrong = replace(strategies["pointwise"], rule=lambda w, x: Stacked(w.call("relu", w.call("neg", x.value))))
+    monkeypatch.setitem(strategies, "pointwise", wrong)
+    with pytest.raises(VerificationError, match=r"first wrong node: relu"):
+        built(tmp_path)
+    assert not (tmp_path / "e.wide").exists()

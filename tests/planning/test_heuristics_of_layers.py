@@ -1,0 +1,91 @@
+"""Plans without measurement of single layers: recurrent ones, look-ups, pools and convolutions by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from widepack.building.preview import Foreseen, Members
+from widepack.planning.plan import Plan
+from widepack.registry.registry import Choice
+from widepack.planning.heuristics import plans
+from widepack_bench.layers.in_memory import InMemory, inputs, members
+
+
+def model(make: Callable[[], nn.Module], spec: str, count: int, pattern: str = "each", device: str = "cpu") -> Members:
+    return Foreseen(make, [spec]).of(count, pattern=pattern, device=device)
+
+
+def made(of: Members) -> list[Plan]:
+    return plans(of.program, of.simple.slots, of.count, of.sizes, of.batch, of.device, of.pattern, Choice())
+
+
+@pytest.mark.parametrize("layer", [nn.RNN, pytest.param(nn.GRU, marks=pytest.mark.slow), pytest.param(nn.LSTM, marks=pytest.mark.slow)])
+def test_of_a_recurrent_layer_one_step_counts(layer: Callable[..., nn.Module]) -> None:
+    """However long the sequence is, and whichever dim it is."""
+    short, long = (
+        made(model(partial(layer, 16, 32, batch_first=first), spec, 8))
+        for first, spec in ((True, "input=float32[B,4,16]"), (False, "input=float32[12,B,16]"))
+    )
+    assert short[0].batch == long[0].batch
+    assert not short[0].looped() and short[0].batch[1] is not None and short[0].batch[1] > 100
+    assert short[-1].looped()
+
+
+def test_ids_of_their_own_are_looked_up_in_one_table() -> None:
+    embedding = partial(nn.Embedding, 50, 8)
+    for spec in ("input=int64[B,128]:0..49", "input=int64[B,4]:0..49"):
+        (plan,) = made(model(embedding, spec, 32))  # wide at every batch
+        assert not plan.looped() and plan.batch == (1, None)
+        assert [c.strategy for c in plan.choices.values()] == ["flat_index"]
+    shared = model(embedding, "input=int64[B,4]:0..49", 4, "shared")
+    assert shared.lowered(shared.plan()).used["embedding"] == "index_select" and not made(shared)[0].choices
+    assert not made(model(embedding, "input=int64[B,4]:0..49", 4, device="cuda"))[0].choices
+
+
+class Behind(nn.Module):
+    """A pool behind another op."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.max_pool2d(x.relu(), 2)
+
+
+def test_a_pool_by_itself_has_nothing_to_keep_in_the_cache() -> None:
+    spec = "input=float32[B,64,32,32]"
+    (plan,) = made(model(partial(nn.MaxPool2d, 2), spec, 32))
+    assert not plan.looped() and "straight into the answer" in plan.regions[0].because
+    assert made(model(Behind, spec.replace("input", "x"), 32))[-1].looped()
+
+
+def test_a_large_convolution_by_itself_reads_plain_weights() -> None:
+    conv = partial(nn.Conv2d, 64, 64, 3, padding=1)
+    spec = "input=float32[B,64,32,32]"
+    lone = made(model(conv, spec, 16))
+    assert lone[-1].looped() and not lone[-1].choices
+    assert any(plan.choices for plan in lone[:-1])  # small ones are packed
+    assert [p.batch[0] for p in lone[1:]] == [p.batch[1] + 1 for p in lone[:-1] if p.batch[1] is not None]  # no batch without a plan
+    two = made(model(lambda: nn.Sequential(conv(), nn.ReLU(), conv()), spec, 16))
+    assert two[-1].looped() and two[-1].choices
+
+
+@pytest.mark.parametrize("mode", ["mean", pytest.param("sum", marks=pytest.mark.slow), pytest.param("max", marks=pytest.mark.slow)])
+def test_bags_of_all_members_are_one(mode: str) -> None:
+    make = partial(nn.EmbeddingBag, 7, 4, mode=mode)
+    modules = members(make, 3)
+    spec, given = ["input=int64[B,5]:0..6"], inputs(["input=int64[B,5]:0..6"], 6, 3)
+    ways, _ = InMemory(make, modules, spec, given, True).ways()
+    want = torch.stack([m(x) for m, x in zip(modules, given[0])])
+    assert ways[0].used == ("flat",)
+    for way in ways:
+        torch.testing.assert_close(way.run(*given), want)
+    for bad in (-1, 7, 13, 100):  # another member's row, or none
+        given[0][1, 2, 3] = bad
+        with pytest.raises(RuntimeError):
+            modules[1](given[0][1])
+        for way in ways:
+            with pytest.raises(RuntimeError):
+                way.run(*given)

@@ -1,0 +1,200 @@
+"""Gradients: of every strategy that says it has a derivative, through what it writes, equal to those of the op once a member, in float64.
+
+Wide and alone read the same leaves: a Stacked argument is one leaf `[N, ...]` of which member i sees `[i]`, a Shared one is read by all, and its gradient is the sum of theirs.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import widepack
+from oracle import WALKED, member, outputs, packed, put, tensors
+from primitives.test_options import kinds, plain
+from widepack.ir import ops
+from widepack.lowering.interpreter import applicable
+from option_spaces import OPTIONS, Pick, arguments
+from widepack.registry.registry import REGISTRY, Strategy
+from widepack.registry.samples import SAMPLES, Draw, Sample
+from widepack.ir.values import Shared, Stacked, Value
+from widepack.registry.writer import EagerWriter
+
+RTOL = 1e-9
+NO_DIMS = {f"aten.{n}" for n in ("std.dim", "var.dim", "std.correction", "var.correction", "std_mean.correction", "var_mean.correction")}
+"""Over all dims, said as [], torch's own derivative divides by one number instead of all of them."""
+pytestmark = pytest.mark.filterwarnings("error")
+Memory = Callable[[Tensor], Tensor]
+
+
+def leaf(x: Tensor) -> Tensor:
+    return x.double().detach().clone().requires_grad_() if x.is_floating_point() else x
+
+
+def arranged(many: list[Sample], which: tuple[bool, ...], memory: Memory) -> tuple[list[Tensor], Sample, list[Sample]]:
+    """The leaves, arguments for a strategy over them, and each member's own."""
+    stacked = [k for k, a in zip(which, arguments(many[0])) for _ in tensors(a)]
+    leaves, columns, own = [], [], []
+    for s, parts in zip(stacked, zip(*(tensors(m) for m in many))):
+        x = leaf(torch.stack(parts) if s else parts[0])
+        leaves.append(x)
+        columns.append(Stacked(Value(None, memory(x))) if s else Shared(Value(None, x)))
+        own.append(list(x.unbind(0)) if s else [x] * len(many))
+    args, kwargs = put(many[0], iter(columns))
+    return leaves, (args, kwargs), [put(many[0], iter([o[i] for o in own])) for i in range(len(many))]
+
+
+def flat(made: Any) -> list[Any]:
+    return [p for m in made for p in flat(m)] if isinstance(made, (list, tuple)) else [made]
+
+
+def gradients(rows: list[list[Any]], leaves: list[Tensor]) -> list[Tensor]:
+    """Of a sum of the members' outputs with weights of their own, one a number; of an output that has none it is zero. rows: [member][output]."""
+    total = torch.zeros((), dtype=torch.float64)
+    for i, row in enumerate(rows):
+        for k, value in enumerate(row):
+            if isinstance(value, Tensor) and value.requires_grad:
+                value = torch.view_as_real(value) if value.is_complex() else value
+                weights = torch.randn(value.shape, generator=torch.Generator().manual_seed(100 * i + k), dtype=torch.float64)
+                total = total + (value.to(torch.float64) * weights).sum()
+    wanted = [x for x in leaves if x.requires_grad]
+    found = torch.autograd.grad(total, wanted, allow_unused=True) if total.requires_grad else [None] * len(wanted)
+    return [torch.zeros_like(x) if d is None else d for x, d in zip(wanted, found)]
+
+
+def alone(op: str, own: list[Sample]) -> list[list[Any]] | None:
+    """Each member's outputs; None where the op has no derivative, or refuses."""
+    try:
+        rows = [flat(member(op, s)) for s in own]
+    except (RuntimeError, IndexError, NotImplementedError, ValueError):
+        return None
+    return rows if any(isinstance(v, Tensor) and v.requires_grad for v in rows[0]) else None
+
+
+def compare(op: str, many: list[Sample], which: tuple[bool, ...], memory: Memory) -> int:
+    """How many strategies were held to the members."""
+    leaves, (args, kwargs), own = arranged(many, which, memory)
+    rows = alone(op, own)
+    if rows is None:
+        return 0
+    w = EagerWriter(len(many))
+    w.op = op
+    count = 0
+    for s in applicable(w, op, args, kwargs):
+        if not s.derivative or s.asked:
+            continue
+        where = f"{op}, Stacked: {which}, {memory.__name__}, strategy {s.name}"
+        got = [flat(o) for o in outputs(s.rule(w, *args, **kwargs), len(many))]
+        seen = [[None if g is None else v for g, v in zip(made, row, strict=True)] for made, row in zip(got, rows)]  # what is left out nothing reads
+        try:
+            want = gradients(seen, leaves)
+        except (RuntimeError, NotImplementedError):  # torch has no derivative of it
+            return count
+        rows = [flat(member(op, m)) for m in own]  # the graph is used up
+        for number, (a, b) in enumerate(zip(gradients(got, leaves), want)):
+            scale = float(b.abs().nan_to_num().max()) if b.numel() else 0.0
+            said = partial("{}, leaf {}: {}".format, where, number)
+            torch.testing.assert_close(a, b, rtol=0, atol=RTOL * max(scale, 1e-3), equal_nan=True, msg=said)
+        count += 1
+    return count
+
+
+def drawn(op: str, members: int, batch: int, seed: int) -> list[Sample]:
+    g = torch.Generator().manual_seed(seed)
+    pick = Pick(lambda count: int(torch.randint(0, count, (), generator=g)))
+    OPTIONS[op](Draw(0), pick, batch)
+    return [OPTIONS[op](Draw(10 + i), pick.again(), batch) for i in range(members)]
+
+
+def memories(x: Tensor) -> Tensor:
+    return packed(x) if x.ndim >= 3 else x
+
+
+LAYERS = sorted(op for op in OPTIONS if any(s.derivative for s in REGISTRY[op].strategies.values()))
+
+
+def strategies_of(op: str) -> list[Strategy]:
+    return list(REGISTRY[op].strategies.values())
+
+
+def test_every_layer_has_a_way_to_train() -> None:
+    """Or runs once a member then, as recurrent layers with weights of their own do."""
+    without = {op for op in OPTIONS if not any(s.derivative for s in strategies_of(op) if (s.name, REGISTRY[op].family) != ("fold", "recurrent"))}
+    assert without == {f"aten.{n}.input" for n in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
+
+
+@pytest.mark.parametrize("op", LAYERS)
+def test_gradients_of_strategies_are_the_members_own(op: str) -> None:
+    count = 0
+    for seed in range(3):
+        many = drawn(op, 2, 2, seed)
+        for which in kinds(len(arguments(many[0])))[: 3 + seed]:
+            count += compare(op, many, which, memories if seed % 2 else plain)
+    assert count or "pool" not in op
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", LAYERS)
+def test_gradients_over_many_options_are_the_members_own(op: str) -> None:
+    for seed in range(10, 35):
+        many = drawn(op, 1 + seed % 3, (0, 1, 4)[seed % 3], seed)
+        for which in kinds(len(arguments(many[0]))):
+            for memory in (plain, memories):
+                compare(op, many, which, memory)
+
+
+def of_samples(op: str) -> Iterator[list[Sample]]:
+    for many in zip(*(SAMPLES[op](Draw(17 + i)) for i in range(2))):
+        complex_ = any(t.is_complex() for t in tensors(many[0]))
+        every = op in NO_DIMS and len(many[0][0]) > 1 and many[0][0][1] == []
+        if ops.pure(op, *many[0]) and not complex_ and not every:
+            yield list(many)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", [op for op in WALKED if any(True for _ in of_samples(op))])
+def test_gradients_of_every_op_are_the_members_own(op: str) -> None:
+    """The whole registry, over its samples."""
+    for many in of_samples(op):
+        for which in kinds(len(arguments(many[0])))[:4]:
+            for memory in (plain, memories):
+                compare(op, many, which, memory)
+
+
+@pytest.mark.parametrize("each", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_row_of_padding_learns_nothing_in_a_fused_module(each: bool) -> None:
+    members: list[nn.Module] = [nn.Embedding(5, 4, padding_idx=-2).double() for _ in range(3)]
+    for m in members:
+        nn.init.normal_(m.weight)  # type: ignore[arg-type]
+    ids = torch.randint(0, 5, (3, 40))
+    fused = widepack.fuse(copy.deepcopy(members), ids[0])
+    (fused.each(ids) if each else fused(ids[0])).square().sum().backward()
+    for i, m in enumerate(members):
+        m(ids[i if each else 0]).square().sum().backward()
+    want = torch.stack([m.weight.grad for m in members])  # type: ignore[misc]
+    torch.testing.assert_close(dict(fused.named_parameters())["weight"].grad, want)
+    assert not want[:, 3].any()
+
+
+@pytest.mark.parametrize("strategy", ["independent", "shared"])
+@pytest.mark.parametrize("op", ["dropout", "native_dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"])
+def test_what_is_dropped_learns_nothing(op: str, strategy: str) -> None:
+    """The gradient is the mask: what y grows by where x grows."""
+    x = torch.randn(2, 3, 4, 5, dtype=torch.float64, requires_grad=True)
+    w = EagerWriter(2)
+    w.op = f"aten.{op}.default"
+    rule = REGISTRY[w.op].strategies[strategy].rule
+
+    def run(value: Tensor) -> Tensor:
+        torch.manual_seed(3)
+        made = rule(w, Stacked(Value(None, value)), 0.4, True)
+        return (made[0] if isinstance(made, tuple) else made).value.held  # type: ignore[no-any-return]
+
+    (found,) = torch.autograd.grad(run(x).sum(), x)
+    torch.testing.assert_close(found, run(x.detach() + 1) - run(x.detach()))
+    assert bool((found == 0).any()) and bool((found > 0).any())

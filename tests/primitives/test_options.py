@@ -1,0 +1,261 @@
+"""Every strategy over every option of its layer: drawn options, each argument's kind varied alone and in pairs, three dtypes, N members, batches down to none.
+
+Held to the op once a member in the same dtype, and its error in float64: a strategy may be off by four times what the members' own answers are off, and a few ulp of the largest number.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from oracle import EXACT, SEQUENTIAL, bits, member, outputs, packed, put, tensors
+from widepack.lowering.interpreter import applicable
+from option_spaces import OPTIONS, Pick, arguments
+from widepack.registry.registry import REGISTRY
+from widepack.registry.samples import Draw, Sample, call
+from widepack.ir.values import Shared, Stacked, Value
+from widepack.registry.writer import EagerWriter
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+MEMBERS = (1, 2, 5)
+BATCHES = (0, 1, 4)
+EVERY = list(itertools.product(DTYPES, MEMBERS, BATCHES))
+UNTYPED = {"aten.native_dropout.default"}  # of an empty tensor its mask is no mask in torch
+ULPS = 32  # of float64, to whose answers there is no better truth
+FEW = 8  # of the others, beside four times the members' own errors
+
+OPS = sorted(OPTIONS)
+DROPS = [op for op in OPS if REGISTRY[op].family == "dropout"]
+DRAWS = {"independent", "shared"}  # strategies of dropout that draw
+TRIES = 60  # draws of options among which each strategy is wanted
+Memory = Callable[[torch.Tensor], torch.Tensor]  # another order of a tensor in memory
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+def kinds(count: int) -> list[tuple[bool, ...]]:
+    """Which arguments are Stacked: all, each alone, all but one, every pair."""
+    every = tuple(range(count))
+    chosen = [set(every), *({i} for i in every), *(set(every) - {i} for i in every), *map(set, itertools.combinations(every, 2))]
+    return list(dict.fromkeys(tuple(i in c for i in every) for c in chosen if c))
+
+
+def cast(sample: Any, dtype: torch.dtype) -> Any:
+    """A sample with its floats in a dtype."""
+    return put(sample, iter([t.to(dtype) if t.is_floating_point() else t for t in tensors(sample)]))
+
+
+def arranged(many: list[Sample], which: tuple[bool, ...], memory: Memory) -> tuple[Any, Any, list[Sample]]:
+    """Arguments for a strategy, and each member's own."""
+    stacked = [k for k, a in zip(which, arguments(many[0])) for _ in tensors(a)]
+    columns: list[Shared | Stacked] = []
+    own: list[list[torch.Tensor]] = []
+    for s, parts in zip(stacked, zip(*(tensors(m) for m in many))):
+        columns.append(Stacked(Value(None, memory(torch.stack(parts)))) if s else Shared(Value(None, parts[0])))
+        own.append(list(parts) if s else [parts[0]] * len(many))
+    args, kwargs = put(many[0], iter(columns))
+    return args, kwargs, [put(many[0], iter([o[i] for o in own])) for i in range(len(many))]
+
+
+def answer(op: str, sample: Sample) -> list[torch.Tensor] | None:
+    """The member alone; None where it refuses."""
+    try:
+        return tensors([member(op, sample)])
+    except (RuntimeError, IndexError, ValueError):
+        return None
+
+
+def largest(many: Iterable[torch.Tensor]) -> float:
+    """The largest finite number; 0 of none."""
+    return max((float(t.double().abs().nan_to_num(nan=0, posinf=0).max()) for t in many if t.is_floating_point() and t.numel()), default=0.0)
+
+
+def held(op: str, got: list[Any], own: list[list[torch.Tensor]], truth: list[list[torch.Tensor]], dtype: torch.dtype, where: str) -> None:
+    """got: of each member what a strategy gave. A small output beside large ones (an LSTM's last state) is as exact as they are."""
+    eps, size = torch.finfo(dtype).eps, largest(t for row in truth for t in row)
+    for number in range(len(own[0])):
+        mine, want = [o[number] for o in own], [t[number] for t in truth]
+        off = largest(m.double() - t for m, t in zip(mine, want) if m.is_floating_point())
+        for i, (outs, m, t) in enumerate(zip(got, mine, want)):
+            parts = list(outs) if isinstance(outs, (list, tuple)) else [outs]
+            g = parts[number]
+            if g is None or (m.numel() == 0 and op in UNTYPED):  # what the strategy leaves out nothing reads
+                continue
+            said = f"{where}, output {number}, member {i}"
+            assert g.shape == m.shape and g.dtype == m.dtype, f"{said}: {g.dtype}{list(g.shape)}, the member's is {m.dtype}{list(m.shape)}"
+            if REGISTRY[op].family in EXACT or not m.is_floating_point():
+                assert torch.equal(bits(g), bits(m)), f"{said}: differs from the member's own"
+                continue
+            assert torch.equal(torch.isfinite(g), torch.isfinite(m)), f"{said}: not finite in other places"
+            finite = torch.isfinite(m)
+            bound = ULPS * eps * size if dtype == torch.float64 else 4 * off + FEW * eps * size
+            error = largest([(g.double() - (m if dtype == torch.float64 else t))[finite]])
+            assert error <= bound, f"{said}: off by {error:.3g}, the bound is {bound:.3g} (the members' own {off:.3g}, the largest number {size:.3g})"
+
+
+def named(op: str) -> set[str]:
+    """The strategies that the grid has to reach."""
+    return set(REGISTRY[op].strategies) - (DRAWS if op in DROPS else set())
+
+
+def run(op: str, pick: Pick, dtype: torch.dtype, members: int, batch: int, memory: Memory, among: set[str] | None = None) -> set[str]:
+    """Hold each strategy that applies to the members (what the lowering falls back to where none does); those that were held, but for what some member refuses.
+
+    among: strategies to hold; all of them without it.
+    """
+    reached: set[str] = set()
+    many = [cast(OPTIONS[op](Draw(100 + i), pick.again(), batch), dtype) for i in range(members)]
+    literals = put(many[0], iter([str(list(t.shape)) for t in tensors(many[0])]))
+    for which in kinds(len(arguments(many[0]))):
+        args, kwargs, own = arranged(many, which, memory)
+        where = f"{op}{literals[0]}{literals[1] or ''}, {dtype}, N={members}, batch {batch}, {memory.__name__}, Stacked: {which}"
+        w = EagerWriter(members)
+        w.op = op
+        chosen = [s for s in applicable(w, op, args, kwargs) if not s.asked] or [SEQUENTIAL]
+        chosen = [s for s in chosen if among is None or s.name in among]
+        answers = [answer(op, s) for s in own] if chosen else []
+        if any(a is None for a in answers):
+            continue
+        truth = [answer(op, cast(s, torch.float64)) for s in own]
+        for s in chosen:
+            held(op, outputs(s.rule(w, *args, **kwargs), members), answers, truth, dtype, f"{where}, strategy {s.name}")  # type: ignore[arg-type]
+            reached.add(s.name)
+    return reached
+
+
+def plain(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def memories(x: torch.Tensor) -> torch.Tensor:
+    return packed(x) if x.ndim >= 3 else x
+
+
+FEW_DRAWS = settings(max_examples=2, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+MANY_DRAWS = settings(FEW_DRAWS, max_examples=50)
+
+
+@pytest.mark.parametrize("op", OPS)
+@FEW_DRAWS
+@given(data=st.data())
+def test_strategies_answer_as_the_members_at_drawn_options(op: str, data: st.DataObject) -> None:
+    pick = Pick(lambda count: data.draw(st.integers(0, count - 1)))
+    OPTIONS[op](Draw(0), pick, 1)
+    dtype, members, batch = data.draw(st.sampled_from(EVERY))
+    run(op, pick, dtype, members, batch, data.draw(st.sampled_from([plain, memories])))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", OPS)
+def test_strategies_answer_as_the_members_at_many_options(op: str) -> None:
+    """On the whole grid; the draws reach every strategy."""
+    reached: set[str] = set()
+
+    @MANY_DRAWS
+    @given(data=st.data())
+    def walk(data: st.DataObject) -> None:
+        pick = Pick(lambda count: data.draw(st.integers(0, count - 1)))
+        OPTIONS[op](Draw(0), pick, 1)
+        for dtype, members, batch in EVERY:
+            reached.update(run(op, pick, dtype, members, batch, memories if (members + batch) % 2 else plain))
+
+    walk()
+    assert reached - {SEQUENTIAL.name} == named(op)
+
+
+def seeded(seed: int) -> Callable[[], Pick]:
+    """Picks of a random generator, others with each call."""
+    generator = torch.Generator().manual_seed(seed)
+    return lambda: Pick(lambda count: int(torch.randint(0, count, (), generator=generator)))
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_every_strategy_is_reached(op: str) -> None:
+    """And held to the members where it first is, so that a rule that applies nowhere is noticed without the long draws."""
+    picks, missing = seeded(0), named(op)
+    for number in range(TRIES):
+        pick = picks()
+        OPTIONS[op](Draw(0), pick, 1)
+        missing -= run(op, pick, torch.float32, 2, 4, memories if number % 2 else plain, missing)
+        if not missing:
+            return
+    raise AssertionError(f"{op}: no draw reaches the strategies {sorted(missing)}")
+
+
+SELU = 1.7580993408473766  # what alpha dropout puts in the place of a number, before it scales and shifts
+
+
+def kept_and_gone(op: str, x: torch.Tensor, p: float) -> tuple[torch.Tensor, float]:
+    """What becomes of each number of x that is kept, and of one that is not."""
+    if "alpha" not in op:
+        return x / (1 - p), 0.0
+    scale = ((SELU**2 * p + 1) * (1 - p)) ** -0.5
+    return scale * x + scale * SELU * p, -scale * SELU * (1 - p)
+
+
+def drops(op: str, y: torch.Tensor, x: torch.Tensor, p: float, where: str) -> torch.Tensor:
+    """Which draws of y `[N, B, C, *]` were dropped, one a number or, `[N, B, C]`, a channel; every number is what it should be then."""
+    kept, gone = kept_and_gone(op, x.double(), p)
+    dropped = (y.double() - gone).abs() < (y.double() - kept).abs()
+    off = largest([y.double() - torch.where(dropped, gone, kept)])
+    assert off <= 4 * torch.finfo(y.dtype).eps * max(largest([kept]), abs(gone)), f"{where}: off by {off:.3g}"
+    assert "alpha" in op or not y[dropped].any(), f"{where}: what is dropped is not zero"
+    if "feature" not in op or y.ndim == 3:
+        return dropped
+    channels = dropped.flatten(3)
+    assert torch.equal(channels.all(3), channels.any(3)), f"{where}: a channel goes in parts"
+    return channels.all(3)
+
+
+@pytest.mark.parametrize("op", DROPS)
+def test_what_is_drawn_is_dropout_of_each_member(op: str) -> None:
+    """Zero or `x / (1 - p)` (alpha: its two lines), a share of p, one mask for all under `shared` and one a member under `independent`."""
+    reached: set[str] = set()
+    shapes, chances, memory_of = ((64,), (16, 3), (16, 3, 2)), (0.25, 0.5), (plain, memories)
+    for number, ((dtype, members, batch), shape, p, which, memory) in enumerate(itertools.product(EVERY, shapes, chances, (True, False), memory_of)):
+        many = [cast(call(Draw(i).uniform(0.5, 2, batch, *shape), p, True), dtype) for i in range(members)]
+        args, kwargs, own = arranged(many, (which,), memory)
+        x = torch.stack([a[0] for a, _ in own])
+        w = EagerWriter(members)
+        w.op = op
+        for s in applicable(w, op, args, kwargs):
+            where = f"{op}, p={p}, {dtype}{list(x.shape)}, {'Stacked' if which else 'Shared'}, {memory.__name__}, strategy {s.name}"
+            torch.manual_seed(number)
+            made = s.rule(w, *args, **kwargs)
+            y, mask = (v.value.held for v in made) if isinstance(made, tuple) else (made.value.held, None)
+            assert y.shape == x.shape and y.dtype == dtype, f"{where}: {y.dtype}{list(y.shape)}"
+            dropped = drops(op, y, x, p, where)
+            assert mask is None or not batch or (mask.dtype == torch.bool and torch.equal(mask, ~dropped)), f"{where}: the mask is another one"
+            drawn = dropped[:1] if s.name == "shared" else dropped
+            if batch:
+                bound = 5 * (p * (1 - p) / drawn.numel()) ** 0.5
+                assert abs(float(drawn.double().mean()) - p) <= bound, f"{where}: {drawn.double().mean():.3f} are dropped"
+            for one, other in itertools.pairwise(dropped):
+                assert torch.equal(one, other) == (s.name == "shared" or not batch), f"{where}: members' masks"
+            reached.add(s.name)
+    assert reached == DRAWS
+
+
+def test_every_option_space_makes_calls_that_members_take() -> None:
+    """At most batches: what every member refuses proves nothing."""
+    for op, space in OPTIONS.items():
+        picks, taken = seeded(0), 0
+        for _ in range(10):
+            taken += answer(op, space(Draw(0), picks(), 4)) is not None
+        assert taken >= 8, op
+
+
+def test_picks_say_shapes_and_nothing_else() -> None:
+    """Two draws with one set of picks differ by what tensors hold; another batch by its size alone."""
+    for op in OPS:
+        pick = Pick(lambda count: 0)
+        one = OPTIONS[op](Draw(1), pick, 2)
+        two, three = OPTIONS[op](Draw(2), pick.again(), 2), OPTIONS[op](Draw(1), pick.again(), 3)
+        assert [(t.shape, t.dtype) for t in tensors(one)] == [(t.shape, t.dtype) for t in tensors(two)], op
+        assert any(not torch.equal(a, b) for a, b in zip(tensors(one), tensors(two))), op
+        assert [(t.ndim, t.dtype) for t in tensors(one)] == [(t.ndim, t.dtype) for t in tensors(three)], op

@@ -1,0 +1,204 @@
+"""One oracle for all: every strategy of every primitive equals the op run once a member.
+
+Walked for every op of the registry: its samples, the kinds that its tensors may have, N = 1 and 3, member-major and channel-packed memory, a batch that is
+known and one that is not, every strategy that says it applies.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from oracle import SIZED, UNDEFINED, WALKED, assert_equal, bits, member, memories, outputs, run_all, runs, tensors, wide
+from widepack.ir import ops
+from widepack.ir import values
+from widepack.lowering.interpreter import applicable, shared
+from widepack.ir.kinds import SIZES
+from widepack.lowering.sequential_ops import ONCE_A_MEMBER, unlisted
+from widepack.registry.registry import REGISTRY, Strategy, register
+from widepack.registry.samples import SAMPLES, B, Draw, Sample, call, samples
+from widepack.ir.values import Shared, Stacked, Value
+from widepack.registry.writer import EagerWriter
+from widepack_artifacts.opset import OPS
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+@pytest.mark.parametrize("op", WALKED)
+def test_every_strategy_equals_the_op_once_a_member(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = values.known
+    ran = set()
+    for batch in ("known", "unknown"):
+        if batch == "unknown":
+            monkeypatch.setattr(values, "known", lambda size: None if size == B else known(size))
+        for members in (1, 3):
+            for where, result, own in run_all(op, members):
+                ran.add(where.rpartition(" ")[2])
+                for i, (got, sample) in enumerate(zip(outputs(result, members), own)):
+                    assert_equal(op, got, member(op, sample), f"{where}, {batch} batch, member {i}", drawn=not ops.pure(op, *sample))
+    assert ran - {"sequential"} == set(REGISTRY[op].strategies), (
+        f"{op}: no sample reaches the strategies {sorted(set(REGISTRY[op].strategies) - ran)}"
+    )
+
+
+class Recording(EagerWriter):
+    """Knows which ops were called."""
+
+    def run(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
+        self.called = {*getattr(self, "called", ()), op}
+        return super().run(op, args, kwargs)
+
+
+@pytest.mark.parametrize("op", [f"aten.{n}" for n in ("linear.default", "conv2d.default", "lstm.input", "gru.input", "rnn_tanh.input")])
+def test_a_strategy_over_own_ops_says_that_it_has_no_derivative(op: str) -> None:
+    own: dict[str, set[bool]] = {}
+    for _, many, kinds in runs(op, 2):
+        args, kwargs, _ = wide(many, kinds, "major")
+        asking = EagerWriter(2)
+        asking.op = op
+        for s in applicable(asking, op, args, kwargs):
+            w = Recording(2)
+            w.op = op
+            s.rule(w, *args, **kwargs)
+            own.setdefault(s.name, set()).add(any(name.startswith("widepack.") for name in w.called))
+    assert own == {s.name: {not s.derivative} for s in REGISTRY[op].strategies.values()}
+
+
+def refuses(op: str, sample: Sample) -> bool:
+    try:
+        member(op, sample)
+    except RuntimeError:
+        return True
+    return False
+
+
+def seeded(s: Strategy, w: EagerWriter, *args: Any, **kwargs: Any) -> Any:
+    """A strategy's result; what it draws is the same every time."""
+    torch.manual_seed(0)
+    return s.rule(w, *args, **kwargs)
+
+
+@pytest.mark.parametrize("op", WALKED)
+def test_nan_in_one_member_changes_no_bit_of_another(op: str) -> None:
+    for where, many, kinds in runs(op, 3):
+        for memory in memories(many):
+            (args, kwargs, _), (args_nan, kwargs_nan, own) = (wide(many, kinds, memory, nan) for nan in (None, 1))
+            w = EagerWriter(3)
+            w.op = op
+            if refuses(op, own[1]):  # the member alone answers with an error: so do all together
+                for s in applicable(w, op, args, kwargs):
+                    with pytest.raises(RuntimeError):
+                        s.rule(w, *args_nan, **kwargs_nan)
+                continue
+            for s in applicable(w, op, args, kwargs):
+                clean, dirty = (outputs(seeded(s, w, *a, **k), 3) for a, k in ((args, kwargs), (args_nan, kwargs_nan)))
+                for i in (0, 2):
+                    for a, b in zip(tensors([clean[i]]), tensors([dirty[i]])):
+                        assert op in UNDEFINED or (a.shape == b.shape and torch.equal(bits(a), bits(b))), (
+                            f"{where}, {memory}, strategy {s.name}: NaN in member 1 reached member {i}"
+                        )
+
+
+@pytest.mark.parametrize("bad", [-1, 7, 20])
+@pytest.mark.parametrize("shape", [(), (2,), (2, 3)])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_an_id_that_the_member_refuses_is_refused_by_every_strategy(bad: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    op, ran = "aten.embedding.default", set()
+    for _, many, kinds in runs(op, 3):
+        sample = [call(s[0][0], torch.zeros(shape, dtype=dtype)) for s in many]
+        sample[0][0][1].view(-1)[-1:] = bad
+        args, kwargs, own = wide(sample, kinds, "major")
+        with pytest.raises(IndexError):
+            member(op, own[0])
+        w = EagerWriter(3)
+        w.op = op
+        for s in applicable(w, op, args, kwargs):
+            ran.add(s.name)
+            with pytest.raises((IndexError, RuntimeError), match=r"(?i)out of .*(range|bounds)"):
+                s.rule(w, *args, **kwargs)
+    assert ran == set(REGISTRY[op].strategies)
+
+
+@pytest.mark.parametrize(("rows", "width", "strategy"), [(4, 4, "gather"), (1024, 4, "flat_index")])
+def test_many_rows_of_many_tables_are_looked_up_as_of_one(rows: int, width: int, strategy: str) -> None:
+    """Measured: scripts/strategies_cpu.py. Elsewhere than on a CPU nothing was."""
+    table, ids = torch.randn(3, 7, width), torch.randint(0, 7, (3, rows))
+    args = Stacked(Value(None, table)), Stacked(Value(None, ids))
+    w = EagerWriter(3)
+    first = applicable(w, "aten.embedding.default", args, {})[0]
+    assert first.name == strategy
+    assert torch.equal(first.rule(w, *args).value.held, torch.stack([t[i] for t, i in zip(table, ids)]))
+    assert applicable(EagerWriter(3, "cuda"), "aten.embedding.default", args, {})[0].name == "gather"
+
+
+def test_an_index_that_the_member_refuses_is_refused() -> None:
+    x = torch.randn(3, 4, 2)
+    for ids in (torch.tensor([[0], [4], [0]]), torch.tensor([[0], [-5], [0]])):
+        for kinds in ((True, True), (False, True), (True, False)):
+            columns = [Stacked(Value(None, t)) if k else Shared(Value(None, t[1])) for t, k in zip((x, ids), kinds)]
+            w = EagerWriter(3)
+            w.op = "aten.index.Tensor"
+            for s in applicable(w, w.op, (columns[0], [columns[1]]), {}):
+                with pytest.raises(IndexError, match="out of bounds"):
+                    s.rule(w, columns[0], [columns[1]])
+
+
+def test_no_op_runs_once_a_member_without_a_word() -> None:
+    assert unlisted() == set(), "neither a strategy, nor another name, nor a reason in once_a_member.py"
+    listed = [op for ops in ONCE_A_MEMBER.values() for op in ops]
+    assert len(set(listed)) == len(listed) and not set(listed) & set(REGISTRY) and set(listed) <= set(OPS)
+
+
+def test_every_op_has_samples_and_samples_only_differ_by_what_tensors_hold() -> None:
+    assert sorted(set(REGISTRY) - set(SAMPLES)) == [], "ops without samples"
+    assert sorted(set(SAMPLES) - set(REGISTRY)) == [], "samples of ops that are not registered"
+    for op, make in SAMPLES.items():
+        one, two = make(Draw(1)), make(Draw(2))
+        assert [literals(s) for s in one] == [literals(s) for s in two], op
+        assert all(tensors(s) for s in one) or op in SIZED, op
+
+
+def literals(arg: Any) -> Any:
+    """Arguments with tensors replaced by shape and dtype; NaN as text, since it is not equal to itself."""
+    if isinstance(arg, torch.Tensor):
+        return list(arg.shape), str(arg.dtype)
+    if isinstance(arg, (list, tuple)):
+        return [literals(a) for a in arg]
+    return {k: literals(a) for k, a in arg.items()} if isinstance(arg, dict) else repr(arg)
+
+
+def test_every_registered_op_is_allowed() -> None:
+    assert sorted(set(REGISTRY) - OPS) == []
+
+
+@pytest.mark.parametrize("op", sorted(OPS - {"loop"}))
+def test_every_allowed_op_exists_and_writes_to_nothing(op: str) -> None:
+    made = ops.resolve(op)
+    if not isinstance(made, torch._ops.OpOverload):
+        assert op in ops.PYTHON
+        return
+    assert not made._schema.is_mutable
+    assert ops.name_of(made) == op
+
+
+def test_a_second_registration_is_refused_with_both_files() -> None:
+    with pytest.raises(ValueError, match=r"'bmm' is registered twice, in .*linear\.py and in .*test_primitives\.py"):
+        register("linear", "bmm", lambda w, x: x, family="linear")
+    with pytest.raises(ValueError, match=r"samples are registered twice, in .*linear\.py and in .*test_primitives\.py"):
+        samples("linear")(lambda draw: [])
+
+
+def test_sizes_are_shared() -> None:
+    """What `kinds` says is Shared though a Stacked value is read, the rules make Shared."""
+    for op in sorted(SIZES & set(REGISTRY)):
+        for where, result, _ in run_all(op, 3):
+            assert isinstance(result, Shared), where
+
+
+def test_shared_arguments_run_once() -> None:
+    w = EagerWriter(3)
+    x = Shared(Value(None, torch.ones(2)))
+    assert shared([x, (x, 1)])[1][0] is x.value
+    assert isinstance(w.shared(w.call("add.Tensor", x.value, 1)), Shared)

@@ -1,0 +1,430 @@
+"""Running a program: the prologue runs once, a loop and its unrolled form are equal, and text from a file never becomes code."""
+
+from __future__ import annotations
+
+import gc
+import linecache
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import small
+from small import CPU, all_kinds, classifier, lowered, node, plan, program
+from support import Artifacts
+from lowering.test_lower import OWN_HEAD, PLANS, RAGGED, SIGNATURES, WIDTHS, heads
+from widepack.ir import fake_values as replay
+from widepack.runtime import graph_module as runtime
+from widepack.system import threads as workers
+from widepack import load
+from widepack.errors import ArtifactError
+from widepack.lowering.lower import lower
+from widepack.system.pinned_copy import Pinned
+from widepack.runtime.graph_module import Executable, graph_module, needed, split, unroll
+from widepack_artifacts.program import Kind, Node, Output, Program, Ref, Slot
+
+
+class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The ops that run, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func._schema.name.split("::")[1])
+        return func(*args, **(kwargs or {}))
+
+
+def bound(wide: Program, made: Program, kinds: dict[str, Kind], members: int = 3, **options: Any) -> tuple[Executable, list[Any]]:
+    weights, inputs = small.values(made.weights, kinds, members), small.values(made.inputs, kinds, members)
+    given = {s.source: small.held(w, kinds[s.name]) for s, w in zip(made.weights, weights)}
+    return Executable(wide, given, CPU, **options), [small.held(x, kinds[s.name]) for s, x in zip(made.inputs, inputs)]
+
+
+def equal(a: Sequence[Any], b: Sequence[Any]) -> None:
+    assert len(a) == len(b)
+    for x, y in zip(a, b):
+        assert type(x) is type(y)
+        for p, q in zip(x, y) if isinstance(x, list) else [(x, y)]:
+            assert p.dtype == q.dtype
+            assert torch.equal(p, q)
+
+
+def prepared() -> tuple[Program, dict[str, Kind]]:
+    made = program({"w": "float32[3,4]", "g": "float32[3]"}, {"x": "float32[B,4]"}, [
+        node("scale", "exp", Ref("g")),
+        node("column", "unsqueeze", Ref("scale"), -1),
+        node("w2", "mul.Tensor", Ref("w"), Ref("column")),
+        node("y", "linear", Ref("x"), Ref("w2")),
+        node("z", "mul.Tensor", Ref("y"), Ref("scale")),
+    ], ["z", "scale"])  # fmt: skip
+    return made, all_kinds(made, w="stacked", g="stacked")
+
+
+@pytest.mark.parametrize("chosen", [plan(), plan(all=["y", "z"])], ids=["wide", "loop"])
+def test_what_depends_on_weights_alone_does_not_run_at_a_call(chosen: Any) -> None:
+    made, kinds = prepared()
+    wide = lowered(made, kinds, chosen).program
+    (once, given), (always, _) = bound(wide, made, kinds), bound(wide, made, kinds, prologue=False)
+    with Counted() as early:
+        got = once.run(*given)
+    with Counted() as late:
+        want = always.run(*given)
+    equal(got, want)
+    assert "exp" not in early.names
+    assert late.names.count("exp") == 1
+    assert early.names.count("mul") == (3 if "loop" in [n.op for n in wide.nodes] else 1)
+    small.check(made, wide, kinds)
+
+
+def test_the_two_parts_of_a_program_are_the_whole() -> None:
+    made, kinds = prepared()
+    wide = lowered(made, kinds, plan()).program
+    parts = split(wide)
+    assert {n.name for n in parts.prologue.nodes} | {n.name for n in parts.main.nodes} == {n.name for n in wide.nodes}
+    assert not {n.name for n in parts.prologue.nodes} & {n.name for n in parts.main.nodes}
+    assert [s.name for s in parts.main.weights] == list(parts.names)
+    assert "w" not in parts.names, "a weight that only the prologue reads is not kept beside what was made of it"
+    assert parts.prologue.inputs == ()
+    assert {n.member for n in parts.prologue.nodes} >= {"scale", "column", "w2"}
+
+
+def test_random_numbers_do_not_go_into_the_prologue() -> None:
+    made = program({"w": "float32[4]"}, {}, [node("n", "rand_like", Ref("w")), node("y", "add.Tensor", Ref("n"), Ref("w"))], ["y"])
+    run, _ = bound(lowered(made, all_kinds(made), plan()).program, made, all_kinds(made))
+    assert not torch.equal(run.run()[0], run.run()[0])
+
+
+def test_needed_is_what_some_values_need() -> None:
+    made = classifier()
+    assert [n.name for n in needed(made, ["r"])] == ["h", "made", "r"]
+    assert needed(made, ["x"]) == []
+
+
+@pytest.mark.parametrize("own", [OWN_HEAD, {**OWN_HEAD, "x": "stacked"}], ids=["shared", "each"])
+@pytest.mark.parametrize("chosen", ["loop", "mixed", "middle", "wide"])
+def test_an_unrolled_program_gives_the_same_bits(chosen: str, own: dict[str, Kind]) -> None:
+    made = classifier()
+    kinds = all_kinds(made, **own)
+    wide = lowered(made, kinds, PLANS[chosen]).program
+    flat = unroll(wide)
+    flat.check()
+    assert all(n.body is None for n in flat.nodes)
+    assert (flat is wide) == (chosen == "wide")
+    (one, given), (two, _) = bound(wide, made, kinds), bound(flat, made, kinds)
+    equal(one.run(*given), two.run(*given))
+
+
+def test_an_unrolled_ragged_program_gives_the_same_bits() -> None:
+    wide = lower([heads(w) for w in WIDTHS], SIGNATURES, {"w_head": "ragged", "x": "stacked"}, RAGGED, small.SIZES).program
+    flat = unroll(wide)
+    flat.check()
+    assert all(n.body is None for n in flat.nodes)
+    weights = {"w_head": [small.draw(heads(WIDTHS[s]).weights[0].type, i) for i, s in enumerate(SIGNATURES)]}
+    x = torch.stack([small.draw("float32[B,4]", i) for i in range(4)])
+    equal(Executable(wide, weights, CPU).run(x), Executable(flat, weights, CPU).run(x))
+
+
+def test_a_loops_weights_are_taken_apart_at_load() -> None:
+    made = classifier()
+    kinds = all_kinds(made, **OWN_HEAD)
+    run, given = bound(lowered(made, kinds, plan(all=["y", "dead", "z", "v", "total"])).program, made, kinds)
+    assert [len(w) for w in run.weights if isinstance(w, list)] == [3, 3]
+    with Counted() as ops:
+        run.run(*given)
+    assert "unbind" not in ops.names, "no weight is taken apart at a call"
+
+
+def test_a_loop_takes_any_memory_and_gives_one_tensor() -> None:
+    made = program({"w": "float32[3,4]"}, {"x": "float32[B,4]"}, [node("y", "linear", Ref("x"), Ref("w"))], ["y"])
+    kinds = all_kinds(made, w="stacked", x="stacked")
+    run, (x,) = bound(lowered(made, kinds, plan(all=["y"])).program, made, kinds)
+    turned = x.permute(2, 1, 0).contiguous().permute(2, 1, 0)
+    assert turned.stride() != x.stride()
+    ((a,), (b,)) = run.run(x), run.run(turned)
+    assert a.shape == (3, 4, 3)
+    torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+def test_text_from_a_file_is_no_code() -> None:
+    nodes = (Node("__import__", "aten.relu.default", (Ref("lambda_"),)), Node("eval", "aten.exp.default", (Ref("__import__"),)))
+    made = Program((), (Slot("lambda_", "x'); import os", "shared", "float32[B]"),), nodes, (Output(Ref("eval"), "shared"),))
+    made.check()
+    module = graph_module(made, CPU)
+    assert "__import__" not in module.code
+    assert "import os" not in module.code
+    assert "eval" not in module.code
+    torch.testing.assert_close(module(torch.zeros(2))[0], torch.ones(2))
+
+
+@pytest.mark.parametrize(("bad", "words"), [
+    (Node("y", "aten.relu.default", (Ref("x"),), {"out": Ref("x")}), "gives aten.relu.default the keyword 'out', which it does not have"),
+    (Node("y", "aten.relu_.default", (Ref("x"),)), "'aten.relu_.default' is not on the list of allowed ops"),
+    (Node("y", "os.system", ("true",)), "'os.system' is not on the list of allowed ops"),
+    (Node("y", "operator.attrgetter", ("x",)), "'operator.attrgetter' is not on the list of allowed ops"),
+])  # fmt: skip
+def test_what_is_not_allowed_is_refused_even_unchecked(bad: Node, words: str) -> None:
+    made = Program((), (Slot("x", "x", "shared", "float32[B]"),), (bad,), (Output(Ref("y"), "shared"),))
+    with pytest.raises(ArtifactError) as caught:
+        graph_module(made, CPU)
+    assert words in str(caught.value)
+
+
+def test_answers_are_not_the_loaders_memory() -> None:
+    """A caller that writes into an answer changes no later one."""
+    made, kinds = prepared()
+    run, given = bound(lowered(made, kinds, plan()).program, made, kinds)
+    first = [t.clone() for t in run.run(*given)]
+    with torch.inference_mode():
+        run.run(*given)[0].zero_()
+    equal([run.run(*given)[0]], first[:1])
+
+
+def test_running_warns_of_nothing() -> None:
+    made = classifier()
+    kinds = all_kinds(made, **OWN_HEAD)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run, given = bound(lowered(made, kinds, PLANS["mixed"]).program, made, kinds)
+        run.run(*given)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5])
+def test_members_over_threads_give_the_loops_answer(count: int) -> None:
+    body = Program(
+        (), (Slot("x", "", "shared", "float32[B,4]"), Slot("w", "", "stacked", "float32[3,4]")), (
+            Node("l", "aten.linear.default", (Ref("x"), Ref("w"))),
+            Node("s", "aten.softmax.int", (Ref("l"), -1)),
+        ), (Output(Ref("s"), "stacked"), Output(Ref("l"), "ragged")), 7
+    )  # fmt: skip
+    loop = runtime.Loop(body, 7, CPU, count)
+    x, w = torch.randn(5, 4), torch.randn(7, 3, 4)
+    before = torch.get_num_threads()
+    with torch.inference_mode():
+        for _ in range(3):
+            s, rows = loop(x, w)
+            want = torch.einsum("bi,noi->nbo", x, w)
+            torch.testing.assert_close(s, want.softmax(-1))
+            torch.testing.assert_close(torch.stack(rows), want)
+            assert s.is_inference()
+    assert torch.get_num_threads() == before
+
+
+def test_threads_of_members_compute_alone_and_leave_the_processs_number() -> None:
+    seen: dict[int, tuple[int, bool]] = {}
+
+    def work(i: int) -> None:
+        torch.randn(600, 600) @ torch.randn(600, 600)
+        seen[i] = (torch.get_num_threads(), torch.is_inference_mode_enabled())
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        with torch.inference_mode():
+            workers.spread(work, 9, 2)
+        assert seen == dict.fromkeys(range(9), (1, True)) and torch.get_num_threads() == 3
+        later: list[int] = []
+        thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        assert later == [3], "a thread that is made later has the process's number"
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_an_error_in_a_thread_is_told_and_ends_the_work() -> None:
+    done: list[int] = []
+
+    def work(i: int) -> None:
+        if i == 3:
+            raise ValueError("member 3")
+        done.append(i)
+
+    with pytest.raises(ValueError, match="member 3"):
+        workers.spread(work, 1000, 2)
+    assert len(done) < 1000
+    workers.spread(done.append, 5, 2)  # and the threads are there for the next call
+
+
+def test_a_thread_computes_as_its_caller_does() -> None:
+    seen: list[torch.dtype] = []
+    x = torch.randn(4, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        workers.spread(lambda i: seen.append((x @ x).dtype), 3, 2)
+    workers.spread(lambda i: seen.append((x @ x).dtype), 3, 2)
+    assert seen == [torch.bfloat16] * 3 + [torch.float32] * 3
+
+
+def test_work_inside_a_thread_is_done_there() -> None:
+    seen: list[int] = []
+    workers.spread(lambda i: workers.spread(seen.append, 3, 2), 2, 2)
+    assert sorted(seen) == [0, 0, 1, 1, 2, 2]
+
+
+def test_where_no_thread_can_be_made_the_caller_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    seen: list[int] = []
+    workers.spread(seen.append, 3, 7)
+    assert seen == [0, 1, 2]
+
+
+def test_threads_work_while_the_interpreter_ends() -> None:
+    code = """
+import atexit, threading, time
+from widepack.system import threads as workers
+seen = []
+def late():
+    workers.spread(seen.append, 4, 2)
+    print(len(seen), flush=True)
+atexit.register(late)
+def later():
+    threading.main_thread().join()
+    late()
+threading.Thread(target=later).start()
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout.split() == ["4", "8"], (done.stdout, done.stderr)
+
+
+def test_a_graph_that_is_gone_leaves_no_source_behind() -> None:
+    """A service may load artifacts for months."""
+    kept = [set(linecache.cache)]
+    for _ in range(2):
+        made = classifier()
+        kinds = all_kinds(made, **OWN_HEAD)
+        run, inputs = bound(lowered(made, kinds, PLANS["mixed"]).program, made, kinds)
+        run.run(*inputs)
+        del run
+        gc.collect()
+        kept.append(set(linecache.cache))
+    assert {f for f in kept[2] - kept[0] if f.startswith("<eval_with_key>")} == set()
+
+
+def test_what_torch_remembers_of_fake_calls_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = classifier()
+    lowered(made, all_kinds(made, **OWN_HEAD), PLANS["mixed"])
+    assert FakeTensorMode.cache_info().size > 3
+    monkeypatch.setattr(replay, "_MOST_REMEMBERED", 3)
+    replay.Fakes({"B": 4})
+    assert FakeTensorMode.cache_info().size == 0
+
+
+def test_a_fake_world_that_is_gone_keeps_no_calls() -> None:
+    """Torch's caches of symbols hold on to it."""
+    fakes = replay.Fakes({"B": 4})
+    assert fakes.mode.shape_env is not None
+    remembered = fakes.mode.shape_env.fake_tensor_cache
+    with fakes.on():
+        fakes.tensor("float32[B,3]").sum(1)
+    assert remembered
+    del fakes
+    gc.collect()
+    assert not remembered
+
+
+def test_members_that_draw_numbers_run_in_order() -> None:
+    body = Program(
+        (), (Slot("x", "", "shared", "float32[B,4]"),), (Node("y", "aten.rand_like.default", (Ref("x"),)),), (Output(Ref("y"), "stacked"),), 3
+    )
+    assert runtime.Loop(body, 3, CPU, 4).workers == 0
+    assert runtime.Loop(replace(body, nodes=(Node("y", "aten.relu.default", (Ref("x"),)),)), 3, CPU, 4).workers == 4
+
+
+def test_threads_are_made_anew_after_a_fork() -> None:
+    code = """
+import os, sys, torch
+from widepack.system import threads as workers
+seen = []
+workers.spread(seen.append, 4, 2)
+pid = os.fork()
+if not pid:
+    workers.spread(seen.append, 4, 2)
+    os._exit(len(seen))
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 8
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+# ---------------------------------------------------------------- weights
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 1 << 20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.int64])
+def test_a_buffer_of_any_size_brings_a_tensor_over_whole(size: int, dtype: torch.dtype) -> None:
+    """On the CPU the buffer is plain memory: the order of its halves is what is tried."""
+    pinned = Pinned(CPU, size)
+    for value in (torch.randn(5, 3, 7), torch.randn(()), torch.randn(0, 4), torch.randn(6, 4).t()):
+        given = value.to(dtype)
+        made = pinned.place(given)
+        assert made.dtype == dtype and torch.equal(made, given) and made.is_contiguous()
+        assert not given.numel() or made.data_ptr() != given.data_ptr()
+
+
+def test_members_side_by_side_stay_mapped_and_others_are_copied_once(artifacts: Artifacts) -> None:
+    path = artifacts("mlp")
+    whole = load(path)
+    name = next(w.name for w in whole.manifest.weights if w.kind == "stacked")
+    all_members = whole._held.weight(name)
+    beside = load(path, members=[2, 3])._held
+    assert beside.weight(name).data_ptr() == beside.weights.get(name)[2].data_ptr() and beside.copies(name) is None
+    assert torch.equal(beside.weight(name), all_members[2:4])
+    apart = load(path, members=[3, 0], prologue=False)
+    held = apart._held.weight(name)
+    assert torch.equal(held, all_members[[3, 0]]) and apart._held.weight(name) is held
+    for programs in (apart.entry("forward").programs.of("shared"), apart.entry("forward").programs.of("each")):
+        assert any(w is held for b in programs for w in b.executable.weights)
+    del held
+    copies = apart._held.copies(name)
+    assert copies is not None
+    del copies
+    apart.entry("forward").forget()
+    del programs
+    assert apart._held.copies(name) is None  # nobody holds it
+
+
+def test_a_subset_asks_for_its_own_slices(artifacts: Artifacts, monkeypatch: pytest.MonkeyPatch) -> None:
+    from widepack.inference import open_artifact as held
+    from widepack.system.readahead import extents, parts_of
+    from widepack_artifacts.writer import Reader
+    from widepack_artifacts.weights import Weights
+
+    asked: list[tuple[Path, int, int]] = []
+    monkeypatch.setattr(held, "will_read", lambda parts: asked.extend(parts))
+    path = artifacts("ragged_heads")
+    where = extents(Reader(path).weights_files())
+    get = Weights.get
+
+    def touched(weights: Weights, name: str) -> torch.Tensor:
+        assert name not in where or where[name][:2] in [part[:2] for part in asked], (
+            f"{name} is touched before it was asked for: the system reads megabytes around it"
+        )
+        return get(weights, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Weights, "get", touched)
+        ens = load(path, members=[0, 2], strategies="wide")
+    whole = load(path)
+    sizes = {w.name: w.bytes(len(whole)) for w in ens.manifest.weights}
+    for w in ens.manifest.weights:
+        for file, offset, size in parts_of(w, where, len(whole), [0, 2]):
+            assert (file, offset, size) in asked or w.role == "buffer"
+            assert size < sizes[w.name] or w.kind == "shared"
+    i = next(w for w in ens.manifest.weights if w.kind == "stacked" and w.role == "parameter")
+    file, offset, size = parts_of(i, where, len(whole), [2])[1]
+    with open(file, "rb") as f:
+        f.seek(offset)
+        assert f.read(size) == bytes(whole.state_dict(2)[i.name].contiguous().view(torch.uint8).flatten().tolist())

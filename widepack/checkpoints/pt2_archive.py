@@ -1,0 +1,201 @@
+"""Files of `torch.export.save`, read as data: a zip of JSON and raw weights. Neither `torch.export.load` nor any unpickling of ours runs on them.
+
+    <root>/models/<name>.json                            the program, in torch's own schema
+    <root>/data/weights/<name>_weights_config.json       name -> record, dtype, sizes, strides, offset
+    <root>/data/weights/weight_<i>                       raw bytes, mapped
+    <root>/data/constants/...                            the same for buffers that are not saved and for lifted tensors
+    <root>/data/sample_inputs/<name>.pt                  a file of torch.save, read with weights_only
+
+What a file marks as pickled, and every record that reaches past its bytes, is refused.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+import zlib
+from collections.abc import Mapping
+from typing import Any, BinaryIO
+
+import torch
+import torch.utils._pytree as pytree
+
+from widepack_artifacts import strict_json
+from widepack_artifacts.errors import ArtifactError
+
+from .state_dict import SAVE, Refused, TensorInfo
+
+# torch._export.serde.schema.ScalarType
+DTYPES: dict[int, torch.dtype] = {
+    1: torch.uint8,
+    2: torch.int8,
+    3: torch.int16,
+    4: torch.int32,
+    5: torch.int64,
+    6: torch.float16,
+    7: torch.float32,
+    8: torch.float64,
+    10: torch.complex64,
+    11: torch.complex128,
+    12: torch.bool,
+    13: torch.bfloat16,
+    28: torch.uint16,
+    29: torch.float8_e4m3fn,
+    30: torch.float8_e5m2,
+    34: torch.uint32,
+    35: torch.uint64,
+}
+STRIDED = 7
+SCHEMA = 8  # the major version of torch's schema that is read
+_MAX_JSON_BYTES = 512 << 20
+
+
+class Pt2File:
+    """One open file. saved: the names of its state dict; `tensors` has the constants too. Raises: Refused."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        with zipfile.ZipFile(path) as archive:
+            self._records: dict[str, zipfile.ZipInfo] = {}
+            for entry in archive.infolist():
+                if entry.filename in self._records:
+                    raise Refused(f"is damaged: the record {entry.filename!r} stands twice in it")
+                self._records[entry.filename] = entry
+            models = [n for n in self._records if "/models/" in f"/{n}" and n.endswith(".json")]
+            if len(models) != 1:
+                raise Refused(f"is an archive of {len(models)} torch.export programs; widepack reads files of one. Save each alone, or {SAVE}")
+            root, _, model = models[0].rpartition("models/")
+            self._root, self._model = root, model.removesuffix(".json")
+            weights = self._config(archive, f"{root}data/weights/", f"{self._model}_weights_config.json")
+            constants = self._config(archive, f"{root}data/constants/", f"{self._model}_constants_config.json")
+        self.saved = frozenset(weights)
+        if twice := self.saved & set(constants):
+            raise Refused(f"is damaged: {min(twice)} is a weight and a constant in it")
+        self._metas = {**weights, **constants}
+        self._file: Any = None
+        self._starts: dict[str, int] = {}  # where each record's bytes begin
+        with open(path, "rb") as file:
+            self._size = file.seek(0, 2)
+            for record in {meta.record for meta in self._metas.values()}:
+                self._starts[record] = _start(file, self._records[record], self._size)
+
+    def _config(self, archive: zipfile.ZipFile, folder: str, name: str) -> dict[str, _Meta]:
+        found = self._json(archive, folder + name)
+        rows = found.get("config") if isinstance(found, dict) else None
+        if not isinstance(rows, dict):
+            raise Refused(f"is damaged: {name} holds no config of tensors")
+        return {key: _meta(row, folder, key, self._records) for key, row in rows.items()}
+
+    def _json(self, archive: zipfile.ZipFile, record: str) -> Any:
+        entry = self._records.get(record)
+        if entry is None:
+            raise Refused(
+                f"is a torch.export program in a form that is not read: it has no {record.rpartition('/')[2]}; save it with torch 2.11 or newer, or {SAVE}"
+            )
+        if entry.file_size > _MAX_JSON_BYTES:
+            raise Refused(f"is no program that is read: {record} has {entry.file_size} bytes")
+        try:
+            return strict_json.parse(archive.read(entry), record.rpartition("/")[2])
+        except (ArtifactError, zipfile.BadZipFile, OSError, NotImplementedError, RuntimeError, EOFError, ValueError, zlib.error) as error:
+            raise Refused(f"is damaged: {error}") from None
+
+    def tensors(self) -> dict[str, TensorInfo]:
+        """Name -> dtype and shape of weights, buffers and constants."""
+        return {name: TensorInfo(str(m.dtype).removeprefix("torch."), m.sizes) for name, m in self._metas.items()}
+
+    def get(self, name: str) -> torch.Tensor:
+        """One tensor, mapped. Raises: KeyError."""
+        meta = self._metas[name]
+        if self._file is None:
+            self._file = torch.UntypedStorage.from_file(self.path, False, self._size)
+        start = self._starts[meta.record]
+        part = self._file[start : start + self._records[meta.record].file_size]
+        return torch.empty(0, dtype=meta.dtype).set_(part, meta.offset, meta.sizes, meta.strides)
+
+    def is_parameter(self, name: str) -> bool:
+        """Whether a tensor is a parameter of its module; buffers and constants are not. Raises: KeyError."""
+        return self._metas[name].parameter
+
+    def place(self, name: str) -> object:
+        """Where a tensor's bytes are: equal for names of one tensor."""
+        m = self._metas[name]
+        return m.record, m.offset, m.sizes, m.strides, m.dtype
+
+    def program(self) -> dict[str, Any]:
+        """The program's JSON, of the schema that is read. Raises: Refused."""
+        with zipfile.ZipFile(self.path) as archive:
+            found = self._json(archive, f"{self._root}models/{self._model}.json")
+        version = found.get("schema_version") if isinstance(found, dict) else None
+        major = version.get("major") if isinstance(version, dict) else None
+        if major != SCHEMA:
+            raise Refused(f"is a torch.export program of schema {major}, widepack reads {SCHEMA}; save it with torch 2.11 to 2.13")
+        assert isinstance(found, dict)
+        return found
+
+    def samples(self) -> list[Any] | None:
+        """The leaves of the call that the program was exported with, or None where the file has none that can be read as data."""
+        record = f"{self._root}data/sample_inputs/{self._model}.pt"
+        if record not in self._records or not self._records[record].file_size:
+            return None
+        try:
+            with zipfile.ZipFile(self.path) as archive:
+                found = torch.load(io.BytesIO(archive.read(record)), map_location="cpu", weights_only=True)
+            leaves: list[Any] = pytree.tree_leaves(found)
+        except Exception:  # noqa: BLE001 -- of other classes, or damaged: the inputs are then drawn, or asked for
+            return None
+        return leaves
+
+
+def _start(file: BinaryIO, entry: zipfile.ZipInfo, size: int) -> int:
+    """Where a stored record's bytes begin. Raises: Refused."""
+    file.seek(entry.header_offset)
+    header = file.read(30)
+    if len(header) < 30 or header[:4] != b"PK\x03\x04":
+        raise Refused(f"is damaged: the record {entry.filename!r} is not where its directory says")
+    start = entry.header_offset + 30 + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
+    if start + entry.file_size > size:
+        raise Refused(f"is damaged: the record {entry.filename!r} ends past the file")
+    return start
+
+
+class _Meta:
+    """A tensor of the file: its record, and how its bytes are read."""
+
+    def __init__(self, record: str, dtype: torch.dtype, sizes: tuple[int, ...], strides: tuple[int, ...], offset: int, parameter: bool) -> None:
+        self.record, self.dtype, self.sizes, self.strides, self.offset, self.parameter = record, dtype, sizes, strides, offset, parameter
+
+
+def _meta(row: Any, folder: str, name: str, records: Mapping[str, zipfile.ZipInfo]) -> _Meta:
+    def bad(what: str) -> Refused:
+        return Refused(f"is damaged, or no program that is read: {name[:80]} {what}")
+
+    if not isinstance(row, dict):
+        raise bad("has no record")
+    if row.get("use_pickle") is not False:
+        raise Refused(f"holds a pickled {name[:80]}, and to load that can run code; widepack reads dense tensors only. {SAVE[0].upper()}{SAVE[1:]}")
+    meta = row.get("tensor_meta")
+    record = folder + str(row.get("path_name"))
+    if not isinstance(meta, dict) or record not in records:
+        raise bad("has no bytes")
+    dtype = DTYPES.get(meta["dtype"]) if type(meta.get("dtype")) is int else None
+    if dtype is None or meta.get("layout") != STRIDED:
+        raise bad(f"has the dtype {str(meta.get('dtype'))[:20]} and the layout {str(meta.get('layout'))[:20]}; dense tensors are read")
+    sizes, strides = (tuple(_int(v) for v in meta[k]) if isinstance(meta.get(k), list) else None for k in ("sizes", "strides"))
+    offset = _int(meta.get("storage_offset"))
+    if sizes is None or strides is None or len(sizes) != len(strides) or len(sizes) > 64 or min((*sizes, *strides, offset)) < 0:
+        raise bad("has no shape")
+    entry = records[record]
+    if entry.compress_type != zipfile.ZIP_STORED:
+        raise bad("is compressed; torch stores weights as they are")
+    last = offset + sum((size - 1) * stride for size, stride in zip(sizes, strides)) if 0 not in sizes else -1
+    if (last + 1) * dtype.itemsize > entry.file_size:
+        if not entry.file_size:
+            raise Refused(f"is a torch.export program without its weights: {name[:80]} has no bytes; give the program as it was saved with them")
+        raise bad(f"needs {(last + 1) * dtype.itemsize} bytes, its record has {entry.file_size}")
+    return _Meta(record, dtype, sizes, strides, offset, row.get("is_param") is True)
+
+
+def _int(value: Any) -> int:
+    """`{"as_int": 3}`; -1 for anything else."""
+    found = value.get("as_int") if isinstance(value, dict) and len(value) == 1 else None
+    return found if type(found) is int else -1

@@ -1,0 +1,227 @@
+"""Fake values for a program: every node's shape and dtype, with named dims as symbols, without memory and without data."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, compute_unbacked_bindings, free_unbacked_symbols
+
+from widepack_artifacts.program import Node, Program, Ref, Slot, substitute
+
+from ..runtime import op_costs
+from . import ops
+from ..system import deadline as patience
+from .encoding import decode, dtype_of
+from ..errors import LoweringError
+from ..spec.input_spec import parse_type
+from .values import known
+
+CPU = torch.device("cpu")
+_MOST_TERMS = 500
+_MOST_REMEMBERED = 10_000
+"""Calls that torch remembers for all fake worlds of the process, some 5 KB each; it forgets none by itself, and a service may load artifacts for months."""
+
+
+def _refuse(op: str, args: Any) -> None:
+    """Raises: LoweringError for an op over what is no number, and when time is over."""
+    if patience.over():
+        raise LoweringError(f"reading the program for all members takes too long: it was given up at {op}")
+    try:
+        if op in ops.PYTHON:
+            op_costs.refuse_operands(op, args)
+    except op_costs.Excess as e:
+        raise LoweringError(f"{op} {e}") from None
+
+
+def _large(value: Any) -> bool:
+    """Whether a number, or a size of a tensor, is an expression of over `_MOST_TERMS` terms."""
+    if isinstance(value, (list, tuple)):
+        return any(map(_large, value))
+    sizes = value.shape if isinstance(value, torch.Tensor) else [value]
+    for size in sizes:
+        waiting, terms = [size.node.expr] if isinstance(size, (torch.SymInt, torch.SymFloat)) else [], 0
+        while waiting:
+            terms += 1
+            waiting.extend(waiting.pop().args)
+            if terms > _MOST_TERMS:
+                return True
+    return False
+
+
+class Fakes:
+    """A fake world with one symbol a named dim.
+
+    sizes: an example size of each dim (at least 2, and such that the guards hold). static: take these sizes as they are instead of symbols.
+    """
+
+    def __init__(self, sizes: Mapping[str, int], *, static: bool = False) -> None:
+        if FakeTensorMode.cache_info().size > _MOST_REMEMBERED:
+            FakeTensorMode.cache_clear()
+        shapes = None if static else ShapeEnv(specialize_zero_one=True, duck_shape=False)
+        self._known: dict[Any, Any] = {}
+        self.mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
+        self.dims: dict[str, Any] = dict(sizes)
+        if shapes is not None:
+            for name, size in sizes.items():
+                source = ConstantSource(name)
+                symbol = shapes.create_unspecified_symbol(size, source, dynamic_dim=DimDynamic.DYNAMIC)
+                self.dims[name] = shapes.create_symintnode(symbol, hint=size, source=source)
+            # torch's own caches of what it knows of symbols hold on to the last few hundred worlds, and each world to all its calls
+            weakref.finalize(self, shapes.fake_tensor_cache.clear)
+
+    @contextlib.contextmanager
+    def on(self) -> Iterator[None]:
+        # the dispatcher makes composite ops accept symbolic sizes; no gradients: in grad mode some ops choose other kernels
+        with torch.no_grad(), self.mode, enable_python_dispatcher():
+            yield
+
+    def tensor(self, type_: str, members: int = 0) -> torch.Tensor:
+        """A fake tensor of a type such as `float32[B,3,32*H]`, with the member axis in front when `members` is given."""
+        dtype, dims = parse_type(type_)
+        shape = [d if isinstance(d, int) else self.dims[d.letter] * d.factor for d in dims]
+        with self.on():
+            return torch.empty(([members] if members else []) + shape, dtype=dtype_of(dtype))
+
+    def run(self, op: str, args: Any, kwargs: Any) -> Any:
+        """The op's result. Equal calls give one fake: programs of one build repeat each other, and a meta function of symbols takes a millisecond."""
+        strange = patience.limited()
+        if strange:
+            _refuse(op, args)
+        try:
+            key = (op, _key(args), _key(kwargs))
+            if key in self._known:
+                return self._known[key]
+        except TypeError:  # an argument that has no hash
+            key = None
+        with self.on():
+            made = ops.checked(op)(*args, **kwargs)
+        if strange and _large(made):
+            raise LoweringError(f"{op} gives a size that is an expression of over {_MOST_TERMS} terms of the inputs' sizes: it was given up there")
+        if key is not None and not ops.of_values(op):
+            self._known[key] = made
+        return made
+
+    def check(self) -> None:
+        """Refuse a program that fixed a dim without saying so. Raises: LoweringError."""
+        for name, dim in self.dims.items():
+            if not isinstance(dim, int) and known(dim) is not None:
+                raise LoweringError(
+                    f"the dim {name} was fixed to {known(dim)} while the program was read: an op of this model does not keep it dynamic"
+                )
+
+
+def _key(value: Any) -> Any:
+    """What a fake result hangs on. Numbers of other types are other keys: True, 1 and 1.0 are equal in Python."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, _key(tuple(value.shape)), _key(value.stride()), value.is_conj(), value.is_neg()
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return type(value), value.node._expr
+    if isinstance(value, (list, tuple)):
+        return type(value), tuple(_key(v) for v in value)
+    if isinstance(value, dict):
+        return tuple((k, _key(v)) for k, v in value.items())
+    return type(value), value
+
+
+def slot_value(fakes: Fakes, slot: Slot, members: int) -> Any:
+    """The fake value of a weight or an input: a tensor, `[N, ...]` when Stacked, a list of N when Ragged (types parted by `|`); `int` is a number."""
+    if slot.kind == "ragged":
+        parts = slot.type.split("|")
+        return [2 + i if p == "int" else fakes.tensor(p) for i, p in enumerate(parts)]
+    return fakes.tensor(slot.type, members if slot.kind == "stacked" else 0)
+
+
+def replay(program: Program, fakes: Fakes, given: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Every value's fake, by name, of a member program, or of a wide one. given: values of inputs that are there already."""
+    values: dict[str, Any] = {}
+    for slot in (*program.weights, *program.inputs):
+        values[slot.name] = given[slot.name] if given and slot.name in given else slot_value(fakes, slot, program.members)
+    for node in program.nodes:
+        values[node.name] = run_node(node, values, fakes, program.members)
+    return values
+
+
+def bind_sizes_of_data(nodes: Iterable[torch.fx.Node], fakes: Fakes) -> None:
+    """Say at every node which sizes that are data it makes (`unbacked_bindings`), as torch's own tracing does: whoever traces the graph again asks for it.
+
+    requires: fake values in `meta["val"]`, made in this world.
+    """
+    shapes = fakes.mode.shape_env
+    if shapes is None:
+        return
+    known: set[Any] = set()
+    for node in nodes:
+        new = [s for s in _free_of_data(node.meta["val"]) if s not in known]
+        if not new:
+            continue
+        known.update(new)
+        shapes.pending_fresh_unbacked_symbols[:] = new
+        if found := compute_unbacked_bindings(shapes, node.meta["val"], peek=True):
+            node.meta["unbacked_bindings"] = found
+    shapes.pending_fresh_unbacked_symbols.clear()
+
+
+def _free_of_data(value: Any) -> list[Any]:
+    """The symbols of sizes and numbers that are data, in a node's value."""
+    parts = value if isinstance(value, (list, tuple)) else [value]
+    return [s for part in parts if isinstance(part, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)) for s in free_unbacked_symbols(part)]
+
+
+class Shapes:
+    """Fake values of a program and of what passes make of it: a name always stands for one shape, so that only new nodes are run."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self.fakes = Fakes(sizes)
+        self.values: dict[str, Any] = {}
+
+    def of(self, program: Program) -> dict[str, Any]:
+        """Every value's fake, by name."""
+        for slot in (*program.weights, *program.inputs):
+            if slot.name not in self.values:
+                self.values[slot.name] = slot_value(self.fakes, slot, program.members)
+        for node in program.nodes:
+            self.add(node)
+        return self.values
+
+    def add(self, node: Node) -> None:
+        """The value of one node more, whose arguments are there."""
+        if node.name not in self.values:
+            try:
+                self.values[node.name] = run_node(node, self.values, self.fakes, 0)
+            except (DynamicOutputShapeException, DataDependentOutputException) as e:
+                raise LoweringError(
+                    f"node {node.name} ({node.op}{f', from {node.source}' if node.source else ''}) gives a result whose size depends on values, not on sizes: "
+                    "members would differ in it; write it with a mask, or with a fixed number of results"
+                ) from e
+
+
+def run_node(node: Node, values: dict[str, Any], fakes: Fakes, members: int) -> Any:
+    """One node on fake values; a loop's outputs get their member axis."""
+    args = decode(substitute(node.args, values.__getitem__), CPU)
+    if node.body is None:
+        return fakes.run(node.op, args, decode(substitute(node.kwargs, values.__getitem__), CPU))
+    one = {s.name: member_slice(fakes, a, s.kind, 0) for s, a in zip(node.body.inputs, args)}
+    inner = replay(node.body, fakes, one)
+    with fakes.on():
+        outs = [substitute(o.value, inner.__getitem__) for o in node.body.outputs]
+        return [torch.empty([members, *o.shape], dtype=o.dtype) if k.kind == "stacked" else [o] * members for o, k in zip(outs, node.body.outputs)]
+
+
+def member_slice(fakes: Fakes, value: Any, kind: str, i: int) -> Any:
+    """Member i's part of a value."""
+    if kind == "shared":
+        return value
+    if kind == "ragged":
+        return value[i]
+    with fakes.on():
+        return value[i]
+
+
+__all__ = ["CPU", "Fakes", "Ref", "Shapes", "bind_sizes_of_data", "member_slice", "replay", "run_node", "slot_value"]

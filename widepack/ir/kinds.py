@@ -1,0 +1,86 @@
+"""Kinds: what is equal for all members, found by abstract interpretation of the member program.
+
+1. A weight's kind comes from the checkpoints, an input's from the pattern.
+2. What is made of sizes alone is Shared, whatever it is made from (`SIZES`): all Stacked members have one shape.
+3. A node that reads a Ragged value is Ragged; so is one whose size, or whose number, is data that differs by member (`y[mask]`, `nonzero`, `.item()`).
+4. A node that reads a Stacked value is Stacked; so is one that draws random numbers: one draw a member.
+5. Everything else is Shared, and runs once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from widepack_artifacts.program import Kind, Node, Program, refs
+
+from . import ops
+from ..registry.registry import full_name
+
+SIZES = frozenset(
+    full_name(n)
+    for n in [
+        "sym_size.int",
+        "sym_numel",
+        "zeros_like",
+        "ones_like",
+        "empty_like",
+        "full_like",
+        "new_zeros",
+        "new_ones",
+        "new_full",
+        "new_empty",
+        "fill.Scalar",
+    ]
+)
+
+
+NUMBER = "aten._local_scalar_dense.default"
+_BY_SECOND = frozenset(full_name(n) for n in ("index.Tensor", "masked_select", "repeat_interleave.self_Tensor"))
+_DATA = re.compile(r"[\[,(*+-]z?uf?\d+\b")
+
+
+def kinds(program: Program, slots: Mapping[str, Kind], *, values: bool = True) -> dict[str, Kind]:
+    """The kind of every value of a member program. slots: the kinds of its weights and inputs, by value name. values: rule 3 for sizes that are data."""
+    found: dict[str, Kind] = {s.name: slots[s.name] for s in (*program.weights, *program.inputs)}
+    for node in program.nodes:
+        read = {found[r] for r in refs((node.args, node.kwargs))}
+        if "ragged" in read or (values and any(found[r] == "stacked" for r in _tells(node))):
+            found[node.name] = "ragged"
+        elif node.op in SIZES:
+            found[node.name] = "stacked" if any(found[r] == "stacked" for r in refs((node.args[1:], node.kwargs))) else "shared"
+        elif "stacked" in read or not ops.pure(node.op, node.args, node.kwargs):
+            found[node.name] = "stacked"
+        else:
+            found[node.name] = "shared"
+    return found
+
+
+def of_data(node: Node) -> bool:
+    """Whether the node's result is a number, or has a size, that only values tell: export calls it u0, u1, ... (zf0 of floats)."""
+    return node.op == NUMBER or bool(_DATA.search(node.out))
+
+
+def _tells(node: Node) -> set[str]:
+    """What the node reads that tells its number, or a size of its result, where only values do; the size itself may be equal for all members."""
+    if not of_data(node) or not ops.of_values(node.op):
+        return set()
+    return set(refs(node.args[1] if node.op in _BY_SECOND and len(node.args) > 1 else (node.args, node.kwargs)))
+
+
+def weights_only(program: Program) -> set[str]:
+    """The values that depend on weights and literals alone: the weight prologue."""
+    found = {s.name for s in program.weights}
+    for node in program.nodes:
+        if node.body is None and all(r in found for r in refs((node.args, node.kwargs))) and ops.pure(node.op, node.args, node.kwargs):
+            found.add(node.name)
+    return found
+
+
+def reaches(program: Program, start: set[str]) -> set[str]:
+    """All values that depend on one of `start`, sizes included."""
+    found = set(start)
+    for node in program.nodes:
+        if any(r in found for r in refs((node.args, node.kwargs))):
+            found.add(node.name)
+    return found

@@ -1,0 +1,34 @@
+"""All faces by name. A file is imported when one of its faces is asked for.
+
+from widepack.primitives import WideLinear
+layer = WideLinear.from_modules([nn.Linear(64, 10) for _ in range(8)])
+y = layer(x)                          # [8, B, 64] -> [8, B, 10]
+linears = layer.to_modules()          # 8 nn.Linear
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from .base import Face
+
+_OF = {
+    "linear": "Linear Bilinear PReLU",
+    "embedding": "Embedding EmbeddingBag",
+    "conv": "Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d",
+    "norm": "BatchNorm1d BatchNorm2d BatchNorm3d LayerNorm GroupNorm InstanceNorm1d InstanceNorm2d InstanceNorm3d RMSNorm",
+    "attention": "MultiheadAttention",
+    "recurrent": "LSTM GRU RNN LSTMCell GRUCell RNNCell",
+    "dropout": "Dropout Dropout1d Dropout2d Dropout3d AlphaDropout FeatureAlphaDropout",
+    "pool": """MaxPool1d MaxPool2d MaxPool3d AvgPool1d AvgPool2d AvgPool3d AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d
+        AdaptiveMaxPool1d AdaptiveMaxPool2d AdaptiveMaxPool3d""",
+}
+FACES = {f"Wide{name}": f"face_of_{file}" for file, names in _OF.items() for name in names.split()}
+"""Face -> the module of widepack that has it."""
+
+
+def face(name: str) -> type[Face]:
+    """A face by its name, `WideLinear`. Raises: KeyError."""
+    return cast("type[Face]", getattr(import_module(f"{__package__}.{FACES[name]}"), name))

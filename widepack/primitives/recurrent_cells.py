@@ -1,0 +1,69 @@
+"""Recurrent cells: one step of an LSTM, a GRU or a plain RNN, as two linear layers and the gates between them.
+
+gates[i] = x[i] Wx[i]^T + bx[i], h[i] Wh[i]^T + bh[i]     x: [N, B, I] or [B, I]    h: [N, B, H] or [B, H]    Wx: [N, G*H, I]    Wh: [N, G*H, H]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..registry.registry import REGISTRY, full_name, strategy
+from ..registry.samples import B, Draw, Make, Sample, call, samples
+from ..ir.values import Shared, Stacked, Value, Wide
+from ..registry.writer import Writer, put_shared
+
+
+def _linear(w: Writer, x: Wide, weight: Wide, bias: Wide | None) -> Value:
+    """`[N, B, G*H]` by the linear layers' own strategies."""
+    if not any(isinstance(v, Stacked) for v in (x, weight, bias)):
+        return w.stack(Shared(w.call("linear", put_shared(x), put_shared(weight), put_shared(bias))))
+    for s in REGISTRY[full_name("linear")].strategies.values():
+        if s.when(w, x, weight, bias):
+            return w.stack(s.rule(w, x, weight, bias))
+    raise TypeError("no strategy of linear applies")
+
+
+def _gates(w: Writer, y: Value, count: int) -> list[Value]:
+    parts = w.call("chunk", y, count, -1)
+    return [w.call("operator.getitem", parts, i) for i in range(count)]
+
+
+@strategy("lstm_cell", "linear", family="recurrent")
+def lstm_cell(w: Writer, x: Wide, hx: list[Wide], w_ih: Wide, w_hh: Wide, b_ih: Wide | None = None, b_hh: Wide | None = None) -> Any:
+    """two linear layers for all members, then the gates"""
+    i, f, g, o = _gates(w, w.call("add.Tensor", _linear(w, x, w_ih, b_ih), _linear(w, hx[0], w_hh, b_hh)), 4)
+    kept = w.call("mul.Tensor", w.call("sigmoid", f), w.stack(hx[1]))
+    c = w.call("add.Tensor", kept, w.call("mul.Tensor", w.call("sigmoid", i), w.call("tanh", g)))
+    return Stacked(w.call("mul.Tensor", w.call("sigmoid", o), w.call("tanh", c))), Stacked(c)
+
+
+@strategy("gru_cell", "linear", family="recurrent")
+def gru_cell(w: Writer, x: Wide, hx: Wide, w_ih: Wide, w_hh: Wide, b_ih: Wide | None = None, b_hh: Wide | None = None) -> Wide:
+    """two linear layers for all members, then the gates"""
+    xr, xz, xn = _gates(w, _linear(w, x, w_ih, b_ih), 3)
+    hr, hz, hn = _gates(w, _linear(w, hx, w_hh, b_hh), 3)
+    r, z = (w.call("sigmoid", w.call("add.Tensor", a, b)) for a, b in ((xr, hr), (xz, hz)))
+    n = w.call("tanh", w.call("add.Tensor", xn, w.call("mul.Tensor", r, hn)))
+    return Stacked(w.call("add.Tensor", n, w.call("mul.Tensor", z, w.call("sub.Tensor", w.stack(hx), n))))
+
+
+@strategy("rnn_tanh_cell rnn_relu_cell", "linear", family="recurrent")
+def rnn_cell(w: Writer, x: Wide, hx: Wide, w_ih: Wide, w_hh: Wide, b_ih: Wide | None = None, b_hh: Wide | None = None) -> Wide:
+    """two linear layers for all members, then tanh or relu"""
+    y = w.call("add.Tensor", _linear(w, x, w_ih, b_ih), _linear(w, hx, w_hh, b_hh))
+    return Stacked(w.call("tanh" if "tanh" in w.op else "relu", y))
+
+
+def _cells(gates: int, states: int) -> Make:
+    def make(draw: Draw) -> list[Sample]:
+        h = [draw.normal(B, 6) for _ in range(states)]
+        weights = draw.normal(gates * 6, 4), draw.normal(gates * 6, 6)
+        biases = draw.normal(gates * 6), draw.normal(gates * 6)
+        return [call(draw.normal(B, 4), h if states > 1 else h[0], *weights, *b) for b in ((), biases)]
+
+    return make
+
+
+samples("lstm_cell")(_cells(4, 2))
+samples("gru_cell")(_cells(3, 1))
+samples("rnn_tanh_cell rnn_relu_cell")(_cells(1, 1))
