@@ -1,9 +1,11 @@
 # Each target sets up .venv by itself on a fresh machine: only make and a Python with venv are needed.
 #
 #   make demo      train eight small classifiers and take them all the way
-#   make test      the tests             make test ARGS='tests/test_store.py -k writer' WORKERS=4
+#   make test      the tests             make test ARGS='tests/artifacts/test_store_publish.py -k names' WORKERS=4
 #   make test-slow the long tests, which `make test` leaves out
 #   make check     lint, format, types, import direction
+#   make docs      the documentation site, in site/
+#   make docs-serve the site on http://127.0.0.1:8000 while you edit it
 #   make bench     the suite of reference networks   make bench SIZE=full ARGS='--rows vit --threads 2'
 #   make format    mend what ruff can mend alone
 #   make clean     remove what these targets made, the environment too
@@ -22,26 +24,34 @@ SIZE ?= cpu
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow check bench format clean
+.PHONY: help venv demo test test-slow check docs docs-serve docs-figures bench format clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
 
 venv: $(STAMP)
 
-# torch alone first and pinned, so that a CPU build which pip finds at hand is taken. The stamp comes last: a broken setup is done again.
-$(STAMP): pyproject.toml constraints.txt
+# torch alone first and pinned, so that a CPU build which pip finds at hand is taken. A stamp comes last: a broken setup is done again.
+$(VENV)/.torch: constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("widepack needs Python 3.10 or newer; name one: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install -c constraints.txt torch
+	$(PIP) install --quiet -c constraints.txt torch
+	@touch $@
+
+$(STAMP): pyproject.toml $(VENV)/.torch
 	$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# What the demo needs and no more: no linters, no transformers.
+$(VENV)/.demo: pyproject.toml $(VENV)/.torch
+	$(PIP) install --quiet -c constraints.txt -e '.[demo]'
 	@touch $@
 
 test-slow:
 	@$(MAKE) test MARK=slow
 
-demo: $(STAMP)
-	$(BIN)/widepack demo
+demo: $(VENV)/.demo
+	@$(BIN)/widepack demo
 
 test: $(STAMP)
 	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(if $(MARK),-m '$(MARK)') $(ARGS)
@@ -49,16 +59,33 @@ test: $(STAMP)
 check: $(STAMP)
 	scripts/check
 
+# The tools of the site. Nothing is read from the network while it is built.
+$(VENV)/.docs: $(STAMP)
+	$(PIP) install -c constraints.txt -e '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-serve: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+# After bench/results changed: the tables and the pictures of the pages.
+docs-figures: $(VENV)/.docs
+	$(BIN)/python scripts/docs/result_pages.py
+	$(BIN)/python scripts/docs/data_flow.py
+	$(BIN)/python scripts/docs/speed_plot.py
+
 # Without ONNX Runtime its baseline is skipped, and says so.
 $(VENV)/.onnx: $(STAMP)
 	-$(PIP) install -c constraints.txt -e '.[dev,onnx]' && touch $@
 
 bench: $(VENV)/.onnx
-	$(BIN)/widepack bench --suite $(SIZE) --pin --json suite-$(SIZE).json $(ARGS)
+	$(BIN)/widepack bench-suite $(SIZE) --pin --json suite-$(SIZE).json $(ARGS)
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
 clean:
-	rm -rf $(VENV) demo build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) demo build dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

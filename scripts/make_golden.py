@@ -1,9 +1,11 @@
-"""Makes the artifacts of artifacts/golden/: small ones that every later version must open, and answer as they did.
+"""Makes the artifacts of artifacts/golden/: small ones that every later version must open with the same
+answers.
 
     python scripts/make_golden.py artifacts/golden          makes those that are not there yet, dated today
 
-Weights and inputs are small whole numbers, and every op is exact on them (linear, convolution, relu, max pool, addition): each answer is the same on any CPU,
-bit for bit, in whatever order it is added up. What was made is never made again: a change of the format adds artifacts, and changes none.
+Weights and inputs are small whole numbers, and every op is exact on them (linear, convolution, relu, max
+pool, addition): each answer is the same on any CPU, bit for bit, in whatever order it is added up. What was
+made is never made again: a change of the format adds artifacts, and changes none.
 """
 
 from __future__ import annotations
@@ -22,12 +24,17 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import widepack
+from widepack.ir.tensor_type import parse_slot
 
 
 class Conv(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.head = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1), nn.Linear(16, 3)
+        self.first, self.second, self.head = (
+            nn.Conv2d(2, 4, 3, padding=1),
+            nn.Conv2d(4, 4, 3, padding=1),
+            nn.Linear(16, 3),
+        )
 
     def forward(self, image: Tensor) -> Tensor:
         x = self.first(image).relu()
@@ -92,7 +99,12 @@ GOLDEN = {
     "conv": Golden([Conv] * 2, ["image=float32[B,2,4,4]"], Conv, {}),
     "conv-loop": Golden([Conv] * 2, ["image=float32[B,2,4,4]"], Conv, {"strategy": "loop"}),
     "ragged": Golden([lambda: Mlp(2), lambda: Mlp(5)], ["x=float32[B,6]"], headed, {}),
-    "entries": Golden([Two] * 2, ["forward:x=float32[B,4]", "encode:x=float32[B,4]"], Two, {"entries": ["forward", "encode"]}),
+    "entries": Golden(
+        [Two] * 2,
+        ["forward:x=float32[B,4]", "encode:x=float32[B,4]"],
+        Two,
+        {"entries": ["forward", "encode"]},
+    ),
     "state": Golden([Sum] * 2, ["x=float32[B,4]"], Sum, {"state": ["total"]}),
 }
 
@@ -114,7 +126,9 @@ def flat(value: Any, name: str) -> dict[str, Tensor]:
 
 
 def calls(ens: widepack.WideModel) -> dict[str, Tensor]:
-    """Inputs and answers of every entry, both patterns, batches 1 and 3; of what carries state two calls, one after the other."""
+    """Inputs and answers of every entry, both patterns, batches 1 and 3; of what carries state two calls, one
+    after the other.
+    """
     found: dict[str, Tensor] = {}
     generator = torch.Generator().manual_seed(1)
     for name, entry in ens.manifest.entries.items():
@@ -122,7 +136,7 @@ def calls(ens: widepack.WideModel) -> dict[str, Tensor]:
         (leaf,) = [i for k, i in enumerate(entry.inputs) if k not in carried]
         for batch in (1, 3):
             for pattern in ("shared", "each"):
-                sizes = [int(s) for s in leaf.type.partition("[")[2].rstrip("]").split(",")[1:]]
+                sizes = [s for s in parse_slot(leaf.type).dims[1:] if isinstance(s, int)]
                 shape = [*([len(ens)] if pattern == "each" else []), batch, *sizes]
                 x = torch.randint(-3, 4, shape, generator=generator).float()
                 at = f"{name}.{pattern}.{batch}"
@@ -132,7 +146,9 @@ def calls(ens: widepack.WideModel) -> dict[str, Tensor]:
 
 
 def answer(ens: widepack.WideModel, name: str, pattern: str, x: Tensor, at: str) -> dict[str, Tensor]:
-    """The answers of one entry to one input; of what carries state those of two calls, and the state after them."""
+    """The answers of one entry to one input; of what carries state those of two calls, and the state after
+    them.
+    """
     entry = ens.entry(name)
     call = entry if pattern == "shared" else entry.each
     if not entry.entry.state:
@@ -143,7 +159,10 @@ def answer(ens: widepack.WideModel, name: str, pattern: str, x: Tensor, at: str)
 
 
 def main(folder: Path) -> None:
-    there = {p.name.partition("-")[2].removesuffix(".wide").partition("-")[2].partition("-")[2] for p in folder.glob("*.wide")}
+    there = {
+        p.name.partition("-")[2].removesuffix(".wide").partition("-")[2].partition("-")[2]
+        for p in folder.glob("*.wide")
+    }
     for name, golden in GOLDEN.items():
         if name in there:
             continue
@@ -157,12 +176,17 @@ def main(folder: Path) -> None:
                 for i, (path, make) in enumerate(zip(paths, golden.members)):
                     torch.save(whole_numbers(make(), i).state_dict(), path)
                 options = {"pt2": False, "targets": ("cpu",), **golden.options}
-                widepack.build(paths, back / folder / f"{stem}.wide", model=golden.model, inputs=golden.inputs, **options)
+                widepack.build(
+                    paths, back / folder / f"{stem}.wide", model=golden.model, inputs=golden.inputs, **options
+                )
             finally:
                 os.chdir(back)
         ens = widepack.load(folder / f"{stem}.wide", backend="eager")
         save_file(calls(ens), folder / f"{stem}.answers.safetensors")
-        print(f"{stem}: {sum(f.stat().st_size for f in (folder / f'{stem}.wide').rglob('*') if f.is_file()):,} bytes")
+        print(
+            f"{stem}: "
+            f"{sum(f.stat().st_size for f in (folder / f'{stem}.wide').rglob('*') if f.is_file()):,} bytes"
+        )
 
 
 if __name__ == "__main__":

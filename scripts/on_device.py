@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""All that is to be known of a device from one call: its tests, and what `widepack bench` measures there, each step within its time, as JSON.
+"""Tests and measures a device in one call: each step has a time limit, and the results are JSON.
 
-    python scripts/on_device.py -o results [--device cuda] [--steps tests,primitives,blocks,networks] [--limit 540]
+    python scripts/on_device.py -o results [--device cuda] [--steps tests,primitives,blocks,networks] [--limit
+    540]
 
-Written into the folder: `device.json` (every step: its command, seconds, exit status, the end of what it said; of the tests each failure, how many were compared, and the ops without a
-kernel there) and the documents of `widepack bench`, which a later call goes on with. A step that does not end in its time is stopped, and what it has measured so far is there.
+Written into the folder: `device.json` (every step: its command, seconds, exit status, the end of what it
+said; of the tests each failure, how many were compared, and the ops without a kernel there) and the documents
+of `widepack bench`, which a later call goes on with. A step that does not end in its time is stopped, and
+what it has measured so far is there.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PLACES = [str(ROOT / place) for place in (".", "artifacts", "bench", "cli")]
 sys.path[:0] = PLACES  # nothing need be installed there
 
-from widepack_bench.report.document import environment  # noqa: E402
+from widepack_bench.report.environment import environment  # noqa: E402
 
 SAID = 4000  # characters of a step's output that are kept
 GRACE_S = 20  # for a step that was interrupted to write what it has
@@ -32,7 +35,7 @@ GRACE_S = 20  # for a step that was interrupted to write what it has
 
 def commands(device: str, out: Path) -> dict[str, list[str]]:
     """Each step's command."""
-    bench = [sys.executable, "-m", "widepack_cli", "bench", "--device", device]
+    cli = [sys.executable, "-m", "widepack_cli"]
     return {
         "tests": [
             sys.executable,
@@ -46,17 +49,50 @@ def commands(device: str, out: Path) -> dict[str, list[str]]:
             str(ROOT / "tests/gpu"),
             f"--junitxml={out / 'tests.xml'}",
         ],
-        "primitives": [*bench, "--primitive", "all", "-p", "full", "--resume", str(out / "primitives.json")],
-        "blocks": [*bench, "--primitive", "block", "-p", "full", "--resume", str(out / "blocks.json")],
-        "networks": [*bench, "--suite", "full", "--json", str(out / "networks.json")],
+        "primitives": [
+            *cli,
+            "bench-layers",
+            "all",
+            "--device",
+            device,
+            "-p",
+            "full",
+            "--resume",
+            str(out / "primitives.json"),
+        ],
+        "blocks": [
+            *cli,
+            "bench-layers",
+            "block",
+            "--device",
+            device,
+            "-p",
+            "full",
+            "--resume",
+            str(out / "blocks.json"),
+        ],
+        "networks": [*cli, "bench-suite", "full", "--device", device, "--json", str(out / "networks.json")],
     }
 
 
 def step(command: list[str], device: str, limit_s: float) -> dict[str, Any]:
     """Run a command, interrupt it when its time is over."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(PLACES), "WIDEPACK_TEST_DEVICE": device, "TOKENIZERS_PARALLELISM": "false"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(PLACES),
+        "WIDEPACK_TEST_DEVICE": device,
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     begun = time.monotonic()
-    with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True) as process:
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
         stopped = False
         try:
             said, _ = process.communicate(timeout=max(1.0, limit_s))
@@ -85,7 +121,9 @@ def tests(path: Path) -> dict[str, Any]:
     for case in ElementTree.parse(path).iter("testcase"):
         bad = next((b for kind in ("failure", "error") for b in case.iter(kind)), None)
         if bad is not None:
-            found["failed"][f"{case.get('classname')}.{case.get('name')}"] = (bad.text or bad.get("message") or "")[-SAID:]
+            found["failed"][f"{case.get('classname')}.{case.get('name')}"] = (
+                bad.text or bad.get("message") or ""
+            )[-SAID:]
         elif case.find("skipped") is not None:
             found["skipped"] += 1
         else:
@@ -94,7 +132,9 @@ def tests(path: Path) -> dict[str, Any]:
             if row.get("name") == "compared":
                 found["compared"] += int(row.get("value") or 0)
             elif row.get("name") == "absent":
-                found["without_kernel"] += [op.strip(" '[]") for op in (row.get("value") or "").split(",") if op.strip(" '[]")]
+                found["without_kernel"] += [
+                    op.strip(" '[]") for op in (row.get("value") or "").split(",") if op.strip(" '[]")
+                ]
     return found
 
 
@@ -113,11 +153,17 @@ def main() -> int:
     end = time.monotonic() + given.limit
     document: dict[str, Any] = {"environment": environment(given.device, 0), "steps": {}}
     for name in steps:
-        document["steps"][name] = step(commands(given.device, given.out.absolute())[name], given.device, end - time.monotonic())
+        document["steps"][name] = step(
+            commands(given.device, given.out.absolute())[name], given.device, end - time.monotonic()
+        )
         if name == "tests":
             document["steps"][name] |= tests(given.out / "tests.xml")
         (given.out / "device.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        print(name, json.dumps({k: v for k, v in document["steps"][name].items() if k != "said"})[:SAID], flush=True)
+        print(
+            name,
+            json.dumps({k: v for k, v in document["steps"][name].items() if k != "said"})[:SAID],
+            flush=True,
+        )
     return max(s["exit"] != 0 for s in document["steps"].values())
 
 

@@ -1,4 +1,6 @@
-"""Settings for every test: one thread, so that tests beside each other do not fight for cores; a cache of our own; the cases' artifacts, built once."""
+"""Settings for every test: one thread, so that tests beside each other do not fight for cores; a cache of our
+own; the cases' artifacts, built once.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 from hypothesis import HealthCheck, settings
-
 from support import Artifacts
 
-settings.register_profile("widepack", deadline=None, derandomize=True, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "widepack", deadline=None, derandomize=True, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("widepack")
 
 

@@ -1,11 +1,11 @@
-"""widepack: N trained models of one architecture as one.
+"""widepack fuses N trained PyTorch models of one architecture into one model.
 
     widepack.build(checkpoints, "ens.wide", model="pkg.mod:factory", inputs=["x=float32[B,3,32,32]"])
     ens = widepack.load("ens.wide")
-    y = ens(x)        # every member sees x; each output leaf [N, *the member's shape]
-    y = ens.each(xs)  # member i sees xs[i]
+    y = ens(x)        # all members get x; each output leaf is [N, *shape]
+    y = ens.each(xs)  # member i gets xs[i]
 
-Importing this package imports neither torch nor the rules until one of these names is used.
+The package imports torch when one of its names is first used.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from .building.build import BuildReport as BuildReport
     from .building.build import build as build
+    from .building.report import BuildReport as BuildReport
     from .errors import ArtifactError as ArtifactError
     from .errors import CaptureError as CaptureError
     from .errors import CheckpointError as CheckpointError
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from .errors import WidepackError as WidepackError
     from .exporters.export import ExportReport as ExportReport
     from .exporters.export import export as export
-    from .fused.module import Fused as Fused
-    from .fused.fuse import fuse as fuse
-    from .inference.binder import each as each
-    from .inference.load import load as load
-    from .inference.output import Output as Output
     from .fused.channel_packing import pack as pack
     from .fused.channel_packing import unpack as unpack
-    from .revision.revise import ReviseReport as ReviseReport
+    from .fused.fuse import fuse as fuse
+    from .fused.module import Fused as Fused
+    from .inference.each import each as each
+    from .inference.load import load as load
+    from .inference.model import WideModel as WideModel
+    from .inference.output import Output as Output
+    from .inference.swap import SwapReport as SwapReport
+    from .revision.report import ReviseReport as ReviseReport
     from .revision.revise import append as append
     from .revision.revise import drop as drop
     from .revision.revise import update as update
-    from .inference.swap import SwapReport as SwapReport
-    from .tuning.tune import TuneReport as TuneReport
+    from .tuning.report import TuneReport as TuneReport
     from .tuning.tune import tune as tune
-    from .inference.model import WideModel as WideModel
 
 _WHERE = {
     "build": "building.build",
@@ -53,7 +53,7 @@ _WHERE = {
     "pack": "fused.channel_packing",
     "unpack": "fused.channel_packing",
     "WideModel": "inference.model",
-    "each": "inference.binder",
+    "each": "inference.each",
     "Output": "inference.output",
     "SwapReport": "inference.swap",
     "tune": "tuning.tune",
@@ -81,6 +81,14 @@ _WHERE = {
 }
 __all__ = ["__version__", *_WHERE]
 
+# Pickles of fused modules and wide layers name these classes here, so they stay loadable when a file moves.
+_IN_PICKLES = {
+    "FusedRecipe": "fused.recipe",
+    "ModuleSkeleton": "fused.skeleton",
+    "StackedModule": "fused.stacked_parameters",
+    "StackedWeight": "fused.stacked_parameters",
+}
+
 
 _MODULES = ("optim", "primitives")
 
@@ -90,9 +98,10 @@ def __getattr__(name: str) -> Any:
 
     if name in _MODULES:
         return import_module(f".{name}", __name__)
-    if name not in _WHERE:
+    where = _WHERE.get(name) or _IN_PICKLES.get(name)
+    if where is None:
         raise AttributeError(f"module 'widepack' has no attribute {name!r}")
-    module = import_module(f".{_WHERE[name]}", __name__)
+    module = import_module(f".{where}", __name__)
     value = getattr(module, name)
     globals()[name] = value
     return value

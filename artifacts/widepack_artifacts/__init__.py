@@ -1,14 +1,15 @@
-"""widepack's artifact format: bytes, names and versions. Nothing here knows how a program is run.
+"""Reads and writes the artifact format: bytes, names and versions. It does not run programs.
 
-| module | what is in it |
+| module | content |
 |---|---|
-| `manifest` | `manifest.json` as dataclasses |
-| `program` | programs in widepack's own form; `opset`: the ops that they may ask for |
+| `manifest` | `manifest.json` as dataclasses; its parts are in `entry`, `dims`, `weight_table`, `file_list` |
+| `program`, `opset` | programs in widepack's own form; the ops that they may use |
 | `guards`, `tree` | conditions over named dims; the structure of inputs and outputs |
-| `store` | `Writer` and `Reader` of the folder |
-| `weights` | safetensors files, written as a stream and mapped lazily (imports torch) |
+| `writer`, `reader` | the folder; their parts are in `folder`, `lock`, `stream`, `file_copy` |
+| `weights`, `header` | safetensors files: written as a stream, mapped lazily (`weights` imports torch) |
 
-FORMAT.md beside this package is the specification. Importing the package imports neither torch nor safetensors.
+Start reading with `manifest.py`, then `program.py` and `reader.py`. FORMAT.md, in the folder above, is the
+specification. Importing the package imports neither torch nor safetensors.
 """
 
 from __future__ import annotations

@@ -1,23 +1,31 @@
-"""The root of widepack's exceptions and the one that the format itself raises.
+"""Defines the root of widepack's exceptions, and the error of the artifact format.
 
-The whole tree is drawn in `widepack.errors`; only what the format needs stands here, because this shelf imports nothing of widepack.
+`widepack.errors` shows the whole tree. Only these two classes are here, because this package does not import
+widepack.
 """
 
 from __future__ import annotations
 
 import re
 
-# C0 and C1 but for tab and newline, and what turns the direction of text: it could hide or forge what stands around it.
+# Control characters (C0 and C1) except tab and newline, and characters that change the direction of text.
+# They could
+# hide or forge the text around them.
 DRIVES = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def plain(text: str) -> str:
-    """A text from a file as it may go to a terminal: characters that could drive it are written out, `\\x1b`."""
+    """Returns a text from a file in a form that is safe for a terminal: control characters become escapes,
+    `\\x1b`.
+    """
     return DRIVES.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 class WidepackError(Exception):
-    """Anything that widepack refuses: one paragraph that names what, where, both sides and the way out. Its text is `plain`, whatever a file has put into it."""
+    """The root of widepack's errors: the message names what, where, both sides and the way out.
+
+    Its text is `plain`, because it may quote an untrusted file.
+    """
 
     exit_code = 1
 
@@ -26,4 +34,4 @@ class WidepackError(Exception):
 
 
 class ArtifactError(WidepackError):
-    """An artifact that is damaged, incomplete, of an unknown version, or not what it says."""
+    """An artifact that is damaged, incomplete, inconsistent, or of an unknown version."""

@@ -1,7 +1,8 @@
-"""Guards: the conditions under which an export holds, as arithmetic over named dims.
+"""Checks, evaluates and prints guards: conditions over named dims under which a program is valid.
 
-An expression is an integer, a dim's name, or `[op, left, right]` in JSON: `["le", "T", 512]`, `["eq", ["mod", "H", 32], 0]`, `["and", g, g]`, `["not", g]`.
-Evaluating one runs no code of the file and ends: the size of an expression is bounded, integers are checked, division by zero is a failed guard.
+In JSON an expression is an integer, a dim's name, or `[op, left, right]`: `["le", "T", 512]`, `["eq", ["mod",
+"H", 32], 0]`, `["and", g, g]`, `["not", g]`. Evaluation runs no code of the file, and it always ends: the
+number of terms is limited, integers are checked, and a guard that divides by zero fails.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _LIMIT = 2**63
 
 
 def check(expr: Expr, dims: Mapping[str, Any]) -> None:
-    """Refuse an expression that is malformed, too large, or names an unknown dim. Raises: ArtifactError."""
+    """Refuses an expression that is malformed, too large, or names an unknown dim. Raises: ArtifactError."""
     budget = [MAX_TERMS]
 
     def walk(e: Expr, depth: int) -> None:
@@ -46,24 +47,27 @@ def check(expr: Expr, dims: Mapping[str, Any]) -> None:
             raise ArtifactError(f"guard: an expression of over {MAX_TERMS} terms, or nested over 64 deep")
         if isinstance(e, str):
             if e not in dims:
-                raise ArtifactError(f"guard: the dim {e[:60]!r} is none of {some(dims)}")
+                raise ArtifactError(f"guard: the dim {e[:60]!r} is not one of {some(dims)}")
         elif isinstance(e, list) and e and e[0] in OPS and len(e) == (2 if e[0] == "not" else 3):
             for part in e[1:]:
                 walk(part, depth + 1)
         elif type(e) is not int or abs(e) >= _LIMIT:
-            raise ArtifactError(f"guard: {str(e)[:60]!r} is no expression")
+            raise ArtifactError(f"guard: {str(e)[:60]!r} is not an expression")
 
     walk(expr, 0)
 
 
 def some(names: Iterable[str], most: int = 10) -> str:
-    """The first names of many, for messages."""
-    found = [name[:60] for name in islice(names, most + 1)]
-    return ", ".join(found[:most]) + (", ..." if len(found) > most else "")
+    """Returns the first names of many, for messages."""
+    first = [name[:60] for name in islice(names, most + 1)]
+    return ", ".join(first[:most]) + (", ..." if len(first) > most else "")
 
 
 def evaluate(expr: Expr, dims: Mapping[str, int]) -> int | bool:
-    """The value of an expression at these sizes. Raises: ZeroDivisionError, OverflowError past 64 bits."""
+    """Returns the value of an expression at these sizes.
+
+    Raises: ZeroDivisionError; OverflowError beyond 64 bits.
+    """
     if isinstance(expr, int):
         return expr
     if isinstance(expr, str):
@@ -77,7 +81,7 @@ def evaluate(expr: Expr, dims: Mapping[str, int]) -> int | bool:
 
 
 def holds(expr: Expr, dims: Mapping[str, int]) -> bool:
-    """Whether the guard holds at these sizes; one that cannot be evaluated does not."""
+    """Returns whether a guard is true at these sizes. A guard that cannot be evaluated is false."""
     try:
         return bool(evaluate(expr, dims))
     except (ZeroDivisionError, OverflowError):
@@ -85,17 +89,22 @@ def holds(expr: Expr, dims: Mapping[str, int]) -> bool:
 
 
 def of_small_sizes(expr: Expr) -> bool:
-    """Whether the guard only says that something is not 0 or 1, or that two things differ: `T // 2 != 1`, `B * T >= 2`."""
+    """Returns whether a guard only excludes the values 0 and 1, for example `T // 2 != 1` or `B * T >= 2`."""
     if not isinstance(expr, list) or len(expr) != 3:
         return False
     op, left, right = expr
     if op == "ne":
         return (right if isinstance(right, int) else left if isinstance(left, int) else 0) in (0, 1)
-    return (op, right) in (("ge", 1), ("ge", 2), ("gt", 0), ("gt", 1)) or (op, left) in (("le", 1), ("le", 2), ("lt", 0), ("lt", 1))
+    return (op, right) in (("ge", 1), ("ge", 2), ("gt", 0), ("gt", 1)) or (op, left) in (
+        ("le", 1),
+        ("le", 2),
+        ("lt", 0),
+        ("lt", 1),
+    )
 
 
 def letters(expr: Expr) -> set[str]:
-    """The dims that an expression names."""
+    """Returns the dims that an expression names."""
     if isinstance(expr, list):
         return {name for part in expr[1:] for name in letters(part)}
     return {expr} if isinstance(expr, str) else set()
@@ -105,21 +114,25 @@ _BINDS = {"mul": 3, "floordiv": 3, "mod": 3, "add": 2, "sub": 2, "and": 0, "or":
 
 
 def text(expr: Expr) -> str:
-    """The expression as a person writes it: `T <= 512`, `H % 32 == 0`, `T % (2 * H) == 0`."""
+    """Returns the expression in Python's notation: `T <= 512`, `H % 32 == 0`, `T % (2 * H) == 0`."""
     return _text(expr, -1)
 
 
 def _text(expr: Expr, around: int) -> str:
-    """around: how tightly the expression around this one binds; one that binds no tighter is put in parentheses."""
+    """Writes an expression, in parentheses unless it binds more tightly than the expression around it
+    (`around`).
+    """
     if not isinstance(expr, list):
         return str(expr)
     if expr[0] == "not":
-        said = f"not {_text(expr[1], 4)}"
-        return f"({said})" if around >= 1 else said
+        words = f"not {_text(expr[1], 4)}"
+        return f"({words})" if around >= 1 else words
     symbol = _BINARY[expr[0]][0]
     if symbol in ("min", "max"):
         return f"{symbol}({_text(expr[1], -1)}, {_text(expr[2], -1)})"
     binds = _BINDS.get(expr[0], 1)
-    left = _text(expr[1], binds if binds == 1 else binds - 1)  # a left side of equal strength needs none: a * b % c
+    left = _text(
+        expr[1], binds if binds == 1 else binds - 1
+    )  # a left side of equal strength needs none: a * b % c
     joined = f"{left} {symbol} {_text(expr[2], binds)}"
     return f"({joined})" if binds <= around else joined

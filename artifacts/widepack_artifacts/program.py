@@ -1,19 +1,21 @@
-"""Programs in widepack's own small form: data only, readable without torch.
+"""Defines programs in widepack's own form: data only, readable without torch.
 
-A `Program` is a list of nodes in execution order. Every op is named by its overload (`aten.linear.default`, `operator.getitem`, `loop`) and must be
-in `opset.OPS`; every value has a name of `[A-Za-z_][A-Za-z0-9_]*`. The same form holds the member program (one member) and wide programs (all members).
+A `Program` is a list of nodes in execution order. Every op is named by its overload (`aten.linear.default`,
+`operator.getitem`, `loop`) and must be in `opset.OPS`. Every value has a name of `[A-Za-z_][A-Za-z0-9_]*`.
+Member programs (one member) and wide programs (all members) have the same form.
 
-| class | what it is |
+| class | content |
 |---|---|
-| `Ref(name)` | an argument that is the value of an earlier node, weight or input |
-| `Tag(kind, name)` | an argument that is no number: dtype, device, layout, memory_format. The device is `self`: wherever the program runs |
-| `Slot` | a weight or an input: value name, where it comes from, its kind and type |
-| `Node` | one op. `out` is its type for a reader's eye, `source` the user's own line, `member` the node of the member program it was made for |
+| `Ref(name)` | an argument: the value of an earlier node, a weight or an input |
+| `Tag(kind, name)` | an argument: a dtype, layout, memory_format, or the program's device (`self`) |
+| `Slot` | a weight or an input: its name, its source, its kind and its type |
+| `Node` | one op, with its type, the user's line and the node of the member program |
 | `Output` | one leaf of the result and its kind |
 | `Program` | slots, nodes, outputs |
 
-A `loop` node runs `body` once a member. `args` fill the body's inputs in order: a shared input gets the value, a stacked one its slice `[i]`, a ragged
-one the i-th of a list. A stacked output is written into a preallocated `[N, ...]`, a ragged one is a list of N values.
+A `loop` node runs `body` once for each member. `args` are the body's inputs in order. A Shared input is the
+value itself, a Stacked input is the slice `[i]`, and a Ragged input is the i-th value of a list. A Stacked
+output is written into a preallocated `[N, ...]`, and a Ragged output is a list of N values.
 """
 
 from __future__ import annotations
@@ -39,11 +41,15 @@ Kind = Literal["shared", "stacked", "ragged"]
 
 @dataclass(frozen=True, slots=True)
 class Ref:
+    """A reference to a value by its name."""
+
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Tag:
+    """A value of torch that is not a number, such as a dtype."""
+
     kind: str
     name: str
 
@@ -52,8 +58,9 @@ class Tag:
 class Slot:
     """A weight or an input of a program.
 
-    name: the value's name in the nodes. source: the weight's name in the manifest's table, or the input leaf's name. kind: Shared, Stacked, Ragged.
-    type: `float32[B,3,32]`, the member's own (without the member axis).
+    `name` is the value's name in the nodes. `source` is the weight's name in the manifest's table, or the
+    input leaf's name. `type` is the type in one member, without the member axis, for example
+    `float32[B,3,32]`.
     """
 
     name: str
@@ -64,6 +71,8 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Node:
+    """One op of a program. `body` is the program of a loop."""
+
     name: str
     op: str
     args: tuple[Any, ...] = ()
@@ -76,12 +85,16 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Output:
+    """A leaf of the result and its kind."""
+
     value: Any
     kind: Kind
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
+    """A member program or a wide program."""
+
     weights: tuple[Slot, ...]
     inputs: tuple[Slot, ...]
     nodes: tuple[Node, ...]
@@ -89,53 +102,77 @@ class Program:
     members: int = 0  # 0 for a member program
 
     def check(self, depth: int = 0, extra: Container[str] | None = None) -> None:
-        """Refuse a program that no writer of ours makes: unknown ops, bad names, a value used before it is made. extra: as `allowed` takes it.
+        """Refuses a program that no writer makes: unknown ops, bad names, a value that is used before it
+        exists.
 
-        Raises: ArtifactError naming the node.
+        Args:
+            depth: The number of loops around this program.
+            extra: The allowed ops of other libraries, as in `opset.allowed`.
+
+        Raises:
+            ArtifactError: The message names the node.
         """
         if depth > 2:
-            raise ArtifactError("program: loop regions are nested more than twice; widepack never writes that")
+            raise ArtifactError(
+                "program: loop regions are nested more than twice; widepack never writes that"
+            )
         if len(self.nodes) > MAX_NODES:
             raise ArtifactError(f"program: {len(self.nodes)} nodes, the limit is {MAX_NODES}")
         known: set[str] = set()
         for slot in (*self.weights, *self.inputs):
-            _new(slot.name, known, "slot")
+            _add_name(slot.name, known, "slot")
             if slot.kind not in KINDS:
-                raise ArtifactError(f"program: slot {slot.name} has the unknown kind {slot.kind[:40]!r}; known: {', '.join(KINDS)}")
-        for node in self.nodes:
-            _new(node.name, known, "node")
-            if not allowed(node.op, extra):
                 raise ArtifactError(
-                    f"program: node {node.name[:80]} asks for the op {node.op[:80]!r}, which is not on the list of allowed ops; "
-                    f"if it is of a library that you have imported and trust with what artifacts say, name it in load(allow_ops=)"
+                    f"program: slot {slot.name} has the unknown kind {slot.kind[:40]!r}; known: "
+                    f"{', '.join(KINDS)}"
                 )
-            if node.op.startswith("widepack.") and not self.members and not depth:
-                raise ArtifactError(f"program: node {node.name[:80]} asks for {node.op}, which stands in wide programs alone")
-            if (node.op == "loop") != (node.body is not None):
-                raise ArtifactError(f"program: node {node.name}: a body belongs to a loop, and a loop has one")
-            for ref in refs((node.args, node.kwargs)):
-                if ref not in known or ref == node.name:
-                    raise ArtifactError(f"program: node {node.name[:80]} reads {ref[:80]!r}, which nothing before it makes")
-            for key in node.kwargs:
-                if not NAME.match(key):
-                    raise ArtifactError(f"program: node {node.name} has the keyword {key[:80]!r}, which is no name")
+        for node in self.nodes:
+            _add_name(node.name, known, "node")
+            self._check_op(node, depth, extra)
+            _check_arguments(node, known)
             if node.body is not None:
-                if node.body.weights or len(node.body.inputs) != len(node.args):
-                    raise ArtifactError(f"program: loop {node.name} passes {len(node.args)} values to {len(node.body.inputs)} inputs")
-                if node.body.members not in (0, self.members):
-                    raise ArtifactError(
-                        f"program: loop {node.name[:80]} has a body for {node.body.members} members, the program is for {self.members}"
-                    )
+                self._check_body(node, node.body)
                 node.body.check(depth + 1, extra)
         for output in self.outputs:
             for ref in refs(output.value):
                 if ref not in known:
-                    raise ArtifactError(f"program: an output reads {ref[:80]!r}, which nothing makes")
+                    raise ArtifactError(f"program: an output reads {ref[:80]!r}, which does not exist")
             if output.kind not in KINDS:
-                raise ArtifactError(f"program: an output has the unknown kind {str(output.kind)[:40]!r}; known: {', '.join(KINDS)}")
+                raise ArtifactError(
+                    f"program: an output has the unknown kind {str(output.kind)[:40]!r}; known: "
+                    f"{', '.join(KINDS)}"
+                )
+
+    def _check_op(self, node: Node, depth: int, extra: Container[str] | None) -> None:
+        """Refuses an op that is not allowed, or not allowed here."""
+        if not allowed(node.op, extra):
+            raise ArtifactError(
+                f"program: node {node.name[:80]} asks for the op {node.op[:80]!r}, "
+                "which is not on the list of allowed ops; "
+                "if you have imported its library and trust it with data of artifacts, "
+                "name the op in load(allow_ops=)"
+            )
+        if node.op.startswith("widepack.") and not self.members and not depth:
+            raise ArtifactError(
+                f"program: node {node.name[:80]} asks for {node.op}, which only wide programs may use"
+            )
+        if (node.op == "loop") != (node.body is not None):
+            raise ArtifactError(f"program: node {node.name}: a loop has a body, and no other op has one")
+
+    def _check_body(self, node: Node, body: Program) -> None:
+        """Refuses the body of a loop if it has weights, or its inputs or its N differ from the node's."""
+        if body.weights or len(body.inputs) != len(node.args):
+            raise ArtifactError(
+                f"program: loop {node.name} passes {len(node.args)} values to {len(body.inputs)} inputs"
+            )
+        if body.members not in (0, self.members):
+            raise ArtifactError(
+                f"program: loop {node.name[:80]} has a body for {body.members} members, "
+                f"the program is for {self.members}"
+            )
 
     def to_json(self) -> dict[str, Any]:
-        """The program as JSON values; `from_json` gives an equal program back."""
+        """Returns the program as JSON values, from which `from_json` makes an equal program."""
         return {
             "format": FORMAT,
             "members": self.members,
@@ -147,26 +184,29 @@ class Program:
 
     @classmethod
     def from_json(cls, data: Any, extra: Container[str] | None = None) -> Program:
-        """Read and check a program. extra: as `allowed` takes it.
+        """Reads and checks a program. `extra` is as in `opset.allowed`.
 
-        Raises: ArtifactError for whatever is not exactly a program of this format.
+        Raises: ArtifactError if the data is not exactly a program of this format.
         """
-        program = cls._read(data, 0)
+        program = cls.from_unchecked(data, 0)
         program.check(extra=extra)
         return program
 
     @classmethod
-    def _read(cls, data: Any, depth: int) -> Program:
+    def from_unchecked(cls, data: Any, depth: int) -> Program:
+        """Reads the form of a program without `check`. `depth` is the number of loops around it."""
         if depth > 3:
             raise ArtifactError("program: loop regions are nested too deep")
         fields = {"format", "members", "weights", "inputs", "nodes", "outputs"}
         if not isinstance(data, dict) or set(data) != fields:
             raise ArtifactError(f"program: expected an object with the keys {', '.join(sorted(fields))}")
         if data["format"] != FORMAT:
-            raise ArtifactError(f"program: format {str(data['format'])[:60]!r}, this widepack reads {FORMAT!r}")
+            raise ArtifactError(
+                f"program: format {str(data['format'])[:60]!r}, this widepack reads {FORMAT!r}"
+            )
         members = data["members"]
         if type(members) is not int or not 0 <= members < 2**31:
-            raise ArtifactError("program: members is no count")
+            raise ArtifactError("program: members is not a count")
         return cls(
             weights=tuple(_slot(s) for s in _list(data["weights"], "weights")),
             inputs=tuple(_slot(s) for s in _list(data["inputs"], "inputs")),
@@ -176,8 +216,22 @@ class Program:
         )
 
 
+def _check_arguments(node: Node, known: Container[str]) -> None:
+    """Refuses arguments that read unknown values, and keywords that are not names."""
+    for ref in refs((node.args, node.kwargs)):
+        if ref not in known or ref == node.name:
+            raise ArtifactError(
+                f"program: node {node.name[:80]} reads {ref[:80]!r}, which does not exist before the node"
+            )
+    for key in node.kwargs:
+        if not NAME.match(key):
+            raise ArtifactError(
+                f"program: node {node.name} has the keyword {key[:80]!r}, which is not a valid name"
+            )
+
+
 def refs(value: Any) -> Iterator[str]:
-    """The names of all values that an argument reads, in order."""
+    """Yields the names of all values that an argument reads, in order."""
     if isinstance(value, Ref):
         yield value.name
     elif isinstance(value, (tuple, list)):
@@ -191,7 +245,7 @@ def refs(value: Any) -> Iterator[str]:
 
 
 def substitute(value: Any, to: Any) -> Any:
-    """An argument with every `Ref` replaced by `to(name)`; lists, tuples, dicts and slices are rebuilt."""
+    """Returns an argument in which `to(name)` replaces every `Ref`. Lists, tuples and dicts are rebuilt."""
     if isinstance(value, Ref):
         return to(value.name)
     if isinstance(value, tuple):
@@ -203,17 +257,17 @@ def substitute(value: Any, to: Any) -> Any:
     return value
 
 
-def _new(name: str, known: set[str], what: str) -> None:
+def _add_name(name: str, known: set[str], what: str) -> None:
     if not NAME.match(name):
-        raise ArtifactError(f"program: {what} {name[:80]!r} has a name that is none")
+        raise ArtifactError(f"program: {what} {name[:80]!r} has a name that is not valid")
     if name in known:
-        raise ArtifactError(f"program: two values are called {name[:80]!r}")
+        raise ArtifactError(f"program: two values have the name {name[:80]!r}")
     known.add(name)
 
 
 def _list(value: Any, what: str) -> list[Any]:
     if not isinstance(value, list):
-        raise ArtifactError(f"program: {what} is no list")
+        raise ArtifactError(f"program: {what} is not a list")
     return value
 
 
@@ -247,15 +301,24 @@ def _node_out(node: Node) -> dict[str, Any]:
 
 
 def _node_in(row: Any, depth: int) -> Node:
-    if not isinstance(row, dict) or not {"name", "op", "args"} <= set(row) <= {"name", "op", "args", "kwargs", "out", "source", "member", "body"}:
-        raise ArtifactError(f"program: {str(row)[:80]} is no node")
+    if not isinstance(row, dict) or not {"name", "op", "args"} <= set(row) <= {
+        "name",
+        "op",
+        "args",
+        "kwargs",
+        "out",
+        "source",
+        "member",
+        "body",
+    }:
+        raise ArtifactError(f"program: {str(row)[:80]} is not a node")
     texts = [row.get(k, "") for k in ("name", "op", "out", "source", "member")]
     if not all(isinstance(t, str) for t in texts) or not isinstance(row.get("kwargs", {}), dict):
-        raise ArtifactError(f"program: {str(row)[:80]} is no node")
+        raise ArtifactError(f"program: {str(row)[:80]} is not a node")
     name, op, out, source, member = texts
     args = tuple(_in(a, 0) for a in _list(row["args"], "args"))
     kwargs = {k: _in(v, 0) for k, v in row.get("kwargs", {}).items()}
-    body = Program._read(row["body"], depth + 1) if "body" in row else None
+    body = Program.from_unchecked(row["body"], depth + 1) if "body" in row else None
     return Node(name, op, args, kwargs, out, source, member, body)
 
 
@@ -274,7 +337,7 @@ def _out(value: Any) -> Any:
         return [_out(v) for v in value]
     if value is None or isinstance(value, (bool, int, float)):
         return value
-    raise ArtifactError(f"program: an argument of type {type(value).__name__} has no form in a file")
+    raise ArtifactError(f"program: an argument of type {type(value).__name__} cannot be written to a file")
 
 
 def _in(value: Any, depth: int) -> Any:
@@ -302,4 +365,4 @@ def _in(value: Any, depth: int) -> Any:
                 return complex(*parts)
         if kind in TAGS and isinstance(inner, str):
             return Tag(kind, inner)
-    raise ArtifactError(f"program: {str(value)[:60]!r} is no argument")
+    raise ArtifactError(f"program: {str(value)[:60]!r} is not an argument")

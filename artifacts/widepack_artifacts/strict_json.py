@@ -1,6 +1,8 @@
-"""JSON as the format takes it: one meaning for every file, and a bound for everything.
+"""Reads and writes the JSON of the format: every file has one meaning, and its size, depth and numbers are
+limited.
 
-Refused: duplicate keys, NaN and infinities, integers past 64 bits, strings that are no Unicode text, and more than `MAX_DEPTH` levels.
+It refuses duplicate keys, NaN and infinities, integers of more than 64 bits, strings that are not valid
+Unicode, and more than `MAX_DEPTH` levels.
 """
 
 from __future__ import annotations
@@ -13,15 +15,20 @@ from typing import Any
 
 from .errors import ArtifactError
 
-MAX_DEPTH = 200  # a tree of 32 levels has at most four of JSON each
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # an escape that may stand for half a character
-_INT_DIGITS = 20  # "-9223372036854775808"; longer ones are refused before Python spends quadratic time on them
+MAX_DEPTH = 200  # a tree has at most 32 levels, each of at most four levels of JSON
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # an escape that may be half of a surrogate pair
+_INT_DIGITS = (
+    20  # "-9223372036854775808"; longer ones are refused before Python spends quadratic time on them
+)
 MAX_VALUES = 8_000_000
-"""Values of one document: Python takes some hundred bytes for each, whatever it takes in the file."""
+"""The limit of values in one document.
+
+Python needs about a hundred bytes for each, however short it is in the file.
+"""
 
 
 def parse(data: bytes, what: str) -> Any:
-    """The JSON document in `data`; `what` names it in errors. Raises: ArtifactError."""
+    """Returns the JSON document in `data`; `what` names it in errors. Raises: ArtifactError."""
 
     if data.count(b",") + data.count(b"{") + data.count(b"[") > MAX_VALUES:
         raise ArtifactError(f"{what}: over {MAX_VALUES:,} values")
@@ -31,7 +38,7 @@ def parse(data: bytes, what: str) -> Any:
         if len(found) != len(items):
             seen: set[str] = set()
             twice = next(k for k, _ in items if k in seen or seen.add(k))  # type: ignore[func-returns-value]  # add() gives None
-            raise ArtifactError(f"{what}: the key {twice[:60]!r} stands twice in one object")
+            raise ArtifactError(f"{what}: the key {twice[:60]!r} occurs twice in one object")
         return found
 
     def integer(text: str) -> int:
@@ -47,14 +54,20 @@ def parse(data: bytes, what: str) -> Any:
         return value
 
     def constant(text: str) -> Any:
-        raise ArtifactError(f"{what}: {text} is no JSON")
+        raise ArtifactError(f"{what}: {text} is not JSON")
 
     try:
-        found = json.loads(data.decode("utf-8"), object_pairs_hook=pairs, parse_int=integer, parse_float=real, parse_constant=constant)
+        found = json.loads(
+            data.decode("utf-8"),
+            object_pairs_hook=pairs,
+            parse_int=integer,
+            parse_float=real,
+            parse_constant=constant,
+        )
     except RecursionError:
         raise ArtifactError(f"{what}: nested over {MAX_DEPTH} deep") from None
-    except ValueError as e:  # UnicodeDecodeError and JSONDecodeError are both
-        raise ArtifactError(f"{what}: no JSON: {e}") from None
+    except ValueError as e:  # UnicodeDecodeError and JSONDecodeError are subclasses
+        raise ArtifactError(f"{what}: not JSON: {e}") from None
     _bounded(found, what)
     if _SURROGATE.search(data):
         try:
@@ -65,25 +78,42 @@ def parse(data: bytes, what: str) -> Any:
 
 
 def _bounded(value: Any, what: str) -> None:
-    """Refuse depth over the limit, level by level, so that no stack grows with the file."""
+    """Refuses a document of more than `MAX_DEPTH` levels.
+
+    It uses no recursion, because the file decides the depth.
+    """
     level = [value]
     for _ in range(MAX_DEPTH):
-        level = [v for part in level if isinstance(part, (dict, list)) for v in (part.values() if isinstance(part, dict) else part)]
+        level = [
+            v
+            for part in level
+            if isinstance(part, (dict, list))
+            for v in (part.values() if isinstance(part, dict) else part)
+        ]
         if not level:
             return
     raise ArtifactError(f"{what}: nested over {MAX_DEPTH} deep")
 
 
 def canonical(value: Any) -> bytes:
-    """The bytes that digests are taken of: sorted keys, no spaces, UTF-8, floats as Python's `repr` writes them. Raises: ArtifactError."""
+    """Returns the canonical bytes of a value, from which digests are computed.
+
+    Keys are sorted, there are no spaces, the encoding is UTF-8, and floats have the form of Python's `repr`.
+    Raises: ArtifactError.
+    """
     try:
-        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode("utf-8")
+        return json.dumps(
+            value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+        ).encode("utf-8")
     except UnicodeEncodeError as e:
-        raise ArtifactError(f"a name holds characters that are no Unicode text: {e.object[max(0, e.start - 20) : e.end + 20]!r}") from None
+        raise ArtifactError(
+            "a name contains characters that are not valid Unicode: "
+            f"{e.object[max(0, e.start - 20) : e.end + 20]!r}"
+        ) from None
     except (TypeError, ValueError) as e:
-        raise ArtifactError(f"a value has no form in JSON: {e}") from None
+        raise ArtifactError(f"a value cannot be written as JSON: {e}") from None
 
 
 def digest(value: Any) -> str:
-    """`sha256:<hex>` of the canonical bytes."""
+    """Returns `sha256:<hex>` of the canonical bytes."""
     return "sha256:" + hashlib.sha256(canonical(value)).hexdigest()

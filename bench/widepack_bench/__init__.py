@@ -1,15 +1,19 @@
-"""Fair comparisons of a wide model with what a user would run without it.
+"""Compares a wide model with what a user would run without widepack.
 
 | module | what is in it |
 |---|---|
-| `noise` | interleaved timing, intervals, A against A; no torch |
-| `inputs` | inputs for an artifact, made from its manifest |
-| `baselines` | the members without widepack: an eager loop, `torch.func.vmap` eager and compiled |
-| `suite` | `bench(artifact)` and `compare(ens, modules)` |
-| `report` | what they give: a table, a JSON document; no torch |
-| `text` | columns, times and sizes for a person; no torch |
+| `suite` | `bench(artifact)`, `compare(ens, modules)`, and the suite of reference networks |
+| `layers` | one layer of `torch.nn` at a time, every strategy beside the baselines |
+| `baselines` | the members without widepack: an eager loop, `torch.func.vmap`, compiled, ONNX Runtime |
+| `measure` | interleaved timing, intervals, A against A, profiles, rooflines, inputs |
+| `processes` | contestants in their own process: start-up, peak memory |
+| `report` | the results as a table, a JSON document, an HTML page |
+| `models` | the reference networks and blocks |
+| `selftest` | `widepack selftest`: checks every strategy on this machine |
+| `text` | columns, times and sizes as text |
 
-The names below are imported when they are first used: the command line reads `text` alone.
+Start reading at `suite/bench.py`. The names below are imported at their first use, which keeps the command
+line fast.
 """
 
 from __future__ import annotations
@@ -19,11 +23,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .report.document import Report as Report
-    from .report.document import Row as Row
-    from .suite.compare import bench as bench
+    from .report.row import Row as Row
+    from .suite.bench import bench as bench
     from .suite.compare import compare as compare
 
-_HOME = {"Report": ".report", "Row": ".report", "bench": ".suite", "compare": ".suite"}
+_HOME = {
+    "Report": ".report.document",
+    "Row": ".report.document",
+    "bench": ".suite.bench",
+    "compare": ".suite.compare",
+}
 __all__ = ["Report", "Row", "bench", "compare"]
 
 

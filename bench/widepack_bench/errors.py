@@ -1,4 +1,4 @@
-"""What a benchmark refuses."""
+"""Defines the errors of the benchmarks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from widepack.errors import WidepackError
 
 
 class BenchError(WidepackError):
-    """A comparison that would not be one: answers that differ, inputs that cannot be made, modules that are not the members."""
+    """A comparison is not valid: answers differ, inputs cannot be made, or modules are not the members."""
 
 
 class Unavailable(BenchError):
-    """A contestant that this machine does not have: no device for it, or a package that is not installed. Its reason stands in the report."""
+    """This machine cannot run a contestant: a device or a package is missing. The report shows the reason."""

@@ -1,11 +1,10 @@
-"""The command line, `widepack`: one command a file, each loaded when it is used.
+"""The command line `widepack`: one command a file, imported when it is called.
 
 | module | what is in it |
 |---|---|
-| `main` | the group: the table of commands, errors as one paragraph |
-| `common` | options that several commands have, JSON on standard output, files that appear whole or not at all |
-| `progress` | a bar on a terminal, a line a stage on a pipe |
-| `build`, `bench`, ... | a command each, `command` in it |
+| `main` | the group: the commands by purpose, former spellings, errors as one paragraph |
+| `commands/` | one command a file; each file has a function `command` |
+| `shared/` | options, progress bars, tables and reports of several commands |
 
-`main`, `inspect_artifact` and `trace` import no torch.
+`main`, `commands.inspect` and `commands.trace` import no torch.
 """

@@ -1,4 +1,4 @@
-"""The group `widepack`: its commands by name, and how an error looks."""
+"""The group `widepack`: its commands by purpose, and errors as one paragraph."""
 
 from __future__ import annotations
 
@@ -14,39 +14,74 @@ import click
 
 from widepack_artifacts.errors import WidepackError
 
-# Name -> module and one line for --help, so that it loads none of them; in the order in which a user meets them.
-COMMANDS = {
-    "demo": ("demo", "Train eight small classifiers and take them all the way."),
-    "build": ("build", "Turn N checkpoints into one artifact that runs them all."),
-    "bench": ("bench", "Time an artifact beside its members without widepack."),
-    "inspect": ("inspect_artifact", "Say what is in an artifact."),
-    "trace": ("trace", "Say how each op of the member runs for all members, and why."),
-    "verify": ("verify", "Check an artifact's files and answers."),
-    "tune": ("tune", "Measure plans on this machine, and keep the fastest."),
-    "compile": ("compile", "Compile an artifact's programs for this machine."),
-    "extract": ("extract", "Write one member's weights to a checkpoint of its own."),
-    "update": ("update", "Put other checkpoints in the places of members."),
-    "append": ("append", "Add members to an artifact."),
-    "drop": ("drop", "Take members out of an artifact."),
-    "export": ("export", "Write an artifact as ONNX, or as a torch.export program."),
-    "primitives": ("primitives", "List the ops that run wide, and the strategies of each."),
-    "selftest": ("selftest", "Check widepack's answers on this machine."),
-    "info": ("info", "Say which versions and devices widepack sees here."),
+from .shared.failures import Failure, Refusal
+
+# Command -> one line for --help, by purpose, so that --help imports none of them. Their modules have the same
+# names.
+SECTIONS = {
+    "Make": {
+        "demo": "Train eight small classifiers and try every step.",
+        "build": "Turn N checkpoints into one artifact that runs all of them.",
+        "verify": "Check the files and the answers of an artifact.",
+    },
+    "Run and measure": {
+        "bench": "Time an artifact beside its members without widepack.",
+        "tune": "Measure plans on this machine and keep the fastest.",
+        "compile": "Compile the programs of an artifact for this machine.",
+        "inspect": "Show what an artifact contains.",
+        "trace": "Show how each op of the member runs for all members, and why.",
+    },
+    "Change": {
+        "update": "Replace members by other checkpoints.",
+        "append": "Add members to an artifact.",
+        "drop": "Remove members from an artifact.",
+    },
+    "Share": {
+        "export": "Write an artifact as ONNX or as a torch.export program.",
+        "extract": "Write the weights of one member to a checkpoint.",
+    },
+    "This machine": {
+        "bench-layers": "Time layers of torch.nn: every strategy beside the baselines.",
+        "bench-suite": "Time the suite of reference networks.",
+        "primitives": "List the ops that run wide, with their strategies.",
+        "selftest": "Check widepack's answers on this machine.",
+        "info": "Show the versions and devices that widepack sees here.",
+    },
 }
+COMMANDS = {name: line for section in SECTIONS.values() for name, line in section.items()}
+# Options of `bench` that are commands of their own since 0.2. They are removed in 0.3.
+FORMER_OPTIONS = {"--suite": "bench-suite", "--primitive": "bench-layers"}
 
 
-class Failure(click.ClickException):
-    """A paragraph on standard error and exit code 1."""
-
-
-class Refusal(Failure):
-    """What cannot be meant: exit code 2."""
-
-    exit_code = 2
+def current_spelling(args: list[str]) -> list[str]:
+    """Returns the arguments of a former spelling (`bench --suite cpu`) in the current one (`bench-suite
+    cpu`).
+    """
+    if not args or args[0] != "bench":
+        return args
+    for i, word in enumerate(args):
+        option, equals, value = word.partition("=")
+        if option not in FORMER_OPTIONS:
+            continue
+        rest = args[1:i] + args[i + 1 :]
+        if not equals and len(args) > i + 1 and not args[i + 1].startswith("-"):
+            value = args[i + 1]
+            rest = args[1:i] + args[i + 2 :]
+        command = FORMER_OPTIONS[option]
+        words = value.split(",") if command == "bench-layers" else [value]
+        new = [command, *filter(None, words)]
+        click.echo(
+            f"`widepack bench {option}` is now `widepack {command}`; the former spelling "
+            "works until version 0.3. "
+            f"Write: widepack {' '.join(new)} ...",
+            err=True,
+        )
+        return [*new, *rest]
+    return args
 
 
 class Lazy(click.Group):
-    """A group that imports a command when it is asked for, and prints every error as one paragraph."""
+    """A group that imports a command when it is called, and prints every error as one paragraph."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -54,12 +89,14 @@ class Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(f".{COMMANDS[cmd_name][0]}", __package__).command
+        command: click.Command = import_module(f".commands.{cmd_name.replace('-', '_')}", __package__).command
         return command
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         try:
-            return super().resolve_command(ctx, args)
+            return super().resolve_command(ctx, current_spelling(args))
         except click.UsageError as error:
             near = get_close_matches(args[0], COMMANDS, n=1)
             if not near or "mean" in error.message:
@@ -67,35 +104,46 @@ class Lazy(click.Group):
             raise click.UsageError(f"{error.message} Did you mean {near[0]}?", ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+        width = max(map(len, COMMANDS))
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), line) for name, line in commands.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
         if not ctx.params.get("debug"):
-            warnings.simplefilter("ignore", FutureWarning)  # of torch about torch: nothing that the user could change
+            warnings.simplefilter(
+                "ignore", FutureWarning
+            )  # torch warns about its own code; the user cannot change it
         try:
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
-                raise  # the reader of a pipe has gone: click ends in silence
+                raise  # the reader of the pipe ended: click exits silently
             if ctx.params.get("debug"):
                 traceback.print_exc()
             raise _failure(error) from error
 
 
 def _failure(error: Exception) -> Failure:
-    """Any exception as one paragraph."""
+    """Returns an exception as one paragraph."""
     if isinstance(error, WidepackError):
         return (Refusal if error.exit_code == 2 else Failure)(str(error))
     if isinstance(error, OSError):
-        names = [os.fsdecode(n) for n in (error.filename, error.filename2) if isinstance(n, (str, bytes, os.PathLike))]
+        names = [
+            os.fsdecode(n)
+            for n in (error.filename, error.filename2)
+            if isinstance(n, (str, bytes, os.PathLike))
+        ]
         return Failure(": ".join([*names, error.strerror or str(error) or type(error).__name__]))
     if isinstance(error, MemoryError):
-        return Failure("there is not enough memory for this")
+        return Failure("there is not enough memory")
     first = (str(error).strip().splitlines() or [""])[0]
-    return Failure(f"{type(error).__name__}: {first}. That is a fault of widepack's, not an answer: `widepack --debug ...` shows where it happened")
+    return Failure(
+        f"{type(error).__name__}: {first}. This is an error in widepack: "
+        "`widepack --debug ...` shows where it happened"
+    )
 
 
 def _version(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
@@ -115,9 +163,20 @@ EPILOG = """Example:
 """
 
 
-@click.group(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120}, epilog=EPILOG)
+@click.group(
+    cls=Lazy,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+    epilog=EPILOG,
+)
 @click.option("--debug", is_flag=True, envvar="WIDEPACK_DEBUG", help="Show the traceback of an error.")
-@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Show the version and exit.")
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_version,
+    help="Show the version and exit.",
+)
 def cli(debug: bool) -> None:
     """Run N trained models of one architecture as one."""
 

@@ -1,13 +1,18 @@
 #!/usr/bin/env python3
-"""What memory a build takes, and how fast it stacks: N members that together are many times larger than what the process may hold.
+"""Measures the memory of a build, and how fast it stacks: N members together are many times larger than the
+limit of the process.
 
-    python scripts/build_memory.py [--row conv|attention|small]... [-n 64] [-o bench/results/build-memory-cpu.json] [--limit-mb 1500]
+    python scripts/measure/build_memory.py [--row conv|attention|small]... [-n 64] [-o
+    bench/results/build-memory-cpu.json] [--limit-mb 1500]
 
-Members are made one by one in a folder of their own, then a fresh process builds them while its private memory (RssAnon of /proc) is read every 5 ms. What is above
-import torch and export is counted from the process's private memory after it has built two tiny members; activations of the verification are in the figure. With
---limit-mb the process runs in a memory cgroup of that size (version 1, which needs root), where page cache counts too but can be taken back.
+Members are made one by one in a folder of their own, then a fresh process builds them while its private
+memory (RssAnon of /proc) is read every 5 ms. What is above import torch and export is counted from the
+process's private memory after it has built two tiny members; activations of the verification are in the
+figure. With --limit-mb the process runs in a memory cgroup of that size (version 1, which needs root), where
+page cache counts too but can be taken back.
 
-Stacking is the build's stage `write weights`: reading, hashing, writing and flushing. Beside it `cp` of the same files and a flush, before and after, from the page cache.
+Stacking is the build's stage `write weights`: reading, hashing, writing and flushing. Beside it `cp` of the
+same files and a flush, before and after, from the page cache.
 
 | row | the member |
 |---|---|
@@ -34,10 +39,10 @@ from typing import Any
 
 import torch
 
-from widepack.checkpoints.alignment import load_factory
-from widepack_artifacts.writer import Reader
+from widepack.checkpoints.factory import load_factory
+from widepack_artifacts.reader import Reader
 from widepack_bench.models.weights import states
-from widepack_bench.report.document import environment
+from widepack_bench.report.environment import environment
 
 ROWS: dict[str, tuple[str, dict[str, Any], list[str], int]] = {
     "conv": ("widepack_bench.models.resnet:resnet50", {}, ["x=float32[B,3,64,64]"], 64),
@@ -47,7 +52,12 @@ ROWS: dict[str, tuple[str, dict[str, Any], list[str], int]] = {
         ["ids=int64[B,4]:0..99", "mask=int64[B,4]:0..1"],
         64,
     ),
-    "wide": ("widepack_bench.models.mlp:mlp", {"inputs": 5000, "width": 2500, "outputs": 5000}, ["input=float32[B,5000]"], 64),
+    "wide": (
+        "widepack_bench.models.mlp:mlp",
+        {"inputs": 5000, "width": 2500, "outputs": 5000},
+        ["input=float32[B,5000]"],
+        64,
+    ),
     "small": ("widepack_bench.models.mlp:mlp", {"width": 784}, ["input=float32[B,64]"], 1000),
 }
 CHILD = """
@@ -67,7 +77,8 @@ with tempfile.TemporaryDirectory() as folder:
     for i in range(2):
         torch.manual_seed(i)
         torch.save(tiny().state_dict(), f"{folder}/{i}.pt")
-    widepack.build([f"{folder}/0.pt", f"{folder}/1.pt"], f"{folder}/t.wide", model=tiny, inputs=["input=float32[B,3,4,4]"])
+    paths = [f"{folder}/0.pt", f"{folder}/1.pt"]
+    widepack.build(paths, f"{folder}/t.wide", model=tiny, inputs=["input=float32[B,3,4,4]"])
 say("begin")
 seen = None
 def progress(stage, done, total):
@@ -75,7 +86,8 @@ def progress(stage, done, total):
     if stage != seen:
         seen = stage
         say(stage)
-report = widepack.build(order["paths"], order["out"], model=order["model"], model_args=order["args"], inputs=order["inputs"], progress=progress)
+options = {"model": order["model"], "model_args": order["args"], "inputs": order["inputs"]}
+report = widepack.build(order["paths"], order["out"], **options, progress=progress)
 say("end", report.seconds)
 """
 
@@ -124,7 +136,9 @@ def measured(name: str, count: int, folder: Path, limit_mb: int) -> dict[str, An
     order = {"paths": paths, "out": str(folder / "e.wide"), "model": model, "args": args, "inputs": inputs}
     group = _limited(limit_mb) if limit_mb else None
     start = time.monotonic()
-    child = subprocess.Popen([sys.executable, "-W", "ignore", "-c", CHILD, json.dumps(order)], stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", CHILD, json.dumps(order)], stdout=subprocess.PIPE, text=True
+    )
     if group is not None:
         (group / "cgroup.procs").write_text(str(child.pid))
     marks: list[list[Any]] = []
@@ -140,7 +154,13 @@ def measured(name: str, count: int, folder: Path, limit_mb: int) -> dict[str, An
     if group is not None:
         group.rmdir()
     if child.returncode:
-        return {"members": count, "bytes": size, "limit_mb": limit_mb or None, "failed": child.returncode, "stages": [m[1] for m in marks]}
+        return {
+            "members": count,
+            "bytes": size,
+            "limit_mb": limit_mb or None,
+            "failed": child.returncode,
+            "stages": [m[1] for m in marks],
+        }
     base = next(b for t, b in reversed(read) if t <= marks[0][0])
     stages = {}
     for mark, after in itertools.pairwise(marks):
@@ -167,7 +187,9 @@ def measured(name: str, count: int, folder: Path, limit_mb: int) -> dict[str, An
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--row", action="append", choices=ROWS, help="default: all")
     parser.add_argument("-n", type=int, help="members; default: the row's own")
     parser.add_argument("--limit-mb", type=int, default=0)
@@ -182,10 +204,15 @@ def main() -> None:
     if given.o:
         kept = json.loads(given.o.read_text())["rows"] if given.o.exists() else {}
         named = {f"{n}, limit {given.limit_mb} MB" if given.limit_mb else n: row for n, row in rows.items()}
-        command = "python scripts/build_memory.py" + (f" --limit-mb {given.limit_mb}" if given.limit_mb else "")
+        command = "python scripts/measure/build_memory.py" + (
+            f" --limit-mb {given.limit_mb}" if given.limit_mb else ""
+        )
         for row in named.values():
             row["command"] = command
-        given.o.write_text(json.dumps({"rows": {**kept, **named}, **environment("cpu", torch.get_num_threads())}, indent=1) + "\n")
+        given.o.write_text(
+            json.dumps({"rows": {**kept, **named}, **environment("cpu", torch.get_num_threads())}, indent=1)
+            + "\n"
+        )
 
 
 if __name__ == "__main__":

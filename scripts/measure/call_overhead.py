@@ -1,13 +1,19 @@
 #!/usr/bin/env python3
-"""What a call costs beyond the bare graph that it runs: binding, checks, the choice of the program, and the form of the answer.
+"""Measures what a call costs besides its graph: binding, checks, the choice of the program, the form of the
+answer.
 
-    taskset -c 1 python scripts/call_overhead.py [-o bench/results/call-overhead-cpu.json] [--seconds 10]
+    taskset -c 1 python scripts/measure/call_overhead.py [-o bench/results/call-overhead-cpu.json] [--seconds
+    10]
 
-N=4 members of an MLP 8-8-4 at a batch of 1, one thread, backend `eager`. The bare graph is the flat function over the bound weights, under inference mode; for each way of calling it is
-the graph that this call runs, given the tensors that the call gives it. Both sides of every row are interleaved in one process, in blocks of a millisecond and orders that change; `over_us` is the median over rounds
-of the difference within a round, with its 95% interval, and `again_us` the same of the bare graph against itself: what cannot be told apart from nothing.
+N=4 members of an MLP 8-8-4 at a batch of 1, one thread, backend `eager`. The bare graph is the flat function
+over the bound weights, under inference mode; for each way of calling it is the graph that this call runs,
+given the tensors that the call gives it. Both sides of every row are interleaved in one process, in blocks of
+a millisecond and orders that change; `over_us` is the median over rounds of the difference within a round,
+with its 95% interval, and `again_us` the same of the bare graph against itself: what cannot be told apart
+from nothing.
 
-The goal, at most 20 us, is of `ens(x)`; the other rows say what more a call may have to do, each with its own `holds`.
+The goal, at most 20 us, is of `ens(x)`; the other rows say what more a call may have to do, each with its own
+`holds`.
 
 | row | the call |
 |---|---|
@@ -34,11 +40,11 @@ from torch import Tensor, nn
 import widepack
 from widepack.system.timing import once, without_gc
 from widepack_bench.measure.answers import difference, leaves
-from widepack_bench.measure.race import median_interval, order, quiet
 from widepack_bench.measure.programs import entry_of
-from widepack_bench.report.document import environment
+from widepack_bench.measure.race import median_interval, order, quiet
+from widepack_bench.report.environment import environment
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 MEMBERS, GOAL_US, BLOCK_S = 4, 20, 1e-3
 Call = Callable[[], Any]
 
@@ -81,7 +87,7 @@ def built(folder: Path, make: Callable[[], nn.Module], *args: Any) -> widepack.W
 
 
 def bare(ens: widepack.WideModel, pattern: str, *values: Tensor) -> Call:
-    """The flat function of the pattern's program over its weights. values: the call's tensors, leaf by leaf."""
+    """Returns the flat function of the pattern's program over its weights. values: the call's tensors."""
     executable = entry_of(ens).programs.for_sizes(pattern, {"B": 1}).executable
     forward, weights = executable.forward, executable.weights
     return lambda: forward(*weights, *values)
@@ -101,7 +107,10 @@ def rows(folder: Path) -> dict[str, tuple[Call, Call]]:
         "ens(x=x)": (lambda: one(input=x), bare(one, "shared", x)),
         "ens.each(xs)": (lambda: one.each(xs), bare(one, "each", xs)),
         "ens(x, h=each(h))": (lambda: two(x, h=widepack.each(h)), bare(two, "mixed:se", x, h)),
-        "structured": (lambda: structured(batch=given, state=state), bare(structured, "shared", *given.values(), *state)),
+        "structured": (
+            lambda: structured(batch=given, state=state),
+            bare(structured, "shared", *given.values(), *state),
+        ),
     }
 
 
@@ -147,7 +156,8 @@ def main() -> None:
             made[name] = row = measured(call, graph, given.seconds)
             over, again = row["over_us"], row["again_us"]
             print(
-                f"{name}: {over['value']:.1f} us [{over['low']:.1f}, {over['high']:.1f}] beyond the {row['graph_us']['value']:.1f} us of the graph; "
+                f"{name}: {over['value']:.1f} us [{over['low']:.1f}, {over['high']:.1f}] beyond "
+                f"the {row['graph_us']['value']:.1f} us of the graph; "
                 f"graph against itself {again['value']:+.2f}"
             )
     record = {

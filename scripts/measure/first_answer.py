@@ -1,21 +1,25 @@
 #!/usr/bin/env python3
-"""How long a process takes to its first answer, beyond `import torch`, where compiled programs are in the cache and the machine has no compiler.
+"""Measures the time of a process to its first answer, without `import torch`. Compiled programs are in the
+cache, and the machine has no compiler.
 
-    taskset -c 1 python scripts/first_answer.py [-o bench/results/first-answer-cpu.json] [--rounds 15]
+    taskset -c 1 python scripts/measure/first_answer.py [-o bench/results/first-answer-cpu.json] [--rounds 15]
 
-An artifact with 100 MB of weights: 8 members of a 3-layer MLP, 1024 wide. Every figure is wall clock from before a process is started to a mark that it prints, on
-the clock that processes share. A round starts one process of each kind, in an order that changes; `import torch` is a kind of its own, and what a kind takes beyond it is the
-difference of two processes of one round; `in_process_ms` is the same within one process, from the end of its own `import torch`, which hangs less on how long that took.
-Medians over rounds, with 95% intervals; the goal is held to the upper end of the first.
+An artifact with 100 MB of weights: 8 members of a 3-layer MLP, 1024 wide. Every figure is wall clock from
+before a process is started to a mark that it prints, on the clock that processes share. A round starts one
+process of each kind, in an order that changes; `import torch` is a kind of its own, and what a kind takes
+beyond it is the difference of two processes of one round; `in_process_ms` is the same within one process,
+from the end of its own `import torch`, which hangs less on how long that took. Medians over rounds, with 95%
+intervals; the goal is held to the upper end of the first.
 
 | kind | what the process does |
 |---|---|
 | `torch` | imports torch |
 | `aot` | loads with backend `aot` from the warm cache, and calls once; the probe has passed on this machine |
-| `aot, probe` | the same, and runs the artifact's probe: what the first process of a machine or of a container does |
+| `aot, probe` | the same, with the artifact's probe: the first process of a machine or container |
 | `eager` | loads with backend `eager`, and calls once |
 
-The files are in the system's page cache. Before anything is timed the answers of `aot` are compared with the members' own.
+The files are in the system's page cache. Before anything is timed the answers of `aot` are compared with the
+members' own.
 """
 
 from __future__ import annotations
@@ -37,9 +41,9 @@ from torch import nn
 
 import widepack
 from widepack_bench.measure.race import median_interval, order
-from widepack_bench.report.document import environment
+from widepack_bench.report.environment import environment
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 MEMBERS, WIDTH, LAYERS, BATCH = 8, 1024, 3, 1
 GOAL_MS = 500
 COMPILERS = ("c++", "g++", "clang++", "cc", "gcc", "clang", "icpx", "nvcc")
@@ -76,7 +80,9 @@ def made(folder: Path) -> tuple[Path, Path, int]:
         paths.append(folder / f"m{i}.pt")
         torch.save(modules[-1].state_dict(), paths[-1])
     artifact, cache = folder / "e.wide", folder / "compiled"
-    report = widepack.build(paths, artifact, model=net, inputs=[f"input=float32[B,{WIDTH}]"], targets=("cpu",), pt2=False)
+    report = widepack.build(
+        paths, artifact, model=net, inputs=[f"input=float32[B,{WIDTH}]"], targets=("cpu",), pt2=False
+    )
     ens = widepack.load(artifact, backend="aot", compile="now", cache=cache)
     x = torch.randn(4, WIDTH)
     with torch.inference_mode():
@@ -90,7 +96,16 @@ def child(kind: str, artifact: Path, cache: Path, home: Path, threads: int) -> d
     env = {**kept, "PATH": "/nonexistent", "XDG_CACHE_HOME": str(home), "OMP_NUM_THREADS": str(threads)}
     if found := [c for c in COMPILERS if shutil.which(c, path=env["PATH"])]:
         raise SystemExit(f"the processes that are timed would find a compiler: {', '.join(found)}")
-    command = [sys.executable, "-c", CHILD, kind.partition(",")[0], str(artifact), str(cache), str(BATCH), str(WIDTH)]
+    command = [
+        sys.executable,
+        "-c",
+        CHILD,
+        kind.partition(",")[0],
+        str(artifact),
+        str(cache),
+        str(BATCH),
+        str(WIDTH),
+    ]
     begin = time.monotonic_ns()
     done = subprocess.run(command, capture_output=True, text=True, env=env)
     if done.returncode:
@@ -110,7 +125,9 @@ def main() -> None:
         folder = Path(name)
         artifact, cache, weights = made(folder)
         warm = folder / "warm"
-        for kind in KINDS:  # the first of each kind fills caches: of bytecode, of probes that passed, of pages
+        for (
+            kind
+        ) in KINDS:  # the first of each kind fills caches: of bytecode, of probes that passed, of pages
             child(kind, artifact, cache, warm, given.threads)
         for number in range(given.rounds):
             found = {}
@@ -124,7 +141,8 @@ def main() -> None:
         beyond, own = one["beyond_torch_ms"], one["in_process_ms"]
         parts = ", ".join(f"{k} {v:.0f}" for k, v in one["parts_ms"].items())
         print(
-            f"{kind}: {beyond['value']:.0f} ms [{beyond['low']:.0f}, {beyond['high']:.0f}] beyond import torch; in the process itself {own['value']:.0f}: {parts}"
+            f"{kind}: {beyond['value']:.0f} ms [{beyond['low']:.0f}, {beyond['high']:.0f}] "
+            f"beyond import torch; in the process itself {own['value']:.0f}: {parts}"
         )
     record = {
         "what": __doc__,
@@ -147,7 +165,9 @@ def row(kind: str, rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
     for before, name in (("torch", "widepack"), ("widepack", "load"), ("load", "answer")):
         parts[name] = statistics.median(r[kind][name] - r[kind][before] for r in rounds)
     return {
-        "beyond_torch_ms": median_interval([r[kind]["answer"] - r["torch"]["torch"] for r in rounds]).to_json(),
+        "beyond_torch_ms": median_interval(
+            [r[kind]["answer"] - r["torch"]["torch"] for r in rounds]
+        ).to_json(),
         "in_process_ms": median_interval([r[kind]["answer"] - r[kind]["torch"] for r in rounds]).to_json(),
         "parts_ms": parts,
         "all_ms": [round(r[kind]["answer"] - r["torch"]["torch"], 1) for r in rounds],

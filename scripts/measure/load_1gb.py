@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Time `widepack.load` on an artifact of 1 GB: seconds beyond `import torch`, and private memory (RssAnon), in fresh processes.
+"""Times `widepack.load` on an artifact of 1 GB: seconds without `import torch`, and private memory (RssAnon),
+in new processes.
 
-usage: scripts/bench-load [-o bench/results/load-1gb-cpu.json] [--runs 5]
+usage: scripts/measure/load_1gb.py [-o bench/results/load-1gb-cpu.json] [--runs 5]
 
-16 members of four 2048 x 2048 linear layers. The first load on a machine runs the probe; the runs after it find the pass in the cache. Also timed: the start of
-`widepack --help` and `widepack inspect`.
+16 members of four 2048 x 2048 linear layers. The first load on a machine runs the probe; the runs after it
+find the pass in the cache. Also timed: the start of `widepack --help` and `widepack inspect`.
 """
 
 from __future__ import annotations
@@ -24,20 +25,22 @@ import torch
 from torch import nn
 
 import widepack
-from widepack_bench.report import environment
+from widepack_bench.report.environment import environment
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 LOAD = """
 import json, sys, time
 import torch
 def anon():
-    return int(next(line for line in open("/proc/self/status") if line.startswith("RssAnon")).split()[1]) * 1024
+    line = next(line for line in open("/proc/self/status") if line.startswith("RssAnon"))
+    return int(line.split()[1]) * 1024
 before, start = anon(), time.perf_counter()
 import widepack
 ens = widepack.load(sys.argv[1], prologue=sys.argv[2] == "on")
 loaded, after = time.perf_counter(), anon()
 ens(torch.zeros(2, 2048))
-print(json.dumps({"load_s": loaded - start, "first_call_s": time.perf_counter() - loaded, "anon_bytes": after - before}))
+first_call_s = time.perf_counter() - loaded
+print(json.dumps({"load_s": loaded - start, "first_call_s": first_call_s, "anon_bytes": after - before}))
 """
 
 
@@ -57,13 +60,26 @@ def main() -> None:
             paths.append(f"{folder}/m{i}.pt")
             torch.save(net().state_dict(), paths[-1])
         report = widepack.build(paths, f"{folder}/e.wide", model=net, inputs=["input=float32[B,2048]"])
-        made: dict[str, Any] = {"command": shlex.join(["scripts/bench-load", *sys.argv[1:]]), "environment": environment("cpu", torch.get_num_threads())}
+        made: dict[str, Any] = {
+            "command": shlex.join(["scripts/measure/load_1gb.py", *sys.argv[1:]]),
+            "environment": environment("cpu", torch.get_num_threads()),
+        }
         made |= {"weights_bytes": sum(report.weights.values()), "build_seconds": report.seconds, "loads": []}
         env = {**os.environ, "XDG_CACHE_HOME": f"{folder}/cache"}
         for prologue in ("off", "on"):
             for run in range(given.runs):
-                done = subprocess.run([sys.executable, "-c", LOAD, f"{folder}/e.wide", prologue], capture_output=True, text=True, check=True, env=env)
-                row = {"prologue": prologue, "probe": "run" if run == 0 else "remembered", **json.loads(done.stdout)}
+                done = subprocess.run(
+                    [sys.executable, "-c", LOAD, f"{folder}/e.wide", prologue],
+                    capture_output=True,
+                    text=True,
+                    check=True,
+                    env=env,
+                )
+                row = {
+                    "prologue": prologue,
+                    "probe": "run" if run == 0 else "remembered",
+                    **json.loads(done.stdout),
+                }
                 row["anon_share_of_weights"] = row["anon_bytes"] / made["weights_bytes"]
                 made["loads"].append(row)
                 print(row, flush=True)
@@ -71,7 +87,9 @@ def main() -> None:
             seconds = []
             for _ in range(given.runs):
                 start = time.perf_counter()
-                subprocess.run([sys.executable, "-m", "widepack_cli", *words], capture_output=True, check=True, env=env)
+                subprocess.run(
+                    [sys.executable, "-m", "widepack_cli", *words], capture_output=True, check=True, env=env
+                )
                 seconds.append(time.perf_counter() - start)
             made[f"{words[0].strip('-')}_s"] = sorted(seconds)
             print(words[0], sorted(seconds), flush=True)

@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
-"""What the rules of thumb for a CPU rest on: the suite's networks at several batches as a loop and wide, each over plain weights and over packed convolutions, and by the rules.
+"""Measures the data for the rules of thumb of a CPU: the suite's networks at several batches, as a loop and
+wide, each with plain weights and with packed convolutions, and by the rules.
 
-    taskset -c 1 python scripts/rules_cpu.py [-o bench/results/rules-cpu.json] [--seconds 3] [--only NAME,...]
+    taskset -c 1 python scripts/measure/rules_cpu.py [-o bench/results/rules-cpu.json] [--seconds 3] [--only
+    NAME,...]
 
-One thread, backend `eager`, CPU-sized forms of the suite's rows. All forms of a network at a batch are interleaved in one process and answer alike before they are timed. `ms` is the median,
-`over_loop` the median over rounds of the plain loop's time over a form's (over 1: faster than the loop). `activations_kib` is what the rules go by: bytes that an op of all members reads and writes.
+One thread, backend `eager`, CPU-sized forms of the suite's rows. All forms of a network at a batch are
+interleaved in one process and answer alike before they are timed. `ms` is the median, `over_loop` the median
+over rounds of the plain loop's time over a form's (over 1: faster than the loop). `activations_kib` is what
+the rules go by: bytes that an op of all members reads and writes.
 """
 
 from __future__ import annotations
@@ -19,18 +23,21 @@ from typing import Any
 import torch
 
 import widepack
-from widepack.planning.plan import Choice
-from widepack.planning.heuristics import activations, packable
+from widepack.planning.packed_convs import packable
+from widepack.planning.plan import NodeChoice
+from widepack.planning.working_set import activations
 from widepack.system.timing import race, ratio
-from widepack.tuning.tune import searches_of
-from widepack.tuning.search import RULES, Search, with_choices
-from widepack_bench.models.weights import states
-from widepack_bench.measure.race import quiet
+from widepack.tuning.candidate import with_choices
+from widepack.tuning.candidate_pool import RULES
+from widepack.tuning.search import Search
+from widepack.tuning.searches import searches_of
 from widepack_bench.measure.programs import entry_of
-from widepack_bench.report.document import environment
+from widepack_bench.measure.race import quiet
+from widepack_bench.models.weights import states
+from widepack_bench.report.environment import environment
 from widepack_bench.suite.rows import chosen
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 BATCHES = {
     "mlp-b32": (8, 32, 64, 128),
     "deep-mlp": (8, 16, 32),
@@ -44,7 +51,7 @@ BATCHES = {
     "unet": (1, 4, 16),
     "cnn1d": (1, 16, 64),
 }
-PACK = Choice("packed", "measured")
+PACK = NodeChoice("packed", "measured")
 
 
 def measured(search: Search, batch: int, seconds: float) -> dict[str, Any]:
@@ -55,7 +62,10 @@ def measured(search: Search, batch: int, seconds: float) -> dict[str, Any]:
     plans = {"loop": loop, "wide": wide, "by the rules": search.rules()}
     if packs:
         plans |= {"loop, packed": with_choices(loop, packs), "wide, packed": with_choices(wide, packs)}
-    found = {name: search.candidate(RULES if name == "by the rules" else name, plan) for name, plan in plans.items()}
+    found = {
+        name: search.candidate(RULES if name == "by the rules" else name, plan)
+        for name, plan in plans.items()
+    }
     made = {name: c for name, c in found.items() if c is not None and search.is_right(search.bound(c))}
     times = race({name: search.call(c) for name, c in made.items()}, seconds)
     grows = activations(search.first, search.kinds, members, search.example, search.letter)
@@ -83,8 +93,18 @@ def network(name: str, seconds: float) -> list[dict[str, Any]]:
             paths.append(f"{folder}/{i:03}.pt")
             torch.save(state, paths[-1])
         out = f"{folder}/{name}.wide"
-        widepack.build(paths, out, model=row.model, model_args=dict(form.options), inputs=list(form.inputs), targets=("cpu",), pt2=False)
-        searches, refused = searches_of(entry_of(widepack.load(out, backend="eager", warmup=False)), "shared", BATCHES[name], seconds)
+        widepack.build(
+            paths,
+            out,
+            model=row.model,
+            model_args=dict(form.options),
+            inputs=list(form.inputs),
+            targets=("cpu",),
+            pt2=False,
+        )
+        searches, refused = searches_of(
+            entry_of(widepack.load(out, backend="eager", warmup=False)), "shared", BATCHES[name], seconds
+        )
         if refused:
             raise SystemExit(f"{name}: {refused}")
         return [measured(search, batch, seconds) for batch, search in searches.items()]
@@ -101,7 +121,11 @@ def main() -> None:
         for name in given.only.split(","):
             rows[name] = network(name, given.seconds)
             for row in rows[name]:
-                print(f"{name} N={row['members']} B={row['batch']}: {row['activations_kib']} KiB, {row['ms']}, rules {row['rules']}", flush=True)
+                print(
+                    f"{name} N={row['members']} B={row['batch']}: {row['activations_kib']} KiB, "
+                    f"{row['ms']}, rules {row['rules']}",
+                    flush=True,
+                )
     record = {"what": __doc__, "environment": environment("cpu", 1), "rows": rows}
     given.out.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 

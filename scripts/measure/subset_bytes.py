@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""What a subset of the members reads from the disk: `load(members=[3, 7])` of 64.
+"""Measures what a subset of the members reads from the disk: `load(members=[3, 7])` of 64.
 
-    python scripts/subset_bytes.py [-o bench/results/subset-cpu.json] [--members 64] [--folder DIR]
+    python scripts/measure/subset_bytes.py [-o bench/results/subset-cpu.json] [--members 64] [--folder DIR]
 
-An artifact of `--members` members of 10 MB each is built under `--folder`. For each subset a fresh process drops the weights files from the page cache, loads the subset, calls it once and looks
-which pages of the files are in the page cache then (`mincore`), and at what the process made the disk read (`read_bytes` of /proc/self/io, where the file
-system has a disk). Both count what the kernel read ahead. `part` is the pages' share of the weights files; `expected` is the subset's share of the members.
+An artifact of `--members` members of 10 MB each is built under `--folder`. For each subset a fresh process
+drops the weights files from the page cache, loads the subset, calls it once and looks which pages of the
+files are in the page cache then (`mincore`), and at what the process made the disk read (`read_bytes` of
+/proc/self/io, where the file system has a disk). Both count what the kernel read ahead. `part` is the pages'
+share of the weights files; `expected` is the subset's share of the members.
 
 `holds`: a subset of 2 of 64 has read at most 1.2 times its share.
 """
@@ -27,10 +29,10 @@ import torch
 from torch import nn
 
 import widepack
-from widepack_artifacts.writer import Reader
-from widepack_bench.report.document import environment
+from widepack_artifacts.reader import Reader
+from widepack_bench.report.environment import environment
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 WIDTH = 1600
 SUBSETS = ([3, 7], [3, 4], [5], [0, 63], list(range(0, 64, 4)))
 
@@ -44,7 +46,12 @@ def resident(path: Path) -> int:
     """How many bytes of a file are in the page cache."""
     libc = ctypes.CDLL(None, use_errno=True)
     size = path.stat().st_size
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE) as mapped:
+    with (
+        open(path, "rb") as file,
+        mmap.mmap(
+            file.fileno(), size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE
+        ) as mapped,
+    ):
         pages = (size + mmap.PAGESIZE - 1) // mmap.PAGESIZE
         there = (ctypes.c_ubyte * pages)()
         at = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
@@ -61,7 +68,13 @@ def drop(path: Path) -> None:
 
 
 def read_bytes() -> int:
-    return int(next(line.split()[1] for line in Path("/proc/self/io").read_text().splitlines() if line.startswith("read_bytes")))
+    return int(
+        next(
+            line.split()[1]
+            for line in Path("/proc/self/io").read_text().splitlines()
+            if line.startswith("read_bytes")
+        )
+    )
 
 
 def measured(artifact: Path, members: list[int]) -> dict[str, Any]:
@@ -94,7 +107,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("-o", "--out", type=Path, default=ROOT / "bench/results/subset-cpu.json")
     parser.add_argument("--members", type=int, default=64)
-    parser.add_argument("--folder", type=Path, help="where the artifact is built; a temporary folder without it")
+    parser.add_argument(
+        "--folder", type=Path, help="where the artifact is built; a temporary folder without it"
+    )
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--subset", type=json.loads, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -108,7 +123,14 @@ def main() -> None:
             torch.manual_seed(i)
             torch.save(model().state_dict(), folder / f"{i}.pt")
             paths.append(folder / f"{i}.pt")
-        widepack.build(paths, folder / "e.wide", model=model, inputs=[f"input=float32[B,{WIDTH}]"], targets=("cpu",), pt2=False)
+        widepack.build(
+            paths,
+            folder / "e.wide",
+            model=model,
+            inputs=[f"input=float32[B,{WIDTH}]"],
+            targets=("cpu",),
+            pt2=False,
+        )
         rows = []
         for members in SUBSETS:
             command = [
@@ -119,10 +141,13 @@ def main() -> None:
                 "--subset",
                 json.dumps([m for m in members if m < given.members]),
             ]
-            rows.append(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+            rows.append(
+                json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+            )
             row = rows[-1]
             print(
-                f"{len(row['members'])} of {given.members}: {row['part']:.4f} of the files, {row['expected']:.4f} expected; the disk gave {row['read_bytes']:,} bytes"
+                f"{len(row['members'])} of {given.members}: {row['part']:.4f} of the files, "
+                f"{row['expected']:.4f} expected; the disk gave {row['read_bytes']:,} bytes"
             )
     record = {
         "what": __doc__,

@@ -1,21 +1,26 @@
 #!/usr/bin/env python3
-"""Calls of eight threads while members are swapped: whether every answer is whole, and how much longer calls take.
+"""Measures calls of eight threads while members are swapped: are all answers consistent, and how slow are
+calls?
 
-    python scripts/swap_under_load.py [-o bench/results/swap-cpu.json] [--calls 10000] [--threads 8] [--swaps 50] [--width 128]
+    python scripts/measure/swap_under_load.py [-o bench/results/swap-cpu.json] [--calls 10000] [--threads 8]
+    [--swaps 50] [--width 128]
 
-N=8 members of a residual MLP, 14 layers deep, in an artifact built with `--share none`, backend `eager`, torch on one thread. Each member has two versions, A and B. What they answer to each of
-four inputs is known from two other artifacts, one built of all A and one of all B, so the answers after a swap are held to a model that was never swapped.
+N=8 members of a residual MLP, 14 layers deep, in an artifact built with `--share none`, backend `eager`,
+torch on one thread. Each member has two versions, A and B. Two other artifacts, one of all A and one of all
+B, give the expected answers to each of four inputs: the answers after a swap are compared with a model that
+was never swapped.
 
 1. Half of `--calls`, from `--threads` threads at once, without swaps.
-2. `--calls` calls while `--swaps` swaps are spread evenly over them: a thread of its own swaps one member after the other, to B and back.
+2. `--calls` calls while `--swaps` swaps are spread evenly over them: one more thread swaps one member
+   after the other, to B and back.
 3. The other half without swaps.
 
 | key | what it is |
 |---|---|
 | `torn` | answers of a member that are, bit for bit, neither A's nor B's: 0 |
-| `mixtures` | different sets of versions that answers were of: what shows that calls were answered all the while |
-| `p99_ms` | of the calls' times, without swaps and with them |
-| `pause_ms`, `wait_ms`, `copy_ms` | of the swaps: calls were held for `pause`, of which `wait` is for calls in flight, and `copy` for writing |
+| `mixtures` | different sets of versions among the answers; more than one shows calls between swaps |
+| `p99_ms` | 99th percentile of the calls' times, without and with swaps |
+| `pause_ms`, `wait_ms`, `copy_ms` | of a swap: calls stop for `pause`; `wait`: for calls; `copy`: to write |
 | `holds` | no answer is torn, and p99 with swaps is at most 1.5x the p99 without, plus the median copy |
 """
 
@@ -36,9 +41,9 @@ import torch
 from torch import Tensor, nn
 
 import widepack
-from widepack_bench.report.document import environment
+from widepack_bench.report.environment import environment
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 MEMBERS, LAYERS, BATCH, INPUTS = 8, 14, 8, 4
 
 
@@ -70,7 +75,12 @@ def checkpoints(folder: Path, width: int) -> dict[str, list[Path]]:
 
 
 def built(folder: Path, version: str, paths: list[Path], width: int) -> Path:
-    options: dict[str, Any] = {"inputs": [f"x=float32[B,{width}]"], "targets": ("cpu",), "pt2": False, "share": "none"}
+    options: dict[str, Any] = {
+        "inputs": [f"x=float32[B,{width}]"],
+        "targets": ("cpu",),
+        "pt2": False,
+        "share": "none",
+    }
     widepack.build(paths, folder / f"{version}.wide", model=partial(Residual, width), **options)
     return folder / f"{version}.wide"
 
@@ -78,7 +88,9 @@ def built(folder: Path, version: str, paths: list[Path], width: int) -> Path:
 class Load:
     """Calls of several threads. known: [version][input] -> the answers of all members."""
 
-    def __init__(self, ens: widepack.WideModel, inputs: list[Tensor], known: list[list[Tensor]], threads: int) -> None:
+    def __init__(
+        self, ens: widepack.WideModel, inputs: list[Tensor], known: list[list[Tensor]], threads: int
+    ) -> None:
         self.ens, self.inputs, self.known, self.threads = ens, inputs, known, threads
         self.torn = 0
         self.mixtures: set[tuple[int, ...]] = set()
@@ -114,12 +126,22 @@ class Load:
         return [t for row in found for t in row]
 
     def _look(self, which: int, y: Tensor) -> None:
-        versions = [next((v for v in (0, 1) if torch.equal(y[i], self.known[v][which][i])), -1) for i in range(MEMBERS)]
+        versions = [
+            next((v for v in (0, 1) if torch.equal(y[i], self.known[v][which][i])), -1)
+            for i in range(MEMBERS)
+        ]
         self.torn += versions.count(-1)
         self.mixtures.add(tuple(versions))
 
 
-def swapping(ens: widepack.WideModel, paths: dict[str, list[Path]], swaps: int, load: Load, calls: int, stop: Callable[[], bool]) -> list[Any]:
+def swapping(
+    ens: widepack.WideModel,
+    paths: dict[str, list[Path]],
+    swaps: int,
+    load: Load,
+    calls: int,
+    stop: Callable[[], bool],
+) -> list[Any]:
     """Swap member after member, evenly over the calls."""
     reports = []
     begun = load.done
@@ -152,9 +174,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         paths = checkpoints(place, given.width)
-        inputs = [torch.randn(BATCH, given.width, generator=torch.Generator().manual_seed(i)) for i in range(INPUTS)]
+        inputs = [
+            torch.randn(BATCH, given.width, generator=torch.Generator().manual_seed(i)) for i in range(INPUTS)
+        ]
         artifacts = {version: built(place, version, rows, given.width) for version, rows in paths.items()}
-        known = [[ens(x) for x in inputs] for ens in (widepack.load(a, backend="eager") for a in artifacts.values())]
+        known = [
+            [ens(x) for x in inputs]
+            for ens in (widepack.load(a, backend="eager") for a in artifacts.values())
+        ]
         ens = widepack.load(artifacts["A"], backend="eager")
         load = Load(ens, inputs, known, given.threads)
         load.run(max(given.threads, given.calls // 10))  # warm
@@ -163,7 +190,9 @@ def main() -> None:
         without = load.run(given.calls // 2)
         reports: list[Any] = []
         ended = threading.Event()
-        swapper = threading.Thread(target=lambda: reports.extend(swapping(ens, paths, given.swaps, load, given.calls, ended.is_set)))
+        swapper = threading.Thread(
+            target=lambda: reports.extend(swapping(ens, paths, given.swaps, load, given.calls, ended.is_set))
+        )
         swapper.start()
         during = load.run(given.calls)
         ended.set()
@@ -189,13 +218,19 @@ def main() -> None:
         "pause_ms": spread([r.pause for r in reports]),
         "wait_ms": spread([r.seconds["wait"] for r in reports]),
         "copy_ms": spread([r.seconds["copy"] for r in reports]),
-        "aside_ms": {stage: 1000 * median(r.seconds[stage] for r in reports) for stage in ("open", "check", "derive", "verify")},
+        "aside_ms": {
+            stage: 1000 * median(r.seconds[stage] for r in reports)
+            for stage in ("open", "check", "derive", "verify")
+        },
         "ratio": (p99["with"] - copy) / p99["without"],
-        "holds": load.torn == 0 and len(reports) == given.swaps and p99["with"] <= 1.5 * p99["without"] + copy,
+        "holds": load.torn == 0
+        and len(reports) == given.swaps
+        and p99["with"] <= 1.5 * p99["without"] + copy,
     }
     given.out.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     print(
-        f"{len(during):,} calls of {given.threads} threads during {len(reports)} swaps: {load.torn} torn, {len(load.mixtures)} mixtures; p99 {p99['with']:.1f} ms with swaps, "
+        f"{len(during):,} calls of {given.threads} threads during {len(reports)} swaps: "
+        f"{load.torn} torn, {len(load.mixtures)} mixtures; p99 {p99['with']:.1f} ms with swaps, "
         f"{p99['without']:.1f} without ({record['ratio']:.2f}x beyond a copy of {copy:.2f} ms)"
     )
 

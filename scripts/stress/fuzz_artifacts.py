@@ -1,12 +1,16 @@
-"""Mutated artifacts, loaded one after the other in a process that is watched: what `widepack.load` makes of damage, and of a stranger's work.
+"""Loads mutated artifacts, one after the other, in a monitored process: damaged files, and files of an
+attacker.
 
-    python scripts/fuzz_artifacts.py --hashes on --cases 100000 -o fuzz.json      files are damaged: bits, ends, parts, JSON
-    python scripts/fuzz_artifacts.py --fixed-up --seconds 600 -o fuzz.json        manifest and programs are rewritten; hashes, names and digest are right again
+    python scripts/stress/fuzz_artifacts.py --hashes on --cases 100000 -o fuzz.json      files are damaged:
+    bits, ends, parts, JSON python scripts/stress/fuzz_artifacts.py --fixed-up --seconds 600 -o fuzz.json
+    manifest and programs are rewritten; hashes, names and digest are right again
 
-Damage must end in an ArtifactError of one sentence, or in an artifact that answers bit for bit as before. A rewritten artifact may load. Neither may end in another
-exception, a crash, over 10 s of a core, over 1 GB, a file opened outside the folder, or an import that the load of an honest artifact does not do.
+Damage must end in an ArtifactError of one sentence, or in an artifact that answers bit for bit as before. A
+rewritten artifact may load. Neither may end in another exception, a crash, over 10 s of a core, over 1 GB, a
+file opened outside the folder, or an import that the load of an honest artifact does not do.
 
-`-o` adds the run to the file's list of runs. A case is made from the seed, the mode and its number alone: `--case 123 --seed 0` shows one again.
+`-o` adds the run to the file's list of runs. A case is made from the seed, the mode and its number alone:
+`--case 123 --seed 0` shows one again.
 """
 
 from __future__ import annotations
@@ -37,7 +41,28 @@ BYTES = 1_000_000_000
 BATCH = 10_000
 """Cases that one worker does before a fresh one takes its place."""
 FINE = ("refused", "same", "loaded")
-INTS = [0, 1, -1, 2, 3, 7, 64, 255, 65536, 2**20, 2**30, 2**31 - 1, 2**31, 2**32, 2**40, 2**53, 2**62, 2**63 - 1, -(2**31), -(2**63)]
+INTS = [
+    0,
+    1,
+    -1,
+    2,
+    3,
+    7,
+    64,
+    255,
+    65536,
+    2**20,
+    2**30,
+    2**31 - 1,
+    2**31,
+    2**32,
+    2**40,
+    2**53,
+    2**62,
+    2**63 - 1,
+    -(2**31),
+    -(2**63),
+]
 TEXTS = [
     "",
     "x",
@@ -71,12 +96,23 @@ def corpus(folder: Path) -> None:
 
     class Conv(nn.Sequential):
         def __init__(self) -> None:
-            super().__init__(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, 5))
+            super().__init__(
+                nn.Conv2d(3, 4, 3, padding=1),
+                nn.BatchNorm2d(4),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Flatten(),
+                nn.Linear(64, 5),
+            )
 
     class Tokens(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.table, self.layer, self.head = nn.Embedding(11, 8), nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), nn.Linear(8, 4)
+            self.table, self.layer, self.head = (
+                nn.Embedding(11, 8),
+                nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+                nn.Linear(8, 4),
+            )
 
         def forward(self, ids: Any) -> Any:
             return {"logits": self.head(self.layer(self.table(ids)).mean(1)), "seen": (ids > 3).sum(1)}
@@ -115,7 +151,13 @@ def corpus(folder: Path) -> None:
         ("tokens", Tokens, [Tokens] * 2, ["ids=int64[B,T]:0..10"], {}),
         ("ragged", headed, [lambda: Mlp(3), lambda: Mlp(5)], ["input=float32[B,6]"], {}),
         ("state", Counting, [Counting] * 2, ["x=float32[B,4]"], {"state": ["total"]}),
-        ("entries", Two, [Two] * 2, ["forward:x=float32[B,3,4]", "encode:x=float32[B,4]"], {"entries": ["forward", "encode"]}),
+        (
+            "entries",
+            Two,
+            [Two] * 2,
+            ["forward:x=float32[B,3,4]", "encode:x=float32[B,4]"],
+            {"entries": ["forward", "encode"]},
+        ),
     ]
     for name, model, kinds, inputs, more in made:
         paths = []
@@ -125,18 +167,28 @@ def corpus(folder: Path) -> None:
             torch.save(kind().state_dict(), paths[-1])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            widepack.build(paths, folder / f"{name}.wide", model=model, inputs=inputs, **{"pt2": False, "targets": ("cpu",), **more})
+            widepack.build(
+                paths,
+                folder / f"{name}.wide",
+                model=model,
+                inputs=inputs,
+                **{"pt2": False, "targets": ("cpu",), **more},
+            )
 
 
 Files = dict[str, bytes]
 
 
 def read(artifact: Path) -> Files:
-    return {p.relative_to(artifact).as_posix(): p.read_bytes() for p in sorted(artifact.rglob("*")) if p.is_file()}
+    return {
+        p.relative_to(artifact).as_posix(): p.read_bytes() for p in sorted(artifact.rglob("*")) if p.is_file()
+    }
 
 
 def write(folder: Path, files: Files, old: Files) -> None:
-    """Make the folder hold these files, where it holds the old ones. Files are replaced and never written into: one may be mapped."""
+    """Make the folder hold these files, where it holds the old ones. Files are replaced and never written
+    into: one may be mapped.
+    """
     for name in old.keys() - files.keys():
         (folder / name).unlink()
     for name, data in files.items():
@@ -155,7 +207,18 @@ def damaged(draw: random.Random, files: Files, others: list[Files]) -> tuple[str
     names = sorted(files)
     name = "manifest.json" if draw.random() < 0.4 else draw.choice(names)
     data = bytearray(files[name])
-    how = draw.choice(["bits", "cut", "splice", "double", "json" if name.endswith(".json") else "bits", "gone", "zeros", "empty"])
+    how = draw.choice(
+        [
+            "bits",
+            "cut",
+            "splice",
+            "double",
+            "json" if name.endswith(".json") else "bits",
+            "gone",
+            "zeros",
+            "empty",
+        ]
+    )
     if how == "bits":
         for _ in range(draw.choice([1, 1, 1, 2, 8])):
             data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
@@ -260,7 +323,9 @@ def _at(place: tuple[Any, Any]) -> Any:
 
 
 def rewritten(draw: random.Random, files: Files, others: list[Files]) -> tuple[str, Files]:
-    """Manifest, programs or tensors changed with sense for their structure; hashes, names and digest put right."""
+    """Manifest, programs or tensors changed with sense for their structure; hashes, names and digest put
+    right.
+    """
     documents = {n: json.loads(d) for n, d in files.items() if n.endswith(".json")}
     other = draw.choice(others)
     donors = [*documents.values(), *(json.loads(d) for n, d in other.items() if n.endswith(".json"))]
@@ -269,17 +334,37 @@ def rewritten(draw: random.Random, files: Files, others: list[Files]) -> tuple[s
     hows = []
     for _ in range(draw.choice([1, 1, 1, 2, 4])):
         how = draw.choice(
-            ["manifest", "manifest", "program", "node", "node", "node", "node", "node", "argument", "argument", "tensors", "records", "bare"]
+            [
+                "manifest",
+                "manifest",
+                "program",
+                "node",
+                "node",
+                "node",
+                "node",
+                "node",
+                "argument",
+                "argument",
+                "tensors",
+                "records",
+                "bare",
+            ]
         )
         hows.append(how)
         if how == "manifest":
             part = documents["manifest.json"]
             key = draw.choice([k for k in part if k not in ("files", "digest", "format")])
-            mutate_json(draw, part[key] if isinstance(part[key], (dict, list)) and part[key] else part, donors)
+            mutate_json(
+                draw, part[key] if isinstance(part[key], (dict, list)) and part[key] else part, donors
+            )
         elif how == "records":
             part = documents["manifest.json"]
             for entry in part["entries"].values() if isinstance(part["entries"], dict) else ():
-                for wide in entry.get("wide") or [] if isinstance(entry, dict) and isinstance(entry.get("wide"), list) else []:
+                for wide in (
+                    entry.get("wide") or []
+                    if isinstance(entry, dict) and isinstance(entry.get("wide"), list)
+                    else []
+                ):
                     if isinstance(wide, dict) and isinstance(wide.get("plan"), dict) and draw.random() < 0.5:
                         mutate_json(draw, wide["plan"], donors)
             mutate_json(draw, part["verification"] if part["verification"] else part, donors)
@@ -302,7 +387,9 @@ def rewritten(draw: random.Random, files: Files, others: list[Files]) -> tuple[s
 
 
 def add_node(draw: random.Random, program: Any) -> None:
-    """A node of some op of the list with arguments of the types of its schema, and of any size, somewhere in the program."""
+    """A node of some op of the list with arguments of the types of its schema, and of any size, somewhere in
+    the program.
+    """
     from widepack.ir import ops
     from widepack_artifacts.opset import OPS
 
@@ -310,17 +397,30 @@ def add_node(draw: random.Random, program: Any) -> None:
         return
     op = draw.choice(_ops(tuple(sorted(OPS))))
     at = draw.randrange(len(program["nodes"]) + 1)
-    names = [s[0] for key in ("weights", "inputs") for s in program.get(key) or [] if isinstance(s, list) and s]
+    names = [
+        s[0] for key in ("weights", "inputs") for s in program.get(key) or [] if isinstance(s, list) and s
+    ]
     names += [n.get("name", "x") for n in program["nodes"][:at] if isinstance(n, dict)]
     names = names[-12:] + names[:4]
     args = (
         [_argument(draw, type_, names) for _, type_, _ in ops.arguments(op)]
         if op.startswith(("aten", "widepack"))
-        else [draw.choice([{"ref": draw.choice(names)}, draw.choice(INTS)]) for _ in range(draw.choice([1, 2, 2]))]
+        else [
+            draw.choice([{"ref": draw.choice(names)}, draw.choice(INTS)])
+            for _ in range(draw.choice([1, 2, 2]))
+        ]
     )
-    given = len(args) if draw.random() < 0.3 else max(1, sum(default is None for _, _, default in ops.arguments(op)) or 1)
+    given = (
+        len(args)
+        if draw.random() < 0.3
+        else max(1, sum(default is None for _, _, default in ops.arguments(op)) or 1)
+    )
     node: dict[str, Any] = {"name": f"added_{draw.randrange(10**6)}", "op": op, "args": args[:given]}
-    extra = {name: _argument(draw, type_, names) for name, type_, _ in ops.arguments(op)[given:] if draw.random() < 0.2}
+    extra = {
+        name: _argument(draw, type_, names)
+        for name, type_, _ in ops.arguments(op)[given:]
+        if draw.random() < 0.2
+    }
     if extra:
         node["kwargs"] = extra
     if draw.random() < 0.1 and program["nodes"]:
@@ -332,7 +432,16 @@ def add_node(draw: random.Random, program: Any) -> None:
             "nodes": [{**node, "args": [{"ref": "a"}, *args[1:given]]}],
             "outputs": [[{"ref": node["name"]}, draw.choice(["stacked", "ragged"])]],
         }
-        node = {"name": f"{node['name']}_loop", "op": "loop", "args": [{"ref": draw.choice(names)}], "body": body} if names else node
+        node = (
+            {
+                "name": f"{node['name']}_loop",
+                "op": "loop",
+                "args": [{"ref": draw.choice(names)}],
+                "body": body,
+            }
+            if names
+            else node
+        )
     program["nodes"].insert(at, node)
     later = [n for n in program["nodes"][at + 1 :] if isinstance(n, dict) and n.get("args")]
     if later and draw.random() < 0.5:  # and something reads it
@@ -345,8 +454,8 @@ _KNOWN: dict[int, list[str]] = {}
 
 def _ops(names: tuple[str, ...]) -> list[str]:
     """Every op of the list that this torch has."""
-    from widepack.ir import ops
     from widepack.errors import ArtifactError
+    from widepack.ir import ops
 
     if 0 not in _KNOWN:
         _KNOWN[0] = []
@@ -380,7 +489,21 @@ def _argument(draw: random.Random, type_: str, names: list[str]) -> Any:
     if type_ == "str":
         return {
             "str": draw.choice(
-                ["", "none", "mean", "ij,jk->ik", "...ij->...", "sum", "fro", "floor", "constant", "reflect", "relu", "tanh", "a,b,c,d->abcd"]
+                [
+                    "",
+                    "none",
+                    "mean",
+                    "ij,jk->ik",
+                    "...ij->...",
+                    "sum",
+                    "fro",
+                    "floor",
+                    "constant",
+                    "reflect",
+                    "relu",
+                    "tanh",
+                    "a,b,c,d->abcd",
+                ]
             )
         }
     if type_ in ("Scalar", "number"):
@@ -388,7 +511,20 @@ def _argument(draw: random.Random, type_: str, names: list[str]) -> Any:
     if type_ in ("ScalarType", "dtype"):
         return {
             "dtype": draw.choice(
-                ["float32", "float64", "int64", "bool", "uint8", "float16", "bfloat16", "complex64", "complex128", "quint8", "float8_e4m3fn", "bits8"]
+                [
+                    "float32",
+                    "float64",
+                    "int64",
+                    "bool",
+                    "uint8",
+                    "float16",
+                    "bfloat16",
+                    "complex64",
+                    "complex128",
+                    "quint8",
+                    "float8_e4m3fn",
+                    "bits8",
+                ]
             )
         }
     if type_ == "Device":
@@ -396,7 +532,11 @@ def _argument(draw: random.Random, type_: str, names: list[str]) -> Any:
     if type_ == "Layout":
         return {"layout": "strided"}
     if type_ == "MemoryFormat":
-        return {"memory_format": draw.choice(["contiguous_format", "channels_last", "preserve_format", "channels_last_3d"])}
+        return {
+            "memory_format": draw.choice(
+                ["contiguous_format", "channels_last", "preserve_format", "channels_last_3d"]
+            )
+        }
     return small
 
 
@@ -425,7 +565,11 @@ def sealed(documents: dict[str, Any], binary: Files) -> Files:
     for name, old in binary.items():
         if name == "manifest.json":
             continue
-        data = json.dumps(documents[name], separators=(",", ":")).encode("utf-8", "surrogatepass") if name in documents else old
+        data = (
+            json.dumps(documents[name], separators=(",", ":")).encode("utf-8", "surrogatepass")
+            if name in documents
+            else old
+        )
         stem, suffix = name.rsplit("-", 1)[0], name.rsplit(".", 1)[1]
         sha256 = hashlib.sha256(data).hexdigest()
         renamed[name] = f"{stem}-{sha256[:16]}.{suffix}"
@@ -441,9 +585,13 @@ def sealed(documents: dict[str, Any], binary: Files) -> Files:
 
     body = {k: to(v) for k, v in manifest.items() if k not in ("digest", "files")}
     body["files"] = table
-    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode(
+        "utf-8", "surrogatepass"
+    )
     body["digest"] = "sha256:" + hashlib.sha256(text).hexdigest()
-    made["manifest.json"] = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
+    made["manifest.json"] = json.dumps(
+        body, sort_keys=True, separators=(",", ":"), ensure_ascii=False
+    ).encode("utf-8", "surrogatepass")
     return made
 
 
@@ -461,7 +609,7 @@ class Audit:
             os.environ["XDG_CACHE_HOME"],
             sys.prefix,
             sys.base_prefix,
-            os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
+            os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))),
             "/proc/",
             "/sys/",
             "/dev/",
@@ -486,7 +634,9 @@ class Audit:
                 "os.fork",
             ):
                 self.seen.append(f"{event} {args!r}"[:200])
-            elif event == "import" and str(args[0]).partition(".")[0] not in sys.stdlib_module_names | {m.partition(".")[0] for m in sys.modules}:
+            elif event == "import" and str(args[0]).partition(".")[0] not in sys.stdlib_module_names | {
+                m.partition(".")[0] for m in sys.modules
+            }:
                 self.seen.append(f"import {args[0]}")
 
         sys.addaudithook(hook)
@@ -497,7 +647,7 @@ def answers(artifact: Path, **how: Any) -> dict[str, Any]:
     import torch
 
     import widepack
-    from widepack.spec.input_spec import parse_type
+    from widepack.ir.tensor_type import parse_slot
 
     ens = widepack.load(artifact, **how)
     found: dict[str, Any] = {}
@@ -506,10 +656,10 @@ def answers(artifact: Path, **how: Any) -> dict[str, Any]:
         carried = {s.input for s in entry.state}
         inputs = []
         for k, leaf in enumerate(entry.inputs):
-            dtype, dims = parse_type(leaf.type)
-            shape = [d if isinstance(d, int) else d.factor * 2 for d in dims]
+            type_ = parse_slot(leaf.type)
+            shape = [d if isinstance(d, int) else d.factor * 2 for d in type_.dims]
             if k not in carried:
-                inputs.append(torch.randint(0, 9, shape) if dtype == "int64" else torch.randn(shape))
+                inputs.append(torch.randint(0, 9, shape) if type_.dtype == "int64" else torch.randn(shape))
         found[name] = ens.entry(name)(*inputs, **({"state": ens.entry(name).state()} if carried else {}))
     return found
 
@@ -548,7 +698,9 @@ def work(mode: str, seed: int, folder: Path, numbers: Iterator[int]) -> Iterator
         name = draw.choice(names)
         others = [base[n] for n in names]
         try:
-            how, files = damaged(draw, base[name], others) if mode == "hashes" else rewritten(draw, base[name], others)
+            how, files = (
+                damaged(draw, base[name], others) if mode == "hashes" else rewritten(draw, base[name], others)
+            )
         except (TypeError, KeyError, AttributeError, IndexError, ValueError, RecursionError):
             yield {"case": number, "outcome": "none", "how": "no mutation"}
             continue
@@ -566,10 +718,18 @@ def work(mode: str, seed: int, folder: Path, numbers: Iterator[int]) -> Iterator
                 row["outcome"] = "loaded"
         except ArtifactError as e:
             text = str(e)
-            fine = bool(text.strip()) and not any(ord(c) < 32 and c not in "\n\t" for c in text) and len(text) < 100_000
+            fine = (
+                bool(text.strip())
+                and not any(ord(c) < 32 and c not in "\n\t" for c in text)
+                and len(text) < 100_000
+            )
             row.update(outcome="refused" if fine else "no sentence", text=text[:300])
         except Exception as e:  # noqa: BLE001  what is looked for
-            row.update(outcome="exception", text=f"{type(e).__name__}: {str(e)[:300]}", trace=traceback.format_exc()[-1500:])
+            row.update(
+                outcome="exception",
+                text=f"{type(e).__name__}: {str(e)[:300]}",
+                trace=traceback.format_exc()[-1500:],
+            )
         finally:
             audit.on = False
         row["seconds"] = round(time.process_time() - start, 3)  # its own: other processes may have the cores
@@ -581,20 +741,27 @@ def work(mode: str, seed: int, folder: Path, numbers: Iterator[int]) -> Iterator
         if audit.seen:
             row.update(outcome="outside", text="; ".join(audit.seen[:5]))
         if row["outcome"] not in FINE:
-            row["files"] = {n: base64.b64encode(d).decode() for n, d in files.items() if d != base[name].get(n)}
+            row["files"] = {
+                n: base64.b64encode(d).decode() for n, d in files.items() if d != base[name].get(n)
+            }
         yield row
 
 
 # ---------------------------------------------------------------- the watch
 
 
-def watched(mode: str, seed: int, folder: Path, first: int, cases: int, seconds: float) -> Iterator[dict[str, Any]]:
+def watched(
+    mode: str, seed: int, folder: Path, first: int, cases: int, seconds: float
+) -> Iterator[dict[str, Any]]:
     """Rows of all cases, from workers that are replaced when they die, hang or grow."""
     number, end, until = first, first + cases, time.monotonic() + seconds
     while number < end and time.monotonic() < until:
         count = min(BATCH, end - number)
         command = [sys.executable, __file__, "--work", mode, str(seed), str(folder), str(number), str(count)]
-        with tempfile.TemporaryFile() as errors, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as worker:
+        with (
+            tempfile.TemporaryFile() as errors,
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as worker,
+        ):
             assert worker.stdout is not None
             began, used, buffer, ready = time.monotonic(), 0.0, b"", False
             while time.monotonic() < until:
@@ -612,7 +779,9 @@ def watched(mode: str, seed: int, folder: Path, first: int, cases: int, seconds:
                         yield row
                         if row["outcome"] == "memory":
                             worker.kill()  # what is used up stays so: the next case needs a fresh worker
-                elif (ready and _used(worker.pid) - used > 2 * SECONDS) or time.monotonic() - began > 30 * SECONDS:
+                elif (
+                    ready and _used(worker.pid) - used > 2 * SECONDS
+                ) or time.monotonic() - began > 30 * SECONDS:
                     yield {"case": number, "outcome": "hang"}
                     number += 1
                     break
@@ -625,7 +794,12 @@ def watched(mode: str, seed: int, folder: Path, first: int, cases: int, seconds:
             code = worker.wait()
             if not stopped and code not in (0, -9):
                 errors.seek(0)
-                yield {"case": number, "outcome": "crash", "code": code, "text": errors.read()[-600:].decode(errors="replace")}
+                yield {
+                    "case": number,
+                    "outcome": "crash",
+                    "code": code,
+                    "text": errors.read()[-600:].decode(errors="replace"),
+                }
                 number += 1
 
 
@@ -660,7 +834,11 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(description="Load mutated artifacts.")
     parser.add_argument("--hashes", choices=["on"], help="damage files; every load checks all hashes")
-    parser.add_argument("--fixed-up", action="store_true", help="rewrite manifest, programs and tensors, and put hashes, names and digest right")
+    parser.add_argument(
+        "--fixed-up",
+        action="store_true",
+        help="rewrite manifest, programs and tensors, and put hashes, names and digest right",
+    )
     parser.add_argument("--cases", type=int, default=10**9)
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--case", type=int, help="one case alone, with all that is known of it")
@@ -687,7 +865,11 @@ def main() -> None:
             longest, largest = max(longest, row.get("seconds", 0.0)), max(largest, row.get("bytes", 0))
             if row["outcome"] not in (*FINE, "none"):
                 failed.append(row)
-                print(json.dumps({k: v for k, v in row.items() if k != "files"})[:1500], file=sys.stderr, flush=True)
+                print(
+                    json.dumps({k: v for k, v in row.items() if k != "files"})[:1500],
+                    file=sys.stderr,
+                    flush=True,
+                )
             if given.case is not None:
                 print(json.dumps({k: v for k, v in row.items() if k != "files"}, indent=1))
         for left in [*folder.glob("at-work-*"), *folder.glob("tmp*")]:
@@ -699,7 +881,11 @@ def main() -> None:
         "first": first,
         "cases": sum(count.values()),
         "seconds": round(took, 1),
-        "seconds_of_a_core": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime + resource.getrusage(resource.RUSAGE_CHILDREN).ru_stime, 1),
+        "seconds_of_a_core": round(
+            resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+            + resource.getrusage(resource.RUSAGE_CHILDREN).ru_stime,
+            1,
+        ),
         "outcomes": dict(count.most_common()),
         "longest_s": longest,
         "largest_rss_bytes": largest,

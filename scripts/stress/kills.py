@@ -1,12 +1,15 @@
-"""SIGKILLs at random instants of builds, updates and appends: what is at the path afterwards, and whether the next writer clears what is left.
+"""Kills builds, updates and appends at random times (SIGKILL): is the artifact whole afterwards, and does the
+next writer remove the remains?
 
-Each run is a child that is forked off a warmed-up process (torch imported, the operation run once) and killed at an instant out of an even spread over the whole run
-time. Afterwards the artifact at the path has to be the old or the new one, whole: it opens with verify="hashes" and answers as it should, bit for bit, for both patterns.
-Then another writer publishes, and no file may be left that its manifest does not name. With --steps each operation is also killed before each single step that it
-takes in the folder (every file opened, renamed, removed, every folder made), as Python's audit events tell them.
+Each run is a child that is forked off a warmed-up process (torch imported, the operation run once) and killed
+at an instant out of an even spread over the whole run time. Afterwards the artifact at the path has to be the
+old or the new one, whole: it opens with verify="hashes" and answers as it should, bit for bit, for both
+patterns. Then another writer publishes, and no file may be left that its manifest does not name. With --steps
+each operation is also killed before each single step that it takes in the folder (every file opened, renamed,
+removed, every folder made), as Python's audit events tell them.
 
-    python scripts/kills.py                       # 200 kills, into bench/results/kills.json
-    python scripts/kills.py --steps               # and the kills at every step
+    python scripts/stress/kills.py                       # 200 kills, into bench/results/kills.json
+    python scripts/stress/kills.py --steps               # and the kills at every step
 """
 
 from __future__ import annotations
@@ -32,10 +35,12 @@ import torch
 from torch import nn
 
 import widepack
-from widepack_artifacts.writer import LOCK, MANIFEST, Reader, Writer
-from widepack_bench.report.document import environment
+from widepack_artifacts.folder import LOCK, MANIFEST
+from widepack_artifacts.reader import Reader
+from widepack_artifacts.writer import Writer
+from widepack_bench.report.environment import environment
 
-OUT = Path(__file__).resolve().parent.parent / "bench" / "results" / "kills.json"
+OUT = Path(__file__).resolve().parents[2] / "bench" / "results" / "kills.json"
 STAGES = ["", "read", "check", "capture", "lower", "write weights", "verify", "export", "publish"]
 OPERATIONS = ("first build", "build", "update", "append")
 STEPS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.listdir", "os.scandir", "os.truncate"}
@@ -56,7 +61,9 @@ class Net(nn.Module):
 
 @dataclass
 class Operation:
-    """One way to write. run: does it at a path. answers: what the artifact that it makes answers, both patterns. seconds: how long it takes."""
+    """One way to write. run: does it at a path. answers: what the artifact that it makes answers, both
+    patterns. seconds: how long it takes.
+    """
 
     name: str
     run: Callable[[Path, Callable[[str, int, int], None] | None], object]
@@ -66,7 +73,9 @@ class Operation:
 
 @dataclass
 class Scene:
-    """What a run starts with. home: the folder of one artifact per name. kept: the old artifact, pristine. old: its digest and answers."""
+    """What a run starts with. home: the folder of one artifact per name. kept: the old artifact, pristine.
+    old: its digest and answers.
+    """
 
     path: Path
     kept: Path
@@ -108,8 +117,12 @@ def scene(folder: Path, only: Sequence[str] = OPERATIONS, times: int = 3) -> Sce
     kept, path = folder / "kept.wide", folder / "ens.wide"
     widepack.build(paths[:3], kept, **specs)
     made = [
-        Operation("first build", lambda p, progress: widepack.build(paths[:3], p, progress=progress, **specs)),
-        Operation("build", lambda p, progress: widepack.build(paths[2:6], p, force=True, progress=progress, **specs)),
+        Operation(
+            "first build", lambda p, progress: widepack.build(paths[:3], p, progress=progress, **specs)
+        ),
+        Operation(
+            "build", lambda p, progress: widepack.build(paths[2:6], p, force=True, progress=progress, **specs)
+        ),
         Operation("update", lambda p, progress: widepack.update(p, {1: paths[5]}, progress=progress)),
         Operation("append", lambda p, progress: widepack.append(p, [paths[6]], progress=progress)),
     ]
@@ -162,7 +175,9 @@ def fork(work: Callable[[], object]) -> int:
 
 
 def files(path: Path) -> set[str]:
-    return {p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file()} if path.is_dir() else set()
+    return (
+        {p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file()} if path.is_dir() else set()
+    )
 
 
 def look(scene: Scene, operation: Operation) -> str:
@@ -201,7 +216,11 @@ def kill_at(scene: Scene, operation: Operation, seconds: float, stage: mmap.mmap
     time.sleep(seconds)
     os.kill(child, signal.SIGKILL)
     status = os.waitpid(child, 0)[1]
-    return after(scene, operation, {"at_s": round(seconds, 4), "stage": STAGES[stage[0]] or "before", "killed": os.WIFSIGNALED(status)})
+    return after(
+        scene,
+        operation,
+        {"at_s": round(seconds, 4), "stage": STAGES[stage[0]] or "before", "killed": os.WIFSIGNALED(status)},
+    )
 
 
 def kill_before(scene: Scene, operation: Operation, step: int) -> dict[str, Any] | None:
@@ -214,7 +233,9 @@ def kill_before(scene: Scene, operation: Operation, step: int) -> dict[str, Any]
 
         def hook(event: str, args: tuple[Any, ...]) -> None:
             nonlocal count
-            if event in STEPS and any(isinstance(a, (str, os.PathLike)) and os.fspath(a).startswith(place) for a in args[:2]):
+            if event in STEPS and any(
+                isinstance(a, (str, os.PathLike)) and os.fspath(a).startswith(place) for a in args[:2]
+            ):
                 count += 1
                 if count == step:
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -232,7 +253,13 @@ def after(scene: Scene, operation: Operation, row: dict[str, Any]) -> dict[str, 
         named = {MANIFEST, *Reader(scene.path).manifest.files}
     litter = sorted(files(scene.path) - named)
     found = look(scene, operation)
-    return {"operation": operation.name, **row, "found": found, "litter": len([n for n in litter if n != LOCK]), "left": cleared(scene)}
+    return {
+        "operation": operation.name,
+        **row,
+        "found": found,
+        "litter": len([n for n in litter if n != LOCK]),
+        "left": cleared(scene),
+    }
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -245,14 +272,21 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "damaged_or_missing": sum(r["found"].startswith("WRONG") for r in rows),
         "litter_left_by_the_next_writer": sum(bool(r["left"]) for r in rows),
         "with_litter": sum(r["litter"] > 0 for r in rows),
-        "found": {op: dict(Counter(r["found"] for r in rows if r["operation"] == op)) for op in dict.fromkeys(r["operation"] for r in rows)},
+        "found": {
+            op: dict(Counter(r["found"] for r in rows if r["operation"] == op))
+            for op in dict.fromkeys(r["operation"] for r in rows)
+        },
         **({"stage": dict(Counter(r["stage"] for r in rows))} if rows and "stage" in rows[0] else {}),
         "wrong": wrong,
     }
 
 
-def run(kills: int, seed: int, steps: bool, folder: Path, only: Sequence[str] = OPERATIONS, times: int = 3) -> dict[str, Any]:
-    """All kills. Returns: the document. steps: at every step too. only: these operations. times: how often each is timed before."""
+def run(
+    kills: int, seed: int, steps: bool, folder: Path, only: Sequence[str] = OPERATIONS, times: int = 3
+) -> dict[str, Any]:
+    """All kills. Returns: the document. steps: at every step too. only: these operations. times: how often
+    each is timed before.
+    """
     torch.set_num_threads(1)
     made = scene(folder, only, times)
     timed = {o.name: round(o.seconds, 3) for o in made.operations}
@@ -261,7 +295,9 @@ def run(kills: int, seed: int, steps: bool, folder: Path, only: Sequence[str] = 
     plan: list[tuple[Operation, float]] = []
     for number, operation in enumerate(made.operations):
         count = kills // len(made.operations) + (number < kills % len(made.operations))
-        plan += [(operation, operation.seconds * (k + dice.random()) / count) for k in range(count)]  # one instant in each part of the run time
+        plan += [
+            (operation, operation.seconds * (k + dice.random()) / count) for k in range(count)
+        ]  # one instant in each part of the run time
     dice.shuffle(plan)
     rows: list[dict[str, Any]] = []
     while plan:
@@ -271,7 +307,11 @@ def run(kills: int, seed: int, steps: bool, folder: Path, only: Sequence[str] = 
             operation.seconds = (operation.seconds + seconds) / 2
             plan.insert(0, (operation, operation.seconds * dice.random()))
         if len(rows) % 20 == 0:
-            print(f"{len(rows)} runs, {len(plan)} to go: {sum(r['found'].startswith('WRONG') for r in rows)} wrong", flush=True)
+            print(
+                f"{len(rows)} runs, {len(plan)} to go: "
+                f"{sum(r['found'].startswith('WRONG') for r in rows)} wrong",
+                flush=True,
+            )
     document = {
         "kills": kills,
         "seed": seed,
@@ -294,7 +334,9 @@ def run(kills: int, seed: int, steps: bool, folder: Path, only: Sequence[str] = 
 def text(document: dict[str, Any]) -> str:
     """The document, a run a line."""
     rows = ",\n".join("  " + json.dumps(row) for row in document["rows"])
-    return json.dumps({**document, "rows": []}, indent=1).replace('"rows": []', f'"rows": [\n{rows}\n ]') + "\n"
+    return (
+        json.dumps({**document, "rows": []}, indent=1).replace('"rows": []', f'"rows": [\n{rows}\n ]') + "\n"
+    )
 
 
 def main() -> None:
@@ -302,7 +344,9 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", action="store_true")
-    parser.add_argument("--only", choices=OPERATIONS, action="append", help="Of these operations alone. Repeatable.")
+    parser.add_argument(
+        "--only", choices=OPERATIONS, action="append", help="Of these operations alone. Repeatable."
+    )
     parser.add_argument("--times", type=int, default=3, help="How often an operation is timed before.")
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""artifacts/golden/: what was written once opens in every later version, and answers bit for bit the same."""
+"""Tests that the golden artifacts open and give the same answers bit for bit."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from forged import GOLDEN, golden
 from safetensors.torch import load_file
 
-from forged import GOLDEN, golden
 from make_golden import GOLDEN as MADE
 from make_golden import answer
 from widepack import load

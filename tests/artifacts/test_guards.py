@@ -1,4 +1,4 @@
-"""Guards: arithmetic over named dims that agrees with Python's and always ends."""
+"""Tests of guards: arithmetic over named dims that agrees with Python's and always ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from widepack_artifacts.errors import ArtifactError
 DIMS = {"B": 2, "T": 7, "H": 64}
 BINARY = [op for op in guards.OPS if op != "not"]
 ARITHMETIC, COMPARISONS = BINARY[:7], BINARY[7:13]
-SUMS = st.recursive(st.integers(-4, 4) | st.sampled_from(list(DIMS)), lambda e: st.tuples(st.sampled_from(ARITHMETIC), e, e).map(list), max_leaves=6)
+SUMS = st.recursive(
+    st.integers(-4, 4) | st.sampled_from(list(DIMS)),
+    lambda e: st.tuples(st.sampled_from(ARITHMETIC), e, e).map(list),
+    max_leaves=6,
+)
 CONDITIONS = st.recursive(
     st.tuples(st.sampled_from(COMPARISONS), SUMS, SUMS).map(list),
     lambda e: st.tuples(st.sampled_from(["and", "or"]), e, e).map(list) | e.map(lambda v: ["not", v]),
@@ -86,9 +90,10 @@ def broad(terms: int) -> Any:
 
 @pytest.mark.parametrize(
     "expr",
-    [None, 1.5, True, [], ["le"], ["le", "T"], ["le", "T", 1, 2], ["not", "T", "T"], ["exec", "T", 1], [["le"], "T", 1], [None, 1, 2], {"le": 1}, "Q", "__import__",
+    [None, 1.5, True, [], ["le"], ["le", "T"], ["le", "T", 1, 2], ["not", "T", "T"], ["exec", "T", 1],
+     [["le"], "T", 1], [None, 1, 2], {"le": 1}, "Q", "__import__",
      ["le", "T", 2**63], ["le", "T", -(2**63)], ["le", "T", None], chain(65), chain(400), broad(1024)],
-)  # fmt: skip  # a line a kind
+)  # fmt: skip  # one line for each kind
 def test_refuses_what_is_no_guard(expr: Any) -> None:
     with pytest.raises(ArtifactError, match="guard: "):
         guards.check(expr, DIMS)

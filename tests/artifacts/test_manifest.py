@@ -1,4 +1,4 @@
-"""The manifest: what is written reads back equal, and nothing else is read."""
+"""Tests of the manifest: it reads back equal, and anything else is refused."""
 
 from __future__ import annotations
 
@@ -17,8 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from widepack_artifacts import strict_json
+from widepack_artifacts.dims import Dim, Guard
+from widepack_artifacts.entry import Entry, Input, OutputLeaf, Parameter, WideProgram
 from widepack_artifacts.errors import ArtifactError
-from widepack_artifacts.manifest import ITEM_BYTES, Dim, Entry, File, Guard, Input, Manifest, Member, OutputLeaf, Parameter, Weight, WideProgram, file_name
+from widepack_artifacts.file_list import File, file_name
+from widepack_artifacts.manifest import Manifest, Member
+from widepack_artifacts.weight_table import ITEM_BYTES, Weight
 
 Json = dict[str, Any]
 HASH = "0123456789abcdef" * 4
@@ -28,14 +32,17 @@ FILES = {PROGRAM: File(10, HASH), WIDE: File(20, HASH), f"weights-{HASH[:16]}.sa
 
 
 def example() -> Manifest:
-    """A manifest with something in every field."""
+    """A manifest with a value in every field."""
     entry = Entry(
         inputs=(Input("x", "float32[B,3,32*H,7]"), Input("opts.ids", "int64[B]", 0, 99)),
         signature=[
             Parameter("x", "positional", {"leaf": 0}),
             Parameter("opts", "keyword", {"dict": [["ids", {"leaf": 1}], ["k", {"const": 2}]]}, True),
         ],
-        outputs=(OutputLeaf("logits", "float32[B,10]", "stacked"), OutputLeaf("boxes.0", "float32[B,4]", "shared")),
+        outputs=(
+            OutputLeaf("logits", "float32[B,10]", "stacked"),
+            OutputLeaf("boxes.0", "float32[B,4]", "shared"),
+        ),
         result={"output": ["Result", [["logits", {"leaf": 0}], ["boxes", {"tuple": [{"leaf": 1}]}]]]},
         dims={"B": Dim(1), "H": Dim(1, 16, "net.py:12 in forward")},
         guards=(Guard(["eq", ["mod", "H", 2], 0], "net.py:13 in forward"),),
@@ -59,7 +66,7 @@ def example() -> Manifest:
 
 
 def edited(edit: Callable[[Json], object]) -> bytes:
-    """The example's file after an edit, with a digest that fits again."""
+    """The example's file after an edit, with a corrected digest."""
     data = copy.deepcopy(example().to_json())
     edit(data)
     data["digest"] = strict_json.digest({k: v for k, v in data.items() if k != "digest"})
@@ -81,7 +88,9 @@ def refused(data: bytes, *words: str) -> None:
 
 def test_reads_back_what_was_written() -> None:
     assert Manifest.from_bytes(example().to_bytes()) == example()
-    assert Manifest.from_bytes(edited(lambda d: None)) == example(), "the layout of the JSON carries no meaning"
+    assert Manifest.from_bytes(edited(lambda d: None)) == example(), (
+        "the layout of the JSON carries no meaning"
+    )
 
 
 def test_sealing_is_stable_and_notices_every_field() -> None:
@@ -102,58 +111,70 @@ def test_weight_knows_its_tensors() -> None:
     [
         (lambda d: d.update(surprise=1), ["unknown surprise", "known: format, version"]),
         (lambda d: d.pop("weights"), ["weights missing"]),
-        (lambda d: d.update(format="zip"), ["no widepack manifest"]),
+        (lambda d: d.update(format="zip"), ["not a widepack manifest"]),
         (lambda d: d.update(version=[1]), ["version", "[1, 0]"]),
         (lambda d: d.update(version=[True, 0]), ["version"]),
         (lambda d: d.update(version=[0, 9]), ["0.9 was never published"]),
         (lambda d: d.update(version=[1, 2]), ["1.2 is newer than 1.1", "update widepack"]),
         (lambda d: d.update(members=[]), ["0 members"]),
         (lambda d: d.update(members={}), ["members: expected a list"]),
-        (lambda d: d["members"][1].update(name="a"), ["'a' stands twice"]),
+        (lambda d: d["members"][1].update(name="a"), ["'a' occurs twice"]),
         (lambda d: d["members"][1].update(name="\x1b[2J"), ["members[1]: name", "control"]),
         (lambda d: d["members"][1].update(name=""), ["members[1]: name"]),
         (lambda d: d["members"][1].update(source="\x1b]0;"), ["members[1]: source"]),
         (lambda d: d["members"][1].update(sha256=HASH.upper()), ["members[1]", "64 hex"]),
         (lambda d: d["members"][1].update(bytes=-1), ["members[1]: bytes"]),
         (lambda d: d["members"][1].update(bytes=1.0), ["members[1]: bytes"]),
-        (lambda d: d["weights"][0].update(kind="wide"), ["fc.weight", "'wide' is unknown", "shared, stacked, ragged"]),
+        (
+            lambda d: d["weights"][0].update(kind="wide"),
+            ["fc.weight", "'wide' is unknown", "shared, stacked, ragged"],
+        ),
         (lambda d: d["weights"][0].update(dtype="object"), ["fc.weight", "'object' is unknown"]),
         (lambda d: d["weights"][0].update(shape=[2**62, 2]), ["fc.weight", "64 bits"]),
         (lambda d: d["weights"][0].update(shape=[1] * 65), ["fc.weight", "65 dims"]),
         (lambda d: d["weights"][0].update(shape=[-1]), ["fc.weight", "shape[0]"]),
         (lambda d: d["weights"][0].update(shape=[True]), ["fc.weight", "shape[0]"]),
-        (lambda d: d["weights"][0].update(name="pos"), ["'pos' stands twice"]),
-        (lambda d: d["weights"][0].update(name="head@1"), ["'head@1' stands twice"]),
-        (lambda d: d["weights"][0].update(aliases=["pos"]), ["'pos' stands twice"]),
+        (lambda d: d["weights"][0].update(name="pos"), ["'pos' occurs twice"]),
+        (lambda d: d["weights"][0].update(name="head@1"), ["'head@1' occurs twice"]),
+        (lambda d: d["weights"][0].update(aliases=["pos"]), ["'pos' occurs twice"]),
         (lambda d: d["weights"][2].update(shape=[[3, 4]]), ["head", "each of the 2 members"]),
         (lambda d: d["weights"][2].update(shape=[[3, 4], [5]]), ["head", "one rank"]),
         (lambda d: d.update(entries={}), ["at least one"]),
-        (lambda d: d["entries"].update({"a b": entry_of(d)}), ["'a b' is no name of an entry"]),
+        (lambda d: d["entries"].update({"a b": entry_of(d)}), ["'a b' is not a valid name of an entry"]),
         (lambda d: d.update(probe="probe.safetensors"), ["probe", "not in the list of files"]),
         (lambda d: d.update(probe=PROGRAM + "x"), ["probe"]),
         (lambda d: d.update(state="x"), ["state"]),
         (lambda d: d.update(provenance=[]), ["provenance: expected an object"]),
         (lambda d: entry_of(d)["inputs"][0].update(type="float32[B,Q]"), ["names the dim 'Q'", "B, H"]),
-        (lambda d: entry_of(d)["inputs"][0].update(type="float32[B,H*2]"), ["is no type"]),
-        (lambda d: entry_of(d)["inputs"][0].update(type="float32"), ["is no type"]),
-        (lambda d: entry_of(d)["inputs"][1].update(name="x"), ["inputs: the name 'x' stands twice"]),
+        (lambda d: entry_of(d)["inputs"][0].update(type="float32[B,H*2]"), ["is not a type"]),
+        (lambda d: entry_of(d)["inputs"][0].update(type="float32"), ["is not a type"]),
+        (lambda d: entry_of(d)["inputs"][1].update(name="x"), ["inputs: the name 'x' occurs twice"]),
         (lambda d: entry_of(d)["inputs"][1].update(low=3, high=2), ["3..2"]),
         (lambda d: entry_of(d)["inputs"][1].update(low="0"), ["low", "integer"]),
         (lambda d: entry_of(d)["signature"].pop(), ["each of the 2 input leaves once"]),
-        (lambda d: entry_of(d)["signature"][1].__setitem__(2, {"leaf": 0}), ["each of the 2 input leaves once"]),
-        (lambda d: entry_of(d)["signature"][0].__setitem__(1, "var"), ["'var' is unknown", "positional, keyword"]),
-        (lambda d: entry_of(d)["signature"][0].__setitem__(2, {"code": "x"}), ["is no tree"]),
+        (
+            lambda d: entry_of(d)["signature"][1].__setitem__(2, {"leaf": 0}),
+            ["each of the 2 input leaves once"],
+        ),
+        (
+            lambda d: entry_of(d)["signature"][0].__setitem__(1, "var"),
+            ["'var' is unknown", "positional, keyword"],
+        ),
+        (lambda d: entry_of(d)["signature"][0].__setitem__(2, {"code": "x"}), ["is not a tree"]),
         (lambda d: entry_of(d).update(result={"leaf": 0}), ["all 2 output leaves"]),
         (lambda d: entry_of(d)["outputs"][0].update(kind="both"), ["'both' is unknown"]),
-        (lambda d: entry_of(d)["dims"].update({"a-b": entry_of(d)["dims"]["B"]}), ["'a-b' is no name of a dim"]),
-        (lambda d: entry_of(d)["dims"]["H"].update(max=0), ["from 1 to 0 there is nothing"]),
-        (lambda d: entry_of(d)["guards"][0].update(expr=["exec", "H", 1]), ["is no expression"]),
-        (lambda d: entry_of(d)["guards"][0].update(expr=["le", "Q", 1]), ["'Q' is none of B, H"]),
+        (
+            lambda d: entry_of(d)["dims"].update({"a-b": entry_of(d)["dims"]["B"]}),
+            ["'a-b' is not a valid name of a dim"],
+        ),
+        (lambda d: entry_of(d)["dims"]["H"].update(max=0), ["from 1 to 0 is empty"]),
+        (lambda d: entry_of(d)["guards"][0].update(expr=["exec", "H", 1]), ["is not an expression"]),
+        (lambda d: entry_of(d)["guards"][0].update(expr=["le", "Q", 1]), ["'Q' is not one of B, H"]),
         (lambda d: entry_of(d)["member"].append("programs/none.json"), ["not in the list of files"]),
         (lambda d: entry_of(d).update(member=[]), ["signatures must name"]),
         (lambda d: entry_of(d).update(signatures=[0]), ["each of the 2 members"]),
         (lambda d: entry_of(d).update(signatures=[0, 1]), ["one of the 1 member programs"]),
-        (lambda d: entry_of(d)["wide"][0].update(device="../cpu"), ["no kind of device"]),
+        (lambda d: entry_of(d)["wide"][0].update(device="../cpu"), ["not a kind of device"]),
         (lambda d: entry_of(d)["wide"][0].update(pattern="all"), ["'all' is unknown", "shared, each"]),
         (lambda d: entry_of(d)["wide"][0].update(batch=[8, 1]), ["from 8 to 1"]),
         (lambda d: entry_of(d)["wide"][0].update(file="../../etc/passwd"), ["not in the list of files"]),
@@ -166,16 +187,34 @@ def test_refuses_in_words(edit: Callable[[Json], object], words: list[str]) -> N
 
 @pytest.mark.parametrize(
     "name",
-    ["../x", "/etc/x", "programs/../x", "programs//x", "a/b/x", "other/x", "C:\\x", ".tmp", "x\n", "-x", "é", "a" * 200],
+    [
+        "../x",
+        "/etc/x",
+        "programs/../x",
+        "programs//x",
+        "a/b/x",
+        "other/x",
+        "C:\\x",
+        ".tmp",
+        "x\n",
+        "-x",
+        "é",
+        "a" * 200,
+    ],
 )
 def test_refuses_names_that_lead_elsewhere(name: str) -> None:
     odd = f"{name}-{HASH[:16]}.json"
-    refused(edited(lambda d: d["files"].update({odd: {"bytes": 1, "sha256": HASH}})), "is no name of a file")
+    refused(
+        edited(lambda d: d["files"].update({odd: {"bytes": 1, "sha256": HASH}})), "is not a valid file name"
+    )
 
 
 def test_refuses_a_name_without_its_hash() -> None:
-    refused(edited(lambda d: d["files"].update({"x-0000000000000000.json": {"bytes": 1, "sha256": HASH}})), "should carry 0123456789abcdef")
-    with pytest.raises(ArtifactError, match="no name of a file"):
+    refused(
+        edited(lambda d: d["files"].update({"x-0000000000000000.json": {"bytes": 1, "sha256": HASH}})),
+        "must contain 0123456789abcdef",
+    )
+    with pytest.raises(ArtifactError, match="not a valid file name"):
         file_name("../x", "json", HASH)
 
 
@@ -189,26 +228,26 @@ def test_digest_is_checked() -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "no JSON"),
-        (b"\xff\xfe{}", "no JSON"),
-        (b"\xef\xbb\xbf{}", "no JSON"),
-        (b"[]", "no widepack manifest"),
-        (b'{"a": 1, "a": 2}', "'a' stands twice"),
-        (b'{"x": {"b": 1, "c": 2, "b": 1}}', "'b' stands twice"),
-        (b'{"a": NaN}', "NaN is no JSON"),
-        (b'{"a": -Infinity}', "-Infinity is no JSON"),
+        (b"", "not JSON"),
+        (b"\xff\xfe{}", "not JSON"),
+        (b"\xef\xbb\xbf{}", "not JSON"),
+        (b"[]", "not a widepack manifest"),
+        (b'{"a": 1, "a": 2}', "'a' occurs twice"),
+        (b'{"x": {"b": 1, "c": 2, "b": 1}}', "'b' occurs twice"),
+        (b'{"a": NaN}', "NaN is not JSON"),
+        (b'{"a": -Infinity}', "-Infinity is not JSON"),
         (b'{"a": 1e999}', "outside float64"),
         (b'{"a": ' + b"9" * 19 + b"}", "outside 64 bits"),
         (b'{"a": -' + b"9" * 100_000 + b"}", "outside 64 bits"),
         (b'{"a": ' + b"[" * 200 + b"]" * 200 + b"}", "nested over 200 deep"),
         (b"[" * 1_000_000, "nested over 200 deep"),
         (b'{"a":' * 1_000_000, "nested over 200 deep"),
-        (b'{"a": 1} x', "no JSON"),
-        (b"\x80\x04\x95", "no JSON"),
-        (b'{"a": "\\ud800"}', "no Unicode"),
-        (b'{"a": "\\uDFFF\\uD800"}', "no Unicode"),
-        (b'{"\\udC00": 1}', "no Unicode"),
-        (b'{"a": "\\ud83d\\ude00"}', "no widepack manifest"),
+        (b'{"a": 1} x', "not JSON"),
+        (b"\x80\x04\x95", "not JSON"),
+        (b'{"a": "\\ud800"}', "not valid Unicode"),
+        (b'{"a": "\\uDFFF\\uD800"}', "not valid Unicode"),
+        (b'{"\\udC00": 1}', "not valid Unicode"),
+        (b'{"a": "\\ud83d\\ude00"}', "not a widepack manifest"),
     ],
 )
 def test_refuses_odd_json(data: bytes, words: str) -> None:
@@ -216,15 +255,24 @@ def test_refuses_odd_json(data: bytes, words: str) -> None:
 
 
 def test_refuses_text_that_is_no_unicode() -> None:
-    with pytest.raises(ArtifactError, match="no Unicode"):
+    with pytest.raises(ArtifactError, match="not valid Unicode"):
         replace(example(), provenance={"file": "\udcff"}).sealed(FILES)
     data = example().to_json()
     data["provenance"] = {"file": "\ud800"}
-    refused(json.dumps(data).encode(), "no Unicode")
+    refused(json.dumps(data).encode(), "not valid Unicode")
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text(
-    st.characters(exclude_categories=["Cs"])), lambda v: st.lists(v) | st.dictionaries(st.text(string.ascii_letters), v), max_leaves=20))  # fmt: skip
+@given(
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers(-(2**63), 2**63 - 1)
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text(st.characters(exclude_categories=["Cs"])),
+        lambda v: st.lists(v) | st.dictionaries(st.text(string.ascii_letters), v),
+        max_leaves=20,
+    )
+)
 def test_canonical_json_reads_back(value: Any) -> None:
     data = strict_json.canonical(value)
     assert strict_json.parse(data, "x") == value
@@ -233,13 +281,18 @@ def test_canonical_json_reads_back(value: Any) -> None:
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["shared", "stacked", "ragged"]), st.sampled_from(list(ITEM_BYTES)), st.lists(st.integers(0, 9), max_size=4)),
+        st.tuples(
+            st.sampled_from(["shared", "stacked", "ragged"]),
+            st.sampled_from(list(ITEM_BYTES)),
+            st.lists(st.integers(0, 9), max_size=4),
+        ),
         max_size=5,
     )
 )
 def test_weight_tables_read_back(rows: list[tuple[str, str, list[int]]]) -> None:
     table = tuple(
-        Weight(f"w{i}", kind, dtype, [shape, shape] if kind == "ragged" else list(shape), "parameter") for i, (kind, dtype, shape) in enumerate(rows)
+        Weight(f"w{i}", kind, dtype, [shape, shape] if kind == "ragged" else list(shape), "parameter")
+        for i, (kind, dtype, shape) in enumerate(rows)
     )
     manifest = replace(example(), weights=table).sealed(FILES)
     assert Manifest.from_bytes(manifest.to_bytes()) == manifest
@@ -247,7 +300,7 @@ def test_weight_tables_read_back(rows: list[tuple[str, str, list[int]]]) -> None
 
 @given(st.data())
 def test_no_edit_of_the_bytes_passes(data: st.DataObject) -> None:
-    """Whatever byte is changed: refused, or the very same manifest (a space more)."""
+    """A change of any byte is refused, or gives an equal manifest (for example a space)."""
     raw = bytearray(example().to_bytes())
     at = data.draw(st.integers(0, len(raw) - 1))
     raw[at] = data.draw(st.integers(0, 255))
@@ -260,7 +313,8 @@ def test_no_edit_of_the_bytes_passes(data: st.DataObject) -> None:
 
 @given(
     st.recursive(
-        st.none() | st.integers() | st.text(max_size=5), lambda v: st.lists(v, max_size=4) | st.dictionaries(st.text(max_size=5), v, max_size=4)
+        st.none() | st.integers() | st.text(max_size=5),
+        lambda v: st.lists(v, max_size=4) | st.dictionaries(st.text(max_size=5), v, max_size=4),
     )
 )
 def test_no_value_anywhere_brings_another_exception(value: Any) -> None:
@@ -272,5 +326,8 @@ def test_no_value_anywhere_brings_another_exception(value: Any) -> None:
 
 
 def test_imports_no_torch() -> None:
-    code = "import sys, widepack_artifacts, widepack_artifacts.writer; sys.exit(any(m in sys.modules for m in ('torch', 'numpy', 'safetensors', 'widepack')))"
+    code = (
+        "import sys, widepack_artifacts, widepack_artifacts.reader, widepack_artifacts.writer; "
+        "sys.exit(any(m in sys.modules for m in ('torch', 'numpy', 'safetensors', 'widepack')))"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

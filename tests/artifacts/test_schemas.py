@@ -1,4 +1,4 @@
-"""The JSON Schemas that are shipped say of manifests and programs what the readers take: the form, and no more."""
+"""Tests that the JSON Schemas accept the same form of manifests and programs as the readers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
-
 from forged import GOLDEN, Forged
+from jsonschema import Draft202012Validator
 from support import Artifacts
+
 from widepack_artifacts import strict_json
 from widepack_artifacts.errors import ArtifactError
 from widepack_artifacts.manifest import Manifest
@@ -23,14 +23,22 @@ from widepack_artifacts.program import Program
 
 @cache
 def validator(name: str) -> Any:
-    """Of a schema as it is installed."""
-    text = resources.files("widepack_artifacts").joinpath("schemas").joinpath(f"{name}.schema.json").read_text(encoding="utf-8")
+    """The validator of an installed schema."""
+    text = (
+        resources.files("widepack_artifacts")
+        .joinpath("schemas")
+        .joinpath(f"{name}.schema.json")
+        .read_text(encoding="utf-8")
+    )
     Draft202012Validator.check_schema(json.loads(text))
     return Draft202012Validator(json.loads(text))
 
 
 def documents(artifact: Path) -> dict[str, Any]:
-    return {p.relative_to(artifact).as_posix(): json.loads(p.read_text()) for p in sorted(artifact.rglob("*.json"))}
+    return {
+        p.relative_to(artifact).as_posix(): json.loads(p.read_text())
+        for p in sorted(artifact.rglob("*.json"))
+    }
 
 
 def check(artifact: Path) -> None:

@@ -1,4 +1,4 @@
-"""Trees of inputs and outputs, and guards over named dims."""
+"""Tests of trees of inputs and outputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from widepack_artifacts.errors import ArtifactError
 
 
 def numbered(shape: Any, count: list[int]) -> tree.Tree:
-    """A tree from nested lists and dicts, its leaves numbered in order."""
+    """A tree from nested lists and dicts, with numbered leaves."""
     if shape is None:
         count[0] += 1
         return {"leaf": count[0] - 1}
@@ -26,7 +26,11 @@ def numbered(shape: Any, count: list[int]) -> tree.Tree:
 
 SHAPES = st.recursive(
     st.none() | st.integers(0, 3) | st.booleans() | st.text("ab", max_size=2),
-    lambda v: st.lists(v, max_size=3) | st.lists(v, max_size=3).map(tuple) | st.dictionaries(st.text("abc", min_size=1, max_size=2), v, max_size=3),
+    lambda v: (
+        st.lists(v, max_size=3)
+        | st.lists(v, max_size=3).map(tuple)
+        | st.dictionaries(st.text("abc", min_size=1, max_size=2), v, max_size=3)
+    ),
     max_leaves=12,
 )
 
@@ -51,12 +55,20 @@ def test_builds_what_was_described(shape: Any) -> None:
 
 
 def test_names_of_leaves() -> None:
-    made = {"output": ["Result", [["logits", {"leaf": 0}], ["boxes", {"tuple": [{"leaf": 1}, {"const": None}, {"leaf": 2}]}]]]}
+    made = {
+        "output": [
+            "Result",
+            [["logits", {"leaf": 0}], ["boxes", {"tuple": [{"leaf": 1}, {"const": None}, {"leaf": 2}]}]],
+        ]
+    }
     tree.check(made, 3)
     assert tree.paths(made) == {0: "logits", 1: "boxes.0", 2: "boxes.2"}
     assert tree.paths({"leaf": 0}) == {0: ""}
     assert tree.paths({"leaf": 0}, "x") == {0: "x"}
-    assert tree.build(made, ["a", "b", "c"], lambda name, rows: (name, rows)) == ("Result", [("logits", "a"), ("boxes", ("b", None, "c"))])
+    assert tree.build(made, ["a", "b", "c"], lambda name, rows: (name, rows)) == (
+        "Result",
+        [("logits", "a"), ("boxes", ("b", None, "c"))],
+    )
 
 
 def deep(levels: int) -> Any:
@@ -69,14 +81,19 @@ def deep(levels: int) -> Any:
 @pytest.mark.parametrize(
     "value",
     [
-        None, 3, [], {}, {"leaf": 1}, {"leaf": -1}, {"leaf": True}, {"leaf": 0.0}, {"leaf": "0"}, {"leaf": 0, "list": []}, {"call": "f"},
-        {"list": {}}, {"list": [3]}, {"tuple": [{"leaf": 9}]}, {"dict": {"a": {"leaf": 0}}}, {"dict": [["a"]]}, {"dict": [[None, {"leaf": 0}]]},
-        {"dict": [[["a"], {"leaf": 0}]]}, {"output": []}, {"output": [3, []]}, {"output": ["R", {}]}, {"output": ["R", [["a", 3]]]},
-        {"dict": [["a", {"leaf": 0}], ["a", {"const": 1}]]}, {"dict": [[True, {"leaf": 0}]]}, {"output": ["R\x1b", []]}, {"output": ["R", [["a\u202e", {"leaf": 0}]]]},
-        {"dict": [["a" * 1001, {"leaf": 0}]]}, {"output": ["a" * 1001, []]}, {"output": ["R", [[1, {"leaf": 0}], [1, {"const": 1}]]]},
+        None, 3, [], {}, {"leaf": 1}, {"leaf": -1}, {"leaf": True}, {"leaf": 0.0},
+        {"leaf": "0"}, {"leaf": 0, "list": []}, {"call": "f"},
+        {"list": {}}, {"list": [3]}, {"tuple": [{"leaf": 9}]}, {"dict": {"a": {"leaf": 0}}},
+        {"dict": [["a"]]}, {"dict": [[None, {"leaf": 0}]]},
+        {"dict": [[["a"], {"leaf": 0}]]}, {"output": []}, {"output": [3, []]}, {"output": ["R", {}]},
+        {"output": ["R", [["a", 3]]]},
+        {"dict": [["a", {"leaf": 0}], ["a", {"const": 1}]]}, {"dict": [[True, {"leaf": 0}]]},
+        {"output": ["R\x1b", []]}, {"output": ["R", [["a\u202e", {"leaf": 0}]]]},
+        {"dict": [["a" * 1001, {"leaf": 0}]]}, {"output": ["a" * 1001, []]},
+        {"output": ["R", [[1, {"leaf": 0}], [1, {"const": 1}]]]},
         {"const": []}, {"const": {}}, deep(33), deep(100),
     ],
-)  # fmt: skip  # a line a kind
+)  # fmt: skip  # one line for each kind
 def test_refuses_what_is_no_tree(value: Any) -> None:
     with pytest.raises(ArtifactError, match="tree: "):
         tree.check(value, 1)

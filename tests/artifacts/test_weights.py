@@ -1,4 +1,4 @@
-"""Weights: safetensors files that the reference library reads, written without holding them, mapped without copying them."""
+"""Tests of weights files: the safetensors library reads them, and neither writing nor mapping copies them."""
 
 from __future__ import annotations
 
@@ -18,19 +18,23 @@ from torch import Tensor
 
 from widepack_artifacts import weights
 from widepack_artifacts.errors import ArtifactError
-from widepack_artifacts.manifest import ITEM_BYTES, Weight
+from widepack_artifacts.weight_table import ITEM_BYTES, Weight
 from widepack_artifacts.weights import Weights
 
 DTYPES = [getattr(torch, name) for name in ITEM_BYTES]
 
 
 def values(shape: list[int], dtype: torch.dtype, seed: int = 0) -> Tensor:
-    """Random bytes as a tensor: NaNs with payloads and denormals come along."""
+    """A tensor of random bytes, with NaNs and denormals."""
     generator = torch.Generator().manual_seed(seed)
     if dtype == torch.bool:
         return torch.randint(0, 2, shape, generator=generator).bool()
     size = ITEM_BYTES[str(dtype).removeprefix("torch.")]
-    return torch.randint(0, 256, [*shape, size], generator=generator, dtype=torch.uint8).view(dtype).reshape(shape)
+    return (
+        torch.randint(0, 256, [*shape, size], generator=generator, dtype=torch.uint8)
+        .view(dtype)
+        .reshape(shape)
+    )
 
 
 def whole(value: Tensor) -> weights.Source:
@@ -46,7 +50,7 @@ def bits(value: Tensor) -> bytes:
 
 
 class Sink(io.BytesIO):
-    """A file in memory that knows the largest piece it was given."""
+    """A file in memory that records the largest piece it received."""
 
     largest = 0
 
@@ -55,22 +59,42 @@ class Sink(io.BytesIO):
         return super().write(data)
 
 
-@given(st.lists(st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 5), max_size=3), st.booleans()), max_size=8))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 5), max_size=3), st.booleans()), max_size=8
+    )
+)
 def test_the_reference_library_reads_it(rows: list[tuple[torch.dtype, list[int], bool]]) -> None:
-    held = {f"w{i}": values([3, *shape] if stacked else shape, dtype, i) for i, (dtype, shape, stacked) in enumerate(rows)}
-    sources = {f"w{i}": members(held[f"w{i}"]) if stacked else whole(held[f"w{i}"]) for i, (_, _, stacked) in enumerate(rows)}
+    held = {
+        f"w{i}": values([3, *shape] if stacked else shape, dtype, i)
+        for i, (dtype, shape, stacked) in enumerate(rows)
+    }
+    sources = {
+        f"w{i}": members(held[f"w{i}"]) if stacked else whole(held[f"w{i}"])
+        for i, (_, _, stacked) in enumerate(rows)
+    }
     file = io.BytesIO()
-    size = weights.write(file, [(n, list(t.shape), t.dtype, sources[n]) for n, t in held.items()], {"format": "pt"})
+    size = weights.write(
+        file, [(n, list(t.shape), t.dtype, sources[n]) for n, t in held.items()], {"format": "pt"}
+    )
     assert size == len(file.getvalue())
     found = reference_load(file.getvalue())
     pairs = {n: torch.view_as_real(t) if t.dtype == torch.complex128 else t for n, t in held.items()}
-    assert {n: (t.dtype, t.shape, bits(t)) for n, t in found.items()} == {n: (t.dtype, t.shape, bits(t)) for n, t in pairs.items()}
+    assert {n: (t.dtype, t.shape, bits(t)) for n, t in found.items()} == {
+        n: (t.dtype, t.shape, bits(t)) for n, t in pairs.items()
+    }
 
 
 @given(st.lists(st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 40), max_size=2)), max_size=12))
 def test_data_is_aligned(rows: list[tuple[torch.dtype, list[int]]]) -> None:
     file = io.BytesIO()
-    weights.write(file, [(f"w{i}", shape, dtype, whole(torch.zeros(shape, dtype=dtype))) for i, (dtype, shape) in enumerate(rows)])
+    weights.write(
+        file,
+        [
+            (f"w{i}", shape, dtype, whole(torch.zeros(shape, dtype=dtype)))
+            for i, (dtype, shape) in enumerate(rows)
+        ],
+    )
     (length,) = struct.unpack("<Q", file.getvalue()[:8])
     assert (8 + length) % 64 == 0
     at = 0
@@ -136,7 +160,12 @@ def test_holds_one_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_takes_views_of_any_strides() -> None:
     base = values([4, 6], torch.float32)
     file = io.BytesIO()
-    views = {"t": base.t(), "step": base[::2, 1::3], "expand": base[:1].expand(3, 6), "grad": base.clone().requires_grad_()}
+    views = {
+        "t": base.t(),
+        "step": base[::2, 1::3],
+        "expand": base[:1].expand(3, 6),
+        "grad": base.clone().requires_grad_(),
+    }
     weights.write(file, [(n, list(v.shape), v.dtype, whole(v)) for n, v in views.items()])
     found = reference_load(file.getvalue())
     assert all(bits(found[n]) == bits(v.detach()) for n, v in views.items())
@@ -153,11 +182,23 @@ def test_complex128_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     value = values([3, 2], torch.complex128)
     with path.open("wb") as file:
-        weights.write(file, [("c", [3, 2], torch.complex128, members(value)), ("f", [2], torch.float64, whole(torch.ones(2, dtype=torch.float64)))])
+        weights.write(
+            file,
+            [
+                ("c", [3, 2], torch.complex128, members(value)),
+                ("f", [2], torch.float64, whole(torch.ones(2, dtype=torch.float64))),
+            ],
+        )
     found = Weights([path])
     assert found.info("c") == ("complex128", [3, 2]) and found.info("f") == ("float64", [2])
     assert bits(found.get("c")) == bits(value) and bits(found.slice("c", 1)) == bits(value[1])
-    Weights([path]).check([Weight("c", "stacked", "complex128", [2], "buffer"), Weight("f", "shared", "float64", [2], "buffer")], 3)
+    Weights([path]).check(
+        [
+            Weight("c", "stacked", "complex128", [2], "buffer"),
+            Weight("f", "shared", "float64", [2], "buffer"),
+        ],
+        3,
+    )
 
 
 @pytest.mark.parametrize("note", ["3", "{", '["x"]', '["a"]', "[3]", '["a", "a"]'])
@@ -173,14 +214,22 @@ def test_refuses_false_notes_on_complex_weights(tmp_path: Path, note: str) -> No
     ("entries", "words"),
     [
         (lambda: [("a", [2], torch.complex32, whole(torch.zeros(2)))], "complex32, which has no form"),
-        (lambda: [("a", [2], torch.float32, whole(torch.zeros(2)))] * 2, "the name stands twice"),
-        (lambda: [("__metadata__", [2], torch.float32, whole(torch.zeros(2)))], "the format's own"),
-        (lambda: [("a", [2], torch.float32, whole(torch.zeros(2).double()))], "a part is float64, the weight float32"),
-        (lambda: [("a", [2], torch.float32, whole(torch.zeros(3)))], "over 8 bytes"),
-        (lambda: [("a", [2, 2], torch.float32, members(torch.zeros(1, 2)))], "the parts have 8 bytes, its shape holds 16"),
+        (lambda: [("a", [2], torch.float32, whole(torch.zeros(2)))] * 2, "the name occurs twice"),
+        (lambda: [("__metadata__", [2], torch.float32, whole(torch.zeros(2)))], "reserved by the format"),
+        (
+            lambda: [("a", [2], torch.float32, whole(torch.zeros(2).double()))],
+            "a part is float64, the weight float32",
+        ),
+        (lambda: [("a", [2], torch.float32, whole(torch.zeros(3)))], "more than the 8 bytes"),
+        (
+            lambda: [("a", [2, 2], torch.float32, members(torch.zeros(1, 2)))],
+            "the parts have 8 bytes, its shape has 16",
+        ),
     ],
 )
-def test_refuses_to_write_in_words(entries: Callable[[], list[tuple[str, list[int], torch.dtype, weights.Source]]], words: str) -> None:
+def test_refuses_to_write_in_words(
+    entries: Callable[[], list[tuple[str, list[int], torch.dtype, weights.Source]]], words: str
+) -> None:
     with pytest.raises(ArtifactError, match=words):
         weights.write(io.BytesIO(), entries())
 
@@ -232,7 +281,11 @@ def test_compares_files_and_table(tmp_path: Path) -> None:
         "  over: float32[1] in the files, nothing in the manifest",
         "  r@1: float32[2] in the files, float32[3] in the manifest",
     ]
-    good = [table[0], Weight("c", "shared", "float32", [4], "parameter"), Weight("r", "ragged", "float32", [[1], [2]], "parameter")]
+    good = [
+        table[0],
+        Weight("c", "shared", "float32", [4], "parameter"),
+        Weight("r", "ragged", "float32", [[1], [2]], "parameter"),
+    ]
     Weights([path]).check([*good, Weight("over", "shared", "float32", [1], "parameter")], 2)
 
 
@@ -245,7 +298,11 @@ def test_mapping_a_large_file_costs_no_memory(tmp_path: Path) -> None:
         weights.write(file, [("a", [32, 2**22], torch.float32, lambda: iter([part] * 32))])
 
     def anonymous() -> int:
-        return next(int(line.split()[1]) * 1024 for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+        return next(
+            int(line.split()[1]) * 1024
+            for line in Path("/proc/self/status").read_text().splitlines()
+            if line.startswith("RssAnon")
+        )
 
     before = anonymous()
     found = Weights([path])

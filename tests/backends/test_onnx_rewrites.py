@@ -1,4 +1,4 @@
-"""ONNX models whose members are taken apart and put together with few nodes answer as before."""
+"""Tests that an ONNX model with rewritten splits, joins and reshapes returns the same answers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from widepack.backends.onnx_split_join import join_members
 from widepack.backends.onnx_reshapes import simplify_reshapes
+from widepack.backends.onnx_split_join import join_members
 
 onnxruntime = pytest.importorskip("onnxruntime")
 onnxscript = pytest.importorskip("onnxscript")
@@ -40,7 +40,9 @@ def answers(model: Any, inputs: tuple[Tensor, ...]) -> list[Any]:
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(onnx_ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        onnx_ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
     return list(session.run(None, {i.name: v.numpy() for i, v in zip(session.get_inputs(), inputs)}))
 
 
@@ -63,7 +65,12 @@ def test_a_loop_is_one_split_and_one_concat(shape: tuple[int, ...], dynamic: tup
     assert join_members(model) == 2
     onnxscript.optimizer.remove_unused_nodes(model)
     after = kinds(model)
-    assert not after["Gather"] and not after["Unsqueeze"] and after["Split"] == after["Concat"] == 1 and after["Reshape"] == 2
+    assert (
+        not after["Gather"]
+        and not after["Unsqueeze"]
+        and after["Split"] == after["Concat"] == 1
+        and after["Reshape"] == 2
+    )
     for n in {shape[1], 0, 1, 7} if dynamic else {shape[1]}:
         y = torch.randn(shape[0], n, *shape[2:])
         (found,) = answers(model, (y,))
@@ -76,7 +83,10 @@ def test_a_loop_is_one_split_and_one_concat(shape: tuple[int, ...], dynamic: tup
     ("function", "dynamic"),
     [
         (lambda x: x[0] + x[2], ()),  # not all members
-        (lambda x: torch.stack([x[i].T for i in range(3)]), (1, 2)),  # a size behind the first two is no number
+        (
+            lambda x: torch.stack([x[i].T for i in range(3)]),
+            (1, 2),
+        ),  # a size behind the first two is no number
         (lambda x: x[:, 0] + x[:, 1], ()),  # another dim
         (lambda x: (x[0], x[1], x[2]), ()),  # members that are the model's own outputs
         (lambda x: torch.cat([x[0].unsqueeze(1), x[2].unsqueeze(1)]), ()),
@@ -94,7 +104,7 @@ def test_what_else_is_left_alone(function: Callable[..., Any], dynamic: tuple[in
 
 @pytest.mark.parametrize("dynamic", [(), (1,)])
 def test_loops_in_a_row(dynamic: tuple[int, ...]) -> None:
-    """What one loop gives and the next one takes is put together and taken apart; others read it whole."""
+    """A value that one loop returns, the next loop splits, and other nodes read as a whole."""
 
     def function(x: Tensor) -> tuple[Tensor, Tensor]:
         y = loop(x)

@@ -16,26 +16,29 @@ from typing import Any
 
 import pytest
 import torch
+from support import Artifacts
 from torch import Tensor, nn
 
 import cases
 import widepack
-from support import Artifacts
 from widepack.building.build import build
 from widepack.errors import UsageError
-from widepack_artifacts.manifest import Dim, Entry, Guard, Input, Parameter
-from widepack_bench.measure import inputs
-from widepack_bench.measure import race as noise
+from widepack_artifacts.dims import Dim, Guard
+from widepack_artifacts.entry import Entry, Input, Parameter
 from widepack_bench import Report, bench, compare
+from widepack_bench.baselines.member_programs import Flat, flat_members
 from widepack_bench.baselines.table import BASELINES, difference, leaves, loop, stack
 from widepack_bench.errors import BenchError
-from widepack_bench.baselines.member_programs import Flat, flat_members
-from widepack_bench.report.document import Row
+from widepack_bench.measure import inputs
+from widepack_bench.measure import race as noise
+from widepack_bench.report.row import Row
 from widepack_bench.text import columns, duration, plural, size
 
 
 class Machine:
-    """A clock that only its own calls move; `slow` gives a factor for each call, from the seeded source and the time."""
+    """A clock that only its own calls move; `slow` gives a factor for each call, from the seeded source and
+    the time.
+    """
 
     def __init__(self, slow: Callable[[random.Random, int], float], seed: int = 0) -> None:
         self.now = 0
@@ -59,7 +62,9 @@ def calm(source: random.Random, _now: int) -> float:
 def test_order_puts_everyone_everywhere() -> None:
     for count in (3, 4, 5, 6):
         rows = [noise.order(r, count) for r in range(4 * count)]
-        assert all(rows[r] == rows[r + 1] for r in range(0, len(rows), 2)), "an odd and an even round must have the same order"
+        assert all(rows[r] == rows[r + 1] for r in range(0, len(rows), 2)), (
+            "an odd and an even round must have the same order"
+        )
         places = Counter((i, who) for row in rows for i, who in enumerate(row))
         followers = Counter(pair for row in rows for pair in pairwise(row))
         assert len(places) == count**2 and len(set(places.values())) == 1
@@ -68,7 +73,8 @@ def test_order_puts_everyone_everywhere() -> None:
 
 def test_interval_of_the_median() -> None:
     assert noise.median_interval([3.0, 1.0, 2.0]) == noise.Interval(2.0, 0.0, math.inf)
-    # n = 10: 1023/1024 of the mass lies inside the extremes; the 2nd and 9th leave 2.1% outside, the 3rd and 8th 10.9%
+    # n = 10: 1023/1024 of the mass lies inside the extremes; the 2nd and 9th leave 2.1% outside, the 3rd and
+    # 8th 10.9%
     assert noise.median_interval([float(i) for i in range(1, 11)]) == noise.Interval(5.5, 2.0, 9.0)
     assert noise.Interval(8.0, 7.8, 8.4).width == pytest.approx(0.075)
     assert noise.Interval(0.5, 0.45, 0.54).width == pytest.approx(0.09)
@@ -87,7 +93,11 @@ def test_interval_covers_the_truth() -> None:
 @pytest.mark.parametrize("truth", [0.8, 1.0, 1.25, 6.0])
 def test_a_known_ratio_is_inside(truth: float) -> None:
     machine = Machine(calm)
-    race = noise.race(machine.call(50_000), {"slow": machine.call(80_000 * max(1, truth)), "loop": machine.call(50_000 * truth)}, clock=machine.clock)
+    race = noise.race(
+        machine.call(50_000),
+        {"slow": machine.call(80_000 * max(1, truth)), "loop": machine.call(50_000 * truth)},
+        clock=machine.clock,
+    )
     ratio = race.ratio("loop")
     assert race.fastest == "loop"
     assert ratio.low * 0.99 <= truth <= ratio.high * 1.01
@@ -97,22 +107,30 @@ def test_a_known_ratio_is_inside(truth: float) -> None:
 
 
 def test_a_drifting_machine_is_measured_all_the_same() -> None:
-    """It becomes four times slower during the run: medians of all times would mix both, ratios within a round do not."""
+    """It becomes four times slower during the run: medians of all times would mix both, ratios within a round
+    do not.
+    """
     machine = Machine(lambda source, now: (1 + 3 * min(1.0, now / 2e8)) * source.gauss(1.0, 0.02))
-    race = noise.race(machine.call(200_000), {"loop": machine.call(300_000)}, clock=machine.clock, min_rounds=40)
+    race = noise.race(
+        machine.call(200_000), {"loop": machine.call(300_000)}, clock=machine.clock, min_rounds=40
+    )
     assert race.quiet
     assert race.ratio("loop").value == pytest.approx(1.5, rel=0.05)
 
 
 def test_a_noisy_machine_is_refused() -> None:
     machine = Machine(lambda source, now: source.lognormvariate(0.0, 1.5))
-    race = noise.race(machine.call(30_000_000), {"loop": machine.call(60_000_000)}, clock=machine.clock, budget_s=5.0)
+    race = noise.race(
+        machine.call(30_000_000), {"loop": machine.call(60_000_000)}, clock=machine.clock, budget_s=5.0
+    )
     assert race.verdict == "noisy"
     assert "against itself gave" in race.why and str(race.noise) in race.why
 
 
 def test_a_biased_clock_is_refused() -> None:
-    """A against A that differs by 10%, however narrow: something tells the two apart, and no ratio can be believed."""
+    """A against A that differs by 10%, however narrow: something tells the two apart, and no ratio can be
+    believed.
+    """
     rounds = tuple((100.0 + i % 3, 110.0 + i % 3, 200.0) for i in range(40))
     race = noise.Race((noise.OURS, noise.AGAIN, "loop"), rounds)
     assert race.noise.width < 0.1 and race.verdict == "noisy"
@@ -128,9 +146,14 @@ def test_luck_in_the_choice_is_not_counted_twice() -> None:
 def test_rounds_end() -> None:
     machine = Machine(lambda source, now: source.lognormvariate(0.0, 1.0))
     slow = noise.race(machine.call(2e9), {"loop": machine.call(2e9)}, clock=machine.clock, budget_s=20.0)
-    assert len(slow.rounds) < noise.MIN_ROUNDS and slow.verdict == "noisy", "three times the budget is the end, and too few rounds prove nothing"
+    assert len(slow.rounds) < noise.MIN_ROUNDS and slow.verdict == "noisy", (
+        "three times the budget is the end, and too few rounds prove nothing"
+    )
     steady = Machine(lambda source, now: 1.0)
-    assert len(noise.race(steady.call(1e6), {"loop": steady.call(1e6)}, clock=steady.clock).rounds) == noise.MIN_ROUNDS
+    assert (
+        len(noise.race(steady.call(1e6), {"loop": steady.call(1e6)}, clock=steady.clock).rounds)
+        == noise.MIN_ROUNDS
+    )
     with pytest.raises(ValueError, match="baseline"):
         noise.race(steady.call(1), {})
 
@@ -217,7 +240,14 @@ def test_ragged_outputs_stay_lists_and_vmap_is_skipped() -> None:
     with torch.inference_mode():
         y, top = loop(nets, False)(x)
     assert [t.shape[-1] for t in y] == [3, 4, 5] and top.shape == (3, 2)
-    report = compare(Wide(nets), nets, (2,), baselines=("loop", "vmap"), budget_s=1.0, inputs=lambda batch: ((torch.randn(batch, 4),), {}))
+    report = compare(
+        Wide(nets),
+        nets,
+        (2,),
+        baselines=("loop", "vmap"),
+        budget_s=1.0,
+        inputs=lambda batch: ((torch.randn(batch, 4),), {}),
+    )
     assert "fc.weight have different shapes" in report.rows[0].skipped["vmap"]
     assert "vmap was skipped" in report.table()
 
@@ -240,13 +270,22 @@ def test_compare_reports_rows() -> None:
         inputs=lambda b: ((torch.randn(b, 4),), {}),
         progress=lambda *a: seen.append(a),
     )
-    assert [row.batch for row in report.rows] == [1, 3] and report.members == 3 and report.modules == "your own modules"
+    assert (
+        [row.batch for row in report.rows] == [1, 3]
+        and report.members == 3
+        and report.modules == "your own modules"
+    )
     assert {t.name for t in report.rows[0].timings} == {"loop", "vmap"}
     assert report.rows[0].fastest == "loop", "vmap adds overhead to something so small"
     assert seen[0] == ("batch 1", 0, 2) and seen[-1][1:] == (2, 2)
     document = json.loads(json.dumps(report.to_json(), allow_nan=False))
-    assert document["format"] == "widepack.bench/1" and document["environment"]["versions"]["torch"] == torch.__version__
-    assert {"device", "threads", "commit", "command", "cpus", "date", "system", "versions"} == set(document["environment"])
+    assert (
+        document["format"] == "widepack.bench/1"
+        and document["environment"]["versions"]["torch"] == torch.__version__
+    )
+    assert {"device", "threads", "commit", "command", "cpus", "date", "system", "versions"} == set(
+        document["environment"]
+    )
     assert set(document["rows"][0]) == {
         "batch",
         "sizes",
@@ -268,20 +307,41 @@ def test_compare_reports_rows() -> None:
     }
     assert (
         "the artifact's member programs"
-        in compare(Wide(nets), None, (1,), baselines=("loop",), budget_s=0.5, inputs=lambda b: ((torch.randn(b, 4),), {})).modules
+        in compare(
+            Wide(nets),
+            None,
+            (1,),
+            baselines=("loop",),
+            budget_s=0.5,
+            inputs=lambda b: ((torch.randn(b, 4),), {}),
+        ).modules
     )
 
 
 def test_each_pattern_is_compared() -> None:
     nets = members()
-    report = compare(Wide(nets), nets, (2,), baselines=("loop",), pattern="each", budget_s=0.5, inputs=lambda b: ((torch.randn(3, b, 4),), {}))
+    report = compare(
+        Wide(nets),
+        nets,
+        (2,),
+        baselines=("loop",),
+        pattern="each",
+        budget_s=0.5,
+        inputs=lambda b: ((torch.randn(3, b, 4),), {}),
+    )
     assert report.pattern == "each" and "each member has its own inputs" in report.table()
 
 
 def test_wrong_answers_are_never_timed() -> None:
     nets = members()
     with pytest.raises(BenchError, match=r"does not give the members' answers.*rms error"):
-        compare(Wide(nets, wrong=True), nets, (4,), baselines=("loop",), inputs=lambda b: ((torch.randn(b, 4),), {}))
+        compare(
+            Wide(nets, wrong=True),
+            nets,
+            (4,),
+            baselines=("loop",),
+            inputs=lambda b: ((torch.randn(b, 4),), {}),
+        )
     with pytest.raises(BenchError, match=r"2 modules were given.*3 members"):
         compare(Wide(nets), nets[:2], (4,))
 
@@ -291,7 +351,8 @@ def test_wrong_answers_are_never_timed() -> None:
     [
         (
             {"baselines": ("lop",)},
-            "unknown baseline 'lop'; known: loop, compiled-member, compiled-loop, vmap, vmap-compiled, onnxruntime, cuda-graph-loop",
+            "unknown baseline 'lop'; known: loop, compiled-member, compiled-loop, vmap, "
+            "vmap-compiled, onnxruntime, cuda-graph-loop",
         ),
         ({"baselines": ()}, "none given"),
         ({"pattern": "all"}, "unknown pattern 'all'; known: shared, each"),
@@ -314,7 +375,9 @@ def test_a_baseline_that_fails_is_a_result(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(BASELINES, "vmap", broken)
     monkeypatch.setitem(BASELINES, "vmap-compiled", wrong)
     names = ("loop", "vmap", "vmap-compiled")
-    report = compare(Wide(nets), nets, (2,), baselines=names, budget_s=0.5, inputs=lambda b: ((torch.randn(b, 4),), {}))
+    report = compare(
+        Wide(nets), nets, (2,), baselines=names, budget_s=0.5, inputs=lambda b: ((torch.randn(b, 4),), {})
+    )
     assert report.rows[0].skipped["vmap"] == "RuntimeError: no compiler"
     assert "not the loop's" in report.rows[0].skipped["vmap-compiled"]
 
@@ -327,7 +390,9 @@ class Masked(nn.Module):
         self.fc = nn.Linear(8, 6)
         self.norm = nn.BatchNorm1d(6)
 
-    def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:  # [B, T, 8], [B, T] -> [B, 6], [B, T, 6]
+    def forward(
+        self, x: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor]:  # [B, T, 8], [B, T] -> [B, 6], [B, T, 6]
         y = self.norm(self.fc(x).view(-1, 6)).view(x.shape[0], x.shape[1], 6) * mask.unsqueeze(-1)
         return y.sum(1), y
 
@@ -343,7 +408,14 @@ def test_an_artifacts_own_members_are_fair_baselines(tmp_path: Path) -> None:
         nn.init.normal_(module.fc.bias)
         paths.append(tmp_path / f"{i}.pt")
         torch.save(module.state_dict(), paths[-1])
-    build(paths, tmp_path / "x.wide", model=Masked, inputs=["x=float32[B,T,8]", "mask=float32[B,T]"], targets=("cpu",), pt2=False)
+    build(
+        paths,
+        tmp_path / "x.wide",
+        model=Masked,
+        inputs=["x=float32[B,T,8]", "mask=float32[B,T]"],
+        targets=("cpu",),
+        pt2=False,
+    )
     ens = widepack.load(tmp_path / "x.wide")
     flat = flat_members(ens)
     assert all(isinstance(m, Flat) for m in flat)
@@ -361,23 +433,34 @@ def test_bench_of_an_artifact_with_your_own_modules(artifacts: Artifacts) -> Non
     report = bench(artifacts("mlp"), factory=lambda state: case.model(), **words)
     assert (report.modules, report.members, report.rows[0].batch) == ("your own modules", case.N, 2)
     assert "member programs" in bench(artifacts("mlp"), **words).modules
-    with pytest.raises(BenchError, match=r"has other shapes in .*, which the given model needs"):
+    with pytest.raises(BenchError, match=r"has other shapes in .*, which the model of the factory needs"):
         bench(artifacts("mlp"), factory=lambda state: case.model(width=7), **words)
-    with pytest.raises(BenchError, match=r"the artifact has no .*, which the given model needs"):
+    with pytest.raises(BenchError, match=r"the artifact has no .*, which the model of the factory needs"):
         bench(artifacts("mlp"), factory=lambda state: Net(), **words)
 
 
 def row(**changes: Any) -> Row:
     exact = noise.Interval(2.0, 1.98, 2.02)
     made = Row.of(
-        8, {"B": 8, "T": 33}, noise.Race((noise.OURS, noise.AGAIN, "loop"), tuple((1e6, 1e6, 2e6) for _ in range(40))), {"vmap": "no reason"}
+        8,
+        {"B": 8, "T": 33},
+        noise.Race((noise.OURS, noise.AGAIN, "loop"), tuple((1e6, 1e6, 2e6) for _ in range(40))),
+        {"vmap": "no reason"},
     )
     assert made.ratio.value == exact.value and made.verdict == "holds"
     return replace(made, **changes)
 
 
 def test_table_and_verdict_of_a_report() -> None:
-    report = Report("ens.wide", 8, "shared", "your own modules", (row(),), {}, {"device": "cpu (X)", "threads": 1, "versions": {"torch": "2.13"}})
+    report = Report(
+        "ens.wide",
+        8,
+        "shared",
+        "your own modules",
+        (row(),),
+        {},
+        {"device": "cpu (X)", "threads": 1, "versions": {"torch": "2.13"}},
+    )
     table = report.table()
     assert report.holds and not report.noisy
     assert (
@@ -393,10 +476,16 @@ def test_table_and_verdict_of_a_report() -> None:
     assert "batch 100: not measured: too large" in replace(report, refused={100: "too large"}).table()
 
 
-def entry(types: dict[str, tuple[str, int | None, int | None]], dims: dict[str, Dim], conditions: list[Any] | None = None) -> Entry:
+def entry(
+    types: dict[str, tuple[str, int | None, int | None]],
+    dims: dict[str, Dim],
+    conditions: list[Any] | None = None,
+) -> Entry:
     return Entry(
         inputs=tuple(Input(name=n, type=t, low=low, high=high) for n, (t, low, high) in types.items()),
-        signature=[Parameter(n, "positional" if i == 0 else "keyword", {"leaf": i}) for i, n in enumerate(types)],
+        signature=[
+            Parameter(n, "positional" if i == 0 else "keyword", {"leaf": i}) for i, n in enumerate(types)
+        ],
         outputs=(),
         result={"tuple": []},
         dims=dims,
@@ -414,12 +503,21 @@ def dim(least: int, most: int | None = None) -> Dim:
 
 def test_inputs_follow_the_manifest() -> None:
     described = entry(
-        {"ids": ("int64[B,T]", 5, 9), "mask": ("bool[B,T]", None, None), "img": ("float32[B,3,32*H]", None, None)},
+        {
+            "ids": ("int64[B,T]", 5, 9),
+            "mask": ("bool[B,T]", None, None),
+            "img": ("float32[B,3,32*H]", None, None),
+        },
         {"B": dim(1), "T": dim(2, 512), "H": dim(1, 1)},
     )
     args, kwargs, sizes = inputs.make(described, 7)
     assert sizes == {"B": 7, "T": 33, "H": 1}
-    assert args[0].shape == (7, 33) and args[0].dtype == torch.int64 and args[0].min() >= 5 and args[0].max() <= 9
+    assert (
+        args[0].shape == (7, 33)
+        and args[0].dtype == torch.int64
+        and args[0].min() >= 5
+        and args[0].max() <= 9
+    )
     assert kwargs["mask"].dtype == torch.bool and kwargs["img"].shape == (7, 3, 32)
     stacked = inputs.make(described, 7, members=4)[0][0]
     assert stacked.shape == (4, 7, 33)
@@ -429,7 +527,11 @@ def test_inputs_follow_the_manifest() -> None:
 
 def test_inputs_satisfy_the_guards() -> None:
     dims = {"B": dim(1, 100), "H": dim(1), "W": dim(1)}
-    described = entry({"x": ("float32[B,H,W]", None, None)}, dims, [["eq", ["mod", "H", 32], 0], ["ne", ["mod", "W", 2], 1], ["le", "H", "W"]])
+    described = entry(
+        {"x": ("float32[B,H,W]", None, None)},
+        dims,
+        [["eq", ["mod", "H", 32], 0], ["ne", ["mod", "W", 2], 1], ["le", "H", "W"]],
+    )
     sizes = inputs.sizes(described, 2)
     assert sizes["H"] % 32 == 0 and sizes["W"] % 2 == 0 and sizes["H"] <= sizes["W"] <= 64
     with pytest.raises(BenchError, match="batch 101: the model was built for B from 1 to 100"):
@@ -445,17 +547,41 @@ def test_the_batch_is_b_or_the_first_dim() -> None:
 
 
 def test_text() -> None:
-    assert [duration(ms) for ms in (0.0352, 0.9996, 1.24, 999.4, 2050.0, 123456.0)] == ["35.2 us", "1.00 ms", "1.24 ms", "999 ms", "2.05 s", "123 s"]
+    assert [duration(ms) for ms in (0.0352, 0.9996, 1.24, 999.4, 2050.0, 123456.0)] == [
+        "35.2 us",
+        "1.00 ms",
+        "1.24 ms",
+        "999 ms",
+        "2.05 s",
+        "123 s",
+    ]
     assert [size(n) for n in (512, 1000, 8_400_000)] == ["512 B", "1.00 kB", "8.40 MB"]
     assert plural(1, "member") == "1 member" and plural(2, "member") == "2 members"
-    assert columns([["name", "time"], ["a", "5 us"], ["longer", "15 us"]]) == ["name     time", "a        5 us", "longer  15 us"]
+    assert columns([["name", "time"], ["a", "5 us"], ["longer", "15 us"]]) == [
+        "name     time",
+        "a        5 us",
+        "longer  15 us",
+    ]
 
 
 def modules_after(code: str) -> Iterator[str]:
-    done = subprocess.run([sys.executable, "-c", f"{code}; import sys; print('\\n'.join(sys.modules))"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; import sys; print('\\n'.join(sys.modules))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     yield from done.stdout.split()
 
 
-@pytest.mark.parametrize("module", ["widepack_bench", "widepack_bench.text", "widepack_bench.measure.race", "widepack_bench.report.document"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "widepack_bench",
+        "widepack_bench.text",
+        "widepack_bench.measure.race",
+        "widepack_bench.report.document",
+    ],
+)
 def test_light_imports(module: str) -> None:
     assert "torch" not in set(modules_after(f"import {module}"))

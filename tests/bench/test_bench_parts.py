@@ -1,4 +1,6 @@
-"""The parts of the benchmark beside its ratios: percentiles, baselines, work and ceilings, profiles, pages, documents, memory, the suite."""
+"""The parts of the benchmark beside its ratios: percentiles, baselines, work and ceilings, profiles, pages,
+documents, memory, the suite.
+"""
 
 from __future__ import annotations
 
@@ -14,32 +16,35 @@ from typing import Any
 
 import click.testing
 import pytest
+import small
 import torch
+from support import Artifacts
 from torch import Tensor, nn
 
 import cases
-import small
 import widepack
-from support import Artifacts
 from widepack.errors import UsageError
-from widepack.planning.plan import Choice
+from widepack.planning.plan import NodeChoice
 from widepack_artifacts.program import Program, Ref
+from widepack_bench import bench, compare
+from widepack_bench.baselines.compiled import TooLong, at_most
+from widepack_bench.baselines.table import BASELINES, difference, loop
+from widepack_bench.errors import BenchError, Unavailable
 from widepack_bench.measure import race as noise
+from widepack_bench.measure.figures import Ceilings, Memory, Roof, Start, Work
+from widepack_bench.measure.levels import LEVELS
+from widepack_bench.measure.profile import StepClock, chrome_trace, profile
+from widepack_bench.measure.roofline import ceilings, packed_flop, work
+from widepack_bench.models.weights import states
+from widepack_bench.processes.contestant import resident
+from widepack_bench.processes.fresh import in_fresh_process
+from widepack_bench.report.document import Report
+from widepack_bench.report.environment import environment
+from widepack_bench.report.html import page
+from widepack_bench.report.row import Row
+from widepack_bench.suite import row as suite_row
 from widepack_bench.suite import run as suite_run
 from widepack_bench.suite import table as suite_table
-from widepack_bench import bench, compare
-from widepack_bench.processes.contestant import resident
-from widepack_bench.baselines.table import BASELINES, difference, loop
-from widepack_bench.baselines.compiled import TooLong, at_most
-from widepack_bench.errors import BenchError, Unavailable
-from widepack_bench.measure.figures import Ceilings, Memory, Roof, Start, Work
-from widepack_bench.processes.fresh import in_fresh_process
-from widepack_bench.measure.levels import LEVELS
-from widepack_bench.models.weights import states
-from widepack_bench.report.html import page
-from widepack_bench.measure.profile import chrome_trace, profile
-from widepack_bench.report.document import Report, Row, environment
-from widepack_bench.measure.roofline import ceilings, packed_flop, work
 from widepack_bench.suite.rows import ROWS, SuiteRow, chosen
 from widepack_cli.main import cli
 
@@ -59,7 +64,9 @@ def test_percentiles_are_of_single_calls() -> None:
     found = race.latency(noise.OURS)
     assert (found.p50_ms, found.p95_ms, found.p99_ms) == (0.1, 1.0, 1.0)
     assert found.calls > 1000 and race.median_ms(noise.OURS) < 0.25
-    assert noise.Latency.of([float(n) for n in range(1, 101)]) == noise.Latency(50e-6, 95e-6, 99e-6, 100), "nearest rank: a call that was timed"
+    assert noise.Latency.of([float(n) for n in range(1, 101)]) == noise.Latency(50e-6, 95e-6, 99e-6, 100), (
+        "nearest rank: a call that was timed"
+    )
     assert noise.Latency.of(()).to_json() == {"p50_ms": None, "p95_ms": None, "p99_ms": None, "calls": 0}
 
 
@@ -82,10 +89,23 @@ def test_others_are_timed_and_are_no_baselines() -> None:
 
         return run
 
-    race = noise.race(call(100_000), {"loop": call(150_000)}, others={"widepack[aot]": call(50_000), "level loop": call(200_000)}, clock=lambda: now)
-    assert race.fastest == "loop" and race.baselines == ("loop",) and race.others == ("widepack[aot]", "level loop")
+    race = noise.race(
+        call(100_000),
+        {"loop": call(150_000)},
+        others={"widepack[aot]": call(50_000), "level loop": call(200_000)},
+        clock=lambda: now,
+    )
+    assert (
+        race.fastest == "loop"
+        and race.baselines == ("loop",)
+        and race.others == ("widepack[aot]", "level loop")
+    )
     assert race.ratio("loop").value == 1.5 and race.ratio("loop", "widepack[aot]").value == 3.0
-    assert (race.verdict, race.verdict_of("widepack[aot]"), race.verdict_of("level loop")) == ("holds", "holds", "slower")
+    assert (race.verdict, race.verdict_of("widepack[aot]"), race.verdict_of("level loop")) == (
+        "holds",
+        "holds",
+        "slower",
+    )
 
 
 # ---------------------------------------------------------------- baselines
@@ -118,7 +138,9 @@ def compiled_names() -> list[str]:
 
 @pytest.mark.parametrize("each", [False, True])
 @pytest.mark.parametrize("name", compiled_names())
-def test_compiled_baselines_give_the_loops_answers(name: str, each: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_baselines_give_the_loops_answers(
+    name: str, each: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The form of what is compiled, without the compiler."""
     seen: list[Any] = []
 
@@ -130,7 +152,10 @@ def test_compiled_baselines_give_the_loops_answers(name: str, each: bool, monkey
     members = nets()
     x, scale = torch.randn(*([3] if each else []), 5, 4), torch.rand(*([3] if each else []), 3)
     with torch.inference_mode():
-        assert difference(BASELINES[name](members, each)(x, scale=scale), loop(members, each)(x, scale=scale)) == ""
+        assert (
+            difference(BASELINES[name](members, each)(x, scale=scale), loop(members, each)(x, scale=scale))
+            == ""
+        )
     assert seen == [{"dynamic": False}], "one function is compiled, not one a member"
 
 
@@ -184,7 +209,9 @@ def test_sessions_of_onnxruntime(each: bool) -> None:
 def test_baselines_that_this_machine_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Unavailable, match="needs a CUDA device, and the members are on cpu"):
         BASELINES["cuda-graph-loop"](nets(), False)
-    monkeypatch.setattr("widepack_bench.baselines.onnxruntime_sessions._installed", lambda name: name != "onnxruntime")
+    monkeypatch.setattr(
+        "widepack_bench.baselines.onnxruntime_sessions._installed", lambda name: name != "onnxruntime"
+    )
     with pytest.raises(Unavailable, match=r"onnxruntime is not installed \(pip install 'widepack\[onnx\]'\)"):
         BASELINES["onnxruntime"](nets(), False)
 
@@ -216,7 +243,9 @@ def test_compilation_has_a_limit() -> None:
 
 
 def test_work_is_counted_from_the_program() -> None:
-    """linear [B,4]x[6,4], conv 3x3, attention and an LSTM, by hand; a shared value once, a stacked one N times."""
+    """linear [B,4]x[6,4], conv 3x3, attention and an LSTM, by hand; a shared value once, a stacked one N
+    times.
+    """
     nodes = [
         small.node("y", "linear", Ref("x"), Ref("w"), Ref("b")),
         small.node("r", "relu", Ref("y")),
@@ -224,12 +253,18 @@ def test_work_is_counted_from_the_program() -> None:
     made = small.program({"w": "float32[6,4]", "b": "float32[6]"}, {"x": "float32[B,4]"}, nodes, ["r"])
     kinds = small.all_kinds(made, w="stacked", b="stacked")
     batch, members = 5, 3
-    for wide in (small.lowered(made, kinds, small.plan(), members).program, small.lowered(made, kinds, small.plan(all=["y", "r"]), members).program):
+    for wide in (
+        small.lowered(made, kinds, small.plan(), members).program,
+        small.lowered(made, kinds, small.plan(all=["y", "r"]), members).program,
+    ):
         found = work(wide, {"B": batch})
         assert found.flop == 2 * members * batch * 6 * 4
         assert found.least_bytes == 4 * (members * (6 * 4 + 6) + batch * 4 + members * batch * 6)
         assert found.moved_bytes >= found.least_bytes
-    assert work(small.lowered(made, kinds, small.plan(all=["y", "r"]), members).program, {"B": batch}).kernels == 2 * members
+    assert (
+        work(small.lowered(made, kinds, small.plan(all=["y", "r"]), members).program, {"B": batch}).kernels
+        == 2 * members
+    )
     conv = [small.node("y", "conv2d", Ref("x"), Ref("w"), None, [1, 1], [1, 1])]
     made = small.program({"w": "float32[7,2,3,3]"}, {"x": "float32[B,2,8,8]"}, conv, ["y"])
     assert work(_alone(made), {"B": 2}).flop == 2 * 2 * 7 * 8 * 8 * 2 * 9
@@ -247,7 +282,9 @@ def test_work_of_a_recurrent_layer() -> None:
     sizes = {"w_ih": "float32[16,5]", "w_hh": "float32[16,4]", "b_ih": "float32[16]", "b_hh": "float32[16]"}
     weights = {f"{name}{way}": type_ for way in ("", "_back") for name, type_ in sizes.items()}
     states = [Ref("h"), Ref("c")]
-    call = small.node("out", "lstm.input", Ref("x"), states, [Ref(n) for n in weights], True, 1, 0.0, False, True, True)
+    call = small.node(
+        "out", "lstm.input", Ref("x"), states, [Ref(n) for n in weights], True, 1, 0.0, False, True, True
+    )
     made = small.program(
         {**weights, "h": "float32[2,3,4]", "c": "float32[2,3,4]"},
         {"x": "float32[3,7,5]"},
@@ -257,7 +294,9 @@ def test_work_of_a_recurrent_layer() -> None:
     assert work(_alone(made), {}).flop == 2 * (2 * 16 * (5 + 4)) * 3 * 7
     stacked = small.all_kinds(made, **dict.fromkeys(weights, "stacked"))  # type: ignore[arg-type]
     for strategy, op in (("packed", "packed_lstm"), ("fused", "lstm_steps")):
-        wide = small.lowered(made, stacked, replace(small.plan(), choices={"out": Choice(strategy, "asked for")}), 3).program
+        wide = small.lowered(
+            made, stacked, replace(small.plan(), choices={"out": NodeChoice(strategy, "requested")}), 3
+        ).program
         assert [n.op for n in wide.nodes].count(f"widepack.{op}.default") == 2
         assert work(wide, {}).flop == 3 * 2 * (2 * 16 * (5 + 4)) * 3 * 7
 
@@ -265,15 +304,23 @@ def test_work_of_a_recurrent_layer() -> None:
 def test_work_over_packed_weights() -> None:
     """3 members' layers 5 -> 7 over 4 rows; a 3x3 convolution of 2 groups, 4 -> 6 channels, over 8x8."""
     assert packed_flop("widepack.linear.default", (3, 4, 5), (3 * 7, 5, 1, 1), (3, 4, 7)) == 2 * 3 * 4 * 5 * 7
-    assert packed_flop("widepack.convolution.default", (2, 4, 8, 8), (6, 2, 3, 3), (2, 6, 8, 8)) == 2 * (2 * 6 * 8 * 8) * (2 * 9)
+    assert packed_flop("widepack.convolution.default", (2, 4, 8, 8), (6, 2, 3, 3), (2, 6, 8, 8)) == 2 * (
+        2 * 6 * 8 * 8
+    ) * (2 * 9)
 
 
 def test_work_of_an_artifact(artifacts: Artifacts) -> None:
     from widepack_bench.measure.programs import entry_of
 
     ens = widepack.load(artifacts("mlp"))
-    matrices = sum(math.prod(w.shape) * (1 if w.kind == "shared" else len(ens)) for w in ens.manifest.weights if len(w.shape) == 2)
-    assert work(entry_of(ens).programs.for_sizes("shared", {"B": 3}).program, {"B": 3}).flop == 2 * matrices * 3
+    matrices = sum(
+        math.prod(w.shape) * (1 if w.kind == "shared" else len(ens))
+        for w in ens.manifest.weights
+        if len(w.shape) == 2
+    )
+    assert (
+        work(entry_of(ens).programs.for_sizes("shared", {"B": 3}).program, {"B": 3}).flop == 2 * matrices * 3
+    )
 
 
 def test_ceilings_and_share() -> None:
@@ -294,24 +341,29 @@ def test_profile_of_both_sides(artifacts: Artifacts, strategy: str, pattern: str
     found = profile(ens, 2, pattern=pattern, name="mlp", seconds=0.02)
     assert found.members == case.N and found.call_ms > 0 and found.wide_ms > 0 and found.loop_ms > 0
     assert {s.member for s in found.loop[0]} == set(range(case.N))
-    assert {s.member for s in found.wide[0]} == ({-1} if strategy == "wide" else set(range(case.N)) | ({-1} & {s.member for s in found.wide[0]}))
+    assert {s.member for s in found.wide[0]} == (
+        {-1} if strategy == "wide" else set(range(case.N)) | ({-1} & {s.member for s in found.wide[0]})
+    )
     lines = found.lines("op")
     assert any(line.key == "aten.linear.default" and line.loop_ms for line in lines)
     by_line = found.lines("source")
-    assert any(line.wide_ms and line.loop_ms and ".py:" in line.key for line in by_line), "both sides know the user's own line"
+    assert any(line.wide_ms and line.loop_ms and ".py:" in line.key for line in by_line), (
+        "both sides know the user's own line"
+    )
     table = found.table(2)
     assert "gain" in table and "more)" in table
     document = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert document["format"] == "widepack.profile/1" and {"by_node", "by_op", "by_source"} <= set(document)
     events = chrome_trace([found], {"threads": 1})["traceEvents"]
     spans = [e for e in events if e["ph"] == "X"]
-    assert len(spans) == len(found.wide[-1]) + len(found.loop[-1]) and all(e["dur"] >= 0 and e["ts"] >= 0 for e in spans)
+    assert len(spans) == len(found.wide[-1]) + len(found.loop[-1]) and all(
+        e["dur"] >= 0 and e["ts"] >= 0 for e in spans
+    )
 
 
 def test_profile_runs_what_a_call_runs(artifacts: Artifacts) -> None:
     """The profiler's own walk over the program gives the call's answer."""
     from widepack_bench.measure.inputs import make
-    from widepack_bench.measure.profile import _Steps
     from widepack_bench.measure.programs import entry_of, weights_of
 
     for strategy in ("wide", "loop"):
@@ -320,7 +372,9 @@ def test_profile_runs_what_a_call_runs(artifacts: Artifacts) -> None:
         program = entry_of(ens).programs.for_sizes("shared", sizes).program
         names = [s.name for s in (*program.weights, *program.inputs)]
         with torch.inference_mode():
-            values = _Steps(program, "cpu").run(dict(zip(names, [*weights_of(entry_of(ens), program), x])), 0, [])
+            values = StepClock(program, "cpu").run(
+                dict(zip(names, [*weights_of(entry_of(ens), program), x])), 0, []
+            )
             assert difference(values[program.outputs[0].value.name], ens(x)) == ""
 
 
@@ -342,14 +396,18 @@ def test_backends_and_levels_are_contestants(artifacts: Artifacts) -> None:
     assert report.backend == "eager"
     assert "backend='nonsense' is unknown" in row.skipped["widepack[nonsense]"]
     assert {o.name for o in row.others} | set(row.skipped) >= {f"level {name}" for name in LEVELS}
-    assert {"level sequential", "level loop", "level stacked", "level simplified", "level tuned"} <= {o.name for o in row.others}
+    assert {"level sequential", "level loop", "level stacked", "level simplified", "level tuned"} <= {
+        o.name for o in row.others
+    }
     assert row.roof is not None and 0 < row.roof.share < 1.5
     table = report.table()
-    assert "levels, each with its gain over the one before: sequential" in table and "of the roofline" in table
+    assert (
+        "levels, each with its gain over the one before: sequential" in table and "of the roofline" in table
+    )
     assert "widepack[nonsense] was skipped" in table
     with pytest.raises(UsageError, match="unknown"):
         bench(artifacts("mlp"), backends=("nonsense",), batches=(2,))
-    with pytest.raises(UsageError, match="are of an artifact: give its path"):
+    with pytest.raises(UsageError, match="need an artifact: give its path"):
         bench(widepack.load(artifacts("mlp")), backends=("eager",), batches=(2,))
 
 
@@ -363,7 +421,9 @@ def test_another_way_with_wrong_answers_is_never_timed(artifacts: Artifacts) -> 
     with pytest.raises(BenchError, match=r"mine does not give the members' answers"):
         compare(ens, None, beside={"mine": lambda x: ens(x) + 1}, **words)
     report = compare(ens, None, beside={"mine": ens, "broken": broken}, **words)
-    assert [o.name for o in report.rows[0].others] == ["mine"] and report.rows[0].skipped["broken"] == "RuntimeError: no kernel"
+    assert [o.name for o in report.rows[0].others] == ["mine"] and report.rows[0].skipped[
+        "broken"
+    ] == "RuntimeError: no kernel"
 
 
 # ---------------------------------------------------------------- documents and pages
@@ -407,7 +467,9 @@ def fault(value: Any, schema: Any, root: Any, at: str = "$") -> str:
     }
     wanted = schema.get("type", [])
     wanted = [wanted] if isinstance(wanted, str) else wanted
-    if wanted and not any(isinstance(value, types[w]) and (w == "boolean" or not isinstance(value, bool)) for w in wanted):
+    if wanted and not any(
+        isinstance(value, types[w]) and (w == "boolean" or not isinstance(value, bool)) for w in wanted
+    ):
         return f"{at} is a {type(value).__name__}"
     if isinstance(value, dict):
         if missing := set(schema.get("required", ())) - set(value):
@@ -419,7 +481,10 @@ def fault(value: Any, schema: Any, root: Any, at: str = "$") -> str:
             if under is not True and (wrong := fault(inner, under, root, f"{at}.{key}")):
                 return wrong
     if isinstance(value, list):
-        return next((w for i, v in enumerate(value) if (w := fault(v, schema.get("items", {}), root, f"{at}[{i}]"))), "")
+        return next(
+            (w for i, v in enumerate(value) if (w := fault(v, schema.get("items", {}), root, f"{at}[{i}]"))),
+            "",
+        )
     return ""
 
 
@@ -430,7 +495,9 @@ def full_report() -> Report:
     race = noise.Race(names, rounds, 2, tuple(tuple(row[k] for row in rounds) for k in range(len(names))))
     memory: dict[str, Memory | str] = {"widepack": Memory(1_000_000, 2_000_000), "loop": "no <figure>"}
     roof = Roof(Work(2_000_000, 1_000_000, 3_000_000, 4), Ceilings(33e9, 50e9), 1.0)
-    row = replace(Row.of(2, {"B": 2, "T": 33}, race, {"vmap-compiled": "no compiler"}, 8), memory=memory, roof=roof)
+    row = replace(
+        Row.of(2, {"B": 2, "T": 33}, race, {"vmap-compiled": "no compiler"}, 8), memory=memory, roof=roof
+    )
     start: dict[str, Start | str] = {"widepack": Start(12.5, 900.0, 3), "loop": "it is <unknown>"}
     where = environment("cpu", 1)
     return Report("a<b>.wide", 8, "each", "your own modules", (row,), {64: "too <large>"}, where, start=start)
@@ -438,11 +505,22 @@ def full_report() -> Report:
 
 def test_the_document_is_what_its_schema_says(artifacts: Artifacts) -> None:
     schema = json.loads(resources.files("widepack_bench").joinpath("schema.json").read_text(encoding="utf-8"))
-    measured = bench(artifacts("mlp"), batches=(2,), baselines=("loop", "cuda-graph-loop"), budget_s=0.2, threads=1, roofline=True)
+    measured = bench(
+        artifacts("mlp"),
+        batches=(2,),
+        baselines=("loop", "cuda-graph-loop"),
+        budget_s=0.2,
+        threads=1,
+        roofline=True,
+    )
     assert fault(json.loads(json.dumps(measured.to_json(), allow_nan=False)), schema, schema) == ""
     document = json.loads(json.dumps(full_report().to_json(), allow_nan=False))
     assert fault(document, schema, schema) == ""
-    for path, words in ((("environment", "threads"), "lacks"), (("rows", 0, "ratio", "low"), "lacks"), (("rows", 0, "roofline", "share"), "lacks")):
+    for path, words in (
+        (("environment", "threads"), "lacks"),
+        (("rows", 0, "ratio", "low"), "lacks"),
+        (("rows", 0, "roofline", "share"), "lacks"),
+    ):
         broken = copy.deepcopy(document)
         inner: Any = broken
         for key in path[:-1]:
@@ -450,9 +528,15 @@ def test_the_document_is_what_its_schema_says(artifacts: Artifacts) -> None:
         del inner[path[-1]]
         assert words in fault(broken, schema, schema), path
     assert "has more" in fault({**document, "more": 1}, schema, schema)
-    assert "rows[0].verdict" in fault({**document, "rows": [{**document["rows"][0], "verdict": "won"}]}, schema, schema)
+    assert "rows[0].verdict" in fault(
+        {**document, "rows": [{**document["rows"][0], "verdict": "won"}]}, schema, schema
+    )
     table = full_report().table()
-    assert "1.00 MB" in table and "start-up of widepack: 12.5 ms" in table and "start-up of loop: not measured: it is <unknown>" in table
+    assert (
+        "1.00 MB" in table
+        and "start-up of widepack: 12.5 ms" in table
+        and "start-up of loop: not measured: it is <unknown>" in table
+    )
 
 
 def test_the_page_stands_alone() -> None:
@@ -489,7 +573,13 @@ def test_what_a_process_takes_is_read_from_the_system() -> None:
 
 @pytest.mark.slow
 def test_memory_and_start_up_in_processes_of_their_own(artifacts: Artifacts, tmp_path: Path) -> None:
-    words: dict[str, Any] = {"batches": (2,), "baselines": ("loop",), "budget_s": 0.3, "threads": 1, "alone": True}
+    words: dict[str, Any] = {
+        "batches": (2,),
+        "baselines": ("loop",),
+        "budget_s": 0.3,
+        "threads": 1,
+        "alone": True,
+    }
     report = bench(artifacts("mlp"), factory="cases.mlp:model", **words)
     ours, own = (report.rows[0].memory[name] for name in ("widepack", "loop"))
     assert isinstance(ours, Memory) and isinstance(own, Memory)
@@ -499,7 +589,9 @@ def test_memory_and_start_up_in_processes_of_their_own(artifacts: Artifacts, tmp
         assert isinstance(start, Start) and 1 < start.median_ms < 60_000 and start.torch_ms > 10
     case = cases.load("mlp")
     given = bench(artifacts("mlp"), factory=lambda state: case.model(), **words)
-    assert "given as objects" in str(given.rows[0].memory["loop"]) and "a loop starts from checkpoints" in str(given.start["loop"])
+    assert "the modules are objects" in str(
+        given.rows[0].memory["loop"]
+    ) and "a loop starts from checkpoints" in str(given.start["loop"])
 
 
 # ---------------------------------------------------------------- the suite
@@ -528,7 +620,7 @@ def test_networks_of_the_suite(row: SuiteRow) -> None:
     """Every network runs at its CPU size; its published form has the size that is published."""
     from importlib import import_module
 
-    from widepack.spec.draws import Source, draw_all
+    from widepack.spec.draws import InputSource, draw_all
     from widepack.spec.input_spec import parse_inputs, type_text
 
     where, _, function = row.model.partition(":")
@@ -538,12 +630,14 @@ def test_networks_of_the_suite(row: SuiteRow) -> None:
     module = make(**form.options).eval()
     module.load_state_dict(first)
     specs, _ = parse_inputs(list(form.inputs))
-    calls = draw_all([Source(s.name, type_text(s), s.low, s.high) for s in specs], {"B": 2}, 0)
+    calls = draw_all([InputSource(s.name, type_text(s), s.low, s.high) for s in specs], {"B": 2}, 0)
     with torch.inference_mode():
         y = module(*calls)
     assert y.shape[0] == 2 and torch.isfinite(y).all() and y.std() > 1e-3
     unequal = {name for name in first if not torch.equal(first[name], second[name])}
-    assert unequal == {n for n in first if not row.shared(n)} - {n for n in first if n.endswith("num_batches_tracked")}
+    assert unequal == {n for n in first if not row.shared(n)} - {
+        n for n in first if n.endswith("num_batches_tracked")
+    }
     with torch.device("meta"):
         count = sum(p.numel() for p in make(**row.form("full").options).parameters())
     published = {"resnet18": 11_689_512, "resnet50": 25_557_032, "vit": 22_050_664}
@@ -551,43 +645,56 @@ def test_networks_of_the_suite(row: SuiteRow) -> None:
 
 
 def test_a_row_of_the_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One row from random weights to the document, then gone on with: what is there is not run again, what was noisy is."""
+    """One row from random weights to the document, then gone on with: what is there is not run again, what
+    was noisy is.
+    """
     ran: list[str] = []
 
     def run(function: str, arguments: dict[str, Any], threads: int) -> dict[str, Any]:
         assert function == "widepack_bench.suite.run:run_named" and threads == 1
         ran.append(arguments["name"])
         row = next(r for r in ROWS if r.name == arguments["name"])
-        return kept[0] if kept else suite_run.run_row(replace(row, members=3), **{k: v for k, v in arguments.items() if k != "name"})
+        return (
+            kept[0]
+            if kept
+            else suite_row.run_row(
+                replace(row, members=3),
+                arguments["size"],
+                suite_row.NetworkOptions(**{k: v for k, v in arguments.items() if k not in ("name", "size")}),
+            )
+        )
 
     kept: list[dict[str, Any]] = []
 
     monkeypatch.setattr(suite_run, "in_fresh_process", run)
     out = tmp_path / "suite.json"
-    said: list[str] = []
+    lines: list[str] = []
     options: dict[str, Any] = {"baselines": ("loop",), "budget_s": 0.2, "threads": 1}
-    document = suite_run.run_suite("cpu", out, names=["mlp-b1"], said=said.append, **options)
+    document = suite_run.run_suite("cpu", out, names=["mlp-b1"], report=lines.append, **options)
     assert ran == ["mlp-b1"] and json.loads(out.read_text()) == document
     found = document["rows"]["mlp-b1, 1 thread"]
-    assert found["report"]["modules"] == "your own modules" and found["report"]["rows"][0]["roofline"]["stream_ms"] > 0
-    assert "| MLP 64-128-64 | 100 | 1 | 1 |" in said[-1]
+    assert (
+        found["report"]["modules"] == "your own modules"
+        and found["report"]["rows"][0]["roofline"]["stream_ms"] > 0
+    )
+    assert "| MLP 64-128-64 | 100 | 1 | 1 |" in lines[-1]
     kept.append(found)
     for verdict, again in (("holds", False), ("noisy", True), ("slower", False)):
         found["report"]["rows"][0]["verdict"] = verdict
         out.write_text(json.dumps(document))
         ran.clear()
-        suite_run.run_suite("cpu", out, names=["mlp-b1"], said=None, **options)
+        suite_run.run_suite("cpu", out, names=["mlp-b1"], report=None, **options)
         assert bool(ran) is again, verdict
-    with pytest.raises(UsageError, match="holds rows in size 'cpu', this run is for 'full'"):
-        suite_run.run_suite("full", out, said=None)
+    with pytest.raises(UsageError, match="has rows in size 'cpu', but this run is for 'full'"):
+        suite_run.run_suite("full", out, report=None)
     out.write_text("{}")
     with pytest.raises(UsageError, match="is no document of the suite"):
-        suite_run.run_suite("cpu", out, said=None)
+        suite_run.run_suite("cpu", out, report=None)
 
 
 def test_a_row_in_a_process_that_fails() -> None:
     found = in_fresh_process("widepack_bench.suite.run:run_named", {"name": "nope", "size": "cpu"})
-    assert "the suite has no row 'nope'" in found["error"] and suite_table.wanted(found)
+    assert "the suite has no row 'nope'" in found["error"] and suite_table.must_run(found)
     assert "did not end within 0 s" in in_fresh_process("time:sleep", {}, limit_s=0.001)["error"]
     assert "AttributeError" in in_fresh_process("time:nothing", {})["error"]
 
@@ -599,7 +706,10 @@ def fake_row(ratio: float, verdict: str, **others: Any) -> dict[str, Any]:
         "fastest": "vmap",
         "ratio": interval,
         "verdict": verdict,
-        "baselines": {"vmap": {"median_ms": ratio, "ratio": interval}, "loop": {"median_ms": 9.0, "ratio": {**interval, "value": 9.0}}},
+        "baselines": {
+            "vmap": {"median_ms": ratio, "ratio": interval},
+            "loop": {"median_ms": 9.0, "ratio": {**interval, "value": 9.0}},
+        },
         "others": others,
         "roofline": {"share": 0.5, "stream_ms": 0.2, "least_bytes": 6_600_000, "stream_bytes_per_s": 33e9},
     }
@@ -608,7 +718,9 @@ def fake_row(ratio: float, verdict: str, **others: Any) -> dict[str, Any]:
 
 
 def test_summary_and_table_of_the_suite() -> None:
-    by_hand = {suite_table.BY_HAND: {"median_ms": 1.1, "over_ours": {"value": 1.1, "low": 1.05, "high": 1.15}}}
+    by_hand = {
+        suite_table.BY_HAND: {"median_ms": 1.1, "over_ours": {"value": 1.1, "low": 1.05, "high": 1.15}}
+    }
     rows = {
         "mlp-b1, 1 thread": fake_row(2.0, "holds"),
         "a, 1 thread": fake_row(0.5, "slower"),
@@ -620,10 +732,16 @@ def test_summary_and_table_of_the_suite() -> None:
     assert found["geometric_mean"] == pytest.approx(2.0) and (found["holds"], found["measured"]) == (2, 3)
     assert found["below"] == ["a, 1 thread"] and found["not_measured"] == ["c, 1 thread", "d, 1 thread"]
     text = suite_table.table({"size": "cpu", "rows": rows, "summary": found})
-    assert "2 of 3 measured rows hold (67%)" in text and "geometric mean of the ratios to the fastest baseline 2.00" in text
+    assert (
+        "2 of 3 measured rows hold (67%)" in text
+        and "geometric mean of the ratios to the fastest baseline 2.00" in text
+    )
     assert "| net | 100 | 1 | 1 | 1.00 ms | vmap, 2.00 ms | 2.00 [1.99, 2.01] | 9.00 | 50% | holds |" in text
     assert "mlp-b1, 1 thread: the streaming floor is 200 us (6.60 MB at 33.0 GB/s)" in text
-    assert "b, 1 thread: the trunk shared by hand takes 1.10 ms, 1.10 [1.05, 1.15] times as long as widepack" in text
+    assert (
+        "b, 1 thread: the trunk shared by hand takes 1.10 ms, 1.10 [1.05, 1.15] times as long as widepack"
+        in text
+    )
     assert "chosen plans" not in text and "regret" not in found
     rows["a, 1 thread"]["again"], rows["b, 1 thread"]["again"], rows["c, 1 thread"]["again"] = (
         {"regret": 1.0},
@@ -645,15 +763,32 @@ def test_the_table_is_in_the_order_of_the_suite() -> None:
     assert [line.split("|")[1].strip() for line in text.splitlines()[2 : 2 + len(keys)]] == keys
 
 
-def test_a_row_is_tuned_and_its_plan_measured_again_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_is_tuned_and_its_plan_measured_again_in_a_process_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("widepack.tuning.tune.backends_here", lambda device: ("eager",))
     row = next(r for r in ROWS if r.name == "mlp-b1")
-    found = suite_run.run_row(replace(row, members=3), "cpu", baselines=("loop",), budget_s=0.2, threads=1, tune=True, backends=("eager",))
+    found = suite_row.run_row(
+        replace(row, members=3),
+        "cpu",
+        suite_row.NetworkOptions(
+            baselines=("loop",), budget_s=0.2, threads=1, tune=True, backends=("eager",)
+        ),
+    )
     (tuned,) = found["tune"]["rows"]
     assert tuned["batch"] == 1 and tuned["backend"] == "eager" and found["tune"]["seconds"] > 0
-    assert found["again"]["regret"] >= 1 and found["again"]["best"] in found["again"]["times_ms"] and "chosen" in found["again"]["times_ms"]
+    assert (
+        found["again"]["regret"] >= 1
+        and found["again"]["best"] in found["again"]["times_ms"]
+        and "chosen" in found["again"]["times_ms"]
+    )
     asked = {"batch": 1, "backends": ["eager"], "budget_s": 0.1, "threads": 1, "pin": False}
-    assert "nowhere.wide" in in_fresh_process("widepack_bench.suite.regret:regret", {**asked, "artifact": "nowhere.wide"})["error"]
+    assert (
+        "nowhere.wide"
+        in in_fresh_process("widepack_bench.suite.regret:regret", {**asked, "artifact": "nowhere.wide"})[
+            "error"
+        ]
+    )
 
 
 def test_a_trunk_shared_by_hand_is_the_loop() -> None:
@@ -667,7 +802,7 @@ def test_a_trunk_shared_by_hand_is_the_loop() -> None:
         modules.append(module)
     ids, mask = torch.randint(0, 1000, (2, 32)), torch.ones(2, 32, dtype=torch.int64)
     with torch.inference_mode():
-        assert difference(suite_run.by_hand(modules, "cpu")(ids, mask), loop(modules, False)(ids, mask)) == ""
+        assert difference(suite_row.by_hand(modules, "cpu")(ids, mask), loop(modules, False)(ids, mask)) == ""
 
 
 # ---------------------------------------------------------------- the command
@@ -678,7 +813,18 @@ def command(*words: Any) -> click.testing.Result:
 
 
 def test_command_of_a_profile(artifacts: Artifacts, tmp_path: Path) -> None:
-    done = command(artifacts("mlp"), "--profile", "--batch", "2", "--threads", "1", "--trace", tmp_path / "t.json", "--json", tmp_path / "p.json")
+    done = command(
+        artifacts("mlp"),
+        "--profile",
+        "--batch",
+        "2",
+        "--threads",
+        "1",
+        "--trace",
+        tmp_path / "t.json",
+        "--json",
+        tmp_path / "p.json",
+    )
     assert done.exit_code == 0, done.output
     assert "the nodes of the members' own programs" in done.output
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
@@ -696,15 +842,15 @@ def test_command_writes_a_page(artifacts: Artifacts, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "give an ARTIFACT, --suite cpu or --primitive all"),
-        (("x.wide", "--suite", "cpu"), "--suite builds artifacts of its own"),
-        (("x.wide", "--rows", "vit"), "--rows chooses among those of --suite"),
+        ((), "Missing argument 'ARTIFACT'"),
+        (("x.wide", "--suite", "cpu"), "unexpected extra argument (x.wide)"),
+        (("x.wide", "--rows", "vit"), "No such option '--rows'"),
         (("--suite", "cpu", "--rows", "nope"), "the suite has no row 'nope'"),
         (("x.wide", "--model-arg", "a=1"), "--model-arg needs --model"),
         (("x.wide", "--html", "."), ". is a folder"),
         (("x.wide", "--profile", "--backend", "eager", "--full"), "--profile goes without --full, --backend"),
-        (("--suite", "cpu", "--levels", "--model", "a:b"), "--suite goes without --model, --levels"),
-        (("x.wide", "--tune"), "--tune is of --suite"),
+        (("--suite", "cpu", "--levels", "--model", "a:b"), "No such option '--levels'"),
+        (("x.wide", "--tune"), "No such option '--tune'"),
     ],
 )
 def test_command_refuses(words: Sequence[str], said: str) -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from widepack.registry.registry import REGISTRY, Strategy
 from widepack.ir.values import Stacked, Value
+from widepack.registry.registry import REGISTRY, Strategy
 from widepack_bench import selftest
 from widepack_bench.selftest import check_blocks, check_primitives
 from widepack_cli.main import cli
@@ -31,7 +31,10 @@ def test_what_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, "aten.linear.default", "aten.embedding.default")
     result = widepack()
     assert result.exit_code == 0, result.output
-    assert " strategies of 2 ops hold, in " in result.stdout and "1 of 1 block hold: mlp_embedder" in result.stdout
+    assert (
+        " strategies of 2 ops hold, in " in result.stdout
+        and "1 of 1 block hold: mlp_embedder" in result.stdout
+    )
     document = json.loads(widepack("--primitives", "--json").stdout)
     assert document["holds"] and document["format"] == "widepack.selftest/1" and not document["blocks"]
     assert {"device", "versions", "commit"} <= document["environment"].keys()
@@ -42,13 +45,13 @@ def test_what_holds(monkeypatch: pytest.MonkeyPatch) -> None:
 def swapped(w: Any, *args: Any, **kwargs: Any) -> Any:
     """Each member gets another one's answer."""
     right = REGISTRY["aten.linear.default"].strategies["bmm"].rule(w, *args, **kwargs)
-    return Stacked(Value(None, right.value.held.flip(0)))
+    return Stacked(Value(None, right.value.fake.flip(0)))
 
 
 def rounded(w: Any, *args: Any, **kwargs: Any) -> Any:
     """As if a kernel computed in bfloat16."""
     right = REGISTRY["aten.linear.default"].strategies["bmm"].rule(w, *args, **kwargs)
-    return Stacked(Value(None, right.value.held.to(torch.bfloat16).to(right.value.held.dtype)))
+    return Stacked(Value(None, right.value.fake.to(torch.bfloat16).to(right.value.fake.dtype)))
 
 
 def refusing(w: Any, *args: Any, **kwargs: Any) -> Any:
@@ -59,7 +62,9 @@ def refusing(w: Any, *args: Any, **kwargs: Any) -> Any:
 def test_what_does_not_hold_is_named(rule: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, "aten.linear.default")
     before = REGISTRY["aten.linear.default"].strategies["bmm"].when
-    monkeypatch.setitem(REGISTRY["aten.linear.default"].strategies, "broken", Strategy("broken", rule, before, ""))
+    monkeypatch.setitem(
+        REGISTRY["aten.linear.default"].strategies, "broken", Strategy("broken", rule, before, "")
+    )
     result = widepack("--primitives")
     assert result.exit_code == 1
     assert "wrong: aten.linear.default broken: sample " in result.stdout

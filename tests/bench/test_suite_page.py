@@ -1,13 +1,12 @@
-"""bench/README.md and README.md name the rows of the suite that are there."""
+"""bench/README.md and docs/results/networks.md name the rows of the suite that exist."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
+
+from paths import ROOT
 
 from widepack_bench.suite.rows import ROWS
-
-ROOT = Path(__file__).parents[1]
 
 
 def test_the_table_has_every_row_with_its_members_and_batch() -> None:
@@ -23,7 +22,10 @@ def test_the_table_has_every_row_with_its_members_and_batch() -> None:
     assert said == {row.name: (row.members, row.batch) for row in ROWS}
 
 
-def test_their_number_is_said() -> None:
+def test_the_pages_name_their_number() -> None:
     assert len(ROWS) == 18
     assert "Eighteen rows over" in (ROOT / "bench" / "README.md").read_text(encoding="utf-8")
-    assert "eighteen rows over" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "eighteen rows over" in (ROOT / "docs" / "results" / "networks.md").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"of the {len(ROWS)} rows of the suite" in readme
+    assert f"[{len(ROWS)} networks](docs/results/networks.md)" in readme

@@ -1,4 +1,6 @@
-"""Building: every bad input in words and with nothing left behind, every way to describe a call, what the record says, and that a wrong program is caught."""
+"""Building: every bad input in words and with nothing left behind, every way to describe a call, what the
+record says, and that a wrong program is caught.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +12,26 @@ from typing import Any
 
 import pytest
 import torch
+from support import run
 from torch import Tensor, nn
 
 import cases
-from support import run
 from widepack import build, load
-from widepack.errors import ArtifactError, CaptureError, CheckpointError, MemberMismatch, UsageError, VerificationError, WidepackError
-from widepack.registry.registry import REGISTRY, Strategy
+from widepack.errors import (
+    ArtifactError,
+    CaptureError,
+    CheckpointError,
+    MemberMismatch,
+    UsageError,
+    VerificationError,
+    WidepackError,
+)
 from widepack.ir.values import Stacked
-from widepack_artifacts import writer as store
-from widepack_artifacts.writer import ArtifactExists, Reader
+from widepack.registry.registry import REGISTRY, Strategy
+from widepack_artifacts import writer
+from widepack_artifacts.folder import ArtifactExists
+from widepack_artifacts.reader import Reader
+from widepack_artifacts.stream import Stream
 
 QUICK: dict[str, Any] = {"pt2": False, "targets": ("cpu",)}
 
@@ -99,8 +111,16 @@ def refused(error: type[WidepackError], code: int, folder: Path, *args: Any, **k
         ({"names": ["a", "b", "a"]}, ["must differ", "a is given twice"]),
     ],
 )
-def test_arguments_that_cannot_be_meant(change: dict[str, Any], words: list[str], nets: list[str], tmp_path: Path) -> None:
-    given: dict[str, Any] = {"checkpoints": nets, "out": tmp_path / "e.wide", "model": Net, "inputs": X, **change}
+def test_arguments_that_cannot_be_meant(
+    change: dict[str, Any], words: list[str], nets: list[str], tmp_path: Path
+) -> None:
+    given: dict[str, Any] = {
+        "checkpoints": nets,
+        "out": tmp_path / "e.wide",
+        "model": Net,
+        "inputs": X,
+        **change,
+    }
     message = refused(UsageError, 2, tmp_path, **given)
     for word in words:
         assert word in message, message
@@ -147,7 +167,9 @@ def _folder(path: Path) -> None:
         (lambda p: p.write_bytes(b""), ["empty"]),
     ],
 )
-def test_files_that_are_no_checkpoints(spoil: Callable[[Path], None], words: list[str], nets: list[str], tmp_path: Path) -> None:
+def test_files_that_are_no_checkpoints(
+    spoil: Callable[[Path], None], words: list[str], nets: list[str], tmp_path: Path
+) -> None:
     spoil(Path(nets[1]))
     message = refused(CheckpointError, 1, tmp_path, nets, tmp_path / "e.wide", model=Net, inputs=X)
     assert "m1.pt" in message
@@ -172,7 +194,15 @@ def test_other_architectures_are_told_at_once(nets: list[str], tmp_path: Path) -
 
 
 def test_the_model_of_other_checkpoints(nets: list[str], tmp_path: Path) -> None:
-    message = refused(MemberMismatch, 1, tmp_path, nets, tmp_path / "e.wide", model=cases.load("mlp").model, inputs=["input=float32[B,64]"])
+    message = refused(
+        MemberMismatch,
+        1,
+        tmp_path,
+        nets,
+        tmp_path / "e.wide",
+        model=cases.load("mlp").model,
+        inputs=["input=float32[B,64]"],
+    )
     assert "conv.weight" in message
 
 
@@ -187,24 +217,26 @@ def test_paths_that_are_taken(force: bool, nets: list[str], tmp_path: Path) -> N
 
 
 def test_no_space(nets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "_free", lambda path: 100)
+    monkeypatch.setattr(writer, "free_bytes", lambda path: 100)
     message = refused(ArtifactError, 1, tmp_path, nets, tmp_path / "deep" / "e.wide", model=Net, inputs=X)
     assert "bytes are to be written, 100 are free" in message
 
 
 def test_no_space_on_the_way(nets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build(nets, tmp_path / "e.wide", model=Net, inputs=X, **QUICK)
-    finish = store.Stream.finish
+    finish = Stream.finish
     seen = []
 
-    def full(self: store.Stream) -> str:
+    def full(self: Stream) -> str:
         seen.append(1)
         if len(seen) == 3:
             raise OSError(28, "No space left on device")
         return finish(self)
 
-    monkeypatch.setattr(store.Stream, "finish", full)
-    message = refused(ArtifactError, 1, tmp_path, nets, tmp_path / "e.wide", model=Net, inputs=X, force=True, **QUICK)
+    monkeypatch.setattr(Stream, "finish", full)
+    message = refused(
+        ArtifactError, 1, tmp_path, nets, tmp_path / "e.wide", model=Net, inputs=X, force=True, **QUICK
+    )
     assert "No space left" in message
     monkeypatch.undo()
     load(tmp_path / "e.wide")(torch.zeros(1, 2, 8))
@@ -214,10 +246,14 @@ def test_no_space_on_the_way(nets: list[str], tmp_path: Path, monkeypatch: pytes
 
 
 def test_inputs_that_forward_does_not_take(nets: list[str], tmp_path: Path) -> None:
-    message = refused(CaptureError, 1, tmp_path, nets, tmp_path / "e.wide", model=Net, inputs=["y=float32[B,2,8]"])
+    message = refused(
+        CaptureError, 1, tmp_path, nets, tmp_path / "e.wide", model=Net, inputs=["y=float32[B,2,8]"]
+    )
     assert "Net.forward" in message
     assert "y" in message
-    message = refused(CaptureError, 1, tmp_path, nets, tmp_path / "e.wide", model=Net, inputs=["x=float32[B,3,8]"])
+    message = refused(
+        CaptureError, 1, tmp_path, nets, tmp_path / "e.wide", model=Net, inputs=["x=float32[B,3,8]"]
+    )
     assert "test_build.py" in message
 
 
@@ -229,7 +265,9 @@ class Branch(Net):
 
 
 def test_a_branch_on_values(tmp_path: Path) -> None:
-    message = refused(CaptureError, 1, tmp_path, save(tmp_path, Branch), tmp_path / "e.wide", model=Branch, inputs=X)
+    message = refused(
+        CaptureError, 1, tmp_path, save(tmp_path, Branch), tmp_path / "e.wide", model=Branch, inputs=X
+    )
     assert "branches on the values of a tensor at test_build.py" in message
 
 
@@ -248,7 +286,9 @@ class Drawn(Net):
 
 
 def test_a_python_constant_that_differs_by_member(tmp_path: Path) -> None:
-    message = refused(VerificationError, 1, tmp_path, save(tmp_path, Drawn), tmp_path / "e.wide", model=Drawn, inputs=X)
+    message = refused(
+        VerificationError, 1, tmp_path, save(tmp_path, Drawn), tmp_path / "e.wide", model=Drawn, inputs=X
+    )
     assert "the captured program does not give the members' own answers" in message
     assert "member m" in message
     assert "no weight" in message
@@ -265,7 +305,9 @@ class Mutates(Net):
 
 
 def test_a_buffer_that_eval_changes(tmp_path: Path) -> None:
-    message = refused(CaptureError, 1, tmp_path, save(tmp_path, Mutates), tmp_path / "e.wide", model=Mutates, inputs=X)
+    message = refused(
+        CaptureError, 1, tmp_path, save(tmp_path, Mutates), tmp_path / "e.wide", model=Mutates, inputs=X
+    )
     assert "changes seen when forward runs in eval mode" in message
     assert "--state seen" in message
 
@@ -274,7 +316,11 @@ def test_a_buffer_that_eval_changes(tmp_path: Path) -> None:
 
 
 def alike(
-    path: Path, make: Callable[[], nn.Module], count: int = 3, args: tuple[Any, ...] | None = None, kwargs: Mapping[str, Any] | None = None
+    path: Path,
+    make: Callable[[], nn.Module],
+    count: int = 3,
+    args: tuple[Any, ...] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
 ) -> None:
     """The artifact answers as its members alone."""
     ens = load(path)
@@ -291,14 +337,28 @@ def alike(
 def test_a_sample_instead_of_specs(nets: list[str], tmp_path: Path) -> None:
     build(nets, tmp_path / "a.wide", model=Net, sample=(torch.randn(4, 2, 8),), **QUICK)
     alike(tmp_path / "a.wide", Net)
-    build(nets, tmp_path / "b.wide", model=Net, sample_kwargs={"x": torch.randn(4, 2, 8)}, dynamic={"x": {0: "N", 2: "L"}}, **QUICK)
+    build(
+        nets,
+        tmp_path / "b.wide",
+        model=Net,
+        sample_kwargs={"x": torch.randn(4, 2, 8)},
+        dynamic={"x": {0: "N", 2: "L"}},
+        **QUICK,
+    )
     assert Reader(tmp_path / "b.wide").manifest.entries["forward"].inputs[0].type == "float32[N,2,L]"
     alike(tmp_path / "b.wide", Net, args=(torch.randn(3, 2, 11),))
     build(nets, tmp_path / "c.wide", model=Net, sample=(torch.randn(4, 2, 8),), dynamic={}, **QUICK)
     assert Reader(tmp_path / "c.wide").manifest.entries["forward"].inputs[0].type == "float32[4,2,8]"
     alike(tmp_path / "c.wide", Net, args=(torch.randn(4, 2, 8),))
     scale = torch.rand(5, 3)
-    build(nets, tmp_path / "d.wide", model=Net, sample=(torch.randn(4, 2, 8),), sample_kwargs={"scale": torch.rand(4, 3)}, **QUICK)
+    build(
+        nets,
+        tmp_path / "d.wide",
+        model=Net,
+        sample=(torch.randn(4, 2, 8),),
+        sample_kwargs={"scale": torch.rand(4, 3)},
+        **QUICK,
+    )
     alike(tmp_path / "d.wide", Net, args=(torch.randn(5, 2, 8),), kwargs={"scale": scale})
 
 
@@ -318,7 +378,9 @@ def test_names_and_shares(nets: list[str], tmp_path: Path) -> None:
     assert none.weights["shared"] == 0
     assert none.weights["stacked"] == report.weights["stacked"] + 3 * report.weights["shared"]
     x = torch.randn(2, 2, 8)
-    torch.testing.assert_close(load(tmp_path / "a.wide")(x), load(tmp_path / "b.wide")(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        load(tmp_path / "a.wide")(x), load(tmp_path / "b.wide")(x), rtol=1e-4, atol=1e-5
+    )
     assert load(tmp_path / "a.wide")["green"].name == "green"
 
 
@@ -331,7 +393,9 @@ def test_equal_members_are_all_shared(nets: list[str], tmp_path: Path) -> None:
     torch.testing.assert_close(y[1], run(seeded(Net, 0), (x,), {}), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("strategy", ["auto", "wide", "loop", "sequential", ["wide", "sequential"], ["bmm", "grouped"]])
+@pytest.mark.parametrize(
+    "strategy", ["auto", "wide", "loop", "sequential", ["wide", "sequential"], ["bmm", "grouped"]]
+)
 def test_strategies(strategy: Any, nets: list[str], tmp_path: Path) -> None:
     report = build(nets, tmp_path / "e.wide", model=Net, inputs=X, strategy=strategy, **QUICK)
     alike(tmp_path / "e.wide", Net)
@@ -367,12 +431,17 @@ def test_force_replaces(nets: list[str], tmp_path: Path) -> None:
     assert second.digest != first.digest
     assert len(load(out)) == 2
     assert open_before(torch.zeros(1, 2, 8)).shape == (3, 1, 3)  # who has the old one open keeps it
-    assert {p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file()} == {"manifest.json", *Reader(out).manifest.files}
+    assert {p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file()} == {
+        "manifest.json",
+        *Reader(out).manifest.files,
+    }
 
 
 def test_progress_and_seconds(nets: list[str], tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
-    report = build(nets, tmp_path / "e.wide", model=Net, inputs=X, progress=lambda *row: told.append(row), **QUICK)
+    report = build(
+        nets, tmp_path / "e.wide", model=Net, inputs=X, progress=lambda *row: told.append(row), **QUICK
+    )
     stages = list(dict.fromkeys(row[0] for row in told))
     assert stages == list(report.seconds)
     assert {"read", "capture", "lower", "verify", "export", "publish"} <= set(stages)
@@ -394,7 +463,9 @@ class Tied(nn.Module):
 
 
 def test_tied_weights_are_held_once(tmp_path: Path) -> None:
-    report = build(save(tmp_path, Tied), tmp_path / "e.wide", model=Tied, inputs=["ids=int64[B,3]:0..10"], **QUICK)
+    report = build(
+        save(tmp_path, Tied), tmp_path / "e.wide", model=Tied, inputs=["ids=int64[B,3]:0..10"], **QUICK
+    )
     assert report.weights == {"shared": 0, "stacked": 3 * 11 * 4 * 4, "ragged": 0}
     alike(tmp_path / "e.wide", Tied, args=(torch.randint(0, 11, (4, 3)),))
     (weight,) = Reader(tmp_path / "e.wide").manifest.weights
@@ -402,7 +473,9 @@ def test_tied_weights_are_held_once(tmp_path: Path) -> None:
 
 
 class Constants(Net):
-    """A buffer that no checkpoint holds, a tensor in a plain attribute, a literal, a whole-number buffer, a weight that forward never reads."""
+    """A buffer that no checkpoint holds, a tensor in a plain attribute, a literal, a whole-number buffer, a
+    weight that forward never reads.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -478,8 +551,13 @@ def test_the_record_of_every_member_and_output(nets: list[str], tmp_path: Path) 
     assert [m.name for m in manifest.members] == ["m0", "m1", "m2"]
 
 
-@pytest.mark.parametrize(("op", "node"), [("aten.conv1d.default", "conv1d"), ("aten.linear.default", "linear"), ("aten.relu.default", "relu")])
-def test_a_wrong_lowering_is_caught_and_found(op: str, node: str, nets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("op", "node"),
+    [("aten.conv1d.default", "conv1d"), ("aten.linear.default", "linear"), ("aten.relu.default", "relu")],
+)
+def test_a_wrong_lowering_is_caught_and_found(
+    op: str, node: str, nets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every strategy of one op is off by a thousandth for all members."""
 
     def wrong(rule: Any) -> Any:
@@ -489,10 +567,30 @@ def test_a_wrong_lowering_is_caught_and_found(op: str, node: str, nets: list[str
         return off
 
     for name, made in list(REGISTRY[op].strategies.items()):
-        monkeypatch.setitem(REGISTRY[op].strategies, name, Strategy(name, wrong(made.rule), made.when, made.note))
-    message = refused(VerificationError, 1, tmp_path, nets, tmp_path / "e.wide", model=Net, inputs=X, strategy="wide", **QUICK)
+        monkeypatch.setitem(
+            REGISTRY[op].strategies, name, Strategy(name, wrong(made.rule), made.when, made.note)
+        )
+    message = refused(
+        VerificationError,
+        1,
+        tmp_path,
+        nets,
+        tmp_path / "e.wide",
+        model=Net,
+        inputs=X,
+        strategy="wide",
+        **QUICK,
+    )
     names = "|".join(REGISTRY[op].strategies)
-    for pattern in (rf"first wrong node: {node}", rf"\({op}, strategy ({names})", r"test_build\.py|from ", "largest error", "--strategy loop"):
+    for pattern in (
+        rf"first wrong node: {node}",
+        rf"\({op}, strategy ({names})",
+        r"test_build\.py|from ",
+        "largest error",
+        "--strategy loop",
+    ):
         assert re.search(pattern, message), message
-    build(nets, tmp_path / "loop.wide", model=Net, inputs=X, strategy="loop", **QUICK)  # the way out that the message names
+    build(
+        nets, tmp_path / "loop.wide", model=Net, inputs=X, strategy="loop", **QUICK
+    )  # the way out that the message names
     alike(tmp_path / "loop.wide", Net)

@@ -1,4 +1,6 @@
-"""`build -n N --dropout on`: stochastic passes of one checkpoint as an artifact, and what is not to be had of one."""
+"""`build -n N --dropout on`: stochastic passes of one checkpoint as an artifact, and what is not to be had of
+one.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def artifact(checkpoint: Path) -> Path:
     return out
 
 
-def test_passes_draw_each_for_itself_around_the_checkpoints_own_answer(checkpoint: Path, artifact: Path) -> None:
+def test_passes_draw_each_for_itself_around_the_checkpoints_own_answer(
+    checkpoint: Path, artifact: Path
+) -> None:
     ens = widepack.load(artifact)
     own = net()
     own.load_state_dict(torch.load(checkpoint))
@@ -62,14 +66,15 @@ def test_passes_draw_each_for_itself_around_the_checkpoints_own_answer(checkpoin
 
 def test_a_wrong_weight_is_found_by_the_probe(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The probe of a program that draws is one that can fail."""
-    from widepack.inference.open_artifact import Held
 
-    right = Held.weight
+    from widepack.inference.loaded_weights import LoadedWeights
 
-    def wrong(self: Held, name: str) -> Any:
+    right = LoadedWeights.get
+
+    def wrong(self: LoadedWeights, name: str) -> Any:
         return right(self, name) * 1.5
 
-    monkeypatch.setattr(Held, "weight", wrong)
+    monkeypatch.setattr(LoadedWeights, "get", wrong)
     with pytest.raises(widepack.ArtifactError, match="probe"):
         widepack.load(artifact, strategies="wide")(torch.ones(2, 6))
 
@@ -77,14 +82,28 @@ def test_a_wrong_weight_is_found_by_the_probe(artifact: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("ask", "said"),
     [
-        (lambda a, m: widepack.tune(a), "forward draws random numbers at every call, and tune compares the answers"),
-        (lambda a, m: widepack.export(a, a.parent / "x.pt2", to="pt2"), "draws random numbers at every call .*; build with dropout off to export"),
-        (lambda a, m: widepack.append(a, [m], names=["more"]), "append: entry forward of .* draws random numbers .*: build it again"),
+        (
+            lambda a, m: widepack.tune(a),
+            "forward draws random numbers at every call, but tune compares the answers",
+        ),
+        (
+            lambda a, m: widepack.export(a, a.parent / "x.pt2", to="pt2"),
+            "draws random numbers at every call .*; build with dropout off to export",
+        ),
+        (
+            lambda a, m: widepack.append(a, [m], names=["more"]),
+            "append: entry forward of .* draws random numbers .*: build the artifact again",
+        ),
         (lambda a, m: widepack.load(a).swap(3, m), "swap: entry forward draws random numbers at every call"),
-        (lambda a, m: widepack.load(a, backend="compile", compile="now")(torch.ones(2, 6)), "leave the backend out, which takes 'eager'"),
+        (
+            lambda a, m: widepack.load(a, backend="compile", compile="now")(torch.ones(2, 6)),
+            "leave the backend out, which takes 'eager'",
+        ),
     ],
 )
-def test_what_compares_answers_is_refused_in_words(artifact: Path, checkpoint: Path, ask: Callable[[Path, Path], Any], said: str) -> None:
+def test_what_compares_answers_is_refused_in_words(
+    artifact: Path, checkpoint: Path, ask: Callable[[Path, Path], Any], said: str
+) -> None:
     with pytest.raises(UsageError, match=said):
         ask(artifact, checkpoint)
 
@@ -94,7 +113,9 @@ def test_several_checkpoints_draw_each_its_own(checkpoint: Path, tmp_path: Path)
     other = tmp_path / "other.pt"
     torch.save(net().state_dict(), other)
     out = tmp_path / "two.wide"
-    report = widepack.build([checkpoint, other], out, model=net, inputs=["input=float32[B,6]"], dropout="on", targets=("cpu",))
+    report = widepack.build(
+        [checkpoint, other], out, model=net, inputs=["input=float32[B,6]"], dropout="on", targets=("cpu",)
+    )
     assert report.weights["shared"] == 0
     y = widepack.load(out)(torch.ones(64, 6))
     masks = [{tuple(row.tolist()) for row in member} for member in y]
@@ -105,11 +126,14 @@ def test_several_checkpoints_draw_each_its_own(checkpoint: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"n": 3}, 'answer alike without dropout: give dropout="on"'),
+        ({"n": 3}, 'give equal answers without dropout; give dropout="on"'),
         ({"n": 0, "dropout": "on"}, "n is 0; it is how many passes"),
         ({"dropout": "yes"}, "dropout is 'yes'; it is"),
         ({"n": 3, "dropout": "on", "tune": True}, "tune compares the answers of strategies"),
-        ({"n": 3, "dropout": "on", "model_args": {"p": 0.0}}, "dropout is on, and Sequential draws nothing in eval mode"),
+        (
+            {"n": 3, "dropout": "on", "model_args": {"p": 0.0}},
+            "dropout is on, but Sequential draws no random numbers in eval mode",
+        ),
     ],
 )
 def test_what_cannot_be_meant(checkpoint: Path, tmp_path: Path, more: dict[str, Any], said: str) -> None:
@@ -119,13 +143,21 @@ def test_what_cannot_be_meant(checkpoint: Path, tmp_path: Path, more: dict[str, 
 
 
 def test_n_is_for_one_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="n=3 is for one checkpoint, and 2 are given"):
-        widepack.build([checkpoint, checkpoint], tmp_path / "a.wide", model=net, inputs=["input=float32[B,6]"], n=3, dropout="on")
+    with pytest.raises(UsageError, match="n=3 is for one checkpoint, but 2 are given"):
+        widepack.build(
+            [checkpoint, checkpoint],
+            tmp_path / "a.wide",
+            model=net,
+            inputs=["input=float32[B,6]"],
+            n=3,
+            dropout="on",
+        )
 
 
 def test_on_the_command_line(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(
-        "from torch import nn\n\n\ndef make():\n    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))\n"
+        "from torch import nn\n\n\ndef make():\n    return nn.Sequential(nn.Linear(6, "
+        "8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))\n"
     )
     words = [
         "build",

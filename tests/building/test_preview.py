@@ -1,4 +1,6 @@
-"""`widepack trace --model` and `-m`: a model before any build, and that what is said there is what a build makes."""
+"""`widepack trace --model` and `-m`: a model before any build, and that what is said there is what a build
+makes.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from support import Artifacts
 
 from cases import load
-from support import Artifacts
 from widepack_bench.models.blocks import BLOCKS
 from widepack_cli.main import cli
 
@@ -63,9 +65,17 @@ def test_what_is_foreseen_is_what_a_build_makes(artifacts: Artifacts) -> None:
 
 def test_kinds_and_strategies_are_for_so_many_members() -> None:
     text = widepack("-m", "resblock", "-n", 4).stdout
-    assert "4 members, cpu, shared, batch 1 to " in text and "Shared Stacked -> Stacked" in text and "simplified away" in text
+    assert (
+        "4 members, cpu, shared, batch 1 to " in text
+        and "Shared Stacked -> Stacked" in text
+        and "simplified away" in text
+    )
     large = document("-m", "mlp", "-n", 4, "--batch", 100_000, "--strategy", "loop")
-    assert large["batch"][0] > 1 and len(large["steps"]) == 3 and {s["strategy"] for s in large["steps"]} == {"loop"}
+    assert (
+        large["batch"][0] > 1
+        and len(large["steps"]) == 3
+        and {s["strategy"] for s in large["steps"]} == {"loop"}
+    )
     on_gpu = document("-m", "mlp", "-n", 4, "--batch", 100_000, "--device", "cuda")
     assert "loop" not in {s["strategy"] for s in on_gpu["steps"]}
 
@@ -81,9 +91,14 @@ def test_words_that_cannot_be_meant(tmp_path: Path) -> None:
     assert "before a build there is none" in refused(2, "--model", "hf", "--input", "x=int64[B,8]")
     assert "plans are for cpu and cuda, not for tpu" in refused(2, "-m", "mlp", "--device", "tpu")
     file = tmp_path / "sized.py"
-    file.write_text("import torch\ndef make(state_dict=None):\n    return torch.nn.Linear(*state_dict['weight'].shape)\n")
+    file.write_text(
+        "import torch\ndef make(state_dict=None):\n    return torch.nn.Linear(*state_dict['weight'].shape)\n"
+    )
     assert "build --dry-run" in refused(2, "--model", f"{file}:make", "--input", "x=float32[B,64]")
-    file.write_text("import torch\nclass M(torch.nn.Module):\n    def forward(self, x):\n        return x * float(x.sum())\n")
+    file.write_text(
+        "import torch\nclass M(torch.nn.Module):\n    def forward(self, x):\n        "
+        "return x * float(x.sum())\n"
+    )
     assert "sized.py" in refused(1, "--model", f"{file}:M", "--input", "x=float32[B,64]")
 
 
@@ -92,7 +107,9 @@ def test_list_of_blocks() -> None:
     assert all(f"\n{name} " in text and b.doc in text for name, b in BLOCKS.items())
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "ada_norm" else [pytest.mark.slow]) for n in BLOCKS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n == "ada_norm" else [pytest.mark.slow]) for n in BLOCKS]
+)
 def test_every_block(name: str) -> None:
     found = document("-m", name, "-n", 3)
     assert all(s["takes"] or not s["reads"] for s in found["steps"])

@@ -1,4 +1,7 @@
-"""Numbers and sizes that are data (`.item()`, `nonzero`, `y[mask]`): members differ in them, and from there on run one after the other."""
+"""Tests numbers and sizes that depend on values (`.item()`, `nonzero`, `y[mask]`).
+
+Members differ in them, so they run one after the other from there on.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from support import run
 from torch import Tensor, nn
 
 import widepack
-from support import run
-from widepack_artifacts.writer import Reader
+from widepack_artifacts.reader import Reader
 
 N = 3
 
@@ -24,7 +27,7 @@ class Base(nn.Module):
 
 
 class Experts(Base):
-    """Each expert runs the rows that chose it, as many as there are."""
+    """Each expert runs the rows that chose it, however many they are."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +48,7 @@ class Scaled(Base):
 
 
 class Positive(Base):
-    """An output that has as many rows as the member finds."""
+    """An output with as many rows as the member finds."""
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         y: Tensor = self.fc(x)
@@ -60,7 +63,7 @@ class Picked(Base):
 
 
 class Chosen(Base):
-    """Rows that the input chooses: as many for all where all see one input."""
+    """Rows that the input selects: the same number for all members where the input is shared."""
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.fc(x)
@@ -69,7 +72,9 @@ class Chosen(Base):
 
 class Distinct(Base):
     def forward(self, x: Tensor) -> Tensor:
-        found, back, counts = torch.unique((self.fc(x).sum(1) * 2).round(), return_inverse=True, return_counts=True)
+        found, back, counts = torch.unique(
+            (self.fc(x).sum(1) * 2).round(), return_inverse=True, return_counts=True
+        )
         answer: Tensor = (found * counts)[back]
         return answer
 
@@ -92,7 +97,7 @@ class Repeated(Base):
 
 
 class Given(Base):
-    """A number out of an input: one for all where the input is."""
+    """A number from an input: one for all members where the input is shared."""
 
     def forward(self, x: Tensor, k: Tensor) -> Tensor:
         y: Tensor = self.fc(x)
@@ -100,7 +105,7 @@ class Given(Base):
 
 
 class Caught(Base):
-    """A branch on a value whose error the member catches: no program follows it."""
+    """A branch on a value, whose error the member catches: no program can follow it."""
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.fc(x)
@@ -110,7 +115,9 @@ class Caught(Base):
             return y
 
 
-CASES: dict[str, Callable[[], nn.Module]] = {k.__name__: k for k in (Experts, Scaled, Positive, Picked, Chosen, Distinct, Narrowed, Repeated, Given)}
+CASES: dict[str, Callable[[], nn.Module]] = {
+    k.__name__: k for k in (Experts, Scaled, Positive, Picked, Chosen, Distinct, Narrowed, Repeated, Given)
+}
 
 
 def parts(value: Any) -> list[Any]:
@@ -126,12 +133,21 @@ def test_every_member_answers_as_alone(name: str, tmp_path: Path) -> None:
         torch.save(members[-1].state_dict(), path)
     inputs = ["x=float32[B,6]", *(["k=int64[]:0..5"] if name == "Given" else [])]
     report = widepack.build(paths, tmp_path / "e.wide", model=CASES[name], inputs=inputs, targets=("cpu",))
-    assert name in ("Given", "Chosen") or ("loop" in report.strategies and "sequential" not in report.strategies), report.strategies
+    assert name in ("Given", "Chosen") or (
+        "loop" in report.strategies and "sequential" not in report.strategies
+    ), report.strategies
     ens = widepack.load(tmp_path / "e.wide", warmup=False)
     g = torch.Generator().manual_seed(7)
     for batch in (1, 2, 5, 17, 40):
-        own = [{"x": torch.randn(batch, 6, generator=g)} | ({"k": torch.tensor(batch + i)} if name == "Given" else {}) for i in range(N)]
-        for answer, given in ((ens(**own[0]), [own[0]] * N), (ens.each(**{k: [o[k] for o in own] for k in own[0]}), own)):
+        own = [
+            {"x": torch.randn(batch, 6, generator=g)}
+            | ({"k": torch.tensor(batch + i)} if name == "Given" else {})
+            for i in range(N)
+        ]
+        for answer, given in (
+            (ens(**own[0]), [own[0]] * N),
+            (ens.each(**{k: [o[k] for o in own] for k in own[0]}), own),
+        ):
             for i, m in enumerate(members):
                 for mine, alone in zip(parts(answer), parts(run(m, (), given[i])), strict=True):
                     torch.testing.assert_close(mine[i], alone, rtol=1e-4, atol=1e-5)
@@ -158,4 +174,10 @@ def test_no_member_changes_anothers_numbers(tmp_path: Path) -> None:
 def test_a_branch_whose_error_is_caught_is_refused(tmp_path: Path) -> None:
     torch.save(Caught().state_dict(), tmp_path / "m.pt")
     with pytest.raises(widepack.WidepackError, match="branches on the values of a tensor"):
-        widepack.build([tmp_path / "m.pt"] * 2, tmp_path / "e.wide", model=Caught, inputs=["x=float32[B,6]"], names=["a", "b"])
+        widepack.build(
+            [tmp_path / "m.pt"] * 2,
+            tmp_path / "e.wide",
+            model=Caught,
+            inputs=["x=float32[B,6]"],
+            names=["a", "b"],
+        )

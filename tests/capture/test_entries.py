@@ -1,4 +1,4 @@
-"""Entries: several methods of a module as programs over one set of weights; what is refused, and in which words."""
+"""Tests entries: several methods of a module as programs over one set of weights, and their refusals."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from support import Bound, double, fresh, must
 from torch import Tensor, nn
 
 import widepack
-from support import Bound, double, fresh, must
 from widepack import build, load
 from widepack.errors import CaptureError, InputError, UsageError
 from widepack.inference.model import WideModel
-from widepack_artifacts.writer import Reader
+from widepack_artifacts.reader import Reader
 from widepack_bench import bench
 from widepack_cli.main import cli
 
@@ -26,7 +26,7 @@ MEMBERS = 3
 
 
 class Auto(nn.Module):
-    """An autoencoder: `trunk` is read by both methods, `down` and `up` by one of them each; `decode` may branch on a size."""
+    """An autoencoder: both methods read `trunk`, one `down`, one `up`; `decode` may branch on a size."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Auto(nn.Module):
         return self.decode(self.encode(x)["z"][:, None])[:, 0]
 
     def score(self, x: Tensor) -> Tensor:
-        """Calls the module itself, as a user's own method may."""
+        """Calls the module itself, as a user's method may."""
         return (self(x) - x).square().mean(-1)
 
     @property
@@ -73,7 +73,7 @@ def save(folder: Path) -> list[str]:
 
 
 def make(state_dict: Mapping[str, Tensor]) -> Auto:
-    """A member whose buffers and lists that are not saved are its own, found again by its weights."""
+    """A member whose unsaved buffers and lists differ between members, and are found by its weights."""
     for member in members():
         if torch.equal(member.get_buffer("scale"), state_dict["scale"]):
             return member
@@ -134,7 +134,10 @@ def test_weights_are_one_table(artifact: Path, ens: WideModel) -> None:
     assert {"trunk.weight", "down.weight", "up.weight", "scale", "shift"} <= set(names)
     literals = [n for n in names if "lifted_tensor" in n]
     assert len(literals) == 2, "each entry has a literal of its own"
-    reads = {e: {s.source for s in Reader(artifact).program(manifest.entries[e].member[0]).weights} for e in ENTRIES}
+    reads = {
+        e: {s.source for s in Reader(artifact).program(manifest.entries[e].member[0]).weights}
+        for e in ENTRIES
+    }
     assert "trunk.weight" in reads["encode"] & reads["decode"]
     assert "down.weight" not in reads["decode"]
     assert "up.weight" not in reads["encode"]
@@ -149,14 +152,26 @@ def test_weights_are_one_table(artifact: Path, ens: WideModel) -> None:
 def test_names_of_files(artifact: Path) -> None:
     stems = {n.rpartition("-")[0] for n in Reader(artifact).manifest.files}
     for entry in ENTRIES:
-        assert {f"programs/member.{entry}", f"programs/cpu.{entry}.shared", f"programs/cuda.{entry}.each", f"programs/{entry}.shared"} <= stems
+        assert {
+            f"programs/member.{entry}",
+            f"programs/cpu.{entry}.shared",
+            f"programs/cuda.{entry}.each",
+            f"programs/{entry}.shared",
+        } <= stems
 
 
 def test_a_model_without_forward_says_which_entries_there_are(ens: WideModel) -> None:
     assert ens.entries == ("decode", "encode")
     assert "entries decode, encode" in repr(ens)
-    for call in (lambda: ens(torch.zeros(2, 8)), lambda: ens.plan, lambda: ens.member(0), lambda: ens.mean(torch.zeros(2, 8))):
-        with pytest.raises(UsageError, match=r"no entry forward; its entries are decode, encode.*ens\.decode\(\.\.\.\)"):
+    for call in (
+        lambda: ens(torch.zeros(2, 8)),
+        lambda: ens.plan,
+        lambda: ens.member(0),
+        lambda: ens.mean(torch.zeros(2, 8)),
+    ):
+        with pytest.raises(
+            UsageError, match=r"no entry forward; its entries are decode, encode.*ens\.decode\(\.\.\.\)"
+        ):
             call()
     with pytest.raises(UsageError, match="no entry 'forward'; the entries are decode, encode"):
         ens.entry("forward")
@@ -173,7 +188,9 @@ def test_entries_are_called_as_methods_are(ens: WideModel) -> None:
     assert torch.equal(mixed, ens.decode.each(z.expand(MEMBERS, 4, 6, 4)))
     for i, member in enumerate(members()):
         with torch.no_grad():
-            torch.testing.assert_close(ens.encode.member(i)(x)["z"], member.encode(x)["z"], rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(
+                ens.encode.member(i)(x)["z"], member.encode(x)["z"], rtol=1e-5, atol=1e-6
+            )
             torch.testing.assert_close(ens.decode.member(f"m{i}")(z), member.decode(z), rtol=1e-5, atol=1e-6)
     assert ens.decode.plan.pattern == "shared"
     assert len(ens.decode) == MEMBERS
@@ -226,7 +243,9 @@ def test_without_widepack(artifact: Path, ens: WideModel) -> None:
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_probes_are_of_every_entry(artifact: Path, ens: WideModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_probes_are_of_every_entry(
+    artifact: Path, ens: WideModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from widepack.verification import probe
 
     seen: list[str] = []
@@ -254,9 +273,27 @@ def test_members_do_not_leak_in_any_entry(tmp_path: Path) -> None:
 
     paths = save(tmp_path)
     state = torch.load(paths[1])
-    torch.save({k: v if k == "scale" else torch.full_like(v, float("nan")) for k, v in state.items()}, paths[1])
-    build(paths, tmp_path / "nan.wide", model=spoiled, inputs=SPECS, entries=ENTRIES, pt2=False, targets=("cpu",))
-    build(save(tmp_path), tmp_path / "fine.wide", model=make, inputs=SPECS, entries=ENTRIES, pt2=False, targets=("cpu",))
+    torch.save(
+        {k: v if k == "scale" else torch.full_like(v, float("nan")) for k, v in state.items()}, paths[1]
+    )
+    build(
+        paths,
+        tmp_path / "nan.wide",
+        model=spoiled,
+        inputs=SPECS,
+        entries=ENTRIES,
+        pt2=False,
+        targets=("cpu",),
+    )
+    build(
+        save(tmp_path),
+        tmp_path / "fine.wide",
+        model=make,
+        inputs=SPECS,
+        entries=ENTRIES,
+        pt2=False,
+        targets=("cpu",),
+    )
     a, b = load(tmp_path / "nan.wide", strategies="wide"), load(tmp_path / "fine.wide", strategies="wide")
     x, z = inputs(4)
     for i in (0, 2):
@@ -281,7 +318,9 @@ def test_forward_among_others(tmp_path: Path) -> None:
         want = torch.stack([m(x) for m in members()])
         torch.testing.assert_close(ens(x), want, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(ens.forward(x), want, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(ens.score(x), torch.stack([m.score(x) for m in members()]), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            ens.score(x), torch.stack([m.score(x) for m in members()]), rtol=1e-5, atol=1e-6
+        )
     assert ens(torch.zeros(11, 8)).shape == (MEMBERS, 11, 8)
     with pytest.raises(InputError, match="B = 11 .* 2 <= B <= 9"):
         ens.score(torch.zeros(11, 8))
@@ -305,11 +344,19 @@ def test_samples_by_entry(tmp_path: Path) -> None:
     entries = Reader(tmp_path / "e.wide").manifest.entries
     assert entries["encode"].inputs[0].type == "float32[N,8]"
     assert [i.type for i in entries["decode"].inputs] == ["float32[N,T,4]", "float32[8]"]
-    build(save(tmp_path), tmp_path / "one.wide", model=make, entries=["encode"], sample={"encode": (x,)}, pt2=False, targets=("cpu",))
+    build(
+        save(tmp_path),
+        tmp_path / "one.wide",
+        model=make,
+        entries=["encode"],
+        sample={"encode": (x,)},
+        pt2=False,
+        targets=("cpu",),
+    )
     assert load(tmp_path / "one.wide").encode(x)["norm"].shape == (MEMBERS, 4)
 
 
-# What is refused
+# Refusals
 
 
 @pytest.mark.parametrize(
@@ -320,22 +367,46 @@ def test_samples_by_entry(tmp_path: Path) -> None:
             UsageError,
             ["decod", "did you mean decode?", "forward, decode, encode, score"],
         ),
-        ({"entries": ["width"], "inputs": ["x=float32[B,8]"]}, UsageError, ["width", "no public method", "forward, decode, encode, score"]),
+        (
+            {"entries": ["width"], "inputs": ["x=float32[B,8]"]},
+            UsageError,
+            ["width", "no public method", "forward, decode, encode, score"],
+        ),
         ({"entries": ["trunk"], "inputs": ["x=float32[B,8]"]}, UsageError, ["trunk", "no public method"]),
         ({"entries": ["eval"], "inputs": ["x=float32[B,8]"]}, UsageError, ["eval", "no public method"]),
-        ({"entries": ["mean"]}, UsageError, ["mean", "a loaded model has 'mean' for itself", "another name"]),
-        ({"entries": ["each"]}, UsageError, ["'each' for itself"]),
+        ({"entries": ["mean"]}, UsageError, ["mean", "a loaded model itself has 'mean'", "another name"]),
+        ({"entries": ["each"]}, UsageError, ["a loaded model itself has 'each'"]),
         ({"entries": ["encode", "encode"]}, UsageError, ["encode is given twice"]),
-        ({"entries": ["en code"]}, UsageError, ["'en code' is no name of a method"]),
+        ({"entries": ["en code"]}, UsageError, ["'en code' is not the name of a method"]),
         ({"entries": []}, UsageError, ["entries is empty"]),
         ({"inputs": ["enc:x=float32[B,8]"]}, UsageError, ["no entry is called 'enc'", "encode, decode", "^"]),
-        ({"inputs": ["encode:x=float32[B,8]"]}, CaptureError, ["decode", "does not take the inputs (none)", "decode:z=..."]),
-        ({"inputs": ["x=float32[B,8]"]}, CaptureError, ["Auto.decode", "does not take the inputs x", "decode:z=..."]),
+        (
+            {"inputs": ["encode:x=float32[B,8]"]},
+            CaptureError,
+            ["decode", "does not take the inputs (none)", "decode:z=..."],
+        ),
+        (
+            {"inputs": ["x=float32[B,8]"]},
+            CaptureError,
+            ["Auto.decode", "does not take the inputs x", "decode:z=..."],
+        ),
         ({"inputs": [*SPECS, "decode:B=2..9", "encode:T=2..9"]}, UsageError, ["no input has the dim T", "^"]),
         ({"inputs": [*SPECS, "Q=2..9"]}, UsageError, ["no input has the dim Q", "^"]),
-        ({"inputs": {"encode": SPECS[:1], "deocde": SPECS[1:]}}, UsageError, ["the entry 'deocde'", "encode, decode"]),
-        ({"inputs": None, "sample": (torch.zeros(2, 8),)}, UsageError, ["sample is a tuple", "encode, decode"]),
-        ({"inputs": None, "sample": {"encode": (torch.zeros(2, 8),)}}, UsageError, ["each input of decode", "decode:x="]),
+        (
+            {"inputs": {"encode": SPECS[:1], "deocde": SPECS[1:]}},
+            UsageError,
+            ["the entry 'deocde'", "encode, decode"],
+        ),
+        (
+            {"inputs": None, "sample": (torch.zeros(2, 8),)},
+            UsageError,
+            ["sample is a tuple", "encode, decode"],
+        ),
+        (
+            {"inputs": None, "sample": {"encode": (torch.zeros(2, 8),)}},
+            UsageError,
+            ["each input of decode", "decode:x="],
+        ),
         ({"inputs": None, "sample": {"z": 1}}, UsageError, ["sample is a dict with the keys z"]),
     ],
 )
@@ -349,14 +420,26 @@ def test_refusals(change: dict[str, Any], error: type[Exception], words: list[st
 
 
 def test_bounds_without_an_entry_hold_where_the_dim_is(tmp_path: Path) -> None:
-    build(save(tmp_path), tmp_path / "e.wide", model=make, inputs=[*SPECS, "T=2..8", "B=1..64"], entries=ENTRIES, pt2=False, targets=("cpu",))
+    build(
+        save(tmp_path),
+        tmp_path / "e.wide",
+        model=make,
+        inputs=[*SPECS, "T=2..8", "B=1..64"],
+        entries=ENTRIES,
+        pt2=False,
+        targets=("cpu",),
+    )
     entries = Reader(tmp_path / "e.wide").manifest.entries
     assert set(entries["encode"].dims) == {"B"}
-    assert (entries["decode"].dims["T"].max, entries["decode"].dims["B"].max, entries["encode"].dims["B"].max) == (8, 64, 64)
+    assert (
+        entries["decode"].dims["T"].max,
+        entries["decode"].dims["B"].max,
+        entries["encode"].dims["B"].max,
+    ) == (8, 64, 64)
 
 
 class Differs(Auto):
-    """A method whose answers depend on a Python number that differs by member."""
+    """A method whose answers depend on a Python number that differs between members."""
 
     def encode(self, x: Tensor, gain: float = 1.0) -> dict[str, Tensor]:
         return {"z": self.down(x) * float(self.offsets[0][0])}
@@ -383,9 +466,13 @@ def cli_run(*words: str | Path) -> Result:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cli")
-    (folder / "net.py").write_text(f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom test_entries import make\n")
+    (folder / "net.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom test_entries import make\n"
+    )
     words = ["build", *save(folder), "-o", f"{folder}/e.wide", "--model", f"{folder}/net.py:make", "--no-pt2"]
-    done = cli_run(*words, *(w for e in ENTRIES for w in ("--entry", e)), *(w for s in SPECS for w in ("--input", s)))
+    done = cli_run(
+        *words, *(w for e in ENTRIES for w in ("--entry", e)), *(w for s in SPECS for w in ("--input", s))
+    )
     assert done.exit_code == 0, done.output
     assert "entry encode" in done.output
     assert "entry decode" in done.output
@@ -401,14 +488,22 @@ def test_inspect_and_trace(built: Path) -> None:
     first = cli_run("trace", built / "e.wide", "--json")
     assert json.loads(first.output)["entry"] == "decode"
     second = cli_run("trace", built / "e.wide", "--entry", "encode", "--json")
-    assert {s["node"] for s in json.loads(second.output)["steps"]} != {s["node"] for s in json.loads(first.output)["steps"]}
+    assert {s["node"] for s in json.loads(second.output)["steps"]} != {
+        s["node"] for s in json.loads(first.output)["steps"]
+    }
     wrong = cli_run("trace", built / "e.wide", "--entry", "forward")
     assert wrong.exit_code == 2
-    assert "there is no entry 'forward'; this artifact has decode, encode" in wrong.output
+    assert "there is no entry 'forward'; the entries of this artifact are decode, encode" in wrong.output
 
 
 def test_verify(built: Path) -> None:
-    done = cli_run("verify", built / "e.wide", *(str(built / f"m{i}.pt") for i in range(MEMBERS)), "--model", f"{built}/net.py:make")
+    done = cli_run(
+        "verify",
+        built / "e.wide",
+        *(str(built / f"m{i}.pt") for i in range(MEMBERS)),
+        "--model",
+        f"{built}/net.py:make",
+    )
     assert done.exit_code == 0, done.output
     assert "entries decode, encode" in done.output
     one = cli_run("verify", built / "e.wide", "--entry", "decode", "--model", f"{built}/net.py:make")
@@ -418,7 +513,9 @@ def test_verify(built: Path) -> None:
 
 
 def test_bench(built: Path) -> None:
-    report = bench(built / "e.wide", batches=(2,), baselines=("loop",), budget_s=0.2, threads=1, entry="encode")
+    report = bench(
+        built / "e.wide", batches=(2,), baselines=("loop",), budget_s=0.2, threads=1, entry="encode"
+    )
     assert report.entry == "encode"
     assert report.rows[0].sizes["B"] == 2
     own = bench(built / "e.wide", batches=(2,), baselines=("loop",), budget_s=0.2, threads=1, factory=make)

@@ -1,4 +1,4 @@
-"""The conditions of an export: torch's text becomes arithmetic over named dims that means the same, or the build stops."""
+"""Tests guards: torch's text becomes equivalent arithmetic over named dims, or the build stops."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import pytest
 import torch
 
 from widepack.capture.call import arrange
-from widepack.capture.guards import Leaf, factor_of, guards_of
+from widepack.capture.guards import guards_of
 from widepack.errors import CaptureError
+from widepack.ir.guards import InputLeaf, factor_of
 from widepack_artifacts import guards
 
 LEAVES = (
-    Leaf("x", "float32[B,3,32*H]", torch.zeros(4, 3, 64), {0: "B", 2: "32*H"}),
-    Leaf("ids", "int64[B,T]", torch.zeros(4, 6, dtype=torch.int64), {0: "B", 1: "T"}),
-    Leaf("pair.0", "float32[T]", torch.zeros(6), {0: "T"}),
-    Leaf("rest_1", "float32[T]", torch.zeros(6), {0: "T"}),
+    InputLeaf("x", "float32[B,3,32*H]", torch.zeros(4, 3, 64), {0: "B", 2: "32*H"}),
+    InputLeaf("ids", "int64[B,T]", torch.zeros(4, 6, dtype=torch.int64), {0: "B", 1: "T"}),
+    InputLeaf("pair.0", "float32[T]", torch.zeros(6), {0: "T"}),
+    InputLeaf("rest_1", "float32[T]", torch.zeros(6), {0: "T"}),
 )
 B, T, W = "L['x'].size()[0]", "L['ids'].size()[1]", "L['x'].size()[2]"
 
@@ -39,7 +40,10 @@ def made(*codes: str) -> list[Any]:
         (f"2 <= {T} < 9", ["and", ["le", 2, "T"], ["lt", "T", 9]]),
         (f"not ({T} == 3)", ["not", ["eq", "T", 3]]),
         (f"{T} == 3 or {T} == 4 or {B} == 1", ["or", ["or", ["eq", "T", 3], ["eq", "T", 4]], ["eq", "B", 1]]),
-        (f"-{T} + 2*({B} // 2) - 1 < 0", ["lt", ["sub", ["add", ["sub", 0, "T"], ["mul", 2, ["floordiv", "B", 2]]], 1], 0]),
+        (
+            f"-{T} + 2*({B} // 2) - 1 < 0",
+            ["lt", ["sub", ["add", ["sub", 0, "T"], ["mul", 2, ["floordiv", "B", 2]]], 1], 0],
+        ),
         (f"Max(1, {T}) == min({T}, {B})", ["eq", ["max", 1, "T"], ["min", "T", "B"]]),
         (f"L['x'].size()[1] * {B} > 7", ["gt", ["mul", 3, "B"], 7]),
         ("L['pair'][0].size()[0] > 1", ["gt", "T", 1]),
@@ -73,9 +77,15 @@ def test_a_condition_means_what_its_text_means(code: str) -> None:
 
 
 def test_what_always_holds_is_left_out_and_what_is_said_twice_is_kept_once() -> None:
-    assert made(f"{T} == {T}", f"{T} <= {T}", f"L['ids'].size()[0] == {B}", "True", "L['x'].size()[1] == 3", f"{T} > 1", f"{T} > 1") == [
-        ["gt", "T", 1]
-    ]
+    assert made(
+        f"{T} == {T}",
+        f"{T} <= {T}",
+        f"L['ids'].size()[0] == {B}",
+        "True",
+        "L['x'].size()[1] == 3",
+        f"{T} > 1",
+        f"{T} > 1",
+    ) == [["gt", "T", 1]]
 
 
 def test_what_holds_at_all_sizes_is_left_out() -> None:
@@ -88,12 +98,21 @@ def test_what_holds_at_all_sizes_is_left_out() -> None:
         f"{W} % 32 == 0",
     ]
     assert made(*provable) == []
-    open_ = [f"{T} // 2 != 0", f"{W} % 64 == 0", f"8 * {B} != 8 * {T}", f"{T} - 2 >= 0", f"{B} % {T} != 0", f"-1 + {T} // 4 >= 1"]
+    open_ = [
+        f"{T} // 2 != 0",
+        f"{W} % 64 == 0",
+        f"8 * {B} != 8 * {T}",
+        f"{T} - 2 >= 0",
+        f"{B} % {T} != 0",
+        f"-1 + {T} // 4 >= 1",
+    ]
     kept = made(*open_)
     assert len(kept) == len(open_)
     assert guards.text(kept[-1]) == "-1 + T // 4 >= 1"
-    for expr in kept:  # each is broken somewhere
-        assert not all(guards.holds(expr, {"B": b, "T": t, "H": h}) for b, t, h in itertools.product((1, 2, 3), repeat=3))
+    for expr in kept:  # each is false at some size
+        assert not all(
+            guards.holds(expr, {"B": b, "T": t, "H": h}) for b, t, h in itertools.product((1, 2, 3), repeat=3)
+        )
 
 
 def test_a_condition_that_does_not_hold_is_refused() -> None:
@@ -116,15 +135,23 @@ def test_a_condition_that_does_not_hold_is_refused() -> None:
     ],
 )
 def test_a_condition_that_cannot_be_written_so_stops_the_build(code: str, words: str) -> None:
-    with pytest.raises(CaptureError, match=r"Net holds only while .* a condition that cannot be written as arithmetic over named dims") as caught:
+    with pytest.raises(
+        CaptureError,
+        match=r"Net holds only while .* a condition that cannot be written as arithmetic over named dims",
+    ) as caught:
         made(code)
     assert words in str(caught.value)
-    assert str(caught.value).endswith("change the member's code: reckon with sizes in whole numbers, +, -, *, // and %")
+    assert str(caught.value).endswith(
+        "change the member's code: compute with sizes in whole numbers, +, -, *, // and %"
+    )
 
 
 def test_a_torch_that_tells_no_conditions_is_refused() -> None:
     nothing: Any = SimpleNamespace(graph=SimpleNamespace(nodes=[]))
-    with pytest.raises(CaptureError, match=r"does not tell under which conditions an export holds; widepack needs torch 2\.11 or newer"):
+    with pytest.raises(
+        CaptureError,
+        match=r"does not tell under which conditions an export holds; widepack needs torch 2\.11 or newer",
+    ):
         guards_of(nothing, LEAVES, "Net")
 
 

@@ -1,4 +1,4 @@
-"""What everyday code writes and torch.export does not take as it stands: put another way of the same meaning, and right in both presets."""
+"""Tests code that torch.export does not accept and widepack's patches do, in both input patterns."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import widepack
-from networks.test_patterns import ROWS, Case, N, case, hold, linear, made, member, net, of, param
-from widepack.errors import CaptureError
+from networks.patterns.case import Case, N, case, linear, net, of, param
+from networks.patterns.check import hold, made, member
+from networks.patterns.shapes import ROWS
 from widepack.capture.explain import source_of
+from widepack.errors import CaptureError
 
 
 def whole(*shape: int, most: int = 9, dtype: torch.dtype = torch.int64) -> Any:
-    """What makes a buffer of whole numbers from 0."""
+    """Returns a factory of a buffer with whole numbers from 0."""
     return lambda: torch.randint(0, most, shape, dtype=dtype)
 
 
 def bits(self: Any, x: Tensor) -> Any:
-    """Four-bit weights, two in a byte; and every operator on bits, in place too."""
+    """Four-bit weights, two in a byte, and every operator on bits, also in place."""
     q = (self.packed[..., None] >> torch.tensor([0, 4], dtype=torch.uint8)) & 15
     up = (self.packed.int()[..., None] << torch.tensor([0, 4])) ^ self.n[:, None]
     a, b = self.n.clone(), self.n.clone()
@@ -45,13 +47,18 @@ def named_freely(self: Any, x: Tensor, **more: Tensor) -> Tensor:
 
 
 def number(most: int) -> Any:
-    """What makes a buffer without dims."""
+    """Returns a factory of a buffer without dims."""
     return lambda: torch.randint(0, most, ())
 
 
 def of_a_domain(self: Any, x: Tensor) -> Any:
-    """An embedding, a row, a column and a cell at places that the members hold; from the end too; and one that is written."""
-    y = self.fc(x) + self.table.weight[self.domain] + self.emb[-1 - self.domain] + self.emb[:, self.domain][:5]
+    """An embedding, a row, a column and a cell at places in the members' buffers; and a write."""
+    y = (
+        self.fc(x)
+        + self.table.weight[self.domain]
+        + self.emb[-1 - self.domain]
+        + self.emb[:, self.domain][:5]
+    )
     z = y.clone()
     z[:, self.domain] = self.emb[self.domain, ..., self.small]
     z[0, self.small] = 7.0
@@ -64,12 +71,24 @@ def covariances(self: Any, x: Tensor) -> Any:
     columns = y.mT.cov(correction=0)
     weighted = torch.cov(self.w, fweights=self.often, aweights=self.weigh)
     alone = self.w[0].cov(aweights=self.weigh)
-    return rows, columns, weighted, alone, torch.corrcoef(self.w), self.w[1].corrcoef(), torch.cov(self.w, fweights=self.often)
+    return (
+        rows,
+        columns,
+        weighted,
+        alone,
+        torch.corrcoef(self.w),
+        self.w[1].corrcoef(),
+        torch.cov(self.w, fweights=self.often),
+    )
 
 
 def slopes(self: Any, x: Tensor) -> Any:
     y = self.fc(x)
-    return torch.gradient(y, dim=0), torch.gradient(y, spacing=(0.5, 2.0)), torch.gradient(y, dim=-1, edge_order=2)
+    return (
+        torch.gradient(y, dim=0),
+        torch.gradient(y, spacing=(0.5, 2.0)),
+        torch.gradient(y, dim=-1, edge_order=2),
+    )
 
 
 def products(self: Any, x: Tensor) -> Any:
@@ -111,24 +130,48 @@ CASES: dict[str, Case] = {
         ROWS,
     ),
     "covariances": case(
-        net(covariances, fc=linear(6, 5), w=param(4, 8), often=lambda: torch.randint(1, 5, (8,)), weigh=lambda: torch.rand(8) + 0.1), ROWS
+        net(
+            covariances,
+            fc=linear(6, 5),
+            w=param(4, 8),
+            often=lambda: torch.randint(1, 5, (8,)),
+            weigh=lambda: torch.rand(8) + 0.1,
+        ),
+        ROWS,
     ),
     "slopes": case(net(slopes, fc=linear(6, 5)), ROWS, B=(5, 2, 3)),
     "products": case(net(products, a=param(6, 6), b=param(6, 6)), ROWS),
     "solved": case(net(solved, a=param(6, 6)), ROWS),
     "numbers_of_sizes": case(net(numbers_of_sizes, fc=linear(6, 5)), ROWS),
-    "inputs_of_any_name": case(net(named_freely, fc=linear(6, 5)), ROWS, "shift=float32[B,5]", "mask=bool[B,5]"),
+    "inputs_of_any_name": case(
+        net(named_freely, fc=linear(6, 5)), ROWS, "shift=float32[B,5]", "mask=bool[B,5]"
+    ),
     "one_input_of_any_name": case(net(named_freely, fc=linear(6, 5)), ROWS, "shift=float32[B,1]"),
     "a_loss_without_a_derivative": case(
-        net(lambda self, x: F.soft_margin_loss(self.a(x), self.b(x).sign(), reduction="none"), a=linear(6, 5), b=linear(6, 5)), ROWS
+        net(
+            lambda self, x: F.soft_margin_loss(self.a(x), self.b(x).sign(), reduction="none"),
+            a=linear(6, 5),
+            b=linear(6, 5),
+        ),
+        ROWS,
     ),
     "a_norm_by_parameters": case(
-        net(lambda self, x: self.fc(F.batch_norm(x, self.mean, self.var.abs() + 1)), mean=param(6), var=param(6), fc=linear(6, 5)), ROWS
+        net(
+            lambda self, x: self.fc(F.batch_norm(x, self.mean, self.var.abs() + 1)),
+            mean=param(6),
+            var=param(6),
+            fc=linear(6, 5),
+        ),
+        ROWS,
     ),
 }
 
 
-@pytest.mark.filterwarnings("ignore:torch.triangular_solve is deprecated", "ignore:torch.chain_matmul is deprecated", "ignore:cov\\(\\)")
+@pytest.mark.filterwarnings(
+    "ignore:torch.triangular_solve is deprecated",
+    "ignore:torch.chain_matmul is deprecated",
+    "ignore:cov\\(\\)",
+)
 @pytest.mark.parametrize("name", CASES)
 def test_right_for_all_members(name: str, tmp_path: Path) -> None:
     hold(CASES[name], tmp_path, ONCE.get(name, set()))
@@ -159,13 +202,25 @@ def test_plain_dataclasses_come_back_as_outputs(tmp_path: Path) -> None:
     ens, x = made(one, tmp_path)[0], torch.randn(3, 6)
     for answer in (ens(x), ens.each(x.expand(N, 3, 6))):
         pair = answer["pair"]
-        assert (pair.kind, list(pair), pair.first.kind, pair.first.name) == ("Pair", ["first", "rest"], "Scores", "scores")
+        assert (pair.kind, list(pair), pair.first.kind, pair.first.name) == (
+            "Pair",
+            ["first", "rest"],
+            "Scores",
+            "scores",
+        )
         assert isinstance(pair.rest, tuple)
         with torch.no_grad():
             alone = [member(one, i)(x)["pair"] for i in range(N)]
-        parts: list[Callable[[Any], Tensor]] = [lambda p: p.first.mean, lambda p: p.rest[0].mean, lambda p: p.rest[0].scale, lambda p: p.rest[1][0]]
+        parts: list[Callable[[Any], Tensor]] = [
+            lambda p: p.first.mean,
+            lambda p: p.rest[0].mean,
+            lambda p: p.rest[0].scale,
+            lambda p: p.rest[1][0],
+        ]
         for part in parts:
-            torch.testing.assert_close(part(pair).clone(), torch.stack([part(a) for a in alone]), rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(
+                part(pair).clone(), torch.stack([part(a) for a in alone]), rtol=1e-5, atol=1e-5
+            )
         assert pair.first.scale is None
 
 
@@ -188,7 +243,9 @@ def test_a_dataclass_beside_a_state(tmp_path: Path) -> None:
     paths = [tmp_path / f"m{i}.pt" for i in range(N)]
     for i, path in enumerate(paths):
         torch.save(member(one, i).state_dict(), path)
-    widepack.build(paths, tmp_path / "e.wide", model=Grows, inputs=[ROWS], state=["total"], pt2=False, targets=("cpu",))
+    widepack.build(
+        paths, tmp_path / "e.wide", model=Grows, inputs=[ROWS], state=["total"], pt2=False, targets=("cpu",)
+    )
     ens, x = widepack.load(tmp_path / "e.wide"), torch.randn(3, 6)
     state = ens.state()
     _, state = ens(x, state=state)
@@ -201,7 +258,7 @@ def test_a_dataclass_beside_a_state(tmp_path: Path) -> None:
 
 
 def refused(make: Callable[[], Any], folder: Path, *inputs: str, **how: Any) -> str:
-    """The paragraph in which a build says why there is none."""
+    """Returns the message of a build that is refused."""
     with pytest.raises(CaptureError) as caught:
         made(replace(case(make, *inputs), **how), folder)
     assert not (folder / "e.wide").exists()
@@ -217,27 +274,35 @@ def test_a_dataclass_among_the_inputs_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_dtype_that_the_member_refuses_is_told_in_its_words(tmp_path: Path) -> None:
-    """Export knows shapes alone: a linear layer over whole numbers passes it."""
+    """torch.export knows only shapes: it accepts a linear layer over whole numbers."""
     message = refused(net(lambda self, x: self.fc(x), fc=linear(6, 5)), tmp_path, "x=int64[B,6]")
-    assert "does not take the example, B = 4, by itself either, without widepack at test_captured.py:" in message
+    assert (
+        "does not take the example, B = 4, by itself either, without widepack at test_patches.py:" in message
+    )
     assert "mat1 and mat2 must have the same dtype, but got Long and Float" in message
 
 
 NUMBERS = [
     ("y[: int(n / 2) + 1]", "write n // 2 for int(n / 2)"),
     ("y[: round(n / 2)]", "(n + 1) // 2 for round(n / 2)"),
-    ("y[: round(n / 2)] * 1", "reckons with a size by round()"),
+    ("y[: round(n / 2)] * 1", "computes with a size by round()"),
     ("y / math.log(n)", "write x.new_full((), n).log() for math.log(n)"),
     ("y * torch.linspace(0, 1, n, dtype=torch.float16)[:, None]", "write torch.linspace(a, b, n).to(dtype)"),
 ]
 
 
 @pytest.mark.parametrize(("code", "words"), NUMBERS)
-def test_numbers_of_sizes_that_nothing_follows_name_line_and_way_out(code: str, words: str, tmp_path: Path) -> None:
+def test_numbers_of_sizes_that_nothing_follows_name_line_and_way_out(
+    code: str, words: str, tmp_path: Path
+) -> None:
     path = tmp_path / "net.py"
-    path.write_text(f"import math\nimport torch\n\ndef forward(self, x):\n    y, n = self.fc(x), x.shape[0]\n    return {code}\n")
+    path.write_text(
+        "import math\nimport torch\n\ndef forward(self, x):\n    y, n = self.fc(x), x.shape[0]\n"
+        f"    return {code}\n"
+    )
     space: dict[str, Any] = {}
-    exec(compile(path.read_text(), path, "exec"), space)  # a file of its own: the line is what is looked for
+    # a separate file, because the test looks for the line
+    exec(compile(path.read_text(), path, "exec"), space)
     message = refused(net(space["forward"], fc=linear(6, 5)), tmp_path, ROWS)
     assert f"net.py:6 in forward: return {code}" in message
     assert words in message
@@ -247,13 +312,23 @@ def test_numbers_of_sizes_that_nothing_follows_name_line_and_way_out(code: str, 
     ("forward", "inputs", "words"),
     [
         (lambda self, x, y: self.fc(x) + self.fc(y), [ROWS, "y=float32[C,6]"], "write y=float32[B,6]"),
-        (lambda self, x, y: self.fc(x).unflatten(0, (-1, 2)).sum(1) + self.fc(y), ["x=float32[2*B,6]", "y=float32[C,6]"], "write y=float32[B,6]"),
-        (lambda self, x, y: self.fc(x) @ self.fc(y).mT, ["x=float32[B,T,6]", "y=float32[C,S,6]"], "write y=float32[B,S,6]"),
+        (
+            lambda self, x, y: self.fc(x).unflatten(0, (-1, 2)).sum(1) + self.fc(y),
+            ["x=float32[2*B,6]", "y=float32[C,6]"],
+            "write y=float32[B,6]",
+        ),
+        (
+            lambda self, x, y: self.fc(x) @ self.fc(y).mT,
+            ["x=float32[B,T,6]", "y=float32[C,S,6]"],
+            "write y=float32[B,S,6]",
+        ),
     ],
 )
-def test_dims_that_have_to_be_equal_are_offered_one_letter(forward: Any, inputs: list[str], words: str, tmp_path: Path) -> None:
+def test_dims_that_have_to_be_equal_are_offered_one_letter(
+    forward: Any, inputs: list[str], words: str, tmp_path: Path
+) -> None:
     message = refused(net(forward, fc=linear(6, 5)), tmp_path, *inputs)
-    assert "takes B and C where they are equal only at test_captured.py:" in message
+    assert "takes B and C where they are equal only at test_patches.py:" in message
     assert words in message
     made(case(net(forward, fc=linear(6, 5)), inputs[0], words.removeprefix("write ")), tmp_path)
 

@@ -4,14 +4,15 @@ Every module has
 
 | name | what it is |
 |---|---|
-| `model(**kwargs)` | the factory, as a user gives it to `--model cases.mlp:model`, or `tests/cases/mlp.py:model` |
+| `model(**kwargs)` | the factory, as in `--model cases.mlp:model` or `tests/cases/mlp.py:model` |
 | `INPUTS` | the input specs |
 | `N` | how many members |
 | `RECURRENT` | whether its time goes into a recurrent op |
 | `sample(batch, seed)` | `(args, kwargs)` for one call |
 | `member(i)` | trained-like member i in eval mode: its own weights, norms and running statistics |
 
-`NAMES` are the twelve networks; `GUARDED` branch on a size, so that their export holds under a condition only.
+`NAMES` are the twelve networks; `GUARDED` branch on a size, so that their export holds under a condition
+only.
 """
 
 from __future__ import annotations
@@ -65,8 +66,11 @@ def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def trained(build: Callable[[], nn.Module], seed: int, batches: Iterable[tuple[tuple[Any, ...], dict[str, Any]]] = ()) -> nn.Module:
-    """A module as training leaves it, without the training: drawn weights, norms away from 1 and 0, statistics of the batches.
+def trained(
+    build: Callable[[], nn.Module], seed: int, batches: Iterable[tuple[tuple[Any, ...], dict[str, Any]]] = ()
+) -> nn.Module:
+    """A module as training leaves it, without the training: drawn weights, norms away from 1 and 0,
+    statistics of the batches.
 
     Fresh norms and biases are equal in all members and would be found Shared, which trained ones are not.
     """
@@ -83,7 +87,7 @@ def trained(build: Callable[[], nn.Module], seed: int, batches: Iterable[tuple[t
 
 @torch.no_grad()
 def calibrate(module: nn.Module, batches: Iterable[tuple[tuple[Any, ...], dict[str, Any]]]) -> None:
-    """Set the running statistics of every BatchNorm to those of the batches, layer by layer in one pass each."""
+    """Sets the running statistics of every BatchNorm to those of the batches, layer by layer."""
     norms = [m for m in module.modules() if isinstance(m, _BatchNorm)]
     if not norms:
         return

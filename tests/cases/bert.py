@@ -1,4 +1,6 @@
-"""BERT for classification, transformers' own, small: dynamic length up to its 64 positions, a padding mask, a ModelOutput as result."""
+"""BERT for classification, transformers' own, small: dynamic length up to its 64 positions, a padding mask, a
+ModelOutput as result.
+"""
 
 from typing import Any
 

@@ -1,4 +1,6 @@
-"""A convolutional trunk that was frozen, and heads that were trained: the members' trunks are equal bit for bit, running statistics too."""
+"""A convolutional trunk that was frozen, and heads that were trained: the members' trunks are equal bit for
+bit, running statistics too.
+"""
 
 from typing import Any
 

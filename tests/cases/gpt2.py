@@ -1,4 +1,6 @@
-"""GPT-2 with its language-model head tied to the embedding, transformers' own, small, without a cache: dynamic length up to its 64 positions."""
+"""GPT-2 with its language-model head tied to the embedding, transformers' own, small, without a cache:
+dynamic length up to its 64 positions.
+"""
 
 from typing import Any
 
@@ -15,7 +17,16 @@ INPUTS = ["input_ids=int64[B,T]:0..299", "T=2..64"]
 
 def model(width: int = 64, layers: int = 2) -> nn.Module:
     return GPT2LMHeadModel(
-        GPT2Config(vocab_size=300, n_positions=64, n_embd=width, n_layer=layers, n_head=4, use_cache=False, bos_token_id=0, eos_token_id=0)
+        GPT2Config(
+            vocab_size=300,
+            n_positions=64,
+            n_embd=width,
+            n_layer=layers,
+            n_head=4,
+            use_cache=False,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
     )
 
 

@@ -1,4 +1,6 @@
-"""A member that takes another way for batches over 100: a program captured at a small batch must refuse a large one."""
+"""A member that takes another way for batches over 100: a program captured at a small batch must refuse a
+large one.
+"""
 
 from typing import Any
 

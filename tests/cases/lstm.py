@@ -1,4 +1,6 @@
-"""A tagger on a bidirectional LSTM of two layers; its time axis is fixed at 12, because torch.export fixes it."""
+"""A tagger on a bidirectional LSTM of two layers; its time axis is fixed at 12, because torch.export fixes
+it.
+"""
 
 from typing import Any
 

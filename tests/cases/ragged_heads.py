@@ -1,4 +1,6 @@
-"""One trunk architecture, heads of 3, 5 and 10 classes: the factory takes `state_dict=` and builds the head that the weights need."""
+"""One trunk architecture, heads of 3, 5 and 10 classes: the factory takes `state_dict=` and builds the head
+that the weights need.
+"""
 
 from collections.abc import Mapping
 from itertools import pairwise
@@ -29,7 +31,9 @@ class Ragged(nn.Module):
                 *([nn.MaxPool2d(2)] if i % 2 else []),
             )
         ]
-        self.trunk = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(8 * width, 32), nn.ReLU())
+        self.trunk = nn.Sequential(
+            *blocks, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(8 * width, 32), nn.ReLU()
+        )
         self.head = nn.Linear(32, classes)
 
     def forward(self, x: Tensor) -> Tensor:  # [B, 1, 16, 16]

@@ -1,4 +1,6 @@
-"""ResNet-18's shape: stem of 7 x 7 and a maxpool, four stages of two basic blocks, BatchNorm, global average pooling (He et al. 2015), at width 16."""
+"""ResNet-18's shape: stem of 7 x 7 and a maxpool, four stages of two basic blocks, BatchNorm, global average
+pooling (He et al. 2015), at width 16.
+"""
 
 from typing import Any
 
@@ -22,7 +24,9 @@ class Block(nn.Module):
         self.bn2 = nn.BatchNorm2d(outputs)
         self.downsample = None
         if stride != 1 or inputs != outputs:
-            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            self.downsample = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.relu(self.bn1(self.conv1(x)))

@@ -1,4 +1,5 @@
-"""A U-Net of two levels (Ronneberger et al. 2015): double convolutions with BatchNorm, maxpool down, transposed and bilinear up, skips by cat.
+"""A U-Net of two levels (Ronneberger et al. 2015): double convolutions with BatchNorm, maxpool down,
+transposed and bilinear up, skips by cat.
 
 Height and width are dynamic, multiples of 4: otherwise a skip would not fit its upsampled partner.
 """
@@ -36,7 +37,9 @@ class UNet(nn.Module):
         self.bottom = Double(2 * width, 4 * width)
         self.up2 = nn.ConvTranspose2d(4 * width, 2 * width, 2, stride=2)
         self.join2 = Double(4 * width, 2 * width)
-        self.up1 = nn.Sequential(nn.Upsample(scale_factor=2, mode="bilinear", align_corners=False), nn.Conv2d(2 * width, width, 1))
+        self.up1 = nn.Sequential(
+            nn.Upsample(scale_factor=2, mode="bilinear", align_corners=False), nn.Conv2d(2 * width, width, 1)
+        )
         self.join1 = Double(2 * width, width)
         self.head = nn.Conv2d(width, classes, 1)
 
@@ -53,7 +56,9 @@ def model(width: int = 8, classes: int = 4) -> nn.Module:
     return UNet(width, classes)
 
 
-def sample(batch: int, seed: int, height: int = 8, width: int = 6) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+def sample(
+    batch: int, seed: int, height: int = 8, width: int = 6
+) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     return (torch.randn(batch, 3, 4 * height, 4 * width, generator=generator(seed)),), {}
 
 

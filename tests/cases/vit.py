@@ -1,4 +1,6 @@
-"""A vision transformer (Dosovitskiy et al. 2020): patch convolution, class token, learned positions, pre-norm blocks with fused q, k, v."""
+"""A vision transformer (Dosovitskiy et al. 2020): patch convolution, class token, learned positions, pre-norm
+blocks with fused q, k, v.
+"""
 
 from typing import Any
 
@@ -22,7 +24,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # [B, T, C]
         b, t, c = x.shape
-        q, k, v = self.qkv(x).reshape(b, t, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4).unbind(0)  # [B, heads, T, C / heads]
+        q, k, v = (
+            self.qkv(x).reshape(b, t, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        )  # [B, heads, T, C / heads]
         y = F.scaled_dot_product_attention(q, k, v)
         return self.proj(y.transpose(1, 2).reshape(b, t, c))
 
@@ -33,7 +37,9 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(width, eps=1e-6)
         self.attn = Attention(width, heads)
         self.norm2 = nn.LayerNorm(width, eps=1e-6)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Dropout(0.1), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Dropout(0.1), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.norm1(x))

@@ -16,11 +16,14 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cases
+from widepack.checkpoints.alignment import AlignedWeight, align
+from widepack.checkpoints.differences import bit_equal
 from widepack.checkpoints.discovery import Checkpoint, TensorInfo, open_all
+from widepack.checkpoints.factory import load_factory
 from widepack.errors import MemberMismatch, UsageError
-from widepack.checkpoints.alignment import AlignedWeight, align, bit_equal, load_factory
 
-# --- factories -------------------------------------------------------------------------------------------------------------------------------------
+# --- factories
+# ----------------------------------------------------------------------
 
 CODE = '''
 """A user's file."""
@@ -75,7 +78,9 @@ def test_a_factory_makes_fresh_modules_in_eval_mode(folder: Path, model: str) ->
     assert not a.training
     assert not factory.takes_state_dict
     assert [p.shape for p in a.parameters()] == [p.shape for p in b.parameters()]
-    assert not torch.equal(next(a.parameters()), next(b.parameters()))  # a fresh draw: what a constructor burns in must not repeat
+    assert not torch.equal(
+        next(a.parameters()), next(b.parameters())
+    )  # a fresh draw: what a constructor burns in must not repeat
 
 
 def test_arguments_and_state_dict_reach_the_factory(folder: Path) -> None:
@@ -142,7 +147,11 @@ def test_a_lone_file_is_imported_once_and_again_when_it_changes(folder: Path) ->
         ("usernet.sub:Net", {}, "there is no module 'usernet.sub'"),
         ("missing.py:Net", {}, "there is no file missing.py"),
         ("./usernet:Net", {}, "there is no file ./usernet"),
-        ("usernet:Nett", {}, "usernet has no 'Nett'; did you mean Net? It defines Net, loose, number, quits, same, sized."),
+        (
+            "usernet:Nett",
+            {},
+            "usernet has no 'Nett'; did you mean Net? It defines Net, loose, number, quits, same, sized.",
+        ),
         ("usernet:Xyzzy", {}, "usernet has no 'Xyzzy'. It defines Net, loose, number, quits, same, sized."),
         ("usernet:Net.big", {}, "usernet:Net has no 'big'"),
         ("usernet:one", {}, "is a module, not a factory"),
@@ -150,16 +159,22 @@ def test_a_lone_file_is_imported_once_and_again_when_it_changes(folder: Path) ->
         ("usernet:Net", {"width": 3}, "usernet:Net(width=3) raised ValueError: width must be even ("),
         ("usernet:Net", {"wdith": 3}, "unexpected keyword argument 'wdith'"),
         ("usernet:Net", {"wdith": 3}, "it takes (width=4)"),
-        ("usernet:Net", {"state_dict": 3}, "the argument state_dict is widepack's own"),
+        ("usernet:Net", {"state_dict": 3}, "widepack itself passes state_dict"),
         ("usernet:number", {}, "returned an int; a factory returns a torch.nn.Module"),
-        ("usernet:quits", {}, "SystemExit: it ends the program"),
-        ("broken_import:Net", {}, "importing broken_import raised ModuleNotFoundError: No module named 'nothing_of_this_name'"),
+        ("usernet:quits", {}, "SystemExit, which ends the program"),
+        (
+            "broken_import:Net",
+            {},
+            "importing broken_import raised ModuleNotFoundError: No module named 'nothing_of_this_name'",
+        ),
         ("broken_syntax:Net", {}, "importing broken_syntax raised SyntaxError: "),
         ("broken_run.py:Net", {}, "importing broken_run.py raised ZeroDivisionError: division by zero ("),
         ("broken_exit:Net", {}, "importing broken_exit raised SystemExit"),
     ],
 )
-def test_a_factory_that_cannot_be_had_is_said_in_words(folder: Path, model: str, args: dict[str, object], words: str) -> None:
+def test_a_factory_that_cannot_be_had_is_said_in_words(
+    folder: Path, model: str, args: dict[str, object], words: str
+) -> None:
     (folder / "broken_import.py").write_text("import nothing_of_this_name")
     (folder / "broken_syntax.py").write_text("def (")
     (folder / "broken_run.py").write_text("x = 1\n1 / 0")
@@ -184,7 +199,8 @@ def test_a_factory_that_gives_the_same_module_twice(folder: Path) -> None:
         factory()
 
 
-# --- alignment -------------------------------------------------------------------------------------------------------------------------------------
+# --- alignment
+# ----------------------------------------------------------------------
 
 
 def saved(folder: Path, states: list[dict[str, Tensor]]) -> list[Checkpoint]:
@@ -208,7 +224,13 @@ def test_the_cases_align(case: str, tmp_path: Path) -> None:
     checkpoints = open_all(cases.write_checkpoints(case, tmp_path))
     members = [module.member(i) for i in range(module.N)]
     factory = load_factory(module.model)
-    found = align(checkpoints, names(checkpoints), "auto", factory(checkpoints[0].state_dict()).state_dict(), factory.takes_state_dict)
+    found = align(
+        checkpoints,
+        names(checkpoints),
+        "auto",
+        factory(checkpoints[0].state_dict()).state_dict(),
+        factory.takes_state_dict,
+    )
     kinds: dict[str, set[str]] = {}
     for weight in found.weights:
         kinds.setdefault(weight.kind, set()).add(weight.name)
@@ -298,7 +320,9 @@ def members(draw: st.DrawFn) -> tuple[list[dict[str, Tensor]], dict[str, str]]:
 
 @settings(max_examples=60, deadline=None)
 @given(members())
-def test_any_members_align(tmp_path_factory: pytest.TempPathFactory, drawn: tuple[list[dict[str, Tensor]], dict[str, str]]) -> None:
+def test_any_members_align(
+    tmp_path_factory: pytest.TempPathFactory, drawn: tuple[list[dict[str, Tensor]], dict[str, str]]
+) -> None:
     states, kinds = drawn
     checkpoints = saved(tmp_path_factory.mktemp("align"), states)
     found = align(checkpoints, names(checkpoints), ragged=True)
@@ -314,7 +338,7 @@ def test_any_members_align(tmp_path_factory: pytest.TempPathFactory, drawn: tupl
 
 
 def test_bits_are_compared_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("widepack.checkpoints.alignment._PIECE_BYTES", 4096)
+    monkeypatch.setattr("widepack.checkpoints.differences._PIECE_BYTES", 4096)
     a = torch.arange(10000)
     for at in (0, 1023, 1024, 1535, 1536, 9999):
         b = a.clone()
@@ -346,7 +370,8 @@ def test_all_differences_in_one_error(tmp_path: Path) -> None:
         first,
         first,
         {k: v for k, v in first.items() if k != "norm"} | {"extra": filled(1), "another": filled(1)},
-        first | {"fc.weight": filled(10, 64), "fc.bias": filled(10, dtype=torch.float16), "deep": filled(2, 1)},
+        first
+        | {"fc.weight": filled(10, 64), "fc.bias": filled(10, dtype=torch.float16), "deep": filled(2, 1)},
     ]
     checkpoints = saved(tmp_path, states)
     with pytest.raises(MemberMismatch) as caught:
@@ -354,12 +379,20 @@ def test_all_differences_in_one_error(tmp_path: Path) -> None:
     who = [f"checkpoint {i} ({tmp_path}/{i}.pt)" for i in range(4)]
     said, _, hints = str(caught.value).partition(". ")
     assert said == (
-        f"the members do not match, 5 differences: (1) {who[2]} lacks norm, which {who[0]} has; (2) {who[2]} has another, extra, which {who[0]} has not; "
-        f"(3) {who[3]}: deep is [2, 1] float32; {who[0]} has [2] float32; (4) {who[3]}: fc.weight is [10, 64] float32; {who[0]} has [10, 128] float32; "
-        f"(5) the floating weights have other dtypes: float32 in {', '.join(who[:3])}; float32 (3 weights), float16 (1 weight) in {who[3]}"
+        f"the members do not match, 5 differences: (1) {who[2]} lacks norm, which "
+        f"{who[0]} has; (2) {who[2]} has another, extra, which {who[0]} has not; "
+        f"(3) {who[3]}: deep is [2, 1] float32; {who[0]} has [2] float32; (4) {who[3]}: "
+        f"fc.weight is [10, 64] float32; {who[0]} has [10, 128] float32; "
+        f"(5) the floating weights have other dtypes: float32 in {', '.join(who[:3])}; "
+        f"float32 (3 weights), float16 (1 weight) in {who[3]}"
     )
     assert "\n" not in hints
-    for hint in ("of one architecture.", "other ranks are another architecture.", "Give --dtype float32", "a parameter `state_dict=`"):
+    for hint in (
+        "of one architecture.",
+        "other ranks are another architecture.",
+        "Give --dtype float32",
+        "a parameter `state_dict=`",
+    ):
         assert hint in hints
     with pytest.raises(MemberMismatch) as caught:
         align(checkpoints[:2] + checkpoints[3:], ["a", "b", "c"], ragged=True)
@@ -372,8 +405,10 @@ def test_a_single_difference_is_one_paragraph(tmp_path: Path) -> None:
     with pytest.raises(MemberMismatch) as caught:
         align(checkpoints, ["a", "b"])
     assert str(caught.value) == (
-        f"checkpoint 1 ({tmp_path}/1.pt): fc.weight is [10, 64] float32; checkpoint 0 ({tmp_path}/0.pt) has [10, 128] float32. "
-        "Heads of other sizes need a factory with a parameter `state_dict=` that sizes the module by the weights."
+        f"checkpoint 1 ({tmp_path}/1.pt): fc.weight is [10, 64] float32; checkpoint 0 "
+        f"({tmp_path}/0.pt) has [10, 128] float32. "
+        "Heads of other sizes need a factory with a parameter `state_dict=` that sizes "
+        "the module by the weights."
     )
 
 
@@ -384,17 +419,24 @@ def test_differences_from_the_model_name_both_sides(tmp_path: Path) -> None:
     with pytest.raises(MemberMismatch) as caught:
         align(checkpoints, ["a", "b", "c"], model_state=model)
     assert str(caught.value).startswith(
-        f"the members do not match, 3 differences: (1) checkpoint 0 ({tmp_path}/0.pt): weight is [2, 4] float32; the model has [2, 3] float32; "
-        f"(2) checkpoint 1 ({tmp_path}/1.pt): weight is [2, 3] float32; checkpoint 0 ({tmp_path}/0.pt) has [2, 4] float32; "
+        f"the members do not match, 3 differences: (1) checkpoint 0 ({tmp_path}/0.pt): "
+        "weight is [2, 4] float32; the model has [2, 3] float32; "
+        f"(2) checkpoint 1 ({tmp_path}/1.pt): weight is [2, 3] float32; checkpoint 0 "
+        f"({tmp_path}/0.pt) has [2, 4] float32; "
         f"(3) checkpoint 2 ({tmp_path}/2.pt): weight is [2, 4] float32; the model has [2, 3] float32. "
     )
-    checkpoints = saved(tmp_path, [{"weight": filled(2, 3)}, {"weight": filled(2, 3), "bias": filled(2), "old": filled(1)}])
+    checkpoints = saved(
+        tmp_path, [{"weight": filled(2, 3)}, {"weight": filled(2, 3), "bias": filled(2), "old": filled(1)}]
+    )
     with pytest.raises(MemberMismatch) as caught:
         align(checkpoints, ["a", "b"], model_state=model)
     assert f"checkpoint 0 ({tmp_path}/0.pt) lacks bias, which the model has" in str(caught.value)
     assert f"checkpoint 1 ({tmp_path}/1.pt) has old, which the model has not" in str(caught.value)
     assert "the one that --model with its arguments makes" in str(caught.value)
-    with pytest.raises(MemberMismatch, match=r"other dtypes: float32 in the model; float16 in checkpoint 0 \(.*\)\. Give --dtype float16"):
+    with pytest.raises(
+        MemberMismatch,
+        match=r"other dtypes: float32 in the model; float16 in checkpoint 0 \(.*\)\. Give --dtype float16",
+    ):
         align(saved(tmp_path, [{k: v.half() for k, v in model.items()}]), ["a"], model_state=model)
 
 
@@ -420,18 +462,25 @@ def test_tied_weights_are_one_weight_with_two_names(tmp_path: Path) -> None:
     states = [dict(Tied().state_dict()) for _ in range(3)]
     model = Tied().state_dict()
     found = align(saved(tmp_path, states), ["a", "b", "c"], model_state=model)
-    assert found.weights == (AlignedWeight("embed.weight", "stacked", "float32", (5, 4), aliases=("head.weight",)),)
+    assert found.weights == (
+        AlignedWeight("embed.weight", "stacked", "float32", (5, 4), aliases=("head.weight",)),
+    )
     assert torch.equal(found.tensor(1, "head.weight"), states[1]["head.weight"])
     assert set(found.state_dict(2)) == {"embed.weight", "head.weight"}
 
-    save_file({"head.weight": states[1]["head.weight"].clone()}, tmp_path / "one.safetensors")  # safetensors keeps one name of a tied weight
+    save_file(
+        {"head.weight": states[1]["head.weight"].clone()}, tmp_path / "one.safetensors"
+    )  # safetensors keeps one name of a tied weight
     found = align(open_all([tmp_path / "0.pt", tmp_path / "one.safetensors"]), ["a", "b"], model_state=model)
     assert [(w.name, w.aliases) for w in found.weights] == [("head.weight", ("embed.weight",))]
     assert torch.equal(found.tensor(1, "embed.weight"), states[1]["embed.weight"])
     Tied().load_state_dict(found.state_dict(1))
 
     untied = {"embed.weight": filled(5, 4), "head.weight": filled(5, 4, value=1)}
-    with pytest.raises(MemberMismatch, match=r"checkpoint 1 .* head.weight and embed.weight differ, but are one tensor in the model"):
+    with pytest.raises(
+        MemberMismatch,
+        match=r"checkpoint 1 .* head.weight and embed.weight differ, but are one tensor in the model",
+    ):
         align(saved(tmp_path, [states[0], untied]), ["a", "b"], model_state=model)
 
 

@@ -1,4 +1,6 @@
-"""What makes the members where it is not a factory of the user's: pickled modules, Hugging Face folders; and dtypes, names, and checkpoints left out."""
+"""What makes the members where it is not a factory of the user's: pickled modules, Hugging Face folders; and
+dtypes, names, and checkpoints left out.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from widepack import build, load
+from widepack.building.factories import find_factory
 from widepack.checkpoints.discovery import open_checkpoint
 from widepack.errors import CaptureError, CheckpointError, MemberMismatch, UsageError, VerificationError
-from widepack.building.factories import find_dtype, find_factory
-from widepack_artifacts.writer import Reader
+from widepack.spec.dtypes import find_dtype
+from widepack_artifacts.reader import Reader
 
 QUICK: dict[str, Any] = {"pt2": False, "targets": ("cpu",), "inputs": ["x=float32[B,2,8]"]}
 
@@ -52,7 +55,9 @@ def save(folder: Path, values: list[Any]) -> list[str]:
 
 def test_pickled_modules_are_their_own_model(tmp_path: Path) -> None:
     nets = [net(i, scale=float(i + 1)) for i in range(3)]
-    paths = save(tmp_path, [nets[0], {"model": nn.DataParallel(nets[1]), "epoch": 3}, {"state_dict": nets[2]}])
+    paths = save(
+        tmp_path, [nets[0], {"model": nn.DataParallel(nets[1]), "epoch": 3}, {"state_dict": nets[2]}]
+    )
     with pytest.raises(CheckpointError) as caught:
         build(paths, tmp_path / "e.wide", **QUICK)
     assert str(caught.value).startswith("3 of 3 checkpoints cannot be used:")
@@ -62,7 +67,9 @@ def test_pickled_modules_are_their_own_model(tmp_path: Path) -> None:
     x = torch.randn(5, 2, 8)
     ens = load(tmp_path / "e.wide")
     with torch.no_grad():
-        torch.testing.assert_close(ens(x), torch.stack([n(x) for n in nets]))  # the buffer that is not saved is each member's own
+        torch.testing.assert_close(
+            ens(x), torch.stack([n(x) for n in nets])
+        )  # the buffer that is not saved is each member's own
     assert Reader(tmp_path / "e.wide").manifest.provenance["model"] == "the pickled modules()"
     build(paths, tmp_path / "f.wide", model=Net, trust_pickle=True, **QUICK)  # the weights alone
     with torch.no_grad():
@@ -72,7 +79,9 @@ def test_pickled_modules_are_their_own_model(tmp_path: Path) -> None:
 def test_numbers_of_pickled_modules_that_differ_are_noticed(tmp_path: Path) -> None:
     nets = [net(i) for i in range(2)]
     nets[1].factor = 2.0
-    with pytest.raises(VerificationError, match=r"member m1.*The members differ in something that is no weight"):
+    with pytest.raises(
+        VerificationError, match=r"member m1.*The members differ in something that is no weight"
+    ):
         build(save(tmp_path, nets), tmp_path / "e.wide", trust_pickle=True, **QUICK)
     assert not (tmp_path / "e.wide").exists()
 
@@ -93,7 +102,10 @@ def test_a_pickle_that_cannot_be_read_here(tmp_path: Path, monkeypatch: pytest.M
     torch.save(gonenet.Net(3, 2), tmp_path / "a.pt")
     monkeypatch.undo()
     monkeypatch.delitem(sys.modules, "gonenet")
-    with pytest.raises(CheckpointError, match=r"cannot be unpickled here: ModuleNotFoundError: No module named 'gonenet'; run where"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"cannot be unpickled here: ModuleNotFoundError: No module named 'gonenet'; run widepack where",
+    ):
         open_checkpoint(tmp_path / "a.pt", trust_pickle=True)
     monkeypatch.chdir(tmp_path)  # the working folder is looked in, as Python does
     assert set(open_checkpoint(tmp_path / "a.pt", trust_pickle=True).tensors()) == {"weight", "bias"}
@@ -117,14 +129,20 @@ def test_torchscript_is_refused_even_when_trusted(tmp_path: Path) -> None:
         warnings.simplefilter("ignore", DeprecationWarning)
         torch.jit.trace(net(0), torch.zeros(1, 2, 8)).save(str(tmp_path / "a.pt"))  # type: ignore[no-untyped-call]
     with pytest.raises(
-        CheckpointError, match=r"is a TorchScript archive, which holds code; load it with torch.jit.load where it is trusted, and save the weights"
+        CheckpointError,
+        match=r"is a TorchScript archive, which contains code; load it with torch.jit.load if "
+        r"you trust it, and save the weights",
     ):
         open_checkpoint(tmp_path / "a.pt", trust_pickle=True)
 
 
 def test_some_members_bring_their_model_and_some_do_not(tmp_path: Path) -> None:
     paths = save(tmp_path, [net(0), net(1).state_dict()])
-    with pytest.raises(UsageError, match=r"no model: .*m0.pt brings its own, .*m1.pt does not\), so name what makes the module: --model"):
+    with pytest.raises(
+        UsageError,
+        match=r"no model: .*m0.pt contains its own code, .*m1.pt does not\), so name what makes "
+        r"the module: --model",
+    ):
         build(paths, tmp_path / "e.wide", trust_pickle=True, **QUICK)
     with pytest.raises(UsageError, match="model arguments are given, but no model"):
         build(paths[:1], tmp_path / "e.wide", trust_pickle=True, model_args={"width": 6}, **QUICK)
@@ -140,7 +158,8 @@ def test_members_of_other_dtypes_are_one_error_and_one_conversion(tmp_path: Path
         build(paths, tmp_path / "e.wide", model=Net, **QUICK)
     who = [f"checkpoint {i} ({p})" for i, p in enumerate(paths)]
     assert str(caught.value) == (
-        f"the floating weights have other dtypes: float32 in the model, {who[0]}; float16 in {who[1]}; float64 in {who[2]}. "
+        f"the floating weights have other dtypes: float32 in the model, {who[0]}; float16 "
+        f"in {who[1]}; float64 in {who[2]}. "
         "Give --dtype float32 (or another): it converts every floating weight once, and the model to it."
     )
     for dtype, inputs in (("float32", "x=float32[B,2,8]"), ("double", "x=float64[B,2,8]")):
@@ -148,16 +167,25 @@ def test_members_of_other_dtypes_are_one_error_and_one_conversion(tmp_path: Path
         ens, wanted = load(tmp_path / "e.wide"), torch.float32 if dtype == "float32" else torch.float64
         x = torch.randn(3, 2, 8, dtype=wanted)
         with torch.no_grad():
-            torch.testing.assert_close(ens(x), torch.stack([n.to(wanted)(x) for n in (net(0), net(1).half(), net(2).double())]))
+            torch.testing.assert_close(
+                ens(x), torch.stack([n.to(wanted)(x) for n in (net(0), net(1).half(), net(2).double())])
+            )
         assert {t.dtype for t in ens.state_dict(1).values()} == {wanted}
         assert Reader(tmp_path / "e.wide").manifest.provenance["dtype"] == str(wanted).removeprefix("torch.")
 
 
 def test_a_dtype_that_cannot_be_meant(tmp_path: Path) -> None:
     paths = save(tmp_path, [net(0).state_dict()])
-    with pytest.raises(UsageError, match="unknown dtype 'int8'; the weights of a member can be float32, float64, bfloat16, float16"):
+    with pytest.raises(
+        UsageError,
+        match="unknown dtype 'int8'; the weights of a member can be float32, float64, bfloat16, float16",
+    ):
         build(paths, tmp_path / "e.wide", model=Net, dtype="int8", **QUICK)
-    with pytest.raises(CaptureError, match=r"The members were converted to bf16, inputs are not: describe them in the dtype"):
+    with pytest.raises(
+        CaptureError,
+        match=r"The members were converted to bfloat16, but inputs are not converted: describe "
+        r"them in the dtype",
+    ):
         build(paths, tmp_path / "e.wide", model=Net, dtype="bf16", **QUICK)
     assert find_dtype(torch.bfloat16) is find_dtype("torch.bfloat16") is torch.bfloat16
     assert not (tmp_path / "e.wide").exists()
@@ -169,11 +197,22 @@ def test_a_dtype_that_cannot_be_meant(tmp_path: Path) -> None:
 def test_names_from_a_text_and_a_file(tmp_path: Path) -> None:
     paths = save(tmp_path, [net(i).state_dict() for i in range(2)])
     (tmp_path / "names.txt").write_text("Zürich\n\n  St. Gallen \n", encoding="utf-8")
-    for names in ("Zürich, St. Gallen", tmp_path / "names.txt", str(tmp_path / "names.txt"), ["Zürich", "St. Gallen"]):
-        assert build(paths, tmp_path / "e.wide", model=Net, names=names, dry_run=True, **QUICK).members == ("Zürich", "St. Gallen")
+    for names in (
+        "Zürich, St. Gallen",
+        tmp_path / "names.txt",
+        str(tmp_path / "names.txt"),
+        ["Zürich", "St. Gallen"],
+    ):
+        assert build(paths, tmp_path / "e.wide", model=Net, names=names, dry_run=True, **QUICK).members == (
+            "Zürich",
+            "St. Gallen",
+        )
     for names, words in (
         ("a,b,c", "2 checkpoints and 3 names; every member has one of each$"),
-        ("gone.txt", "2 checkpoints and 1 names; every member has one of each, and there is no file gone.txt"),
+        (
+            "gone.txt",
+            "2 checkpoints and 1 names; every member has one of each, and there is no file gone.txt",
+        ),
         ("", "2 checkpoints and 1 names"),
         ([], "2 checkpoints and 0 names"),
         ("a,a", "the members' names must differ: a is given twice"),
@@ -195,7 +234,15 @@ def test_one_path_is_no_list_of_checkpoints(tmp_path: Path) -> None:
 
 def test_bad_ones_are_one_error_or_left_out(tmp_path: Path) -> None:
     nets = [net(i) for i in range(4)]
-    paths = save(tmp_path, [nets[0].state_dict(), net(5, width=8).state_dict(), nets[1].half().state_dict(), nets[3].state_dict()])
+    paths = save(
+        tmp_path,
+        [
+            nets[0].state_dict(),
+            net(5, width=8).state_dict(),
+            nets[1].half().state_dict(),
+            nets[3].state_dict(),
+        ],
+    )
     (tmp_path / "text.pt").write_text("hello")
     paths.insert(1, str(tmp_path / "text.pt"))
     with pytest.raises(CheckpointError) as caught:
@@ -220,14 +267,27 @@ def test_bad_ones_are_one_error_or_left_out(tmp_path: Path) -> None:
 
 
 def test_the_part_of_a_lightning_module_that_the_model_is(tmp_path: Path) -> None:
-    states = [{**{f"net.{k}": v for k, v in net(i).state_dict().items()}, "criterion.weight": torch.ones(3)} for i in range(2)]
+    states = [
+        {**{f"net.{k}": v for k, v in net(i).state_dict().items()}, "criterion.weight": torch.ones(3)}
+        for i in range(2)
+    ]
     build(save(tmp_path, [{"state_dict": s} for s in states]), tmp_path / "e.wide", model=Net, **QUICK)
     assert set(load(tmp_path / "e.wide").state_dict(1)) == set(net(0).state_dict())
-    twice = [{**s, **{f"ema_net.{k}": v for k, v in net(i).state_dict().items()}} for i, s in enumerate(states)]
-    with pytest.raises(MemberMismatch, match=r"All of the model's names are in it under net, ema_net: name one, for example --key net\."):
+    twice = [
+        {**s, **{f"ema_net.{k}": v for k, v in net(i).state_dict().items()}} for i, s in enumerate(states)
+    ]
+    with pytest.raises(
+        MemberMismatch,
+        match=r"All of the model's names are in it under net, ema_net: name one, for example --key net\.",
+    ):
         build(save(tmp_path, [{"state_dict": s} for s in twice]), tmp_path / "f.wide", model=Net, **QUICK)
-    beside = [{**net(i).state_dict(), **{f"ema.{k}": v for k, v in net(i + 5).state_dict().items()}} for i in range(2)]
-    with pytest.raises(MemberMismatch, match=r"Weights of the model's names are in it under ema too: --key ema takes those\."):
+    beside = [
+        {**net(i).state_dict(), **{f"ema.{k}": v for k, v in net(i + 5).state_dict().items()}}
+        for i in range(2)
+    ]
+    with pytest.raises(
+        MemberMismatch, match=r"Weights of the model's names are in it under ema too: --key ema takes those\."
+    ):
         build(save(tmp_path, beside), tmp_path / "f.wide", model=Net, **QUICK)
 
 
@@ -238,7 +298,9 @@ def test_the_part_of_a_lightning_module_that_the_model_is(tmp_path: Path) -> Non
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     transformers = pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp("hf")
-    config = transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=32, bos_token_id=0, eos_token_id=0)
+    config = transformers.GPT2Config(
+        vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=32, bos_token_id=0, eos_token_id=0
+    )
     for i in range(2):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(i)
@@ -261,7 +323,10 @@ def test_hugging_face_folders(folders: list[str], tmp_path: Path) -> None:
     with torch.no_grad():
         own = [GPT2LMHeadModel.from_pretrained(f)(ids).logits for f in folders]
         torch.testing.assert_close(ens(ids).logits, torch.stack(own), rtol=1e-4, atol=1e-5)
-    assert ens.state_dict(0).keys() >= {"lm_head.weight", "transformer.wte.weight"}  # tied: the folder has one of the two
+    assert ens.state_dict(0).keys() >= {
+        "lm_head.weight",
+        "transformer.wte.weight",
+    }  # tied: the folder has one of the two
     assert find_factory("hf", {"folder": folders[0], "n_layer": 1}, "elsewhere")().config.n_layer == 1  # type: ignore[union-attr]
 
 
@@ -275,7 +340,9 @@ def test_the_dtype_of_a_folder(folders: list[str], tmp_path: Path) -> None:
     build([tmp_path / "half"], tmp_path / "e.wide", model="hf", dtype="float32", **IDS)
 
 
-def test_folders_that_are_no_model(folders: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_that_are_no_model(
+    folders: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refused(change: dict[str, Any] | None, **args: Any) -> str:
         folder = tmp_path / "folder"
         folder.mkdir(exist_ok=True)
@@ -288,10 +355,16 @@ def test_folders_that_are_no_model(folders: list[str], tmp_path: Path, monkeypat
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
-    assert "needs the config.json that save_pretrained writes, and there is none in" in refused(None)
+    assert (
+        f"needs the config.json that save_pretrained writes, but {tmp_path / 'folder'} has none"
+        in refused(None)
+    )
     assert "names the architecture MyNet, but transformers" in refused({"architectures": ["MyNet"]})
     own = {"architectures": ["MyNet"], "auto_map": {"AutoModel": "modeling.MyNet"}}
-    assert "but its code is in the folder, which is not run; name a factory of your own" in refused(own)
+    assert (
+        "but its code is in the folder, and code of a folder is not run; name a factory of your own"
+        in refused(own)
+    )
     assert "has no 'layers'" in refused({}, layers=3)
     assert "raised" in refused({"architectures": None, "model_type": "no-such-model"})
     (tmp_path / "folder" / "config.json").write_text("{")

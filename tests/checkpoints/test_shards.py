@@ -17,9 +17,13 @@ from widepack.checkpoints.discovery import member_names, open_checkpoint
 from widepack.errors import CheckpointError
 
 STATE: dict[str, Tensor] = {
-    name: torch.randn(3, 2, generator=torch.Generator().manual_seed(i)) for i, name in enumerate(("a.weight", "a.bias", "b.weight", "b.bias"))
+    name: torch.randn(3, 2, generator=torch.Generator().manual_seed(i))
+    for i, name in enumerate(("a.weight", "a.bias", "b.weight", "b.bias"))
 }
-SAVERS: dict[str, tuple[Callable[..., Any], str]] = {"safetensors": (save_file, "model.safetensors"), "bin": (torch.save, "pytorch_model.bin")}
+SAVERS: dict[str, tuple[Callable[..., Any], str]] = {
+    "safetensors": (save_file, "model.safetensors"),
+    "bin": (torch.save, "pytorch_model.bin"),
+}
 
 
 def sharded(folder: Path, form: str, prefix: str = "") -> Path:
@@ -30,7 +34,14 @@ def sharded(folder: Path, form: str, prefix: str = "") -> Path:
     for name, keys in parts.items():
         save({prefix + k: STATE[k] for k in keys}, folder / name)
     index = folder / f"{stem}.index.json"
-    index.write_text(json.dumps({"metadata": {"total_size": 96}, "weight_map": {prefix + k: name for name, keys in parts.items() for k in keys}}))
+    index.write_text(
+        json.dumps(
+            {
+                "metadata": {"total_size": 96},
+                "weight_map": {prefix + k: name for name, keys in parts.items() for k in keys},
+            }
+        )
+    )
     return index
 
 
@@ -65,7 +76,7 @@ def test_prefixes_and_keys_of_shards(tmp_path: Path) -> None:
     assert torch.equal(found.get("b.bias"), STATE["b.bias"])
     index = sharded(tmp_path / "ema", "safetensors", "ema.")
     assert all(torch.equal(open_checkpoint(index, "ema").get(k), v) for k, v in STATE.items())
-    assert "no name begins with 'emma.', so the key 'emma' names nothing there" in refusal(index, "emma")
+    assert "no name in it begins with 'emma.', so the key 'emma' names nothing" in refusal(index, "emma")
 
 
 def test_a_shard_that_changes_is_noticed(tmp_path: Path) -> None:
@@ -88,22 +99,32 @@ def edit(index: Path, change: Callable[[dict[str, Any]], object]) -> None:
     [
         (
             lambda i: [p.unlink() for p in i.parent.glob("model-*")],
-            "is an index of 2 files, of which model-00001-of-00002.bin, model-00002-of-00002.bin are not there",
+            "is an index of 2 files, of which these are missing: model-00001-of-00002.bin, "
+            "model-00002-of-00002.bin",
         ),
-        (lambda i: (i.parent / "model-00002-of-00002.bin").write_text("hello"), "its shard model-00002-of-00002.bin is a text file"),
+        (
+            lambda i: (i.parent / "model-00002-of-00002.bin").write_text("hello"),
+            "its shard model-00002-of-00002.bin is a text file",
+        ),
         (
             lambda i: edit(i, lambda v: v["weight_map"].update({"c": "model-00001-of-00002.bin"})),
-            "the index says that c is in model-00001-of-00002.bin, which does not",
+            "the index says that c is in model-00001-of-00002.bin, but it is not",
         ),
         (
             lambda i: edit(i, lambda v: v["weight_map"].update({"c": "../c.bin"})),
-            "is an index that names '../c.bin'; shards are files beside their index",
+            "is an index that names '../c.bin'; shards must be files beside their index",
         ),
-        (lambda i: edit(i, lambda v: v["weight_map"].update({"c": 3})), "has no weight_map of file names by tensor"),
+        (
+            lambda i: edit(i, lambda v: v["weight_map"].update({"c": 3})),
+            "has no weight_map of file names by tensor",
+        ),
         (lambda i: edit(i, lambda v: v.update({"weight_map": {}})), "is an index of no tensors"),
         (lambda i: edit(i, dict.clear), "is a text file (it starts with '{}')"),
-        (lambda i: i.write_text('{"weight_map": {"a": "b"'), "is no index of shards: the index: no JSON"),
-        (lambda i: i.write_text('{"weight_map": {"a": "b", "a": "c"}}'), "stands twice"),
+        (
+            lambda i: i.write_text('{"weight_map": {"a": "b"'),
+            "is not an index of shards: the index: not JSON",
+        ),
+        (lambda i: i.write_text('{"weight_map": {"a": "b", "a": "c"}}'), "occurs twice"),
     ],
 )
 def test_an_index_that_cannot_be_used(tmp_path: Path, hurt: Callable[[Path], object], words: str) -> None:
@@ -120,13 +141,19 @@ def test_what_is_taken_in_a_folder(tmp_path: Path) -> None:
             torch.save({name: torch.ones(1)}, path / name)
         return path
 
-    assert list(open_checkpoint(folder("model.safetensors", "pytorch_model.bin", "other.pt")).tensors()) == ["model.safetensors"]
-    assert list(open_checkpoint(folder("diffusion_model.bin", "optimizer.pt", "training_args.bin")).tensors()) == ["diffusion_model.bin"]
-    assert "it holds a.pt, b.pt; name the files in it" in refusal(folder("b.pt", "a.pt"))
-    assert "it holds no weights" in refusal(folder())
+    assert list(open_checkpoint(folder("model.safetensors", "pytorch_model.bin", "other.pt")).tensors()) == [
+        "model.safetensors"
+    ]
+    assert list(
+        open_checkpoint(folder("diffusion_model.bin", "optimizer.pt", "training_args.bin")).tensors()
+    ) == ["diffusion_model.bin"]
+    assert "it has a.pt, b.pt; name the files in it" in refusal(folder("b.pt", "a.pt"))
+    assert "it has no weights" in refusal(folder())
     (tmp_path / "dcp").mkdir()
     (tmp_path / "dcp" / ".metadata").touch()
-    assert "is a folder of torch.distributed.checkpoint; make one file of it: python -m" in refusal(tmp_path / "dcp")
+    assert "is a folder of torch.distributed.checkpoint; convert it to one file: python -m" in refusal(
+        tmp_path / "dcp"
+    )
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "zero_to_fp32.py").touch()
     assert "is a folder of DeepSpeed" in refusal(tmp_path / "deep")

@@ -1,4 +1,6 @@
-"""Where the weights are in what training scripts save: the usual wrappings, keys, averages beside the weights, what wrappers leave in the names."""
+"""Where the weights are in what training scripts save: the usual wrappings, keys, averages beside the
+weights, what wrappers leave in the names.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from widepack.checkpoints.discovery import Checkpoint, open_checkpoint
-from widepack.errors import CheckpointError
 from widepack.checkpoints.state_dict import without_wrappers
+from widepack.errors import CheckpointError
 
 
 class Net(nn.Module):
@@ -83,12 +85,20 @@ def lightning() -> dict[str, Any]:
         "state_dict": {**{f"model.{k}": v for k, v in STATE.items()}, "criterion.weight": torch.ones(3)},
         "loops": {"fit_loop": {"state_dict": {}, "epoch_progress": {"total": {"ready": 4}}}},
         "callbacks": {
-            "ModelCheckpoint{'monitor': 'loss'}": {"best_model_score": score, "best_k_models": {"/runs/a.ckpt": score, "/runs/b.ckpt": score}}
+            "ModelCheckpoint{'monitor': 'loss'}": {
+                "best_model_score": score,
+                "best_k_models": {"/runs/a.ckpt": score, "/runs/b.ckpt": score},
+            }
         },
         "optimizer_states": [optimizer_state()],
         "lr_schedulers": [{"last_epoch": 3}],
         "hparams_name": "kwargs",
-        "hyper_parameters": {"width": 4, "args": argparse.Namespace(lr=0.1), "folder": pathlib.Path("/runs"), "rate": np.float64(0.1)},
+        "hyper_parameters": {
+            "width": 4,
+            "args": argparse.Namespace(lr=0.1),
+            "folder": pathlib.Path("/runs"),
+            "rate": np.float64(0.1),
+        },
     }
 
 
@@ -109,9 +119,18 @@ def same(found: Checkpoint, state: dict[str, torch.Tensor]) -> bool:
     return list(read) == list(state) and all(torch.equal(read[k], v) for k, v in state.items())
 
 
-@pytest.mark.parametrize("key", ["state_dict", "model", "model_state_dict", "model_state", "module", "network", "weights", "params"])
+@pytest.mark.parametrize(
+    "key",
+    ["state_dict", "model", "model_state_dict", "model_state", "module", "network", "weights", "params"],
+)
 def test_the_usual_names_are_found(tmp_path: Path, key: str) -> None:
-    assert same(opened(tmp_path / "a.pt", {"epoch": 3, key: STATE, "optimizer_state_dict": optimizer_state(), "loss": torch.tensor(0.5)}), STATE)
+    assert same(
+        opened(
+            tmp_path / "a.pt",
+            {"epoch": 3, key: STATE, "optimizer_state_dict": optimizer_state(), "loss": torch.tensor(0.5)},
+        ),
+        STATE,
+    )
     assert same(opened(tmp_path / "a.pt", {"state": 1, "model": {key: STATE}}), STATE)
 
 
@@ -119,8 +138,12 @@ def test_a_checkpoint_of_lightning(tmp_path: Path) -> None:
     found = opened(tmp_path / "a.ckpt", lightning())
     assert set(found.tensors()) == {f"model.{k}" for k in STATE} | {"criterion.weight"}
     assert same(open_checkpoint(tmp_path / "a.ckpt", "state_dict.model"), STATE)
-    assert same(open_checkpoint(tmp_path / "a.ckpt", "model"), STATE)  # names that begin so, in the state dict that is found without a key
-    assert "has no 'ema'. Dicts of tensors in it: state_dict (10 tensors), callbacks." in refused(tmp_path / "a.ckpt", lightning(), "ema")
+    assert same(
+        open_checkpoint(tmp_path / "a.ckpt", "model"), STATE
+    )  # names that begin so, in the state dict that is found without a key
+    assert "has no 'ema'. Dicts of tensors in it: state_dict (10 tensors), callbacks." in refused(
+        tmp_path / "a.ckpt", lightning(), "ema"
+    )
 
 
 @pytest.mark.parametrize(
@@ -128,7 +151,10 @@ def test_a_checkpoint_of_lightning(tmp_path: Path) -> None:
     [
         lambda: {"model": STATE, "model_ema": {"module": AVERAGE}},
         lambda: {"model": STATE, "model_ema": {f"module.{k}": v for k, v in AVERAGE.items()}},
-        lambda: {"model": STATE, "model_ema": {"n_averaged": torch.tensor(9), **{f"module.{k}": v for k, v in AVERAGE.items()}}},
+        lambda: {
+            "model": STATE,
+            "model_ema": {"n_averaged": torch.tensor(9), **{f"module.{k}": v for k, v in AVERAGE.items()}},
+        },
         lambda: {"model": {**STATE, **{f"model_ema.module.{k}": v for k, v in AVERAGE.items()}}},
         lambda: {**STATE, **{f"model_ema.module.{k}": v for k, v in AVERAGE.items()}},
     ],
@@ -141,55 +167,85 @@ def test_an_average_is_taken_by_its_key(tmp_path: Path, save: Callable[[], Any])
 
 
 def test_the_user_chooses_between_weights_and_their_average(tmp_path: Path) -> None:
-    words = refused(tmp_path / "a.pt", {"model": STATE, "ema": AVERAGE, "optimizer": optimizer_state(), "best": {"score": torch.tensor(1.0)}})
+    words = refused(
+        tmp_path / "a.pt",
+        {
+            "model": STATE,
+            "ema": AVERAGE,
+            "optimizer": optimizer_state(),
+            "best": {"score": torch.tensor(1.0)},
+        },
+    )
     assert (
-        f"Dicts of tensors in it: model ({len(STATE)} tensors), ema ({len(STATE)} tensors), best (1 tensor); name one, for example --key model."
-        in words
+        f"Dicts of tensors in it: model ({len(STATE)} tensors), ema ({len(STATE)} "
+        "tensors), best (1 tensor); name one, for example --key model." in words
     )
     assert "optimizer (dict)" in words
     wrapped = {f"module.{k}": v for k, v in AVERAGE.items()}
     assert "name one, for example --key" in refused(tmp_path / "a.pt", {"model": STATE, "ema": wrapped})
     other = {"model": STATE, "head": {"weight": torch.ones(2)}}  # of another model: no choice to be made
     assert same(opened(tmp_path / "a.pt", other), STATE)
-    assert "name one" in refused(tmp_path / "a.pt", {"generator": STATE, "discriminator": {"w": torch.ones(1)}})
+    assert "name one" in refused(
+        tmp_path / "a.pt", {"generator": STATE, "discriminator": {"w": torch.ones(1)}}
+    )
 
 
 def test_one_of_a_list_of_models(tmp_path: Path) -> None:
     value = {"models": [STATE, AVERAGE], "folds": (1, 2)}
-    assert "models.0 (9 tensors), models.1 (9 tensors); name one, for example --key models.0" in refused(tmp_path / "a.pt", value)
+    assert "models.0 (9 tensors), models.1 (9 tensors); name one, for example --key models.0" in refused(
+        tmp_path / "a.pt", value
+    )
     assert same(opened(tmp_path / "a.pt", value, "models.1"), AVERAGE)
     assert "has no 'models.2'" in refused(tmp_path / "a.pt", value, "models.2")
 
 
 def test_many_keys_are_not_all_listed(tmp_path: Path) -> None:
-    assert "fold11 (1 tensor) and 8 more; name one" in refused(tmp_path / "a.pt", {f"fold{i}": {"w": torch.ones(1)} for i in range(20)})
+    assert "fold11 (1 tensor) and 8 more; name one" in refused(
+        tmp_path / "a.pt", {f"fold{i}": {"w": torch.ones(1)} for i in range(20)}
+    )
 
 
 def test_objects_of_other_classes_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     allowed = set(torch.serialization.get_safe_globals())
-    beside = {"args": argparse.Namespace(lr=0.1), "when": Schedule(), "best": np.float64(0.5), "curve": np.arange(3.0), "folder": pathlib.Path("/x")}
+    beside = {
+        "args": argparse.Namespace(lr=0.1),
+        "when": Schedule(),
+        "best": np.float64(0.5),
+        "curve": np.arange(3.0),
+        "folder": pathlib.Path("/x"),
+    }
     for legacy in (False, True):
         torch.save({"model": STATE, **beside}, "a.pt", _use_new_zipfile_serialization=not legacy)
         assert same(open_checkpoint("a.pt"), STATE)
     assert not (tmp_path / "schedule-was-here").exists()
     words = refused(tmp_path / "a.pt", {"net": Schedule(), "n": 3})
-    assert f"it holds net ({__name__}.Schedule), n (int); save the weights alone" in words
-    assert words.endswith("or trust what wrote the file, and give --trust-pickle")
-    assert f"'net' is a pickled {__name__}.Schedule, not a dict of tensors. That can run code" in refused(
-        tmp_path / "a.pt", {"net": Schedule()}, "net"
+    assert f"it has net ({__name__}.Schedule), n (int); save the weights alone" in words
+    assert words.endswith("or give --trust-pickle if you trust the origin of the file")
+    assert (
+        f"'net' is a pickled {__name__}.Schedule, not a dict of tensors. Loading it can run code"
+        in refused(tmp_path / "a.pt", {"net": Schedule()}, "net")
     )
-    dicts = {"config": Config(a=1, deep=Config(b=2)), "curve": Curve([1.0]), "counts": defaultdict(list, {"a": [1]})}
+    dicts = {
+        "config": Config(a=1, deep=Config(b=2)),
+        "curve": Curve([1.0]),
+        "counts": defaultdict(list, {"a": [1]}),
+    }
     assert same(opened(tmp_path / "a.pt", {"model": STATE, **dicts}), STATE)
     assert same(opened(tmp_path / "a.pt", Config(model=STATE, epoch=3)), STATE)
-    assert f"holds a pickled {__name__}.Odd, and to load that can run code" in refused(tmp_path / "a.pt", {"model": STATE, "odd": Odd()})
+    assert f"has a pickled {__name__}.Odd, and loading it can run code" in refused(
+        tmp_path / "a.pt", {"model": STATE, "odd": Odd()}
+    )
     assert set(torch.serialization.get_safe_globals()) == allowed
     assert not (tmp_path / "schedule-was-here").exists()
 
 
 def test_a_later_pickle_protocol(tmp_path: Path) -> None:
     torch.save({"model": STATE}, tmp_path / "a.pt", pickle_protocol=4)
-    with pytest.raises(CheckpointError, match=r"is written with a pickle protocol that is not read as data; save it again.*--trust-pickle"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"is written with a pickle protocol that cannot be read as data; save it again.*--trust-pickle",
+    ):
         open_checkpoint(tmp_path / "a.pt")
     assert same(open_checkpoint(tmp_path / "a.pt", trust_pickle=True), STATE)
 
@@ -203,7 +259,10 @@ def test_what_wrappers_leave_in_names_is_taken_off(tmp_path: Path) -> None:
     assert same(opened(tmp_path / "a.pt", averaged), STATE)
     assert "n_averaged" in open_checkpoint(tmp_path / "a.pt").unstripped().tensors()
     compiled = {
-        k.replace("conv.", "conv._orig_mod.").replace("norm.", "_fsdp_wrapped_module.norm._checkpoint_wrapped_module."): v for k, v in STATE.items()
+        k.replace("conv.", "conv._orig_mod.").replace(
+            "norm.", "_fsdp_wrapped_module.norm._checkpoint_wrapped_module."
+        ): v
+        for k, v in STATE.items()
     }
     assert same(opened(tmp_path / "a.pt", compiled), STATE)
     save_file({f"module.{k}": v for k, v in compiled.items()}, tmp_path / "a.pt")
@@ -215,7 +274,9 @@ def test_what_wrappers_leave_in_names_is_taken_off(tmp_path: Path) -> None:
 def test_names_that_would_be_one_are_left_as_they_are() -> None:
     names = ["a.w", "a._orig_mod.w"]
     assert without_wrappers(names) == ({n: n for n in names}, "")
-    assert without_wrappers(["my_orig_mod.w", "_orig_mod_.w"])[0] == {n: n for n in ["my_orig_mod.w", "_orig_mod_.w"]}
+    assert without_wrappers(["my_orig_mod.w", "_orig_mod_.w"])[0] == {
+        n: n for n in ["my_orig_mod.w", "_orig_mod_.w"]
+    }
     assert without_wrappers([]) == ({}, "")
     assert without_wrappers(["n_averaged"])[0] == {"n_averaged": "n_averaged"}
 

@@ -1,4 +1,6 @@
-"""`widepack bench --primitive`: names, exit codes and words, the document, and what is kept when something fails or is stopped."""
+"""`widepack bench-layers`: names, exit codes and words, the document, and what is kept when something fails
+or is stopped.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +19,20 @@ import torch
 from click.testing import CliRunner, Result
 from torch import nn
 
-from widepack.tuning import tune as tuner
 from widepack.errors import UsageError
-from widepack.layers.catalog import FACES
-from widepack_bench.layers.sweeps import SWEEPS, find
+from widepack.layers.catalog import LAYERS
+from widepack.tuning import tune as tuner
 from widepack_bench.layers import rows as primitive_rows
-from widepack_bench.layers import run as primitive_run
+from widepack_bench.layers import run
 from widepack_bench.layers.block_sweeps import LARGE, sweeps
-from widepack_bench.measure.answers import leaves
-from widepack_bench.processes.fresh import ProcessEnded, lines_of_fresh_process
 from widepack_bench.layers.in_memory import InMemory, inputs, members
-from widepack_bench.models.blocks import BLOCKS
-from widepack_bench.layers.run import run_primitives
+from widepack_bench.layers.reference import LayerReference
+from widepack_bench.layers.run import run_layers
+from widepack_bench.layers.sweeps import SWEEPS, find
 from widepack_bench.layers.table import markdown, summary, table
-from widepack_bench.layers.reference import Truth
+from widepack_bench.measure.answers import leaves
+from widepack_bench.models.blocks import BLOCKS
+from widepack_bench.processes.fresh import ProcessEnded, lines_of_fresh_process
 from widepack_cli.main import cli
 
 
@@ -46,27 +48,47 @@ def refused(code: int, *words: str | Path) -> str:
 
 
 def test_list() -> None:
-    result = widepack("bench", "--primitive")
+    result = widepack("bench-layers")
     assert result.exit_code == 0
-    for words in ("conv2d", "attention, mha, selfattention", "NAME takes names, aliases and families"):
+    for words in ("conv2d", "attention, mha, selfattention", "takes names, aliases and families"):
         assert words in result.stdout
-    listed = json.loads(widepack("bench", "--primitive", "--json").stdout)
+    listed = json.loads(widepack("bench-layers", "--json").stdout)
     assert [row["name"] for row in listed] == [s.name for s in sweeps()]
 
 
+@pytest.mark.parametrize(
+    ("words", "now"),
+    [
+        (("--primitive",), "bench-layers"),
+        (("--primitive", "nosuch,linear"), "bench-layers nosuch linear"),
+        (("--primitive=nosuch", "-p", "ci"), "bench-layers nosuch"),
+        (("--suite", "cpu", "--rows", "nosuch"), "bench-suite cpu"),
+        (("--rows", "nosuch", "--suite=full"), "bench-suite full"),
+    ],
+)
+def test_former_spellings_run_and_name_the_new_one(words: tuple[str, ...], now: str) -> None:
+    result = widepack("bench", *words)
+    assert f"Write: widepack {now} ..." in result.stderr
+    assert result.exit_code == (0 if words == ("--primitive",) else 2), result.output
+    assert "nosuch" in result.stderr or result.stdout == widepack("bench-layers").stdout
+
+
 def test_words_that_cannot_be_meant() -> None:
-    assert "no primitive 'covn2d', did you mean conv2d?" in refused(2, "bench", "--primitive", "covn2d")
-    assert "no list of whole numbers" in refused(2, "bench", "--primitive", "linear", "-n", "4,x")
-    assert "--preset, -n goes with --primitive" in refused(2, "bench", "ens.wide", "-p", "ci", "-n", "4")
-    assert "leave ARTIFACT" in refused(2, "bench", "ens.wide", "--primitive", "linear")
-    assert "goes without --profile" in refused(2, "bench", "--primitive", "linear", "--profile")
-    assert "there is no primitive" in refused(2, "bench", "--primitive", "conv9d")
-    assert "not on aot" in refused(2, "bench", "--primitive", "linear", "--backend", "aot")
+    assert "no primitive 'covn2d', did you mean conv2d?" in refused(2, "bench-layers", "covn2d")
+    assert "is not a list of whole numbers from 1" in refused(2, "bench-layers", "linear", "-n", "4,x")
+    assert "No such option '-p'" in refused(2, "bench", "ens.wide", "-p", "ci", "-n", "4")
+    assert "no primitive 'ens.wide'" in refused(2, "bench", "ens.wide", "--primitive", "linear")
+    assert "No such option '--profile'" in refused(2, "bench-layers", "linear", "--profile")
+    assert "--jobs goes with --tune" in refused(2, "bench-layers", "linear", "--jobs", "2")
+    assert "there is no primitive" in refused(2, "bench-layers", "conv9d")
+    assert "'aot' is not one of 'eager', 'compile'" in refused(
+        2, "bench-layers", "linear", "--backend", "aot"
+    )
 
 
 def test_a_row(tmp_path: Path) -> None:
     out = tmp_path / "rows.json"
-    words = ("bench", "--primitive", "linear", "-p", "ci", "-n", "3", "--threads", "1", "-q", "-o", out)
+    words = ("bench-layers", "linear", "-p", "ci", "-n", "3", "--threads", "1", "-q", "-o", out)
     result = widepack(*words)
     assert result.exit_code == 0, result.output
     assert result.stdout == "1 of 1 row answer as each member alone does in float64, in every strategy\n"
@@ -76,24 +98,30 @@ def test_a_row(tmp_path: Path) -> None:
     assert {"device", "versions", "commit", "command", "threads"} <= document["environment"].keys()
     row = document["rows"]["linear, N=3"]
     assert (row["members"], row["batch"], row["pattern"], row["verdict"]) == (3, 16, "each", "checked")
-    assert {"auto", "turned", "loop"} <= row["strategies"].keys() and {"loop", "vmap"} == row["baselines"].keys()
+    assert {"auto", "turned", "loop"} <= row["strategies"].keys() and {"loop", "vmap"} == row[
+        "baselines"
+    ].keys()
     assert all(s["median_ms"] > 0 for s in row["strategies"].values())
     assert row["strategies"]["loop"]["used"] == ["loop"] and "wide" in row["strategies"]["auto"]["same"]
     before = out.read_text()
-    again = widepack("bench", "--primitive", "linear", "-p", "ci", "-n", "3", "--resume", out)
-    assert "0 rows of 1, the others are there" in again.stderr and "linear" in again.stdout
+    again = widepack("bench-layers", "linear", "-p", "ci", "-n", "3", "--resume", out)
+    assert "0 rows of 1 (the document has the others)" in again.stderr and "linear" in again.stdout
     assert json.loads(out.read_text())["rows"] == json.loads(before)["rows"]
-    assert "holds rows of the preset 'ci'" in refused(2, "bench", "--primitive", "linear", "-p", "quick", "--resume", out)
-    assert "no document of bench --primitive" in refused(
-        2, "bench", "--primitive", "linear", "--resume", _json(tmp_path / "other.json", {"format": "x"})
+    assert "has rows of the preset 'ci'" in refused(
+        2, "bench-layers", "linear", "-p", "quick", "--resume", out
+    )
+    assert "no document of bench-layers" in refused(
+        2, "bench-layers", "linear", "--resume", _json(tmp_path / "other.json", {"format": "x"})
     )
 
 
 def test_files_that_cannot_be_meant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Before anything is measured."""
     monkeypatch.setattr(primitive_rows, "run_row", lambda *_, **__: pytest.fail("measured"))
-    words = ("bench", "--primitive", "linear", "-p", "ci", "-n", "2")
-    assert "there is no folder" in refused(2, *words, "-o", tmp_path / "none" / "rows.json")
+    words = ("bench-layers", "linear", "-p", "ci", "-n", "2")
+    assert f"the folder {tmp_path / 'none'} does not exist" in refused(
+        2, *words, "-o", tmp_path / "none" / "rows.json"
+    )
     assert "is a folder; give the path of a file" in refused(2, *words, "-o", tmp_path)
     good: dict[str, Any] = {
         "format": "widepack.primitives/1",
@@ -103,8 +131,12 @@ def test_files_that_cannot_be_meant(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     }
     damaged: list[Any] = [None, [], {"linear, N=2": 3}, {"linear, N=2": {}}]
     for rows in damaged:
-        assert "is damaged" in refused(2, *words, "--resume", _json(tmp_path / "damaged.json", {**good, "rows": rows}))
-    assert "holds rows of the preset None" in refused(2, *words, "--resume", _json(tmp_path / "damaged.json", {"format": good["format"], "rows": {}}))
+        assert "is damaged" in refused(
+            2, *words, "--resume", _json(tmp_path / "damaged.json", {**good, "rows": rows})
+        )
+    assert "has rows of the preset None" in refused(
+        2, *words, "--resume", _json(tmp_path / "damaged.json", {"format": good["format"], "rows": {}})
+    )
     elsewhere = _json(tmp_path / "elsewhere.json", {**good, "rows": {"linear, N=2": found(2)}})
     assert "measured elsewhere: device a wristwatch and now" in refused(2, *words, "--resume", elsewhere)
     assert json.loads(elsewhere.read_text())["rows"]
@@ -112,21 +144,21 @@ def test_files_that_cannot_be_meant(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(primitive_run, "write_whole", full)
+    monkeypatch.setattr(run, "write_whole", full)
     assert "cannot be written (No space left on device)" in refused(2, *words, "-o", tmp_path / "rows.json")
 
 
 def test_options_that_cannot_be_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(primitive_rows, "run_row", lambda *_, **__: pytest.fail("measured"))
-    words = ("bench", "--primitive", "linear", "-p", "ci")
+    words = ("bench-layers", "linear", "-p", "ci")
     assert "unknown baseline 'nosuch'; known: loop, " in refused(2, *words, "--baseline", "nosuch")
     assert "device 'nosuch'" in refused(2, *words, "--device", "nosuch")
-    assert "100000000 members are more than this takes (4096)" in refused(2, *words, "-n", "4,100000000")
+    assert "100000000 members are more than the limit of 4096" in refused(2, *words, "-n", "4,100000000")
     if not torch.cuda.is_available():
         assert "sees no CUDA device" in refused(2, *words, "--device", "cuda")
-    assert "no primitive ','" in refused(2, "bench", "--primitive", ",")
+    assert "no primitive ','" in refused(2, "bench-layers", ",")
     monkeypatch.setattr(primitive_rows, "run_row", lambda sweep, count, *_, **__: found(count))
-    assert list(run_primitives("linear,,", "ci", members=(2, 2, 3))["rows"]) == ["linear, N=2", "linear, N=3"]
+    assert list(run_layers("linear,,", "ci", members=(2, 2, 3))["rows"]) == ["linear, N=2", "linear, N=3"]
 
 
 def _json(path: Path, value: Any) -> Path:
@@ -137,7 +169,12 @@ def _json(path: Path, value: Any) -> Path:
 def found(members: int, ratio: float = 1.2, verdict: str = "holds", loop: float = 0.8) -> dict[str, Any]:
     """A row as `run_row` gives it."""
     interval = {"value": ratio, "low": ratio - 0.01, "high": ratio + 0.01}
-    slow = {"used": ["loop"], "same": [], "median_ms": 2.0, "ratio": {"value": loop, "low": None, "high": None}}
+    slow = {
+        "used": ["loop"],
+        "same": [],
+        "median_ms": 2.0,
+        "ratio": {"value": loop, "low": None, "high": None},
+    }
     return {
         "primitive": "linear",
         "members": members,
@@ -147,7 +184,10 @@ def found(members: int, ratio: float = 1.2, verdict: str = "holds", loop: float 
         "fastest": "vmap",
         "ratio": interval,
         "compiled-member": {"value": 2 * ratio, "low": None, "high": None},
-        "strategies": {"auto": {"used": ["bmm"], "same": ["wide"], "median_ms": 1.0, "ratio": interval}, "loop": slow},
+        "strategies": {
+            "auto": {"used": ["bmm"], "same": ["wide"], "median_ms": 1.0, "ratio": interval},
+            "loop": slow,
+        },
         "baselines": {"vmap": {"median_ms": ratio}},
     }
 
@@ -160,11 +200,14 @@ def test_a_row_that_fails_loses_no_other(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
     monkeypatch.setattr(primitive_rows, "run_row", row)
     out = tmp_path / "rows.json"
-    result = widepack("bench", "--primitive", "linear", "-p", "ci", "-n", "2,3,4", "-o", out)
+    result = widepack("bench-layers", "linear", "-p", "ci", "-n", "2,3,4", "-o", out)
     assert result.exit_code == 1
     assert "linear, N=3 failed: RuntimeError: out of luck" in result.stdout
     assert "1 of 3 rows failed: linear, N=3" in result.stderr
-    assert [k for k, r in json.loads(out.read_text())["rows"].items() if "error" not in r] == ["linear, N=2", "linear, N=4"]
+    assert [k for k, r in json.loads(out.read_text())["rows"].items() if "error" not in r] == [
+        "linear, N=2",
+        "linear, N=4",
+    ]
 
 
 def test_stopping_keeps_what_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -175,19 +218,21 @@ def test_stopping_keeps_what_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
     monkeypatch.setattr(primitive_rows, "run_row", row)
     out = tmp_path / "rows.json"
-    result = widepack("bench", "--primitive", "linear", "-p", "ci", "-n", "2,3", "-o", out)
+    result = widepack("bench-layers", "linear", "-p", "ci", "-n", "2,3", "-o", out)
     assert result.exit_code == 1
-    assert f"stopped, 1 rows are there; go on with --resume {out}" in result.stderr
+    assert f"stopped after 1 rows; go on with --resume {out}" in result.stderr
     assert list(json.loads(out.read_text())["rows"]) == ["linear, N=2"]
     assert "linear" in result.stdout
 
 
 def test_what_is_run_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What failed, was noisy or stayed unclear, whatever its ratio; nothing that was settled, slower or not."""
+    """Rows that failed, were noisy or unclear run again; settled rows do not, slower or not."""
     before = {2: "holds", 3: "slower", 4: "noisy", 5: "unclear"}
-    monkeypatch.setattr(primitive_rows, "run_row", lambda sweep, count, *_, **__: found(count, verdict=before[count]))
+    monkeypatch.setattr(
+        primitive_rows, "run_row", lambda sweep, count, *_, **__: found(count, verdict=before[count])
+    )
     out = tmp_path / "rows.json"
-    run_primitives("linear", "ci", members=tuple(before), out=out)
+    run_layers("linear", "ci", members=tuple(before), out=out)
     again: list[int] = []
 
     def row(sweep: Any, count: int, *_: Any, **__: Any) -> dict[str, Any]:
@@ -195,7 +240,7 @@ def test_what_is_run_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         return found(count)
 
     monkeypatch.setattr(primitive_rows, "run_row", row)
-    run_primitives("linear", "ci", members=(*before, 6), resume=out)
+    run_layers("linear", "ci", members=(*before, 6), resume=out)
     assert again == [4, 5, 6]
 
 
@@ -209,7 +254,11 @@ def test_summary() -> None:
     }
     made = summary(rows)
     assert (made["rows"], made["checked"], made["measured"], made["holds"]) == (5, 4, 3, 2)
-    assert made["below"] == ["linear, N=2"] and made["noisy"] == ["linear, N=16"] and made["failed"] == ["gru, N=4"]
+    assert (
+        made["below"] == ["linear, N=2"]
+        and made["noisy"] == ["linear, N=16"]
+        and made["failed"] == ["gru, N=4"]
+    )
     assert math.isclose(made["geometric_mean"], (0.8 * 1.25 * 1.25) ** (1 / 3))
     assert made["wins_from"] == {"linear": {"auto": 4, "loop": 8, "wide": 4}}
     document = {
@@ -228,12 +277,16 @@ def test_summary() -> None:
 def test_every_layer_takes_its_inputs(sweep: Any) -> None:
     two = members(lambda: sweep.make("ci"), 2)
     given = inputs(sweep.small.inputs, sweep.small.batch, 2)
-    truth = Truth.of(two, given, True)
-    assert all(a.numel() >= 64 for a in truth.own[0])  # numbers that a comparison needs
-    assert not any(torch.equal(p, q) for p, q in zip(two[0].parameters(), two[1].parameters()) if p.numel() > 1)
-    assert not truth.wrong([torch.stack(own) for own in zip(*truth.own)])
-    assert truth.wrong([torch.stack(own[::-1]) for own in zip(*truth.own)])
-    assert sweep.shape.inputs and [i.partition("=")[0] for i in sweep.shape.inputs] == [i.partition("=")[0] for i in sweep.small.inputs]
+    reference = LayerReference.of(two, given, True)
+    assert all(a.numel() >= 64 for a in reference.own[0])  # numbers that a comparison needs
+    assert not any(
+        torch.equal(p, q) for p, q in zip(two[0].parameters(), two[1].parameters()) if p.numel() > 1
+    )
+    assert not reference.wrong([torch.stack(own) for own in zip(*reference.own)])
+    assert reference.wrong([torch.stack(own[::-1]) for own in zip(*reference.own)])
+    assert sweep.shape.inputs and [i.partition("=")[0] for i in sweep.shape.inputs] == [
+        i.partition("=")[0] for i in sweep.small.inputs
+    ]
 
 
 def test_names() -> None:
@@ -242,16 +295,21 @@ def test_names() -> None:
     assert [s.name for s in find("LayerNorm,layer_norm, mha")] == ["layernorm", "multiheadattention"]
     assert [s.name for s in find("linear")] == ["linear"]
     assert {s.family for s in find("norm")} == {"norm"} and find("all") == list(SWEEPS)
-    assert [s.name for s in find("block:attention, block:mlp_block", sweeps())] == ["block:attention", "block:mlp_block"]
-    assert len(find("block", sweeps())) == len(sweeps()) - len(SWEEPS) and find("all", sweeps()) == list(SWEEPS)
+    assert [s.name for s in find("block:attention, block:mlp_block", sweeps())] == [
+        "block:attention",
+        "block:mlp_block",
+    ]
+    assert len(find("block", sweeps())) == len(sweeps()) - len(SWEEPS) and find("all", sweeps()) == list(
+        SWEEPS
+    )
     with pytest.raises(UsageError, match="known: all, linear, "):
         find("nothing")
 
 
-@pytest.mark.parametrize("face", [name.removeprefix("Wide") for name in FACES])
-def test_every_face_has_a_sweep_by_its_modules_name(face: str) -> None:
-    (sweep,) = find(face)
-    module, own = sweep.make("ci"), getattr(nn, face)
+@pytest.mark.parametrize("layer", [name.removeprefix("Wide") for name in LAYERS])
+def test_every_wide_layer_has_a_sweep_by_its_modules_name(layer: str) -> None:
+    (sweep,) = find(layer)
+    module, own = sweep.make("ci"), getattr(nn, layer)
     assert isinstance(module, own) and sweep in find("all")
 
 
@@ -278,20 +336,24 @@ def test_every_block_takes_its_inputs_at_both_sizes(sweep: Any) -> None:
             answers = leaves(sweep.make(preset)(x, *more))
         assert all(bool(a.isfinite().all()) for a in answers) and answers[0].shape[0] == 2
         counts.append(sum(a.numel() for a in answers))
-    assert counts[1] >= 2 * counts[0] and sweep.at("full") == sweep.at("quick") and sweep.at("quick").batch == 8
+    assert (
+        counts[1] >= 2 * counts[0] and sweep.at("full") == sweep.at("quick") and sweep.at("quick").batch == 8
+    )
 
 
 def test_strategies_of_a_layer() -> None:
     (sweep,) = find("conv2d")
     two = members(lambda: sweep.make("ci"), 2)
     given = inputs(sweep.small.inputs, sweep.small.batch, 2)
-    ways, refusals = InMemory(lambda: sweep.make("ci"), two, sweep.small.inputs, given, True).ways()
-    assert ways[0].name == "auto" and not refusals
-    assert {"loop", "sequential"} <= {w.name for w in ways}
-    truth = Truth.of(two, given, True)
-    for way in ways:
-        assert not truth.wrong(way.run(*given)), way.name
-    assert truth.wrong(ways[0].run(given[0].flip(0)))
+    programs, refusals = InMemory(
+        lambda: sweep.make("ci"), two, sweep.small.inputs, given, True
+    ).contestants()
+    assert programs[0].name == "auto" and not refusals
+    assert {"loop", "sequential"} <= {p.name for p in programs}
+    reference = LayerReference.of(two, given, True)
+    for program in programs:
+        assert not reference.wrong(program.run(*given)), program.name
+    assert reference.wrong(programs[0].run(given[0].flip(0)))
 
 
 def test_a_process_that_ends_early_says_why() -> None:
@@ -301,7 +363,9 @@ def test_a_process_that_ends_early_says_why() -> None:
 
 def test_each_primitive_in_a_process_of_its_own() -> None:
     said: list[str] = []
-    document = run_primitives("dropout,rmsnorm", "ci", members=(2,), isolate=True, progress=lambda stage, *_: said.append(stage))
+    document = run_layers(
+        "dropout,rmsnorm", "ci", members=(2,), isolate=True, progress=lambda stage, *_: said.append(stage)
+    )
     assert not document["summary"]["failed"] and list(document["rows"]) == ["dropout, N=2", "rmsnorm, N=2"]
     assert any(s.startswith("rmsnorm, N=2 (2 of 2, about ") and s.endswith(": preparing vmap") for s in said)
 
@@ -310,7 +374,7 @@ def test_each_primitive_in_a_process_of_its_own() -> None:
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's compiler about torch
 def test_the_wide_program_compiled_is_a_strategy(tmp_path: Path) -> None:
     out = tmp_path / "rows.json"
-    result = widepack("bench", "--primitive", "layernorm", "-p", "ci", "--backend", "compile", "-o", out)
+    result = widepack("bench-layers", "layernorm", "-p", "ci", "--backend", "compile", "-o", out)
     assert result.exit_code == 0, result.output
     (row,) = json.loads(out.read_text())["rows"].values()
     assert row["strategies"]["wide on compile"]["median_ms"] > 0
@@ -318,7 +382,9 @@ def test_the_wide_program_compiled_is_a_strategy(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_row_that_is_judged() -> None:
-    document = run_primitives("layernorm", "quick", members=(2,), baselines=("loop", "compiled-member"), threads=1, budget_s=0.2)
+    document = run_layers(
+        "layernorm", "quick", members=(2,), baselines=("loop", "compiled-member"), threads=1, budget_s=0.2
+    )
     (row,) = document["rows"].values()
     assert row["compiled-member"]["value"] > 0 and {"loop", "compiled-member"} == row["baselines"].keys()
     assert row["rounds"] >= 6 and row["verdict"] in ("holds", "slower", "unclear", "noisy")
@@ -333,34 +399,56 @@ def test_auto_is_a_tuned_artifact(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     """One layer with weights, one without, one that is called by a name."""
     tuned_here(monkeypatch)
     out, kept = tmp_path / "rows.json", tmp_path / "artifacts"
-    words = ("bench", "--primitive", "linear,avgpool2d,batchnorm1d", "-p", "ci", "-n", "3", "--tune", "--artifacts", kept, "--resume", out)
+    words = (
+        "bench-layers",
+        "linear,avgpool2d,batchnorm1d",
+        "-p",
+        "ci",
+        "-n",
+        "3",
+        "--tune",
+        "--artifacts",
+        kept,
+        "--resume",
+        out,
+    )
     result = widepack(*words)
     assert result.exit_code == 0, result.output
     rows = json.loads(out.read_text())["rows"]
     for key, row in rows.items():
         assert {"auto", "rules"} <= row["strategies"].keys(), key
-        assert row["tuned"]["backend"] == "eager" and row["tuned"]["times_ms"] and row["auto"].endswith("on eager")
+        assert (
+            row["tuned"]["backend"] == "eager"
+            and row["tuned"]["times_ms"]
+            and row["auto"].endswith("on eager")
+        )
         assert str(tmp_path) not in json.dumps(row)
     assert {p.name for p in kept.iterdir()} == {"linear-3", "avgpool2d-3", "batchnorm1d-3"}
     monkeypatch.setattr("widepack.tune", lambda *_, **__: pytest.fail("tuned again"))
     out.unlink()
     assert widepack(*words).exit_code == 0
-    assert "holds rows with --tune" in refused(2, "bench", "--primitive", "linear", "-p", "ci", "-n", "3", "--resume", out)
-    assert "--artifacts goes with --tune" in refused(2, "bench", "--primitive", "linear", "-p", "ci", "--artifacts", kept)
+    assert "has rows measured with --tune" in refused(
+        2, "bench-layers", "linear", "-p", "ci", "-n", "3", "--resume", out
+    )
+    assert "--artifacts goes with --tune" in refused(
+        2, "bench-layers", "linear", "-p", "ci", "--artifacts", kept
+    )
 
 
 def test_a_plan_of_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Times of what was not chosen would stand under the name of what was."""
     tuned_here(monkeypatch)
-    run_primitives("linear", "ci", members=(2,), tune=True, artifacts=tmp_path)
+    run_layers("linear", "ci", members=(2,), tune=True, artifacts=tmp_path)
     record = tmp_path / "linear-2" / "tuned.json"
     record.write_text(record.read_text().replace('"backend": "eager"', '"backend": "aot"'))
-    (row,) = run_primitives("linear", "ci", members=(2,), tune=True, artifacts=tmp_path)["rows"].values()
-    assert "on aot, is not the one that the artifact runs here, on eager" in row["error"]
+    (row,) = run_layers("linear", "ci", members=(2,), tune=True, artifacts=tmp_path)["rows"].values()
+    assert "on aot, but the loaded artifact runs another plan, on eager" in row["error"]
 
 
 def test_a_tuned_artifact_is_of_one_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The plan of another pattern, number of members or machine is measured anew; a folder of the user's own stays."""
+    """The plan of another pattern, number of members or machine is measured anew; a folder of the user's own
+    stays.
+    """
     tuned_here(monkeypatch)
     seen: list[str] = []
 
@@ -370,16 +458,19 @@ def test_a_tuned_artifact_is_of_one_setting(monkeypatch: pytest.MonkeyPatch, tmp
 
     monkeypatch.setattr("widepack.tune", tune)
     for pattern in ("each", "each", "shared", "shared"):
-        document = run_primitives("linear", "ci", members=(2,), tune=True, artifacts=tmp_path, pattern=pattern)
+        document = run_layers("linear", "ci", members=(2,), tune=True, artifacts=tmp_path, pattern=pattern)
         assert not document["summary"]["failed"]
     assert seen == ["('each',)", "('shared',)"]
     monkeypatch.setattr("widepack_bench.layers.tuned.name_of", lambda device: "a wristwatch")
-    (row,) = run_primitives("linear", "ci", members=(2,), tune=True, artifacts=tmp_path)["rows"].values()
+    (row,) = run_layers("linear", "ci", members=(2,), tune=True, artifacts=tmp_path)["rows"].values()
     assert len(seen) == 3 and row["tuned"]["of"]["device"] == "a wristwatch"
     (tmp_path / "gru-2").mkdir()
     (tmp_path / "gru-2" / "thesis.tex").touch()
-    (row,) = run_primitives("gru", "ci", members=(2,), tune=True, artifacts=tmp_path)["rows"].values()
-    assert "holds something else than a tuned layer" in row["error"] and (tmp_path / "gru-2" / "thesis.tex").exists()
+    (row,) = run_layers("gru", "ci", members=(2,), tune=True, artifacts=tmp_path)["rows"].values()
+    assert (
+        "contains files that do not belong to a tuned layer" in row["error"]
+        and (tmp_path / "gru-2" / "thesis.tex").exists()
+    )
 
 
 def test_a_baseline_that_takes_its_process_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,7 +483,10 @@ def test_a_baseline_that_takes_its_process_with_it(monkeypatch: pytest.MonkeyPat
     assert [task for task, _ in found] == tasks
     two, three, four, five = (row for _, row in found)
     for row in (two, three):
-        assert list(row["skipped"]) == ["vmap"] and "its process ended while it was prepared" in row["skipped"]["vmap"]
+        assert (
+            list(row["skipped"]) == ["vmap"]
+            and "its process ended while it was prepared" in row["skipped"]["vmap"]
+        )
     assert four["error"].startswith("its process ended: ") and five["error"].startswith("its process ended: ")
     assert (four["primitive"], four["members"]) == ("linear", 4)
 
@@ -407,9 +501,13 @@ time.sleep(600)
 
 
 def test_a_process_ends_with_the_one_that_asked_it() -> None:
-    """Also where that was killed, and could end nothing itself: what goes on would take the processor from the next measurement."""
+    """Also where that was killed, and could end nothing itself: what goes on would take the processor from
+    the next measurement.
+    """
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    with subprocess.Popen([sys.executable, "-c", OF_A_PARENT], stdout=subprocess.PIPE, text=True, env=env) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", OF_A_PARENT], stdout=subprocess.PIPE, text=True, env=env
+    ) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
         os.kill(child, 0)
@@ -423,7 +521,9 @@ def test_a_process_ends_with_the_one_that_asked_it() -> None:
 def _runs(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:  # one that has ended and that nobody has asked for
+        with open(
+            f"/proc/{pid}/stat", encoding="utf-8"
+        ) as file:  # one that has ended and that nobody has asked for
             return file.read().rpartition(") ")[2][:1] != "Z"
     except (ProcessLookupError, FileNotFoundError):
         return False
@@ -432,16 +532,23 @@ def _runs(pid: int) -> bool:
 @pytest.mark.slow
 def test_layers_are_tuned_at_once(tmp_path: Path) -> None:
     said: list[str] = []
-    document = run_primitives(
-        "linear,gru", "ci", members=(2, 3), tune=True, jobs=2, artifacts=tmp_path, progress=lambda stage, *_: said.append(stage)
+    document = run_layers(
+        "linear,gru",
+        "ci",
+        members=(2, 3),
+        tune=True,
+        jobs=2,
+        artifacts=tmp_path,
+        progress=lambda stage, *_: said.append(stage),
     )
     assert not document["summary"]["failed"]
     assert {"tuned linear, N=2", "tuned linear, N=3", "tuned gru, N=2", "tuned gru, N=3"} <= set(said)
 
 
 def test_a_baseline_that_answers_with_its_input_has_another_form() -> None:
-    (row,) = run_primitives("dropout", "ci", members=(2,))["rows"].values()
-    assert "the memory of its input" in row["skipped"]["vmap"] and list(row["baselines"]) == ["loop"]
+    (row,) = run_layers("dropout", "ci", members=(2,))["rows"].values()
+    assert "its answer shares memory with its input" in row["skipped"]["vmap"]
+    assert list(row["baselines"]) == ["loop"]
 
 
 def test_a_row_of_too_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -450,7 +557,7 @@ def test_a_row_of_too_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     row = {**found(2, verdict="checked"), "ratio": none, "compiled-member": none}
     row["strategies"] = {"auto": {"used": ["bmm"], "same": [], "median_ms": 1.0, "ratio": none}}
     monkeypatch.setattr(primitive_rows, "run_row", lambda *_, **__: row)
-    result = widepack("bench", "--primitive", "linear", "-p", "ci", "-n", "2", "-t", "1")
+    result = widepack("bench-layers", "linear", "-p", "ci", "-n", "2", "-t", "1")
     assert result.exit_code == 0 and "too few rounds" in result.stdout, result.output
     assert "checked" in markdown(
         {
@@ -463,15 +570,22 @@ def test_a_row_of_too_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_markdown() -> None:
     other = found(8, 0.8, "slower") | {"tuned": {"strategies": {"once": 1, "packed": 2}, "backend": "aot"}}
-    rows = {"linear, N=4": found(4), "linear, N=8": other, "gru, N=4": {"primitive": "gru", "members": 4, "error": "no"}}
+    rows = {
+        "linear, N=4": found(4),
+        "linear, N=8": other,
+        "gru, N=4": {"primitive": "gru", "members": 4, "error": "no"},
+    }
     where = {"device": "cpu", "threads": 1, "date": "2026-01-01", "versions": {"torch": "2"}}
     lines = markdown({"rows": rows, "summary": summary(rows), "environment": where}).splitlines()
     assert lines[0].startswith("| primitive | over the fastest baseline, N = 4 / 8 |")
-    assert lines[2:4] == ["| linear | 1.20 / 0.80 (slower) | 2.40 / 1.60 | bmm / packed on aot |", "| gru | failed /  |  /  |  |"]
+    assert lines[2:4] == [
+        "| linear | 1.20 / 0.80 (slower) | 2.40 / 1.60 | bmm / packed on aot |",
+        "| gru | failed /  |  /  |  |",
+    ]
     assert "1 of 2 measured rows hold (50%)" in lines[-2] and lines[-1] == "Failed: gru, N=4."
 
 
 @pytest.mark.slow
 def test_all_layers_are_right() -> None:
-    document = run_primitives("all", "ci", threads=1)
+    document = run_layers("all", "ci", threads=1)
     assert not document["summary"]["failed"] and document["summary"]["checked"] == len(SWEEPS)

@@ -1,4 +1,6 @@
-"""The command line: exit codes, words on which stream, what it imports, and the whole way from checkpoints to a benchmark."""
+"""The command line: exit codes, words on which stream, what it imports, and the whole way from checkpoints to
+a benchmark.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 from safetensors.torch import load_file
+from support import Artifacts
 
 from cases import load, write_checkpoints
-from support import Artifacts
 from widepack.errors import UsageError
 from widepack_artifacts.errors import ArtifactError
 from widepack_cli.commands import build as build_command
@@ -40,7 +42,7 @@ def done(*words: str | Path) -> Result:
 
 
 def refused(code: int, *words: str | Path, quiet: bool = True) -> str:
-    """The one paragraph of a command that fails with this exit code; quiet: with nothing on standard output."""
+    """The error paragraph of a command that fails with this code. quiet: nothing is on standard output."""
     result = widepack(*words)
     assert result.exit_code == code, result.output
     assert not (quiet and result.stdout)
@@ -71,12 +73,17 @@ def artifact(checkpoints: list[str], tmp_path_factory: pytest.TempPathFactory) -
 
 
 def fresh(code: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env={**os.environ, **env})
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env={**os.environ, **env}
+    )
 
 
 @pytest.mark.parametrize("words", [["--help"], *([name, "--help"] for name in COMMANDS)])
 def test_help_imports_no_torch(words: list[str]) -> None:
-    code = f"import sys; from widepack_cli.main import cli; cli.main({words!r}, standalone_mode=False); print('torch' in sys.modules)"
+    code = (
+        f"import sys; from widepack_cli.main import cli; cli.main({words!r}, "
+        "standalone_mode=False); print('torch' in sys.modules)"
+    )
     result = fresh(code)
     assert result.returncode == 0, result.stderr
     assert result.stdout.rstrip().endswith("False")
@@ -84,7 +91,7 @@ def test_help_imports_no_torch(words: list[str]) -> None:
 
 def test_help_has_a_line_for_each_command() -> None:
     text = done("--help").stdout
-    for name, (_, line) in COMMANDS.items():
+    for name, line in COMMANDS.items():
         assert name in text
         assert line in text
 
@@ -105,7 +112,9 @@ def test_unknown_command_and_option_are_usage_errors() -> None:
 
 
 def test_main_is_a_script() -> None:
-    result = subprocess.run([sys.executable, "-m", "widepack_cli", "--version"], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-m", "widepack_cli", "--version"], capture_output=True, text=True, check=False
+    )
     assert (result.returncode, result.stdout.split()[0]) == (0, "widepack"), result.stderr
 
 
@@ -114,14 +123,20 @@ def test_main_is_a_script() -> None:
     [
         (ArtifactError("weights.safetensors is damaged"), 1, "weights.safetensors is damaged"),
         (UsageError("unknown strategy 'bm'; known: bmm"), 2, "unknown strategy 'bm'; known: bmm"),
-        (OSError(28, "No space left on device", "/full/ens.wide"), 1, "/full/ens.wide: No space left on device"),
+        (
+            OSError(28, "No space left on device", "/full/ens.wide"),
+            1,
+            "/full/ens.wide: No space left on device",
+        ),
         (PermissionError(13, "Permission denied", "/root/x"), 1, "/root/x: Permission denied"),
         (MemoryError(), 1, "not enough memory"),
         (ZeroDivisionError("division by zero"), 1, "ZeroDivisionError: division by zero"),
         (KeyboardInterrupt(), 1, "Aborted!"),
     ],
 )
-def test_errors_are_one_paragraph(error: BaseException, code: int, words: str, monkeypatch: pytest.MonkeyPatch, checkpoints: list[str]) -> None:
+def test_errors_are_one_paragraph(
+    error: BaseException, code: int, words: str, monkeypatch: pytest.MonkeyPatch, checkpoints: list[str]
+) -> None:
     def fails(*_: Any, **__: Any) -> None:
         raise error
 
@@ -154,8 +169,14 @@ def test_primitives() -> None:
         assert strategy["note"] in text
     assert list(json.loads(done("primitives", "conv", "--json").stdout)) == ["conv"]
     assert len(json.loads(done("primitives", "linear", "--json").stdout)["linear"]) > 5
-    assert list(json.loads(done("primitives", "nn.Conv2d", "attention", "--json").stdout)["conv"]) == ["aten.conv2d.default", "aten.conv2d.padding"]
-    assert document["sequential"]["aten.lstm.data"][0]["note"] == "recurrent over packed sequences: each step has rows of its own"
+    assert list(json.loads(done("primitives", "nn.Conv2d", "attention", "--json").stdout)["conv"]) == [
+        "aten.conv2d.default",
+        "aten.conv2d.padding",
+    ]
+    assert (
+        document["sequential"]["aten.lstm.data"][0]["note"]
+        == "recurrent over packed sequences: each step has other rows"
+    )
     assert "recurrent over packed sequences" in done("primitives", "lstm.data").stdout
     assert [s["strategy"] for s in document["recurrent"]["aten.lstm.input"]] == ["fold", "packed", "fused"]
     assert "there is no primitive or op called 'linaer'" in refused(2, "primitives", "linaer")
@@ -175,23 +196,34 @@ def test_progress_on_a_pipe_is_a_line_a_stage() -> None:
     assert stream.getvalue() == "capture\nverify\n"
 
 
-def test_progress_on_a_terminal_is_a_bar_that_goes_away() -> None:
+def test_progress_on_a_terminal_is_a_bar() -> None:
     stream = Terminal()
     with Progress(stream) as progress:
         progress("verify", 2, 4)
-        assert "verify [############............] 2/4" in stream.getvalue()
-    assert stream.getvalue().endswith("\r" + " " * len("verify [############............] 2/4") + "\r")
+        assert "verify  [##################------------------]  2/4" in stream.getvalue()
+    assert stream.getvalue().endswith("\x1b[?25h\n")  # the cursor is shown again
 
 
-def test_settings_beside_the_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_beside_the_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "a").mkdir(parents=True)
     (tmp_path / "runs" / "b").mkdir()
     paths = ["runs/a/best.pt", "runs/b/best.pt"]
     assert build_command.beside(paths) == {}
-    (tmp_path / "runs" / "widepack.toml").write_text('model = "net.py:make"\ninput = "x=float32[B,4]"\n[model_arg]\nwidth = 8\n')
-    assert build_command.beside(paths) == {"model": "runs/net.py:make", "input": ["x=float32[B,4]"], "model_arg": {"width": 8}}
-    assert "taken from runs/widepack.toml where no option says otherwise: model, input, model_arg" in capsys.readouterr().err
+    (tmp_path / "runs" / "widepack.toml").write_text(
+        'model = "net.py:make"\ninput = "x=float32[B,4]"\n[model_arg]\nwidth = 8\n'
+    )
+    assert build_command.beside(paths) == {
+        "model": "runs/net.py:make",
+        "input": ["x=float32[B,4]"],
+        "model_arg": {"width": 8},
+    }
+    assert (
+        "taken from runs/widepack.toml for options that are not given: model, input, model_arg"
+        in capsys.readouterr().err
+    )
 
     seen: dict[str, Any] = {}
 
@@ -201,7 +233,11 @@ def test_settings_beside_the_checkpoints(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(import_module("widepack.building.build"), "build", record)
     refused(2, "build", *paths, "--dry-run", "--model-arg", "depth=2")
-    assert (seen["model"], seen["model_args"], seen["inputs"]) == ("runs/net.py:make", {"width": 8, "depth": 2}, ["x=float32[B,4]"])
+    assert (seen["model"], seen["model_args"], seen["inputs"]) == (
+        "runs/net.py:make",
+        {"width": 8, "depth": 2},
+        ["x=float32[B,4]"],
+    )
     refused(2, "build", *paths, "--dry-run", "--model", "other:make", "--input", "y=float32[B]")
     assert (seen["model"], seen["model_args"], seen["inputs"]) == ("other:make", None, ["y=float32[B]"])
 
@@ -209,8 +245,14 @@ def test_settings_beside_the_checkpoints(tmp_path: Path, monkeypatch: pytest.Mon
 def test_patterns_that_no_shell_has_expanded(tmp_path: Path) -> None:
     for name in ("b.pt", "a.pt"):
         (tmp_path / name).touch()
-    assert build_command.expand((f"{tmp_path}/*.pt", "other.pt")) == [f"{tmp_path}/a.pt", f"{tmp_path}/b.pt", "other.pt"]
-    assert f"no checkpoint matches {tmp_path}/*.pth" in refused(2, "build", f"{tmp_path}/*.pth", "-o", "x.wide")
+    assert build_command.expand((f"{tmp_path}/*.pt", "other.pt")) == [
+        f"{tmp_path}/a.pt",
+        f"{tmp_path}/b.pt",
+        "other.pt",
+    ]
+    assert f"no checkpoint matches {tmp_path}/*.pth" in refused(
+        2, "build", f"{tmp_path}/*.pth", "-o", "x.wide"
+    )
 
 
 def test_samples(tmp_path: Path) -> None:
@@ -220,8 +262,12 @@ def test_samples(tmp_path: Path) -> None:
         args, kwargs = build_command.read_sample(tmp_path / "sample.pt")
         assert str((args, kwargs)) == str(expected)
     (tmp_path / "sample.pt").write_text("no tensors")
-    assert "cannot be read as tensors" in refused(2, "build", "a.pt", "-o", "x.wide", "--sample", tmp_path / "sample.pt")
-    assert "there is no such file" in refused(2, "build", "a.pt", "-o", "x.wide", "--sample", tmp_path / "none.pt")
+    assert "cannot be read as tensors" in refused(
+        2, "build", "a.pt", "-o", "x.wide", "--sample", tmp_path / "sample.pt"
+    )
+    assert "there is no such file" in refused(
+        2, "build", "a.pt", "-o", "x.wide", "--sample", tmp_path / "none.pt"
+    )
     torch.save(3, tmp_path / "sample.pt")
     assert "holds a int" in refused(2, "build", "a.pt", "-o", "x.wide", "--sample", tmp_path / "sample.pt")
 
@@ -241,7 +287,9 @@ def test_build_says_what_it_wrote(artifact: Path, checkpoints: list[str], tmp_pa
     assert "strategies" in text
 
 
-def test_dry_run_writes_nothing(checkpoints: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dry_run_writes_nothing(
+    checkpoints: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     text = done("build", *checkpoints, "--dry-run", *options()).stdout
     assert "dry run: nothing was written" in text
@@ -266,7 +314,7 @@ def test_build_refuses(artifact: Path, checkpoints: list[str], tmp_path: Path) -
 
 def test_build_makes_the_folders_above(checkpoints: list[str], tmp_path: Path) -> None:
     out = tmp_path / "runs" / "today" / "e.wide"
-    assert "folders above it are made" in " ".join(done("build", "--help").stdout.split())
+    assert "parent folders are created" in " ".join(done("build", "--help").stdout.split())
     refused(2, "build", *checkpoints, "-o", out, "--model", MODEL, "--input", "x=flaot32[B,4]")
     assert os.listdir(tmp_path) == []
     done("build", *checkpoints, "-o", out, *options(), "--no-pt2")
@@ -275,15 +323,35 @@ def test_build_makes_the_folders_above(checkpoints: list[str], tmp_path: Path) -
 
 def test_a_member_that_reads_values_is_one_paragraph(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(
-        "from torch import nn\n\n\nclass Net(nn.Linear):\n    def forward(self, x):\n        return super().forward(x) / float(x.abs().max())\n"
+        "from torch import nn\n\n\nclass Net(nn.Linear):\n    def forward(self, x):\n    "
+        "    return super().forward(x) / float(x.abs().max())\n"
     )
     torch.save(torch.nn.Linear(3, 2).state_dict(), tmp_path / "a.pt")
-    model = ("--model", f"{tmp_path}/net.py:Net", "--model-arg", "in_features=3", "--model-arg", "out_features=2", "--input", "x=float32[B,3]")
+    model = (
+        "--model",
+        f"{tmp_path}/net.py:Net",
+        "--model-arg",
+        "in_features=3",
+        "--model-arg",
+        "out_features=2",
+        "--input",
+        "x=float32[B,3]",
+    )
     words = refused(1, "build", tmp_path / "a.pt", "-o", tmp_path / "e.wide", *model)
     assert "\n" not in words
-    assert "Net reads the value of a tensor as a Python number at net.py:6 in forward: return super().forward(x) / float(x.abs().max())" in words
+    assert (
+        "Net reads the value of a tensor as a Python number at net.py:6 in forward: "
+        "return super().forward(x) / float(x.abs().max())" in words
+    )
     assert "has no 'Nope'. It defines Net." in refused(
-        2, "build", tmp_path / "a.pt", "-o", tmp_path / "e.wide", "--model", f"{tmp_path}/net.py:Nope", *model[2:]
+        2,
+        "build",
+        tmp_path / "a.pt",
+        "-o",
+        tmp_path / "e.wide",
+        "--model",
+        f"{tmp_path}/net.py:Nope",
+        *model[2:],
     )
 
 
@@ -291,33 +359,70 @@ def test_build_takes_any_checkpoint(checkpoints: list[str], tmp_path: Path) -> N
     states = [torch.load(path, weights_only=True) for path in checkpoints]
     saved = [tmp_path / f"m{i}.ckpt" for i in range(len(states))]
     for path, state in zip(saved, states, strict=True):
-        torch.save({"model": {f"module.{k}": v for k, v in state.items()}, "model_ema": {"module": {k: v.half() for k, v in state.items()}}}, path)
+        torch.save(
+            {
+                "model": {f"module.{k}": v for k, v in state.items()},
+                "model_ema": {"module": {k: v.half() for k, v in state.items()}},
+            },
+            path,
+        )
     (tmp_path / "names.txt").write_text("\n".join(f"fold {i}" for i in range(len(states))))
     out = tmp_path / "e.wide"
     words = refused(1, "build", *saved, "-o", out, *options())
     assert f"{len(saved)} of {len(saved)} checkpoints cannot be used:" in words
     assert (
-        f"Dicts of tensors in it: model ({len(states[0])} tensors), model_ema.module ({len(states[0])} tensors); name one, for example --key model."
-        in words
+        f"Dicts of tensors in it: model ({len(states[0])} tensors), model_ema.module "
+        f"({len(states[0])} tensors); name one, for example --key model." in words
     )
-    assert "Give --dtype float16 (or another)" in refused(1, "build", *saved, "-o", out, *options(), "--key", "model_ema.module")
-    text = done("build", *saved, "-o", out, *options(), "--key", "model_ema.module", "--dtype", "f32", "--names", tmp_path / "names.txt").stdout
+    assert "Give --dtype float16 (or another)" in refused(
+        1, "build", *saved, "-o", out, *options(), "--key", "model_ema.module"
+    )
+    text = done(
+        "build",
+        *saved,
+        "-o",
+        out,
+        *options(),
+        "--key",
+        "model_ema.module",
+        "--dtype",
+        "f32",
+        "--names",
+        tmp_path / "names.txt",
+    ).stdout
     assert "members: fold 0, fold 1" in text
-    assert "bit for bit, converted to float32" in done("verify", out, *saved, "--key", "model_ema.module", "--model", MODEL).stdout
-    assert "unknown dtype 'int3'" in refused(2, "build", *saved, "-o", tmp_path / "f.wide", *options(), "--dtype", "int3")
-    assert "and there is no file gone.txt" in refused(2, "build", *saved, "-o", tmp_path / "f.wide", *options(), "--names", "gone.txt")
+    assert (
+        "bit for bit, converted to float32"
+        in done("verify", out, *saved, "--key", "model_ema.module", "--model", MODEL).stdout
+    )
+    assert "unknown dtype 'int3'" in refused(
+        2, "build", *saved, "-o", tmp_path / "f.wide", *options(), "--dtype", "int3"
+    )
+    assert "and there is no file gone.txt" in refused(
+        2, "build", *saved, "-o", tmp_path / "f.wide", *options(), "--names", "gone.txt"
+    )
 
     (tmp_path / "text.pt").write_text("hello")
-    result = done("build", tmp_path / "text.pt", *checkpoints, "-o", out, *options(), "--skip-bad", "--force", "--json")
+    result = done(
+        "build", tmp_path / "text.pt", *checkpoints, "-o", out, *options(), "--skip-bad", "--force", "--json"
+    )
     assert json.loads(result.stdout)["left_out"] == [
-        {"number": 0, "path": str(tmp_path / "text.pt"), "why": "is a text file (it starts with 'hello'), not a file of torch.save or safetensors"}
+        {
+            "number": 0,
+            "path": str(tmp_path / "text.pt"),
+            "why": "is a text file (it starts with 'hello'), not a file of torch.save or safetensors",
+        }
     ]
     assert (
         f"left out     {tmp_path / 'text.pt'}: is a text file"
-        in done("build", tmp_path / "text.pt", *checkpoints, "-o", out, *options(), "--skip-bad", "--force").stdout
+        in done(
+            "build", tmp_path / "text.pt", *checkpoints, "-o", out, *options(), "--skip-bad", "--force"
+        ).stdout
     )
     assert "left_out" in done("inspect", out).stdout
-    assert "is a text file" in refused(1, "build", tmp_path / "text.pt", "-o", tmp_path / "f.wide", *options(), "--skip-bad")
+    assert "is a text file" in refused(
+        1, "build", tmp_path / "text.pt", "-o", tmp_path / "f.wide", *options(), "--skip-bad"
+    )
     assert not (tmp_path / "f.wide").exists()
 
 
@@ -328,17 +433,25 @@ def test_checkpoints_that_bring_their_model(tmp_path: Path) -> None:
         torch.save(member, path)
     specs = [part for spec in CASE.INPUTS for part in ("--input", spec)]
     out = tmp_path / "e.wide"
-    assert "or trust what wrote the file, and give --trust-pickle" in refused(1, "build", *pickled, "-o", out, *specs)
+    assert "or give --trust-pickle if you trust the origin of the file" in refused(
+        1, "build", *pickled, "-o", out, *specs
+    )
     done("build", *pickled, "-o", out, *specs, "--trust-pickle")
     assert "bit for bit" in done("verify", out, *pickled, "--trust-pickle").stdout
     args, _ = CASE.sample(4, 1)
     programs = [tmp_path / f"m{i}.pt2" for i in range(2)]
     for path, member in zip(programs, members, strict=True):
-        torch.export.save(torch.export.export(member, args, dynamic_shapes=[{0: torch.export.Dim.DYNAMIC}], strict=False), path)
+        torch.export.save(
+            torch.export.export(member, args, dynamic_shapes=[{0: torch.export.Dim.DYNAMIC}], strict=False),
+            path,
+        )
     done("build", *programs, "-o", out, "--force")
     assert "bit for bit" in done("verify", out, *programs, "--model", MODEL).stdout
-    assert json.loads(done("inspect", out, "--json").stdout)["manifest"]["provenance"]["model"] == "the exported programs()"
-    assert "no model: a state dict holds weights and no code" in refused(
+    assert (
+        json.loads(done("inspect", out, "--json").stdout)["manifest"]["provenance"]["model"]
+        == "the exported programs()"
+    )
+    assert "no model: a state dict has weights and no code" in refused(
         2, "build", *pickled[:1], *programs, "--trust-pickle", "-o", tmp_path / "f.wide", *specs
     )
 
@@ -366,8 +479,13 @@ def test_trace(artifact: Path) -> None:
     assert "Stacked" in text
     for device in ("cpu", "cuda"):
         for pattern in ("shared", "each"):
-            assert f"{device}, {pattern}" in done("trace", artifact, "--device", device, "--pattern", pattern, "--source").stdout
-    assert "there is no entry 'encode'; this artifact has forward" in refused(2, "trace", artifact, "--entry", "encode")
+            assert (
+                f"{device}, {pattern}"
+                in done("trace", artifact, "--device", device, "--pattern", pattern, "--source").stdout
+            )
+    assert "there is no entry 'encode'; the entries of this artifact are forward" in refused(
+        2, "trace", artifact, "--entry", "encode"
+    )
     assert "there is no wide program for tpu, shared" in refused(2, "trace", artifact, "--device", "tpu")
 
 
@@ -399,14 +517,18 @@ def test_extract_gives_the_checkpoint_back(artifact: Path, checkpoints: list[str
         done("extract", artifact, member, "-o", out)
         found = load_file(out) if out.suffix == ".safetensors" else torch.load(out, weights_only=True)
         assert set(found) == set(original)
-        assert all(torch.equal(found[k], original[k]) and found[k].dtype == original[k].dtype for k in original)
+        assert all(
+            torch.equal(found[k], original[k]) and found[k].dtype == original[k].dtype for k in original
+        )
     before = (tmp_path / "one.pt").read_bytes()
     assert "exists; give another path" in refused(2, "extract", artifact, "0", "-o", tmp_path / "one.pt")
     assert (tmp_path / "one.pt").read_bytes() == before
     done("extract", artifact, "0", "-o", tmp_path / "one.pt", "--force")
     assert (tmp_path / "one.pt").read_bytes() != before
     assert "no member is called 'm99'" in refused(2, "extract", artifact, "m99")
-    assert "ends in none of" in refused(2, "extract", artifact, "0", "-o", tmp_path / "one.onnx")
+    assert "must end in .pt, .pth or .safetensors" in refused(
+        2, "extract", artifact, "0", "-o", tmp_path / "one.onnx"
+    )
 
 
 def test_verify(artifact: Path, checkpoints: list[str], tmp_path: Path) -> None:
@@ -417,7 +539,9 @@ def test_verify(artifact: Path, checkpoints: list[str], tmp_path: Path) -> None:
     text = done("verify", artifact, *checkpoints, "--model", MODEL).stdout
     assert "checkpoints" in text
     assert "answers" in text
-    assert "in the order of the members" in refused(1, "verify", artifact, *checkpoints[::-1], "--model", MODEL, quiet=False)
+    assert "in the order of the members" in refused(
+        1, "verify", artifact, *checkpoints[::-1], "--model", MODEL, quiet=False
+    )
     assert "checkpoints" in refused(1, "verify", artifact, *checkpoints[1:], quiet=False)
 
 
@@ -434,7 +558,20 @@ def test_verify_finds_a_flipped_bit(artifact: Path, tmp_path: Path) -> None:
 
 
 def test_bench(artifact: Path, tmp_path: Path) -> None:
-    common_words = ("bench", artifact, "--batch", "2", "--baseline", "loop", "--baseline", "vmap", "--budget", "1.5", "--threads", "1")
+    common_words = (
+        "bench",
+        artifact,
+        "--batch",
+        "2",
+        "--baseline",
+        "loop",
+        "--baseline",
+        "vmap",
+        "--budget",
+        "1.5",
+        "--threads",
+        "1",
+    )
     result = widepack(*common_words, "--model", MODEL, "--json", tmp_path / "report.json")
     assert result.exit_code in (0, 1), result.output  # 1: a machine that is too busy
     assert "your own modules" in result.stdout
@@ -443,7 +580,7 @@ def test_bench(artifact: Path, tmp_path: Path) -> None:
     assert document["pattern"] == "each"
     assert "member programs" in document["modules"]
     assert "unknown baseline 'lop'" in refused(2, "bench", artifact, "--baseline", "lop")
-    assert "no list of whole numbers" in refused(2, "bench", artifact, "--batch", "1,x")
+    assert "not a list of whole numbers" in refused(2, "bench", artifact, "--batch", "1,x")
 
 
 def test_a_model_that_prints_leaves_the_document_alone(checkpoints: list[str], tmp_path: Path) -> None:
@@ -460,9 +597,11 @@ def test_demo_in_full(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     words = ("demo", tmp_path / "demo", "--count", "2", "--budget", "0.5", "--threads", "1")
     text = done(*words).stdout
-    assert "mean of all" in text
+    assert "the members see" in text and "together" in text and "speed: " in text
     assert "$ widepack build" in text
+    assert "$ widepack verify" in text and "digest ok, sizes ok, hashes ok, probe ok" in text
     assert "$ widepack bench" in text
+    assert len(text.splitlines()) < 30
     assert (tmp_path / "demo" / "digits.wide" / "manifest.json").is_file()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()

@@ -1,18 +1,19 @@
-"""CONTRIBUTING.md: its code runs as files of widepack/primitives, held to the op once a member, and the places that it names are there."""
+"""CONTRIBUTING.md: its code runs as files of widepack/primitives, held to the op once a member, and the
+places that it names are there.
+"""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
-
 from oracle import assert_equal, member, outputs, run_all
+from paths import ROOT
+
 from widepack.registry.registry import REGISTRY, Primitive
 from widepack.registry.samples import SAMPLES
 
-ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 PRIMITIVE, STRATEGY = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 COSINE, CONV = "aten.cosine_similarity.default", "aten.conv2d.default"
@@ -20,8 +21,17 @@ COSINE, CONV = "aten.cosine_similarity.default", "aten.conv2d.default"
 
 def run(code: str, **known: Any) -> dict[str, Any]:
     """A block of the page, as a file of widepack/primitives that begins as those do."""
-    space: dict[str, Any] = {"__name__": "widepack.primitives.of_the_page", "__package__": "widepack.primitives", **known}
-    exec(compile(f"from __future__ import annotations\nfrom typing import Any\n{code}", "CONTRIBUTING.md", "exec"), space)
+    space: dict[str, Any] = {
+        "__name__": "widepack.primitives.of_the_page",
+        "__package__": "widepack.primitives",
+        **known,
+    }
+    exec(
+        compile(
+            f"from __future__ import annotations\nfrom typing import Any\n{code}", "CONTRIBUTING.md", "exec"
+        ),
+        space,
+    )
     return space
 
 
@@ -38,7 +48,9 @@ def held(op: str, name: str) -> int:
 
 
 def test_the_primitive_runs_and_answers_as_the_members(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(REGISTRY, COSINE, Primitive(COSINE, "distance", "CONTRIBUTING.md"))  # widepack has the op itself
+    monkeypatch.setitem(
+        REGISTRY, COSINE, Primitive(COSINE, "distance", "CONTRIBUTING.md")
+    )  # widepack has the op itself
     monkeypatch.delitem(SAMPLES, COSINE)
     run(PRIMITIVE)
     assert list(REGISTRY[COSINE].strategies) == ["shifted"]
@@ -49,12 +61,19 @@ def test_the_primitive_runs_and_answers_as_the_members(monkeypatch: pytest.Monke
 def test_the_strategy_runs_and_answers_as_the_members(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(REGISTRY[CONV], "strategies", dict(REGISTRY[CONV].strategies))
     known = run("\n".join(line for line in PRIMITIVE.splitlines() if line.startswith("from ")))
-    run(STRATEGY, **{name: known[name] for name in ("Stacked", "Wide", "Writer", "rank", "strategy")})
+    run(STRATEGY, **{name: known[name] for name in ("Stacked", "WideValue", "Writer", "rank", "strategy")})
     assert list(REGISTRY[CONV].strategies)[-1] == "matmul_1x1"
     assert held(CONV, "matmul_1x1") > 1
 
 
 def test_the_places_that_it_names_are_there() -> None:
-    places = set(re.findall(r"`((?:widepack|artifacts|tests|bench|cli|scripts)/[\w./*]*)`", PAGE))
-    assert {"widepack/primitives/options.py", "widepack/sweeps.py", "widepack/faces.py", "widepack/face_of_*.py"} <= places
+    places = set(re.findall(r"`((?:widepack|artifacts|tests|bench|cli|scripts|docs)/[\w./*]*)`", PAGE))
+    assert {
+        "tests/helpers/option_spaces.py",
+        "bench/widepack_bench/layers/sweeps.py",
+        "widepack/layers/catalog.py",
+        "widepack/layers/*.py",
+        "widepack/registry/families.py",
+        "scripts/docs/result_pages.py",
+    } <= places
     assert not [place for place in places if not list(ROOT.glob(place.rstrip("/")))]

@@ -1,4 +1,4 @@
-"""docs/migration.md: its examples run, and whatever of widepack it names is there."""
+"""docs/how-to/migrate.md: its examples run, and whatever of widepack it names is there."""
 
 from __future__ import annotations
 
@@ -10,26 +10,35 @@ from typing import Any
 import click
 import pytest
 import torch
+from paths import ROOT
 
 import widepack
-from widepack.layers.catalog import FACES
+from widepack.layers.catalog import LAYERS
 from widepack.registry.registry import strategy_names
-from widepack_bench.layers.sweeps import find
 from widepack_bench.layers.block_sweeps import sweeps
+from widepack_bench.layers.sweeps import find
 from widepack_bench.models.blocks import BLOCKS
 from widepack_bench.suite.rows import chosen
 from widepack_cli.main import cli
 
-PAGE = (Path(__file__).parents[1] / "docs" / "migration.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "migrate.md").read_text(encoding="utf-8")
 CODE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 INLINE = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL))
 EXPORTS = """
-compile WideBuilder pack unpack WideConfig get_default_config set_default_config register unregister get_registry list_registered TracedWideModel FunctionalOp BinaryOp
-print_trace pack_inputs unpack_outputs benchmark_primitive benchmark_multi benchmark_all benchmark_custom list_benchmark_primitives BenchmarkResult SweepParams
-convert_ops get_hfta_op_for get_hfta_optim_for get_hfta_lr_scheduler_for Adam Adadelta StepLR PartiallyFusedAdam PartiallyFusedAdadelta PartiallyFusedStepLR
-index_array_or_return_scalar consolidate_hyperparams_and_determine_B stack_module_state functional_call vmap in_dims out_dims randomness chunk_size
+compile WideBuilder pack unpack WideConfig get_default_config set_default_config register unregister
+get_registry list_registered TracedWideModel FunctionalOp BinaryOp
+print_trace pack_inputs unpack_outputs benchmark_primitive benchmark_multi benchmark_all benchmark_custom
+list_benchmark_primitives BenchmarkResult SweepParams
+convert_ops get_hfta_op_for get_hfta_optim_for get_hfta_lr_scheduler_for Adam Adadelta StepLR
+PartiallyFusedAdam PartiallyFusedAdadelta PartiallyFusedStepLR
+index_array_or_return_scalar consolidate_hyperparams_and_determine_B stack_module_state functional_call vmap
+in_dims out_dims randomness chunk_size
 """  # of wide_compiler, hfta and torch.func, but for layers and blocks
-ROWS = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in PAGE.splitlines() if line.startswith("| ")]
+ROWS = [
+    [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+    for line in PAGE.splitlines()
+    if line.startswith("| ")
+]
 
 
 def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +46,7 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     torch.manual_seed(0)
     space: dict[str, Any] = {"__name__": "migration"}
     for code in CODE:
-        exec(compile(code, "migration.md", "exec"), space)
+        exec(compile(code, "migrate.md", "exec"), space)
     assert space["y"].shape == (4, 8, 10)
     assert [list(o.shape) for o in space["outputs"]] == [[8, 10]] * 4
     assert isinstance(space["ens"], widepack.WideModel)
@@ -81,32 +90,38 @@ def test_commands_and_their_options_are_there() -> None:
             assert not word.startswith("-") or word in options, text
 
 
-def test_strategies_and_faces_are_there() -> None:
+def test_strategies_and_wide_layers_are_there() -> None:
     start = PAGE.index("Strategies have these names here")
     table = PAGE[start : PAGE.index("What else differs", start)]
-    named = {n for row in re.findall(r"\|[^|\n]*\| ([^|\n]*)\|\n", table) for n in re.findall(r"`(\w+)`", row)}
+    named = {
+        n for row in re.findall(r"\|[^|\n]*\| ([^|\n]*)\|\n", table) for n in re.findall(r"`(\w+)`", row)
+    }
     assert len(named) > 8
     assert named <= strategy_names()
     wide = {n for row in ROWS for n in re.findall(r"\b(Wide[A-Z]\w+)", row[-1])}
-    assert wide and wide - {"WideAttention"} <= set(FACES)  # which is said to have another name here
+    assert wide and wide - {"WideAttention"} <= set(LAYERS)  # which is said to have another name here
     for block in re.findall(r"block:(\w+)", PAGE):
         assert block in BLOCKS
 
 
 def test_every_export_of_theirs_has_a_row() -> None:
-    left = {word for row in ROWS for text in re.findall(r"`([^`]+)`", row[0]) for word in re.findall(r"\w+", text)}
+    left = {
+        word for row in ROWS for text in re.findall(r"`([^`]+)`", row[0]) for word in re.findall(r"\w+", text)
+    }
     assert not set(EXPORTS.split()) - left
 
 
 def test_layers_rows_and_models_of_the_commands_are_there() -> None:
-    asked = re.findall(r"--primitive ([\w:,]+)", PAGE)
-    assert len(asked) > 6 and all(find(names, sweeps()) for names in asked)
+    layers = re.findall(r"widepack bench-layers ((?:[\w:]+ ?)+)(?=[`-]| )", PAGE)
+    assert len(layers) > 6 and all(find(name, sweeps()) for names in layers for name in names.split())
     rows = [name for names in re.findall(r"--rows ([\w,-]+)", PAGE) for name in names.split(",")]
     assert [row.name for row in chosen(rows)] == rows != []
     models = re.findall(r"(widepack_bench\.models\.\w+):(\w+)", PAGE)
-    assert len(models) == 2 and all(isinstance(getattr(import_module(file), name)(), torch.nn.Module) for file, name in models)
+    assert len(models) == 2 and all(
+        isinstance(getattr(import_module(file), name)(), torch.nn.Module) for file, name in models
+    )
 
 
 def test_a_rate_is_read_as_the_page_says() -> None:
-    optimizer = widepack.optim.optimizers.Adam([torch.nn.Parameter(torch.zeros(3, 2))], lr=[0.1, 0.2, 0.3])
+    optimizer = widepack.optim.Adam([torch.nn.Parameter(torch.zeros(3, 2))], lr=[0.1, 0.2, 0.3])
     assert list(optimizer.param_groups[0]["lr"])[1] == 0.2

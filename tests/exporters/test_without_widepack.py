@@ -1,29 +1,26 @@
-"""The torch.export programs of an artifact, where neither widepack nor widepack_artifacts can be imported: the README's few lines answer as `ens(x)` does."""
+"""Tests the lines of docs/how-to/run-without-widepack.md: without widepack they answer as `ens(x)` does."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from paths import ROOT
+from support import Artifacts, fresh, leaves, must, stack
 
 import cases
-from support import Artifacts, fresh, leaves, must, stack
 from widepack import Output, build, load
-from widepack_artifacts.writer import Reader
+from widepack_artifacts.reader import Reader
 
-LINES = """\
-import json, pathlib, torch
-from safetensors.torch import load_file
-
-manifest = json.loads(pathlib.Path("ens.wide/manifest.json").read_text())
-weights = {k: v for name in manifest["files"] if name.startswith("weights-") for k, v in load_file("ens.wide/" + name).items()}
-exported = torch.export.load("ens.wide/" + manifest["entries"]["forward"]["pt2"]["shared"])
-exported.state_dict.update({name: weights[name] for name in exported.state_dict})
-model = exported.module()
-"""
+PAGE = (ROOT / "docs" / "how-to" / "run-without-widepack.md").read_text(encoding="utf-8")
+LINES = PAGE.partition("<!-- tests/exporters/test_without_widepack.py runs these lines")[2].partition(
+    "```python\n"
+)[2]
+LINES = LINES.partition("y = model(x)\n```")[0]
 BLOCKED = """
 import sys
 
@@ -60,7 +57,7 @@ Calls = list[tuple[Any, Any]]
 
 
 def outside(jobs: Sequence[tuple[Path, Path, str, Calls]]) -> None:
-    """Run the lines in one process of their own. jobs: a folder, the artifact that is `ens.wide` there, the pattern, and the calls."""
+    """Runs the lines in a new process. jobs: a folder, its artifact, the pattern, and the calls."""
     for folder, artifact, pattern, calls in jobs:
         folder.mkdir()
         (folder / "ens.wide").symlink_to(artifact)
@@ -70,7 +67,7 @@ def outside(jobs: Sequence[tuple[Path, Path, str, Calls]]) -> None:
 
 
 def called(artifact: Path, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """A call by position and by name as the program takes it: torch.export knows one way only."""
+    """Returns a call as the program takes it: torch.export takes an input in one way only."""
     parameters = Reader(artifact).manifest.entries["forward"].signature
     given = {**dict(zip([p.name for p in parameters], args)), **kwargs}
     return tuple(given[p.name] for p in parameters if p.kind == "positional" and p.name in given), {
@@ -78,34 +75,47 @@ def called(artifact: Path, args: Any, kwargs: Any) -> tuple[Any, Any]:
     }
 
 
-JOBS = [(name, "shared") for name in cases.NAMES] + [("mlp", "each"), ("bert", "each"), ("ragged_heads", "each")]
+JOBS = [(name, "shared") for name in cases.NAMES] + [
+    ("mlp", "each"),
+    ("bert", "each"),
+    ("ragged_heads", "each"),
+]
 
 
 def calls_of(name: str, pattern: str, artifact: Path) -> Calls:
     case, calls = cases.load(name), []
     for batch in (1, 5, 40):
         own = [case.sample(batch, 60 + i) for i in range(case.N)]
-        args, kwargs = own[0] if pattern == "shared" else (stack([a for a, _ in own]), stack([k for _, k in own]))
+        args, kwargs = (
+            own[0] if pattern == "shared" else (stack([a for a, _ in own]), stack([k for _, k in own]))
+        )
         calls.append(called(artifact, args, kwargs))
     return calls
 
 
 @pytest.fixture(scope="module")
 def answered(artifacts: Artifacts, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the lines' answers for every job, and for one call that they must refuse."""
+    """Returns a folder with the answers for every job, and for one call that must be refused."""
     folder = tmp_path_factory.mktemp("outside")
-    jobs = [(folder / f"{name}-{pattern}", artifacts(name), pattern, calls_of(name, pattern, artifacts(name))) for name, pattern in JOBS]
+    jobs = [
+        (folder / f"{name}-{pattern}", artifacts(name), pattern, calls_of(name, pattern, artifacts(name)))
+        for name, pattern in JOBS
+    ]
     long = called(artifacts("bert"), *cases.load("bert").sample(2, 0, length=65))
     outside([*jobs, (folder / "refused", artifacts("bert"), "shared", [long])])
     return folder
 
 
 @pytest.mark.parametrize(("name", "pattern"), JOBS)
-def test_the_lines_answer_as_the_ensemble(name: str, pattern: str, artifacts: Artifacts, answered: Path) -> None:
+def test_the_lines_answer_as_the_ensemble(
+    name: str, pattern: str, artifacts: Artifacts, answered: Path
+) -> None:
     folder = answered / f"{name}-{pattern}"
     assert not (folder / "error.txt").exists(), (folder / "error.txt").read_text()
     ens = load(artifacts(name))
-    for (args, kwargs), got in zip(calls_of(name, pattern, artifacts(name)), torch.load(folder / "answers.pt"), strict=True):
+    for (args, kwargs), got in zip(
+        calls_of(name, pattern, artifacts(name)), torch.load(folder / "answers.pt"), strict=True
+    ):
         want = ens(*args, **kwargs) if pattern == "shared" else ens.each(*args, **kwargs)
         if isinstance(want, Output):
             assert list(got) == list(want)
@@ -131,13 +141,18 @@ def test_the_programs_hold_no_weights(artifacts: Artifacts) -> None:
         assert sizes[name] < sum(report.weights.values()) / 4
 
 
-def test_the_readme_shows_these_lines() -> None:
-    readme = (Path(__file__).parent.parent / "README.md").read_text()
-    assert LINES + "y = model(x)\n" in readme
+def test_the_page_shows_these_lines() -> None:
+    """The lines are few, need only torch and safetensors, and end with the call."""
+    assert f"```python\n{LINES}y = model(x)\n```\n" in PAGE
+    assert LINES.count("\n") < 15 and "import json, pathlib, torch\n" in LINES and "widepack" not in LINES
+    assert set(re.findall(r"^(?:import|from) (.*)", LINES, re.MULTILINE)) == {
+        "json, pathlib, torch",
+        "safetensors.torch import load_file",
+    }
 
 
 class Masked(torch.nn.Module):
-    """The number of columns is data, of a mask that all members share."""
+    """Selects columns by a mask that all members share, so that their number depends on data."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""`widepack.fuse`: N live modules as one: answers, modes, weights, and what is shared or tied."""
+"""Tests answers, modes, gradients and weights of fused modules, with shared and tied weights."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from fusing import Cnn, Mlp, copies, draw, gradients, members, stacked
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import widepack
-from fusing import Cnn, Mlp, copies, draw, gradients, members, stacked
 from widepack import MemberMismatch, UsageError
 
 close = torch.testing.assert_close
@@ -32,13 +32,13 @@ def test_eval_answers_are_the_members_own() -> None:
 
 
 def test_eval_runs_the_program_that_load_would() -> None:
-    """Norms folded away, and weights made once: again when one has changed."""
+    """Norms are folded, and derived weights are computed again only when a weight has changed."""
     own = members(Cnn)
     x = draw(4, 3, 8, 8)
     fused = widepack.fuse(own, x, validate=False)
     with torch.no_grad():
         before = fused(x)
-        (runner,) = fused._entry()._runners.values()
+        (runner,) = fused.current_entry().runners
         assert not any("batch_norm" in n.op for n in runner.program.nodes)
         fused.norm1.running_mean[1] += 1.0
         fused.conv2.weight[2] *= 2.0
@@ -53,8 +53,12 @@ def test_eval_runs_the_program_that_load_would() -> None:
 
 @pytest.mark.parametrize("how", [{"fused": True}, {"foreach": True}, {}])
 def test_eval_answers_follow_an_optimizer(how: dict[str, Any]) -> None:
-    """Also one whose kernel writes into weights without a word: in eval mode throughout, an answer between backward and step."""
-    fused = widepack.fuse(members(lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), 2), draw(5, 4), validate=False)
+    """The fused kernel of an optimizer writes into weights without torch's write count."""
+    fused = widepack.fuse(
+        members(lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), 2),
+        draw(5, 4),
+        validate=False,
+    )
     optimizer = torch.optim.Adam(fused.parameters(), lr=0.1, **how)
     for _ in range(2):
         fused(draw(5, 4)).square().sum().backward()
@@ -123,7 +127,9 @@ def test_a_fused_module_is_an_nn_module(tmp_path: Path) -> None:
     own = members(Mlp)
     x = draw(2, 4)
     fused = widepack.fuse(own, draw(5, 4), validate=False)
-    assert {n: list(v.shape) for n, v in fused.state_dict().items()} == {n: list(v.shape) for n, v in stacked(own).items()}
+    assert {n: list(v.shape) for n, v in fused.state_dict().items()} == {
+        n: list(v.shape) for n, v in stacked(own).items()
+    }
     assert [n for n, _ in fused.named_parameters()] == [n for n, _ in own[0].named_parameters()]
     other = copy.deepcopy(fused)
     with torch.no_grad():
@@ -137,7 +143,9 @@ def test_a_fused_module_is_an_nn_module(tmp_path: Path) -> None:
         doubled = fused.double()
         close(doubled(x.double()).float(), other(x), rtol=1e-5, atol=1e-6)
         assert doubled(x.double()).dtype == torch.float64
-    assert repr(fused).startswith("Fused3Mlp(\n  (layers): Sequential(\n    (0): Linear(weight=[3, 6, 4], bias=[3, 6])\n")
+    assert repr(fused).startswith(
+        "Fused3Mlp(\n  (layers): Sequential(\n    (0): Linear(weight=[3, 6, 4], bias=[3, 6])\n"
+    )
 
 
 def test_members_are_copied_and_given_back_bit_for_bit() -> None:
@@ -176,15 +184,19 @@ def test_shared_weights_are_one_and_equal_ones_are_not() -> None:
         close(tied(x), apart(x))
     assert torch.equal(tied.unfuse()[2].get_parameter("layers.0.weight"), own[2].layers[0].weight)
     with pytest.raises(
-        MemberMismatch, match=r"share: 2 weights are not equal to member 0's: layers.3.weight in member 1, layers.3.weight in member 2"
+        MemberMismatch,
+        match=r"share: 2 weights are not equal to member 0's: layers.3.weight in member 1, "
+        r"layers.3.weight in member 2",
     ):
         widepack.fuse(own, x, share=["layers.3.weight"])
-    with pytest.raises(UsageError, match=r"share: nothing\.\* is no parameter; the parameters are layers.0.bias, "):
+    with pytest.raises(
+        UsageError, match=r"share: nothing\.\* is no parameter; the parameters are layers.0.bias, "
+    ):
         widepack.fuse(own, x, share=["nothing.*"])
 
 
 class Tied(nn.Module):
-    """One weight under two names, one module in two places, a frozen weight, a constant, a name that nn.Module has itself."""
+    """Has a tied weight, a module with two names, a frozen weight, and names of nn.Module."""
 
     def __init__(self, scale: float) -> None:
         super().__init__()
@@ -234,7 +246,7 @@ def test_ties_frozen_weights_constants_and_stopped_gradients() -> None:
 
 
 def test_a_recurrent_network_trains() -> None:
-    """Ops of widepack's own, which have no derivative, give way to others."""
+    """Ops of widepack that have no derivative are replaced by other ops."""
 
     class Reader(nn.Module):
         def __init__(self) -> None:
@@ -257,10 +269,14 @@ def test_a_recurrent_network_trains() -> None:
 
 
 def test_parametrized_weights_train() -> None:
-    """Weight norm, and spectral norm, whose vectors are buffers that train mode changes."""
+    """Weight norm, and spectral norm, whose buffers change in train mode."""
 
     def make() -> nn.Module:
-        return nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 5)), nn.Tanh(), parametrizations.spectral_norm(nn.Linear(5, 3)))
+        return nn.Sequential(
+            parametrizations.weight_norm(nn.Linear(4, 5)),
+            nn.Tanh(),
+            parametrizations.spectral_norm(nn.Linear(5, 3)),
+        )
 
     own = members(make, 2, dtype=torch.float64)
     x = draw(5, 4, dtype=torch.float64)
@@ -299,7 +315,7 @@ def test_dropout_draws_for_each_member() -> None:
 
 
 class NamedAsOurs(nn.Module):
-    """Parameters and submodules whose names a fused module has, too."""
+    """Has a parameter and a submodule with names that a fused module has, too."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Other ways into and out of a fused module: copies of one model, members over others, stochastic passes, the packed form, artifacts."""
+"""Tests copies of one model, copied members, stochastic passes, the packed form, and saved artifacts."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from fusing import Cnn, Mlp, Transformer, draw, ids, members
 from torch import Tensor, nn
 
 import widepack
-from fusing import Cnn, Mlp, Transformer, draw, ids, members
 from widepack import InputError, UsageError
 from widepack.fused.fresh_copies import fresh_copies
 
@@ -19,7 +19,7 @@ close = torch.testing.assert_close
 
 
 class Noisy(nn.Module):
-    """Dropout behind a layer, and in attention."""
+    """Applies dropout to the output of a layer, and in attention."""
 
     def __init__(self, p: float = 0.5) -> None:
         super().__init__()
@@ -50,7 +50,9 @@ def test_n_copies_have_fresh_weights() -> None:
 
 
 def test_n_copies_begin_as_their_constructors_make_them() -> None:
-    """A container has the last word on its children: attention zeroes its out_proj's bias, a Transformer draws all matrices of its layers."""
+    """A container has the last word on its children: attention zeroes its out_proj's bias, a Transformer
+    draws all matrices of its layers.
+    """
     with torch.no_grad():
         trained = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
         for p in trained.parameters():
@@ -103,15 +105,22 @@ def test_an_initialisation_that_n_does_not_repeat_is_told() -> None:
             y: Tensor = self.layer(x)
             return y
 
-    said = r"n=2: the copies do not begin as Small's constructor makes it: layer.bias is 0 throughout, and random in the copies\. .*a factory instead of the module"
+    said = (
+        r"n=2: the copies do not begin as Small's constructor makes it: layer.bias is 0 "
+        r"throughout, and random in the copies\. .*a factory instead of the module"
+    )
     with pytest.warns(UserWarning, match=said) as told:
         widepack.fuse(Small(), draw(5, 4), n=2, validate=False)
     assert told[0].filename == __file__
-    assert not widepack.fuse(Small, draw(5, 4), n=2, validate=False).layer.bias.any()  # a factory does all that the constructor does
+    assert not widepack.fuse(
+        Small, draw(5, 4), n=2, validate=False
+    ).layer.bias.any()  # a factory runs the constructor
 
     tied = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False))
     tied[1].weight = tied[0].weight
-    with pytest.warns(UserWarning, match=r": 0.weight and 1.weight are one tensor, drawn in the copies as Linear does"):
+    with pytest.warns(
+        UserWarning, match=r": 0.weight and 1.weight are one tensor, drawn in the copies as Linear does"
+    ):
         fresh_copies(tied, 2)
 
 
@@ -120,7 +129,9 @@ def test_a_reset_that_fails_is_told() -> None:
         def reset_parameters(self, gain: float) -> None:
             raise AssertionError
 
-    with pytest.raises(UsageError, match=r"n=2: Asking.reset_parameters\(\) failed \(TypeError: .*'gain'\). Give a factory"):
+    with pytest.raises(
+        UsageError, match=r"n=2: Asking.reset_parameters\(\) failed \(TypeError: .*'gain'\). Give a factory"
+    ):
         fresh_copies(Asking(nn.Linear(3, 3)), 2)
 
 
@@ -134,19 +145,20 @@ def test_n_members_of_a_factory() -> None:
 def test_n_is_refused_in_words() -> None:
     with pytest.raises(
         UsageError,
-        match=r"n=3: parts of Transformer have parameters of their own and no reset_parameters\(\) to draw them again: the module itself \(Transformer: place\)\. .*a factory",
+        match=r"n=3: parts of Transformer have parameters of their own and no "
+        r"reset_parameters\(\) to draw them again: the module itself \(Transformer: place\)\. .*a factory",
     ):
         widepack.fuse(Transformer(), ids(4, 5), n=3)
     with pytest.raises(UsageError, match="n is given with a list of members"):
         widepack.fuse(members(Mlp), draw(4, 4), n=3)
     with pytest.raises(UsageError, match="models is one module; give a list of members, or n=8"):
         widepack.fuse(Mlp(), draw(4, 4))
-    with pytest.raises(UsageError, match="n is 0; it is how many"):
+    with pytest.raises(UsageError, match="n is 0; give the number of members, at least 1"):
         widepack.fuse(Mlp(), draw(4, 4), n=0)
     one = Mlp()
     with pytest.raises(UsageError, match="the factory returned one module twice"):
         widepack.fuse(lambda: one, draw(4, 4), n=2)
-    with pytest.raises(UsageError, match="the factory returned 3; a factory returns"):
+    with pytest.raises(UsageError, match="the factory returned 3; a factory must return"):
         widepack.fuse(lambda: 3, draw(4, 4), n=2)  # type: ignore[arg-type,return-value]
 
 
@@ -170,7 +182,7 @@ def test_a_member_is_copied_over_another() -> None:
 
 
 def test_stochastic_passes_of_one_checkpoint() -> None:
-    """Weights once, what comes before the first dropout once, draws of its own for each pass."""
+    """Weights and values before the first dropout exist once; each pass draws separately."""
     torch.manual_seed(0)
     model: Any = Noisy().eval()
     x = draw(16, 5, 6)
@@ -189,7 +201,7 @@ def test_stochastic_passes_of_one_checkpoint() -> None:
         assert all(not torch.equal(y[name][i], y[name][j]) for i in range(8) for j in range(i))
         assert not torch.equal(y[name], again[name])
     close(y["drop"].mean(0), plain["h"], atol=0.6, rtol=0.6)
-    # masks of two passes are independent: both keep a quarter
+    # masks of two passes are independent: both keep one value in four
     both = (share[0::2] * share[1::2]).mean()
     assert 0.23 < float(both) < 0.27
     assert torch.equal(fused.unfuse()[63].get_parameter("attend.in_proj_weight"), model.attend.in_proj_weight)
@@ -197,7 +209,7 @@ def test_stochastic_passes_of_one_checkpoint() -> None:
 
 @pytest.mark.slow
 def test_stochastic_passes_of_a_recurrent_network() -> None:
-    """Dropout between the layers of a GRU, which torch leaves out in eval mode."""
+    """Torch leaves out the dropout between the layers of a GRU in eval mode."""
     model = nn.GRU(3, 4, num_layers=2, dropout=0.5, batch_first=True).eval()
     x = draw(2, 5, 3)
     fused = widepack.fuse(model, x, n=8, dropout="on")
@@ -220,14 +232,18 @@ def test_stochastic_passes_of_several_members_and_their_gradients() -> None:
 
 
 def test_dropout_is_refused_in_words(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="dropout is on, and Mlp draws nothing in eval mode: it has no dropout"):
+    with pytest.raises(
+        UsageError, match="dropout is on, but Mlp draws nothing in eval mode: it has no dropout"
+    ):
         widepack.fuse(Mlp().eval(), draw(4, 4), n=3, dropout="on")
     with pytest.raises(UsageError, match="dropout is True; it is"):
         widepack.fuse(members(Mlp), draw(4, 4), dropout=True)  # type: ignore[arg-type]
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)).eval()
     fused = widepack.fuse(model, draw(4, 4), n=3, dropout="on")
     with pytest.raises(
-        UsageError, match=r"1.running_mean, 1.running_var, 1.num_batches_tracked would change in this mode, and is one buffer for all 3 passes"
+        UsageError,
+        match=r"1.running_mean, 1.running_var, 1.num_batches_tracked would change in this mode, "
+        r"and is one buffer for all 3 passes",
     ):
         fused.train()(draw(4, 4))
 
@@ -241,7 +257,9 @@ def test_dropout_is_refused_in_words(tmp_path: Path) -> None:
             return nn.functional.dropout(y) if self.training else y
 
     own = [InTrainModeAlone().train() for _ in range(2)]
-    with pytest.raises(UsageError, match="dropout is on, and InTrainModeAlone draws nothing in eval mode"):
+    with pytest.raises(
+        UsageError, match="dropout is on, but InTrainModeAlone draws no random numbers in eval mode"
+    ):
         widepack.fuse(own, draw(4, 4), dropout="on", validate=False).save(tmp_path / "a.wide")
     assert not (tmp_path / "a.wide").exists()
 
@@ -265,10 +283,14 @@ def test_the_packed_form() -> None:
     fused.train()(packed).sum().backward()
     with pytest.raises(
         InputError,
-        match=r"input input has 6 channels at axis 1, \[5, 6, 8, 8\]; a packed call takes 3 members' 3 side by side, 3\*3, or 3 for all of them",
+        match=r"input input has 6 channels at axis 1, \[5, 6, 8, 8\]. A packed call takes 3 "
+        r"members' 3 side by side, 3\*3, or 3 for all of them",
     ):
         fused(packed[:, :6])
-    with pytest.raises(InputError, match=r"unpack takes \[B, N\*C, ...\] with a multiple of 4 channels at axis 1; got \[5, 9, 8, 8\]"):
+    with pytest.raises(
+        InputError,
+        match=r"unpack takes \[B, N\*C, ...\] with a multiple of 4 channels at axis 1; got \[5, 9, 8, 8\]",
+    ):
         widepack.unpack(packed, 4)
     with pytest.raises(InputError, match=r"pack takes N tensors of one shape; got \[2\], \[3\]"):
         widepack.pack([torch.ones(2), torch.ones(3)])
@@ -288,18 +310,25 @@ def test_a_fused_module_is_saved_as_an_artifact(tmp_path: Path) -> None:
     with torch.no_grad():
         close(ens(x), fused.eval()(x), rtol=1e-5, atol=1e-6)
     assert fused.training is False
-    (mine,) = [r for r in fused._entry()._runners.values() if not r.gradients]
+    (mine,) = [r for r in fused.current_entry().runners if not r.gradients]
     theirs = ens.entry("forward").programs.for_sizes("shared", {"B": 7}).program
-    assert [(n.op, n.args) for n in mine.program.nodes] == [(n.op, n.args) for n in theirs.nodes]  # eval is what load runs
+    assert [(n.op, n.args) for n in mine.program.nodes] == [
+        (n.op, n.args) for n in theirs.nodes
+    ]  # eval mode runs the program of load
 
 
 @pytest.mark.parametrize("passes", [True, False])
 def test_dropout_that_is_on_is_saved_on(tmp_path: Path, passes: bool) -> None:
-    """Passes of one model, its weights once; and members with weights of their own, each of which draws."""
-    own: list[Any] = members(lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 3)), 1 if passes else 3)
-    fused = widepack.fuse(own[0] if passes else own, draw(5, 4), n=3 if passes else None, dropout="on", validate=False)
+    """Passes of one model store its weights once. Members with different weights each draw."""
+    own: list[Any] = members(
+        lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 3)),
+        1 if passes else 3,
+    )
+    fused = widepack.fuse(
+        own[0] if passes else own, draw(5, 4), n=3 if passes else None, dropout="on", validate=False
+    )
     with torch.no_grad():
-        fused.get_parameter("0.bias").add_(1.0)  # as it is now
+        fused.get_parameter("0.bias").add_(1.0)  # save writes the current weights
     report = fused.save(tmp_path / "a.wide", names=["a", "b", "c"])
     assert report.members == ("a", "b", "c")
     assert (report.weights["stacked"] == 0) is passes
@@ -313,7 +342,9 @@ def test_dropout_that_is_on_is_saved_on(tmp_path: Path, passes: bool) -> None:
             assert not torch.equal(ens(x)[0], ens(x)[1])
         torch.manual_seed(0)
         theirs, mine = (torch.stack([f(x) for _ in range(400)]) for f in (ens, fused.eval()))
-        off = theirs.mean(0) - torch.stack([m(x) for m in fused.unfuse()])  # a linear layer follows the draws: their mean is the answer without them
+        off = theirs.mean(0) - torch.stack(
+            [m(x) for m in fused.unfuse()]
+        )  # a linear layer follows: the mean of all passes is the answer without dropout
         assert float((off / (theirs.std(0) / 20 + 1e-6)).abs().max()) < 6  # standard errors
         close(theirs.std(0).mean((1, 2)), mine.std(0).mean((1, 2)), atol=0.0, rtol=0.05)
 
@@ -327,7 +358,7 @@ def test_calls_in_inference_mode_and_answers_outside_of_it() -> None:
     with torch.no_grad():
         teacher = fused(draw(5, 4))
     student = torch.ones(3, requires_grad=True)
-    (teacher * student).sum().backward()  # an inference tensor could not be kept for this
+    (teacher * student).sum().backward()  # autograd refuses inference tensors here
     with torch.inference_mode():
         fused.train()(draw(5, 4))
     fused(draw(5, 4)).sum().backward()
@@ -346,14 +377,19 @@ def test_a_parameter_may_have_a_name_of_torchs_graph_modules() -> None:
 
     own = members(Coded)
     fused = widepack.fuse(own, draw(5, 4))
-    torch.testing.assert_close(fused(draw(2, 4)), torch.stack([m(draw(2, 4)) for m in own]), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        fused(draw(2, 4)), torch.stack([m(draw(2, 4)) for m in own]), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_parts_of_containers_by_place_and_key() -> None:
     class Holder(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layers, self.heads = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)]), nn.ModuleDict({"a": nn.Linear(4, 3)})
+            self.layers, self.heads = (
+                nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)]),
+                nn.ModuleDict({"a": nn.Linear(4, 3)}),
+            )
             self.scales = nn.ParameterList([nn.Parameter(torch.ones(3))])
 
         def forward(self, x: Tensor) -> Tensor:

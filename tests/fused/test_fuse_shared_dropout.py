@@ -1,4 +1,4 @@
-"""`fuse(..., strategy="shared")`: dropout draws once for all members, in training and with `dropout="on"`; without it each member draws for itself."""
+"""Tests `fuse(..., strategy="shared")`: dropout draws once for all members, in both modes."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import copy
 
 import pytest
 import torch
+from fusing import members
 from torch import Tensor, nn
 
 import widepack
-from fusing import members
 
 P = 0.4
 
 
 class Drops(nn.Module):
-    """What is dropped shows in the answer."""
+    """Its answer is 0 where a value was dropped."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ def test_members_are_dropped_in_the_same_places_where_it_is_asked_for(train: boo
     assert torch.equal(gone[0], gone[1]) and torch.equal(gone[1], gone[2])
     assert float(gone[0].double().mean()) == pytest.approx(P, abs=0.08)
     torch.testing.assert_close(y, torch.where(gone, 0, kept))
-    assert not torch.equal(gone, again == 0)  # a draw a call
+    assert not torch.equal(gone, again == 0)  # each call draws again
     assert not torch.equal(other[0] == 0, other[1] == 0)
 
 
@@ -65,11 +65,17 @@ def test_passes_of_one_model_are_one_pass_then() -> None:
 
 
 def test_dropouts_of_all_kinds_rest_where_they_are_compared() -> None:
-    """What is held to the members is the program at rest: a dropout that would not rest there is a VerificationError."""
+    """The program is compared with the members without dropout, for each kind of dropout."""
     model = nn.Sequential(
-        nn.Linear(4, 60), nn.Unflatten(1, (6, 10)), nn.Dropout1d(P), nn.FeatureAlphaDropout(P), nn.AlphaDropout(P), nn.Dropout(P), nn.Dropout(1.0)
+        nn.Linear(4, 60),
+        nn.Unflatten(1, (6, 10)),
+        nn.Dropout1d(P),
+        nn.FeatureAlphaDropout(P),
+        nn.AlphaDropout(P),
+        nn.Dropout(P),
+        nn.Dropout(1.0),
     )
     own = [copy.deepcopy(model).train() for _ in range(3)]
     x = torch.randn(8, 4)
     fused = widepack.fuse(own, x, strategy="shared")
-    assert not fused(x).any()  # the last drops all of it
+    assert not fused(x).any()  # the last dropout drops everything

@@ -1,20 +1,20 @@
-"""Where a fused module holds: what the members refuse alone, or answer otherwise than their program, is refused, in every mode, with and without `validate`."""
+"""Tests that a fused module refuses the sizes that its members refuse, or answer in another way."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from fusing import draw, members
 from torch import Tensor, nn
 
 import widepack
-from fusing import draw, members
 from widepack import InputError
 
 close = torch.testing.assert_close
 
 
 class Row(nn.Module):
-    """A norm that refuses one row in train mode; dropout: a program that draws."""
+    """Has a norm that refuses one row in train mode. With dropout the program draws."""
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
@@ -31,7 +31,11 @@ def test_one_row_is_refused_where_a_norm_of_the_members_trains(dropout: float) -
     assert fused(draw(1, 4)).shape == (3, 1, 3)
     fused.train()
     before = fused.norm.running_var.clone()
-    with pytest.raises(InputError, match=r"B = 1 .*the member itself fails there: ValueError: Expected more than 1 value per channel when training"):
+    with pytest.raises(
+        InputError,
+        match=r"B = 1 .*the member itself fails there: ValueError: Expected more than 1 value "
+        r"per channel when training",
+    ):
         fused(draw(1, 4))
     assert torch.equal(fused.norm.running_var, before)
     assert fused(draw(2, 4)).isfinite().all()

@@ -1,4 +1,4 @@
-"""Twenty steps of training, fused, beside each member trained alone."""
+"""Tests twenty steps of fused training against each member trained alone."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from fusing import Cnn, Transformer, copies, draw, ids, members, stacked
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import widepack
-from fusing import Cnn, Transformer, copies, draw, ids, members, stacked
 
 STEPS = 20
 Optimizer = Callable[[Any], torch.optim.Optimizer]
 
 
 def train(modules: list[Any], optimizer: Optimizer, data: list[tuple[Tensor, Tensor]]) -> None:
-    """Each member alone, one after the other."""
+    """Trains the members one after the other."""
     for i, m in enumerate(modules):
         opt = optimizer(m.train().parameters())
         for x, y in data:
@@ -29,7 +29,7 @@ def train(modules: list[Any], optimizer: Optimizer, data: list[tuple[Tensor, Ten
 
 
 def train_fused(fused: Any, optimizer: Optimizer, data: list[tuple[Tensor, Tensor]]) -> None:
-    """The sum of the members' losses: each member's gradient is its own."""
+    """Trains on the sum of the members' losses, which gives each member its gradient."""
     opt = optimizer(fused.train().parameters())
     for x, y in data:
         opt.zero_grad()
@@ -40,7 +40,7 @@ def train_fused(fused: Any, optimizer: Optimizer, data: list[tuple[Tensor, Tenso
 
 
 def images(dtype: torch.dtype, each: bool) -> list[tuple[Tensor, Tensor]]:
-    """Inputs for all members, or one a member, and targets of each member's own."""
+    """Returns inputs for all members, or one for each member, and targets for each member."""
     shape = (3, 6, 3, 8, 8) if each else (6, 3, 8, 8)
     return [(draw(*shape, seed=s, dtype=dtype), ids(3, 6, seed=s) % 4) for s in range(STEPS)]
 
@@ -65,34 +65,48 @@ def check(own: list[Any], sample: Tensor, data: list[tuple[Tensor, Tensor]], nam
     for key, value in stacked(alone).items():
         moved = (value - stacked(own)[key]).abs().max()
         assert moved > 10 * bound, key
-        assert (fused.state_dict()[key] - value).abs().max() <= bound * max(1.0, float(value.abs().max())), key
+        assert (fused.state_dict()[key] - value).abs().max() <= bound * max(1.0, float(value.abs().max())), (
+            key
+        )
 
 
 @pytest.mark.parametrize(
-    ("name", "each"), [("sgd", False), pytest.param("adam", True, marks=pytest.mark.slow), pytest.param("adamw", False, marks=pytest.mark.slow)]
+    ("name", "each"),
+    [
+        ("sgd", False),
+        pytest.param("adam", True, marks=pytest.mark.slow),
+        pytest.param("adamw", False, marks=pytest.mark.slow),
+    ],
 )
 def test_a_cnn_with_batch_norm(name: str, each: bool) -> None:
     dtype = CASES[name][1]
     check(members(Cnn, dtype=dtype), draw(6, 3, 8, 8, dtype=dtype), images(dtype, each), name)
 
 
-@pytest.mark.parametrize("name", [pytest.param("sgd", marks=pytest.mark.slow), "adam", pytest.param("adamw", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("sgd", marks=pytest.mark.slow), "adam", pytest.param("adamw", marks=pytest.mark.slow)],
+)
 def test_a_transformer(name: str) -> None:
     check(members(Transformer, dtype=CASES[name][1]), ids(4, 5), sentences(), name)
 
 
 def test_a_batch_norm_without_momentum_keeps_the_mean_of_all_batches() -> None:
-    own = members(lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, momentum=None)), dtype=torch.float64)
+    own = members(
+        lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, momentum=None)), dtype=torch.float64
+    )
     fused = widepack.fuse([m.train() for m in own], draw(5, 4, dtype=torch.float64))
     for step in range(3):
         xs = draw(3, 6 + step, 4, seed=step, dtype=torch.float64)
-        torch.testing.assert_close(fused.each(xs), torch.stack([m(x) for m, x in zip(own, xs)]), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(
+            fused.each(xs), torch.stack([m(x) for m, x in zip(own, xs)]), rtol=1e-12, atol=1e-12
+        )
     for name, value in stacked(own).items():
         torch.testing.assert_close(fused.state_dict()[name], value, rtol=1e-12, atol=1e-12)
 
 
 def test_a_compiled_fused_module_is_the_fused_module() -> None:
-    """Also where a program is made, and compared, in the first call."""
+    """The first call makes and compares a program."""
     own, x = members(Cnn), draw(4, 3, 8, 8)
     fused = widepack.fuse(own, x)
     compiled = torch.compile(fused, backend="eager")
@@ -100,4 +114,6 @@ def test_a_compiled_fused_module_is_the_fused_module() -> None:
         fused.train(mode)
         right = torch.stack([m.train(mode)(x) for m in own])
         torch.testing.assert_close(compiled(x), right, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(fused.norm1.running_mean, torch.stack([m.norm1.running_mean for m in own]), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        fused.norm1.running_mean, torch.stack([m.norm1.running_mean for m in own]), rtol=1e-5, atol=1e-6
+    )

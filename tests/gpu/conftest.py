@@ -1,4 +1,6 @@
-"""Tests of a device: skipped where there is none. `WIDEPACK_TEST_DEVICE=cpu pytest tests/gpu` runs them on the CPU, to try the tests themselves."""
+"""Tests of a device: skipped where there is none. `WIDEPACK_TEST_DEVICE=cpu pytest tests/gpu` runs them on
+the CPU, to try the tests themselves.
+"""
 
 from __future__ import annotations
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-
-import cases
 from isolating import answers, poisoned, to
 from support import Artifacts, Bound, double, fresh, leaves, must, run, stack
+
+import cases
 from widepack import VerificationError, load
 
 REFUSED = """
@@ -58,19 +58,27 @@ def _leaves(answer: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", cases.NAMES)
-def test_nan_in_one_members_weights_stays_there(name: str, artifacts: Artifacts, tmp_path: Path, device: str) -> None:
+def test_nan_in_one_members_weights_stays_there(
+    name: str, artifacts: Artifacts, tmp_path: Path, device: str
+) -> None:
     def found(path: Path) -> list[list[torch.Tensor]]:
         return answers(load(path, device=device, verify="off"), name, device)
 
     clean = found(artifacts(name))
     for j in range(len(clean)):
-        for i, (before, after) in enumerate(zip(clean, found(poisoned(artifacts(name), j, tmp_path / f"{j}")))):
+        for i, (before, after) in enumerate(
+            zip(clean, found(poisoned(artifacts(name), j, tmp_path / f"{j}")))
+        ):
             for a, b in zip(before, after, strict=True):
-                assert b.isnan().all() if i == j else torch.equal(a, b), f"NaN in member {j}, answers of member {i}"
+                assert b.isnan().all() if i == j else torch.equal(a, b), (
+                    f"NaN in member {j}, answers of member {i}"
+                )
 
 
 @pytest.mark.parametrize("name", ["encoder", "textcnn"])
-def test_an_index_out_of_range_is_refused(name: str, artifacts: Artifacts, tmp_path: Path, device: str) -> None:
+def test_an_index_out_of_range_is_refused(
+    name: str, artifacts: Artifacts, tmp_path: Path, device: str
+) -> None:
     """In a process of its own: a kernel that finds it on a GPU ends the process's use of the device."""
     case = cases.load(name)
     for value, said in ((3, "answered"), (200, "refused"), (2**40, "refused")):
@@ -81,14 +89,20 @@ def test_an_index_out_of_range_is_refused(name: str, artifacts: Artifacts, tmp_p
         assert must(fresh(REFUSED, artifacts(name), device, tmp_path / "call.pt")).split()[0] == said
 
 
-def test_the_probe_finds_a_weight_that_is_not_the_proved_one(artifacts: Artifacts, tmp_path: Path, device: str) -> None:
+def test_the_probe_finds_a_weight_that_is_not_the_proved_one(
+    artifacts: Artifacts, tmp_path: Path, device: str
+) -> None:
     path = tmp_path / "other.wide"
     shutil.copytree(artifacts("mlp"), path)
     (weights,) = path.glob("weights-*.safetensors")
     with open(weights, "r+b") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         rows = json.loads(file.read(length))
-        begin, end = next(r["data_offsets"] for n, r in rows.items() if n != "__metadata__" and r["dtype"] == "F32" and len(r["shape"]) == 3)
+        begin, end = next(
+            r["data_offsets"]
+            for n, r in rows.items()
+            if n != "__metadata__" and r["dtype"] == "F32" and len(r["shape"]) == 3
+        )
         file.seek(8 + length + begin)
         file.write(struct.pack("<f", 3.0) * ((end - begin) // 4))
     with pytest.raises(VerificationError):

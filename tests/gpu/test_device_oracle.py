@@ -7,8 +7,20 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from oracle import (
+    UNDEFINED,
+    WALKED,
+    assert_equal,
+    bits,
+    member,
+    memories,
+    outputs,
+    run_all,
+    runs,
+    tensors,
+    wide,
+)
 
-from oracle import UNDEFINED, WALKED, assert_equal, bits, member, memories, outputs, run_all, runs, tensors, wide
 from widepack.ir import ops
 from widepack.lowering.interpreter import applicable
 from widepack.registry.registry import REGISTRY
@@ -16,11 +28,14 @@ from widepack.registry.samples import Sample
 from widepack.registry.writer import EagerWriter
 
 FAMILIES = sorted({REGISTRY[op].family for op in WALKED})
-ABSENT = re.compile(r"not implemented|not supported|could not run|no kernel|only supported|unsupported|must be on the cpu", re.IGNORECASE)
+ABSENT = re.compile(
+    r"not implemented|not supported|could not run|no kernel|only supported|unsupported|must be on the cpu",
+    re.IGNORECASE,
+)
 
 
 def runs_alone(op: str, samples: list[Sample]) -> bool:
-    """Whether the device has a kernel for the op, of these dtypes. Raises: whatever else ends a member alone."""
+    """Whether the device has a kernel for the op and these dtypes. Raises: any other error of the member."""
     try:
         for sample in samples:
             member(op, sample)
@@ -32,7 +47,9 @@ def runs_alone(op: str, samples: list[Sample]) -> bool:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_strategy_equals_the_op_once_a_member(family: str, device: str, record_property: Callable[[str, object], None]) -> None:
+def test_every_strategy_equals_the_op_once_a_member(
+    family: str, device: str, record_property: Callable[[str, object], None]
+) -> None:
     wrong: list[str] = []
     absent: set[str] = set()
     compared = 0
@@ -46,7 +63,13 @@ def test_every_strategy_equals_the_op_once_a_member(family: str, device: str, re
                     continue
                 for where, result, own in run_all(op, members, device):
                     for i, (got, sample) in enumerate(zip(outputs(result, members), own)):
-                        assert_equal(op, got, member(op, sample), f"{where}, member {i}", drawn=not ops.pure(op, *sample))
+                        assert_equal(
+                            op,
+                            got,
+                            member(op, sample),
+                            f"{where}, member {i}",
+                            drawn=not ops.pure(op, *sample),
+                        )
                         compared += 1
             except Exception as error:  # noqa: BLE001  # the whole list says more than its first entry
                 wrong.append(f"{op}, N={members}: {type(error).__name__}: {str(error)[:300]}")
@@ -62,11 +85,15 @@ def test_nan_in_one_member_changes_no_bit_of_another(family: str, device: str) -
     for op in (op for op in WALKED if REGISTRY[op].family == family and op not in UNDEFINED):
         for where, many, kinds in runs(op, 3, device):
             for memory in memories(many):
-                (args, kwargs, clean_own), (args_nan, kwargs_nan, own) = (wide(many, kinds, memory, nan) for nan in (None, 1))
+                (args, kwargs, clean_own), (args_nan, kwargs_nan, own) = (
+                    wide(many, kinds, memory, nan) for nan in (None, 1)
+                )
                 try:
                     if not (runs_alone(op, clean_own) and runs_alone(op, own)):
                         continue
-                except RuntimeError:  # a member that refuses NaN: what all do then, tests/test_primitives.py says
+                except (
+                    RuntimeError
+                ):  # a member that refuses NaN: what all do then, tests/test_primitives.py says
                     continue
                 w = EagerWriter(3, torch.device(device).type)
                 w.op = op
@@ -78,5 +105,7 @@ def test_nan_in_one_member_changes_no_bit_of_another(family: str, device: str) -
                     for i in (0, 2):
                         pairs = zip(tensors([answers[0][i]]), tensors([answers[1][i]]))
                         if any(a.shape != b.shape or not torch.equal(bits(a), bits(b)) for a, b in pairs):
-                            leaks.append(f"{where}, {memory}, strategy {s.name}: NaN in member 1 reached member {i}")
+                            leaks.append(
+                                f"{where}, {memory}, strategy {s.name}: NaN in member 1 reached member {i}"
+                            )
     assert not leaks, "\n".join([f"{len(leaks)} leaks:", *leaks[:20]])

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from fusing import Cnn, copies, draw, ids, members
 from torch import nn
 
 import widepack
-from fusing import Cnn, copies, draw, ids, members
 from widepack import build, load
 
 N = 4
@@ -19,7 +19,13 @@ N = 4
 
 def net() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 16), nn.ReLU(), nn.Linear(16, 5)
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(8 * 36, 16),
+        nn.ReLU(),
+        nn.Linear(16, 5),
     )
 
 
@@ -31,7 +37,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             torch.save(net().state_dict(), place / f"{name}.pt")
-    build([place / f"{i}.pt" for i in range(N)], place / "e.wide", model=lambda: net().eval(), inputs=["input=float32[B,3,6,6]"], pt2=False)
+    build(
+        [place / f"{i}.pt" for i in range(N)],
+        place / "e.wide",
+        model=lambda: net().eval(),
+        inputs=["input=float32[B,3,6,6]"],
+        pt2=False,
+    )
     return place
 
 
@@ -101,7 +113,9 @@ def test_every_answer_of_threads_on_streams_of_their_own_is_of_one_version(folde
     new = ens(x).cpu()
     seen = set()
     for y in (y for out in answers for y in out):
-        which = tuple(0 if torch.equal(y[i], old[i]) else 1 if torch.equal(y[i], new[i]) else -1 for i in range(N))
+        which = tuple(
+            0 if torch.equal(y[i], old[i]) else 1 if torch.equal(y[i], new[i]) else -1 for i in range(N)
+        )
         assert -1 not in which
         seen.add(which)
     assert len(seen) > 1, "no call came between the swaps: this test proves nothing"
@@ -110,13 +124,19 @@ def test_every_answer_of_threads_on_streams_of_their_own_is_of_one_version(folde
 def test_some_members_alone(folder: Path, device: str) -> None:
     x = draw(4, 3, 6, 6).to(device)
     torch.testing.assert_close(
-        load(folder / "e.wide", device=device, members=[3, 1])(x), load(folder / "e.wide", device=device)(x)[[3, 1]], rtol=1e-5, atol=1e-6
+        load(folder / "e.wide", device=device, members=[3, 1])(x),
+        load(folder / "e.wide", device=device)(x)[[3, 1]],
+        rtol=1e-5,
+        atol=1e-6,
     )
 
 
 def test_a_fused_module_trains_as_its_members(device: str) -> None:
     own = [m.to(device).train() for m in members(Cnn, dtype=torch.float64)]
-    data = [(draw(6, 3, 8, 8, seed=s, dtype=torch.float64).to(device), (ids(3, 6, seed=s) % 4).to(device)) for s in range(5)]
+    data = [
+        (draw(6, 3, 8, 8, seed=s, dtype=torch.float64).to(device), (ids(3, 6, seed=s) % 4).to(device))
+        for s in range(5)
+    ]
     fused = widepack.fuse(own, data[0][0])
     alone = copies(own)
     for i, m in enumerate(alone):

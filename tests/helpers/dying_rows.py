@@ -1,4 +1,4 @@
-"""Rows of a process that native code ends: while it prepares a baseline, while it measures, or when it has given all."""
+"""Ends a bench process from native code: in a baseline, in a measurement, or after the last row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 from widepack_bench.processes.fresh import tell
 
 
-def rows_of(name: str, members: Sequence[int], preset: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def rows_of(
+    name: str, members: Sequence[int], preset: str, options: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
     for n in members:
         for baseline in options["baselines"]:
             tell({"stage": f"preparing {baseline}"})
@@ -19,7 +21,15 @@ def rows_of(name: str, members: Sequence[int], preset: str, options: Mapping[str
         tell({"stage": "measuring"})
         if n == 4:
             os._exit(3)
-        yield {"row": {"primitive": name, "members": n, "verdict": "checked", "skipped": {}, "compiled-member": None}}
+        yield {
+            "row": {
+                "primitive": name,
+                "members": n,
+                "verdict": "checked",
+                "skipped": {},
+                "compiled-member": None,
+            }
+        }
     os._exit(3)
 
 

@@ -1,4 +1,4 @@
-"""Artifacts as a stranger makes them: the golden ones, changed anywhere, with hashes, names and digest right again."""
+"""Forges artifacts: changes any file of a golden artifact, then corrects hashes, names and digest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-GOLDEN = Path(__file__).resolve().parent.parent / "artifacts" / "golden"
+from paths import GOLDEN as GOLDEN
 
 
 def golden(name: str) -> Path:
@@ -21,7 +21,9 @@ class Forged:
 
     def __init__(self, name: str = "mlp") -> None:
         source = golden(name)
-        every = {p.relative_to(source).as_posix(): p.read_bytes() for p in sorted(source.rglob("*")) if p.is_file()}
+        every = {
+            p.relative_to(source).as_posix(): p.read_bytes() for p in sorted(source.rglob("*")) if p.is_file()
+        }
         self.documents: dict[str, Any] = {n: json.loads(d) for n, d in every.items() if n.endswith(".json")}
         self.files = {n: d for n, d in every.items() if n not in self.documents}
 
@@ -54,11 +56,16 @@ class Forged:
         """Write it. seal: with right hashes, names and digest."""
         renamed: dict[str, str] = {}
         table: dict[str, Any] = {}
-        rows = {**self.files, **{n: json.dumps(d).encode() for n, d in self.documents.items() if n != "manifest.json"}}
+        rows = {
+            **self.files,
+            **{n: json.dumps(d).encode() for n, d in self.documents.items() if n != "manifest.json"},
+        }
         path = folder / "forged.wide"
         for name, data in rows.items():
             sha256 = hashlib.sha256(data).hexdigest()
-            renamed[name] = f"{name.rsplit('-', 1)[0]}-{sha256[:16]}.{name.rsplit('.', 1)[1]}" if seal else name
+            renamed[name] = (
+                f"{name.rsplit('-', 1)[0]}-{sha256[:16]}.{name.rsplit('.', 1)[1]}" if seal else name
+            )
             table[renamed[name]] = {"bytes": len(data), "sha256": sha256}
             place = path / renamed[name]
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +79,9 @@ class Forged:
             return {k: to(v) for k, v in value.items()} if isinstance(value, dict) else value
 
         body = {k: to(v) for k, v in self.manifest.items() if k not in ("digest", "files")}
-        extra = {n: f for n, f in self.manifest["files"].items() if n not in rows}  # what a test has put into the list
+        extra = {
+            n: f for n, f in self.manifest["files"].items() if n not in rows
+        }  # what a test has put into the list
         body["files"] = {**table, **extra} if seal else self.manifest["files"]
         text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
         body["digest"] = "sha256:" + hashlib.sha256(text).hexdigest() if seal else self.manifest["digest"]

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 class Mlp(nn.Module):
     def __init__(self, width: int = 6, eps: float = 1e-5) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(4, width), nn.LayerNorm(width, eps=eps), nn.GELU(), nn.Linear(width, 3))
+        self.layers = nn.Sequential(
+            nn.Linear(4, width), nn.LayerNorm(width, eps=eps), nn.GELU(), nn.Linear(width, 3)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.layers(x)
@@ -25,7 +27,10 @@ class Cnn(nn.Module):
 
     def __init__(self, momentum: float = 0.1) -> None:
         super().__init__()
-        self.conv1, self.norm1 = nn.Conv2d(3, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6, momentum=momentum)
+        self.conv1, self.norm1 = (
+            nn.Conv2d(3, 6, 3, padding=1, bias=False),
+            nn.BatchNorm2d(6, momentum=momentum),
+        )
         self.conv2 = nn.Conv2d(6, 8, 3, stride=2)
         self.head = nn.Linear(8, 4)
 
@@ -49,8 +54,10 @@ class Transformer(nn.Module):
         return self.head(self.layer(self.tokens(ids) + self.place))  # type: ignore[no-any-return]
 
 
-def members(make: Callable[[], nn.Module], count: int = 3, seed: int = 0, dtype: torch.dtype = torch.float32) -> list[Any]:
-    """Members in eval mode, with weights of their own, also where all begin alike, and statistics."""
+def members(
+    make: Callable[[], nn.Module], count: int = 3, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> list[Any]:
+    """Returns eval-mode members with different weights and statistics, even of a factory with equal ones."""
     made: list[Any] = []
     for i in range(count):
         g = torch.Generator().manual_seed(100 * seed + i)

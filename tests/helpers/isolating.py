@@ -10,18 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from support import leaves, stack
 from torch.utils import _pytree as pytree
 
 import cases
-from support import leaves, stack
 from widepack.inference.model import WideModel
-from widepack_artifacts.writer import Reader
+from widepack_artifacts.reader import Reader
 
 PATTERNS = ("shared", "each")
 
 
 def poisoned(artifact: Path, member: int, folder: Path) -> Path:
-    """A copy in which every floating weight of a member's own is NaN. Written in place: tensors that lie elsewhere in memory may round differently."""
+    """Returns a copy in which every Stacked floating weight of one member is NaN.
+
+    It is written in place, because tensors at another place in memory may round differently.
+    """
     shutil.copytree(artifact, folder)
     (path,) = folder.glob("weights-*.safetensors")
     kinds = {weight.name: weight.kind for weight in Reader(artifact).manifest.weights}
@@ -49,8 +52,14 @@ def answers(ens: WideModel, name: str, device: str = "cpu") -> list[list[torch.T
     found: list[list[torch.Tensor]] = [[] for _ in range(case.N)]
     for batch, pattern in itertools.product((1, 3), PATTERNS):
         own = [to(case.sample(batch, 40 + i), device) for i in range(case.N)]
-        result = ens(*own[0][0], **own[0][1]) if pattern == "shared" else ens.each(*stack([a for a, _ in own]), **stack([k for _, k in own]))
-        wide = leaves(result) if isinstance(result, torch.Tensor) or not isinstance(result, list) else [result]
+        result = (
+            ens(*own[0][0], **own[0][1])
+            if pattern == "shared"
+            else ens.each(*stack([a for a, _ in own]), **stack([k for _, k in own]))
+        )
+        wide = (
+            leaves(result) if isinstance(result, torch.Tensor) or not isinstance(result, list) else [result]
+        )
         for i in range(case.N):
             found[i] += [leaf[i] for leaf in wide]
     return found

@@ -1,4 +1,4 @@
-"""Modules for the faces' tests: every option of every module that has a face, with one member's inputs."""
+"""Modules for the tests of the wide layers: all options of every module, with inputs of one member."""
 
 from __future__ import annotations
 
@@ -61,16 +61,25 @@ CASES: dict[str, Case] = {
 }
 for mode in ("sum", "mean", "max"):
     CASES[f"EmbeddingBag-{mode}"] = Case(partial(nn.EmbeddingBag, 9, 4, mode=mode), ids(9, 2, 5))
-    CASES[f"EmbeddingBag-{mode}-padding"] = Case(partial(nn.EmbeddingBag, 5, 4, mode=mode, padding_idx=2), ids(5, 3, 8))
+    CASES[f"EmbeddingBag-{mode}-padding"] = Case(
+        partial(nn.EmbeddingBag, 5, 4, mode=mode, padding_idx=2), ids(5, 3, 8)
+    )
     CASES[f"EmbeddingBag-{mode}-offsets"] = Case(partial(nn.EmbeddingBag, 9, 4, mode=mode), bag)
 CASES["EmbeddingBag-last-offset"] = Case(
-    lambda: nn.EmbeddingBag(9, 4, mode="sum", include_last_offset=True), lambda g: (bag(g)[0], torch.tensor([0, 2, 7, 10]))
+    lambda: nn.EmbeddingBag(9, 4, mode="sum", include_last_offset=True),
+    lambda g: (bag(g)[0], torch.tensor([0, 2, 7, 10])),
 )
 for table in (nn.Embedding, nn.EmbeddingBag):
-    CASES[f"{table.__name__}-by-frequency"] = Case(partial(table, 5, 4, scale_grad_by_freq=True, padding_idx=2), ids(5, 4, 6))
+    CASES[f"{table.__name__}-by-frequency"] = Case(
+        partial(table, 5, 4, scale_grad_by_freq=True, padding_idx=2), ids(5, 4, 6)
+    )
 CASES["EmbeddingBag-weights"] = Case(lambda: nn.EmbeddingBag(9, 4, mode="sum"), weighted)
-CASES["EmbeddingBag-weights-padding"] = Case(lambda: nn.EmbeddingBag(9, 4, mode="sum", padding_idx=3), weighted)
-for n, (conv, turned) in enumerate(((nn.Conv1d, nn.ConvTranspose1d), (nn.Conv2d, nn.ConvTranspose2d), (nn.Conv3d, nn.ConvTranspose3d)), 1):
+CASES["EmbeddingBag-weights-padding"] = Case(
+    lambda: nn.EmbeddingBag(9, 4, mode="sum", padding_idx=3), weighted
+)
+for n, (conv, turned) in enumerate(
+    ((nn.Conv1d, nn.ConvTranspose1d), (nn.Conv2d, nn.ConvTranspose2d), (nn.Conv3d, nn.ConvTranspose3d)), 1
+):
     s = (7, 6, 5)[:n]
     CASES |= {
         f"Conv{n}d": Case(partial(conv, 4, 6, 3, padding=1), x((2, 4, *s))),
@@ -80,16 +89,31 @@ for n, (conv, turned) in enumerate(((nn.Conv1d, nn.ConvTranspose1d), (nn.Conv2d,
         f"Conv{n}d-same": Case(partial(conv, 4, 6, 3, padding="same"), x((2, 4, *s))),
         f"Conv{n}d-valid": Case(partial(conv, 4, 6, 2, padding="valid"), x((2, 4, *s))),
         f"Conv{n}d-1x1": Case(partial(conv, 4, 6, 1), x((2, 4, *s))),
-        f"ConvTranspose{n}d": Case(partial(turned, 4, 6, 3, stride=2, padding=1, output_padding=1), x((2, 4, *s))),
-        f"ConvTranspose{n}d-groups": Case(partial(turned, 4, 6, 2, groups=2, bias=False, dilation=2), x((2, 4, *s))),
+        f"ConvTranspose{n}d": Case(
+            partial(turned, 4, 6, 3, stride=2, padding=1, output_padding=1), x((2, 4, *s))
+        ),
+        f"ConvTranspose{n}d-groups": Case(
+            partial(turned, 4, 6, 2, groups=2, bias=False, dilation=2), x((2, 4, *s))
+        ),
         f"ConvTranspose{n}d-no-batch": Case(partial(turned, 4, 6, 3), x((4, *s))),
-        f"ConvTranspose{n}d-size": Case(partial(turned, 4, 6, 3, stride=2), x((2, 4, *s)), {"output_size": [2 * i + 2 for i in s]}),
+        f"ConvTranspose{n}d-size": Case(
+            partial(turned, 4, 6, 3, stride=2), x((2, 4, *s)), {"output_size": [2 * i + 2 for i in s]}
+        ),
     }
     for padding_mode in ("reflect", "replicate", "circular"):
-        CASES[f"Conv{n}d-{padding_mode}"] = Case(partial(conv, 4, 6, 3, padding=1, padding_mode=padding_mode), x((2, 4, *s)))
-    CASES[f"Conv{n}d-reflect-same-no-batch"] = Case(partial(conv, 4, 6, 3, padding="same", padding_mode="reflect"), x((4, *s)))
+        CASES[f"Conv{n}d-{padding_mode}"] = Case(
+            partial(conv, 4, 6, 3, padding=1, padding_mode=padding_mode), x((2, 4, *s))
+        )
+    CASES[f"Conv{n}d-reflect-same-no-batch"] = Case(
+        partial(conv, 4, 6, 3, padding="same", padding_mode="reflect"), x((4, *s))
+    )
 for n, (batch, instance) in enumerate(
-    ((nn.BatchNorm1d, nn.InstanceNorm1d), (nn.BatchNorm2d, nn.InstanceNorm2d), (nn.BatchNorm3d, nn.InstanceNorm3d)), 1
+    (
+        (nn.BatchNorm1d, nn.InstanceNorm1d),
+        (nn.BatchNorm2d, nn.InstanceNorm2d),
+        (nn.BatchNorm3d, nn.InstanceNorm3d),
+    ),
+    1,
 ):
     s = (4, 3, 2)[:n]
     CASES |= {
@@ -99,7 +123,9 @@ for n, (batch, instance) in enumerate(
         f"BatchNorm{n}d-no-statistics": Case(partial(batch, 4, track_running_stats=False), x((3, 4, *s))),
         f"InstanceNorm{n}d": Case(partial(instance, 4), x((3, 4, *s))),
         f"InstanceNorm{n}d-no-batch": Case(partial(instance, 4, affine=True), x((4, *s))),
-        f"InstanceNorm{n}d-all": Case(partial(instance, 4, affine=True, track_running_stats=True, momentum=0.3), x((3, 4, *s))),
+        f"InstanceNorm{n}d-all": Case(
+            partial(instance, 4, affine=True, track_running_stats=True, momentum=0.3), x((3, 4, *s))
+        ),
     }
 CASES |= {
     "BatchNorm1d-rank-2": Case(lambda: nn.BatchNorm1d(4), x((3, 4))),
@@ -116,8 +142,12 @@ CASES |= {
 }
 
 
-def attention(name: str, inputs: Draw, call: dict[str, Any] | None = None, named: Draw | None = None, **options: Any) -> None:
-    CASES[f"MultiheadAttention-{name}"] = Case(lambda: nn.MultiheadAttention(8, 2, **options), inputs, call or {}, named)
+def attention(
+    name: str, inputs: Draw, call: dict[str, Any] | None = None, named: Draw | None = None, **options: Any
+) -> None:
+    CASES[f"MultiheadAttention-{name}"] = Case(
+        lambda: nn.MultiheadAttention(8, 2, **options), inputs, call or {}, named
+    )
 
 
 def self_attention(g: torch.Generator, *shape: int) -> tuple[Any, ...]:
@@ -134,7 +164,11 @@ attention("self-first", lambda g: self_attention(g, 2, 5, 8), PLAIN, batch_first
 attention("self-no-batch", lambda g: self_attention(g, 5, 8))
 attention("cross", QKV)
 attention("cross-no-weights", QKV, PLAIN, bias=False)
-attention("cross-one-context", lambda g: (x((5, 2, 8))(g)[0], *self_attention(g, 6, 2, 8)[:2]), {"average_attn_weights": False})
+attention(
+    "cross-one-context",
+    lambda g: (x((5, 2, 8))(g)[0], *self_attention(g, 6, 2, 8)[:2]),
+    {"average_attn_weights": False},
+)
 attention("other-widths", x((2, 5, 8), (2, 6, 3), (2, 6, 4)), kdim=3, vdim=4, batch_first=True)
 attention("other-widths-no-bias", x((5, 2, 8), (6, 2, 3), (6, 2, 8)), PLAIN, kdim=3, bias=False)
 attention("bias-kv", QKV, add_bias_kv=True)
@@ -149,30 +183,53 @@ attention(
 )
 for kind, call in (("weights", {}), ("no-weights", PLAIN)):
     attention(f"boolean-{kind}", QKV, call, lambda g: (("attn_mask", allowed(g, 5, 6)),))
-    attention(f"float-{kind}", QKV, call, lambda g: (("attn_mask", torch.randn(5, 6, generator=g, dtype=torch.float64)),))
+    attention(
+        f"float-{kind}",
+        QKV,
+        call,
+        lambda g: (("attn_mask", torch.randn(5, 6, generator=g, dtype=torch.float64)),),
+    )
     attention(f"by-head-{kind}", QKV, call, lambda g: (("attn_mask", allowed(g, 4, 5, 6)),))
     attention(f"padding-{kind}", QKV, call, lambda g: (("key_padding_mask", allowed(g, 2, 6)),))
     attention(
         f"masks-{kind}",
         QKV,
         call,
-        lambda g: (("attn_mask", torch.randn(4, 5, 6, generator=g, dtype=torch.float64)), ("key_padding_mask", allowed(g, 2, 6).double() * -3)),
+        lambda g: (
+            ("attn_mask", torch.randn(4, 5, 6, generator=g, dtype=torch.float64)),
+            ("key_padding_mask", allowed(g, 2, 6).double() * -3),
+        ),
     )
-    attention(f"causal-{kind}", lambda g: self_attention(g, 5, 2, 8), {**call, "is_causal": True}, lambda g: (("attn_mask", CAUSAL),))
+    attention(
+        f"causal-{kind}",
+        lambda g: self_attention(g, 5, 2, 8),
+        {**call, "is_causal": True},
+        lambda g: (("attn_mask", CAUSAL),),
+    )
     attention(
         f"causal-padding-{kind}",
         lambda g: self_attention(g, 5, 2, 8),
         {**call, "is_causal": True},
         lambda g: (("attn_mask", CAUSAL), ("key_padding_mask", allowed(g, 2, 5))),
     )
-attention("no-batch-masks", x((5, 8), (6, 8), (6, 8)), PLAIN, lambda g: (("attn_mask", allowed(g, 2, 5, 6)), ("key_padding_mask", allowed(g, 6))))
+attention(
+    "no-batch-masks",
+    x((5, 8), (6, 8), (6, 8)),
+    PLAIN,
+    lambda g: (("attn_mask", allowed(g, 2, 5, 6)), ("key_padding_mask", allowed(g, 6))),
+)
 
 for layer, states in ((nn.LSTM, 2), (nn.GRU, 1), (nn.RNN, 1)):
     name = layer.__name__
 
-    def with_state(g: torch.Generator, rows: int, states: int = states, batch: tuple[int, ...] = (2,), width: int = 6) -> tuple[Any, ...]:
+    def with_state(
+        g: torch.Generator, rows: int, states: int = states, batch: tuple[int, ...] = (2,), width: int = 6
+    ) -> tuple[Any, ...]:
         sequence = torch.randn(5, *batch, 4, generator=g, dtype=torch.float64)
-        given = tuple(torch.randn(rows, *batch, w, generator=g, dtype=torch.float64) for w in ((width, 6) if states == 2 else (6,)))
+        given = tuple(
+            torch.randn(rows, *batch, w, generator=g, dtype=torch.float64)
+            for w in ((width, 6) if states == 2 else (6,))
+        )
         return sequence, given if states == 2 else given[0]
 
     CASES |= {
@@ -184,7 +241,9 @@ for layer, states in ((nn.LSTM, 2), (nn.GRU, 1), (nn.RNN, 1)):
         f"{name}-no-batch-states": Case(partial(layer, 4, 6, 2), partial(with_state, rows=2, batch=())),
     }
 CASES["LSTM-projections"] = Case(lambda: nn.LSTM(4, 6, 2, proj_size=3, bidirectional=True), x((5, 2, 4)))
-CASES["LSTM-projections-states"] = Case(lambda: nn.LSTM(4, 6, proj_size=3), lambda g: (x((5, 2, 4))(g)[0], x((1, 2, 3), (1, 2, 6))(g)))
+CASES["LSTM-projections-states"] = Case(
+    lambda: nn.LSTM(4, 6, proj_size=3), lambda g: (x((5, 2, 4))(g)[0], x((1, 2, 3), (1, 2, 6))(g))
+)
 CASES["RNN-relu"] = Case(lambda: nn.RNN(4, 6, 2, nonlinearity="relu"), x((5, 2, 4)))
 for cell, states in ((nn.LSTMCell, 2), (nn.GRUCell, 1), (nn.RNNCell, 1)):
     name = cell.__name__
@@ -209,12 +268,16 @@ for n in (1, 2, 3):
         f"MaxPool{n}d-ceil": Case(partial(pools["MaxPool"], 3, 2, 1, 2, ceil_mode=True), x((2, 4, *s))),
         f"MaxPool{n}d-no-batch": Case(partial(pools["MaxPool"], 2, return_indices=True), x((4, *s))),
         f"AvgPool{n}d": Case(partial(pools["AvgPool"], 3, 2, 1), x((2, 4, *s))),
-        f"AvgPool{n}d-ceil": Case(partial(pools["AvgPool"], 3, 2, 1, ceil_mode=True, count_include_pad=False), x((2, 4, *s))),
+        f"AvgPool{n}d-ceil": Case(
+            partial(pools["AvgPool"], 3, 2, 1, ceil_mode=True, count_include_pad=False), x((2, 4, *s))
+        ),
         f"AvgPool{n}d-no-batch": Case(partial(pools["AvgPool"], 2), x((4, *s))),
         f"AdaptiveAvgPool{n}d": Case(partial(pools["AdaptiveAvgPool"], 3), x((2, 4, *s))),
         f"AdaptiveAvgPool{n}d-no-batch": Case(partial(pools["AdaptiveAvgPool"], 1), x((4, *s))),
         f"AdaptiveMaxPool{n}d": Case(partial(pools["AdaptiveMaxPool"], 3), x((2, 4, *s))),
-        f"AdaptiveMaxPool{n}d-indices": Case(partial(pools["AdaptiveMaxPool"], 2, return_indices=True), x((2, 4, *s))),
+        f"AdaptiveMaxPool{n}d-indices": Case(
+            partial(pools["AdaptiveMaxPool"], 2, return_indices=True), x((2, 4, *s))
+        ),
     }
 CASES["AvgPool2d-divisor"] = Case(lambda: nn.AvgPool2d((2, 3), divisor_override=5), x((2, 4, 6, 6)))
 CASES["AdaptiveAvgPool2d-none"] = Case(lambda: nn.AdaptiveAvgPool2d((None, 2)), x((2, 4, 5, 6)))

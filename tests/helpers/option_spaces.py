@@ -1,10 +1,11 @@
-"""Option spaces: any call of a layer's op, drawn option by option, where samples are a few calls that are always the same.
+"""Option spaces: draws any call of a layer's op, option by option. (Samples are a few fixed calls.)
 
     @options("linear")
     def _linear(draw: Draw, pick: Pick, batch: int) -> Sample: ...
 
-`pick(a, b, c)` chooses a literal, `draw` makes tensors, `batch` is the batch. What is picked never depends on the batch or on what tensors hold, so that the same picks
-give N members, each batch and each dtype. Two draws differ by what tensors hold.
+`pick(a, b, c)` chooses a literal, `draw` makes tensors, `batch` is the batch. What is picked never depends on
+the batch or on what tensors hold, so that the same picks give N members, each batch and each dtype. Two draws
+differ by what tensors hold.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from typing import Any
 
 import torch
 
-from widepack.registry.registry import full_name
+from widepack.ir.ops import full_name
 from widepack.registry.samples import Draw, Sample, call
 
 
 class Pick:
-    """Chooses among options. choose: takes them, and gives the place of one: a test's draw, or a random generator's."""
+    """Chooses among options. choose: takes the options and returns the index of one."""
 
     def __init__(self, choose: Callable[[int], int]) -> None:
         self._choose = choose
@@ -68,31 +69,64 @@ def _maybe(pick: Pick, value: Any) -> Any:
 def _linear(draw: Draw, pick: Pick, batch: int) -> Sample:
     inputs, outputs = pick(1, 4, 7), pick(1, 3, 16)
     bias = pick((outputs,), None, (outputs,), (1,), ())
-    return call(draw.normal(*_lead(pick, batch), inputs), draw.normal(outputs, inputs), None if bias is None else draw.normal(*bias))
+    return call(
+        draw.normal(*_lead(pick, batch), inputs),
+        draw.normal(outputs, inputs),
+        None if bias is None else draw.normal(*bias),
+    )
 
 
 @options("bilinear")
 def _bilinear(draw: Draw, pick: Pick, batch: int) -> Sample:
     lead, a, b, outputs = _lead(pick, batch), pick(1, 4), pick(1, 3), pick(1, 6)
-    return call(draw.normal(*lead, a), draw.normal(*lead, b), draw.normal(outputs, a, b), _maybe(pick, draw.normal(outputs)))
+    return call(
+        draw.normal(*lead, a),
+        draw.normal(*lead, b),
+        draw.normal(outputs, a, b),
+        _maybe(pick, draw.normal(outputs)),
+    )
 
 
 @options("embedding")
 def _embedding(draw: Draw, pick: Pick, batch: int) -> Sample:
     rows, dtype = pick(1, 7), pick(torch.int64, torch.int32)
-    return call(draw.normal(rows, pick(1, 4)), draw.ints(0, rows, *_lead(pick, batch), dtype=dtype), pick(-1, 0, rows - 1), pick(False, True))
+    return call(
+        draw.normal(rows, pick(1, 4)),
+        draw.ints(0, rows, *_lead(pick, batch), dtype=dtype),
+        pick(-1, 0, rows - 1),
+        pick(False, True),
+    )
 
 
 def _bags(padded: bool) -> Space:
-    """Bags of one length, of several, without a number; the last one runs to the end, or a last offset leaves numbers out."""
+    """Bags of one length, of several lengths, and empty bags; with and without a last offset."""
 
     def make(draw: Draw, pick: Pick, batch: int) -> Sample:
-        lengths, last, mode, dtype = pick((1,), (3,), (2, 0, 1), (0, 4)), pick(False, True), pick(0, 1, 2), pick(torch.int64, torch.int32)
+        lengths, last, mode, dtype = (
+            pick((1,), (3,), (2, 0, 1), (0, 4)),
+            pick(False, True),
+            pick(0, 1, 2),
+            pick(torch.int64, torch.int32),
+        )
         starts = list(itertools.accumulate((lengths[i % len(lengths)] for i in range(batch)), initial=0))
-        size = starts[-1] + (pick(0, 0, 2) if last else 0) * bool(batch)  # torch itself crashes on numbers without a bag
+        size = starts[-1] + (pick(0, 0, 2) if last else 0) * bool(
+            batch
+        )  # torch itself crashes on numbers without a bag
         weights = draw.normal(size) if pick(False, True) and mode == 0 else None
-        given = (draw.normal(7, 4), draw.ints(0, 7, size, dtype=dtype), torch.tensor(starts[: batch + last], dtype=dtype))
-        return call(*given, pick(False, False, True), mode, False, weights, last, *([pick(None, 0, -1, 6)] if padded else []))
+        given = (
+            draw.normal(7, 4),
+            draw.ints(0, 7, size, dtype=dtype),
+            torch.tensor(starts[: batch + last], dtype=dtype),
+        )
+        return call(
+            *given,
+            pick(False, False, True),
+            mode,
+            False,
+            weights,
+            last,
+            *([pick(None, 0, -1, 6)] if padded else []),
+        )
 
     return make
 
@@ -120,7 +154,15 @@ def _conv(spatial: int, named: bool) -> Space:
         bias, dilation = _maybe(pick, draw.normal(outputs)), _window(pick, spatial, 1, 2)
         if named:
             padding = pick("same", "valid")
-            return call(x, weight, bias, [1] if padding == "same" else _window(pick, spatial, 1, 2), padding, dilation, groups)
+            return call(
+                x,
+                weight,
+                bias,
+                [1] if padding == "same" else _window(pick, spatial, 1, 2),
+                padding,
+                dilation,
+                groups,
+            )
         padding = [0] if plain and pick(True, False) else _window(pick, spatial, 0, 1, 2)
         return call(x, weight, bias, _window(pick, spatial, 1, 2), padding, dilation, groups)
 
@@ -133,7 +175,9 @@ def _transposed(spatial: int) -> Space:
         x, weight = _image(draw, pick, batch, 4, spatial, 3, 4), draw.normal(4, outputs, *kernel)
         bias, stride = _maybe(pick, draw.normal(outputs * groups)), [pick(1, 2) for _ in range(spatial)]
         more = [pick(0, s - 1) for s in stride]
-        return call(x, weight, bias, stride, _window(pick, spatial, 0, 1), more, groups, _window(pick, spatial, 1, 2))
+        return call(
+            x, weight, bias, stride, _window(pick, spatial, 0, 1), more, groups, _window(pick, spatial, 1, 2)
+        )
 
     return make
 
@@ -145,7 +189,7 @@ for _n in (1, 2, 3):
 
 
 def _channels(draw: Draw, pick: Pick, batch: int, least: int) -> tuple[torch.Tensor, int]:
-    """`[B, C, *]` of a rank from `least` to 5, and C."""
+    """Returns an input `[B, C, *]` of rank `least` to 5, and C."""
     channels, rank = pick(1, 4, 6), pick(*range(least, 6))
     return draw.normal(batch, channels, *(3, 2, 2)[: rank - 2]), channels
 
@@ -153,13 +197,25 @@ def _channels(draw: Draw, pick: Pick, batch: int, least: int) -> tuple[torch.Ten
 @options("_native_batch_norm_legit_no_training")
 def _batch_norm(draw: Draw, pick: Pick, batch: int) -> Sample:
     x, c = _channels(draw, pick, batch, 2)
-    return call(x, _maybe(pick, draw.normal(c)), _maybe(pick, draw.normal(c)), draw.normal(c), draw.uniform(0.5, 2, c), 0.1, pick(1e-5, 1e-2))
+    return call(
+        x,
+        _maybe(pick, draw.normal(c)),
+        _maybe(pick, draw.normal(c)),
+        draw.normal(c),
+        draw.uniform(0.5, 2, c),
+        0.1,
+        pick(1e-5, 1e-2),
+    )
 
 
 @options("_native_batch_norm_legit_functional")
 def _batch_norm_training(draw: Draw, pick: Pick, batch: int) -> Sample:
     x, c = _channels(draw, pick, batch, 2)
-    affine, mean, var = [_maybe(pick, draw.normal(c)) for _ in range(2)], draw.normal(c), draw.uniform(0.5, 2, c)
+    affine, mean, var = (
+        [_maybe(pick, draw.normal(c)) for _ in range(2)],
+        draw.normal(c),
+        draw.uniform(0.5, 2, c),
+    )
     return call(x, *affine, mean, var, True, pick(0.1, 1.0, 0.0), pick(1e-5, 1e-2))
 
 
@@ -176,7 +232,13 @@ def _trailing(pick: Pick) -> list[int]:
 @options("layer_norm")
 def _layer_norm(draw: Draw, pick: Pick, batch: int) -> Sample:
     lead, shape = _lead(pick, batch), _trailing(pick)
-    return call(draw.normal(*lead, *shape), shape, _maybe(pick, draw.normal(*shape)), _maybe(pick, draw.normal(*shape)), pick(1e-5, 1e-2))
+    return call(
+        draw.normal(*lead, *shape),
+        shape,
+        _maybe(pick, draw.normal(*shape)),
+        _maybe(pick, draw.normal(*shape)),
+        pick(1e-5, 1e-2),
+    )
 
 
 @options("rms_norm")
@@ -188,9 +250,11 @@ def _rms_norm(draw: Draw, pick: Pick, batch: int) -> Sample:
 @options("group_norm")
 def _group_norm(draw: Draw, pick: Pick, batch: int) -> Sample:
     rank, groups = pick(2, 3, 4, 5), pick(1, 2, 6)
-    channels = 12 if rank == 2 else 6  # of one number alone a norm leaves nothing but rounding
+    channels = 12 if rank == 2 else 6  # the norm of one number is rounding only
     x = draw.normal(batch, channels, *(3, 2, 2)[: rank - 2])
-    return call(x, groups, _maybe(pick, draw.normal(channels)), _maybe(pick, draw.normal(channels)), pick(1e-5, 1e-2))
+    return call(
+        x, groups, _maybe(pick, draw.normal(channels)), _maybe(pick, draw.normal(channels)), pick(1e-5, 1e-2)
+    )
 
 
 @options("instance_norm")
@@ -203,19 +267,50 @@ def _instance_norm(draw: Draw, pick: Pick, batch: int) -> Sample:
 
 @options("scaled_dot_product_attention")
 def _attention(draw: Draw, pick: Pick, batch: int) -> Sample:
-    heads, each, queries, keys, width, values = pick(1, 2), pick(1, 1, 3), pick(1, 3), pick(2, 6), pick(1, 4), pick(4, 5)
-    few, more = pick(((batch, heads),) * 2, ((batch, heads), (batch, heads * each)), ((batch,),) * 2, ((), ()), ((batch, heads, 2),) * 2)
+    heads, each, queries, keys, width, values = (
+        pick(1, 2),
+        pick(1, 1, 3),
+        pick(1, 3),
+        pick(2, 6),
+        pick(1, 4),
+        pick(4, 5),
+    )
+    few, more = pick(
+        ((batch, heads),) * 2,
+        ((batch, heads), (batch, heads * each)),
+        ((batch,),) * 2,
+        ((), ()),
+        ((batch, heads, 2),) * 2,
+    )
     lead = more  # of queries, of which several heads look at one of the keys
-    q, k, v = draw.normal(*lead, queries, width), draw.normal(*few, keys, width), draw.normal(*few, keys, values)
-    shapes = [(queries, keys), (*lead, queries, keys), (*(1 for _ in lead), queries, keys), (*lead[:1], *(1 for _ in lead[1:]), 1, keys)]
+    q, k, v = (
+        draw.normal(*lead, queries, width),
+        draw.normal(*few, keys, width),
+        draw.normal(*few, keys, values),
+    )
+    shapes = [
+        (queries, keys),
+        (*lead, queries, keys),
+        (*(1 for _ in lead), queries, keys),
+        (*lead[:1], *(1 for _ in lead[1:]), 1, keys),
+    ]
     kind, shape = pick("none", "causal", "bool", "float"), pick(*shapes)
     mask = None
     if kind == "bool":
         mask = draw.bools(*shape)
-        mask[..., 0] = True  # a row that sees nothing has no answer
+        mask[..., 0] = True  # a row with all positions masked gives NaN
     elif kind == "float":
         mask = draw.normal(*shape)
-    return call(q, k, v, mask, 0.0, kind == "causal", scale=pick(None, 0.3), **({"enable_gqa": True} if few != more else {}))
+    return call(
+        q,
+        k,
+        v,
+        mask,
+        0.0,
+        kind == "causal",
+        scale=pick(None, 0.3),
+        **({"enable_gqa": True} if few != more else {}),
+    )
 
 
 def _layers(gates: int) -> Space:
@@ -225,11 +320,17 @@ def _layers(gates: int) -> Space:
         project = pick(0, 0, 2) if gates == 4 and width > 2 else 0
         out, directions = project or width, 2 if both else 1
         x = draw.normal(batch, steps, inputs) if first else draw.normal(steps, batch, inputs)
-        states = [draw.normal(layers * directions, batch, out), draw.normal(layers * directions, batch, width)]
+        states = [
+            draw.normal(layers * directions, batch, out),
+            draw.normal(layers * directions, batch, width),
+        ]
         params = []
         for i in range(layers):
             for _ in range(directions):
-                sizes: list[tuple[int, ...]] = [(gates * width, out * directions if i else inputs), (gates * width, out)]
+                sizes: list[tuple[int, ...]] = [
+                    (gates * width, out * directions if i else inputs),
+                    (gates * width, out),
+                ]
                 sizes += [(gates * width,)] * 2 if biases else []
                 sizes += [(project, width)] if project else []
                 params += [draw.normal(*s) / 2 for s in sizes]
@@ -260,7 +361,9 @@ for _gates, _layer, _cell in (
 
 @options("dropout alpha_dropout feature_dropout feature_alpha_dropout native_dropout")
 def _dropout(draw: Draw, pick: Pick, batch: int) -> Sample:
-    p, train = pick((0.5, False), (0.0, True), (1.0, False))  # what draws is held to its distribution instead (tests/test_options.py)
+    p, train = pick(
+        (0.5, False), (0.0, True), (1.0, False)
+    )  # random results are compared with their distribution instead (test_options.py)
     return call(draw.normal(batch, *pick((4,), (4, 3), (4, 3, 2))), p, train)
 
 
@@ -273,10 +376,16 @@ def _prelu(draw: Draw, pick: Pick, batch: int) -> Sample:
 def _pool(kind: str, spatial: int) -> Space:
     def make(draw: Draw, pick: Pick, batch: int) -> Sample:
         x, kernel = _image(draw, pick, batch, 4, spatial, 6, 7), [pick(2, 3) for _ in range(spatial)]
-        stride, padding, ceil = pick([], [1] * spatial, [2] * spatial), [pick(0, 1) for _ in range(spatial)], pick(False, True)
+        stride, padding, ceil = (
+            pick([], [1] * spatial, [2] * spatial),
+            [pick(0, 1) for _ in range(spatial)],
+            pick(False, True),
+        )
         if kind == "max":
             return call(x, kernel, stride, padding, [pick(1, 2) for _ in range(spatial)], ceil)
-        return call(x, kernel, stride, padding, ceil, pick(True, False), *([pick(None, 3)] if spatial > 1 else []))
+        return call(
+            x, kernel, stride, padding, ceil, pick(True, False), *([pick(None, 3)] if spatial > 1 else [])
+        )
 
     return make
 
@@ -296,17 +405,22 @@ for _n in (1, 2, 3):
 
 @options("pad")
 def _pad(draw: Draw, pick: Pick, batch: int) -> Sample:
-    """What convolutions and padding layers put around images; constants also around some of the dims, or less than nothing."""
+    """Padding of images; constant padding also of some dims only, and with negative sizes."""
     spatial, mode = pick(1, 2, 3), pick("constant", "reflect", "replicate", "circular")
     x = _image(draw, pick, batch, 3, spatial, 4, 5)
     if mode != "constant":
         return call(x, [pick(0, 1, 2) for _ in range(2 * spatial)], mode)
-    return call(x, [pick(0, 1, 2, -1) for _ in range(2 * pick(*range(1, spatial + 1)))], mode, pick(None, 0.0, -1.5))
+    return call(
+        x, [pick(0, 1, 2, -1) for _ in range(2 * pick(*range(1, spatial + 1)))], mode, pick(None, 0.0, -1.5)
+    )
 
 
 def arguments(sample: Sample) -> Sequence[Any]:
-    """What kinds are varied over: each argument that holds tensors, lists as one."""
+    """Returns the arguments whose kinds are varied: each tensor, and each list of tensors."""
     args, kwargs = sample
     return [
-        a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor) or (isinstance(a, list) and any(isinstance(t, torch.Tensor) for t in a))
+        a
+        for a in (*args, *kwargs.values())
+        if isinstance(a, torch.Tensor)
+        or (isinstance(a, list) and any(isinstance(t, torch.Tensor) for t in a))
     ]

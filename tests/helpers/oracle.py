@@ -1,7 +1,7 @@
-"""What tests of primitives share: the op run once a member as the definition of every strategy.
+"""Runs an op member after member, which defines the result of every strategy, for tests of primitives.
 
-`wide` makes arguments for a strategy out of N members' samples, `outputs` takes its result apart again, `assert_equal` holds it to the members' own. `run_all` walks all that is
-registered for an op.
+`wide` makes arguments for a strategy out of N members' samples, `outputs` takes its result apart again,
+`assert_equal` compares it with the members. `run_all` walks all that is registered for an op.
 """
 
 from __future__ import annotations
@@ -12,25 +12,36 @@ from typing import Any
 
 import torch
 
+from widepack import primitives as primitives  # fills the registry
 from widepack.ir import ops
-from widepack import primitives  # fills the registry
-from widepack.registry.sequential import sequential
-from widepack.lowering.interpreter import applicable
 from widepack.ir.kinds import SIZES
+from widepack.ir.values import Shared, Stacked, Value
+from widepack.lowering.interpreter import applicable
 from widepack.registry.registry import REGISTRY, Strategy, always
 from widepack.registry.samples import SAMPLES, Draw, Sample
-from widepack.ir.values import Shared, Stacked, Value
+from widepack.registry.sequential import sequential
 from widepack.registry.writer import EagerWriter
 
-EXACT = {"identity", "shape", "index", "embedding", "pad"}  # families that move numbers and never compute with them
-ULPS = 32  # of the answer's largest number: sums of a few dozen terms in another order, vectorised and scalar code of one function
-UNDEFINED = {"aten.empty_like.default", "aten.new_empty.default"}  # what they hold means nothing: shape and dtype are compared
+EXACT = {
+    "identity",
+    "shape",
+    "index",
+    "embedding",
+    "pad",
+}  # families that move numbers and never compute with them
+ULPS = 32  # of the largest number of the result: other orders of sums, vectorised against scalar code
+UNDEFINED = {
+    "aten.empty_like.default",
+    "aten.new_empty.default",
+}  # their numbers are arbitrary: only shape and dtype are compared
 COMBINATIONS = 7
 VIEWS = {
     "aten.view.default",
     "aten._unsafe_view.default",
-}  # simplify.py makes `reshape` of them: once a member they would ask for memory of their own
-SEQUENTIAL = Strategy("sequential", lambda w, *args, **kwargs: sequential(w, w.op, args, kwargs), always, "once a member")
+}  # simplification replaces them by `reshape`; a single member would need contiguous memory
+SEQUENTIAL = Strategy(
+    "sequential", lambda w, *args, **kwargs: sequential(w, w.op, args, kwargs), always, "once a member"
+)
 
 
 def tensors(arg: Any) -> list[torch.Tensor]:
@@ -42,7 +53,9 @@ def tensors(arg: Any) -> list[torch.Tensor]:
     return [t for a in arg.values() for t in tensors(a)] if isinstance(arg, dict) else []
 
 
-SIZED = {op for op in SAMPLES if not any(tensors(s) for s in SAMPLES[op](Draw(0)))}  # they draw, and take sizes alone (test_dropout.py)
+SIZED = {
+    op for op in SAMPLES if not any(tensors(s) for s in SAMPLES[op](Draw(0)))
+}  # they draw, and take sizes alone (test_dropout.py)
 WALKED = sorted(set(REGISTRY) - SIZED)
 
 
@@ -56,7 +69,7 @@ def put(arg: Any, to: Iterator[Any]) -> Any:
 
 
 def combinations(count: int, draws: bool = False) -> list[tuple[bool, ...]]:
-    """Which tensors are Stacked: at least one, all first, then one alone each, then the others. draws: or none, which of other ops runs once."""
+    """Yields which tensors are Stacked: all, each alone, then the rest. draws: also none (random ops)."""
     every = [c for c in itertools.product((True, False), repeat=count) if any(c) or draws]
     return sorted(every, key=lambda c: (not all(c), sum(c) != 1))[:COMBINATIONS]
 
@@ -66,8 +79,10 @@ def packed(x: torch.Tensor) -> torch.Tensor:
     return x.transpose(0, 1).contiguous().transpose(0, 1)
 
 
-def wide(many: list[Sample], kinds: tuple[bool, ...], memory: str, nan: int | None = None) -> tuple[Any, Any, list[Sample]]:
-    """Arguments for a rule, and each member's own arguments.
+def wide(
+    many: list[Sample], kinds: tuple[bool, ...], memory: str, nan: int | None = None
+) -> tuple[Any, Any, list[Sample]]:
+    """Returns arguments for a strategy, and the arguments of each member.
 
     memory: member-major ("major") or channel-packed ("packed").
     nan: the member whose floats are all NaN.
@@ -94,12 +109,15 @@ def outputs(result: Any, members: int) -> list[Any]:
         return [list(row) for row in zip(*(outputs(r, members) for r in result))]
     if result is None:
         return [None] * members
-    held = result.value.held if isinstance(result.value, Value) else result.value
+    held = result.value.fake if isinstance(result.value, Value) else result.value
     return list(held.unbind(0)) if isinstance(result, Stacked) else [held] * members
 
 
 def assert_equal(op: str, got: Any, want: Any, where: str, drawn: bool = False) -> None:
-    """Shapes and dtypes are equal; numbers too, but for rounding where the op computes with floats. drawn: of random numbers: what they are stands in test_dropout.py."""
+    """Checks that shapes and dtypes are equal, and numbers too, except for rounding of floats.
+
+    drawn: the numbers are random, and test_dropout.py checks them.
+    """
     if isinstance(want, (tuple, list)):
         assert len(got) == len(want), f"{where}: {len(got)} outputs, the member has {len(want)}"
         for g, w in zip(got, want):
@@ -107,7 +125,9 @@ def assert_equal(op: str, got: Any, want: Any, where: str, drawn: bool = False) 
     elif not isinstance(want, torch.Tensor):
         assert got == want, f"{where}: {got} is not {want}"
     elif got is not None:
-        assert got.shape == want.shape, f"{where}: shape {list(got.shape)}, the member's is {list(want.shape)}"
+        assert got.shape == want.shape, (
+            f"{where}: shape {list(got.shape)}, the member's is {list(want.shape)}"
+        )
         assert got.dtype == want.dtype, f"{where}: {got.dtype}, the member's is {want.dtype}"
         if op in UNDEFINED or drawn:
             return
@@ -116,14 +136,20 @@ def assert_equal(op: str, got: Any, want: Any, where: str, drawn: bool = False) 
             return
         finite = want[torch.isfinite(want)].abs()
         bound = ULPS * torch.finfo(want.dtype).eps * float(finite.max()) if finite.numel() else 0.0
-        torch.testing.assert_close(got, want, rtol=0, atol=bound, equal_nan=True, msg=lambda m: f"{where}: {m}")
+        torch.testing.assert_close(
+            got, want, rtol=0, atol=bound, equal_nan=True, msg=lambda m: f"{where}: {m}"
+        )
 
 
 def bits(x: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor, with one NaN for all."""
+    """Returns the bytes of a tensor; all NaN have the same bytes."""
     if x.is_floating_point() or x.is_complex():
         x = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
-        return torch.where(torch.isnan(x), torch.full_like(x, float("nan")), x).contiguous().view(torch.uint8) if x.ndim else bits(x.reshape(1))
+        return (
+            torch.where(torch.isnan(x), torch.full_like(x, float("nan")), x).contiguous().view(torch.uint8)
+            if x.ndim
+            else bits(x.reshape(1))
+        )
     return x
 
 
@@ -143,7 +169,10 @@ def runs(op: str, members: int, device: str = "cpu") -> Iterator[tuple[str, list
     drawn = [[on(s, device) for s in SAMPLES[op](Draw(17 + i))] for i in range(members)]
     for number, many in enumerate(zip(*drawn)):
         for kinds in combinations(len(tensors(many[0])), not ops.pure(op, *many[0])):
-            words = ", ".join(f"{'Stacked' if k else 'Shared'} {str(t.dtype)[6:]}{list(t.shape)}" for k, t in zip(kinds, tensors(many[0])))
+            words = ", ".join(
+                f"{'Stacked' if k else 'Shared'} {str(t.dtype)[6:]}{list(t.shape)}"
+                for k, t in zip(kinds, tensors(many[0]))
+            )
             yield f"{op} sample {number} ({words}), N={members}", list(many), kinds
 
 

@@ -1,4 +1,4 @@
-"""What several test files need: the cases' artifacts, fresh processes, and the bound that answers are held to, written down a second time."""
+"""Shares fixtures between tests: artifacts of the cases, fresh processes, the bound of comparisons."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from widepack import BuildReport, build
 
 
 class Artifacts:
-    """`artifacts("mlp")` is the path of the case's artifact with the default plan, `artifacts("mlp", "wide")` with strategy wide.
+    """`artifacts("mlp")` is the path of the artifact with the default plan; `"wide"` selects the strategy.
 
     folder: of all workers of a run; what one has built the others open.
     """
@@ -40,7 +40,14 @@ class Artifacts:
             with (self.folder / f"{name}.lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not report.exists():
-                    made = build(self.checkpoints(name), path, model=case.model, inputs=case.INPUTS, strategy=strategy, **more)
+                    made = build(
+                        self.checkpoints(name),
+                        path,
+                        model=case.model,
+                        inputs=case.INPUTS,
+                        strategy=strategy,
+                        **more,
+                    )
                     report.write_bytes(pickle.dumps(made))
             self.reports[name, strategy] = pickle.loads(report.read_bytes())
         return path
@@ -59,7 +66,13 @@ class Artifacts:
 def fresh(code: str, *words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
     """A new Python process with one thread; its words are `sys.argv[1:]`."""
     command = [sys.executable, "-W", "error", "-c", code, *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1", **env})
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+    )
 
 
 def must(done: subprocess.CompletedProcess[str]) -> str:
@@ -70,7 +83,7 @@ def must(done: subprocess.CompletedProcess[str]) -> str:
 
 @contextmanager
 def plain_attention() -> Iterator[None]:
-    """Without the nested-tensor fast path of nn.TransformerEncoder, which answers differently where positions are padded."""
+    """Switches off the fast path of nn.TransformerEncoder, which gives padded positions other numbers."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -86,7 +99,7 @@ def run(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> An
 
 
 def double(value: Any) -> Any:
-    """Every floating tensor of a call in float64."""
+    """Casts every floating tensor of a call to float64."""
     if isinstance(value, Tensor):
         return value.double() if value.is_floating_point() else value
     if isinstance(value, Mapping):
@@ -95,10 +108,16 @@ def double(value: Any) -> Any:
 
 
 def leaves(result: Any) -> list[Tensor]:
-    """The tensors of a result of a member alone, in order."""
+    """Returns the tensors in a member's result, in order."""
     if isinstance(result, Tensor):
         return [result]
-    rows = result.values() if isinstance(result, Mapping) else result if isinstance(result, (tuple, list)) else ()
+    rows = (
+        result.values()
+        if isinstance(result, Mapping)
+        else result
+        if isinstance(result, (tuple, list))
+        else ()
+    )
     return [leaf for row in rows for leaf in leaves(row)]
 
 

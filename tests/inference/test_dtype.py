@@ -1,4 +1,6 @@
-"""`load(dtype=...)`: answers in another dtype are held to what the members do in it, and what cannot be cast is refused."""
+"""Tests `load(dtype=...)`: answers are checked against the members' own in that dtype; other casts are
+refused.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +10,32 @@ from typing import Any
 
 import pytest
 import torch
+from support import Artifacts, Bound
 from torch import Tensor, nn
 
 import cases
-from support import Artifacts, Bound
-from widepack import CheckpointError, InputError, LoweringError, UsageError, VerificationError, append, build, load, update
-from widepack.ir.float64 import double_by_default
+from widepack import (
+    CheckpointError,
+    InputError,
+    LoweringError,
+    UsageError,
+    VerificationError,
+    append,
+    build,
+    load,
+    update,
+)
 from widepack.ir.cast import raised
-from widepack_artifacts.writer import Reader
+from widepack.ir.float64 import double_by_default
+from widepack_artifacts.reader import Reader
 
 N = 3
 QUICK: dict[str, Any] = {"pt2": False, "targets": ("cpu",)}
 
 
 class Masked(nn.Module):
-    """Numbers that hang on a dtype: a mask of its largest number, positions and quotients of integers, a constant, a norm, a state."""
+    """Has numbers that depend on a dtype: a mask of its largest number, integer positions and quotients, a
+    constant, a norm, a state."""
 
     state: Tensor
 
@@ -56,7 +69,14 @@ def saved(folder: Path, make: Callable[[], nn.Module] = Masked) -> list[Path]:
 @pytest.fixture(scope="module")
 def masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("masked")
-    build(saved(folder), folder / "e.wide", model=Masked, inputs=["x=float32[B,T,8]", "keep=bool[B,T]"], state=["state"], **QUICK)
+    build(
+        saved(folder),
+        folder / "e.wide",
+        model=Masked,
+        inputs=["x=float32[B,T,8]", "keep=bool[B,T]"],
+        state=["state"],
+        **QUICK,
+    )
     return folder / "e.wide"
 
 
@@ -85,7 +105,9 @@ def test_answers_are_the_members_own_in_the_dtype(masked: Path, name: Any, dtype
         with double_by_default(), torch.no_grad():
             exact = module(x.double(), keep)
         bound.add(y[i], own, exact)
-        assert torch.allclose(own.double(), exact, atol=20 * max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps))
+        assert torch.allclose(
+            own.double(), exact, atol=20 * max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
+        )
     if dtype.itemsize < 8:
         bound.check()
     assert all(v.dtype == torch.float32 for k, v in ens.state_dict(0).items())  # as the checkpoint has it
@@ -111,7 +133,9 @@ def test_a_member_is_swapped_in_the_dtype(masked: Path, members: list[int | str]
     y = ens(x, keep, state=ens.state())[0]
     error = y[1].float() - member(9)(x.float(), keep)
     assert float(error.detach().abs().mean()) < 0.1 < float((y[1] - before[1]).abs().mean())
-    assert torch.equal(y[0], before[0]) and torch.equal(ens.state()["state"][1], new.get_buffer("state").bfloat16())
+    assert torch.equal(y[0], before[0]) and torch.equal(
+        ens.state()["state"][1], new.get_buffer("state").bfloat16()
+    )
     ens.probe()
 
 
@@ -129,11 +153,19 @@ def test_networks(name: str, artifacts: Artifacts) -> None:
     args, kwargs = cases.load(name).sample(2, 5)
     args, kwargs = [_down(a) for a in args], {k: _down(v) for k, v in kwargs.items()}
     found = ens(*args, **kwargs)
-    wide = found if isinstance(found, (Tensor, list)) else next(iter(found.values())) if hasattr(found, "values") else found[0]
+    wide = (
+        found
+        if isinstance(found, (Tensor, list))
+        else next(iter(found.values()))
+        if hasattr(found, "values")
+        else found[0]
+    )
     for i in range(len(ens)):
         with torch.no_grad():
             own = cases.load(name).member(i).to(torch.bfloat16)(*args, **kwargs)
-        own = own if isinstance(own, Tensor) else next(iter(own.values())) if hasattr(own, "values") else own[0]
+        own = (
+            own if isinstance(own, Tensor) else next(iter(own.values())) if hasattr(own, "values") else own[0]
+        )
         scale = float(own.float().square().mean().sqrt())
         assert wide[i].dtype == torch.bfloat16
         assert float((wide[i].float() - own.float()).abs().max()) < 0.15 * scale
@@ -151,7 +183,11 @@ def test_what_the_dtype_cannot_hold_is_refused(tmp_path: Path) -> None:
         return made
 
     build(saved(tmp_path, large), tmp_path / "e.wide", model=large, inputs=["input=float32[B,4]"], **QUICK)
-    with pytest.raises(UsageError, match=r"weight 0.weight holds 7e\+04, and the largest number of float16 is 6.55e\+04.*bfloat16 has the range"):
+    with pytest.raises(
+        UsageError,
+        match=r"weight 0.weight has 7e\+04, but the largest number of float16 is 6.55e\+04"
+        r".*bfloat16 has the range",
+    ):
         load(tmp_path / "e.wide", dtype="fp16")
     ens = load(tmp_path / "e.wide", dtype="bf16")
     x = torch.randn(3, 4).bfloat16()
@@ -167,11 +203,18 @@ def test_a_checkpoint_with_a_number_past_the_dtype_is_refused_by_name(tmp_path: 
     bad = torch.load(paths[0])
     bad["bias"][0] = 1e6
     torch.save(bad, tmp_path / "bad.pt")
-    out, more = tmp_path / "e.wide", {"model": lambda: nn.Linear(4, 2), "inputs": ["input=float16[B,4]"], "dtype": "fp16", **QUICK}
+    out, more = (
+        tmp_path / "e.wide",
+        {"model": lambda: nn.Linear(4, 2), "inputs": ["input=float16[B,4]"], "dtype": "fp16", **QUICK},
+    )
     if how != "build":
         build(paths, out, **more)
     before = Reader(out).manifest.digest if how != "build" else ""
-    with pytest.raises(CheckpointError, match=r"bad.pt: bias holds 1e\+06, and the largest number of float16 is 6.55e\+04.*bfloat16 has the range"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"bad.pt: bias has 1e\+06, but the largest number of float16 is 6.55e\+04"
+        r".*bfloat16 has the range",
+    ):
         if how == "build":
             build([*paths, tmp_path / "bad.pt"], out, **more)
         elif how == "update":
@@ -193,7 +236,10 @@ def test_answers_that_overflow_are_refused(tmp_path: Path) -> None:
             return torch.exp(self.fc(x) + 12.0)
 
     build(saved(tmp_path, Far), tmp_path / "e.wide", model=Far, inputs=["x=float32[B,4]"], **QUICK)
-    with pytest.raises(VerificationError, match="in float16 member m. answers NaN or inf in output output .*load without dtype"):
+    with pytest.raises(
+        VerificationError,
+        match="in float16 member m. answers NaN or inf in output output .*load without dtype",
+    ):
         load(tmp_path / "e.wide", dtype="fp16")
 
 
@@ -207,11 +253,17 @@ def test_an_op_without_a_kernel_is_named(tmp_path: Path) -> None:
             return torch.linalg.solve(torch.eye(3) * 4 + x @ x.transpose(1, 2), self.fc(x))
 
     build(saved(tmp_path, Solved), tmp_path / "e.wide", model=Solved, inputs=["x=float32[B,3,3]"], **QUICK)
-    with pytest.raises(LoweringError, match="entry forward does not run in bfloat16 on cpu: node linalg_solve.*test_dtype.py.*load without dtype"):
+    with pytest.raises(
+        LoweringError,
+        match="entry forward does not run in bfloat16 on cpu: node linalg_solve"
+        ".*test_dtype.py.*load without dtype",
+    ):
         load(tmp_path / "e.wide", dtype="bf16")
 
 
 def test_float64_of_integers_needs_no_default_dtype(masked: Path) -> None:
     reader = Reader(masked)
     program = raised(reader.program(reader.manifest.entries["forward"].member[0]))
-    assert not [n for n in program.nodes if n.out.startswith("float32") and not n.name.endswith("as_it_comes")]
+    assert not [
+        n for n in program.nodes if n.out.startswith("float32") and not n.name.endswith("as_it_comes")
+    ]

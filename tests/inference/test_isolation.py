@@ -1,4 +1,8 @@
-"""Members never leak into each other: what is wrong with one changes no bit of another's answer, and an index that a member alone refuses is refused."""
+"""Tests that members do not leak into each other.
+
+A wrong weight of one member changes no bit of another member's answer. An index that a single member refuses
+is refused by all.
+"""
 
 from __future__ import annotations
 
@@ -7,30 +11,39 @@ from typing import Any
 
 import pytest
 import torch
-
-import cases
 from isolating import answers, poisoned
 from support import Artifacts, run, stack
+
+import cases
 from widepack import load
 from widepack.inference.model import WideModel
 
 STRATEGIES = ("wide", "loop")
-WITH_IDS = {"bert": ("input_ids", 500), "gpt2": ("input_ids", 300), "encoder": ("ids", 200), "lstm": ("ids", 100), "textcnn": ("ids", 200)}
+WITH_IDS = {
+    "bert": ("input_ids", 500),
+    "gpt2": ("input_ids", 300),
+    "encoder": ("ids", 200),
+    "lstm": ("ids", 100),
+    "textcnn": ("ids", 200),
+}
 
 
 def opened(artifact: Path, strategy: str, programs: dict[str, Any] | None = None) -> WideModel:
-    """An artifact of strategy wide as it is, or lowered again. programs: what an equal artifact was lowered to, kept to save the time."""
+    """Loads an artifact of strategy `wide`, or lowers it again.
+
+    programs: the programs of an equal artifact, which are lowered once for all.
+    """
     ens = load(artifact, strategies=None if strategy == "wide" else strategy, verify="off", warmup=False)
     if programs is not None:
-        held = ens.entry("forward").programs
-        lower = held.lower
+        source = ens.entry("forward").programs.source
+        lower = source.lower
 
         def once(pattern: str) -> Any:
             if pattern not in programs:
                 programs[pattern] = lower(pattern)
             return programs[pattern]
 
-        held.lower = once  # type: ignore[method-assign]
+        source.lower = once  # type: ignore[method-assign]
     return ens
 
 
@@ -41,20 +54,28 @@ IN_LOOPS = {"mlp", "ragged_heads"}
 @pytest.mark.parametrize(
     ("name", "strategy"),
     [
-        pytest.param(name, strategy, marks=[] if strategy == "wide" or name in IN_LOOPS else [pytest.mark.slow])
+        pytest.param(
+            name, strategy, marks=[] if strategy == "wide" or name in IN_LOOPS else [pytest.mark.slow]
+        )
         for name in cases.NAMES
         for strategy in STRATEGIES
     ],
 )
-def test_nan_in_one_members_weights_stays_there(name: str, strategy: str, artifacts: Artifacts, tmp_path: Path) -> None:
+def test_nan_in_one_members_weights_stays_there(
+    name: str, strategy: str, artifacts: Artifacts, tmp_path: Path
+) -> None:
     programs: dict[str, Any] = {}
     clean = answers(opened(artifacts(name, "wide"), strategy, programs), name)
     for j in range(len(clean)):
-        ill = answers(opened(poisoned(artifacts(name, "wide"), j, tmp_path / f"{j}"), strategy, programs), name)
+        ill = answers(
+            opened(poisoned(artifacts(name, "wide"), j, tmp_path / f"{j}"), strategy, programs), name
+        )
         for i, (before, after) in enumerate(zip(clean, ill)):
             for a, b in zip(before, after, strict=True):
                 if i == j:
-                    assert b.isnan().all(), f"the NaN of member {j} does not reach its own answer: this test proves nothing"
+                    assert b.isnan().all(), (
+                        f"the NaN of member {j} does not reach its own answer: this test proves nothing"
+                    )
                 else:
                     assert torch.equal(a, b), f"NaN in member {j} changes member {i}"
 

@@ -1,4 +1,4 @@
-"""All members of an artifact in another order than its own: the programs in the file are for the file's order alone."""
+"""Tests loads of all members in another order: the programs in the file are for the file's order only."""
 
 from __future__ import annotations
 
@@ -43,11 +43,21 @@ def ragged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[st
         states.append(Ragged({"head.bias": torch.zeros(classes)}).state_dict())
         torch.save(states[-1], folder / f"m{i}.pt")
     paths = [folder / f"m{i}.pt" for i in range(3)]
-    build(paths, folder / "e.wide", model=Ragged, inputs=["x=float32[B,6]"], state=["mean"], pt2=False, targets=("cpu",))
+    build(
+        paths,
+        folder / "e.wide",
+        model=Ragged,
+        inputs=["x=float32[B,6]"],
+        state=["mean"],
+        pt2=False,
+        targets=("cpu",),
+    )
     return folder, states
 
 
-def right(ens: WideModel, states: list[dict[str, Tensor]], order: list[int], dtype: torch.dtype, most: float) -> None:
+def right(
+    ens: WideModel, states: list[dict[str, Tensor]], order: list[int], dtype: torch.dtype, most: float
+) -> None:
     """Both patterns answer as the members alone do in float64."""
     x = torch.randn(3, 4, 6)
     begun = ens.state()
@@ -65,7 +75,9 @@ def right(ens: WideModel, states: list[dict[str, Tensor]], order: list[int], dty
 
 
 @pytest.mark.parametrize(("dtype", "most"), [(None, 1e-5), pytest.param("bf16", 0.1, marks=pytest.mark.slow)])
-def test_every_order_answers_as_the_members_alone(ragged: tuple[Path, list[dict[str, Tensor]]], dtype: str | None, most: float) -> None:
+def test_every_order_answers_as_the_members_alone(
+    ragged: tuple[Path, list[dict[str, Tensor]]], dtype: str | None, most: float
+) -> None:
     folder, states = ragged
     load(folder / "e.wide").probe()  # a pass that is remembered of the file's order is none of another
     ens = load(folder / "e.wide", members=ORDER, dtype=dtype)
@@ -74,11 +86,15 @@ def test_every_order_answers_as_the_members_alone(ragged: tuple[Path, list[dict[
     ens.probe()
 
 
-def test_the_files_order_by_name_runs_the_files_programs(ragged: tuple[Path, list[dict[str, Tensor]]]) -> None:
+def test_the_files_order_by_name_runs_the_files_programs(
+    ragged: tuple[Path, list[dict[str, Tensor]]],
+) -> None:
     folder, states = ragged
     ens = load(folder / "e.wide", members=["m0", "m1", "m2"])
     assert all(b.content for b in ens.entry("forward").programs.of("shared"))
-    assert not any(b.content for b in load(folder / "e.wide", members=ORDER).entry("forward").programs.of("shared"))
+    assert not any(
+        b.content for b in load(folder / "e.wide", members=ORDER).entry("forward").programs.of("shared")
+    )
     right(ens, states, [0, 1, 2], torch.float32, 1e-5)
 
 
@@ -94,5 +110,7 @@ def test_a_swap_in_another_order(ragged: tuple[Path, list[dict[str, Tensor]]], t
 
 @pytest.mark.slow
 def test_an_export_of_another_order(ragged: tuple[Path, list[dict[str, Tensor]]], tmp_path: Path) -> None:
-    made = widepack.export(ragged[0] / "e.wide", tmp_path / "x.pt2", to="pt2", members=ORDER, pattern="each")  # which holds it to the probe
+    made = widepack.export(
+        ragged[0] / "e.wide", tmp_path / "x.pt2", to="pt2", members=ORDER, pattern="each"
+    )  # which holds it to the probe
     assert made.members == ("m2", "m0", "m1")

@@ -1,4 +1,6 @@
-"""`ens.swap`: the new member's answers, the others' untouched, whole answers under load, and everything that is refused or put back."""
+"""Tests `ens.swap`: answers of the new member and of the others, calls meanwhile, refusals, and restored
+members.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,18 @@ from typing import Any
 
 import pytest
 import torch
+from inside import WRITE_CHANGES, artifact_of, binder_of, callers_inside
+from support import Artifacts
 from torch import Tensor, nn
 
 import widepack
-from support import Artifacts
 from widepack import MemberMismatch, UsageError, VerificationError, build, load
-from widepack.inference.weight_exchange import Changes, differing
-from widepack.inference.programs import Bound
-from widepack.system.gate import Gate
-from widepack.runtime.graph_module import Executable
+from widepack.inference.bound_program import BoundProgram
 from widepack.inference.model import WideModel
-from widepack_artifacts.writer import Reader
+from widepack.inference.weight_exchange import WeightChanges, differing
+from widepack.runtime.executable import Executable
+from widepack.system.gate import Gate
+from widepack_artifacts.reader import Reader
 
 CPU = torch.device("cpu")
 N = 3
@@ -31,7 +34,9 @@ MORE: list[dict[str, Any]] = [{"strategies": "wide"}, {"prologue": False}, {"mem
 
 
 class Net(nn.Module):
-    """A convolution with a norm that is folded, a layer behind it, a weight that is made of another one, a state that begins as a buffer."""
+    """Has a convolution with a folded norm, a layer behind it, a derived weight, and a state that begins
+    as a buffer.
+    """
 
     mean: Tensor
 
@@ -83,7 +88,10 @@ def mlp() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three members of an MLP whose first layer is one for all; `new.pt` and `other.pt` are members that have it too, `own.pt` one that has not."""
+    """Builds three members of an MLP that share the first layer.
+
+    `new.pt` and `other.pt` have the same first layer, `own.pt` has another one.
+    """
     folder = tmp_path_factory.mktemp("small")
     trunk = mlp()[0].state_dict()
     paths = []
@@ -94,24 +102,39 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
         paths.append(folder / f"{name}.pt")
     torch.save(mlp().state_dict(), folder / "own.pt")
     for share in ("auto", "none"):
-        build(paths[:3], folder / f"{share}.wide", model=mlp, inputs=["input=float32[B,8]"], share=share, **QUICK)
+        build(
+            paths[:3],
+            folder / f"{share}.wide",
+            model=mlp,
+            inputs=["input=float32[B,8]"],
+            share=share,
+            **QUICK,
+        )
     return folder
 
 
-def running(ens: WideModel, pattern: str, inputs: list[Tensor]) -> Bound:
+def running(ens: WideModel, pattern: str, inputs: list[Tensor]) -> BoundProgram:
     """The program that a call runs."""
     entry = ens.entry("forward")
-    sizes = entry._binder.check(inputs, entry.programs.probing.own(pattern))
+    sizes = binder_of(entry).check(inputs, entry.programs.inputs.per_member(pattern))
     return entry.programs.for_sizes(pattern, sizes)
 
 
-def expected(ens: WideModel, place: int, new: dict[str, Tensor], pattern: str, inputs: list[Tensor]) -> list[Any]:
-    """What the bound program of a pattern gives over weights that are put together from scratch, with the new member's in its place."""
+def expected(
+    ens: WideModel, place: int, new: dict[str, Tensor], pattern: str, inputs: list[Tensor]
+) -> list[Any]:
+    """Returns what the bound program of a pattern answers over weights that are stacked again, with the
+    new member's.
+    """
     bound = running(ens, pattern, inputs)
     weights: dict[str, Any] = {}
     for slot in bound.program.weights:
-        whole = ens._held.weight(slot.source)
-        parts = [whole[i] for i in range(len(ens))] if ens._held.row(slot.source).kind != "shared" else None
+        whole = artifact_of(ens).weights.get(slot.source)
+        parts = (
+            [whole[i] for i in range(len(ens))]
+            if artifact_of(ens).weights.row(slot.source).kind != "shared"
+            else None
+        )
         if parts is None:
             weights[slot.source] = whole.clone()
             continue
@@ -126,24 +149,36 @@ def equal(a: Any, b: Any) -> bool:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"strategies": "loop"}, {"members": [0, 2]}, *(pytest.param(o, marks=pytest.mark.slow) for o in MORE)],
+    [
+        {},
+        {"strategies": "loop"},
+        {"members": [0, 2]},
+        *(pytest.param(o, marks=pytest.mark.slow) for o in MORE),
+    ],
     ids=str,
 )
 def test_the_new_member_answers_and_the_others_as_before(net: Path, options: dict[str, Any]) -> None:
     ens = load(net / "e.wide", **options)
     place = 1
-    number = ens._held.chosen[place]
+    number = artifact_of(ens).chosen[place]
     x, xs = torch.randn(4, 3, 6, 6), torch.randn(len(ens), 4, 3, 6, 6)
     state = ens.state()
     before, each = ens(x, state=state), ens.each(xs, state=state)
     held = ens.member(place)
     new = torch.load(net / "new.pt")
-    begun = {**state, "mean": torch.stack([new["mean"] if i == place else m for i, m in enumerate(state["mean"])])}
+    begun = {
+        **state,
+        "mean": torch.stack([new["mean"] if i == place else m for i, m in enumerate(state["mean"])]),
+    }
     want = expected(ens, place, new, "shared", [x, begun["mean"]])
     want_each = expected(ens, place, new, "each", [xs, begun["mean"]])
     report = ens.swap(place, net / "new.pt")
-    assert report.member == f"m{number}" and report.weights == 10 and report.bytes > 0  # a norm counts batches, and has its first weight and bias
-    assert 0 < report.pause < 5 and {"open", "check", "derive", "wait", "copy", "verify"} == set(report.seconds)
+    assert (
+        report.member == f"m{number}" and report.weights == 10 and report.bytes > 0
+    )  # a norm counts batches, and has its first weight and bias
+    assert 0 < report.pause < 5 and {"open", "check", "derive", "wait", "copy", "verify"} == set(
+        report.seconds
+    )
     assert torch.equal(ens.state()["mean"], begun["mean"])
     (y, after), (ye, after_each) = ens(x, state=begun), ens.each(xs, state=begun)
     assert equal([y, after["mean"]], want) and equal([ye, after_each["mean"]], want_each)
@@ -171,7 +206,9 @@ def test_a_pattern_that_is_bound_later_is_held_to_the_new_member(net: Path) -> N
     assert torch.allclose(y[1], member(77)(xs[1]), atol=1e-5)
     assert ens.swap(1, net / "m1.pt").weights == 10  # and back
     ens.probe()
-    assert torch.equal(ens.each(xs, state=ens.state())[0], (other := load(net / "e.wide")).each(xs, state=other.state())[0])
+    assert torch.equal(
+        ens.each(xs, state=ens.state())[0], (other := load(net / "e.wide")).each(xs, state=other.state())[0]
+    )
 
 
 def test_what_is_the_same_is_not_written(small: Path) -> None:
@@ -192,14 +229,20 @@ def test_networks_whose_weights_are_packed_or_lists(name: str, artifacts: Artifa
     case = cases.load(name)
     args, kwargs = case.sample(2, 3)
     before = ens(*args, **kwargs)
-    new = {k: v * (1 + 0.05 * torch.randn_like(v)) if v.is_floating_point() else v for k, v in ens.state_dict(1).items()}
+    new = {
+        k: v * (1 + 0.05 * torch.randn_like(v)) if v.is_floating_point() else v
+        for k, v in ens.state_dict(1).items()
+    }
     torch.save(new, tmp_path / "new.pt")
     values = ens.entry("forward").flat(args, kwargs, "shared")[0]
     bound = running(ens, "shared", values)
     want = expected(ens, 1, new, "shared", values)
     ens.swap(1, tmp_path / "new.pt")
     assert equal(bound.run(*values), want)
-    mine, old = [[leaf[i] for i in (0, 2)] for leaf in want], [[leaf[i] for i in (0, 2)] for leaf in _leaves(before)]
+    mine, old = (
+        [[leaf[i] for i in (0, 2)] for leaf in want],
+        [[leaf[i] for i in (0, 2)] for leaf in _leaves(before)],
+    )
     assert equal(mine, old)
 
 
@@ -220,7 +263,8 @@ def test_a_weight_that_all_share_is_refused_by_name_and_bytes(small: Path) -> No
     before = ens(x)
     with pytest.raises(
         MemberMismatch,
-        match=r"2 weights that all members share, 288 bytes: 0.weight \(256 bytes\), 0.bias \(32 bytes\).*widepack update.*--share none",
+        match=r"2 weights that all members share, 288 bytes: 0.weight \(256 bytes\), 0.bias \(32 bytes\)"
+        r".*widepack update.*--share none",
     ):
         ens.swap(1, small / "own.pt")
     assert torch.equal(ens(x), before)
@@ -238,7 +282,9 @@ def test_a_weight_that_all_share_is_refused_by_name_and_bytes(small: Path) -> No
         (lambda d: d["4.weight"].mul_(1e39), "NaN or inf"),
     ],
 )
-def test_a_checkpoint_that_does_not_fit_changes_nothing(small: Path, tmp_path: Path, change: Callable[[Any], Any], words: str) -> None:
+def test_a_checkpoint_that_does_not_fit_changes_nothing(
+    small: Path, tmp_path: Path, change: Callable[[Any], Any], words: str
+) -> None:
     ens = load(small / "auto.wide")
     x = torch.randn(2, 8)
     before = ens(x)
@@ -248,7 +294,7 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(small: Path, tmp_path: P
     with pytest.raises((MemberMismatch, VerificationError), match=words):
         ens.swap(1, tmp_path / "new.pt")
     assert torch.equal(ens(x), before)
-    assert not ens._held.swapped
+    assert not artifact_of(ens).swapped
 
 
 def test_arguments_that_mean_nothing(small: Path) -> None:
@@ -275,28 +321,40 @@ def test_arguments_that_mean_nothing(small: Path) -> None:
         ens.swap(0, small / "nowhere.pt")
     held = ens.member(0)
     ens.close()
-    for refused in (lambda: ens.swap(0, small / "new.pt"), lambda: ens.member(0), lambda: ens[0], lambda: ens.state_dict(0), ens.state, ens.probe):
+    for refused in (
+        lambda: ens.swap(0, small / "new.pt"),
+        lambda: ens.member(0),
+        lambda: ens[0],
+        lambda: ens.state_dict(0),
+        ens.state,
+        ens.probe,
+    ):
         with pytest.raises(UsageError, match="was closed"):
             refused()
     assert held(torch.randn(2, 8)).shape == (2, 4)  # what was given out stays usable
 
 
-def test_a_wide_program_that_answers_wrongly_gets_the_old_member_back(net: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wide_program_that_answers_wrongly_gets_the_old_member_back(
+    net: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ens = load(net / "e.wide")
     x, state = torch.randn(4, 3, 6, 6), ens.state()
     before = ens(x, state=state)[0]
-    whole = Changes.apply
+    whole = WeightChanges.apply
 
-    def less(changes: Changes) -> None:
-        changes.written, changes.values = changes.written[:10], []  # the weights, and nothing that is made of them
+    def less(changes: WeightChanges) -> None:
+        changes.written, changes.values = (
+            changes.written[:10],
+            [],
+        )  # the weights, and nothing that is made of them
         whole(changes)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Changes, "apply", less)
+        patch.setattr(WeightChanges, "apply", less)
         with pytest.raises(VerificationError, match="answers wrongly for it, and the old member is back"):
             ens.swap(1, net / "new.pt")
     assert torch.equal(ens(x, state=state)[0], before) and torch.equal(ens.state()["mean"], state["mean"])
-    assert not ens._held.swapped
+    assert not artifact_of(ens).swapped
     ens.probe()
     assert ens.swap(1, net / "new.pt").weights == 10
 
@@ -305,20 +363,20 @@ def test_what_fails_half_way_is_put_back(net: Path, monkeypatch: pytest.MonkeyPa
     ens = load(net / "e.wide")
     x, state = torch.randn(4, 3, 6, 6), ens.state()
     before = ens(x, state=state)[0]
-    monkeypatch.setattr(Changes, "_do", _failing(Changes._do))
+    monkeypatch.setattr(WeightChanges, WRITE_CHANGES, _failing(getattr(WeightChanges, WRITE_CHANGES)))
     with pytest.raises(MemoryError):
         ens.swap(1, net / "new.pt")
-    assert not ens._held.gate.closed and torch.equal(ens(x, state=state)[0], before)
+    assert not artifact_of(ens).gate.closed and torch.equal(ens(x, state=state)[0], before)
 
 
 def _failing(do: Callable[..., None]) -> Callable[..., None]:
     """Writes half of what there is, the first time."""
     times: list[int] = []
 
-    def half(changes: Changes, *given: Any) -> None:
+    def half(changes: WeightChanges, *given: Any) -> None:
         if not times:
             times.append(1)
-            do(Changes(changes.written[: len(changes.written) // 2]), *given)
+            do(WeightChanges(changes.written[: len(changes.written) // 2]), *given)
             raise MemoryError
         do(changes, *given)
 
@@ -329,7 +387,9 @@ def _failing(do: Callable[..., None]) -> Callable[..., None]:
 
 
 def test_every_answer_is_of_one_version_of_each_member(small: Path) -> None:
-    """4 threads call while members are swapped to and fro; scripts/swap_under_load.py does 10,000 calls of 8 threads."""
+    """Four threads call while members are swapped. scripts/measure/swap_under_load.py runs 10,000 calls
+    of 8 threads.
+    """
     ens = load(small / "auto.wide")
     x = torch.randn(16, 8)
     known = [[ens(x)[i] for i in range(N)]]
@@ -359,14 +419,16 @@ def test_every_answer_is_of_one_version_of_each_member(small: Path) -> None:
     assert not wrong and len(seen) > 3
 
 
-def test_programs_that_are_bound_during_a_swap_are_swapped_too(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_that_are_bound_during_a_swap_are_swapped_too(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from widepack.inference import swap as swapping
 
     ens = load(small / "auto.wide")
     xs = torch.randn(N, 2, 8)
     first: list[int] = []
 
-    class Slow(Changes):
+    class Slow(WeightChanges):
         def __init__(self, *given: Any) -> None:
             super().__init__(*given)
             if not first:
@@ -375,7 +437,7 @@ def test_programs_that_are_bound_during_a_swap_are_swapped_too(small: Path, monk
                 t.start()
                 t.join()
 
-    monkeypatch.setattr(swapping, "Changes", Slow)
+    monkeypatch.setattr(swapping, "WeightChanges", Slow)
     ens.swap(1, small / "new.pt")
     made = mlp()
     made.load_state_dict(torch.load(small / "new.pt"))
@@ -391,7 +453,9 @@ def alone(path: Path, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [None, "fp64"])  # weights are the mapped files, and copies
-def test_what_is_bound_before_a_swap_is_put_back_is_put_back_too(net: Path, monkeypatch: pytest.MonkeyPatch, dtype: str | None) -> None:
+def test_what_is_bound_before_a_swap_is_put_back_is_put_back_too(
+    net: Path, monkeypatch: pytest.MonkeyPatch, dtype: str | None
+) -> None:
     from widepack.inference import swap as swapping
 
     ens = load(net / "e.wide", dtype=dtype)
@@ -403,7 +467,10 @@ def test_what_is_bound_before_a_swap_is_put_back_is_put_back_too(net: Path, monk
     def answers() -> dict[str, Tensor]:
         state = ens.state()
         made = {"shared": ens(given[1], state=state)[0][1], "each": ens.each(given, state=state)[0][1]}
-        return made | {what: m(given[1], state=m.state())[0] for what, m in (("now", ens.member(1)), ("kept", got["member"]))}
+        return made | {
+            what: m(given[1], state=m.state())[0]
+            for what, m in (("now", ens.member(1)), ("kept", got["member"]))
+        }
 
     def wrong(*_: Any) -> None:
         def look() -> None:
@@ -427,19 +494,22 @@ def test_what_is_bound_before_a_swap_is_put_back_is_put_back_too(net: Path, monk
     assert all(torch.allclose(y.double(), new, atol=1e-4) for y in answers().values())
 
 
-def test_a_member_that_is_made_during_a_swap_is_the_new_one(net: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from widepack.inference.weight_exchange import Member
+def test_a_member_that_is_made_during_a_swap_is_the_new_one(
+    net: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
 
     ens = load(net / "e.wide", dtype="fp64")
+    from widepack.inference.weight_exchange import MemberUpdate
+
     x = torch.randn(4, 3, 6, 6, dtype=torch.float64)
     got: list[nn.Module] = []
-    whole = Member.changes
+    whole = MemberUpdate.changes
 
-    def slow(values: Member, *given: Any) -> None:
+    def slow(values: MemberUpdate, *given: Any) -> None:
         whole(values, *given)
         got.append(ens.member(1))  # as another thread may, when all is made aside and nothing written
 
-    monkeypatch.setattr(Member, "changes", slow)
+    monkeypatch.setattr(MemberUpdate, "changes", slow)
     ens.swap(1, net / "new.pt")
     want = alone(net / "new.pt", x)
     assert got and all(torch.allclose(m(x, state=m.state())[0], want) for m in (got[0], ens.member(1)))
@@ -493,9 +563,9 @@ def test_a_call_that_fails_leaves_the_gate() -> None:
         gate.run(Failing(), ())
     with gate.shut():
         pass
-    gate._inside[1] = True  # of a thread that is no more: after a fork the others are not there
+    callers_inside(gate)[1] = True  # a thread that has ended: after a fork only one thread exists
     with gate.shut():
-        assert not gate._inside
+        assert not callers_inside(gate)
 
 
 def test_rows_that_differ_by_a_bit() -> None:
@@ -517,7 +587,9 @@ def test_rows_that_differ_by_a_bit() -> None:
 
 
 class Tempered(nn.Module):
-    """Small weights, which a compiler likes to write into its code, one whose memory has gaps for all members, and layers that packers like."""
+    """Has small weights (a compiler may write them into its code), one with gaps in memory, and prepacked
+    layers.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""Programs at rest: dropout gives its input, draws give one number, and nothing else changes."""
+"""Tests of programs without random ops: dropout returns its input, draws return one number, no other node
+changes.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-
 from small import node, program
-from widepack.registry.registry import full_name
+
 from widepack.ir.at_rest import rested
+from widepack.ir.ops import full_name
 from widepack.runtime.graph_module import graph_module
 from widepack_artifacts.program import Program, Ref
 
@@ -42,7 +44,12 @@ def of(op: str, *args: Any) -> Program:
 )
 def test_random_ops_rest(made: Program, wanted: object) -> None:
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
-    known = {"x": x, "x + 2": x + 2, "attention": torch.nn.functional.scaled_dot_product_attention(x, x, x), "relu": x.relu()}
+    known = {
+        "x": x,
+        "x + 2": x + 2,
+        "attention": torch.nn.functional.scaled_dot_product_attention(x, x, x),
+        "relu": x.relu(),
+    }
     right = known[wanted] if isinstance(wanted, str) else torch.full((3, 4), wanted)  # type: ignore[call-overload]
     torch.testing.assert_close(run(rested(made), x), right)
 

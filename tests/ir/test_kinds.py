@@ -1,13 +1,13 @@
-"""Kinds: what is Shared runs once, and nothing that may differ by member is taken for Shared."""
+"""Tests of kinds: a value that may differ by member is never Shared."""
 
 from __future__ import annotations
 
 import itertools
 
 import pytest
-
 from small import all_kinds, classifier, lowered, node, plan, program
-from widepack import primitives  # fills the registry
+
+from widepack import primitives as primitives  # fills the registry
 from widepack.ir.kinds import SIZES, kinds, reaches, weights_only
 from widepack.registry.registry import REGISTRY
 from widepack_artifacts.program import Kind, Node, Program, Ref, refs
@@ -42,18 +42,34 @@ def test_a_value_is_of_the_highest_kind_that_it_reads(x: Kind, head: Kind, want:
 
 
 def test_sizes_of_a_stacked_value_are_shared_and_of_a_ragged_one_ragged() -> None:
-    for kind, want in (("stacked", "shared"), ("ragged", "ragged")):
-        found = one(kind, node("s", "sym_size.int", Ref("w"), 0), node("z", "zeros_like", Ref("w")), node("y", "add.Scalar", Ref("z"), Ref("s")))  # type: ignore[arg-type]
+    cases: tuple[tuple[Kind, Kind], ...] = (("stacked", "shared"), ("ragged", "ragged"))
+    for kind, want in cases:
+        found = one(
+            kind,
+            node("s", "sym_size.int", Ref("w"), 0),
+            node("z", "zeros_like", Ref("w")),
+            node("y", "add.Scalar", Ref("z"), Ref("s")),
+        )
         assert {found[n] for n in ("s", "z", "y")} == {want}
 
 
 def test_what_is_filled_with_a_members_own_number_is_stacked() -> None:
-    found = one("stacked", node("m", "sum", Ref("w")), node("f", "full_like", Ref("w"), Ref("m")), node("n", "new_full", Ref("x"), [2], Ref("m")))
+    found = one(
+        "stacked",
+        node("m", "sum", Ref("w")),
+        node("f", "full_like", Ref("w"), Ref("m")),
+        node("n", "new_full", Ref("x"), [2], Ref("m")),
+    )
     assert (found["f"], found["n"]) == ("stacked", "stacked")
 
 
 def test_random_numbers_are_stacked() -> None:
-    found = one("shared", node("r", "rand_like", Ref("x")), node("n", "randn", [2, 2]), node("y", "add.Tensor", Ref("x"), Ref("r")))
+    found = one(
+        "shared",
+        node("r", "rand_like", Ref("x")),
+        node("n", "randn", [2, 2]),
+        node("y", "add.Tensor", Ref("x"), Ref("r")),
+    )
     assert {found[n] for n in ("r", "n", "y")} == {"stacked"}
 
 
@@ -75,7 +91,9 @@ def test_lowering_makes_the_kinds_that_were_found(own: tuple[Kind, ...]) -> None
     made = classifier()
     slots = all_kinds(made, **dict(zip(("w_trunk", "w_head", "x"), own)))
     found = lowered(made, slots, plan())
-    assert [o.kind for o in found.program.outputs] == [kinds(made, slots)[next(refs(o.value))] for o in made.outputs]
+    assert [o.kind for o in found.program.outputs] == [
+        kinds(made, slots)[next(refs(o.value))] for o in made.outputs
+    ]
 
 
 def test_every_op_of_sizes_alone_has_a_rule() -> None:
@@ -86,7 +104,14 @@ def test_the_prologue_is_what_depends_on_weights_alone() -> None:
     made = classifier()
     assert weights_only(made) == {s.name for s in made.weights} | {"h", "doubled"}
     noisy = program(
-        {"w": "float32[4]"}, {}, [node("n", "rand_like", Ref("w")), node("y", "mul.Tensor", Ref("w"), Ref("n")), node("z", "ones", [2])], ["y", "z"]
+        {"w": "float32[4]"},
+        {},
+        [
+            node("n", "rand_like", Ref("w")),
+            node("y", "mul.Tensor", Ref("w"), Ref("n")),
+            node("z", "ones", [2]),
+        ],
+        ["y", "z"],
     )
     assert weights_only(noisy) == {"w", "z"}  # a draw at load would be the same at every call
 

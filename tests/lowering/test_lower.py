@@ -1,4 +1,4 @@
-"""Lowering: small graphs lowered by every kind of plan give each member's own answers, and what a rule gets wrong is reported at its node."""
+"""Tests of lowering: small graphs give each member's answers with every plan, and errors name the node."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
-
 import small
+import torch
 from small import all_kinds, classifier, lowered, node, plan, program
+
 from widepack.errors import ArtifactError, LoweringError
-from widepack.registry.sequential import sequential
-from widepack.lowering.lower import lower
-from widepack.planning.plan import Choice, Plan, Region
-from widepack.registry.registry import REGISTRY, Rule, Strategy, always
-from widepack.runtime.graph_module import Executable
 from widepack.ir.values import Shared, Stacked
+from widepack.lowering.lower import lower
+from widepack.planning.plan import NodeChoice, Plan, Region
+from widepack.registry.registry import REGISTRY, Rule, Strategy, always
+from widepack.registry.sequential import sequential
+from widepack.runtime.executable import Executable
 from widepack_artifacts.program import Kind, Program, Ref, refs
 
 OWN_HEAD: dict[str, Kind] = {"w_head": "stacked", "w_bias": "stacked"}
@@ -26,12 +26,18 @@ PLANS = {
     "loop": plan(all=["y", "dead", "z", "v", "total"]),
     "mixed": plan(head=["y"], tail=["total"]),
     "middle": plan(middle=["dead", "z"]),
-    "sequential": replace(plan(), choices={n: Choice("sequential", "asked for") for n in ("y", "z", "v", "total")}),
+    "sequential": replace(
+        plan(), choices={n: NodeChoice.by_user("sequential") for n in ("y", "z", "v", "total")}
+    ),
 }
 
 
 @pytest.mark.parametrize("members", [1, 3])
-@pytest.mark.parametrize("own", [OWN_HEAD, {**OWN_HEAD, "x": "stacked"}, {**OWN_HEAD, "w_trunk": "stacked"}], ids=["shared", "each", "trunk"])
+@pytest.mark.parametrize(
+    "own",
+    [OWN_HEAD, {**OWN_HEAD, "x": "stacked"}, {**OWN_HEAD, "w_trunk": "stacked"}],
+    ids=["shared", "each", "trunk"],
+)
 @pytest.mark.parametrize("chosen", PLANS)
 def test_every_plan_gives_the_members_own_answers(chosen: str, own: dict[str, Kind], members: int) -> None:
     made = classifier()
@@ -72,8 +78,14 @@ def test_a_lowered_program_is_equal_after_a_round_trip(chosen: str) -> None:
 
 
 def test_a_plan_that_is_none_is_refused() -> None:
-    for data in (None, {}, {**plan().to_json(), "batch": [1]}, {**plan().to_json(), "regions": [{"name": "a"}]}, {**plan().to_json(), "choices": []}):
-        with pytest.raises(ArtifactError, match="in what should be a plan; build the artifact again"):
+    for data in (
+        None,
+        {},
+        {**plan().to_json(), "batch": [1]},
+        {**plan().to_json(), "regions": [{"name": "a"}]},
+        {**plan().to_json(), "choices": []},
+    ):
+        with pytest.raises(ArtifactError, match="the data is not a plan. Build the artifact again"):
             Plan.from_json(data)
 
 
@@ -82,7 +94,9 @@ def test_what_nothing_reads_is_not_in_the_program() -> None:
     wide = lowered(made, all_kinds(made, **OWN_HEAD), plan()).program
     assert "dead" not in {n.member for n in wide.nodes}
     assert "w_unused" not in {s.source for s in wide.weights}
-    read = {r for n in wide.nodes for r in refs((n.args, n.kwargs))} | {r for o in wide.outputs for r in refs(o.value)}
+    read = {r for n in wide.nodes for r in refs((n.args, n.kwargs))} | {
+        r for o in wide.outputs for r in refs(o.value)
+    }
     assert {n.name for n in wide.nodes} <= read
 
 
@@ -96,7 +110,9 @@ def test_every_node_names_the_members_node_and_line() -> None:
 
 
 def test_the_strategy_of_the_plan_is_taken_where_it_applies() -> None:
-    made = program({"w": "float32[3,4]"}, {"x": "float32[B,4]"}, [node("y", "linear", Ref("x"), Ref("w"))], ["y"])
+    made = program(
+        {"w": "float32[3,4]"}, {"x": "float32[B,4]"}, [node("y", "linear", Ref("x"), Ref("w"))], ["y"]
+    )
     for own, asked, used in (
         ({"w": "stacked"}, "bmm", "bmm"),
         ({"w": "stacked"}, None, "one_gemm"),
@@ -105,7 +121,7 @@ def test_the_strategy_of_the_plan_is_taken_where_it_applies() -> None:
         ({"w": "stacked"}, "sequential", "sequential"),
     ):
         kinds = all_kinds(made, **own)  # type: ignore[arg-type]
-        chosen = replace(plan(), choices={"y": Choice(asked, "asked for")} if asked else {})
+        chosen = replace(plan(), choices={"y": NodeChoice.by_user(asked)} if asked else {})
         found = lowered(made, kinds, chosen)
         assert found.used["y"] == used
         small.check(made, found.program, kinds)
@@ -146,8 +162,12 @@ def stumbles(w: Any, x: Stacked) -> Any:
         (stumbles, "KeyError: 'a rule that met what it does not know'"),
     ],
 )
-def test_a_wrong_rule_is_reported_at_its_node(rule: Rule, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(REGISTRY["aten.relu.default"], "strategies", {"wrong": Strategy("wrong", rule, always, "")})
+def test_a_wrong_rule_is_reported_at_its_node(
+    rule: Rule, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        REGISTRY["aten.relu.default"], "strategies", {"wrong": Strategy("wrong", rule, always, "")}
+    )
     made = program(
         {"w": "float32[5,4]"},
         {"x": "float32[B,4]"},
@@ -162,7 +182,12 @@ def test_a_wrong_rule_is_reported_at_its_node(rule: Rule, words: str, monkeypatc
 
 
 def test_an_op_without_a_rule_runs_once_a_member() -> None:
-    made = program({"w": "float32[4,4]"}, {}, [node("y", "pdist", Ref("w")), node("z", "nuclear_norm", Ref("w"))], ["y", "z"])
+    made = program(
+        {"w": "float32[4,4]"},
+        {},
+        [node("y", "pdist", Ref("w")), node("z", "nuclear_norm", Ref("w"))],
+        ["y", "z"],
+    )
     assert not {"aten.pdist.default", "aten.nuclear_norm.default"} & set(REGISTRY)
     found = lowered(made, all_kinds(made, w="stacked"), plan())
     assert set(found.used.values()) == {"sequential"}
@@ -171,7 +196,12 @@ def test_an_op_without_a_rule_runs_once_a_member() -> None:
 
 
 def test_random_numbers_are_drawn_once_a_member() -> None:
-    made = program({}, {"x": "float32[B,4]"}, [node("noise", "rand_like", Ref("x")), node("y", "add.Tensor", Ref("x"), Ref("noise"))], ["y"])
+    made = program(
+        {},
+        {"x": "float32[B,4]"},
+        [node("noise", "rand_like", Ref("x")), node("y", "add.Tensor", Ref("x"), Ref("noise"))],
+        ["y"],
+    )
     found = lowered(made, all_kinds(made), plan())
     assert found.kinds["noise"] == found.kinds["y"] == "stacked"
     (y,) = Executable(found.program, {}, small.CPU).run(torch.zeros(2, 4))
@@ -181,7 +211,10 @@ def test_random_numbers_are_drawn_once_a_member() -> None:
 
 def test_a_dim_that_the_program_fixes_is_an_error() -> None:
     made = program(
-        {"w": "float32[4,4]"}, {"x": "float32[B,4]"}, [node("y", "reshape", Ref("x"), [4, 4]), node("z", "matmul", Ref("y"), Ref("w"))], ["z"]
+        {"w": "float32[4,4]"},
+        {"x": "float32[B,4]"},
+        [node("y", "reshape", Ref("x"), [4, 4]), node("z", "matmul", Ref("y"), Ref("w"))],
+        ["z"],
     )
     with pytest.raises(LoweringError, match="the dim B was fixed to 4 while the program was read"):
         lowered(made, all_kinds(made, w="stacked"), plan())
@@ -194,7 +227,7 @@ def test_regions_that_wait_for_each_other_are_refused() -> None:
 
 
 def heads(width: int, *, scale: float = 2.0) -> Program:
-    """A head of `width` classes, its literals, and sums that all members have alike."""
+    """A head of `width` classes, its literals, and sums that are equal in all members."""
     nodes = [
         node("h", "relu", Ref("x"), out="float32[B,4]"),
         node("y", "linear", Ref("h"), Ref("w_head"), out=f"float32[B,{width}]"),
@@ -220,7 +253,11 @@ def test_a_ragged_region_gives_each_member_its_own_shape(kind: Kind) -> None:
     assert [n.op for n in found.program.nodes].count("loop") == 1
     again = Program.from_json(json.loads(json.dumps(found.program.to_json())))
     weights = [small.draw(members[s].weights[0].type, i) for i, s in enumerate(SIGNATURES)]
-    x = small.draw("float32[B,4]", 9, {"B": 2}) if kind == "shared" else torch.stack([small.draw("float32[B,4]", 9 + i, {"B": 2}) for i in range(4)])
+    x = (
+        small.draw("float32[B,4]", 9, {"B": 2})
+        if kind == "shared"
+        else torch.stack([small.draw("float32[B,4]", 9 + i, {"B": 2}) for i in range(4)])
+    )
     v, t, e = Executable(again, {"w_head": weights}, small.CPU).run(x)
     assert isinstance(v, list)
     for i, w in enumerate(weights):
@@ -233,16 +270,31 @@ def test_a_ragged_region_gives_each_member_its_own_shape(kind: Kind) -> None:
 def test_members_of_other_shapes_may_differ_in_integers_only() -> None:
     with pytest.raises(
         LoweringError,
-        match=r"node s \(aten\.mul\.Scalar, net\.py:1 in forward\) differs between members of other shapes in more than integers: 2\.0 and 3\.0",
+        match=r"node s \(aten\.mul\.Scalar, net\.py:1 in forward\) differs between members of other shapes "
+        r"in more than integers: 2\.0 and 3\.0",
     ):
-        lower([heads(3), heads(5, scale=3.0)], SIGNATURES, {"w_head": "ragged", "x": "shared"}, RAGGED, small.SIZES)
+        lower(
+            [heads(3), heads(5, scale=3.0)],
+            SIGNATURES,
+            {"w_head": "ragged", "x": "shared"},
+            RAGGED,
+            small.SIZES,
+        )
 
 
 def test_a_ragged_value_outside_a_loop_region_is_an_error() -> None:
     with pytest.raises(LoweringError, match="node y reads a Ragged value outside a loop region"):
-        lower([heads(w) for w in WIDTHS], SIGNATURES, {"w_head": "ragged", "x": "shared"}, plan(), small.SIZES)
+        lower(
+            [heads(w) for w in WIDTHS], SIGNATURES, {"w_head": "ragged", "x": "shared"}, plan(), small.SIZES
+        )
 
 
 def test_a_plan_counts_its_strategies() -> None:
-    chosen = Plan("cpu", "shared", (1, None), (Region("a", "loop", ("x", "y"), ""), Region("b", "wide", ("z",), "")), {"z": Choice("bmm", "")})
+    chosen = Plan(
+        "cpu",
+        "shared",
+        (1, None),
+        (Region("a", "loop", ("x", "y"), ""), Region("b", "wide", ("z",), "")),
+        {"z": NodeChoice("bmm", "")},
+    )
     assert chosen.strategies() == {"loop": 2, "bmm": 1}

@@ -1,4 +1,6 @@
-"""Strategy wide: nearly every node that reads a member's own weight runs in a wide strategy, and the wide program starts about as many kernels as one member."""
+"""Tests that nearly all nodes run in wide strategies, and that wide programs start as many kernels as one
+member.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +8,22 @@ from typing import Any
 
 import pytest
 import torch
+from support import Artifacts
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cases
-from support import Artifacts
 from widepack import load
-from widepack_artifacts.writer import Reader
+from widepack.ir.torch_internals import schema_of
+from widepack_artifacts.reader import Reader
 
 
 @pytest.mark.parametrize("name", cases.NAMES)
 def test_nearly_all_runs_wide(name: str, artifacts: Artifacts) -> None:
     report = artifacts.report(name, "wide")
     assert report.wide_share >= 0.95
-    if name != "ragged_heads":  # from the first Ragged value on, members run one after the other whatever is asked for
+    if (
+        name != "ragged_heads"
+    ):  # from the first Ragged value on, members run one after the other whatever is asked for
         assert not {"loop", "sequential"} & set(report.strategies)
 
 
@@ -26,24 +31,26 @@ def test_nearly_all_runs_wide(name: str, artifacts: Artifacts) -> None:
 def test_the_wide_program_starts_few_kernels(name: str, artifacts: Artifacts) -> None:
     report = artifacts.report(name, "wide")
     assert report.kernels_member > 0
-    assert report.kernels_wide <= 1.2 * report.kernels_member, f"{report.kernels_wide} kernels, a member has {report.kernels_member}"
+    assert report.kernels_wide <= 1.2 * report.kernels_member, (
+        f"{report.kernels_wide} kernels, a member has {report.kernels_member}"
+    )
 
 
 class Counted(TorchDispatchMode):
-    """How often each op is called."""
+    """The number of calls of each op."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: dict[str, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func._schema.name.partition("::")[2]
+        name = schema_of(func).name.partition("::")[2]
         self.calls[name] = self.calls.get(name, 0) + 1
         return func(*args, **(kwargs or {}))
 
 
 def convolutions(model: Any, x: torch.Tensor) -> int:
-    """Convolutions that one call runs, where torch dispatches them."""
+    """The convolutions that torch dispatches in one call."""
     model(x)
     with torch.inference_mode(False), torch.no_grad(), Counted() as counted:
         model(x)
@@ -58,7 +65,9 @@ def test_a_frozen_trunk_runs_once(strategy: str | None, batch: int, artifacts: A
     x = torch.randn(batch, 3, 32, 32)
     assert convolutions(member, x) == 3
     assert convolutions(ens, x) == 3
-    assert convolutions(load(artifacts("resnet18"), strategies="loop"), torch.randn(1, 3, 64, 64)) == 3 * 20  # where the trunk is each member's own
+    assert (
+        convolutions(load(artifacts("resnet18"), strategies="loop"), torch.randn(1, 3, 64, 64)) == 3 * 20
+    )  # where the trunk is each member's own
 
 
 def test_a_frozen_trunk_is_shared(artifacts: Artifacts) -> None:
@@ -66,13 +75,15 @@ def test_a_frozen_trunk_is_shared(artifacts: Artifacts) -> None:
     manifest = Reader(artifacts("frozen_trunk")).manifest
     for weight in manifest.weights:
         assert weight.kind == ("shared" if weight.name.startswith("trunk") else "stacked"), weight.name
-    assert report.weights["shared"] == sum(v.numel() * v.element_size() for v in cases.load("frozen_trunk").member(0).trunk.state_dict().values())
+    assert report.weights["shared"] == sum(
+        v.numel() * v.element_size() for v in cases.load("frozen_trunk").member(0).trunk.state_dict().values()
+    )
     assert report.kinds["stacked"] == 3  # linear, relu, linear
     assert report.kinds["ragged"] == 0
 
 
 def test_the_choices_are_told(artifacts: Artifacts) -> None:
-    """Every node of a region that runs wide has its strategy and a reason in the artifact's plan."""
+    """Every wide node has its strategy and a reason in the artifact's plan."""
     plan = load(artifacts("mlp", "wide")).plan
     named = {n for r in plan.regions if r.strategy == "wide" for n in r.nodes}
     assert named

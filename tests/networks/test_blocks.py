@@ -1,4 +1,6 @@
-"""The reference blocks: each built as any network is, with no twin of its own, and held to every member alone in float64."""
+"""The reference blocks: each built as any network is, with no twin of its own, and held to every member alone
+in float64.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-
 from support import fresh, leaves, must
+
 from widepack import build, fuse, load
-from widepack.spec.draws import Source, draw_all
+from widepack.spec.draws import InputSource, draw_all
 from widepack.spec.input_spec import parse_input, type_text
 from widepack_bench.models.blocks import BLOCKS
 from widepack_bench.models.weights import states
@@ -22,11 +24,13 @@ CHEAP = ("rotary", "mlp_embedder")
 def drawn(name: str, batch: int, seed: int) -> dict[str, Any]:
     """One call's inputs by name, in float64."""
     specs = [parse_input(text) for text in BLOCKS[name].inputs]
-    values = draw_all([Source(s.name, type_text(s), s.low, s.high) for s in specs], {"B": batch}, seed)
+    values = draw_all([InputSource(s.name, type_text(s), s.low, s.high) for s in specs], {"B": batch}, seed)
     return {s.name: v.double() for s, v in zip(specs, values)}
 
 
-@pytest.mark.parametrize("name", [n if n in CHEAP else pytest.param(n, marks=pytest.mark.slow) for n in BLOCKS])
+@pytest.mark.parametrize(
+    "name", [n if n in CHEAP else pytest.param(n, marks=pytest.mark.slow) for n in BLOCKS]
+)
 def test_a_block_is_built_by_the_general_path(name: str, tmp_path: Path) -> None:
     block = BLOCKS[name]
     members = list(states(block.make, N))
@@ -34,7 +38,9 @@ def test_a_block_is_built_by_the_general_path(name: str, tmp_path: Path) -> None
         torch.save(state, tmp_path / f"{i}.pt")
     files = [str(tmp_path / f"{i}.pt") for i in range(N)]
     out = tmp_path / "ens.wide"
-    report = build(files, out, model=block.model, inputs=list(block.inputs), strategy="wide", targets=("cpu",), pt2=False)
+    report = build(
+        files, out, model=block.model, inputs=list(block.inputs), strategy="wide", targets=("cpu",), pt2=False
+    )
     assert report.wide_share == 1.0
     ens = load(out, dtype="float64")
     for batch in (1, 5):
@@ -50,7 +56,9 @@ def test_a_block_is_built_by_the_general_path(name: str, tmp_path: Path) -> None
                 torch.testing.assert_close(g[i], w, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", [n if n == "mlp_embedder" else pytest.param(n, marks=pytest.mark.slow) for n in BLOCKS])
+@pytest.mark.parametrize(
+    "name", [n if n == "mlp_embedder" else pytest.param(n, marks=pytest.mark.slow) for n in BLOCKS]
+)
 @pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
 def test_gradients_of_a_fused_block_are_the_members_own(name: str, train: bool) -> None:
     block = BLOCKS[name]
@@ -88,14 +96,19 @@ def test_every_block_runs_and_says_what_it_is() -> None:
 
 
 def test_rotary_positions_turn_by_their_difference() -> None:
-    """What rotary positions are for: a product of two turned vectors hangs on the difference of their positions alone."""
+    """What rotary positions are for: a product of two turned vectors hangs on the difference of their
+    positions alone.
+    """
     from widepack_bench.models.embedders import Rotary, rotate
 
     rotary = Rotary((4, 6, 6)).double()
     query, key = torch.randn(1, 1, 1, 16, dtype=torch.float64), torch.randn(1, 1, 1, 16, dtype=torch.float64)
 
     def product(at: list[float], other: list[float]) -> torch.Tensor:
-        turned = [rotate(v, rotary(torch.tensor([[p]], dtype=torch.float64))) for v, p in ((query, at), (key, other))]
+        turned = [
+            rotate(v, rotary(torch.tensor([[p]], dtype=torch.float64)))
+            for v, p in ((query, at), (key, other))
+        ]
         return (turned[0] * turned[1]).sum()
 
     torch.testing.assert_close(product([3.0, 5, 2], [1, 4, 7]), product([13.0, 6, 3], [11, 5, 8]))
@@ -125,7 +138,9 @@ def test_no_rope_is_one_of_angles_of_nothing(name: str) -> None:
         assert not torch.allclose(g, o)
 
 
-@pytest.mark.parametrize("name", [n if n == "attention" else pytest.param(n, marks=pytest.mark.slow) for n in TURNED])
+@pytest.mark.parametrize(
+    "name", [n if n == "attention" else pytest.param(n, marks=pytest.mark.slow) for n in TURNED]
+)
 def test_a_block_without_rope_is_fused_as_its_members_are(name: str) -> None:
     members = [BLOCKS[name].make() for _ in range(N)]
     for member, state in zip(members, states(BLOCKS[name].make, N), strict=True):
@@ -141,7 +156,7 @@ def test_a_block_without_rope_is_fused_as_its_members_are(name: str) -> None:
 
 
 def test_angles_of_nothing_at_the_text_turn_the_image_alone() -> None:
-    """As docs/migration.md says of blocks that turn the image alone."""
+    """As docs/how-to/migrate.md says of blocks that turn the image alone."""
     from torch.nn.functional import scaled_dot_product_attention
 
     from widepack_bench.models.embedders import rotate
@@ -153,12 +168,24 @@ def test_angles_of_nothing_at_the_text_turn_the_image_alone() -> None:
     rope[:, :, :first] = torch.tensor([1.0, 0.0], dtype=torch.float64)
     with torch.no_grad():
         image, words = block.image(x), block.text(text)
-        query, key = (torch.cat([w, rotate(i, rope[:, :, first:])], 2) for w, i in zip(words[:2], image[:2], strict=True))
-        y = scaled_dot_product_attention(query, key, torch.cat([words[2], image[2]], 2)).transpose(1, 2).flatten(2)
+        query, key = (
+            torch.cat([w, rotate(i, rope[:, :, first:])], 2)
+            for w, i in zip(words[:2], image[:2], strict=True)
+        )
+        y = (
+            scaled_dot_product_attention(query, key, torch.cat([words[2], image[2]], 2))
+            .transpose(1, 2)
+            .flatten(2)
+        )
         want = block.image_out(y[:, first:]), block.text_out(y[:, :first])
         for g, w in zip(block(**own), want, strict=True):
             torch.testing.assert_close(g, w, rtol=1e-12, atol=1e-12)
 
 
 def test_a_list_of_the_blocks_needs_no_torch() -> None:
-    must(fresh("import sys; from widepack_bench.models.blocks import BLOCKS; assert 'double_stream' in BLOCKS and 'torch' not in sys.modules"))
+    must(
+        fresh(
+            "import sys; from widepack_bench.models.blocks import BLOCKS; assert "
+            "'double_stream' in BLOCKS and 'torch' not in sys.modules"
+        )
+    )

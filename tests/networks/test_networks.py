@@ -1,6 +1,8 @@
-"""The twelve networks: built here, loaded in a fresh process that knows nothing of them, and held to each member alone in float64.
+"""The twelve networks: built here, loaded in a fresh process that knows nothing of them, and held to each
+member alone in float64.
 
-The fresh process gets inputs as a file and leaves its answers as one: what it imports is widepack, as in a service.
+The fresh process gets inputs as a file and leaves its answers as one: what it imports is widepack, as in a
+service.
 """
 
 from __future__ import annotations
@@ -10,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from support import Artifacts, Bound, double, fresh, leaves, must, run, stack
 
 import cases
-from support import Artifacts, Bound, double, fresh, leaves, must, run, stack
 
 SERVE = """
 import sys
@@ -72,7 +74,9 @@ def test_every_member_answers_as_alone(name: str, artifacts: Artifacts, tmp_path
         for own, shared, each in zip(inputs, answers[: len(inputs)], answers[len(inputs) :]):
             for answer, (args, kwargs) in ((shared, own[0]), (each, own[i])):
                 alone, truth = run(member, args, kwargs), run(exact, double(args), double(kwargs))
-                for k, (wide, mine, right) in enumerate(zip(wide_leaves(answer, alone, case.N), leaves(alone), leaves(truth), strict=True)):
+                for k, (wide, mine, right) in enumerate(
+                    zip(wide_leaves(answer, alone, case.N), leaves(alone), leaves(truth), strict=True)
+                ):
                     bounds.setdefault(k, Bound()).add(wide[i], mine, right)
     assert bounds
     for bound in bounds.values():
@@ -106,7 +110,12 @@ def test_ragged_heads_give_a_list(artifacts: Artifacts, tmp_path: Path) -> None:
     ],
 )
 def test_the_other_branch_is_refused_in_words(
-    name: str, fine: dict[str, int], other: dict[str, int], words: list[str], artifacts: Artifacts, tmp_path: Path
+    name: str,
+    fine: dict[str, int],
+    other: dict[str, int],
+    words: list[str],
+    artifacts: Artifacts,
+    tmp_path: Path,
 ) -> None:
     right, wrong = own_calls(name, seed=0, **fine), own_calls(name, seed=0, **other)
     calls: list[Call] = []

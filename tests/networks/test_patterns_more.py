@@ -1,4 +1,6 @@
-"""More patterns of everyday code, met in architectures of public packages: each is built, loaded, and held to every member alone in float64, in both presets."""
+"""More patterns of everyday code, met in architectures of public packages: each is built, loaded, and held to
+every member alone in float64, in both presets.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from support import Bound, run
 from torch import Tensor, nn
 
-from support import Bound, run
-from widepack.capture.patches import decompositions as taken_apart
 from widepack import build, load
+from widepack.capture.patches import decompositions
 
 N = 3
 BATCHES = (5, 1, 2, 16)
@@ -51,11 +53,18 @@ def group_by_group(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     return y
 
 
-if not hasattr(torch.ops.transformers, "grouped_mm_fallback"):  # as transformers registers it, where transformers does not
+if not hasattr(
+    torch.ops.transformers, "grouped_mm_fallback"
+):  # as transformers registers it, where transformers does not
     torch.library.custom_op(
-        "transformers::grouped_mm_fallback", group_by_group, mutates_args=(), schema="(Tensor input, Tensor weight, Tensor offs) -> Tensor"
+        "transformers::grouped_mm_fallback",
+        group_by_group,
+        mutates_args=(),
+        schema="(Tensor input, Tensor weight, Tensor offs) -> Tensor",
     )
-    torch.library.register_fake("transformers::grouped_mm_fallback", lambda x, weight, ends: x.new_empty(x.shape[0], weight.shape[2]))
+    torch.library.register_fake(
+        "transformers::grouped_mm_fallback", lambda x, weight, ends: x.new_empty(x.shape[0], weight.shape[2])
+    )
 
 
 def theirs(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
@@ -105,7 +114,9 @@ def _nodes(count: int, dtype: torch.dtype) -> Tensor:
 
 
 class Remembered(nn.Module):
-    """What a function remembers for good must not be a tensor of an export: the module itself would answer without numbers from there on."""
+    """What a function remembers for good must not be a tensor of an export: the module itself would answer
+    without numbers from there on.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +152,10 @@ class Shifts(nn.Module):
         y: Tensor = self.lin(x)
         code = ((x * 8).long() << 2) >> 1
         return (
-            torch.ldexp(y, (code ^ 3) % 4) * (1 << code % 5) + (64 >> code.to(torch.int8) % 5) + y * torch.kaiser_window(8) + torch.blackman_window(8)
+            torch.ldexp(y, (code ^ 3) % 4) * (1 << code % 5)
+            + (64 >> code.to(torch.int8) % 5)
+            + y * torch.kaiser_window(8)
+            + torch.blackman_window(8)
         )
 
 
@@ -169,7 +183,15 @@ def test_every_member_answers_as_alone(name: str, tmp_path: Path) -> None:
     paths = [tmp_path / f"m{i}.pt" for i in range(N)]
     for path, m in zip(paths, members):
         torch.save(m.state_dict(), path)
-    report = build(paths, tmp_path / "e.wide", model=make, inputs=("x=float32[B,8]",), strategy="wide", pt2=False, targets=("cpu",))
+    report = build(
+        paths,
+        tmp_path / "e.wide",
+        model=make,
+        inputs=("x=float32[B,8]",),
+        strategy="wide",
+        pt2=False,
+        targets=("cpu",),
+    )
     assert report.wide_share == 1.0
     assert "sequential" not in report.strategies
     ens = load(tmp_path / "e.wide", verify="off", warmup=False)
@@ -193,8 +215,10 @@ def test_a_grouped_product_taken_apart_is_torchs_own(groups: int, dtype: torch.d
     ends = torch.randint(0, 6, (groups,)).cumsum(0).clamp_max(len(x)).to(torch.int32)
     ends[-1] = len(x)
     for form in (weight, weight.transpose(1, 2).contiguous().transpose(1, 2)):
-        torch.testing.assert_close(taken_apart.grouped_mm(x, form, ends), torch._grouped_mm(x, form, offs=ends))
-    assert taken_apart.grouped_mm(x, weight[0]) is NotImplemented
+        torch.testing.assert_close(
+            decompositions.grouped_mm(x, form, ends), torch._grouped_mm(x, form, offs=ends)
+        )
+    assert decompositions.grouped_mm(x, weight[0]) is NotImplemented
 
 
 class Observed(nn.Module):

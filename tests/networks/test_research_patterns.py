@@ -1,7 +1,9 @@
-"""Patterns of research code, each right in both presets, as in test_patterns.py: routing of experts, tables of positions, graphs, flows, filters, codebooks.
+"""Patterns of research code, each right in both presets, as in test_patterns.py: routing of experts, tables
+of positions, graphs, flows, filters, codebooks.
 
-Among them what torch.export takes and a member alone needs no thought for: values at places of a mask that the members' own weights make, sizes as numbers of
-steps, windows by strides, parts of a model in a smaller dtype.
+Among them what torch.export takes and a member alone needs no thought for: values at places of a mask that
+the members' own weights make, sizes as numbers of steps, windows by strides, parts of a model in a smaller
+dtype.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.utils import parametrizations
 
-from networks.test_patterns import FLAT, IMAGE, ROWS, TEXT, Case, case, chain, hold, linear, made, net, of, param
+from networks.patterns.case import Case, case, chain, linear, net, of, param
+from networks.patterns.check import hold, made
+from networks.patterns.shapes import FLAT, IMAGE, ROWS, TEXT
 from widepack import CaptureError, VerificationError
 
 
@@ -52,7 +56,9 @@ def moe_scatter(self: Any, x: Tensor) -> Any:
     gates = torch.full_like(g, float("-inf")).scatter(-1, i, v).softmax(-1)
     y = torch.einsum("bd,edh->beh", x, self.w1).relu()
     y = torch.einsum("beh,ehd->bed", y, self.w2)
-    load = torch.zeros(3, dtype=g.dtype).index_add(0, i.flatten(), torch.ones_like(i.flatten(), dtype=g.dtype))
+    load = torch.zeros(3, dtype=g.dtype).index_add(
+        0, i.flatten(), torch.ones_like(i.flatten(), dtype=g.dtype)
+    )
     return (torch.einsum("bed,be->bd", y, gates), load)
 
 
@@ -113,7 +119,10 @@ def ssm_log(self: Any, x: Tensor) -> Any:
     a = -F.softplus(self.a(x))
     la = a.cumsum(1)
     y = self.b(x).exp()
-    return (torch.exp(la + torch.logcumsumexp(self.b(x) - la, 1)) / (1 + y.cumsum(1)), a.flip(1).cumsum(1).flip(1))
+    return (
+        torch.exp(la + torch.logcumsumexp(self.b(x) - la, 1)) / (1 + y.cumsum(1)),
+        a.flip(1).cumsum(1).flip(1),
+    )
 
 
 def vq(self: Any, x: Tensor) -> Any:
@@ -129,7 +138,9 @@ def product_q(self: Any, x: Tensor) -> Any:
     z = self.enc(x).view(x.shape[0], 2, 1, 3)
     d = (z - self.books[None]).square().sum(-1)
     i = d.argmin(-1)
-    g = torch.gather(self.books[None].expand(x.shape[0], -1, -1, -1), 2, i[..., None, None].expand(-1, -1, 1, 3)).squeeze(2)
+    g = torch.gather(
+        self.books[None].expand(x.shape[0], -1, -1, -1), 2, i[..., None, None].expand(-1, -1, 1, 3)
+    ).squeeze(2)
     return (g.flatten(1), i)
 
 
@@ -174,10 +185,16 @@ def viterbi(self: Any, x: Tensor) -> Any:
 
 
 def glow(self: Any, x: Tensor) -> Any:
-    w = self.p @ (torch.tril(self.l, -1) + torch.eye(6)) @ (torch.triu(self.u, 1) + torch.diag(self.sgn * self.logs.exp()))
+    w = (
+        self.p
+        @ (torch.tril(self.l, -1) + torch.eye(6))
+        @ (torch.triu(self.u, 1) + torch.diag(self.sgn * self.logs.exp()))
+    )
     _, ld = torch.slogdet(w)
     y = x @ w.T
-    back = torch.linalg.solve_triangular(torch.tril(self.l, -1) * 0.3 + torch.eye(6), y.T, upper=False, unitriangular=True).T
+    back = torch.linalg.solve_triangular(
+        torch.tril(self.l, -1) * 0.3 + torch.eye(6), y.T, upper=False, unitriangular=True
+    ).T
     return (y, ld, back, torch.linalg.det(w), torch.logdet(w @ w.T + torch.eye(6)))
 
 
@@ -255,7 +272,9 @@ def shifted_window(self: Any, x: Tensor) -> Any:
             cnt += 1
 
     def part(t: Tensor) -> Any:
-        return t.view(t.shape[0], h // 2, 2, w // 2, 2, -1).permute(0, 1, 3, 2, 4, 5).reshape(-1, 4, t.shape[-1])
+        return (
+            t.view(t.shape[0], h // 2, 2, w // 2, 2, -1).permute(0, 1, 3, 2, 4, 5).reshape(-1, 4, t.shape[-1])
+        )
 
     mw = part(m).squeeze(-1)
     am = mw.unsqueeze(1) - mw.unsqueeze(2)
@@ -282,7 +301,9 @@ def message(self: Any, x: Tensor, edges: Tensor) -> Any:
     m = self.msg(torch.cat([x[src], x[dst]], -1)).relu()
     agg = torch.zeros(n, m.shape[-1]).index_add_(0, dst, m)
     deg = torch.zeros(n).scatter_add_(0, dst, torch.ones(dst.shape[0])).clamp(min=1)
-    e = torch.full((n, m.shape[-1]), 0.0).scatter_reduce(0, dst[:, None].expand_as(m), m, "amax", include_self=False)
+    e = torch.full((n, m.shape[-1]), 0.0).scatter_reduce(
+        0, dst[:, None].expand_as(m), m, "amax", include_self=False
+    )
     f = torch.zeros_like(agg).index_reduce(0, dst, m, "mean")
     g = torch.ones_like(agg).scatter_reduce(0, dst[:, None].expand_as(m), m + 0.5, reduce="prod")
     return self.up(torch.cat([x, agg / deg[:, None], e, f, g], -1))
@@ -484,7 +505,9 @@ def mdn(self: Any, x: Tensor) -> Any:
     p, m, s = self.fc(x).split([2, 4, 4], 1)
     mix = torch.distributions.MixtureSameFamily(
         torch.distributions.Categorical(logits=p),
-        torch.distributions.Independent(torch.distributions.Normal(m.view(-1, 2, 2), s.view(-1, 2, 2).exp()), 1),
+        torch.distributions.Independent(
+            torch.distributions.Normal(m.view(-1, 2, 2), s.view(-1, 2, 2).exp()), 1
+        ),
     )
     return (mix.mean, mix.log_prob(x[:, :2]))  # type: ignore[no-untyped-call]
 
@@ -502,7 +525,13 @@ def eig(self: Any, x: Tensor) -> Any:
     a = self.fc(x).view(-1, 3, 3)
     s = a @ a.mT + torch.eye(3)
     w, _v = torch.linalg.eigh(s)
-    return (w, torch.linalg.svdvals(a), torch.linalg.pinv(s), torch.linalg.matrix_power(s, 2), torch.linalg.matrix_exp(a))
+    return (
+        w,
+        torch.linalg.svdvals(a),
+        torch.linalg.pinv(s),
+        torch.linalg.matrix_power(s, 2),
+        torch.linalg.matrix_exp(a),
+    )
 
 
 def masked_losses(self: Any, x: Tensor, y: Tensor, labels: Tensor, mask: Tensor) -> Any:
@@ -552,7 +581,10 @@ def by_columns(self: Any, x: Tensor) -> Any:
 def scattered(self: Any, x: Tensor) -> Any:
     y = self.fc(x)
     m = y > self.t
-    return (y.masked_scatter(m, torch.tanh(y[m]) * 2), torch.where(m, y, torch.zeros(())).sum() + torch.masked_select(y, m).tanh().sum())
+    return (
+        y.masked_scatter(m, torch.tanh(y[m]) * 2),
+        torch.where(m, y, torch.zeros(())).sum() + torch.masked_select(y, m).tanh().sum(),
+    )
 
 
 def mixtral(self: Any, x: Tensor) -> Any:
@@ -635,7 +667,9 @@ class Conv(nn.Module):
 CASES: dict[str, Case] = {
     "t5_buckets": case(net(t5_bias, q=linear(8, 8), table=of(nn.Embedding, 8, 2)), TEXT),
     "kv_groups": case(net(kv_groups, q=linear(8, 8), k=linear(8, 4), v=linear(8, 4)), TEXT, "mask=bool[B,T]"),
-    "experts_scattered_gates": case(net(moe_scatter, gate=linear(6, 3), w1=param(3, 6, 4), w2=param(3, 4, 6)), ROWS),
+    "experts_scattered_gates": case(
+        net(moe_scatter, gate=linear(6, 3), w1=param(3, 6, 4), w2=param(3, 4, 6)), ROWS
+    ),
     "experts_gathered": case(net(moe_gather, gate=linear(6, 3), w1=param(3, 5, 6), b=param(3, 5)), ROWS),
     "experts_capacity": case(net(moe_dispatch, gate=linear(6, 3), w=param(3, 6, 5)), ROWS),
     "hyper_conv": case(net(hyper_conv, h=linear(6, 180)), IMAGE, "z=float32[B,6]"),
@@ -647,28 +681,69 @@ CASES: dict[str, Case] = {
     "product_quantisation": case(net(product_q, enc=linear(6, 6), books=param(2, 5, 3)), ROWS),
     "soft_tree": case(net(soft_tree, fc=linear(6, 3), leaves=param(4, 5)), ROWS),
     "pool_all_masked": case(net(pool_masked, score=linear(8, 1)), TEXT, "mask=int64[B,T]:0..1"),
-    "crf": case(net(crf, fc=linear(6, 5), start=param(5), trans=param(5, 5), end=param(5)), FLAT, "mask=bool[B,4]"),
+    "crf": case(
+        net(crf, fc=linear(6, 5), start=param(5), trans=param(5, 5), end=param(5)), FLAT, "mask=bool[B,4]"
+    ),
     "viterbi": case(net(viterbi, fc=linear(6, 5), start=param(5), trans=param(5, 5)), FLAT),
     "glow": case(
-        net(glow, p=lambda: torch.eye(6)[torch.randperm(6)], l=param(6, 6), u=param(6, 6), sgn=lambda: torch.randn(6).sign(), logs=param(6)), ROWS
+        net(
+            glow,
+            p=lambda: torch.eye(6)[torch.randperm(6)],
+            l=param(6, 6),
+            u=param(6, 6),
+            sgn=lambda: torch.randn(6).sign(),
+            logs=param(6),
+        ),
+        ROWS,
     ),
     "kalman": case(net(kalman, A=param(3, 3), H=param(2, 3), q=param(3), r=param(2)), "z=float32[B,3,2]"),
     "gp": case(net(gp, z=param(4, 6), ls=param(6), var=param(), u=param(4)), ROWS),
-    "shuffle_block": case(net(shuffle_block, conv=of(nn.Conv2d, 2, 2, 3, padding=1, groups=2), bn=of(nn.BatchNorm2d, 2)), IMAGE),
+    "shuffle_block": case(
+        net(shuffle_block, conv=of(nn.Conv2d, 2, 2, 3, padding=1, groups=2), bn=of(nn.BatchNorm2d, 2)), IMAGE
+    ),
     "involution": case(net(involution, reduce=of(nn.Conv2d, 4, 3, 1), span=of(nn.Conv2d, 3, 18, 1)), IMAGE),
     "coord_conv": case(net(coord, conv=of(nn.Conv2d, 7, 5, 3)), "x=float32[B,4,H,W]"),
     "dynamic_conv": case(net(dyn_conv, att=linear(4, 3), w=param(3, 5, 4, 3, 3), bias=param(3, 5)), IMAGE),
     "sinkhorn": case(net(sinkhorn, q=linear(8, 4), k=linear(8, 4)), TEXT),
-    "shifted_window": case(net(shifted_window, qkv=linear(4, 12), table=param(9, 2), index=swin_index), "x=float32[B,4,6,4]"),
-    "messages": case(net(message, msg=linear(12, 4), up=linear(6 + 16, 5)), "x=float32[V,6]", "edges=int64[2,E]:0..3", V=(7, 12, 4), E=(9, 3, 20)),
-    "gat": case(net(gat, w=linear(6, 4), a1=param(4), a2=param(4)), "x=float32[V,6]", "edges=int64[2,E]:0..3", V=(7, 12, 4), E=(9, 3, 20)),
+    "shifted_window": case(
+        net(shifted_window, qkv=linear(4, 12), table=param(9, 2), index=swin_index), "x=float32[B,4,6,4]"
+    ),
+    "messages": case(
+        net(message, msg=linear(12, 4), up=linear(6 + 16, 5)),
+        "x=float32[V,6]",
+        "edges=int64[2,E]:0..3",
+        V=(7, 12, 4),
+        E=(9, 3, 20),
+    ),
+    "gat": case(
+        net(gat, w=linear(6, 4), a1=param(4), a2=param(4)),
+        "x=float32[V,6]",
+        "edges=int64[2,E]:0..3",
+        V=(7, 12, 4),
+        E=(9, 3, 20),
+    ),
     "sparsemax": case(net(sparsemax, fc=linear(6, 5)), ROWS),
     "entmax15": case(net(entmax15, fc=linear(6, 5)), ROWS),
-    "complex_net": case(net(complex_net, re=linear(6, 4), im=linear(6, 4), w=param(4, 3, dtype=torch.complex64), b=param(3)), ROWS),
-    "fno": case(net(fno, w1=param(4, 5, 2, 2, dtype=torch.complex64), w2=param(4, 5, 2, 2, 2), skip=of(nn.Conv2d, 4, 5, 1)), IMAGE),
+    "complex_net": case(
+        net(complex_net, re=linear(6, 4), im=linear(6, 4), w=param(4, 3, dtype=torch.complex64), b=param(3)),
+        ROWS,
+    ),
+    "fno": case(
+        net(
+            fno,
+            w1=param(4, 5, 2, 2, dtype=torch.complex64),
+            w2=param(4, 5, 2, 2, 2),
+            skip=of(nn.Conv2d, 4, 5, 1),
+        ),
+        IMAGE,
+    ),
     "mel": case(
         net(
-            mel, win=lambda: torch.hann_window(8), fb=lambda: torch.rand(3, 5), dct=lambda: torch.randn(3, 2), conv=of(nn.Conv1d, 3, 4, 3, padding=1)
+            mel,
+            win=lambda: torch.hann_window(8),
+            fb=lambda: torch.rand(3, 5),
+            dct=lambda: torch.randn(3, 2),
+            conv=of(nn.Conv1d, 3, 4, 3, padding=1),
         ),
         "x=float32[B,32]",
     ),
@@ -679,15 +754,25 @@ CASES: dict[str, Case] = {
     "parameter_dict": case(
         net(
             pdict,
-            p=lambda: nn.ParameterDict({k: torch.randn(6, 3) if k.endswith("w") else torch.randn(3) for k in ("aw", "ab", "cw", "cb")}),
+            p=lambda: nn.ParameterDict(
+                {
+                    k: torch.randn(6, 3) if k.endswith("w") else torch.randn(3)
+                    for k in ("aw", "ab", "cw", "cb")
+                }
+            ),
             l=lambda: nn.ParameterList(torch.randn(2) for _ in range(2)),
         ),
         ROWS,
     ),
     "lazy": case(lazy, "input=float32[B,4,6]"),
-    "functional_call": case(net(fcall, fc=linear(6, 5), w=param(5, 6), m=lambda: (torch.randn(5, 6) > 0).float(), b=param(5)), ROWS),
+    "functional_call": case(
+        net(fcall, fc=linear(6, 5), w=param(5, 6), m=lambda: (torch.randn(5, 6) > 0).float(), b=param(5)),
+        ROWS,
+    ),
     "vmap": case(net(vm, fc=linear(6, 4), w=param(6, 5)), ROWS),
-    "own_masks_times": case(net(double_mask, fc=linear(6, 5), t=param(5), keep=lambda: torch.randn(5) > 0), ROWS),
+    "own_masks_times": case(
+        net(double_mask, fc=linear(6, 5), t=param(5), keep=lambda: torch.randn(5) > 0), ROWS
+    ),
     "weight_mask_times": case(net(own_mask_rows, fc=linear(6, 5), w=param(5, 6)), ROWS),
     "mask_rows_read": case(net(mask_two, fc=linear(8, 5), b=param(5)), TEXT),
     "mask_values_read": case(net(mask_values, fc=linear(6, 5)), ROWS),
@@ -700,16 +785,33 @@ CASES: dict[str, Case] = {
     "multivariate_normal": case(net(mvn, fc=linear(6, 6)), ROWS),
     "spectra": case(net(eig, fc=linear(6, 9)), ROWS),
     "masked_losses": case(
-        net(lambda self, x, y, labels: masked_losses(self, x, y, labels, x[:, 0] < 9), fc=linear(6, 5), by=lambda: torch.linspace(0.5, 1.5, 5)),
+        net(
+            lambda self, x, y, labels: masked_losses(self, x, y, labels, x[:, 0] < 9),
+            fc=linear(6, 5),
+            by=lambda: torch.linspace(0.5, 1.5, 5),
+        ),
         ROWS,
         "y=float32[B,5]",
         "labels=int64[B]:0..4",
     ),
-    "losses_of_masked_input": case(net(in_masked_loss, fc=linear(8, 5), c=param(5)), TEXT, "labels=int64[B,T]:0..4", "mask=bool[B,T]"),
-    "experts_by_masks": case(net(experts, gate=linear(6, 3), experts=lambda: nn.ModuleList(nn.Linear(6, 6) for _ in range(3)), s=param(3)), ROWS),
+    "losses_of_masked_input": case(
+        net(in_masked_loss, fc=linear(8, 5), c=param(5)), TEXT, "labels=int64[B,T]:0..4", "mask=bool[B,T]"
+    ),
+    "experts_by_masks": case(
+        net(
+            experts,
+            gate=linear(6, 3),
+            experts=lambda: nn.ModuleList(nn.Linear(6, 6) for _ in range(3)),
+            s=param(3),
+        ),
+        ROWS,
+    ),
     "masked_columns": case(net(by_columns, fc=linear(6, 5)), FLAT, B=(20, 5, 1)),
     "masked_scatter_back": case(net(scattered, fc=linear(8, 5), t=param(5)), TEXT),
-    "mixtral": case(net(mixtral, gate=linear(8, 3), experts=lambda: nn.ModuleList(nn.Linear(8, 8) for _ in range(3))), TEXT),
+    "mixtral": case(
+        net(mixtral, gate=linear(8, 3), experts=lambda: nn.ModuleList(nn.Linear(8, 8) for _ in range(3))),
+        TEXT,
+    ),
     "nonzero_rows": case(net(nonzero_rows, fc=linear(6, 5), b=param(5)), ROWS),
     "bf16_island": case(island(torch.bfloat16), TEXT),
     "fp16_island": case(island(torch.float16), TEXT),
@@ -717,10 +819,19 @@ CASES: dict[str, Case] = {
     "bf16_conv": case(lambda: Conv(torch.bfloat16), IMAGE),
 }
 
-QUICK = {"mixtral", "sinkhorn", "vq", "nonzero_rows", "bf16_island", "gat"}  # one of each sort in the default suite
+QUICK = {
+    "mixtral",
+    "sinkhorn",
+    "vq",
+    "nonzero_rows",
+    "bf16_island",
+    "gat",
+}  # one of each sort in the default suite
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in CASES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in CASES]
+)
 def test_every_member_answers_as_alone(name: str, tmp_path: Path) -> None:
     hold(CASES[name], tmp_path, set())
 
@@ -737,7 +848,11 @@ REFUSED: dict[str, tuple[Case, type[Exception], str]] = {
         VerificationError,
         "Whole numbers are read out of the bits of floats (",
     ),
-    "gradient": (case(net(slope, fc=linear(6, 5)), ROWS), CaptureError, "derivatives inside forward (torch.autograd.grad"),
+    "gradient": (
+        case(net(slope, fc=linear(6, 5)), ROWS),
+        CaptureError,
+        "derivatives inside forward (torch.autograd.grad",
+    ),
     "strides_of_a_view": (
         case(net(lambda self, x: self.fc(x).t().as_strided((2, 2), (1, 1)), fc=linear(6, 5)), ROWS),
         CaptureError,

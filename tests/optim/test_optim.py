@@ -1,4 +1,4 @@
-"""Optimisers with a rate for each member, held to N optimisers of torch on N members alone."""
+"""Tests optimizers with a rate for each member against N torch optimizers on single members."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import widepack
-from widepack.optim import optimizers as optim
-from widepack import primitives
-from widepack import UsageError, fuse
-from widepack.optim.rates import PerMember
+from widepack import UsageError, fuse, primitives
+from widepack.optim import PerMember, optimizers
 
 N = 3
 LR = [0.1, 0.02, 0.5]
@@ -37,12 +35,18 @@ SHAPES = ((), (4,), (2, 3))
 
 
 def numbers(seed: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """Tensors `[N, *shape]` of all shapes."""
+    """Returns random tensors `[N, *shape]`, one for each shape."""
     g = torch.Generator().manual_seed(seed)
     return [torch.randn((N, *s), generator=g, dtype=dtype) for s in SHAPES]
 
 
-def steps(optimizer: torch.optim.Optimizer, params: list[Tensor], grads: Callable[[int], list[Tensor]], count: int, first: int = 0) -> None:
+def steps(
+    optimizer: torch.optim.Optimizer,
+    params: list[Tensor],
+    grads: Callable[[int], list[Tensor]],
+    count: int,
+    first: int = 0,
+) -> None:
     for k in range(first, first + count):
         for p, g in zip(params, grads(k), strict=True):
             p.grad = g.to(p.dtype)
@@ -53,21 +57,38 @@ def of_member(values: list[Tensor], i: int) -> list[Tensor]:
     return [v[i].clone() for v in values]
 
 
-def both(name: str, options: dict[str, Any], dtype: torch.dtype, count: int = 6, **rates: Any) -> tuple[list[Tensor], list[list[Tensor]]]:
-    """Parameters after some steps: of all members at once, and of each alone. rates: each a number or N of them."""
+def both(
+    name: str, options: dict[str, Any], dtype: torch.dtype, count: int = 6, **rates: Any
+) -> tuple[list[Tensor], list[list[Tensor]]]:
+    """Returns the parameters after some steps of all members together, and of single members.
+
+    rates: each a number, or N of them.
+    """
     wide = [nn.Parameter(p) for p in numbers(0, dtype)]
-    steps(getattr(optim, name)(wide, **options, **rates), list(wide), lambda k: numbers(1 + k, dtype), count)
+    steps(
+        getattr(optimizers, name)(wide, **options, **rates),
+        list(wide),
+        lambda k: numbers(1 + k, dtype),
+        count,
+    )
     alone = []
     for i in range(N):
-        own = [nn.Parameter(p) for p in of_member(numbers(0, dtype), i)]
-        mine = {k: v[i] if isinstance(v, list) else v for k, v in rates.items()}
-        steps(TORCH[name](own, foreach=False, **options, **mine), list(own), lambda k, i=i: of_member(numbers(1 + k, dtype), i), count)  # type: ignore[misc]
-        alone.append(list(own))
+        params = [nn.Parameter(p) for p in of_member(numbers(0, dtype), i)]
+        member_rates = {k: v[i] if isinstance(v, list) else v for k, v in rates.items()}
+        optimizer = TORCH[name](params, foreach=False, **options, **member_rates)
+        steps(optimizer, list(params), lambda k, i=i: of_member(numbers(1 + k, dtype), i), count)  # type: ignore[misc]
+        alone.append(list(params))
     return list(wide), alone  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize(("name", "options"), OPTIONS, ids=lambda v: v if isinstance(v, str) else "-".join(v) or "plain")
-@pytest.mark.parametrize("rates", [{"lr": LR}, {"lr": LR, "weight_decay": DECAY}, {"lr": 0.05, "weight_decay": DECAY}], ids=["lr", "both", "decay"])
+@pytest.mark.parametrize(
+    ("name", "options"), OPTIONS, ids=lambda v: v if isinstance(v, str) else "-".join(v) or "plain"
+)
+@pytest.mark.parametrize(
+    "rates",
+    [{"lr": LR}, {"lr": LR, "weight_decay": DECAY}, {"lr": 0.05, "weight_decay": DECAY}],
+    ids=["lr", "both", "decay"],
+)
 def test_each_member_moves_as_alone(name: str, options: dict[str, Any], rates: dict[str, Any]) -> None:
     wide, alone = both(name, options, torch.float64, **rates)
     for k, p in enumerate(wide):
@@ -75,16 +96,30 @@ def test_each_member_moves_as_alone(name: str, options: dict[str, Any], rates: d
         assert not torch.allclose(p, numbers(0)[k])
 
 
-@pytest.mark.parametrize(("name", "options"), OPTIONS, ids=lambda v: v if isinstance(v, str) else "-".join(v) or "plain")
+@pytest.mark.parametrize(
+    ("name", "options"), OPTIONS, ids=lambda v: v if isinstance(v, str) else "-".join(v) or "plain"
+)
 def test_one_rate_for_all_is_torchs_own_bit_for_bit(name: str, options: dict[str, Any]) -> None:
     ours, theirs = ([nn.Parameter(p) for p in numbers(0)] for _ in range(2))
-    steps(getattr(optim, name)(ours, lr=0.1, weight_decay=0.1, **options), list(ours), lambda k: numbers(1 + k), 5)
-    steps(TORCH[name](theirs, lr=0.1, weight_decay=0.1, foreach=False, **options), list(theirs), lambda k: numbers(1 + k), 5)
+    steps(
+        getattr(optimizers, name)(ours, lr=0.1, weight_decay=0.1, **options),
+        list(ours),
+        lambda k: numbers(1 + k),
+        5,
+    )
+    steps(
+        TORCH[name](theirs, lr=0.1, weight_decay=0.1, foreach=False, **options),
+        list(theirs),
+        lambda k: numbers(1 + k),
+        5,
+    )
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs))
 
 
-def of_torch(make: Callable[[list[Tensor]], torch.optim.Optimizer], closure: bool = False) -> list[tuple[Tensor, Tensor]]:
-    """Parameters after six steps: of all members at once, and of each alone, stacked."""
+def of_torch(
+    make: Callable[[list[Tensor]], torch.optim.Optimizer], closure: bool = False
+) -> list[tuple[Tensor, Tensor]]:
+    """Returns the parameters after six steps of all members together, and of single members, stacked."""
 
     def run(values: Callable[[int], list[Tensor]]) -> list[Tensor]:
         params: list[Tensor] = [nn.Parameter(p) for p in values(0)]
@@ -119,14 +154,18 @@ BY_NUMBER: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize(("name", "options"), BY_NUMBER, ids=[n for n, _ in BY_NUMBER])
-def test_torchs_optimisers_by_number_move_each_member_as_alone(name: str, options: dict[str, Any], foreach: bool) -> None:
-    for k, (wide, alone) in enumerate(of_torch(lambda p: getattr(torch.optim, name)(p, foreach=foreach, **options))):
+def test_torchs_optimisers_by_number_move_each_member_as_alone(
+    name: str, options: dict[str, Any], foreach: bool
+) -> None:
+    for k, (wide, alone) in enumerate(
+        of_torch(lambda p: getattr(torch.optim, name)(p, foreach=foreach, **options))
+    ):
         torch.testing.assert_close(wide, alone, rtol=1e-12, atol=1e-12)
         assert not torch.allclose(wide, numbers(0)[k])
 
 
 def test_what_mixes_the_members() -> None:
-    """As the README says: one norm, or one decision, over all of them."""
+    """Optimizers with one norm, or one decision, over all members (docs/how-to/rates-per-member.md)."""
 
     def differ(pairs: list[tuple[Tensor, Tensor]]) -> bool:
         return not all(torch.allclose(a, b, rtol=1e-3) for a, b in pairs)
@@ -139,7 +178,8 @@ def test_what_mixes_the_members() -> None:
     wide = nn.Parameter(torch.zeros(3, 2))
     wide.grad = torch.tensor([[30.0, 40.0], [0.3, 0.4], [0.0, 0.0]])
     torch.nn.utils.clip_grad_norm_([wide], 1.0)
-    assert float(wide.grad[1].norm()) < 0.011  # alone it is 0.5, and stays
+    # the norm of this member alone is 0.5, and would not be clipped
+    assert float(wide.grad[1].norm()) < 0.011
 
     scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
     optimizer = torch.optim.SGD([wide], lr=1.0)
@@ -150,7 +190,9 @@ def test_what_mixes_the_members() -> None:
 
 
 @pytest.mark.parametrize("name", TORCH)
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.complex128, 1e-12), (torch.float32, 1e-6), (torch.bfloat16, 0.05)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "bound"), [(torch.complex128, 1e-12), (torch.float32, 1e-6), (torch.bfloat16, 0.05)], ids=str
+)
 def test_other_dtypes(name: str, dtype: torch.dtype, bound: float) -> None:
     wide, alone = both(name, {}, dtype, lr=LR, weight_decay=DECAY)
     for k, p in enumerate(wide):
@@ -172,14 +214,16 @@ def cnn() -> nn.Module:
 
 
 class Transformer(nn.Module):
-    """One block and a head; the layers may be faces."""
+    """Has one block and a head. The layers may be wide layers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
         self.first, self.second = nn.LayerNorm(8), nn.LayerNorm(8)
         self.up, self.down, self.head = nn.Linear(8, 16), nn.Linear(16, 8), nn.Linear(8, 3)
-        nn.init.normal_(self.attention.in_proj_bias)  # the keys' has no gradient but rounding, which Adam makes into steps from zero
+        nn.init.normal_(
+            self.attention.in_proj_bias
+        )  # the gradient of the keys' bias is only rounding, which Adam makes into steps
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.first(x)
@@ -190,7 +234,7 @@ class Transformer(nn.Module):
 
 
 def widened(modules: list[nn.Module]) -> nn.Module:
-    """A copy of the first with faces in the place of its layers."""
+    """Returns a copy of the first member with wide layers in place of its layers."""
     made = copy.deepcopy(modules[0])
     for name, child in list(made.named_children()):
         parts = [m.get_submodule(name) for m in modules]
@@ -202,35 +246,91 @@ def widened(modules: list[nn.Module]) -> nn.Module:
 
 
 TWENTY: list[tuple[str, Any, tuple[int, ...], torch.dtype, float, dict[str, Any]]] = [
-    ("SGD", cnn, (5, 2, 6, 6), torch.float32, 1e-5, {"lr": [0.05, 0.01, 0.02], "momentum": 0.9, "weight_decay": [0.0, 1e-3, 1e-2]}),
-    ("SGD", Transformer, (4, 5, 8), torch.float32, 1e-5, {"lr": [0.05, 0.01, 0.02], "momentum": 0.9, "weight_decay": [0.0, 1e-3, 1e-2]}),
-    ("Adam", cnn, (5, 2, 6, 6), torch.float64, 1e-8, {"lr": [1e-2, 1e-3, 3e-3], "weight_decay": [1e-2, 0.0, 1e-3]}),
-    ("Adam", Transformer, (4, 5, 8), torch.float64, 1e-8, {"lr": [1e-2, 1e-3, 3e-3], "weight_decay": [1e-2, 0.0, 1e-3]}),
+    (
+        "SGD",
+        cnn,
+        (5, 2, 6, 6),
+        torch.float32,
+        1e-5,
+        {"lr": [0.05, 0.01, 0.02], "momentum": 0.9, "weight_decay": [0.0, 1e-3, 1e-2]},
+    ),
+    (
+        "SGD",
+        Transformer,
+        (4, 5, 8),
+        torch.float32,
+        1e-5,
+        {"lr": [0.05, 0.01, 0.02], "momentum": 0.9, "weight_decay": [0.0, 1e-3, 1e-2]},
+    ),
+    (
+        "Adam",
+        cnn,
+        (5, 2, 6, 6),
+        torch.float64,
+        1e-8,
+        {"lr": [1e-2, 1e-3, 3e-3], "weight_decay": [1e-2, 0.0, 1e-3]},
+    ),
+    (
+        "Adam",
+        Transformer,
+        (4, 5, 8),
+        torch.float64,
+        1e-8,
+        {"lr": [1e-2, 1e-3, 3e-3], "weight_decay": [1e-2, 0.0, 1e-3]},
+    ),
     ("AdamW", cnn, (5, 2, 6, 6), torch.float64, 1e-8, {"lr": [1e-2, 1e-3, 3e-3]}),
-    ("AdamW", Transformer, (4, 5, 8), torch.float64, 1e-8, {"lr": [1e-2, 1e-3, 3e-3], "weight_decay": [1e-2, 0.0, 0.3]}),
+    (
+        "AdamW",
+        Transformer,
+        (4, 5, 8),
+        torch.float64,
+        1e-8,
+        {"lr": [1e-2, 1e-3, 3e-3], "weight_decay": [1e-2, 0.0, 0.3]},
+    ),
 ]
-"""Optimiser, network, one member's input, dtype, bound, and rates of each member's own."""
-each_network = pytest.mark.parametrize(("name", "make", "shape", "dtype", "bound", "rates"), TWENTY, ids=[f"{t[0]}-{t[1].__name__}" for t in TWENTY])
+"""The optimizer, the network, a member's input, the dtype, the bound, and a rate for each member."""
+each_network = pytest.mark.parametrize(
+    ("name", "make", "shape", "dtype", "bound", "rates"),
+    TWENTY,
+    ids=[f"{t[0]}-{t[1].__name__}" for t in TWENTY],
+)
 
 
 @each_network
 def test_twenty_steps_are_those_of_each_member_alone(
     name: str, make: Any, shape: Any, dtype: torch.dtype, bound: float, rates: dict[str, Any]
 ) -> None:
-    twenty_steps(name, make, shape, dtype, bound, rates, lambda modules, _: widened(modules), lambda wide, x: wide(x))
+    twenty_steps(
+        name, make, shape, dtype, bound, rates, lambda modules, _: widened(modules), lambda wide, x: wide(x)
+    )
 
 
-def twenty_steps(name: str, make: Any, shape: Any, dtype: torch.dtype, bound: float, rates: dict[str, Any], widen: Any, run: Any) -> None:
+def twenty_steps(
+    name: str,
+    make: Any,
+    shape: Any,
+    dtype: torch.dtype,
+    bound: float,
+    rates: dict[str, Any],
+    widen: Any,
+    run: Any,
+) -> None:
     modules = []
     for i in range(N):
         torch.manual_seed(i)
         modules.append(make().to(dtype))
     wide = widen(modules, torch.randn(shape).to(dtype))
-    optimizer = getattr(optim, name)(wide.parameters(), **rates)
-    own = [TORCH[name](m.parameters(), **{k: v[i] if isinstance(v, list) else v for k, v in rates.items()}) for i, m in enumerate(modules)]
+    optimizer = getattr(optimizers, name)(wide.parameters(), **rates)
+    own = [
+        TORCH[name](m.parameters(), **{k: v[i] if isinstance(v, list) else v for k, v in rates.items()})
+        for i, m in enumerate(modules)
+    ]
     g = torch.Generator().manual_seed(9)
     for _ in range(20):
-        x, target = torch.randn((N, *shape), generator=g).to(dtype), torch.randint(0, 3, (N, shape[0]), generator=g)
+        x, target = (
+            torch.randn((N, *shape), generator=g).to(dtype),
+            torch.randint(0, 3, (N, shape[0]), generator=g),
+        )
         optimizer.zero_grad()
         y = run(wide, x)
         sum((nn.functional.cross_entropy(y[i], target[i]) for i in range(N)), torch.zeros(())).backward()  # type: ignore[no-untyped-call]
@@ -240,26 +340,34 @@ def twenty_steps(name: str, make: Any, shape: Any, dtype: torch.dtype, bound: fl
             nn.functional.cross_entropy(m(x[i]), target[i]).backward()  # type: ignore[no-untyped-call]
             own[i].step()
     for key, p in wide.named_parameters():
-        torch.testing.assert_close(p, torch.stack([m.get_parameter(key) for m in modules]), rtol=bound, atol=bound)
+        torch.testing.assert_close(
+            p, torch.stack([m.get_parameter(key) for m in modules]), rtol=bound, atol=bound
+        )
     for key, b in wide.named_buffers():
-        torch.testing.assert_close(b, torch.stack([m.get_buffer(key) for m in modules]), rtol=bound, atol=bound)
+        torch.testing.assert_close(
+            b, torch.stack([m.get_buffer(key) for m in modules]), rtol=bound, atol=bound
+        )
 
 
 @pytest.mark.parametrize("name", TORCH)
 def test_a_run_goes_on_from_its_state(name: str) -> None:
-    """Through a file that torch reads without running code, into a fresh optimiser with other rates."""
-    rates: dict[str, Any] = {"lr": LR, "weight_decay": torch.tensor(DECAY), **({"momentum": 0.9} if name == "SGD" else {"amsgrad": True})}
+    """A file that torch reads without running code gives a new optimizer the stored rates."""
+    rates: dict[str, Any] = {
+        "lr": LR,
+        "weight_decay": torch.tensor(DECAY),
+        **({"momentum": 0.9} if name == "SGD" else {"amsgrad": True}),
+    }
     whole = [nn.Parameter(p) for p in numbers(0)]
-    steps(getattr(optim, name)(whole, **rates), list(whole), lambda k: numbers(1 + k), 6)
+    steps(getattr(optimizers, name)(whole, **rates), list(whole), lambda k: numbers(1 + k), 6)
     params = [nn.Parameter(p) for p in numbers(0)]
-    first = getattr(optim, name)(params, **rates)
+    first = getattr(optimizers, name)(params, **rates)
     steps(first, list(params), lambda k: numbers(1 + k), 3)
     state = first.state_dict()
     assert state["param_groups"][0]["lr"] == LR
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
-    second = getattr(optim, name)(params, lr=[1.0] * N)
+    second = getattr(optimizers, name)(params, lr=[1.0] * N)
     second.load_state_dict(torch.load(file, weights_only=True))
     for other in (second, copy.deepcopy(second), pickle.loads(pickle.dumps(second))):
         assert other.param_groups[0]["lr"] == PerMember(LR)
@@ -272,11 +380,14 @@ def test_a_run_goes_on_from_its_state(name: str) -> None:
 def test_a_state_of_torchs_own_is_taken_and_given(name: str) -> None:
     ours, theirs = ([nn.Parameter(p) for p in numbers(0)] for _ in range(2))
     options: dict[str, Any] = {"momentum": 0.9} if name == "SGD" else {}
-    one, other = getattr(optim, name)(ours, lr=0.1, **options), TORCH[name](theirs, lr=0.1, foreach=False, **options)
+    one, other = (
+        getattr(optimizers, name)(ours, lr=0.1, **options),
+        TORCH[name](theirs, lr=0.1, foreach=False, **options),
+    )
     steps(other, list(theirs), lambda k: numbers(1 + k), 3)
     for a, b in zip(ours, theirs):
         a.data.copy_(b)
-    one.load_state_dict(copy.deepcopy(other.state_dict()))  # torch shares what it loads
+    one.load_state_dict(copy.deepcopy(other.state_dict()))  # torch does not copy the state that it loads
     steps(one, list(ours), lambda k: numbers(4 + k), 3)
     steps(other, list(theirs), lambda k: numbers(4 + k), 3)
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs))
@@ -297,7 +408,7 @@ def test_a_state_of_torchs_own_is_taken_and_given(name: str) -> None:
 )
 def test_schedulers_move_every_rate(make: Any) -> None:
     params = [nn.Parameter(p) for p in numbers(0)]
-    optimizer = optim.SGD(params, lr=LR)
+    optimizer = optimizers.SGD(params, lr=LR)
     scheduler = make(optimizer)
     own = [torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=r) for r in LR]
     theirs = [make(o) for o in own]
@@ -316,7 +427,7 @@ def test_schedulers_move_every_rate(make: Any) -> None:
 
 @pytest.mark.parametrize("lr", [0.1, LR], ids=["one rate", "a rate a member"])
 def test_a_factor_a_member_is_each_members_own_schedule(lr: Any) -> None:
-    """LambdaLR with a PerMember, as docs/migration.md says, against N optimisers with N schedulers."""
+    """Compares LambdaLR with a PerMember (docs/how-to/migrate.md) with N optimizers and N schedulers."""
     factors = [0.9, 0.5, 0.1][:N]
     assert len(factors) == N
 
@@ -324,10 +435,13 @@ def test_a_factor_a_member_is_each_members_own_schedule(lr: Any) -> None:
         return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: factor(k))
 
     wide = [nn.Parameter(p) for p in numbers(0)]
-    ours = optim.AdamW(wide, lr=lr)
+    ours = optimizers.AdamW(wide, lr=lr)
     moved = schedule(ours, lambda k: PerMember([f**k for f in factors]))
     alone = [[nn.Parameter(p) for p in of_member(numbers(0), i)] for i in range(N)]
-    theirs = [torch.optim.AdamW(own, lr=lr[i] if isinstance(lr, list) else lr, foreach=False) for i, own in enumerate(alone)]
+    theirs = [
+        torch.optim.AdamW(own, lr=lr[i] if isinstance(lr, list) else lr, foreach=False)
+        for i, own in enumerate(alone)
+    ]
     schedules = [schedule(o, lambda k, f=f: f**k) for o, f in zip(theirs, factors)]
     for step in range(4):
         steps(ours, list(wide), lambda k: numbers(1 + k), 1, step)
@@ -343,7 +457,7 @@ def test_a_factor_a_member_is_each_members_own_schedule(lr: Any) -> None:
 
 def test_groups_hooks_and_closures() -> None:
     own, shared = nn.Parameter(numbers(0)[1]), nn.Parameter(torch.ones(5, dtype=torch.float64))
-    optimizer = optim.Adam([{"params": [own], "lr": LR}, {"params": [shared]}], lr=0.5)
+    optimizer = optimizers.Adam([{"params": [own], "lr": LR}, {"params": [shared]}], lr=0.5)
     seen: list[int] = []
     optimizer.register_step_pre_hook(lambda *_: seen.append(1))
 
@@ -356,25 +470,31 @@ def test_groups_hooks_and_closures() -> None:
     before = own.detach().clone()
     first = optimizer.step(closure)
     each = torch.tensor(LR, dtype=torch.float64).unsqueeze(1)
-    torch.testing.assert_close((before - own).abs(), each.expand(N, 4), rtol=1e-6, atol=0)  # Adam's first step is as long as its rate
+    torch.testing.assert_close(
+        (before - own).abs(), each.expand(N, 4), rtol=1e-6, atol=0
+    )  # Adam's first step is as long as its rate
     torch.testing.assert_close(shared, torch.full((5,), 0.5, dtype=torch.float64), rtol=1e-6, atol=0)
     assert float(optimizer.step(closure)) < float(first) and seen == [1, 1]
-    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(N, 2))], "lr": torch.tensor(LR), "weight_decay": 0.1})
+    optimizer.add_param_group(
+        {"params": [nn.Parameter(torch.zeros(N, 2))], "lr": torch.tensor(LR), "weight_decay": 0.1}
+    )
     assert len(optimizer.param_groups) == 3
     assert optimizer.param_groups[2]["lr"] == PerMember(torch.tensor(LR).tolist())
 
 
 def test_a_shared_weight_of_a_fused_module_needs_one_rate() -> None:
-    """Also one whose first axis is as long as there are members."""
+    """A parameter whose first axis has length N can be shared, too."""
     models = [nn.Sequential(nn.Linear(4, N), nn.ReLU(), nn.Linear(N, 2)) for _ in range(N)]
     for m in models[1:]:
         m[0].load_state_dict(models[0][0].state_dict())
     fused = fuse(models, torch.randn(2, 4), share=["0.*"], validate=False)
-    with pytest.raises(UsageError, match=r"0.weight is \[3, 4\], one weight for all members. Put it in a group"):
-        optim.SGD(fused.named_parameters(), lr=LR)
+    with pytest.raises(
+        UsageError, match=r"0.weight is \[3, 4\], one weight for all members. Put it in a group"
+    ):
+        optimizers.SGD(fused.named_parameters(), lr=LR)
     own = [p for n, p in fused.named_parameters() if n.startswith("2.")]
     shared = [p for n, p in fused.named_parameters() if n.startswith("0.")]
-    optimizer = optim.SGD([{"params": own, "lr": LR}, {"params": shared}], lr=0.1)
+    optimizer = optimizers.SGD([{"params": own, "lr": LR}, {"params": shared}], lr=0.1)
     before = [p.detach().clone() for p in (*own, *shared)]
     y = fused(torch.randn(5, 4))
     y.square().sum().backward()
@@ -390,37 +510,61 @@ def test_a_shared_weight_of_a_fused_module_needs_one_rate() -> None:
 def test_twenty_steps_of_a_fused_module_are_those_of_each_member_alone(
     name: str, make: Any, shape: Any, dtype: torch.dtype, bound: float, rates: dict[str, Any]
 ) -> None:
-    twenty_steps(name, make, shape, dtype, bound, rates, lambda modules, x: fuse(modules, x, validate=False), lambda wide, x: wide.each(x))
+    twenty_steps(
+        name,
+        make,
+        shape,
+        dtype,
+        bound,
+        rates,
+        lambda modules, x: fuse(modules, x, validate=False),
+        lambda wide, x: wide.each(x),
+    )
 
 
 def test_refusals_name_what_they_refuse() -> None:
     own, shared = nn.Parameter(torch.zeros(N, 2)), nn.Parameter(torch.zeros(5))
     for make, words in (
         (
-            lambda: optim.SGD([own, shared], lr=LR),
-            "SGD: lr has 3 numbers, one a member, and parameter 1 of its group is [5], with no axis of 3 members in front",
+            lambda: optimizers.SGD([own, shared], lr=LR),
+            "SGD: lr has 3 numbers, one for each member, and parameter 1 of its group is [5], "
+            "without a member axis of 3",
         ),
-        (lambda: optim.AdamW([("a", own), ("trunk.weight", shared)], weight_decay=DECAY), "trunk.weight is [5]"),
-        (lambda: optim.Adam([nn.Parameter(torch.tensor(1.0))], lr=LR), "is []"),
-        (lambda: optim.SGD([own], lr=[0.1, 0.2]), "no axis of 2 members"),
-        (lambda: optim.SGD([own], lr=LR, weight_decay=[0.1, 0.2]), "lr has 3 numbers, weight_decay has 2 numbers"),
-        (lambda: optim.SGD([own], lr=[0.1, -1, 0.2]), "SGD: lr is -1 for member 1; it cannot be below zero"),
-        (lambda: optim.SGD([own], lr=float("nan")), "SGD: lr is nan"),
-        (lambda: optim.SGD([own], lr="0.1"), "give a number, or a sequence or tensor [N]"),
-        (lambda: optim.SGD([own], lr=[]), "give a number"),
-        (lambda: optim.SGD([own], nesterov=True), "nesterov needs a momentum"),
-        (lambda: optim.Adam([own], betas=(0.9, 1.0)), "betas are (0.9, 1.0)"),
-        (lambda: optim.Adam([own], eps=-1.0), "eps is -1.0"),
+        (
+            lambda: optimizers.AdamW([("a", own), ("trunk.weight", shared)], weight_decay=DECAY),
+            "trunk.weight is [5]",
+        ),
+        (lambda: optimizers.Adam([nn.Parameter(torch.tensor(1.0))], lr=LR), "is []"),
+        (lambda: optimizers.SGD([own], lr=[0.1, 0.2]), "without a member axis of 2"),
+        (
+            lambda: optimizers.SGD([own], lr=LR, weight_decay=[0.1, 0.2]),
+            "lr has 3 numbers, weight_decay has 2 numbers",
+        ),
+        (
+            lambda: optimizers.SGD([own], lr=[0.1, -1, 0.2]),
+            "SGD: lr is -1 for member 1; it cannot be below zero",
+        ),
+        (lambda: optimizers.SGD([own], lr=float("nan")), "SGD: lr is nan"),
+        (lambda: optimizers.SGD([own], lr="0.1"), "give a number, or a sequence or tensor [N]"),
+        (lambda: optimizers.SGD([own], lr=[]), "give a number"),
+        (lambda: optimizers.SGD([own], nesterov=True), "nesterov needs a momentum"),
+        (lambda: optimizers.Adam([own], betas=(0.9, 1.0)), "betas are (0.9, 1.0)"),
+        (lambda: optimizers.Adam([own], eps=-1.0), "eps is -1.0"),
     ):
         with pytest.raises(UsageError) as found:
             make()
         assert words in str(found.value) and "\n" not in str(found.value)
-    optimizer = optim.SGD([own], lr=LR)
-    with pytest.raises(UsageError, match="no axis of 4 members"):
-        optimizer.load_state_dict({**optimizer.state_dict(), "param_groups": [{**optimizer.state_dict()["param_groups"][0], "lr": [0.1] * 4}]})
-    with pytest.raises(UsageError, match="no axis of 3 members"):
+    optimizer = optimizers.SGD([own], lr=LR)
+    with pytest.raises(UsageError, match="without a member axis of 4"):
+        optimizer.load_state_dict(
+            {
+                **optimizer.state_dict(),
+                "param_groups": [{**optimizer.state_dict()["param_groups"][0], "lr": [0.1] * 4}],
+            }
+        )
+    with pytest.raises(UsageError, match="without a member axis of 3"):
         optimizer.add_param_group({"params": [shared]})
     assert len(optimizer.param_groups) == 1
-    assert widepack.optim.optimizers is optim
-    with pytest.raises(UsageError, match="3 members and for 2"):
+    assert widepack.optim.optimizers is optimizers
+    with pytest.raises(UsageError, match="rates of 3 members and of 2 cannot be combined"):
         _ = PerMember(LR) * PerMember([1, 2])

@@ -1,4 +1,4 @@
-"""Plans without measurement: which convolutions run over packed weights, and up to which batch a network runs wide on a CPU."""
+"""Tests the rules of thumb: which convolutions are packed, and which batches run wide on a CPU."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ from typing import Any
 
 import pytest
 import torch
+from small import all_kinds, node, program
 from torch import nn
 
 import widepack
-from small import all_kinds, node, program
-from widepack.planning import heuristics as rules_of_thumb
 from widepack.errors import VerificationError
 from widepack.ir.kinds import kinds
-from widepack.kernels.library import FUNCTIONS
-from widepack.planning.plan import Plan
-from widepack.registry.registry import REGISTRY, Choice
-from widepack.planning.heuristics import CACHE_BYTES, MEMBER_BYTES, PACKED, plans
 from widepack.ir.values import Stacked
+from widepack.kernels.library import FUNCTIONS
+from widepack.planning import cpu_plans, packed_convs, working_set
+from widepack.planning.cpu_plans import PACKED
+from widepack.planning.heuristics import plans
+from widepack.planning.plan import Plan
+from widepack.planning.request import StrategyRequest
+from widepack.planning.working_set import CACHE_BYTES, MEMBER_BYTES
+from widepack.registry.registry import REGISTRY
 from widepack_artifacts.program import Program, Ref
 
 ONES, NONE = [1, 1], [0, 0]
@@ -38,10 +41,22 @@ def network(
     window: int = 1,
     twice: bool = False,
 ) -> Program:
-    """Two convolutions of 4 channels, a relu between them, and linear layers over the last dim. twice: with one weight."""
+    """Two convolutions of 4 channels with a relu in between, then linear layers.
+
+    `twice`: both have one weight.
+    """
     image, kernel = ",".join([str(side)] * spatial), ",".join([str(window)] * spatial)
-    weights = {"w": f"{dtype}[4,{4 // groups},{kernel}]", "v": f"{dtype}[4,{4 // groups},{kernel}]", "m": f"{dtype}[{side},{side}]"}
-    rest: list[Any] = [[1] * spatial, padding if isinstance(padding, str) else [padding] * spatial, [dilation] * spatial, groups]
+    weights = {
+        "w": f"{dtype}[4,{4 // groups},{kernel}]",
+        "v": f"{dtype}[4,{4 // groups},{kernel}]",
+        "m": f"{dtype}[{side},{side}]",
+    }
+    rest: list[Any] = [
+        [1] * spatial,
+        padding if isinstance(padding, str) else [padding] * spatial,
+        [dilation] * spatial,
+        groups,
+    ]
     op, out = f"conv{spatial}d{'.padding' if isinstance(padding, str) else ''}", f"{dtype}[B,4,{image}]"
     nodes = [
         node("one", op, Ref("x"), Ref("w"), None, *rest, out=out),
@@ -57,7 +72,7 @@ def network(
 
 def made(net: Program, members: int = 4, device: str = "cpu", asked: str = "auto") -> list[Plan]:
     slots = all_kinds(net, w="stacked", v="stacked", m="stacked")
-    return plans(net, slots, members, {"B": 4}, "B", device, "shared", Choice.parse(asked))
+    return plans(net, slots, members, {"B": 4}, "B", device, "shared", StrategyRequest.parse(asked))
 
 
 def packed(plan: Plan) -> set[str]:
@@ -65,7 +80,7 @@ def packed(plan: Plan) -> set[str]:
 
 
 def bytes_of_a_row(side: int, members: int) -> int:
-    """What each op of the network reads and writes at a batch of 1: 4 channels in and out, of all members (weights, which are early, aside)."""
+    """The bytes that each op reads and writes at a batch of 1, for all members, without weights."""
     return 2 * members * 4 * 4 * side * side
 
 
@@ -73,7 +88,9 @@ def test_small_images_run_wide_over_packed_weights_and_large_batches_loop_over_p
     small, large = made(network(8))
     at = PACKED * CACHE_BYTES // bytes_of_a_row(8, 4)
     assert small.batch[0] == 1 and large.batch == (small.batch[1] + 1, None)  # type: ignore[operator]
-    assert small.batch[1] == pytest.approx(at, rel=0.2), "the first convolution's input is Shared and read once"
+    assert small.batch[1] == pytest.approx(at, rel=0.2), (
+        "the first convolution's input is Shared and read once"
+    )
     assert packed(small) == {"one", "two"} and not small.looped()
     assert not packed(large) and large.looped() == {"one", "r", "two"}
 
@@ -86,25 +103,29 @@ def test_large_images_loop_over_packed_weights_and_run_wide_over_plain_ones() ->
 
 
 @pytest.mark.parametrize(
-    "net", [network(8, dilation=2), network(8, dtype="float64"), network(8, spatial=2, dtype="bfloat16")], ids=["dilated", "float64", "bfloat16"]
+    "net",
+    [network(8, dilation=2), network(8, dtype="float64"), network(8, spatial=2, dtype="bfloat16")],
+    ids=["dilated", "float64", "bfloat16"],
 )
 def test_what_packing_does_not_help_stays_plain(net: Program) -> None:
     assert not any(packed(p) for p in made(net))
 
 
 def test_weights_beyond_the_limit_are_not_held_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = 4 * 4 * 16 * 16  # bytes of one packed weight of four members, in float32: 4 x 4 numbers in blocks of 16 x 16
-    monkeypatch.setattr(rules_of_thumb, "PACKED_BYTES", 2 * one - 1)
+    one = (
+        4 * 4 * 16 * 16
+    )  # bytes of one packed weight of four members, in float32: 4 x 4 numbers in blocks of 16 x 16
+    monkeypatch.setattr(packed_convs, "PACKED_BYTES", 2 * one - 1)
     assert not any(packed(p) for p in made(network(8)))
-    monkeypatch.setattr(rules_of_thumb, "PACKED_BYTES", 2 * one)
+    monkeypatch.setattr(packed_convs, "PACKED_BYTES", 2 * one)
     assert packed(made(network(8))[0]) == {"one", "two"}
 
 
 def test_weights_that_packing_makes_many_times_as_large_stay_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     assert packed(made(network(8))[0]), "few bytes may be many times as many"
-    monkeypatch.setattr(rules_of_thumb, "SMALL_BYTES", 0)
+    monkeypatch.setattr(packed_convs, "SMALL_BYTES", 0)
     assert not packed(made(network(8))[0])
-    monkeypatch.setattr(rules_of_thumb, "MOST_PADDED", 16)
+    monkeypatch.setattr(packed_convs, "MOST_PADDED", 16)
     assert packed(made(network(8))[0]) == {"one", "two"}
 
 
@@ -121,8 +142,10 @@ def test_a_plan_names_what_applies() -> None:
 
 def test_a_plain_plan_says_so() -> None:
     slots = all_kinds(network(8), w="stacked", v="stacked", m="stacked")
-    found = plans(network(8), slots, 4, {"B": 4}, "B", "cpu", "shared", Choice(plain=True))
-    assert not any(packed(p) for p in found) and all(p.plain and Plan.from_json(p.to_json()) == p for p in found)
+    found = plans(network(8), slots, 4, {"B": 4}, "B", "cpu", "shared", StrategyRequest(plain=True))
+    assert not any(packed(p) for p in found) and all(
+        p.plain and Plan.from_json(p.to_json()) == p for p in found
+    )
 
 
 def test_a_network_of_linear_layers_with_a_convolution_keeps_its_limit() -> None:
@@ -141,19 +164,22 @@ def test_many_members_of_few_activations_run_wide_beyond_the_cache() -> None:
     """A hundred launches cost more than a pass over memory."""
     net = network(16)
     slots = all_kinds(net, w="stacked", v="stacked")
-    grows = rules_of_thumb.activations(net, kinds(net, slots), 100, {"B": 4}, "B")
+    grows = working_set.activations(net, kinds(net, slots), 100, {"B": 4}, "B")
     at = grows.crossover()
-    assert at is not None and grows.fixed + grows.slope * at <= 100 * MEMBER_BYTES < grows.fixed + grows.slope * (at + 1)
+    assert (
+        at is not None
+        and grows.fixed + grows.slope * at <= 100 * MEMBER_BYTES < grows.fixed + grows.slope * (at + 1)
+    )
     assert f"up to B = {at} they are within {100 * MEMBER_BYTES // 1024} KiB" in grows.because()
 
 
 def test_a_loop_of_small_calls_reads_plain_weights() -> None:
-    """Between the batch that no longer goes wide and that at which a member's own op is large enough."""
+    """The batches above the wide ones, at which an op of one member is still small."""
     small, plain, large = made(network(48), members=100)
     assert not small.looped() and plain.looped() and large.looped()
     assert plain.batch == (small.batch[1] + 1, large.batch[0] - 1)  # type: ignore[operator]
     read = bytes_of_a_row(48, 1) * 5 / 6  # of three ops the first reads a Shared input, which is there once
-    assert large.batch[0] == math.ceil(rules_of_thumb.LOOP_BYTES / read)
+    assert large.batch[0] == math.ceil(cpu_plans.LOOP_BYTES / read)
     assert not packed(small) and not packed(plain) and packed(large) == {"one", "two"}
 
 
@@ -179,15 +205,22 @@ def member(i: int) -> nn.Module:
 
 
 def built(folder: Path, members: int = 4) -> widepack.BuildReport:
-    """`e.wide` of so many members."""
+    """Builds `e.wide` of so many members."""
     paths = [folder / f"{i}.pt" for i in range(members)]
     for i, path in enumerate(paths):
         torch.save(member(i).state_dict(), path)
-    return widepack.build(paths, folder / "e.wide", model=lambda: member(0), inputs=["input=float32[B,3,16,16]"], pt2=False)
+    return widepack.build(
+        paths, folder / "e.wide", model=lambda: member(0), inputs=["input=float32[B,3,16,16]"], pt2=False
+    )
 
 
-def test_where_packed_convolutions_are_not_right_the_artifact_has_plain_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They add up in another order than the members' own, and some networks' answers show it: here every packed one is off."""
+def test_where_packed_convolutions_are_not_right_the_artifact_has_plain_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If packed convolutions give wrong answers in the build, the plans are plain.
+
+    Here every packed one is wrong.
+    """
     own = FUNCTIONS["widepack.convolution.default"]
     monkeypatch.setitem(FUNCTIONS, "widepack.convolution.default", lambda *given: own(*given) * 1.001)
 
@@ -201,14 +234,20 @@ def test_where_packed_convolutions_are_not_right_the_artifact_has_plain_ones(tmp
     some = widepack.load(tmp_path / "e.wide", members=[2, 0])  # lowered again
     assert all(p.plain for p in some.plans())
     torch.testing.assert_close(some(x).clone(), truth[[2, 0]])
-    tuned = widepack.tune(tmp_path / "e.wide", batches=[4], patterns=["shared"], budget_s=0.1, backends=["eager"], write=True)
+    tuned = widepack.tune(
+        tmp_path / "e.wide", batches=[4], patterns=["shared"], budget_s=0.1, backends=["eager"], write=True
+    )
     assert "packed" not in tuned.rows[0].strategies and "rules of thumb" in tuned.rows[0].times_ms
     torch.testing.assert_close(widepack.load(tmp_path / "e.wide")(x).clone(), truth)
 
 
-def test_what_is_wrong_without_packed_convolutions_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_wrong_without_packed_convolutions_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     strategies = REGISTRY["aten.relu.default"].strategies
-    wrong = replace(strategies["pointwise"], rule=lambda w, x: Stacked(w.call("relu", w.call("neg", x.value))))
+    wrong = replace(
+        strategies["pointwise"], rule=lambda w, x: Stacked(w.call("relu", w.call("neg", x.value)))
+    )
     monkeypatch.setitem(strategies, "pointwise", wrong)
     with pytest.raises(VerificationError, match=r"first wrong node: relu"):
         built(tmp_path)

@@ -1,4 +1,4 @@
-"""Plans without measurement of single layers: recurrent ones, look-ups, pools and convolutions by themselves."""
+"""Tests the rules of thumb for single layers: recurrent layers, look-ups, pools and convolutions."""
 
 from __future__ import annotations
 
@@ -9,24 +9,31 @@ import pytest
 import torch
 from torch import nn
 
-from widepack.building.preview import Foreseen, Members
-from widepack.planning.plan import Plan
-from widepack.registry.registry import Choice
+from widepack.building.preview import Preview, PreviewMembers
 from widepack.planning.heuristics import plans
+from widepack.planning.plan import Plan
+from widepack.planning.request import StrategyRequest
 from widepack_bench.layers.in_memory import InMemory, inputs, members
 
 
-def model(make: Callable[[], nn.Module], spec: str, count: int, pattern: str = "each", device: str = "cpu") -> Members:
-    return Foreseen(make, [spec]).of(count, pattern=pattern, device=device)
+def model(
+    make: Callable[[], nn.Module], spec: str, count: int, pattern: str = "each", device: str = "cpu"
+) -> PreviewMembers:
+    return Preview(make, [spec]).of(count, pattern=pattern, device=device)
 
 
-def made(of: Members) -> list[Plan]:
-    return plans(of.program, of.simple.slots, of.count, of.sizes, of.batch, of.device, of.pattern, Choice())
+def made(of: PreviewMembers) -> list[Plan]:
+    return plans(
+        of.program, of.simple.slots, of.count, of.sizes, of.batch, of.device, of.pattern, StrategyRequest()
+    )
 
 
-@pytest.mark.parametrize("layer", [nn.RNN, pytest.param(nn.GRU, marks=pytest.mark.slow), pytest.param(nn.LSTM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "layer",
+    [nn.RNN, pytest.param(nn.GRU, marks=pytest.mark.slow), pytest.param(nn.LSTM, marks=pytest.mark.slow)],
+)
 def test_of_a_recurrent_layer_one_step_counts(layer: Callable[..., nn.Module]) -> None:
-    """However long the sequence is, and whichever dim it is."""
+    """The length of the sequence, and its dim, change nothing."""
     short, long = (
         made(model(partial(layer, 16, 32, batch_first=first), spec, 8))
         for first, spec in ((True, "input=float32[B,4,16]"), (False, "input=float32[12,B,16]"))
@@ -48,7 +55,7 @@ def test_ids_of_their_own_are_looked_up_in_one_table() -> None:
 
 
 class Behind(nn.Module):
-    """A pool behind another op."""
+    """A pool after another op."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.max_pool2d(x.relu(), 2)
@@ -67,25 +74,29 @@ def test_a_large_convolution_by_itself_reads_plain_weights() -> None:
     lone = made(model(conv, spec, 16))
     assert lone[-1].looped() and not lone[-1].choices
     assert any(plan.choices for plan in lone[:-1])  # small ones are packed
-    assert [p.batch[0] for p in lone[1:]] == [p.batch[1] + 1 for p in lone[:-1] if p.batch[1] is not None]  # no batch without a plan
+    assert [p.batch[0] for p in lone[1:]] == [
+        p.batch[1] + 1 for p in lone[:-1] if p.batch[1] is not None
+    ]  # no batch without a plan
     two = made(model(lambda: nn.Sequential(conv(), nn.ReLU(), conv()), spec, 16))
     assert two[-1].looped() and two[-1].choices
 
 
-@pytest.mark.parametrize("mode", ["mean", pytest.param("sum", marks=pytest.mark.slow), pytest.param("max", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "mode", ["mean", pytest.param("sum", marks=pytest.mark.slow), pytest.param("max", marks=pytest.mark.slow)]
+)
 def test_bags_of_all_members_are_one(mode: str) -> None:
     make = partial(nn.EmbeddingBag, 7, 4, mode=mode)
     modules = members(make, 3)
     spec, given = ["input=int64[B,5]:0..6"], inputs(["input=int64[B,5]:0..6"], 6, 3)
-    ways, _ = InMemory(make, modules, spec, given, True).ways()
+    programs, _ = InMemory(make, modules, spec, given, True).contestants()
     want = torch.stack([m(x) for m, x in zip(modules, given[0])])
-    assert ways[0].used == ("flat",)
-    for way in ways:
-        torch.testing.assert_close(way.run(*given), want)
+    assert programs[0].used == ("flat",)
+    for program in programs:
+        torch.testing.assert_close(program.run(*given), want)
     for bad in (-1, 7, 13, 100):  # another member's row, or none
         given[0][1, 2, 3] = bad
         with pytest.raises(RuntimeError):
             modules[1](given[0][1])
-        for way in ways:
+        for program in programs:
             with pytest.raises(RuntimeError):
-                way.run(*given)
+                program.run(*given)

@@ -1,6 +1,7 @@
-"""Gradients: of every strategy that says it has a derivative, through what it writes, equal to those of the op once a member, in float64.
+"""Gradients of every strategy with a derivative equal those of the op run member after member, in float64.
 
-Wide and alone read the same leaves: a Stacked argument is one leaf `[N, ...]` of which member i sees `[i]`, a Shared one is read by all, and its gradient is the sum of theirs.
+Wide and alone read the same leaves: a Stacked argument is one leaf `[N, ...]` of which member i sees `[i]`, a
+Shared one is read by all, and its gradient is the sum of theirs.
 """
 
 from __future__ import annotations
@@ -12,22 +13,32 @@ from typing import Any
 
 import pytest
 import torch
+from option_spaces import OPTIONS, Pick, arguments
+from oracle import WALKED, member, outputs, packed, put, tensors
 from torch import Tensor, nn
 
 import widepack
-from oracle import WALKED, member, outputs, packed, put, tensors
 from primitives.test_options import kinds, plain
 from widepack.ir import ops
+from widepack.ir.values import Shared, Stacked, Value
 from widepack.lowering.interpreter import applicable
-from option_spaces import OPTIONS, Pick, arguments
 from widepack.registry.registry import REGISTRY, Strategy
 from widepack.registry.samples import SAMPLES, Draw, Sample
-from widepack.ir.values import Shared, Stacked, Value
 from widepack.registry.writer import EagerWriter
 
 RTOL = 1e-9
-NO_DIMS = {f"aten.{n}" for n in ("std.dim", "var.dim", "std.correction", "var.correction", "std_mean.correction", "var_mean.correction")}
-"""Over all dims, said as [], torch's own derivative divides by one number instead of all of them."""
+NO_DIMS = {
+    f"aten.{n}"
+    for n in (
+        "std.dim",
+        "var.dim",
+        "std.correction",
+        "var.correction",
+        "std_mean.correction",
+        "var_mean.correction",
+    )
+}
+"""For all dims, written as [], the derivative of torch divides by one number instead of all."""
 pytestmark = pytest.mark.filterwarnings("error")
 Memory = Callable[[Tensor], Tensor]
 
@@ -36,8 +47,10 @@ def leaf(x: Tensor) -> Tensor:
     return x.double().detach().clone().requires_grad_() if x.is_floating_point() else x
 
 
-def arranged(many: list[Sample], which: tuple[bool, ...], memory: Memory) -> tuple[list[Tensor], Sample, list[Sample]]:
-    """The leaves, arguments for a strategy over them, and each member's own."""
+def arranged(
+    many: list[Sample], which: tuple[bool, ...], memory: Memory
+) -> tuple[list[Tensor], Sample, list[Sample]]:
+    """Returns the leaves, arguments for a strategy over them, and the arguments of each member."""
     stacked = [k for k, a in zip(which, arguments(many[0])) for _ in tensors(a)]
     leaves, columns, own = [], [], []
     for s, parts in zip(stacked, zip(*(tensors(m) for m in many))):
@@ -54,16 +67,20 @@ def flat(made: Any) -> list[Any]:
 
 
 def gradients(rows: list[list[Any]], leaves: list[Tensor]) -> list[Tensor]:
-    """Of a sum of the members' outputs with weights of their own, one a number; of an output that has none it is zero. rows: [member][output]."""
+    """Gradients of a weighted sum of all outputs; zero for an output without one. rows: [member][output]."""
     total = torch.zeros((), dtype=torch.float64)
     for i, row in enumerate(rows):
         for k, value in enumerate(row):
             if isinstance(value, Tensor) and value.requires_grad:
                 value = torch.view_as_real(value) if value.is_complex() else value
-                weights = torch.randn(value.shape, generator=torch.Generator().manual_seed(100 * i + k), dtype=torch.float64)
+                weights = torch.randn(
+                    value.shape, generator=torch.Generator().manual_seed(100 * i + k), dtype=torch.float64
+                )
                 total = total + (value.to(torch.float64) * weights).sum()
     wanted = [x for x in leaves if x.requires_grad]
-    found = torch.autograd.grad(total, wanted, allow_unused=True) if total.requires_grad else [None] * len(wanted)
+    found = (
+        torch.autograd.grad(total, wanted, allow_unused=True) if total.requires_grad else [None] * len(wanted)
+    )
     return [torch.zeros_like(x) if d is None else d for x, d in zip(wanted, found)]
 
 
@@ -77,7 +94,7 @@ def alone(op: str, own: list[Sample]) -> list[list[Any]] | None:
 
 
 def compare(op: str, many: list[Sample], which: tuple[bool, ...], memory: Memory) -> int:
-    """How many strategies were held to the members."""
+    """Returns how many strategies were compared with the members."""
     leaves, (args, kwargs), own = arranged(many, which, memory)
     rows = alone(op, own)
     if rows is None:
@@ -86,16 +103,18 @@ def compare(op: str, many: list[Sample], which: tuple[bool, ...], memory: Memory
     w.op = op
     count = 0
     for s in applicable(w, op, args, kwargs):
-        if not s.derivative or s.asked:
+        if not s.derivative or s.on_request:
             continue
         where = f"{op}, Stacked: {which}, {memory.__name__}, strategy {s.name}"
         got = [flat(o) for o in outputs(s.rule(w, *args, **kwargs), len(many))]
-        seen = [[None if g is None else v for g, v in zip(made, row, strict=True)] for made, row in zip(got, rows)]  # what is left out nothing reads
+        seen = [
+            [None if g is None else v for g, v in zip(made, row, strict=True)] for made, row in zip(got, rows)
+        ]  # no node reads a result that is left out
         try:
             want = gradients(seen, leaves)
         except (RuntimeError, NotImplementedError):  # torch has no derivative of it
             return count
-        rows = [flat(member(op, m)) for m in own]  # the graph is used up
+        rows = [flat(member(op, m)) for m in own]  # a graph is good for one backward
         for number, (a, b) in enumerate(zip(gradients(got, leaves), want)):
             scale = float(b.abs().nan_to_num().max()) if b.numel() else 0.0
             said = partial("{}, leaf {}: {}".format, where, number)
@@ -123,8 +142,14 @@ def strategies_of(op: str) -> list[Strategy]:
 
 
 def test_every_layer_has_a_way_to_train() -> None:
-    """Or runs once a member then, as recurrent layers with weights of their own do."""
-    without = {op for op in OPTIONS if not any(s.derivative for s in strategies_of(op) if (s.name, REGISTRY[op].family) != ("fold", "recurrent"))}
+    """Or the op runs member after member, as recurrent layers with Stacked weights do."""
+    without = {
+        op
+        for op in OPTIONS
+        if not any(
+            s.derivative for s in strategies_of(op) if (s.name, REGISTRY[op].family) != ("fold", "recurrent")
+        )
+    }
     assert without == {f"aten.{n}.input" for n in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
 
 
@@ -182,7 +207,9 @@ def test_the_row_of_padding_learns_nothing_in_a_fused_module(each: bool) -> None
 
 
 @pytest.mark.parametrize("strategy", ["independent", "shared"])
-@pytest.mark.parametrize("op", ["dropout", "native_dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"])
+@pytest.mark.parametrize(
+    "op", ["dropout", "native_dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"]
+)
 def test_what_is_dropped_learns_nothing(op: str, strategy: str) -> None:
     """The gradient is the mask: what y grows by where x grows."""
     x = torch.randn(2, 3, 4, 5, dtype=torch.float64, requires_grad=True)
@@ -193,7 +220,7 @@ def test_what_is_dropped_learns_nothing(op: str, strategy: str) -> None:
     def run(value: Tensor) -> Tensor:
         torch.manual_seed(3)
         made = rule(w, Stacked(Value(None, value)), 0.4, True)
-        return (made[0] if isinstance(made, tuple) else made).value.held  # type: ignore[no-any-return]
+        return (made[0] if isinstance(made, tuple) else made).value.fake  # type: ignore[no-any-return]
 
     (found,) = torch.autograd.grad(run(x).sum(), x)
     torch.testing.assert_close(found, run(x.detach() + 1) - run(x.detach()))

@@ -1,4 +1,4 @@
-"""Dropout and draws: what each member draws is from the member's own distribution, its own under `independent`, the same for all under `shared`."""
+"""Dropout and draws: each member draws from its distribution; `shared` gives all members the same numbers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from widepack import primitives as primitives  # fills the registry
 from widepack.ir import ops
-from widepack import primitives  # fills the registry
-from widepack.lowering.interpreter import applicable
-from widepack.registry.registry import REGISTRY, full_name
+from widepack.ir.ops import full_name
 from widepack.ir.values import Shared, Stacked, Value
+from widepack.lowering.interpreter import applicable
+from widepack.registry.registry import REGISTRY
 from widepack.registry.writer import EagerWriter
 
 N, MANY = 3, 4000
@@ -27,7 +28,7 @@ def run(op: str, strategy: str, *args: Any, **kwargs: Any) -> Any:
     (found,) = [s for s in applicable(w, w.op, args, kwargs) if s.name == strategy]
     torch.manual_seed(3)
     made = found.rule(w, *args, **kwargs)
-    return tuple(m.value.held for m in made) if isinstance(made, tuple) else made.value.held
+    return tuple(m.value.fake for m in made) if isinstance(made, tuple) else made.value.fake
 
 
 def stacked(x: Tensor) -> Stacked:
@@ -48,7 +49,9 @@ DROPS = ["dropout", "native_dropout", "alpha_dropout", "feature_dropout", "featu
 @pytest.mark.parametrize("memory", [torch.clone, packed])
 @pytest.mark.parametrize("strategy", ["independent", "shared"])
 @pytest.mark.parametrize("op", DROPS)
-def test_what_is_dropped_is_the_members_own_or_the_same_for_all(op: str, strategy: str, memory: Callable[[Tensor], Tensor]) -> None:
+def test_what_is_dropped_is_the_members_own_or_the_same_for_all(
+    op: str, strategy: str, memory: Callable[[Tensor], Tensor]
+) -> None:
     x = 1 + torch.rand(N, 40, 100, 3, 2, dtype=torch.float64)
     y = run(op, strategy, stacked(memory(x)), P, True)
     y, mask = y if isinstance(y, tuple) else (y, None)
@@ -57,21 +60,27 @@ def test_what_is_dropped_is_the_members_own_or_the_same_for_all(op: str, strateg
     want = want[0] if isinstance(want, tuple) else want
     gone = want[(want - want.min()).abs() < 1e-9][0]  # 0, or what alpha dropout puts there
     dropped = (y - gone).abs() < 1e-9
-    # the kept ones are a line of x, the same as the member's own
+    # kept numbers lie on a line over x, the same as for one member
     slope, own = ((t[~d] - gone) for t, d in ((y[0], dropped[0]), (want, (want - gone).abs() < 1e-9)))
     a, b = ((s / v[~d]) for s, v, d in ((slope, x[0], dropped[0]), (own, x[0], (want - gone).abs() < 1e-9)))
     if "alpha" not in op:
         torch.testing.assert_close(a, torch.full_like(a, 1 / (1 - P)))
         torch.testing.assert_close(b, torch.full_like(b, 1 / (1 - P)))
     else:
-        torch.testing.assert_close(y[0][~dropped[0]].mean(), want[(want - gone).abs() >= 1e-9].mean(), rtol=0.02, atol=0)
+        torch.testing.assert_close(
+            y[0][~dropped[0]].mean(), want[(want - gone).abs() >= 1e-9].mean(), rtol=0.02, atol=0
+        )
     if "feature" in op:  # a channel goes as a whole
         assert bool((dropped.flatten(3).all(3) | ~dropped.flatten(3).any(3)).all())
         dropped = dropped[..., 0, 0]
     for i in range(N):
         assert float(dropped[i].double().mean()) == pytest.approx(P, abs=0.04)
     both = float((dropped[0] & dropped[1]).double().mean())
-    assert both == pytest.approx(float(dropped[0].double().mean()), abs=1e-9) if strategy == "shared" else both == pytest.approx(P * P, abs=0.03)
+    assert (
+        both == pytest.approx(float(dropped[0].double().mean()), abs=1e-9)
+        if strategy == "shared"
+        else both == pytest.approx(P * P, abs=0.03)
+    )
     assert mask is None or torch.equal(mask, ~dropped)
 
 
@@ -100,7 +109,12 @@ DRAWS: list[tuple[str, list[Any], Callable[[Tensor], Tensor], float]] = [
 @pytest.mark.parametrize("strategy", ["independent", "shared"])
 @pytest.mark.parametrize(("op", "rest", "seen", "mean"), DRAWS, ids=[d[0] for d in DRAWS])
 def test_draws_are_from_the_ops_own_distribution(
-    op: str, rest: list[Any], seen: Callable[[Tensor], Tensor], mean: float, strategy: str, kind: Callable[[Tensor], Any]
+    op: str,
+    rest: list[Any],
+    seen: Callable[[Tensor], Tensor],
+    mean: float,
+    strategy: str,
+    kind: Callable[[Tensor], Any],
 ) -> None:
     x = torch.zeros(*([N] if kind is stacked else []), MANY, dtype=torch.float64)
     y = run(op, strategy, kind(x), *rest)
@@ -119,8 +133,13 @@ def test_slopes_are_each_members_own(kind: Callable[[Tensor], Any]) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["independent", "shared"])
-@pytest.mark.parametrize(("op", "args", "mean"), [("rand", [], 0.5), ("randn", [], 0.0), ("randint", [5], 2.0), ("randint.low", [2, 5], 3.0)])
-def test_numbers_made_from_sizes_alone_are_each_members_own(op: str, args: list[int], mean: float, strategy: str) -> None:
+@pytest.mark.parametrize(
+    ("op", "args", "mean"),
+    [("rand", [], 0.5), ("randn", [], 0.0), ("randint", [5], 2.0), ("randint.low", [2, 5], 3.0)],
+)
+def test_numbers_made_from_sizes_alone_are_each_members_own(
+    op: str, args: list[int], mean: float, strategy: str
+) -> None:
     y = run(op, strategy, *args, [MANY, 2])
     assert y.shape == (N, MANY, 2)
     for one in y:
@@ -130,20 +149,34 @@ def test_numbers_made_from_sizes_alone_are_each_members_own(op: str, args: list[
 
 @pytest.mark.parametrize("kind", [stacked, shared])
 def test_chances_and_means_are_each_members_own(kind: Callable[[Tensor], Any]) -> None:
-    chances = torch.tensor([0.1, 0.5, 0.9])[:, None].expand(N, MANY) if kind is stacked else torch.full((MANY,), 0.5)
+    chances = (
+        torch.tensor([0.1, 0.5, 0.9])[:, None].expand(N, MANY)
+        if kind is stacked
+        else torch.full((MANY,), 0.5)
+    )
     means = [0.1, 0.5, 0.9] if kind is stacked else [0.5] * 3
-    for op, args in (("bernoulli", [kind(chances)]), ("poisson", [kind(chances)]), ("normal.Tensor_float", [kind(chances), 0.2])):
+    for op, args in (
+        ("bernoulli", [kind(chances)]),
+        ("poisson", [kind(chances)]),
+        ("normal.Tensor_float", [kind(chances), 0.2]),
+    ):
         y = run(op, "independent", *args)
         assert y.shape == (N, MANY) and not torch.equal(y[0], y[1])
         for one, mean in zip(y, means):
             assert float(one.mean()) == pytest.approx(mean, abs=0.06)
     rows = torch.eye(3)[:, None].expand(N, 5, 3) if kind is stacked else torch.eye(3)[0].expand(5, 3)
     picked = run("multinomial", "independent", kind(rows), 1)
-    assert picked.shape == (N, 5, 1) and [int(p.unique()) for p in picked] == ([0, 1, 2] if kind is stacked else [0, 0, 0])
+    assert picked.shape == (N, 5, 1) and [int(p.unique()) for p in picked] == (
+        [0, 1, 2] if kind is stacked else [0, 0, 0]
+    )
 
 
 def test_only_what_draws_answers_other_numbers() -> None:
     """What is measured against the rest answers what the rest answers."""
-    asked = {(op, s.name) for op, p in REGISTRY.items() for s in p.strategies.values() if s.asked}
-    assert asked and all(name == "shared" and REGISTRY[op].family in ("dropout", "random") for op, name in asked)
-    assert all(next(iter(REGISTRY[op].strategies.values())).asked is False for op, _ in asked), "never the first"
+    asked = {(op, s.name) for op, p in REGISTRY.items() for s in p.strategies.values() if s.on_request}
+    assert asked and all(
+        name == "shared" and REGISTRY[op].family in ("dropout", "random") for op, name in asked
+    )
+    assert all(next(iter(REGISTRY[op].strategies.values())).on_request is False for op, _ in asked), (
+        "never the first"
+    )

@@ -1,4 +1,4 @@
-"""Every option of every module, captured and lowered by the library at strategy auto: each member's answers, in float64, are those of the module alone."""
+"""Every option of every module, captured and lowered with strategy auto, equals the module in float64."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-
-import widepack
 from layer_cases import Case
 from module_options import EVERY, QUICK
 from support import leaves, run
+from torch import Tensor, nn
+
+import widepack
 
 N = 3
 
@@ -48,18 +48,25 @@ def hold(name: str) -> None:
     own, calls = members(case), [call(case, 5 + i) for i in range(N)]
     args, kwargs = calls[0]
     fused = widepack.fuse(copy.deepcopy(own), args, sample_kwargs=kwargs, dynamic={}, validate=False)
-    many = tuple(stacked([a[k] for a, _ in calls]) for k in range(len(args))), {k: stacked([kw[k] for _, kw in calls]) for k in kwargs}
+    many = (
+        tuple(stacked([a[k] for a, _ in calls]) for k in range(len(args))),
+        {k: stacked([kw[k] for _, kw in calls]) for k in kwargs},
+    )
     with torch.no_grad():
         for given, each in (((args, kwargs), False), (many, True)):
             wide = leaves(fused(*given[0], **given[1]))
-            for i, member in enumerate(copy.deepcopy(own)):  # a bound of norms writes into the member's weights
+            for i, member in enumerate(
+                copy.deepcopy(own)
+            ):  # a bound of norms writes into the member's weights
                 alone = leaves(run(member, *calls[i if each else 0]))
                 assert len(wide) == len(alone) > 0
                 for mine, want in zip(wide, alone):
                     torch.testing.assert_close(mine[i], want, rtol=1e-9, atol=1e-10, equal_nan=False)
     first, second = (leaves(run(m, *calls[0])) for m in copy.deepcopy(own[:2]))
     if list(own[0].parameters()):
-        assert any(not torch.equal(a, b) for a, b in zip(first, second)), "members that answer alike prove nothing"
+        assert any(not torch.equal(a, b) for a, b in zip(first, second)), (
+            "members that answer alike prove nothing"
+        )
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -1,6 +1,7 @@
-"""Every strategy over every option of its layer: drawn options, each argument's kind varied alone and in pairs, three dtypes, N members, batches down to none.
+"""Checks every strategy over every option of its layer: kinds of arguments, dtypes, N, batches down to 0.
 
-Held to the op once a member in the same dtype, and its error in float64: a strategy may be off by four times what the members' own answers are off, and a few ulp of the largest number.
+Held to the op once a member in the same dtype, and its error in float64: a strategy may be off by four times
+what the members' own answers are off, and a few ulp of the largest number.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-from oracle import EXACT, SEQUENTIAL, bits, member, outputs, packed, put, tensors
-from widepack.lowering.interpreter import applicable
 from option_spaces import OPTIONS, Pick, arguments
+from oracle import EXACT, SEQUENTIAL, bits, member, outputs, packed, put, tensors
+
+from widepack.ir.values import Shared, Stacked, Value
+from widepack.lowering.interpreter import applicable
 from widepack.registry.registry import REGISTRY
 from widepack.registry.samples import Draw, Sample, call
-from widepack.ir.values import Shared, Stacked, Value
 from widepack.registry.writer import EagerWriter
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
@@ -28,12 +29,12 @@ BATCHES = (0, 1, 4)
 EVERY = list(itertools.product(DTYPES, MEMBERS, BATCHES))
 UNTYPED = {"aten.native_dropout.default"}  # of an empty tensor its mask is no mask in torch
 ULPS = 32  # of float64, to whose answers there is no better truth
-FEW = 8  # of the others, beside four times the members' own errors
+FEW = 8  # ulp that other ops may be off, besides four times the members' errors
 
 OPS = sorted(OPTIONS)
 DROPS = [op for op in OPS if REGISTRY[op].family == "dropout"]
 DRAWS = {"independent", "shared"}  # strategies of dropout that draw
-TRIES = 60  # draws of options among which each strategy is wanted
+TRIES = 60  # draws of options; one of them must reach each strategy
 Memory = Callable[[torch.Tensor], torch.Tensor]  # another order of a tensor in memory
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -41,7 +42,12 @@ pytestmark = pytest.mark.filterwarnings("error")
 def kinds(count: int) -> list[tuple[bool, ...]]:
     """Which arguments are Stacked: all, each alone, all but one, every pair."""
     every = tuple(range(count))
-    chosen = [set(every), *({i} for i in every), *(set(every) - {i} for i in every), *map(set, itertools.combinations(every, 2))]
+    chosen = [
+        set(every),
+        *({i} for i in every),
+        *(set(every) - {i} for i in every),
+        *map(set, itertools.combinations(every, 2)),
+    ]
     return list(dict.fromkeys(tuple(i in c for i in every) for c in chosen if c))
 
 
@@ -51,19 +57,21 @@ def cast(sample: Any, dtype: torch.dtype) -> Any:
 
 
 def arranged(many: list[Sample], which: tuple[bool, ...], memory: Memory) -> tuple[Any, Any, list[Sample]]:
-    """Arguments for a strategy, and each member's own."""
+    """Returns arguments for a strategy, and the arguments of each member."""
     stacked = [k for k, a in zip(which, arguments(many[0])) for _ in tensors(a)]
     columns: list[Shared | Stacked] = []
     own: list[list[torch.Tensor]] = []
     for s, parts in zip(stacked, zip(*(tensors(m) for m in many))):
-        columns.append(Stacked(Value(None, memory(torch.stack(parts)))) if s else Shared(Value(None, parts[0])))
+        columns.append(
+            Stacked(Value(None, memory(torch.stack(parts)))) if s else Shared(Value(None, parts[0]))
+        )
         own.append(list(parts) if s else [parts[0]] * len(many))
     args, kwargs = put(many[0], iter(columns))
     return args, kwargs, [put(many[0], iter([o[i] for o in own])) for i in range(len(many))]
 
 
 def answer(op: str, sample: Sample) -> list[torch.Tensor] | None:
-    """The member alone; None where it refuses."""
+    """Returns the member's results; None if the op refuses the arguments."""
     try:
         return tensors([member(op, sample)])
     except (RuntimeError, IndexError, ValueError):
@@ -71,12 +79,26 @@ def answer(op: str, sample: Sample) -> list[torch.Tensor] | None:
 
 
 def largest(many: Iterable[torch.Tensor]) -> float:
-    """The largest finite number; 0 of none."""
-    return max((float(t.double().abs().nan_to_num(nan=0, posinf=0).max()) for t in many if t.is_floating_point() and t.numel()), default=0.0)
+    """Returns the largest finite number; 0 if there is none."""
+    return max(
+        (
+            float(t.double().abs().nan_to_num(nan=0, posinf=0).max())
+            for t in many
+            if t.is_floating_point() and t.numel()
+        ),
+        default=0.0,
+    )
 
 
-def held(op: str, got: list[Any], own: list[list[torch.Tensor]], truth: list[list[torch.Tensor]], dtype: torch.dtype, where: str) -> None:
-    """got: of each member what a strategy gave. A small output beside large ones (an LSTM's last state) is as exact as they are."""
+def held(
+    op: str,
+    got: list[Any],
+    own: list[list[torch.Tensor]],
+    truth: list[list[torch.Tensor]],
+    dtype: torch.dtype,
+    where: str,
+) -> None:
+    """got: a strategy's results by member. A small output must be as exact as the large ones beside it."""
     eps, size = torch.finfo(dtype).eps, largest(t for row in truth for t in row)
     for number in range(len(own[0])):
         mine, want = [o[number] for o in own], [t[number] for t in truth]
@@ -84,10 +106,14 @@ def held(op: str, got: list[Any], own: list[list[torch.Tensor]], truth: list[lis
         for i, (outs, m, t) in enumerate(zip(got, mine, want)):
             parts = list(outs) if isinstance(outs, (list, tuple)) else [outs]
             g = parts[number]
-            if g is None or (m.numel() == 0 and op in UNTYPED):  # what the strategy leaves out nothing reads
+            if g is None or (
+                m.numel() == 0 and op in UNTYPED
+            ):  # no node reads a result that a strategy leaves out
                 continue
             said = f"{where}, output {number}, member {i}"
-            assert g.shape == m.shape and g.dtype == m.dtype, f"{said}: {g.dtype}{list(g.shape)}, the member's is {m.dtype}{list(m.shape)}"
+            assert g.shape == m.shape and g.dtype == m.dtype, (
+                f"{said}: {g.dtype}{list(g.shape)}, the member's is {m.dtype}{list(m.shape)}"
+            )
             if REGISTRY[op].family in EXACT or not m.is_floating_point():
                 assert torch.equal(bits(g), bits(m)), f"{said}: differs from the member's own"
                 continue
@@ -95,7 +121,10 @@ def held(op: str, got: list[Any], own: list[list[torch.Tensor]], truth: list[lis
             finite = torch.isfinite(m)
             bound = ULPS * eps * size if dtype == torch.float64 else 4 * off + FEW * eps * size
             error = largest([(g.double() - (m if dtype == torch.float64 else t))[finite]])
-            assert error <= bound, f"{said}: off by {error:.3g}, the bound is {bound:.3g} (the members' own {off:.3g}, the largest number {size:.3g})"
+            assert error <= bound, (
+                f"{said}: off by {error:.3g}, the bound is {bound:.3g} "
+                f"(the members' own {off:.3g}, the largest number {size:.3g})"
+            )
 
 
 def named(op: str) -> set[str]:
@@ -103,8 +132,16 @@ def named(op: str) -> set[str]:
     return set(REGISTRY[op].strategies) - (DRAWS if op in DROPS else set())
 
 
-def run(op: str, pick: Pick, dtype: torch.dtype, members: int, batch: int, memory: Memory, among: set[str] | None = None) -> set[str]:
-    """Hold each strategy that applies to the members (what the lowering falls back to where none does); those that were held, but for what some member refuses.
+def run(
+    op: str,
+    pick: Pick,
+    dtype: torch.dtype,
+    members: int,
+    batch: int,
+    memory: Memory,
+    among: set[str] | None = None,
+) -> set[str]:
+    """Compares each strategy that applies with the members, and returns the names of those that it compared.
 
     among: strategies to hold; all of them without it.
     """
@@ -113,17 +150,27 @@ def run(op: str, pick: Pick, dtype: torch.dtype, members: int, batch: int, memor
     literals = put(many[0], iter([str(list(t.shape)) for t in tensors(many[0])]))
     for which in kinds(len(arguments(many[0]))):
         args, kwargs, own = arranged(many, which, memory)
-        where = f"{op}{literals[0]}{literals[1] or ''}, {dtype}, N={members}, batch {batch}, {memory.__name__}, Stacked: {which}"
+        where = f"{op}{literals[0]}{literals[1] or ''}, {dtype}, N={members}, batch {batch}, "
+        where += f"{memory.__name__}, Stacked: {which}"
         w = EagerWriter(members)
         w.op = op
-        chosen = [s for s in applicable(w, op, args, kwargs) if not s.asked] or [SEQUENTIAL]
+        chosen = [s for s in applicable(w, op, args, kwargs) if not s.on_request] or [SEQUENTIAL]
         chosen = [s for s in chosen if among is None or s.name in among]
-        answers = [answer(op, s) for s in own] if chosen else []
-        if any(a is None for a in answers):
+        maybe = [answer(op, s) for s in own] if chosen else []
+        answers = [a for a in maybe if a is not None]
+        if len(answers) < len(maybe):
             continue
-        truth = [answer(op, cast(s, torch.float64)) for s in own]
+        truth = [a for s in own if (a := answer(op, cast(s, torch.float64))) is not None]
+        assert not chosen or len(truth) == len(own)
         for s in chosen:
-            held(op, outputs(s.rule(w, *args, **kwargs), members), answers, truth, dtype, f"{where}, strategy {s.name}")  # type: ignore[arg-type]
+            held(
+                op,
+                outputs(s.rule(w, *args, **kwargs), members),
+                answers,
+                truth,
+                dtype,
+                f"{where}, strategy {s.name}",
+            )
             reached.add(s.name)
     return reached
 
@@ -136,7 +183,9 @@ def memories(x: torch.Tensor) -> torch.Tensor:
     return packed(x) if x.ndim >= 3 else x
 
 
-FEW_DRAWS = settings(max_examples=2, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+FEW_DRAWS = settings(
+    max_examples=2, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+)
 MANY_DRAWS = settings(FEW_DRAWS, max_examples=50)
 
 
@@ -169,14 +218,14 @@ def test_strategies_answer_as_the_members_at_many_options(op: str) -> None:
 
 
 def seeded(seed: int) -> Callable[[], Pick]:
-    """Picks of a random generator, others with each call."""
+    """Picks with a random generator, different in each call."""
     generator = torch.Generator().manual_seed(seed)
     return lambda: Pick(lambda count: int(torch.randint(0, count, (), generator=generator)))
 
 
 @pytest.mark.parametrize("op", OPS)
 def test_every_strategy_is_reached(op: str) -> None:
-    """And held to the members where it first is, so that a rule that applies nowhere is noticed without the long draws."""
+    """Also compares it there, so that a rule that never applies fails without the long draws."""
     picks, missing = seeded(0), named(op)
     for number in range(TRIES):
         pick = picks()
@@ -187,7 +236,7 @@ def test_every_strategy_is_reached(op: str) -> None:
     raise AssertionError(f"{op}: no draw reaches the strategies {sorted(missing)}")
 
 
-SELU = 1.7580993408473766  # what alpha dropout puts in the place of a number, before it scales and shifts
+SELU = 1.7580993408473766  # alpha dropout replaces a number by it, before scale and shift
 
 
 def kept_and_gone(op: str, x: torch.Tensor, p: float) -> tuple[torch.Tensor, float]:
@@ -199,7 +248,7 @@ def kept_and_gone(op: str, x: torch.Tensor, p: float) -> tuple[torch.Tensor, flo
 
 
 def drops(op: str, y: torch.Tensor, x: torch.Tensor, p: float, where: str) -> torch.Tensor:
-    """Which draws of y `[N, B, C, *]` were dropped, one a number or, `[N, B, C]`, a channel; every number is what it should be then."""
+    """Returns which numbers of y `[N, B, C, *]`, or which channels, were dropped, and checks the numbers."""
     kept, gone = kept_and_gone(op, x.double(), p)
     dropped = (y.double() - gone).abs() < (y.double() - kept).abs()
     off = largest([y.double() - torch.where(dropped, gone, kept)])
@@ -214,35 +263,44 @@ def drops(op: str, y: torch.Tensor, x: torch.Tensor, p: float, where: str) -> to
 
 @pytest.mark.parametrize("op", DROPS)
 def test_what_is_drawn_is_dropout_of_each_member(op: str) -> None:
-    """Zero or `x / (1 - p)` (alpha: its two lines), a share of p, one mask for all under `shared` and one a member under `independent`."""
+    """Numbers are 0 or `x / (1 - p)` (alpha: two lines); `shared` has one mask, `independent` has N."""
     reached: set[str] = set()
     shapes, chances, memory_of = ((64,), (16, 3), (16, 3, 2)), (0.25, 0.5), (plain, memories)
-    for number, ((dtype, members, batch), shape, p, which, memory) in enumerate(itertools.product(EVERY, shapes, chances, (True, False), memory_of)):
+    for number, ((dtype, members, batch), shape, p, which, memory) in enumerate(
+        itertools.product(EVERY, shapes, chances, (True, False), memory_of)
+    ):
         many = [cast(call(Draw(i).uniform(0.5, 2, batch, *shape), p, True), dtype) for i in range(members)]
         args, kwargs, own = arranged(many, (which,), memory)
         x = torch.stack([a[0] for a, _ in own])
         w = EagerWriter(members)
         w.op = op
         for s in applicable(w, op, args, kwargs):
-            where = f"{op}, p={p}, {dtype}{list(x.shape)}, {'Stacked' if which else 'Shared'}, {memory.__name__}, strategy {s.name}"
+            kind = "Stacked" if which else "Shared"
+            where = f"{op}, p={p}, {dtype}{list(x.shape)}, {kind}, {memory.__name__}, strategy {s.name}"
             torch.manual_seed(number)
             made = s.rule(w, *args, **kwargs)
-            y, mask = (v.value.held for v in made) if isinstance(made, tuple) else (made.value.held, None)
+            y, mask = (v.value.fake for v in made) if isinstance(made, tuple) else (made.value.fake, None)
             assert y.shape == x.shape and y.dtype == dtype, f"{where}: {y.dtype}{list(y.shape)}"
             dropped = drops(op, y, x, p, where)
-            assert mask is None or not batch or (mask.dtype == torch.bool and torch.equal(mask, ~dropped)), f"{where}: the mask is another one"
+            assert mask is None or not batch or (mask.dtype == torch.bool and torch.equal(mask, ~dropped)), (
+                f"{where}: the mask is another one"
+            )
             drawn = dropped[:1] if s.name == "shared" else dropped
             if batch:
                 bound = 5 * (p * (1 - p) / drawn.numel()) ** 0.5
-                assert abs(float(drawn.double().mean()) - p) <= bound, f"{where}: {drawn.double().mean():.3f} are dropped"
+                assert abs(float(drawn.double().mean()) - p) <= bound, (
+                    f"{where}: {drawn.double().mean():.3f} are dropped"
+                )
             for one, other in itertools.pairwise(dropped):
-                assert torch.equal(one, other) == (s.name == "shared" or not batch), f"{where}: members' masks"
+                assert torch.equal(one, other) == (s.name == "shared" or not batch), (
+                    f"{where}: members' masks"
+                )
             reached.add(s.name)
     assert reached == DRAWS
 
 
 def test_every_option_space_makes_calls_that_members_take() -> None:
-    """At most batches: what every member refuses proves nothing."""
+    """At most batches: options that every member refuses prove nothing."""
     for op, space in OPTIONS.items():
         picks, taken = seeded(0), 0
         for _ in range(10):
@@ -251,7 +309,7 @@ def test_every_option_space_makes_calls_that_members_take() -> None:
 
 
 def test_picks_say_shapes_and_nothing_else() -> None:
-    """Two draws with one set of picks differ by what tensors hold; another batch by its size alone."""
+    """Two draws with the same picks differ in numbers only, and another batch in its size only."""
     for op in OPS:
         pick = Pick(lambda count: 0)
         one = OPTIONS[op](Draw(1), pick, 2)

@@ -1,7 +1,8 @@
-"""One oracle for all: every strategy of every primitive equals the op run once a member.
+"""One oracle for all: every strategy of every primitive equals the op run member after member.
 
-Walked for every op of the registry: its samples, the kinds that its tensors may have, N = 1 and 3, member-major and channel-packed memory, a batch that is
-known and one that is not, every strategy that says it applies.
+Walked for every op of the registry: its samples, the kinds that its tensors may have, N = 1 and 3,
+member-major and channel-packed memory, a batch that is known and one that is not, every strategy that says it
+applies.
 """
 
 from __future__ import annotations
@@ -10,17 +11,30 @@ from typing import Any
 
 import pytest
 import torch
+from oracle import (
+    SIZED,
+    UNDEFINED,
+    WALKED,
+    assert_equal,
+    bits,
+    member,
+    memories,
+    outputs,
+    run_all,
+    runs,
+    tensors,
+    wide,
+)
 
-from oracle import SIZED, UNDEFINED, WALKED, assert_equal, bits, member, memories, outputs, run_all, runs, tensors, wide
-from widepack.ir import ops
-from widepack.ir import values
-from widepack.lowering.interpreter import applicable, shared
+from widepack.ir import ops, values
 from widepack.ir.kinds import SIZES
+from widepack.ir.torch_internals import schema_of
+from widepack.ir.values import Shared, Stacked, Value
+from widepack.lowering.interpreter import applicable
 from widepack.lowering.sequential_ops import ONCE_A_MEMBER, unlisted
 from widepack.registry.registry import REGISTRY, Strategy, register
 from widepack.registry.samples import SAMPLES, B, Draw, Sample, call, samples
-from widepack.ir.values import Shared, Stacked, Value
-from widepack.registry.writer import EagerWriter
+from widepack.registry.writer import EagerWriter, put_shared
 from widepack_artifacts.opset import OPS
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -37,7 +51,13 @@ def test_every_strategy_equals_the_op_once_a_member(op: str, monkeypatch: pytest
             for where, result, own in run_all(op, members):
                 ran.add(where.rpartition(" ")[2])
                 for i, (got, sample) in enumerate(zip(outputs(result, members), own)):
-                    assert_equal(op, got, member(op, sample), f"{where}, {batch} batch, member {i}", drawn=not ops.pure(op, *sample))
+                    assert_equal(
+                        op,
+                        got,
+                        member(op, sample),
+                        f"{where}, {batch} batch, member {i}",
+                        drawn=not ops.pure(op, *sample),
+                    )
     assert ran - {"sequential"} == set(REGISTRY[op].strategies), (
         f"{op}: no sample reaches the strategies {sorted(set(REGISTRY[op].strategies) - ran)}"
     )
@@ -51,7 +71,10 @@ class Recording(EagerWriter):
         return super().run(op, args, kwargs)
 
 
-@pytest.mark.parametrize("op", [f"aten.{n}" for n in ("linear.default", "conv2d.default", "lstm.input", "gru.input", "rnn_tanh.input")])
+@pytest.mark.parametrize(
+    "op",
+    [f"aten.{n}" for n in ("linear.default", "conv2d.default", "lstm.input", "gru.input", "rnn_tanh.input")],
+)
 def test_a_strategy_over_own_ops_says_that_it_has_no_derivative(op: str) -> None:
     own: dict[str, set[bool]] = {}
     for _, many, kinds in runs(op, 2):
@@ -84,16 +107,20 @@ def seeded(s: Strategy, w: EagerWriter, *args: Any, **kwargs: Any) -> Any:
 def test_nan_in_one_member_changes_no_bit_of_another(op: str) -> None:
     for where, many, kinds in runs(op, 3):
         for memory in memories(many):
-            (args, kwargs, _), (args_nan, kwargs_nan, own) = (wide(many, kinds, memory, nan) for nan in (None, 1))
+            (args, kwargs, _), (args_nan, kwargs_nan, own) = (
+                wide(many, kinds, memory, nan) for nan in (None, 1)
+            )
             w = EagerWriter(3)
             w.op = op
-            if refuses(op, own[1]):  # the member alone answers with an error: so do all together
+            if refuses(op, own[1]):  # the member raises an error, so all members together do too
                 for s in applicable(w, op, args, kwargs):
                     with pytest.raises(RuntimeError):
                         s.rule(w, *args_nan, **kwargs_nan)
                 continue
             for s in applicable(w, op, args, kwargs):
-                clean, dirty = (outputs(seeded(s, w, *a, **k), 3) for a, k in ((args, kwargs), (args_nan, kwargs_nan)))
+                clean, dirty = (
+                    outputs(seeded(s, w, *a, **k), 3) for a, k in ((args, kwargs), (args_nan, kwargs_nan))
+                )
                 for i in (0, 2):
                     for a, b in zip(tensors([clean[i]]), tensors([dirty[i]])):
                         assert op in UNDEFINED or (a.shape == b.shape and torch.equal(bits(a), bits(b))), (
@@ -104,7 +131,9 @@ def test_nan_in_one_member_changes_no_bit_of_another(op: str) -> None:
 @pytest.mark.parametrize("bad", [-1, 7, 20])
 @pytest.mark.parametrize("shape", [(), (2,), (2, 3)])
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
-def test_an_id_that_the_member_refuses_is_refused_by_every_strategy(bad: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_an_id_that_the_member_refuses_is_refused_by_every_strategy(
+    bad: int, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
     op, ran = "aten.embedding.default", set()
     for _, many, kinds in runs(op, 3):
         sample = [call(s[0][0], torch.zeros(shape, dtype=dtype)) for s in many]
@@ -123,13 +152,13 @@ def test_an_id_that_the_member_refuses_is_refused_by_every_strategy(bad: int, sh
 
 @pytest.mark.parametrize(("rows", "width", "strategy"), [(4, 4, "gather"), (1024, 4, "flat_index")])
 def test_many_rows_of_many_tables_are_looked_up_as_of_one(rows: int, width: int, strategy: str) -> None:
-    """Measured: scripts/strategies_cpu.py. Elsewhere than on a CPU nothing was."""
+    """scripts/measure/strategies_cpu.py measured it, on a CPU only."""
     table, ids = torch.randn(3, 7, width), torch.randint(0, 7, (3, rows))
     args = Stacked(Value(None, table)), Stacked(Value(None, ids))
     w = EagerWriter(3)
     first = applicable(w, "aten.embedding.default", args, {})[0]
     assert first.name == strategy
-    assert torch.equal(first.rule(w, *args).value.held, torch.stack([t[i] for t, i in zip(table, ids)]))
+    assert torch.equal(first.rule(w, *args).value.fake, torch.stack([t[i] for t, i in zip(table, ids)]))
     assert applicable(EagerWriter(3, "cuda"), "aten.embedding.default", args, {})[0].name == "gather"
 
 
@@ -137,7 +166,9 @@ def test_an_index_that_the_member_refuses_is_refused() -> None:
     x = torch.randn(3, 4, 2)
     for ids in (torch.tensor([[0], [4], [0]]), torch.tensor([[0], [-5], [0]])):
         for kinds in ((True, True), (False, True), (True, False)):
-            columns = [Stacked(Value(None, t)) if k else Shared(Value(None, t[1])) for t, k in zip((x, ids), kinds)]
+            columns = [
+                Stacked(Value(None, t)) if k else Shared(Value(None, t[1])) for t, k in zip((x, ids), kinds)
+            ]
             w = EagerWriter(3)
             w.op = "aten.index.Tensor"
             for s in applicable(w, w.op, (columns[0], [columns[1]]), {}):
@@ -179,14 +210,18 @@ def test_every_allowed_op_exists_and_writes_to_nothing(op: str) -> None:
     if not isinstance(made, torch._ops.OpOverload):
         assert op in ops.PYTHON
         return
-    assert not made._schema.is_mutable
+    assert not schema_of(made).is_mutable
     assert ops.name_of(made) == op
 
 
 def test_a_second_registration_is_refused_with_both_files() -> None:
-    with pytest.raises(ValueError, match=r"'bmm' is registered twice, in .*linear\.py and in .*test_primitives\.py"):
+    with pytest.raises(
+        ValueError, match=r"'bmm' is registered twice, in .*linear\.py and in .*test_oracle\.py"
+    ):
         register("linear", "bmm", lambda w, x: x, family="linear")
-    with pytest.raises(ValueError, match=r"samples are registered twice, in .*linear\.py and in .*test_primitives\.py"):
+    with pytest.raises(
+        ValueError, match=r"samples are registered twice, in .*linear\.py and in .*test_oracle\.py"
+    ):
         samples("linear")(lambda draw: [])
 
 
@@ -200,5 +235,5 @@ def test_sizes_are_shared() -> None:
 def test_shared_arguments_run_once() -> None:
     w = EagerWriter(3)
     x = Shared(Value(None, torch.ones(2)))
-    assert shared([x, (x, 1)])[1][0] is x.value
+    assert put_shared([x, (x, 1)])[1][0] is x.value
     assert isinstance(w.shared(w.call("add.Tensor", x.value, 1)), Shared)

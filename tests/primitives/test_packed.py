@@ -1,29 +1,18 @@
-"""Layers over packed weights: the ops, their decompositions, their memory, and programs that hold them."""
+"""Layers over prepacked weights: the ops, their decompositions and their memory."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from packed_cases import OWN, rand
 from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-import small
-from small import all_kinds, node, program
-from widepack.kernels import packed
-from widepack.lowering.lower import lower
-from widepack.kernels.packed import decompose
-from widepack.planning.plan import Choice, Plan, Region
-from widepack.registry.registry import REGISTRY
 from widepack.ir.fake_values import Fakes
-from widepack.runtime.graph_module import Executable, graph_module, split, unroll
-from widepack.ir.values import Shared, Stacked, Value
-from widepack.registry.writer import EagerWriter
-from widepack_artifacts.program import Program, Ref
+from widepack.kernels import packed
 
-OWN = torch.ops.widepack
-needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")  # type: ignore[no-untyped-call]
 CONVOLUTIONS: list[tuple[list[int], list[int], int, list[int], list[int], list[int]]] = [
     # x, weight, groups, stride, padding, dilation
     ([2, 6, 8, 7], [9, 2, 3, 3], 3, [1, 1], [1, 1], [1, 1]),
@@ -33,20 +22,38 @@ CONVOLUTIONS: list[tuple[list[int], list[int], int, list[int], list[int], list[i
     ([2, 6, 1, 1], [6, 3, 1, 1], 2, [1, 1], [0, 0], [1, 1]),
     ([2, 4, 5, 6, 4], [6, 2, 3, 2, 2], 2, [1, 2, 1], [1, 0, 1], [1, 1, 1]),
 ]
-LINEAR = [(3, 5, 4, 6), (1, 5, 16, 16), (3, 1, 7, 1), (2, 9, 1, 3), (4, 2, 32, 20)]  # members, rows, inputs, outputs
 
 
-def rand(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64).to(dtype)
+LINEAR = [
+    (3, 5, 4, 6),
+    (1, 5, 16, 16),
+    (3, 1, 7, 1),
+    (2, 9, 1, 3),
+    (4, 2, 32, 20),
+]  # members, rows, inputs, outputs
 
 
 def convolve(case: Any, dtype: torch.dtype = torch.float32, bias: bool = True) -> tuple[Tensor, Tensor]:
     """The op's answer, and that of its decomposition in float64."""
     x, weight, groups, stride, padding, dilation = case
-    x, w, b = rand(*x, dtype=dtype), rand(*weight, dtype=dtype), rand(weight[0], dtype=dtype) if bias else None
+    x, w, b = (
+        rand(*x, dtype=dtype),
+        rand(*weight, dtype=dtype),
+        rand(weight[0], dtype=dtype) if bias else None,
+    )
     made = OWN.pack_convolution(w, stride, padding, dilation, groups, list(x.shape))
     y = OWN.convolution(x, made, b, stride, padding, dilation, groups)
-    want = torch.convolution(x.double(), w.double(), None if b is None else b.double(), stride, padding, dilation, False, [0] * len(stride), groups)
+    want = torch.convolution(
+        x.double(),
+        w.double(),
+        None if b is None else b.double(),
+        stride,
+        padding,
+        dilation,
+        False,
+        [0] * len(stride),
+        groups,
+    )
     return y, want
 
 
@@ -55,12 +62,20 @@ def convolve(case: Any, dtype: torch.dtype = torch.float32, bias: bool = True) -
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("rows", [0, 1, None])
-def test_a_streamed_layer_is_its_decomposition(case: Any, dtype: torch.dtype, bias: bool, shared: bool, rows: int | None) -> None:
+def test_a_streamed_layer_is_its_decomposition(
+    case: Any, dtype: torch.dtype, bias: bool, shared: bool, rows: int | None
+) -> None:
     members, count, inputs, outputs = case
     count = count if rows is None else rows
-    x, w = rand(1 if shared else members, count, inputs, dtype=dtype), rand(members, inputs, outputs, dtype=dtype)
+    x, w = (
+        rand(1 if shared else members, count, inputs, dtype=dtype),
+        rand(members, inputs, outputs, dtype=dtype),
+    )
     b = rand(members, outputs, dtype=dtype) if bias else None
-    for weight in (w, w.transpose(1, 2).contiguous().transpose(1, 2)):  # in its own order, and in another one
+    for weight in (
+        w,
+        w.transpose(1, 2).contiguous().transpose(1, 2),
+    ):  # in memory order, and in another order
         y = OWN.streamed_linear(x, weight, b)
         want = x.double() @ w.double() + (0 if b is None else b.double().unsqueeze(1))
         assert y.dtype == dtype and y.shape == want.shape
@@ -78,12 +93,16 @@ def test_a_streamed_layer_shows_what_is_no_number() -> None:
 @pytest.mark.parametrize("case", CONVOLUTIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_convolution_is_its_decomposition(case: Any, dtype: torch.dtype, bias: bool, packs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_convolution_is_its_decomposition(
+    case: Any, dtype: torch.dtype, bias: bool, packs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not packs:
         monkeypatch.setattr(packed, "usable", lambda weight: False)
     y, want = convolve(case, dtype, bias)
     assert y.dtype == dtype
-    torch.testing.assert_close(y.double(), want, rtol=0, atol=64 * torch.finfo(dtype).eps * float(want.abs().max()))
+    torch.testing.assert_close(
+        y.double(), want, rtol=0, atol=64 * torch.finfo(dtype).eps * float(want.abs().max())
+    )
     last = torch.channels_last if len(case[3]) == 2 else torch.channels_last_3d
     assert y.is_contiguous(memory_format=last)
 
@@ -94,16 +113,31 @@ def test_a_convolution_is_its_decomposition(case: Any, dtype: torch.dtype, bias:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("memory", ["major", "packed", "gaps"])
 def test_a_linear_layer_is_its_decomposition(
-    shape: tuple[int, ...], dtype: torch.dtype, bias: bool, memory: str, packs: bool, monkeypatch: pytest.MonkeyPatch
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    bias: bool,
+    memory: str,
+    packs: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not packs:
         monkeypatch.setattr(packed, "usable", lambda weight: False)
     n, rows, inputs, outputs = shape
-    x, w, b = rand(n, rows, inputs, dtype=dtype), rand(n, outputs, inputs, dtype=dtype), rand(n, outputs, dtype=dtype) if bias else None
-    given = {"major": x, "packed": x.transpose(0, 1).contiguous().transpose(0, 1), "gaps": torch.cat([x, x], 2)[:, :, :inputs]}[memory]
+    x, w, b = (
+        rand(n, rows, inputs, dtype=dtype),
+        rand(n, outputs, inputs, dtype=dtype),
+        rand(n, outputs, dtype=dtype) if bias else None,
+    )
+    given = {
+        "major": x,
+        "packed": x.transpose(0, 1).contiguous().transpose(0, 1),
+        "gaps": torch.cat([x, x], 2)[:, :, :inputs],
+    }[memory]
     y = OWN.linear(given, OWN.pack_linear(w, rows), b)
     want = torch.bmm(x.double(), w.double().transpose(1, 2)) + (0 if b is None else b.double().unsqueeze(1))
-    torch.testing.assert_close(y.double(), want, rtol=0, atol=64 * torch.finfo(dtype).eps * float(want.abs().max()))
+    torch.testing.assert_close(
+        y.double(), want, rtol=0, atol=64 * torch.finfo(dtype).eps * float(want.abs().max())
+    )
     assert y.transpose(0, 1).is_contiguous()
 
 
@@ -111,20 +145,28 @@ def test_fakes_tell_the_memory_of_real_answers() -> None:
     fakes = Fakes({"B": 4}, static=True)
     with fakes.on():
         for shape, weight, groups, stride, padding, dilation in CONVOLUTIONS:
-            fake = OWN.convolution(torch.empty(shape), torch.empty(weight), None, stride, padding, dilation, groups)
-            with torch._subclasses.fake_tensor.unset_fake_temporarily():
+            fake = OWN.convolution(
+                torch.empty(shape), torch.empty(weight), None, stride, padding, dilation, groups
+            )
+            with unset_fake_temporarily():
                 real, _ = convolve((shape, weight, groups, stride, padding, dilation), bias=False)
             assert same_memory(fake, real)
         for n, rows, inputs, outputs in LINEAR:
-            fake = OWN.linear(torch.empty(n, rows, inputs), OWN.pack_linear(torch.empty(n, outputs, inputs), rows), None)
-            with torch._subclasses.fake_tensor.unset_fake_temporarily():
-                real = OWN.linear(rand(n, rows, inputs), OWN.pack_linear(rand(n, outputs, inputs), rows), None)
+            fake = OWN.linear(
+                torch.empty(n, rows, inputs), OWN.pack_linear(torch.empty(n, outputs, inputs), rows), None
+            )
+            with unset_fake_temporarily():
+                real = OWN.linear(
+                    rand(n, rows, inputs), OWN.pack_linear(rand(n, outputs, inputs), rows), None
+                )
             assert same_memory(fake, real)
 
 
 def same_memory(a: Tensor, b: Tensor) -> bool:
     """Equal sizes, and equal strides where a size is not 1."""
-    return a.shape == b.shape and [s for s, n in zip(a.stride(), a.shape) if n != 1] == [s for s, n in zip(b.stride(), b.shape) if n != 1]
+    return a.shape == b.shape and [s for s, n in zip(a.stride(), a.shape) if n != 1] == [
+        s for s, n in zip(b.stride(), b.shape) if n != 1
+    ]
 
 
 def test_nan_is_never_hidden() -> None:
@@ -135,7 +177,14 @@ def test_nan_is_never_hidden() -> None:
     weight = rand(6, 4, 3, 3)
     weight[3:] = float("nan")
     image = OWN.convolution(
-        rand(2, 8, 5, 5), OWN.pack_convolution(weight, [1, 1], [1, 1], [1, 1], 2, [2, 8, 5, 5]), None, [1, 1], [1, 1], [1, 1], 2, "relu"
+        rand(2, 8, 5, 5),
+        OWN.pack_convolution(weight, [1, 1], [1, 1], [1, 1], 2, [2, 8, 5, 5]),
+        None,
+        [1, 1],
+        [1, 1],
+        [1, 1],
+        2,
+        "relu",
     )
     assert torch.isnan(image[:, 3:]).all() and not torch.isnan(image[:, :3]).any()
 
@@ -144,180 +193,3 @@ def test_an_empty_batch_gives_an_empty_answer() -> None:
     assert OWN.linear(rand(2, 0, 4), OWN.pack_linear(rand(2, 3, 4), 5), None).shape == (2, 0, 3)
     weight = OWN.pack_convolution(rand(6, 4, 3, 3), [2, 1], [1, 1], [1, 1], 2, [2, 8, 5, 5])
     assert OWN.convolution(rand(0, 8, 5, 5), weight, None, [2, 1], [1, 1], [1, 1], 2).shape == (0, 6, 3, 5)
-
-
-def net() -> Program:
-    """A convolution, a relu, a pool, two layers: one over a value that all members may share."""
-    return program({"wc": "float32[6,4,3,3]", "bc": "float32[6]", "w": "float32[5,6]", "b": "float32[5]", "v": "float32[3,5]"}, {"x": "float32[B,4,6,5]"}, [
-        node("c", "conv2d", Ref("x"), Ref("wc"), Ref("bc"), [1, 1], [1, 1], out="float32[B,6,6,5]"),
-        node("r", "relu", Ref("c"), out="float32[B,6,6,5]"),
-        node("p", "max_pool2d", Ref("r"), [2, 2], out="float32[B,6,3,2]"),
-        node("m", "mean.dim", Ref("p"), [2, 3], out="float32[B,6]"),
-        node("l", "linear", Ref("m"), Ref("w"), Ref("b"), out="float32[B,5]"),
-        node("g", "gelu", Ref("l"), out="float32[B,5]"),
-        node("y", "linear", Ref("g"), Ref("v"), out="float32[B,3]"),
-    ], ["y"])  # fmt: skip
-
-
-def agree(made: Program, wide: Program, kinds: dict[str, Any], sizes: dict[str, int], prologue: bool) -> None:
-    """The wide program's outputs are each member's own, but for sums in another order: within 32 ulp of the output's largest number, as in test_primitives.py."""
-    weights, inputs = small.values(made.weights, kinds, 3, sizes), small.values(made.inputs, kinds, 3, sizes)
-    run = Executable(wide, {s.source: small.held(w, kinds[s.name]) for s, w in zip(made.weights, weights)}, small.CPU, prologue=prologue)
-    got = run.run(*(small.held(x, kinds[s.name]) for s, x in zip(made.inputs, inputs)))
-    member = graph_module(made, small.CPU)
-    for i in range(3):
-        with torch.inference_mode():
-            want = member(*(w[i] for w in weights), *(x[i] for x in inputs))
-        for g, own, o in zip(got, want, wide.outputs, strict=True):
-            mine = g if o.kind == "shared" else g[i]
-            assert mine.shape == own.shape
-            assert float((mine - own).abs().max()) <= 32 * torch.finfo(own.dtype).eps * float(own.abs().max())
-
-
-def chosen(made: Program, name: str) -> Plan:
-    choices = {n.name: Choice(name, "asked for") for n in made.nodes if n.op in REGISTRY and name in REGISTRY[n.op].strategies}
-    return Plan("cpu", "shared", (1, None), (), choices)
-
-
-@pytest.mark.parametrize("name", ["packed", "turned", "streamed"])
-@pytest.mark.parametrize("own", [{"x": "stacked"}, {}, {"wc": "shared", "bc": "shared"}])
-def test_a_program_of_packed_layers_gives_each_members_answer(name: str, own: dict[str, Any]) -> None:
-    made = net()
-    slots = all_kinds(made, **{**dict.fromkeys((s.name for s in made.weights), "stacked"), **own})
-    wide = lower([made], [0, 0, 0], slots, chosen(made, name), small.SIZES).program
-    held = [n.op for n in wide.nodes if n.op.startswith("widepack.")]
-    assert bool(held) is (name != "turned")
-    again = Program.from_json(wide.to_json())
-    again.check()
-    for form in (wide, again, decompose(wide)):
-        for prologue in (True, False):
-            for sizes in ({"B": 1}, {"B": 4}, {"B": 7}):
-                agree(made, form, slots, sizes, prologue)
-    assert not [n.op for n in decompose(wide).nodes if n.op.startswith("widepack.")]
-
-
-def acted(act: str, more: tuple[Any, ...] = (), **options: Any) -> Program:
-    return program({"w": "float32[5,6]", "b": "float32[5]"}, {"x": "float32[B,6]"}, [
-        node("l", "linear", Ref("x"), Ref("w"), Ref("b"), out="float32[B,5]"),
-        node("a", act, Ref("l"), *more, out="float32[B,5]", **options),
-        node("y", "add.Tensor", Ref("a"), Ref("a"), out="float32[B,5]"),
-    ], ["y"])  # fmt: skip
-
-
-@pytest.mark.parametrize("act", [a for a in packed.ACTIVATIONS if a])
-@pytest.mark.parametrize("x", ["shared", "stacked"])
-def test_an_activation_is_computed_in_the_layers_own_memory(act: str, x: Any) -> None:
-    made = acted(act)
-    slots = all_kinds(made, w="stacked", b="stacked", x=x)
-    lowered = lower([made], [0, 0, 0], slots, chosen(made, "packed"), small.SIZES)
-    (layer,) = (n for n in lowered.program.nodes if n.op == "widepack.linear.default")
-    assert layer.args[3:] == (act,)
-    assert f"aten.{act}.default" not in [n.op for n in lowered.program.nodes]
-    assert "l" not in lowered.values and lowered.values["a"] in {n.name for n in lowered.program.nodes}
-    for form in (lowered.program, decompose(lowered.program)):
-        agree(made, form, slots, {"B": 4}, True)
-
-
-def test_an_activation_stays_where_the_layers_answer_is_read_by_something_else_or_it_is_another_one() -> None:
-    other = acted("gelu", approximate="tanh")
-    read = replace(acted("relu"), outputs=(*acted("relu").outputs, replace(acted("relu").outputs[0], value=Ref("l"))))
-    twice = program({"w": "float32[5,6]"}, {"x": "float32[B,6]"}, [
-        node("l", "linear", Ref("x"), Ref("w"), out="float32[B,5]"),
-        node("a", "relu", Ref("l"), out="float32[B,5]"),
-        node("y", "tanh", Ref("l"), out="float32[B,5]"),
-    ], ["y", "a"])  # fmt: skip
-    for made in (other, read, twice):
-        slots = all_kinds(made, w="stacked")
-        lowered = lower([made], [0, 0, 0], slots, chosen(made, "packed"), small.SIZES)
-        assert [n.args[3:] for n in lowered.program.nodes if n.op == "widepack.linear.default"] == [()]
-        agree(made, lowered.program, slots, {"B": 4}, True)
-
-
-def test_two_activations_in_a_row_are_one_in_the_layer_and_one_behind_it() -> None:
-    made = program({"w": "float32[5,6]"}, {"x": "float32[B,6]"}, [
-        node("l", "linear", Ref("x"), Ref("w"), out="float32[B,5]"),
-        node("a", "tanh", Ref("l"), out="float32[B,5]"),
-        node("y", "relu", Ref("a"), out="float32[B,5]"),
-    ], ["y"])  # fmt: skip
-    slots = all_kinds(made, w="stacked", x="stacked")
-    wide = lower([made], [0, 0, 0], slots, chosen(made, "packed"), small.SIZES).program
-    assert [n.op.split(".")[1] for n in wide.nodes][-2:] == ["linear", "relu"]
-    agree(made, wide, slots, {"B": 4}, True)
-
-
-def test_an_unknown_activation_is_refused() -> None:
-    with pytest.raises(ValueError, match="activation 'selu' is unknown; known: gelu, relu"):
-        OWN.linear(rand(2, 5, 4), OWN.pack_linear(rand(2, 3, 4), 5), None, "selu")
-
-
-@pytest.mark.parametrize("own", [{"x": "stacked"}, {}, {"wc": "shared", "bc": "shared", "x": "stacked"}])
-def test_a_loop_over_packed_weights_gives_each_members_answer(own: dict[str, Any]) -> None:
-    made = net()
-    slots = all_kinds(made, **{**dict.fromkeys((s.name for s in made.weights), "stacked"), **own})
-    region = Region("members", "loop", tuple(n.name for n in made.nodes), "asked for")
-    plan = replace(chosen(made, "packed"), regions=(region,))
-    lowered = lower([made], [0, 0, 0], slots, plan, small.SIZES)
-    assert set(lowered.used.values()) == {"loop"}
-    (body,) = (n.body for n in lowered.program.nodes if n.body is not None)
-    assert [n.op for n in body.nodes][:2] == ["widepack.convolution.default", "aten.max_pool2d.default"]
-    assert len([n for n in lowered.program.nodes if ".pack_" in n.op]) == 1
-    again = Program.from_json(lowered.program.to_json())
-    again.check()
-    plain = decompose(lowered.program)
-    assert not [n.op for p in (plain, *(n.body for n in plain.nodes if n.body)) for n in p.nodes if n.op.startswith("widepack.")]
-    for form in (lowered.program, again, plain, decompose(unroll(lowered.program))):
-        for prologue in (True, False):
-            for sizes in ({"B": 1}, {"B": 4}, {"B": 7}):
-                agree(made, form, slots, sizes, prologue)
-
-
-def test_a_loop_packs_no_weight_that_is_made_at_every_call() -> None:
-    made = program({"w": "float32[6,4,3,3]"}, {"x": "float32[B,4,6,5]", "s": "float32[6,1,1,1]"}, [
-        node("own", "mul.Tensor", Ref("w"), Ref("s"), out="float32[6,4,3,3]"),
-        node("c", "conv2d", Ref("x"), Ref("own"), out="float32[B,6,4,3]"),
-    ], ["c"])  # fmt: skip
-    slots = all_kinds(made, w="stacked")
-    plan = replace(chosen(made, "packed"), regions=(Region("members", "loop", ("own", "c"), "asked for"),))
-    wide = lower([made], [0, 0, 0], slots, plan, small.SIZES).program
-    assert not [n for n in wide.nodes if n.op.startswith("widepack.")]
-    small.check(made, wide, slots)
-
-
-@needs_onednn
-def test_weights_are_packed_once_and_never_read_again() -> None:
-    made = net()
-    slots = all_kinds(made, **dict.fromkeys((s.name for s in made.weights), "stacked"))  # type: ignore[arg-type]
-    wide = lower([made], [0, 0, 0], slots, chosen(made, "packed"), small.SIZES).program
-    parts = split(wide)
-    assert not [n for n in parts.main.nodes if ".pack_" in n.op]
-    weights = {s.source: small.held(w, slots[s.name]) for s, w in zip(made.weights, small.values(made.weights, slots, 3))}
-    run = Executable(wide, weights, small.CPU)
-    assert sum(w.is_mkldnn for w in run.weights) == 3
-    assert not [w for w in run.weights if w.layout is torch.strided and w.ndim == 5], "the weight in its first order is not held"
-
-
-def test_packed_is_for_float32_on_a_cpu() -> None:
-    def value(*shape: int, dtype: torch.dtype = torch.float32) -> Value:
-        return Value(None, torch.zeros(shape, dtype=dtype))
-
-    layer, image = REGISTRY["aten.linear.default"].strategies["packed"], REGISTRY["aten.conv2d.default"].strategies["packed"]
-    for device, dtype, applies in (
-        ("cpu", torch.float32, True),
-        ("cuda", torch.float32, False),
-        ("cpu", torch.float64, False),
-        ("cpu", torch.bfloat16, False),
-    ):
-        w = EagerWriter(3, device)
-        w.op = "aten.linear.default"
-        assert layer.when(w, Stacked(value(3, 5, 4, dtype=dtype)), Stacked(value(3, 6, 4, dtype=dtype))) is applies
-        w.op = "aten.conv2d.default"
-        assert image.when(w, Stacked(value(3, 5, 4, 6, 6, dtype=dtype)), Stacked(value(3, 6, 4, 3, 3, dtype=dtype))) is applies
-    w = EagerWriter(3)
-    w.op = "aten.conv2d.default"
-    assert not image.when(w, Stacked(value(3, 5, 4, 6, 6)), Shared(value(6, 4, 3, 3))), "a Shared weight runs folded"
-    assert not image.when(w, Shared(value(5, 4, 6, 6)), Stacked(value(3, 6, 2, 3, 3)), None, [1], [0], [1], 2), (
-        "a Shared input of groups would be copied"
-    )
-    assert not image.when(w, Stacked(value(3, 5, 4, 6, 6)), Stacked(value(3, 6, 4, 0, 3)))
-    w.op = "aten.linear.default"
-    assert not layer.when(w, Stacked(value(3, 5, 0)), Stacked(value(3, 6, 0))), "nothing to pack"

@@ -1,51 +1,57 @@
-"""Recurrent layers over all steps for all members: the ops, their decompositions, their memory, and programs and artifacts that hold them."""
+"""Recurrent layers over all steps: ops, decompositions, memory, programs and artifacts."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor, nn
-
 import small
-import widepack
+import torch
+from recurrent_cases import rand
 from small import all_kinds, node, program
+from torch import Tensor
+
+from widepack.ir.fake_values import Fakes
+from widepack.ir.values import Shared, Stacked, Value
 from widepack.kernels import recurrent
+from widepack.kernels.decompose import decompose
 from widepack.lowering.interpreter import applicable
 from widepack.lowering.lower import lower
-from widepack.kernels.packed import decompose
-from widepack.planning.plan import Choice, Plan
+from widepack.planning.plan import NodeChoice, Plan
 from widepack.registry.registry import REGISTRY
-from widepack.ir.fake_values import Fakes
-from widepack.runtime.graph_module import Executable, split
-from widepack.ir.values import Shared, Stacked, Value
 from widepack.registry.writer import EagerWriter
+from widepack.runtime.executable import Executable
+from widepack.runtime.prologue import split
 from widepack_artifacts.program import Program, Ref
 
 OWN = torch.ops.widepack
+
+
 GATES = {"rnn_tanh": 1, "rnn_relu": 1, "gru": 3, "lstm": 4}
+
+
 N, T, B, WIDTH, H = 3, 5, 4, 6, 7
-
-
-def rand(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 class Layer:
     """One layer in one direction of N members: what the ops take, and what ATen answers member by member."""
 
     def __init__(
-        self, cell: str, biases: bool = True, project: int = 0, one: bool = False, dtype: torch.dtype = torch.float32, batch: int = B
+        self,
+        cell: str,
+        biases: bool = True,
+        project: int = 0,
+        one: bool = False,
+        dtype: torch.dtype = torch.float32,
+        batch: int = B,
     ) -> None:
         rows, out = GATES[cell] * H, project or H
         self.cell = cell
         self.x = rand(1, 1 if one else N, T, batch, WIDTH, dtype=dtype)
-        self.states = [rand(2, N, batch, out, dtype=dtype)] + ([rand(3, N, batch, H, dtype=dtype)] if cell == "lstm" else [])
+        self.states = [rand(2, N, batch, out, dtype=dtype)] + (
+            [rand(3, N, batch, H, dtype=dtype)] if cell == "lstm" else []
+        )
         self.weights = [rand(4, N, rows, WIDTH, dtype=dtype) / 2, rand(5, N, rows, out, dtype=dtype) / 2]
         self.biases = [rand(6, N, rows, dtype=dtype), rand(7, N, rows, dtype=dtype)] if biases else []
         self.project = rand(8, N, project, H, dtype=dtype) / 2 if project else None
@@ -65,14 +71,19 @@ class Layer:
         return (OWN.rnn_steps(self.x, *self.states, w_x, w_h, b_x, b_h, reverse, self.cell[4:]),)
 
     def members(self, reverse: bool, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
-        """The same by ATen's op once a member."""
+        """Returns the results of ATen's op, member after member."""
         op, runs = getattr(torch.ops.aten, self.cell).input, []
         for i in range(N):
             x = self.x[i if self.x.shape[0] > 1 else 0].to(dtype)
             states = [s[i : i + 1].to(dtype) for s in self.states]
-            params = [p[i].to(dtype) for p in (*self.weights, *self.biases, *([] if self.project is None else [self.project]))]
+            params = [
+                p[i].to(dtype)
+                for p in (*self.weights, *self.biases, *([] if self.project is None else [self.project]))
+            ]
             given = states if self.cell == "lstm" else states[0]
-            y, _, *last = op(x.flip(0) if reverse else x, given, params, bool(self.biases), 1, 0.0, False, False, False)
+            y, _, *last = op(
+                x.flip(0) if reverse else x, given, params, bool(self.biases), 1, 0.0, False, False, False
+            )
             runs.append([y.flip(0) if reverse else y, *(c[0] for c in last)])
         return tuple(torch.stack(parts) for parts in zip(*runs))
 
@@ -80,7 +91,9 @@ class Layer:
         assert len(found) == len(want)
         for f, w in zip(found, want):
             assert f.dtype == self.x.dtype
-            torch.testing.assert_close(f.to(w.dtype), w, rtol=0, atol=ulps * torch.finfo(f.dtype).eps * float(w.abs().max()))
+            torch.testing.assert_close(
+                f.to(w.dtype), w, rtol=0, atol=ulps * torch.finfo(f.dtype).eps * float(w.abs().max())
+            )
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -88,12 +101,16 @@ class Layer:
 @pytest.mark.parametrize("one", [False, True])
 @pytest.mark.parametrize("memory", ["whole", "parts"])
 @pytest.mark.parametrize("cell", GATES)
-def test_steps_are_the_members(cell: str, memory: str, one: bool, biases: bool, reverse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_the_members(
+    cell: str, memory: str, one: bool, biases: bool, reverse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In one block and in several, with products of all steps and of two at a time (the last of one)."""
     made = Layer(cell, biases, one=one)
     if memory == "parts":
         monkeypatch.setattr(recurrent, "BLOCK_BYTES", 2 * 4 * (GATES[cell] * H * (H + 2 * B) + 3 * B * H))
-        assert [(s.start, s.stop) for s in recurrent._blocks(made.states[0], made.weights[1].transpose(1, 2))] == [(0, 1), (1, 3)]
+        assert [
+            (s.start, s.stop) for s in recurrent.step_blocks(made.states[0], made.weights[1].transpose(1, 2))
+        ] == [(0, 1), (1, 3)]
         monkeypatch.setattr(recurrent, "PROJECTED_BYTES", 2 * 4 * 2 * B * GATES[cell] * H)
     made.same(made.run(reverse), made.members(reverse))
 
@@ -109,7 +126,9 @@ def test_an_lstm_with_projections_is_the_members(biases: bool, reverse: bool) ->
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("biases", [False, True])
 @pytest.mark.parametrize("one", [False, True])
-def test_a_packed_lstm_is_the_members(one: bool, biases: bool, reverse: bool, packs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_packed_lstm_is_the_members(
+    one: bool, biases: bool, reverse: bool, packs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not packs:
         monkeypatch.setattr(recurrent, "usable", lambda weight: False)
     made = Layer("lstm", biases, one=one)
@@ -119,7 +138,7 @@ def test_a_packed_lstm_is_the_members(one: bool, biases: bool, reverse: bool, pa
 @pytest.mark.parametrize("cell", GATES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_floats(cell: str, dtype: torch.dtype) -> None:
-    """bfloat16 against float64: no further from it than the members' own, which round after every op too."""
+    """bfloat16 against float64: errors as small as the members' errors, which round after every op too."""
     made = Layer(cell, dtype=dtype)
     found, truth = made.run(False), made.members(False)
     if dtype == torch.float64:
@@ -127,7 +146,9 @@ def test_other_floats(cell: str, dtype: torch.dtype) -> None:
     own = made.members(False, dtype)
     for f, o, t in zip(found, own, truth):
         assert f.dtype == dtype
-        assert float((f.double() - t).pow(2).mean().sqrt()) <= 2 * float((o.double() - t).pow(2).mean().sqrt())
+        assert float((f.double() - t).pow(2).mean().sqrt()) <= 2 * float(
+            (o.double() - t).pow(2).mean().sqrt()
+        )
     return None
 
 
@@ -138,12 +159,16 @@ def test_fakes_tell_the_sizes_of_real_answers(cell: str) -> None:
         real = Layer(cell).run(False, packed)
         with fakes.on():
             fake = Layer.run(_like(Layer(cell)), False, packed)
-        assert [(f.shape, f.dtype, f.stride()) for f in fake] == [(r.shape, r.dtype, r.stride()) for r in real]
+        assert [(f.shape, f.dtype, f.stride()) for f in fake] == [
+            (r.shape, r.dtype, r.stride()) for r in real
+        ]
 
 
 def _like(made: Layer) -> Layer:
     made.x = torch.empty(made.x.shape)
-    made.states, made.weights, made.biases = ([torch.empty(t.shape) for t in ts] for ts in (made.states, made.weights, made.biases))
+    made.states, made.weights, made.biases = (
+        [torch.empty(t.shape) for t in ts] for ts in (made.states, made.weights, made.biases)
+    )
     return made
 
 
@@ -173,12 +198,22 @@ def test_nan_is_neither_hidden_nor_spread(cell: str) -> None:
 def test_an_unknown_activation_is_refused() -> None:
     made = Layer("rnn_tanh")
     made.cell = "rnn_gelu"
-    with pytest.raises(ValueError, match="activation 'gelu' of a recurrent layer is unknown; known: tanh, relu"):
+    with pytest.raises(
+        ValueError, match="activation 'gelu' of a recurrent layer is unknown; known: tanh, relu"
+    ):
         made.run(False)
 
 
-def net(cell: str, layers: int = 2, both: bool = True, first: bool = True, biases: bool = True, project: int = 0, dtype: str = "float32") -> Program:
-    """A layer with all its results, over a batch that is not known; so is the number of steps where torch's own op keeps it."""
+def net(
+    cell: str,
+    layers: int = 2,
+    both: bool = True,
+    first: bool = True,
+    biases: bool = True,
+    project: int = 0,
+    dtype: str = "float32",
+) -> Program:
+    """A layer with all its results, over a dynamic batch, and dynamic steps where torch keeps them."""
     ways, out, weights = 2 if both else 1, project or 5, {}
     steps = "T" if (cell, project, dtype) == ("lstm", 0, "float32") else "6"
     for i in range(layers):
@@ -188,27 +223,48 @@ def net(cell: str, layers: int = 2, both: bool = True, first: bool = True, biase
             weights[f"wh{at}"] = f"{dtype}[{GATES[cell] * 5},{out}]"
             weights |= {f"{b}{at}": f"{dtype}[{GATES[cell] * 5}]" for b in ("bx", "bh") if biases}
             weights |= {f"wp{at}": f"{dtype}[{project},5]"} if project else {}
-    inputs = {"x": f"{dtype}[B,{steps},6]" if first else f"{dtype}[{steps},B,6]", "h": f"{dtype}[{layers * ways},B,{out}]"}
+    inputs = {
+        "x": f"{dtype}[B,{steps},6]" if first else f"{dtype}[{steps},B,6]",
+        "h": f"{dtype}[{layers * ways},B,{out}]",
+    }
     inputs |= {"c": f"{dtype}[{layers * ways},B,5]"} if cell == "lstm" else {}
     states = [Ref("h"), Ref("c")] if cell == "lstm" else Ref("h")
-    call = node("r", f"{cell}.input", Ref("x"), states, [Ref(n) for n in weights], biases, layers, 0.0, False, both, first)
+    call = node(
+        "r",
+        f"{cell}.input",
+        Ref("x"),
+        states,
+        [Ref(n) for n in weights],
+        biases,
+        layers,
+        0.0,
+        False,
+        both,
+        first,
+    )
     parts = [node(f"o{i}", "operator.getitem", Ref("r"), i) for i in range(3 if cell == "lstm" else 2)]
     return program(weights, inputs, [call, *parts], [p.name for p in parts])
 
 
 def chosen(name: str) -> Plan:
-    return Plan("cpu", "shared", (1, None), (), {"r": Choice(name, "asked for")})
+    return Plan("cpu", "shared", (1, None), (), {"r": NodeChoice(name, "requested")})
 
 
-CASES = [(cell, name) for cell in GATES for name in (("packed", "fused", "fold") if cell == "lstm" else ("fused", "fold"))]
+CASES = [
+    (cell, name)
+    for cell in GATES
+    for name in (("packed", "fused", "fold") if cell == "lstm" else ("fused", "fold"))
+]
 
 
 @pytest.mark.parametrize(("cell", "name"), CASES)
 @pytest.mark.parametrize("options", [{}, {"first": False, "both": False, "biases": False}])
 @pytest.mark.parametrize("x", ["shared", "stacked"])
 def test_a_program_gives_each_members_answer(cell: str, name: str, options: dict[str, Any], x: Any) -> None:
-    """Lowered, read again, and in ATen's ops alone; with its weights made at load and at every call; for other batches and numbers of steps."""
-    made = net(cell, **options, dtype="float32" if name == "packed" else "float64")  # weights of this size make a plain RNN blow up rounding
+    """Lowered, read again, and as ATen ops; weights computed at load or at each call; other sizes."""
+    made = net(
+        cell, **options, dtype="float32" if name == "packed" else "float64"
+    )  # weights of this size make a plain RNN blow up rounding
     own = {} if name == "fold" else dict.fromkeys((s.name for s in made.weights), "stacked")
     slots = all_kinds(made, **{**own, "x": x, "h": "stacked"})
     lowered = lower([made], [0, 0, 0], slots, chosen(name), small.SIZES)
@@ -242,10 +298,17 @@ def test_weights_are_turned_once_and_a_shared_one_is_held_once(cell: str, name: 
     wide = lower([made], [0, 0, 0], slots, chosen(name), small.SIZES).program
     parts = split(wide)
     assert not [n.op for n in parts.main.nodes if n.op.startswith("aten.clone") or ".pack_" in n.op]
-    weights = {s.source: small.held(w, slots[s.name]) for s, w in zip(made.weights, small.values(made.weights, slots, 3))}
+    weights = {
+        s.source: small.held(w, slots[s.name])
+        for s, w in zip(made.weights, small.values(made.weights, slots, 3))
+    }
     run = Executable(wide, weights, small.CPU)
     held = [t for w in run.weights for t in (w if isinstance(w, list) else [w])]
-    matrices = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held if not t.is_mkldnn and t.ndim >= 3}
+    matrices = {
+        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+        for t in held
+        if not t.is_mkldnn and t.ndim >= 3
+    }
     if name == "packed":
         assert not matrices, "the weights in their first order are not held"
         assert not torch.backends.mkldnn.is_available() or sum(t.is_mkldnn for t in held) == 2 * 4 * 3  # type: ignore[no-untyped-call]
@@ -257,11 +320,19 @@ def test_what_each_strategy_takes() -> None:
     def names(made: Program, kinds: dict[str, Any], device: str = "cpu", train: bool = False) -> list[str]:
         slots = all_kinds(made, **kinds)
         held = {
-            s.name: small.held(v, slots[s.name]) for s, v in zip((*made.weights, *made.inputs), small.values((*made.weights, *made.inputs), slots, 3))
+            s.name: small.held(v, slots[s.name])
+            for s, v in zip(
+                (*made.weights, *made.inputs), small.values((*made.weights, *made.inputs), slots, 3)
+            )
         }
         put = {n: (Stacked if slots[n] == "stacked" else Shared)(Value(None, t)) for n, t in held.items()}
         call = made.nodes[0]
-        args = [put[call.args[0].name], [put[r.name] for r in call.args[1]], [put[r.name] for r in call.args[2]], *call.args[3:]]
+        args = [
+            put[call.args[0].name],
+            [put[r.name] for r in call.args[1]],
+            [put[r.name] for r in call.args[2]],
+            *call.args[3:],
+        ]
         args[6] = train
         w = EagerWriter(3, device)
         w.op = call.op
@@ -271,65 +342,16 @@ def test_what_each_strategy_takes() -> None:
     own = dict.fromkeys((s.name for s in made.weights), "stacked")
     assert names(made, own) == ["packed", "fused"]
     assert names(made, own, device="cuda") == ["fused"]
-    assert names(made, {**own, "wh0_1": "shared"}) == ["fused"], "a Shared weight would be packed once a member"
+    assert names(made, {**own, "wh0_1": "shared"}) == ["fused"], (
+        "a Shared weight would be packed once a member"
+    )
     assert names(made, {**own, "bx0_1": "shared"}) == ["packed", "fused"]
     assert names(made, {"x": "stacked"}) == names(made, {"h": "stacked"}) == ["fold"]
-    assert names(made, own, train=True) == names(made, {"x": "stacked"}, train=True) == [], "dropout draws once a member"
+    assert names(made, own, train=True) == names(made, {"x": "stacked"}, train=True) == [], (
+        "dropout draws once a member"
+    )
     assert names(net("lstm", dtype="float64"), own) == names(net("lstm", dtype="bfloat16"), own) == ["fused"]
     assert names(net("lstm", project=3), {**own, "wp0_0": "stacked"}) == ["fused"]
     mixed = replace(made, inputs=(replace(made.inputs[0], type="float64[B,T,6]"), *made.inputs[1:]))
     assert names(mixed, own) == [], "the member itself refuses it"
     assert set(REGISTRY["aten.gru.input"].strategies) == {"fold", "fused"}
-
-
-class Tagger(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(6, 5, 2, batch_first=True, bidirectional=True)
-        self.gru, self.rnn = nn.GRU(10, 4), nn.RNN(4, 3, nonlinearity="relu", bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.rnn(self.gru(self.lstm(x)[0].transpose(0, 1))[0])[0]
-        return y.transpose(0, 1)
-
-
-READER = """
-import sys, torch, widepack
-ens = widepack.load(sys.argv[1], strategies=sys.argv[3].split(",") if sys.argv[3] else None)
-torch.save(ens(torch.load(sys.argv[2])), sys.argv[4])
-"""
-
-
-@pytest.mark.parametrize("strategies", ["", "wide,fused"])
-def test_an_artifact_is_read_by_a_process_of_its_own(strategies: str, tmp_path: Path, recurrent_artifact: Path) -> None:
-    x, found = rand(9, 3, 7, 6), tmp_path / "found.pt"
-    torch.save(x, tmp_path / "x.pt")
-    subprocess.run(
-        [sys.executable, "-c", READER, str(recurrent_artifact), str(tmp_path / "x.pt"), strategies, str(found)], check=True, capture_output=True
-    )
-    with torch.inference_mode():
-        want = torch.stack([tagger(i)(x) for i in range(3)])
-    torch.testing.assert_close(torch.load(found), want, rtol=0, atol=1e-6)
-
-
-def test_the_report_says_what_runs_wide(recurrent_artifact: Path) -> None:
-    ens = widepack.load(recurrent_artifact)
-    for pattern in ("shared", "each"):
-        for plan in ens.plans(pattern):
-            assert {plan.choices[n].strategy for n in ("lstm", "gru", "rnn_relu") if n in plan.choices} <= {"packed", "fused"}
-
-
-def tagger(i: int) -> nn.Module:
-    torch.manual_seed(i)
-    return Tagger().eval()
-
-
-@pytest.fixture(scope="module")
-def recurrent_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("recurrent")
-    for i in range(3):
-        torch.save(tagger(i).state_dict(), folder / f"m{i}.pt")
-    report = widepack.build([folder / f"m{i}.pt" for i in range(3)], folder / "e.wide", model=Tagger, inputs="x=float32[B,7,6]", targets=("cpu",))
-    assert report.wide_share == 1.0
-    assert report.strategies["fused"] == 2 and report.strategies["packed"] == 1
-    return folder / "e.wide"

@@ -1,4 +1,4 @@
-"""Ops of others: `widepack.primitives.register`, and `load(allow_ops=)`."""
+"""Ops of other libraries: `widepack.primitives.register`, and `load(allow_ops=)`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from paths import ROOT
+from support import fresh, must
 from torch import Tensor, nn
 
 import widepack
-from support import fresh, must
-from widepack.ir import ops
 from widepack.errors import ArtifactError, CaptureError, UsageError
+from widepack.ir import ops
 from widepack.primitives import Draw, Stacked, call, find, register
 from widepack.registry.aliases import ALIASES
 from widepack.registry.registry import REGISTRY
@@ -23,7 +24,7 @@ from widepack_artifacts.opset import EXTRA, OPS
 from widepack_artifacts.program import Node, Output, Program, Ref, Slot
 from widepack_bench.selftest import check_primitives
 
-PAGE = Path(__file__).parent.parent / "docs" / "register.md"
+PAGE = ROOT / "docs" / "how-to" / "your-own-ops.md"
 
 
 @torch.library.custom_op("widepack_tests::halved", mutates_args=())
@@ -46,7 +47,7 @@ HALVED = "widepack_tests.halved.default"
 
 @pytest.fixture(autouse=True)
 def nothing_stays() -> Iterator[None]:
-    """What a test registers is gone after it."""
+    """Removes after each test what it registered."""
     yield
     for op in (HALVED, "aten.relu.default"):
         if op in REGISTRY:
@@ -72,7 +73,15 @@ def built(folder: Path, **more: Any) -> widepack.BuildReport:
         torch.manual_seed(i)
         torch.save(Net().state_dict(), folder / f"{i}.pt")
     paths = [folder / f"{i}.pt" for i in range(3)]
-    return widepack.build(paths, folder / "e.wide", model=Net, inputs=["x=float32[B,3]"], strategy="wide", targets=("cpu",), **more)
+    return widepack.build(
+        paths,
+        folder / "e.wide",
+        model=Net,
+        inputs=["x=float32[B,3]"],
+        strategy="wide",
+        targets=("cpu",),
+        **more,
+    )
 
 
 def truth(x: Tensor) -> Tensor:
@@ -95,27 +104,49 @@ def test_an_op_of_others_is_built_and_loaded_where_it_is_allowed(tmp_path: Path)
         """every number alike"""
         return Stacked(w.call(w.op, x.value))
 
-    assert REGISTRY[HALVED].family == "widepack_tests" and REGISTRY[HALVED].strategies["whole"].note == "every number alike"
+    assert (
+        REGISTRY[HALVED].family == "widepack_tests"
+        and REGISTRY[HALVED].strategies["whole"].note == "every number alike"
+    )
     assert len(SAMPLES[HALVED](Draw(0))) == 1 and find("widepack_tests") == [REGISTRY[HALVED]]
     assert built(tmp_path).strategies["whole"] == 1  # with its torch.export programs
     x = torch.randn(5, 3)
-    with pytest.raises(ArtifactError, match=r"'widepack_tests.halved.default', which is not on the list of allowed ops; .*load\(allow_ops=\)"):
+    with pytest.raises(
+        ArtifactError,
+        match=r"'widepack_tests.halved.default', which is not on the list of allowed ops; "
+        r".*load\(allow_ops=\)",
+    ):
         widepack.load(tmp_path / "e.wide")
-    torch.testing.assert_close(widepack.load(tmp_path / "e.wide", allow_ops=["widepack_tests::halved"])(x), truth(x))
-    some = widepack.load(tmp_path / "e.wide", allow_ops=[halved], members=[2, 0], strategies="sequential")  # lowered again
+    torch.testing.assert_close(
+        widepack.load(tmp_path / "e.wide", allow_ops=["widepack_tests::halved"])(x), truth(x)
+    )
+    some = widepack.load(
+        tmp_path / "e.wide", allow_ops=[halved], members=[2, 0], strategies="sequential"
+    )  # lowered again
     torch.testing.assert_close(some(x), truth(x)[[2, 0]])
-    report = widepack.tune(tmp_path / "e.wide", batches=[4], patterns=["shared"], budget_s=0.1, backends=["eager"], write=True)
+    report = widepack.tune(
+        tmp_path / "e.wide", batches=[4], patterns=["shared"], budget_s=0.1, backends=["eager"], write=True
+    )
     assert report.rows
     widepack.drop(tmp_path / "e.wide", [1], out=tmp_path / "two.wide")
-    torch.testing.assert_close(widepack.load(tmp_path / "two.wide", allow_ops=["widepack_tests::halved.default"])(x), truth(x)[[0, 2]])
+    torch.testing.assert_close(
+        widepack.load(tmp_path / "two.wide", allow_ops=["widepack_tests::halved.default"])(x),
+        truth(x)[[0, 2]],
+    )
 
 
 def test_samples_are_what_the_selftest_reads_in_this_process() -> None:
     register(halved, "whole")(lambda w, x: Stacked(w.call(w.op, x.value)))
-    assert check_primitives("ci", [HALVED]) == ([], [f"{HALVED} whole"])  # without samples nothing is tried
-    register(halved, "wrong", samples_of=lambda draw: [call(draw.normal(5, 3))])(lambda w, x: Stacked(w.call("neg", x.value)))
+    assert check_primitives("ci", [HALVED]) == ([], [f"{HALVED} whole"])  # without samples no strategy runs
+    register(halved, "wrong", samples_of=lambda draw: [call(draw.normal(5, 3))])(
+        lambda w, x: Stacked(w.call("neg", x.value))
+    )
     checked, untried = check_primitives("ci", [HALVED])
-    assert {c.strategy: bool(c.wrong) for c in checked} == {"whole": False, "wrong": True, "sequential": False} and not untried
+    assert {c.strategy: bool(c.wrong) for c in checked} == {
+        "whole": False,
+        "wrong": True,
+        "sequential": False,
+    } and not untried
 
 
 def test_what_was_allowed_for_one_load_is_not_for_the_next(tmp_path: Path) -> None:
@@ -128,11 +159,15 @@ def test_what_was_allowed_for_one_load_is_not_for_the_next(tmp_path: Path) -> No
     torch.testing.assert_close(ens(x), truth(x))
     with pytest.raises(ArtifactError, match="not on the list"):
         widepack.load(tmp_path / "e.wide")
-    torch.testing.assert_close(ens.each(torch.stack([x] * 3)), truth(x))  # read later, under what this load was told
+    torch.testing.assert_close(
+        ens.each(torch.stack([x] * 3)), truth(x)
+    )  # read later, with the allow_ops of this load
 
 
 def test_an_op_that_nobody_registered_is_refused_at_build(tmp_path: Path) -> None:
-    with pytest.raises(CaptureError, match=r"widepack_tests.halved.default.*an op that widepack does not know"):
+    with pytest.raises(
+        CaptureError, match=r"widepack_tests.halved.default.*an op that widepack does not know"
+    ):
         built(tmp_path)
 
 
@@ -159,16 +194,19 @@ def test_a_strategy_of_ones_own_for_an_op_that_is_there_comes_last() -> None:
 @pytest.mark.parametrize(
     ("op", "said"),
     [
-        ("halved", "'halved' names no op of a library"),
-        ("operator.attrgetter", "names no op of a library"),
-        ("widepack::linear", "names no op of a library"),
-        ("torch.ops.aten.relu.default", "names no op of a library"),
-        (print, "names no op of a library"),
-        ("widepack_tests::nothing", r"there is no op widepack_tests::nothing.default here; import the library"),
-        ("nolib::nothing", r"there is no op nolib::nothing.default here; import the library"),
-        ("widepack_tests::halved.out", r"there is no op widepack_tests::halved.out here"),
-        ("widepack_tests::wiped", r"widepack_tests::wiped.default writes into what it is given"),
-        ("aten::add_.Tensor", r"aten::add_.Tensor writes into what it is given"),
+        ("halved", "'halved' does not name an op of a library"),
+        ("operator.attrgetter", "does not name an op of a library"),
+        ("widepack::linear", "does not name an op of a library"),
+        ("torch.ops.aten.relu.default", "does not name an op of a library"),
+        (print, "does not name an op of a library"),
+        (
+            "widepack_tests::nothing",
+            r"the op widepack_tests::nothing.default does not exist; import the library",
+        ),
+        ("nolib::nothing", r"the op nolib::nothing.default does not exist; import the library"),
+        ("widepack_tests::halved.out", r"the op widepack_tests::halved.out does not exist"),
+        ("widepack_tests::wiped", r"widepack_tests::wiped.default writes into its arguments"),
+        ("aten::add_.Tensor", r"aten::add_.Tensor writes into its arguments"),
     ],
 )
 def test_what_is_no_functional_op_is_refused(op: Any, said: str, tmp_path: Path) -> None:
@@ -192,12 +230,12 @@ def test_a_name_that_means_something_else_is_refused(name: Any) -> None:
 
 def test_a_second_registration_is_refused_early() -> None:
     register(halved, "one", samples_of=lambda draw: [call(draw.normal(2))])(lambda w, x: x)
-    with pytest.raises(UsageError, match=r"has a strategy 'one' already, in .*test_register.py"):
+    with pytest.raises(UsageError, match=r"has a strategy 'one' already, in .*test_user_ops\.py"):
         register(halved, "one")
-    with pytest.raises(UsageError, match=r"has samples already, in .*test_register.py"):
+    with pytest.raises(UsageError, match=r"has samples already, in .*test_user_ops\.py"):
         register(halved, "two", samples_of=lambda draw: [call(draw.normal(2))])
     REGISTRY.pop(HALVED), SAMPLES.pop(HALVED)
-    with pytest.raises(UsageError, match=r"are none; give at least one call"):
+    with pytest.raises(UsageError, match=r"returned no calls\. Return at least one call"):
         register(halved, "one", samples_of=lambda draw: [])
 
 

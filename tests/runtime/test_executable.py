@@ -1,4 +1,6 @@
-"""Running a program: the prologue runs once, a loop and its unrolled form are equal, and text from a file never becomes code."""
+"""Running a program: the prologue runs once, a loop and its unrolled form are equal, and text from a file
+never becomes code.
+"""
 
 from __future__ import annotations
 
@@ -14,41 +16,50 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import small
 import torch
+from inside import artifact_of
+from small import CPU, all_kinds, classifier, lowered, node, plan, program
+from support import Artifacts
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import small
-from small import CPU, all_kinds, classifier, lowered, node, plan, program
-from support import Artifacts
 from lowering.test_lower import OWN_HEAD, PLANS, RAGGED, SIGNATURES, WIDTHS, heads
-from widepack.ir import fake_values as replay
-from widepack.runtime import graph_module as runtime
-from widepack.system import threads as workers
 from widepack import load
 from widepack.errors import ArtifactError
+from widepack.ir import fake_values
+from widepack.ir.torch_internals import base_name
 from widepack.lowering.lower import lower
+from widepack.runtime import graph_module as runtime
+from widepack.runtime.executable import Executable
+from widepack.runtime.graph_module import graph_module
+from widepack.runtime.prologue import needed, split
+from widepack.runtime.unroll import unroll
+from widepack.system import threads
 from widepack.system.pinned_copy import Pinned
-from widepack.runtime.graph_module import Executable, graph_module, needed, split, unroll
 from widepack_artifacts.program import Kind, Node, Output, Program, Ref, Slot
 
 
 class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The ops that run, by name."""
+    """Records the names of the ops that run."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.names: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(func._schema.name.split("::")[1])
+        self.names.append(base_name(func))
         return func(*args, **(kwargs or {}))
 
 
-def bound(wide: Program, made: Program, kinds: dict[str, Kind], members: int = 3, **options: Any) -> tuple[Executable, list[Any]]:
+def bound(
+    wide: Program, made: Program, kinds: dict[str, Kind], members: int = 3, **options: Any
+) -> tuple[Executable, list[Any]]:
     weights, inputs = small.values(made.weights, kinds, members), small.values(made.inputs, kinds, members)
     given = {s.source: small.held(w, kinds[s.name]) for s, w in zip(made.weights, weights)}
-    return Executable(wide, given, CPU, **options), [small.held(x, kinds[s.name]) for s, x in zip(made.inputs, inputs)]
+    return Executable(wide, given, CPU, **options), [
+        small.held(x, kinds[s.name]) for s, x in zip(made.inputs, inputs)
+    ]
 
 
 def equal(a: Sequence[Any], b: Sequence[Any]) -> None:
@@ -91,16 +102,25 @@ def test_the_two_parts_of_a_program_are_the_whole() -> None:
     made, kinds = prepared()
     wide = lowered(made, kinds, plan()).program
     parts = split(wide)
-    assert {n.name for n in parts.prologue.nodes} | {n.name for n in parts.main.nodes} == {n.name for n in wide.nodes}
+    assert {n.name for n in parts.prologue.nodes} | {n.name for n in parts.main.nodes} == {
+        n.name for n in wide.nodes
+    }
     assert not {n.name for n in parts.prologue.nodes} & {n.name for n in parts.main.nodes}
     assert [s.name for s in parts.main.weights] == list(parts.names)
-    assert "w" not in parts.names, "a weight that only the prologue reads is not kept beside what was made of it"
+    assert "w" not in parts.names, (
+        "a weight that only the prologue reads is not kept beside what was made of it"
+    )
     assert parts.prologue.inputs == ()
     assert {n.member for n in parts.prologue.nodes} >= {"scale", "column", "w2"}
 
 
 def test_random_numbers_do_not_go_into_the_prologue() -> None:
-    made = program({"w": "float32[4]"}, {}, [node("n", "rand_like", Ref("w")), node("y", "add.Tensor", Ref("n"), Ref("w"))], ["y"])
+    made = program(
+        {"w": "float32[4]"},
+        {},
+        [node("n", "rand_like", Ref("w")), node("y", "add.Tensor", Ref("n"), Ref("w"))],
+        ["y"],
+    )
     run, _ = bound(lowered(made, all_kinds(made), plan()).program, made, all_kinds(made))
     assert not torch.equal(run.run()[0], run.run()[0])
 
@@ -126,7 +146,9 @@ def test_an_unrolled_program_gives_the_same_bits(chosen: str, own: dict[str, Kin
 
 
 def test_an_unrolled_ragged_program_gives_the_same_bits() -> None:
-    wide = lower([heads(w) for w in WIDTHS], SIGNATURES, {"w_head": "ragged", "x": "stacked"}, RAGGED, small.SIZES).program
+    wide = lower(
+        [heads(w) for w in WIDTHS], SIGNATURES, {"w_head": "ragged", "x": "stacked"}, RAGGED, small.SIZES
+    ).program
     flat = unroll(wide)
     flat.check()
     assert all(n.body is None for n in flat.nodes)
@@ -146,7 +168,9 @@ def test_a_loops_weights_are_taken_apart_at_load() -> None:
 
 
 def test_a_loop_takes_any_memory_and_gives_one_tensor() -> None:
-    made = program({"w": "float32[3,4]"}, {"x": "float32[B,4]"}, [node("y", "linear", Ref("x"), Ref("w"))], ["y"])
+    made = program(
+        {"w": "float32[3,4]"}, {"x": "float32[B,4]"}, [node("y", "linear", Ref("x"), Ref("w"))], ["y"]
+    )
     kinds = all_kinds(made, w="stacked", x="stacked")
     run, (x,) = bound(lowered(made, kinds, plan(all=["y"])).program, made, kinds)
     turned = x.permute(2, 1, 0).contiguous().permute(2, 1, 0)
@@ -157,8 +181,16 @@ def test_a_loop_takes_any_memory_and_gives_one_tensor() -> None:
 
 
 def test_text_from_a_file_is_no_code() -> None:
-    nodes = (Node("__import__", "aten.relu.default", (Ref("lambda_"),)), Node("eval", "aten.exp.default", (Ref("__import__"),)))
-    made = Program((), (Slot("lambda_", "x'); import os", "shared", "float32[B]"),), nodes, (Output(Ref("eval"), "shared"),))
+    nodes = (
+        Node("__import__", "aten.relu.default", (Ref("lambda_"),)),
+        Node("eval", "aten.exp.default", (Ref("__import__"),)),
+    )
+    made = Program(
+        (),
+        (Slot("lambda_", "x'); import os", "shared", "float32[B]"),),
+        nodes,
+        (Output(Ref("eval"), "shared"),),
+    )
     made.check()
     module = graph_module(made, CPU)
     assert "__import__" not in module.code
@@ -168,7 +200,10 @@ def test_text_from_a_file_is_no_code() -> None:
 
 
 @pytest.mark.parametrize(("bad", "words"), [
-    (Node("y", "aten.relu.default", (Ref("x"),), {"out": Ref("x")}), "gives aten.relu.default the keyword 'out', which it does not have"),
+    (
+        Node("y", "aten.relu.default", (Ref("x"),), {"out": Ref("x")}),
+        "passes the keyword 'out' to aten.relu.default, which does not have it",
+    ),
     (Node("y", "aten.relu_.default", (Ref("x"),)), "'aten.relu_.default' is not on the list of allowed ops"),
     (Node("y", "os.system", ("true",)), "'os.system' is not on the list of allowed ops"),
     (Node("y", "operator.attrgetter", ("x",)), "'operator.attrgetter' is not on the list of allowed ops"),
@@ -181,7 +216,7 @@ def test_what_is_not_allowed_is_refused_even_unchecked(bad: Node, words: str) ->
 
 
 def test_answers_are_not_the_loaders_memory() -> None:
-    """A caller that writes into an answer changes no later one."""
+    """A caller that writes into an answer does not change later answers."""
     made, kinds = prepared()
     run, given = bound(lowered(made, kinds, plan()).program, made, kinds)
     first = [t.clone() for t in run.run(*given)]
@@ -231,7 +266,7 @@ def test_threads_of_members_compute_alone_and_leave_the_processs_number() -> Non
     try:
         torch.set_num_threads(3)
         with torch.inference_mode():
-            workers.spread(work, 9, 2)
+            threads.spread(work, 9, 2)
         assert seen == dict.fromkeys(range(9), (1, True)) and torch.get_num_threads() == 3
         later: list[int] = []
         thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
@@ -251,23 +286,23 @@ def test_an_error_in_a_thread_is_told_and_ends_the_work() -> None:
         done.append(i)
 
     with pytest.raises(ValueError, match="member 3"):
-        workers.spread(work, 1000, 2)
+        threads.spread(work, 1000, 2)
     assert len(done) < 1000
-    workers.spread(done.append, 5, 2)  # and the threads are there for the next call
+    threads.spread(done.append, 5, 2)  # and the threads are there for the next call
 
 
 def test_a_thread_computes_as_its_caller_does() -> None:
     seen: list[torch.dtype] = []
     x = torch.randn(4, 4)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        workers.spread(lambda i: seen.append((x @ x).dtype), 3, 2)
-    workers.spread(lambda i: seen.append((x @ x).dtype), 3, 2)
+        threads.spread(lambda i: seen.append((x @ x).dtype), 3, 2)
+    threads.spread(lambda i: seen.append((x @ x).dtype), 3, 2)
     assert seen == [torch.bfloat16] * 3 + [torch.float32] * 3
 
 
 def test_work_inside_a_thread_is_done_there() -> None:
     seen: list[int] = []
-    workers.spread(lambda i: workers.spread(seen.append, 3, 2), 2, 2)
+    threads.spread(lambda i: threads.spread(seen.append, 3, 2), 2, 2)
     assert sorted(seen) == [0, 0, 1, 1, 2, 2]
 
 
@@ -277,7 +312,7 @@ def test_where_no_thread_can_be_made_the_caller_works(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(threading.Thread, "start", start)
     seen: list[int] = []
-    workers.spread(seen.append, 3, 7)
+    threads.spread(seen.append, 3, 7)
     assert seen == [0, 1, 2]
 
 
@@ -295,12 +330,14 @@ def later():
     late()
 threading.Thread(target=later).start()
 """
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0 and done.stdout.split() == ["4", "8"], (done.stdout, done.stderr)
 
 
 def test_a_graph_that_is_gone_leaves_no_source_behind() -> None:
-    """A service may load artifacts for months."""
+    """Memory must not grow, because a service may load artifacts for months."""
     kept = [set(linecache.cache)]
     for _ in range(2):
         made = classifier()
@@ -317,14 +354,14 @@ def test_what_torch_remembers_of_fake_calls_is_bounded(monkeypatch: pytest.Monke
     made = classifier()
     lowered(made, all_kinds(made, **OWN_HEAD), PLANS["mixed"])
     assert FakeTensorMode.cache_info().size > 3
-    monkeypatch.setattr(replay, "_MOST_REMEMBERED", 3)
-    replay.Fakes({"B": 4})
+    monkeypatch.setattr(fake_values, "_MOST_REMEMBERED", 3)
+    fake_values.Fakes({"B": 4})
     assert FakeTensorMode.cache_info().size == 0
 
 
 def test_a_fake_world_that_is_gone_keeps_no_calls() -> None:
-    """Torch's caches of symbols hold on to it."""
-    fakes = replay.Fakes({"B": 4})
+    """Otherwise torch's caches of symbols would keep it alive."""
+    fakes = fake_values.Fakes({"B": 4})
     assert fakes.mode.shape_env is not None
     remembered = fakes.mode.shape_env.fake_tensor_cache
     with fakes.on():
@@ -337,10 +374,17 @@ def test_a_fake_world_that_is_gone_keeps_no_calls() -> None:
 
 def test_members_that_draw_numbers_run_in_order() -> None:
     body = Program(
-        (), (Slot("x", "", "shared", "float32[B,4]"),), (Node("y", "aten.rand_like.default", (Ref("x"),)),), (Output(Ref("y"), "stacked"),), 3
+        (),
+        (Slot("x", "", "shared", "float32[B,4]"),),
+        (Node("y", "aten.rand_like.default", (Ref("x"),)),),
+        (Output(Ref("y"), "stacked"),),
+        3,
     )
     assert runtime.Loop(body, 3, CPU, 4).workers == 0
-    assert runtime.Loop(replace(body, nodes=(Node("y", "aten.relu.default", (Ref("x"),)),)), 3, CPU, 4).workers == 4
+    assert (
+        runtime.Loop(replace(body, nodes=(Node("y", "aten.relu.default", (Ref("x"),)),)), 3, CPU, 4).workers
+        == 4
+    )
 
 
 def test_threads_are_made_anew_after_a_fork() -> None:
@@ -355,7 +399,9 @@ if not pid:
     os._exit(len(seen))
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 8
 """
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -365,7 +411,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 8
 @pytest.mark.parametrize("size", [1, 7, 64, 1 << 20])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.int64])
 def test_a_buffer_of_any_size_brings_a_tensor_over_whole(size: int, dtype: torch.dtype) -> None:
-    """On the CPU the buffer is plain memory: the order of its halves is what is tried."""
+    """On the CPU the buffer is plain memory, so this tests the order of its halves."""
     pinned = Pinned(CPU, size)
     for value in (torch.randn(5, 3, 7), torch.randn(()), torch.randn(0, 4), torch.randn(6, 4).t()):
         given = value.to(dtype)
@@ -378,32 +424,35 @@ def test_members_side_by_side_stay_mapped_and_others_are_copied_once(artifacts: 
     path = artifacts("mlp")
     whole = load(path)
     name = next(w.name for w in whole.manifest.weights if w.kind == "stacked")
-    all_members = whole._held.weight(name)
-    beside = load(path, members=[2, 3])._held
-    assert beside.weight(name).data_ptr() == beside.weights.get(name)[2].data_ptr() and beside.copies(name) is None
-    assert torch.equal(beside.weight(name), all_members[2:4])
+    all_members = artifact_of(whole).weights.get(name)
+    beside = artifact_of(load(path, members=[2, 3])).weights
+    assert beside.get(name).data_ptr() == beside.files.get(name)[2].data_ptr() and beside.copies(name) is None
+    assert torch.equal(beside.get(name), all_members[2:4])
     apart = load(path, members=[3, 0], prologue=False)
-    held = apart._held.weight(name)
-    assert torch.equal(held, all_members[[3, 0]]) and apart._held.weight(name) is held
-    for programs in (apart.entry("forward").programs.of("shared"), apart.entry("forward").programs.of("each")):
+    held = artifact_of(apart).weights.get(name)
+    assert torch.equal(held, all_members[[3, 0]]) and artifact_of(apart).weights.get(name) is held
+    for programs in (
+        apart.entry("forward").programs.of("shared"),
+        apart.entry("forward").programs.of("each"),
+    ):
         assert any(w is held for b in programs for w in b.executable.weights)
     del held
-    copies = apart._held.copies(name)
+    copies = artifact_of(apart).weights.copies(name)
     assert copies is not None
     del copies
     apart.entry("forward").forget()
     del programs
-    assert apart._held.copies(name) is None  # nobody holds it
+    assert artifact_of(apart).weights.copies(name) is None  # nobody holds it
 
 
 def test_a_subset_asks_for_its_own_slices(artifacts: Artifacts, monkeypatch: pytest.MonkeyPatch) -> None:
-    from widepack.inference import open_artifact as held
+    from widepack.inference import loaded_weights
     from widepack.system.readahead import extents, parts_of
-    from widepack_artifacts.writer import Reader
+    from widepack_artifacts.reader import Reader
     from widepack_artifacts.weights import Weights
 
     asked: list[tuple[Path, int, int]] = []
-    monkeypatch.setattr(held, "will_read", lambda parts: asked.extend(parts))
+    monkeypatch.setattr(loaded_weights, "will_read", lambda parts: asked.extend(parts))
     path = artifacts("ragged_heads")
     where = extents(Reader(path).weights_files())
     get = Weights.get
@@ -427,4 +476,6 @@ def test_a_subset_asks_for_its_own_slices(artifacts: Artifacts, monkeypatch: pyt
     file, offset, size = parts_of(i, where, len(whole), [2])[1]
     with open(file, "rb") as f:
         f.seek(offset)
-        assert f.read(size) == bytes(whole.state_dict(2)[i.name].contiguous().view(torch.uint8).flatten().tolist())
+        assert f.read(size) == bytes(
+            whole.state_dict(2)[i.name].contiguous().view(torch.uint8).flatten().tolist()
+        )

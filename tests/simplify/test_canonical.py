@@ -57,7 +57,9 @@ def member(make: type[nn.Module], i: int) -> nn.Module:
         return make().eval()
 
 
-@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")  # of torch's own decompositions
+@pytest.mark.filterwarnings(
+    "ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"
+)  # from the decompositions of torch
 @pytest.mark.parametrize(
     ("make", "shapes"),
     [
@@ -66,12 +68,16 @@ def member(make: type[nn.Module], i: int) -> nn.Module:
         pytest.param(Sampled, [(4, 3, 6, 6), (4, 5, 5, 2)], marks=pytest.mark.slow),
     ],
 )
-def test_a_decomposed_program_is_as_wide_as_any(make: type[nn.Module], shapes: list[tuple[int, ...]], tmp_path: Path) -> None:
+def test_a_decomposed_program_is_as_wide_as_any(
+    make: type[nn.Module], shapes: list[tuple[int, ...]], tmp_path: Path
+) -> None:
     example = tuple(torch.rand(s) - 0.5 for s in shapes)
     paths = []
     for i in range(3):
         batch = {0: torch.export.Dim("batch", min=1, max=64)}
-        exported = torch.export.export(member(make, i), example, dynamic_shapes=tuple(batch for _ in example), strict=False).run_decompositions()
+        exported = torch.export.export(
+            member(make, i), example, dynamic_shapes=tuple(batch for _ in example), strict=False
+        ).run_decompositions()
         paths.append(tmp_path / f"m{i}.pt2")
         torch.export.save(exported, paths[-1])
     widepack.build(paths, tmp_path / "e.wide", strategy="wide", pt2=False, targets=("cpu",))
@@ -80,4 +86,6 @@ def test_a_decomposed_program_is_as_wide_as_any(make: type[nn.Module], shapes: l
     assert "sequential" not in used and "loop" not in used, used
     call = tuple(torch.rand((3, *s[1:])) - 0.5 for s in shapes)
     with torch.no_grad():
-        torch.testing.assert_close(ens(*call).clone(), torch.stack([member(make, i)(*call) for i in range(3)]), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            ens(*call).clone(), torch.stack([member(make, i)(*call) for i in range(3)]), rtol=1e-4, atol=1e-5
+        )

@@ -1,20 +1,20 @@
-"""One position read, one computed; linear layers before a new order of their rows; what may drop out and does not is pure."""
+"""Selects move before ops, linear layers before the order of their rows; dropout that is off is pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import pytest
-
 import small
 from small import all_kinds, node, program
+
 from widepack.ir import ops
+from widepack.ir.fake_values import Shapes
 from widepack.ir.kinds import kinds
 from widepack.lowering.lower import lower
-from widepack.simplify.select_pushdown import narrow
-from widepack.ir.fake_values import Shapes
 from widepack.simplify.linear_rows import rows_in_order
 from widepack.simplify.pipeline import simplify
+from widepack.simplify.select_pushdown import narrow
 from widepack.simplify.view_chains import merge_views
 from widepack_artifacts.program import Node, Program, Ref, Tag
 
@@ -29,7 +29,12 @@ def ops_of(made: Program) -> list[str]:
 
 def chosen(nodes: Sequence[Node], dim: int, index: int, inputs: dict[str, str] | None = None) -> Program:
     """A program whose only output is one position of what its last node makes."""
-    return program(WEIGHTS, inputs or {"x": "float32[B,T,5]"}, [*nodes, node("y", "select.int", Ref(nodes[-1].name), dim, index)], ["y"])
+    return program(
+        WEIGHTS,
+        inputs or {"x": "float32[B,T,5]"},
+        [*nodes, node("y", "select.int", Ref(nodes[-1].name), dim, index)],
+        ["y"],
+    )
 
 
 def equal(made: Program, other: Program) -> None:
@@ -51,12 +56,24 @@ MOVES = {
     "permute": ([node("t", "permute", X, [2, 0, 1])], 2, 3),
     "unsqueeze": ([node("u", "unsqueeze", X, 1)], 2, 1),
     "unsqueeze behind": ([node("u", "unsqueeze", X, -1)], 1, 1),
-    "squeeze": ([node("u", "unsqueeze", X, 0), node("r", "relu", Ref("u")), node("s", "squeeze.dims", Ref("r"), [0])], 1, 1),
+    "squeeze": (
+        [node("u", "unsqueeze", X, 0), node("r", "relu", Ref("u")), node("s", "squeeze.dims", Ref("r"), [0])],
+        1,
+        1,
+    ),
     "unflatten": ([node("u", "unflatten.int", X, 2, [5, 1])], 1, 1),
     "unflatten before": ([node("u", "unflatten.int", Ref("b"), 0, [1, 6])], 2, 1),
     "flatten": ([node("e", "relu", Ref("d")), node("f", "flatten.using_ints", Ref("e"), 2)], 1, -2),
     "flatten before": ([node("e", "relu", Ref("d")), node("f", "flatten.using_ints", Ref("e"), 0, 1)], 1, 1),
-    "reshape": ([node("e", "relu", Ref("d")), node("n", "sym_size.int", X, 0), node("f", "reshape", Ref("e"), [Ref("n"), 6, -1])], 1, 4),
+    "reshape": (
+        [
+            node("e", "relu", Ref("d")),
+            node("n", "sym_size.int", X, 0),
+            node("f", "reshape", Ref("e"), [Ref("n"), 6, -1]),
+        ],
+        1,
+        4,
+    ),
     "slice of another dim": ([node("e", "relu", X), node("s", "slice.Tensor", Ref("e"), 2, 1, -1)], 1, -1),
     "slice": ([node("e", "relu", X), node("s", "slice.Tensor", Ref("e"), 1, 2, BIG)], 1, 1),
 }
@@ -65,10 +82,17 @@ MOVES = {
 @pytest.mark.parametrize("name", MOVES)
 def test_a_choice_moves_up(name: str) -> None:
     nodes, dim, index = MOVES[name]
-    made = chosen(nodes, dim, index, {"x": "float32[B,T,5]", "b": "float32[6,5]", "c": "float32[B,1,5]", "d": "float32[B,6,5,2]"})
+    made = chosen(
+        nodes,
+        dim,
+        index,
+        {"x": "float32[B,T,5]", "b": "float32[6,5]", "c": "float32[B,1,5]", "d": "float32[B,6,5,2]"},
+    )
     moved = narrow(made, Shapes(small.SIZES))
     first = [n for n in moved.nodes if n.op == SELECT]
-    assert first and all(a.name in {s.name for s in made.inputs} for n in first for a in n.args if isinstance(a, Ref)), ops_of(moved)
+    assert first and all(
+        a.name in {s.name for s in made.inputs} for n in first for a in n.args if isinstance(a, Ref)
+    ), ops_of(moved)
     equal(made, moved)
 
 
@@ -81,8 +105,16 @@ def test_a_choice_moves_past_the_dims_that_it_cannot_take_part_in() -> None:
         ([node("s", "softmax.int", X, 1)], 1, 0),
         ([node("c", "cumsum", X, 1)], 1, 2),
         ([node("s", "slice.Tensor", X, 1, 0, -1)], 1, -1),
-        # an index out of range is refused wherever it stands
-        ([node("i", "ge.Scalar", X, 0.0), node("j", "_to_copy", Ref("i"), dtype=Tag("dtype", "int64")), node("em", "embedding", W, Ref("j"))], 1, 2),
+        # the op refuses an index out of range in any argument
+        (
+            [
+                node("i", "ge.Scalar", X, 0.0),
+                node("j", "_to_copy", Ref("i"), dtype=Tag("dtype", "int64")),
+                node("em", "embedding", W, Ref("j")),
+            ],
+            1,
+            2,
+        ),
     ]
     for nodes, dim, index in stays:
         made = chosen(nodes, dim, index)
@@ -92,20 +124,38 @@ def test_a_choice_moves_past_the_dims_that_it_cannot_take_part_in() -> None:
 
 def test_a_value_that_something_else_reads_is_computed_whole() -> None:
     relu, pick = node("r", "relu", X), node("y", "select.int", Ref("r"), 1, 0)
-    for more, outputs in (([node("z", "sum", Ref("r"))], ["y", "z"]), ([node("z", "select.int", Ref("r"), 1, 1)], ["y", "z"]), ([], ["y", "r"])):
+    for more, outputs in (
+        ([node("z", "sum", Ref("r"))], ["y", "z"]),
+        ([node("z", "select.int", Ref("r"), 1, 1)], ["y", "z"]),
+        ([], ["y", "r"]),
+    ):
         made = program({}, {"x": "float32[B,T,5]"}, [relu, pick, *more], outputs)
         assert narrow(made, Shapes(small.SIZES)).nodes == made.nodes
 
 
 def test_a_tensor_keeps_a_dim_where_types_are_promoted() -> None:
-    made = program({}, {"x": "float32[B]", "d": "float64[B]"}, [node("a", "add.Tensor", X, Ref("d")), node("y", "select.int", Ref("a"), 0, 1)], ["y"])
+    made = program(
+        {},
+        {"x": "float32[B]", "d": "float64[B]"},
+        [node("a", "add.Tensor", X, Ref("d")), node("y", "select.int", Ref("a"), 0, 1)],
+        ["y"],
+    )
     assert narrow(made, Shapes(small.SIZES)).nodes == made.nodes
 
 
 def layer(causal: bool = False, mask: str | None = None) -> Program:
     """A residual attention block of which the first token is read."""
     heads = [node("h", "unflatten.int", X, 2, [1, 5]), node("q", "transpose.int", Ref("h"), 1, 2)]
-    attention = node("a", "scaled_dot_product_attention", Ref("q"), Ref("q"), Ref("q"), Ref("m") if mask else None, 0.0, causal)
+    attention = node(
+        "a",
+        "scaled_dot_product_attention",
+        Ref("q"),
+        Ref("q"),
+        Ref("q"),
+        Ref("m") if mask else None,
+        0.0,
+        causal,
+    )
     after = [
         node("t", "transpose.int", Ref("a"), 1, 2),
         node("f", "flatten.using_ints", Ref("t"), 2),
@@ -125,7 +175,11 @@ def test_one_token_asks_one_query(mask: str | None) -> None:
     attention = next(n for n in moved.nodes if "attention" in n.op)
     reads = {n.name: n for n in moved.nodes}
     assert reads[attention.args[0].name].op == "aten.unsqueeze.default"
-    assert all(n.args[0].name in ("x", "m", "q") or n.args[0].name == attention.name for n in moved.nodes if n.op == SELECT), ops_of(moved)
+    assert all(
+        n.args[0].name in ("x", "m", "q") or n.args[0].name == attention.name
+        for n in moved.nodes
+        if n.op == SELECT
+    ), ops_of(moved)
     equal(made, moved)
 
 
@@ -154,7 +208,10 @@ def test_linear_layers_take_rows_as_they_lie(name: str, back: bool) -> None:
     last = ROWS[name][-1].name
     nodes = [*n, *ROWS[name], node("l", "linear", Ref(last), W, V)]
     if back and name in ("heads", "merged"):
-        nodes += [node("p", "reshape", Ref("l"), [Ref("t1"), Ref("n"), 5]), node("y", "transpose.int", Ref("p"), 0, 1)]
+        nodes += [
+            node("p", "reshape", Ref("l"), [Ref("t1"), Ref("n"), 5]),
+            node("y", "transpose.int", Ref("p"), 0, 1),
+        ]
     elif back:
         nodes += [node("y", "transpose.int", Ref("l"), 0, 1)]
     made = program(WEIGHTS, inputs, nodes, ["y" if back else "l"])
@@ -170,7 +227,12 @@ def test_a_copy_of_rows_stays_before_the_layer_where_it_would_only_move() -> Non
     made = program(
         WEIGHTS,
         {"x": "float32[B,T,5]"},
-        [node("t", "transpose.int", X, 0, 1), node("f", "reshape", Ref("t"), [-1, 5]), node("l", "linear", Ref("f"), W), node("y", "relu", Ref("l"))],
+        [
+            node("t", "transpose.int", X, 0, 1),
+            node("f", "reshape", Ref("t"), [-1, 5]),
+            node("l", "linear", Ref("f"), W),
+            node("y", "relu", Ref("l")),
+        ],
         ["y"],
     )
     assert rows_in_order(made, Shapes(small.SIZES)).nodes == made.nodes
@@ -182,7 +244,9 @@ def test_attention_that_drops_nothing_is_pure_and_once_for_all() -> None:
     assert found["a"] == "shared" and found["o"] == "stacked"
     assert ops.pure("aten.scaled_dot_product_attention.default", (1, 2, 3))
     assert not ops.pure("aten.scaled_dot_product_attention.default", (1, 2, 3, None, 0.1))
-    assert ops.pure("aten.dropout.default", (1, 0.5, False)) and not ops.pure("aten.dropout.default", (1, 0.5, True))
+    assert ops.pure("aten.dropout.default", (1, 0.5, False)) and not ops.pure(
+        "aten.dropout.default", (1, 0.5, True)
+    )
     assert not ops.pure("aten.rand_like.default", (1,)) and not ops.pure("aten.bernoulli.default", (1,))
 
 

@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from widepack.errors import UsageError
-from widepack.spec.input_spec import DTYPES, DimExpr, InputSpec, parse_input, parse_inputs, parse_model_args, parse_type, read_toml, type_text
+from widepack.spec.config import parse_model_args, read_toml
+from widepack.spec.input_spec import (
+    DTYPES,
+    DimExpr,
+    InputSpec,
+    parse_input,
+    parse_inputs,
+    parse_type,
+    type_text,
+)
 
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
 DIMS = st.one_of(st.integers(1, 2**62), st.builds(DimExpr, NAMES, st.integers(1, 512)))
@@ -39,7 +48,9 @@ def test_specs_and_bounds_in_one_text_or_in_many(inputs: list[InputSpec], data: 
     for letter in bounded:
         low = data.draw(st.integers(0, 100))
         bounds[letter] = (low, data.draw(st.none() | st.integers(low + 1, 1000)))
-    texts = [str(s) for s in inputs] + [f"{k}={low}..{'' if high is None else high}" for k, (low, high) in bounds.items()]
+    texts = [str(s) for s in inputs] + [
+        f"{k}={low}..{'' if high is None else high}" for k, (low, high) in bounds.items()
+    ]
     texts = data.draw(st.permutations(texts))
     found = parse_inputs(texts)
     assert ({s.name: s for s in found[0]}, found[1]) == ({s.name: s for s in inputs}, bounds)
@@ -69,9 +80,17 @@ def test_what_the_examples_mean() -> None:
     assert parse_input("x=float32[B,3,32,32]") == InputSpec("x", "float32", (b, 3, 32, 32))
     assert parse_input("ids=int64[B,T]:0..30521") == InputSpec("ids", "int64", (b, t), 0, 30521)
     assert parse_input("v=int8[B]:-3..-1") == InputSpec("v", "int8", (b,), -3, -1)
-    assert parse_input(" img = float32[ B, 3, 32*H, W * 8 ] ").dims == (b, 3, DimExpr("H", 32), DimExpr("W", 8))
+    assert parse_input(" img = float32[ B, 3, 32*H, W * 8 ] ").dims == (
+        b,
+        3,
+        DimExpr("H", 32),
+        DimExpr("W", 8),
+    )
     assert parse_input("t=float64[]").dims == ()
-    assert parse_inputs("ids=int64[B,T]:0..9;T=2..512") == ([InputSpec("ids", "int64", (b, t), 0, 9)], {"T": (2, 512)})
+    assert parse_inputs("ids=int64[B,T]:0..9;T=2..512") == (
+        [InputSpec("ids", "int64", (b, t), 0, 9)],
+        {"T": (2, 512)},
+    )
     assert parse_inputs(["T=2..", "x=bool[T]"])[1] == {"T": (2, None)}
     assert parse_inputs([]) == ([], {})
     assert parse_input("x=float32[B,T,2*T,B]").letters == ("B", "T")
@@ -86,7 +105,11 @@ def test_what_the_examples_mean() -> None:
         ("x=long[B,3]", "did you mean int64?", "long"),
         ("x=zzz[B]", "known: float16", "zzz"),
         ("x=[B]", "unknown dtype ''", "["),
-        ("x=float32", "the shape is missing; write float32[B,3], or float32[] for a single number", "float32"),
+        (
+            "x=float32",
+            "the shape is missing; write float32[B,3], or float32[] for a single number",
+            "float32",
+        ),
         ("x=float32[B,3", "one pair of brackets", "[B,3"),
         ("x=float32[B,3]]", "one pair of brackets", "[B,3]]"),
         ("x=float32[B,,3]", "a size is missing", ","),
@@ -130,7 +153,17 @@ def test_a_mistake_is_pointed_at(text: str, words: str, under: str) -> None:
 
 
 def test_model_arguments_are_json_where_they_parse() -> None:
-    items = ["width=64", "name=small", "sizes=[1, 2]", 'quoted="64"', "on=true", "rate=1e-3", "empty=", "path=a=b", "nothing=null"]
+    items = [
+        "width=64",
+        "name=small",
+        "sizes=[1, 2]",
+        'quoted="64"',
+        "on=true",
+        "rate=1e-3",
+        "empty=",
+        "path=a=b",
+        "nothing=null",
+    ]
     assert parse_model_args(items) == {
         "width": 64,
         "name": "small",
@@ -152,7 +185,12 @@ def test_toml_beside_the_checkpoints(tmp_path: Path) -> None:
     assert read_toml(tmp_path) == {}
     file = tmp_path / "widepack.toml"
     file.write_text('model = "net:Net"\ninput = "x=float32[B,3]"\nkey = "ema"\n[model_arg]\nwidth = 64\n')
-    assert read_toml(tmp_path) == {"model": "net:Net", "input": ["x=float32[B,3]"], "key": "ema", "model_arg": {"width": 64}}
+    assert read_toml(tmp_path) == {
+        "model": "net:Net",
+        "input": ["x=float32[B,3]"],
+        "key": "ema",
+        "model_arg": {"width": 64},
+    }
     file.write_text('input = ["a=float32[B]", "b=float32[B]"]')
     assert read_toml(str(tmp_path)) == {"input": ["a=float32[B]", "b=float32[B]"]}
 

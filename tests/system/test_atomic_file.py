@@ -1,4 +1,4 @@
-"""Single files that appear whole or not at all."""
+"""Tests of files that appear complete or not at all."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from support import fresh
 from torch import nn
 
-from support import fresh
-from widepack.system import atomic_file as single
 from widepack import build
 from widepack.errors import ArtifactExists, UsageError
-from widepack_artifacts.writer import hold
+from widepack.system import atomic_file
+from widepack_artifacts.lock import lock_handle
 from widepack_cli.main import cli
 
 
@@ -27,28 +27,37 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
         torch.manual_seed(i)
         paths.append(folder / f"m{i}.pt")
         torch.save(nn.Linear(64, 64).state_dict(), paths[-1])
-    build(paths, folder / "e.wide", model=lambda: nn.Linear(64, 64), inputs=["input=float32[B,64]"], targets=("cpu",))
+    build(
+        paths,
+        folder / "e.wide",
+        model=lambda: nn.Linear(64, 64),
+        inputs=["input=float32[B,64]"],
+        targets=("cpu",),
+    )
     return folder / "e.wide"
 
 
 def test_it_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    with single.whole(path, force=False) as made:
+    with atomic_file.whole(path, force=False) as made:
         made.write_text("one")
         assert not path.exists()
-    with pytest.raises(ArtifactExists, match="exists; give another path, or force=True"), single.whole(path, force=False):
+    with (
+        pytest.raises(ArtifactExists, match="exists; give another path, or force=True"),
+        atomic_file.whole(path, force=False),
+    ):
         pass
-    with pytest.raises(KeyboardInterrupt), single.whole(path, force=True) as made:
+    with pytest.raises(KeyboardInterrupt), atomic_file.whole(path, force=True) as made:
         made.write_text("hal")
         raise KeyboardInterrupt
     assert path.read_text() == "one"
-    with single.whole(path, force=True) as made:
+    with atomic_file.whole(path, force=True) as made:
         made.write_text("two")
         os.chmod(made, 0o600)  # as some libraries do
     assert path.read_text() == "two"
     assert os.listdir(tmp_path) == ["a.json"], "no temporary file is left"
     assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~_umask()
-    with pytest.raises(UsageError, match="is a folder"), single.whole(tmp_path, force=True):
+    with pytest.raises(UsageError, match="is a folder"), atomic_file.whole(tmp_path, force=True):
         pass
 
 
@@ -60,7 +69,7 @@ def _umask() -> int:
 
 def test_one_that_comes_in_between_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "a"
-    with pytest.raises(ArtifactExists), single.whole(path, force=False) as made:
+    with pytest.raises(ArtifactExists), atomic_file.whole(path, force=False) as made:
         made.write_text("mine")
         path.write_text("theirs")
     assert path.read_text() == "theirs"
@@ -70,30 +79,42 @@ def test_what_a_killed_process_left_goes_with_the_next_one(tmp_path: Path) -> No
     left, busy = tmp_path / f".widepack-{'a' * 16}.pt2", tmp_path / f".widepack-{'b' * 16}"
     left.write_bytes(b"half")
     with open(busy, "xb") as other:
-        hold(other.fileno())  # another one is at work
-        with single.whole(tmp_path / ("x" * 255), force=False) as made:
+        lock_handle(other.fileno())  # another one is at work
+        with atomic_file.whole(tmp_path / ("x" * 255), force=False) as made:
             made.write_text("one")
         assert {p.name for p in tmp_path.iterdir()} == {"x" * 255, busy.name}
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "weights", "programs", ".widepack.lock"])
 def test_a_part_of_an_artifact_is_not_written_over(pair: Path, name: str) -> None:
-    (place,) = [p for p in pair.rglob("*") if p.name == name or (p.name.startswith(name) and p.is_file())] or [pair / name]
+    (place,) = [
+        p for p in pair.rglob("*") if p.name == name or (p.name.startswith(name) and p.is_file())
+    ] or [pair / name]
     before = {p: p.read_bytes() for p in pair.rglob("*") if p.is_file()}
-    with pytest.raises(UsageError, match=r"part of the artifact|is a folder"), single.whole(place, force=True):
+    with (
+        pytest.raises(UsageError, match=r"part of the artifact|is a folder"),
+        atomic_file.whole(place, force=True),
+    ):
         pass
     for command in (["extract", str(pair), "0"], ["export", str(pair), "--to", "pt2"]):
-        ran = CliRunner().invoke(cli, [*command, "--force", "-o", str(place.with_suffix(".pt") if name == "weights" else place)])
+        ran = CliRunner().invoke(
+            cli, [*command, "--force", "-o", str(place.with_suffix(".pt") if name == "weights" else place)]
+        )
         assert ran.exit_code == 2, ran.output
     assert {p: p.read_bytes() for p in pair.rglob("*") if p.is_file()} == before
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "command", [["extract", "0", "-o", "o.pt"], ["extract", "0", "-o", "o.safetensors"], ["export", "--to", "pt2", "-o", "o.pt2"]]
+    "command",
+    [
+        ["extract", "0", "-o", "o.pt"],
+        ["extract", "0", "-o", "o.safetensors"],
+        ["export", "--to", "pt2", "-o", "o.pt2"],
+    ],
 )
 def test_no_space_is_a_sentence(pair: Path, tmp_path: Path, command: list[str]) -> None:
-    """A limit on the size of a file stands for a full disk; torch's own writer ends the process where a write fails."""
+    """A limit on file sizes simulates a full disk. torch's writer ends the process when a write fails."""
     code = f"""
 import os, resource, signal, sys
 os.chdir(sys.argv[1])

@@ -1,9 +1,9 @@
-"""Plans by measurement: what is measured, what is kept and where, and that nothing wrong or slower is."""
+"""Tests of tune: what is measured, where plans are stored, and that no wrong or slower plan is chosen."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,15 +16,18 @@ from torch import Tensor, nn
 
 import widepack
 from widepack import backends
-from widepack.planning import plan_cache
-from widepack.system import timing
-from widepack.tuning import tune as tuner
-from widepack.tuning import search as tuning
-from widepack.inference.programs import Programs
+from widepack.backends.eager import EagerFunction
 from widepack.errors import ArtifactError, LoweringError, UsageError
-from widepack.system.machine import name_of
+from widepack.inference.bound_program import BoundProgram
+from widepack.inference.probe_check import ProbeCheck
+from widepack.planning import plan_cache
 from widepack.planning.plan import Plan
-from widepack_artifacts.writer import Reader, Writer
+from widepack.system import timing
+from widepack.system.machine import name_of
+from widepack.tuning import candidate_pool, search, tune, tuned_pattern, weight_forms
+from widepack.tuning.searches import batch_classes
+from widepack_artifacts.reader import Reader
+from widepack_artifacts.writer import Writer
 from widepack_cli.main import cli
 
 N = 4
@@ -35,7 +38,14 @@ ONE: dict[str, Any] = {"batches": (4,), "patterns": ("shared",), "budget_s": 0.2
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(8, 8, 1),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+        )
         self.head = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 5))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -53,15 +63,18 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tune")
     for i in range(N):
         torch.save(member(i).state_dict(), folder / f"m{i}.pt")
-    widepack.build(sorted(folder.glob("*.pt")), folder / "e.wide", model=Net, inputs=["x=float32[B,3,8,8]"], pt2=False)
+    widepack.build(
+        sorted(folder.glob("*.pt")), folder / "e.wide", model=Net, inputs=["x=float32[B,3,8,8]"], pt2=False
+    )
     return folder
 
 
 @pytest.fixture(autouse=True)
 def on_eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compilers take their time: the tests that are about them ask for them."""
-    monkeypatch.setattr(tuner, "backends_here", lambda device: ("eager",))
-    monkeypatch.setattr(tuning, "SLOW", float("inf"))  # who takes part is not to hang on what else runs on this machine
+    """Compilation is slow: only the tests of backends allow other backends."""
+    monkeypatch.setattr(tune, "backends_here", lambda device: ("eager",))
+    # other work on this machine must not decide which candidates take part
+    monkeypatch.setattr(candidate_pool, "SLOW", float("inf"))
 
 
 @pytest.fixture(autouse=True)
@@ -82,14 +95,21 @@ def right(ens: Any) -> None:
     for batch in (1, 2, 5, 16, 40):
         x = torch.randn(batch, 3, 8, 8)
         with torch.no_grad():
-            torch.testing.assert_close(ens(x).clone(), torch.stack([member(i)(x) for i in range(N)]), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                ens(x).clone(), torch.stack([member(i)(x) for i in range(N)]), rtol=1e-4, atol=1e-5
+            )
 
 
 def test_plans_are_kept_in_the_cache_and_taken_from_there(artifact: Path, plans: Path) -> None:
     before = Reader(artifact).manifest.digest
     report = widepack.tune(artifact, **FAST)
-    assert Reader(artifact).manifest.digest == before == report.digest, "without write the artifact is left alone"
-    assert [r.batch for r in report.rows] == [2, 32] and [r.classes for r in report.rows] == [(1, 8), (9, None)]
+    assert Reader(artifact).manifest.digest == before == report.digest, (
+        "without write the artifact is left alone"
+    )
+    assert [r.batch for r in report.rows] == [2, 32] and [r.classes for r in report.rows] == [
+        (1, 8),
+        (9, None),
+    ]
     assert all(r.times_ms and r.ms > 0 and {"rules of thumb", "loop"} & set(r.times_ms) for r in report.rows)
     assert [p.suffix for p in plans.iterdir()] == [".json"] and plans.stat().st_mode & 0o77 == 0
     ens = widepack.load(artifact)
@@ -108,7 +128,9 @@ def test_plans_are_written_into_the_artifact(artifact: Path, plans: Path) -> Non
     reader.check_hashes()
     assert reader.manifest.digest == report.digest != before.manifest.digest
     rows = reader.manifest.entries["forward"].wide
-    assert {w.file for w in before.manifest.entries["forward"].wide} <= {w.file for w in rows}, "the plans for other machines stay"
+    assert {w.file for w in before.manifest.entries["forward"].wide} <= {w.file for w in rows}, (
+        "the plans for other machines stay"
+    )
     assert sum("machine" in w.plan for w in rows) == 1
     ens = widepack.load(artifact)
     assert all(p.machine for p in ens.plans())
@@ -116,7 +138,9 @@ def test_plans_are_written_into_the_artifact(artifact: Path, plans: Path) -> Non
     again = widepack.tune(artifact, write=True, **ONE)
     rows = Reader(artifact).manifest.entries["forward"].wide
     assert sum("machine" in w.plan for w in rows) == 1, "measured again, in the place of the first ones"
-    assert set(Reader(artifact).manifest.files) == {p.relative_to(artifact).as_posix() for p in artifact.rglob("*-*.*")}, "and nothing is left over"
+    assert set(Reader(artifact).manifest.files) == {
+        p.relative_to(artifact).as_posix() for p in artifact.rglob("*-*.*")
+    }, "and nothing is left over"
     assert again.digest == Reader(artifact).manifest.digest
 
 
@@ -134,7 +158,7 @@ def test_trace_shows_the_plan_that_runs_here(artifact: Path, monkeypatch: pytest
 def test_a_plan_of_another_machine_is_not_taken(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     widepack.tune(artifact, write=True, **ONE)
     name_of.cache_clear()
-    monkeypatch.setattr("widepack.inference.programs.name_of", lambda device: "another machine")
+    monkeypatch.setattr("widepack.inference.program_source.name_of", lambda device: "another machine")
     monkeypatch.setattr("widepack.planning.plan_cache.name_of", lambda device: "another machine")
     ens = widepack.load(artifact)
     assert not any(p.machine for p in ens.plans())
@@ -142,10 +166,10 @@ def test_a_plan_of_another_machine_is_not_taken(artifact: Path, monkeypatch: pyt
 
 
 def test_the_best_measured_is_what_is_taken(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clocks that say `packed` is fastest wherever it runs: it is what comes out, and the report says by how much."""
+    """If the clock says that `packed` is fastest, it is chosen, and the report has its ratios."""
 
-    monkeypatch.setattr(tuning, "race", race_won_by("packed"))
-    monkeypatch.setattr(tuner, "race", race_won_by("packed"))
+    monkeypatch.setattr(search, "race", race_won_by("packed"))
+    monkeypatch.setattr(weight_forms, "race", race_won_by("packed"))
     report = widepack.tune(artifact, batches=[32], patterns=["shared"], budget_s=0.2)
     (row,) = report.rows
     assert row.chosen == "packed" and row.strategies["packed"] and row.rules == row.loop == 2.0
@@ -153,15 +177,17 @@ def test_the_best_measured_is_what_is_taken(artifact: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("write", [False, True])
-def test_what_was_measured_before_an_interruption_is_kept(artifact: Path, write: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = tuner._tuned
+def test_what_was_measured_before_an_interruption_is_kept(
+    artifact: Path, write: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tuned_pattern.tune_pattern
 
     def interrupted(entry: Any, pattern: str, *rest: Any) -> Any:
         if pattern == "each":
             raise KeyboardInterrupt
         return own(entry, pattern, *rest)
 
-    monkeypatch.setattr(tuner, "_tuned", interrupted)
+    monkeypatch.setattr(tune, "tune_pattern", interrupted)
     before = widepack.load(artifact).manifest.digest
     with pytest.raises(KeyboardInterrupt):
         widepack.tune(artifact, write=write, **{**ONE, "patterns": ("shared", "each")})
@@ -171,7 +197,9 @@ def test_what_was_measured_before_an_interruption_is_kept(artifact: Path, write:
 
 
 def race_won_by(name: str, second: str = "") -> Callable[..., dict[str, list[float]]]:
-    def clocked(calls: dict[str, Callable[[], object]], budget_s: float, least: int = 7) -> dict[str, list[float]]:
+    def clocked(
+        calls: dict[str, Callable[[], object]], budget_s: float, least: int = 7
+    ) -> dict[str, list[float]]:
         for call in calls.values():
             call()
         return {n: [{name: 1e-3, second: 1.5e-3}.get(n, 2e-3)] * 7 for n in calls}
@@ -180,42 +208,84 @@ def race_won_by(name: str, second: str = "") -> Callable[..., dict[str, list[flo
 
 
 def test_who_was_near_the_best_runs_again(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A race that one program won by luck does not throw out the next one."""
+    """A candidate near the winner of a race runs in the next race."""
     own = backends.backend
-    monkeypatch.setattr(backends, "backend", lambda name: SimpleNamespace(NAME="aot", bind=lambda task: task.eager) if name == "aot" else own(name))
-    lucky, better = "composed on aot", "loop on aot"
-    several: list[set[str]] = []
+    monkeypatch.setattr(
+        backends,
+        "backend",
+        lambda name: (
+            SimpleNamespace(NAME="aot", bind=lambda task: EagerFunction(task.eager))
+            if name == "aot"
+            else own(name)
+        ),
+    )
+    # Fixed times: no candidate is left out because it was slow, and every strategy is the fastest somewhere.
+    profiles: list[Any] = []
 
-    def clocked(calls: dict[str, Callable[[], object]], budget_s: float, least: int = 7) -> dict[str, list[float]]:
+    def costs(run: Any, *rest: Any) -> dict[str, float]:
+        profiles.append(run)
+        names = dict.fromkeys(node.member or node.name for node in run.program.nodes)
+        return {name: 1e-4 * (1 + (i + len(profiles)) % 3) for i, name in enumerate(names)}
+
+    monkeypatch.setattr(candidate_pool, "once", lambda call: 1e-3)
+    monkeypatch.setattr(search, "cost_of_nodes", costs)
+    better = "loop on aot"
+    several: list[set[str]] = []
+    lucky = ""  # another candidate on that backend; measured node times decide which there are
+
+    def clocked(
+        calls: dict[str, Callable[[], object]], budget_s: float, least: int = 7
+    ) -> dict[str, list[float]]:
+        nonlocal lucky
         if better in calls:
             several.append(set(calls))
+            lucky = lucky or next(n for n in calls if n.endswith(" on aot") and n != better)
         seconds = {lucky: 1.0e-3 if len(several) == 1 else 1.4e-3, better: 1.2e-3}
         return {n: [seconds.get(n, 2e-3)] * 7 for n in calls}
 
-    monkeypatch.setattr(tuning, "race", clocked)
+    monkeypatch.setattr(search, "race", clocked)
     (row,) = widepack.tune(artifact, backends=["aot"], **ONE).rows
-    assert len(several) == 2 and several[0] > several[1] >= {lucky, better}, "those far off are not raced again"
+    assert len(several) == 2 and several[0] > several[1] >= {lucky, better}, (
+        "those far off are not raced again"
+    )
     assert row.chosen == better
 
 
 @pytest.mark.parametrize("write", [False, True])
 def test_a_plan_may_name_a_backend(artifact: Path, write: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The flat graph under another name stands for a compiler: what is chosen, kept, told and taken at load is the same for all."""
+    """The flat graph under another name replaces a compiler: choice, report and load are the same."""
     own = backends.backend
-    monkeypatch.setattr(backends, "backend", lambda name: SimpleNamespace(NAME="aot", bind=lambda task: task.eager) if name == "aot" else own(name))
-    monkeypatch.setattr(tuning, "race", race_won_by("loop on aot", "packed"))
+    monkeypatch.setattr(
+        backends,
+        "backend",
+        lambda name: (
+            SimpleNamespace(NAME="aot", bind=lambda task: EagerFunction(task.eager))
+            if name == "aot"
+            else own(name)
+        ),
+    )
+    monkeypatch.setattr(search, "race", race_won_by("loop on aot", "packed"))
     report = widepack.tune(artifact, backends=["aot"], write=write, **ONE)
     (row,) = report.rows
-    assert report.backends == ("eager", "aot") and row.backend == "aot" and row.chosen == "loop on aot" and row.loop == 2.0
-    assert any(n.endswith("on aot") and n != row.chosen for n in row.times_ms), "wide plans were tried there, too"
+    assert (
+        report.backends == ("eager", "aot")
+        and row.backend == "aot"
+        and row.chosen == "loop on aot"
+        and row.loop == 2.0
+    )
+    assert any(n.endswith("on aot") and n != row.chosen for n in row.times_ms), (
+        "wide plans were tried there, too"
+    )
     ens = widepack.load(artifact)
     assert ens.backend == "aot" and ens.plan.backend == "aot" and ens.plan.at == 4
     right(ens)
     assert len(ens.plans()) == 1, "the plan behind it is for machines without that backend"
     on_eager = widepack.load(artifact, backend="eager")
-    assert on_eager.backend == "eager" and not on_eager.plan.backend and on_eager.plan.strategies()["packed"], "the fastest on eager, not the loop"
+    assert (
+        on_eager.backend == "eager" and not on_eager.plan.backend and on_eager.plan.strategies()["packed"]
+    ), "the fastest on eager, not the loop"
     right(on_eager)
-    assert [w.plan.backend for w in ens.entry("forward").programs.planned("shared")] == ["aot", ""]
+    assert [w.plan.backend for w in ens.entry("forward").programs.source.planned("shared")] == ["aot", ""]
     monkeypatch.setattr(backends, "backend", own)  # a machine whose cache does not have the program
     with pytest.warns(UserWarning, match="'aot', which the plan was measured to run best on, is not taken"):
         ens = widepack.load(artifact, cache=artifact.parent / "empty")
@@ -228,24 +298,40 @@ def test_a_backend_that_fails_takes_no_part(artifact: Path, monkeypatch: pytest.
         raise LoweringError("it does not compile")
 
     own = backends.backend
-    monkeypatch.setattr(backends, "backend", lambda name: SimpleNamespace(NAME="aot", bind=bind) if name == "aot" else own(name))
+    monkeypatch.setattr(
+        backends,
+        "backend",
+        lambda name: SimpleNamespace(NAME="aot", bind=bind) if name == "aot" else own(name),
+    )
     report = widepack.tune(artifact, backends=["eager", "aot"], **ONE)
-    assert report.rows[0].backend == "eager" and "it does not compile" in report.rows[0].dropped["loop on aot"]
+    assert (
+        report.rows[0].backend == "eager" and "it does not compile" in report.rows[0].dropped["loop on aot"]
+    )
     for other in ("tvm", "compile"):
-        with pytest.raises(UsageError, match=f"cannot name the backend {other}: .* and eager, aot, onnxruntime can; leave the backend out"):
+        with pytest.raises(
+            UsageError,
+            match=f"cannot name the backend {other}: .* and eager, aot, onnxruntime can; "
+            "leave the backend out",
+        ):
             widepack.tune(artifact, backends=[other], **ONE)
 
 
-def test_a_backend_that_answers_wrongly_here_is_not_taken(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_that_answers_wrongly_here_is_not_taken(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own = backends.backend
     wrong = False
 
     def bind(task: Any) -> Any:
-        return (lambda *inputs: [y + 1 for y in task.eager(*inputs)]) if wrong else task.eager
+        return EagerFunction((lambda *inputs: [y + 1 for y in task.eager(*inputs)]) if wrong else task.eager)
 
-    monkeypatch.setattr(backends, "backend", lambda name: SimpleNamespace(NAME="aot", bind=bind) if name == "aot" else own(name))
-    monkeypatch.setattr(tuning, "race", race_won_by("loop on aot"))
-    monkeypatch.setattr("widepack.verification.probe.passed", lambda *_: False)
+    monkeypatch.setattr(
+        backends,
+        "backend",
+        lambda name: SimpleNamespace(NAME="aot", bind=bind) if name == "aot" else own(name),
+    )
+    monkeypatch.setattr(search, "race", race_won_by("loop on aot"))
+    monkeypatch.setattr("widepack.system.user_cache.passed", lambda *_: False)
     widepack.tune(artifact, backends=["aot"], write=True, **ONE)
     wrong = True
     with pytest.warns(UserWarning, match="backend 'aot', which the plan names, answers wrongly here"):
@@ -257,18 +343,28 @@ def test_a_backend_that_answers_wrongly_here_is_not_taken(artifact: Path, monkey
 
 
 def test_a_plan_is_held_to_the_bounds_of_the_build(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The probe allows for another device; who is further off than a build takes is not chosen, however fast."""
+    """The probe has bounds for other devices.
+
+    A plan outside the bounds of the build is not chosen, however fast.
+    """
     own = backends.backend
-    (record,) = widepack.load(artifact).entry("forward").programs.probing.record("shared") or []
+    (record,) = widepack.load(artifact).entry("forward").programs.probe_check.bounds("shared") or []
 
     def bind(task: Any) -> Any:
-        off = 3 * (2 * record["own_rms"] + torch.finfo(torch.float32).eps * record["scale"])
-        return lambda *inputs: [y + off for y in task.eager(*inputs)]
+        off = 3 * (2 * record.own_rms + torch.finfo(torch.float32).eps * record.scale)
+        return EagerFunction(lambda *inputs: [y + off for y in task.eager(*inputs)])
 
-    monkeypatch.setattr(backends, "backend", lambda name: SimpleNamespace(NAME="aot", bind=bind) if name == "aot" else own(name))
-    monkeypatch.setattr(tuning, "race", race_won_by("loop on aot"))
+    monkeypatch.setattr(
+        backends,
+        "backend",
+        lambda name: SimpleNamespace(NAME="aot", bind=bind) if name == "aot" else own(name),
+    )
+    monkeypatch.setattr(search, "race", race_won_by("loop on aot"))
     (row,) = widepack.tune(artifact, backends=["aot"], **ONE).rows
-    assert row.backend == "eager" and "as a build holds its programs to" in row.dropped["loop on aot"]
+    assert (
+        row.backend == "eager"
+        and "a build accepts only errors within these bounds" in row.dropped["loop on aot"]
+    )
 
 
 @pytest.mark.parametrize("threads", ["x", None, [1]])
@@ -276,35 +372,46 @@ def test_a_plan_with_a_strange_number_of_threads_is_refused(artifact: Path, thre
     widepack.tune(artifact, write=True, **ONE)
     reader = Reader(artifact)
     entry = reader.manifest.entries["forward"]
-    strange = replace(entry, wide=tuple(replace(w, plan={**w.plan, "threads": threads}) if "machine" in w.plan else w for w in entry.wide))
+    strange = replace(
+        entry,
+        wide=tuple(
+            replace(w, plan={**w.plan, "threads": threads}) if "machine" in w.plan else w for w in entry.wide
+        ),
+    )
     with Writer(artifact, force=True) as writer:
         writer.keep(reader.manifest.files)
         writer.publish(replace(reader.manifest, entries={"forward": strange}))
-    with pytest.raises(ArtifactError, match="in what should be a plan; build the artifact again"):
+    with pytest.raises(ArtifactError, match="the data is not a plan. Build the artifact again"):
         widepack.load(artifact)
 
 
 def test_a_plan_is_measured_again(artifact: Path) -> None:
     widepack.tune(artifact, write=True, **ONE)
-    times = tuner.measured_again(artifact, 4, budget_s=0.1, backends=["eager"])
+    times = tune.measured_again(artifact, 4, budget_s=0.1, backends=["eager"])
     assert set(times) > {"chosen"} and len({len(t) for t in times.values()}) == 1
-    with pytest.raises(UsageError, match="batch 0 cannot be measured: B = 0; the model holds for"):
-        tuner.measured_again(artifact, 0)
+    with pytest.raises(UsageError, match="batch 0 cannot be measured: B = 0; the model is valid for"):
+        tune.measured_again(artifact, 0)
 
 
-def test_weights_are_held_in_one_session_for_all_batches(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two batches with two winners that hold weights in two ways end with one of them."""
+def test_weights_are_held_in_one_session_for_all_batches(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If two batches have winners that store weights in two ways, one of the winners serves both."""
     own = backends.backend
-    fake = SimpleNamespace(NAME="onnxruntime", bind=lambda task: task.eager)
+    fake = SimpleNamespace(NAME="onnxruntime", bind=lambda task: EagerFunction(task.eager))
     monkeypatch.setattr(backends, "backend", lambda name: fake if name == "onnxruntime" else own(name))
     won = iter(["loop on onnxruntime"] * 4 + ["turned"] * 4)
-    monkeypatch.setattr(tuning, "race", lambda calls, budget_s, least=7: race_won_by(next(won))(calls, budget_s, least))
+    monkeypatch.setattr(
+        search, "race", lambda calls, budget_s, least=7: race_won_by(next(won))(calls, budget_s, least)
+    )
     report = widepack.tune(artifact, backends=["onnxruntime"], **FAST)
     assert len({r.chosen for r in report.rows if r.chosen != "loop"}) == 1
     right(widepack.load(artifact))
 
 
-def test_plans_of_several_numbers_of_threads_stand_side_by_side(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_of_several_numbers_of_threads_stand_side_by_side(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = torch.get_num_threads()
     try:
         for threads in (1, 2):
@@ -317,19 +424,26 @@ def test_plans_of_several_numbers_of_threads_stand_side_by_side(artifact: Path, 
                 assert plan.threads == nearest and (plan.at == 77) is not written
             if written:  # and in the cache as in the artifact
                 for threads in (1, 2):
-                    plan_cache.keep(digest, "forward", "shared", "cpu", [(one.program, replace(one.plan, threads=threads, at=77))])
+                    plan_cache.keep(
+                        digest,
+                        "forward",
+                        "shared",
+                        "cpu",
+                        [(one.program, replace(one.plan, threads=threads, at=77))],
+                    )
     finally:
         torch.set_num_threads(before)
 
 
 def test_a_program_that_is_wrong_takes_no_part(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Programs.differ
+    original = ProbeCheck.run
 
-    def differ(self: Programs, pattern: str, program: Any, found: Any, wanted: Any) -> str:
-        packed = any(n.op.startswith("widepack.") for n in program.nodes)
-        return "output 0 is off" if packed else original(self, pattern, program, found, wanted)
+    def run(self: ProbeCheck, pattern: str, programs: Sequence[BoundProgram], again: bool = False) -> str:
+        if any(n.op.startswith("widepack.") for b in programs for n in b.program.nodes):
+            raise widepack.VerificationError("output 0 is off")
+        return original(self, pattern, programs, again)
 
-    monkeypatch.setattr(Programs, "differ", differ)
+    monkeypatch.setattr(ProbeCheck, "run", run)
     report = widepack.tune(artifact, batches=[32], patterns=["shared"], budget_s=0.2)
     assert any("is off" in why for why in report.rows[0].dropped.values())
     assert not report.rows[0].strategies.get("packed")
@@ -340,7 +454,7 @@ def test_what_is_refused(artifact: Path) -> None:
         widepack.tune(artifact, batches=[0])
     with pytest.raises(UsageError, match="unknown pattern mixed; known: shared, each"):
         widepack.tune(artifact, patterns=["mixed"])
-    with pytest.raises(ArtifactError, match="there is nothing"):
+    with pytest.raises(ArtifactError, match="it does not exist"):
         widepack.tune(artifact.parent / "none.wide")
     with pytest.raises(UsageError, match="give one of the two"):
         widepack.build(["a.pt"], "x.wide", model=Net, strategy="loop", tune=True)
@@ -358,7 +472,12 @@ def test_a_spoilt_cache_counts_as_absent(artifact: Path, plans: Path) -> None:
     assert file.stat().st_mode & 0o77 == 0, "whatever the umask"
     document = json.loads(whole)
     document[0]["program"]["nodes"][0]["op"] = "aten.from_file.default"
-    for text, mode in ((whole[:-40], 0o600), (json.dumps(document), 0o600), ('{"a": 1}', 0o600), (whole, 0o666)):
+    for text, mode in (
+        (whole[:-40], 0o600),
+        (json.dumps(document), 0o600),
+        ('{"a": 1}', 0o600),
+        (whole, 0o666),
+    ):
         file.write_text(text)
         file.chmod(mode)
         ens = widepack.load(artifact)
@@ -370,16 +489,18 @@ def test_a_spoilt_cache_counts_as_absent(artifact: Path, plans: Path) -> None:
         node["op"] = "aten.neg.default"  # a program that is well formed, and wrong
     file.write_text(json.dumps(document))
     file.chmod(0o600)
-    with pytest.warns(UserWarning, match="the plan that was measured here is not used .*measure it again: widepack tune"):
+    with pytest.warns(
+        UserWarning, match="the plan that was measured here is not used .*measure it again: widepack tune"
+    ):
         ens = widepack.load(artifact)
     right(ens)
     plans.chmod(0o777)
-    with pytest.raises(UsageError, match="others may write into it"):
+    with pytest.raises(UsageError, match="other users may write here"):
         plan_cache.keep(digest, "forward", "shared", "cpu", rows)
 
 
 class Looked(nn.Module):
-    """Takes numbers up to 4 rows' worth: at a batch of 1 what is drawn is out of range."""
+    """Reads rows by number. At a batch of 1 the numbers are out of range."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -395,20 +516,35 @@ def test_a_batch_that_members_do_not_take_is_refused_alone(tmp_path: Path) -> No
         torch.manual_seed(i)
         torch.save(Looked().state_dict(), tmp_path / f"m{i}.pt")
     paths = sorted(tmp_path.glob("*.pt"))
-    widepack.build(paths, tmp_path / "e.wide", model=Looked, inputs=["x=float32[B,4]", "rows=int64[3]:0..1", "B=2..64"], pt2=False)
+    widepack.build(
+        paths,
+        tmp_path / "e.wide",
+        model=Looked,
+        inputs=["x=float32[B,4]", "rows=int64[3]:0..1", "B=2..64"],
+        pt2=False,
+    )
     report = widepack.tune(tmp_path / "e.wide", batches=[1, 4], patterns=["shared"], budget_s=0.2)
     assert list(report.refused) == ["forward, shared, batch 1"] and [r.batch for r in report.rows] == [4]
 
 
-def test_another_artifact_published_meanwhile_is_left_alone(artifact: Path, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = tuner._tuned
+def test_another_artifact_published_meanwhile_is_left_alone(
+    artifact: Path, made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = tuned_pattern.tune_pattern
 
     def tuned(*args: Any) -> Any:
         found = original(*args)
-        widepack.build(sorted(made.glob("*.pt"))[:2], artifact, model=Net, inputs=["x=float32[B,3,8,8]"], pt2=False, force=True)
+        widepack.build(
+            sorted(made.glob("*.pt"))[:2],
+            artifact,
+            model=Net,
+            inputs=["x=float32[B,3,8,8]"],
+            pt2=False,
+            force=True,
+        )
         return found
 
-    monkeypatch.setattr(tuner, "_tuned", tuned)
+    monkeypatch.setattr(tune, "tune_pattern", tuned)
     with pytest.raises(ArtifactError, match="expected the artifact"):
         widepack.tune(artifact, write=True, **ONE)
     assert len(widepack.load(artifact)) == 2
@@ -417,15 +553,31 @@ def test_another_artifact_published_meanwhile_is_left_alone(artifact: Path, made
 @pytest.mark.slow
 def test_build_and_tune(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "t.wide"
-    monkeypatch.setattr(tuner.tune, "__kwdefaults__", {**tuner.tune.__kwdefaults__, "budget_s": 0.2})  # type: ignore[dict-item]
-    report = widepack.build(sorted(made.glob("*.pt")), out, model=Net, inputs=["x=float32[B,3,8,8]"], pt2=False, tune=[4])
+    monkeypatch.setattr(tune.tune, "__kwdefaults__", {**tune.tune.__kwdefaults__, "budget_s": 0.2})  # type: ignore[dict-item]
+    report = widepack.build(
+        sorted(made.glob("*.pt")), out, model=Net, inputs=["x=float32[B,3,8,8]"], pt2=False, tune=[4]
+    )
     assert report.tuned is not None and report.digest == Reader(out).manifest.digest
     assert {r["pattern"] for r in report.tuned["rows"]} == {"shared", "each"} and "tune" in report.seconds
     right(widepack.load(out))
 
 
 def test_the_command_line(artifact: Path) -> None:
-    run = CliRunner().invoke(cli, ["tune", str(artifact), "--batch", "4", "--pattern", "shared", "--budget", "0.2", "--write", "--json"])
+    run = CliRunner().invoke(
+        cli,
+        [
+            "tune",
+            str(artifact),
+            "--batch",
+            "4",
+            "--pattern",
+            "shared",
+            "--budget",
+            "0.2",
+            "--write",
+            "--json",
+        ],
+    )
     document = json.loads(run.stdout)
     assert document["digest"] == Reader(artifact).manifest.digest and document["rows"][0]["batch"] == 4
     run = CliRunner().invoke(cli, ["tune", str(artifact), "--batch", "0"])
@@ -434,7 +586,9 @@ def test_the_command_line(artifact: Path) -> None:
 
 @pytest.mark.slow
 def test_the_command_line_says_it_in_words(artifact: Path) -> None:
-    run = CliRunner().invoke(cli, ["tune", str(artifact), "--batch", "4", "--pattern", "shared", "--budget", "0.2"])
+    run = CliRunner().invoke(
+        cli, ["tune", str(artifact), "--batch", "4", "--pattern", "shared", "--budget", "0.2"]
+    )
     assert run.exit_code == 0, run.output
     assert "--write publishes it in the artifact" in run.output and name_of("cpu") in run.output
 
@@ -448,5 +602,5 @@ def test_ratios_are_taken_within_a_round() -> None:
 
 
 def test_classes_meet_in_the_geometric_middle() -> None:
-    assert tuner._classes({1: 1, 8: 8, 32: 32}) == {1: (1, 2), 8: (3, 16), 32: (17, None)}
-    assert tuner._classes({8: 8}) == {8: (1, None)}
+    assert batch_classes({1: 1, 8: 8, 32: 32}) == {1: (1, 2), 8: (3, 16), 32: (17, None)}
+    assert batch_classes({8: 8}) == {8: (1, None)}

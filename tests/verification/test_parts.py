@@ -1,4 +1,7 @@
-"""Builds whose derived weights are too large to be held for all members at once: compared in parts, in shards, and as sharply as whole."""
+"""Tests builds whose derived weights are too large to be in memory for all members at once.
+
+They are compared in parts, with the same bounds as whole ones. Weights are written in shards.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from widepack.verification import parts
-from widepack.verification import reference as truth
 from widepack import build, load
 from widepack.errors import UsageError, VerificationError
-from widepack.building.entry import all_weights
-from widepack.spec.input_spec import parse_size
-from widepack_artifacts.writer import Reader
+from widepack.spec.config import parse_size
+from widepack.verification import parts, reference
+from widepack.verification.parts import all_weights
+from widepack_artifacts.reader import Reader
 
 N = 7
 QUICK: dict[str, Any] = {"pt2": False, "targets": ("cpu",)}
@@ -57,7 +59,9 @@ def built(paths: list[str], out: Path, **more: Any) -> Any:
     return build(paths, out, model=Net, inputs=["x=float32[B,2,5,5]"], **QUICK, **more)
 
 
-def test_parts_prove_what_the_whole_does(paths: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_prove_what_the_whole_does(
+    paths: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = built(paths, tmp_path / "whole.wide")
     assert "parts" not in whole.verification
     monkeypatch.setattr(parts, "MOST_BYTES", 3000)
@@ -75,7 +79,9 @@ def test_parts_prove_what_the_whole_does(paths: list[str], tmp_path: Path, monke
     assert torch.equal(load(tmp_path / "whole.wide")(x), load(tmp_path / "parts.wide")(x))
 
 
-def test_a_wrong_member_in_the_last_part_is_found(paths: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_member_in_the_last_part_is_found(
+    paths: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def swapped(*args: Any) -> dict[str, Any]:
         found = all_weights(*args)
         if args[3].stop == N:
@@ -83,7 +89,7 @@ def test_a_wrong_member_in_the_last_part_is_found(paths: list[str], tmp_path: Pa
         return found
 
     monkeypatch.setattr(parts, "MOST_BYTES", 3000)
-    monkeypatch.setattr(truth, "all_weights", swapped)
+    monkeypatch.setattr(reference, "all_weights", swapped)
     with pytest.raises(VerificationError, match="member m[3-6], .*first wrong node: .*conv"):
         built(paths, tmp_path / "e.wide")
     assert not (tmp_path / "e.wide").exists()
@@ -93,7 +99,9 @@ def test_derived_bytes_are_those_that_a_prologue_makes(paths: list[str], tmp_pat
     built(paths, tmp_path / "e.wide", strategy="wide")
     reader = Reader(tmp_path / "e.wide")
     program = reader.program(reader.manifest.entries["forward"].wide[0].file)
-    # of each member in float64: the folded kernel with its bias, the joined siblings; at the most one more copy of the kernel
+    # For each member in float64: the folded kernel with its bias, and the joined siblings; at most one more
+    # copy of
+    # the kernel.
     least, most = N * (8 * 2 * 9 + 8 + 8 * 8) * 4, N * (8 * 2 * 9 + 8 + 8 * 8 + 8) * 4 * 5
     assert least <= parts.derived(program, {"B": 4}) <= most
 
@@ -114,7 +122,10 @@ def test_shards(paths: list[str], tmp_path: Path) -> None:
         assert all(torch.equal(value, saved[name]) for name, value in load(several).state_dict(i).items())
 
 
-@pytest.mark.parametrize(("text", "size"), [("5GB", 5 * 10**9), ("500 mb", 500 * 10**6), ("2GiB", 2 * 2**30), ("1.5k", 1500), ("17", 17), (9, 9)])
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("5GB", 5 * 10**9), ("500 mb", 500 * 10**6), ("2GiB", 2 * 2**30), ("1.5k", 1500), ("17", 17), (9, 9)],
+)
 def test_sizes(text: int | str, size: int) -> None:
     assert parse_size(text) == size
 

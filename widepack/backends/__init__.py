@@ -1,13 +1,15 @@
-"""Backends: what runs a wide program. One file a backend, one function in each: `bind(task) -> callable of the inputs` (task.py).
+"""Runs wide programs with a backend.
 
-| name | what it is | compiles |
+Each is a file with one function: `bind(task) -> BoundFunction` (`task.py`).
+
+| name | what runs the program | compiles |
 |---|---|---|
 | `eager` | the flat graph, op after op | never |
 | `compile` | `torch.compile` of the flat graph | in each process, with `compile="now"` |
 | `aot` | an AOTInductor package from the local cache | once, by `widepack compile` or `compile="now"` |
-| `onnxruntime` | an ONNX Runtime session over the weights file | never (it writes an ONNX file into the cache once) |
+| `onnxruntime` | an ONNX Runtime session | never (writes an ONNX file once, into the cache) |
 
-`auto` is what the plan names where that can run here, else `eager`.
+`auto` is the backend that the plan names, if it can run here, else `eager`.
 """
 
 from __future__ import annotations
@@ -16,16 +18,17 @@ from importlib import import_module
 
 from ..errors import UsageError
 from .task import Backend as Backend
+from .task import BoundFunction as BoundFunction
 from .task import Mapped as Mapped
 from .task import Task as Task
 from .task import Unavailable as Unavailable
 
-_FILES = {"eager": "eager", "compile": "compiled", "aot": "aot", "onnxruntime": "onnx_sessions"}
+_FILES = {"eager": "eager", "compile": "torch_compile", "aot": "aot", "onnxruntime": "onnx_session"}
 NAMES = tuple(_FILES)
 
 
 def backend(name: str) -> Backend:
-    """The backend of this name; its file is imported now. Raises: UsageError."""
+    """The backend of this name. Imports its file. Raises: UsageError for an unknown name."""
     if name not in _FILES:
         raise UsageError(f"backend={name!r} is unknown; known: auto, {', '.join(NAMES)}")
     found: Backend = import_module(f".{_FILES[name]}", __package__)  # a module with NAME and bind

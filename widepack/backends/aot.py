@@ -1,11 +1,14 @@
-"""`aot`: AOTInductor packages: native code, compiled once into a cache, loaded in milliseconds where there is no compiler.
+"""Provides the backend `aot`: AOTInductor packages, compiled once into a cache and loaded in milliseconds
+without a compiler.
 
-1. Weights stay outside the package and are bound without a copy; a package is of the shapes and strides of weights, never of their values.
-2. Named dims stay symbols. What the compiler takes for granted about sizes is kept beside the package (variants.py); a second variant is compiled for sizes that
-   the first does not hold for.
-3. Before a package is kept it answers as the flat graph does, at several sizes, 1 among them.
-4. The code asks nothing about what it is given. Weights are held to the record here, inputs at each call by `Checked`.
-5. Packages are loaded by torch's own loader of packages, without the search for a compiler that the public function begins with.
+1. Weights stay outside the package and are bound without a copy. A package depends on their shapes and
+   strides, not on their values.
+2. Named dims stay symbols. The conditions on sizes that the compiler assumes are stored with the package
+   (`variants.py`). A second variant is compiled for sizes at which the first is not valid.
+3. Before a package is stored, its answers are checked against the flat graph at several sizes, 1 among them.
+4. The native code checks nothing. Weights are checked against the record here, inputs at each call by
+   `Checked`.
+5. Packages are loaded by torch's package loader, without the search for a compiler of the public function.
 """
 
 from __future__ import annotations
@@ -24,10 +27,11 @@ import torch
 from widepack_artifacts.errors import WidepackError
 from widepack_artifacts.guards import check as check_condition
 
-from ..system.compiled_cache import CompiledCache, default_folder
 from ..errors import ArtifactError, LoweringError
+from ..ir.torch_internals import package_loader
+from ..system.compiled_cache import CompiledCache, default_folder
 from .flat import Flat, flatten
-from .task import Function, Sizes, Task, Unavailable, first_line, quiet, sizes_to_try, words
+from .task import Sizes, Task, Unavailable, first_line, quiet, sizes_to_try, words
 from .variants import Checked, Variant
 
 NAME = "aot"
@@ -35,18 +39,25 @@ COPIES = False
 OPTIONS: dict[str, Any] = {
     "aot_inductor.package": True,
     "aot_inductor.package_constants_in_so": False,
-    "always_keep_tensor_constants": True,  # else the numbers of small weights are burnt in, and a package would be of one artifact, and of its members as they were
-    "aot_inductor.check_lowerbound": False,  # else a batch of 1 is refused where inputs are checked
-    "cpp.dynamic_threads": True,  # else the number of threads is burnt in
+    "always_keep_tensor_constants": True,  # else the values of small weights become constants of the package
+    "aot_inductor.check_lowerbound": False,  # else the check of inputs refuses a batch of 1
+    "cpp.dynamic_threads": True,  # else the number of threads is a constant of the package
 }
 VARIANTS = 2
-_FORM = 1  # of what is written into the cache
+_FORM = 1  # version of the cache entries
 
 
-def bind(task: Task) -> Function:
-    """Raises: Unavailable without a compiled program, unless the task may compile; LoweringError for what does not compile; UsageError for a folder that others can write."""
+def bind(task: Task) -> Checked:
+    """Binds a compiled program, and compiles it first if the task allows that.
+
+    Raises: Unavailable without a compiled program, unless the task may compile; LoweringError if compiling
+    fails; UsageError for a folder that other users can write.
+    """
     if task.device.type != "cpu":
-        raise Unavailable(f"backend 'aot' runs on the cpu in this version, and the model is on {task.device}; load with backend='eager'")
+        raise Unavailable(
+            f"backend 'aot' runs on the cpu in this version, and the model is on {task.device}; load with "
+            "backend='eager'"
+        )
     flat = flatten(task.program, task.weights, NAME, task.said)
     cache = CompiledCache(task.cache or default_folder())
     key = key_of(task, flat)
@@ -54,23 +65,29 @@ def bind(task: Task) -> Function:
     if found is None:
         if not task.compile:
             raise Unavailable(
-                f"{task.said} has not been compiled for this machine: {cache.folder} holds no program of torch {torch.__version__} and "
-                f"{torch.backends.cpu.get_cpu_capability()} for it, and loading never compiles unless it is asked to. `widepack compile ARTIFACT` fills the cache "
-                "(-o DIR and load(cache=DIR) for a container image), load(compile='now') compiles here, and backend='eager' runs without"
+                f"{task.said} has not been compiled for this machine: {cache.folder} holds no program of "
+                f"torch {torch.__version__} and "
+                f"{torch.backends.cpu.get_cpu_capability()} for it, and loading compiles only on request.\n"
+                "`widepack compile ARTIFACT` fills the cache (-o DIR and load(cache=DIR) for a container "
+                "image), "
+                "load(compile='now') compiles here, and backend='eager' needs no compiler."
             )
         found = cache.make(key, lambda folder: compile_into(task, flat, folder))
     place, record = found
     try:
-        variants = [_open(place / _named(v["file"], record), flat.weights, v, task) for v in record["variants"]]
+        variants = [
+            _open(place / _named(v["file"], record), flat.weights, v, task) for v in record["variants"]
+        ]
     except (KeyError, TypeError, ValueError, RuntimeError, ArtifactError) as e:
         raise ArtifactError(
-            f"{place}: this compiled program cannot be used ({str(e).splitlines()[0] if str(e) else e!r}); remove the folder and compile again: `widepack compile`"
+            f"{place}: this compiled program cannot be used ({str(e).splitlines()[0] if str(e) else e!r}); "
+            "remove the folder and compile again: `widepack compile`"
         ) from e
     return Checked(task.device, flat, variants, task.eager, place)
 
 
 def key_of(task: Task, flat: Flat) -> str:
-    """All that a package hangs on."""
+    """The key of a package: everything that it depends on."""
     parts = {
         "form": _FORM,
         "program": task.content,
@@ -90,7 +107,10 @@ def key_of(task: Task, flat: Flat) -> str:
 
 
 def _open(path: Path, weights: Sequence[torch.Tensor], row: Mapping[str, Any], task: Task) -> Variant:
-    """A package with its weights bound. Raises: ArtifactError, RuntimeError and others for what is none."""
+    """Loads a package and binds its weights.
+
+    Raises: ArtifactError, RuntimeError and others for a package that cannot be used.
+    """
     own = [[str(w.dtype), list(w.shape), list(w.stride())] for w in weights]
     if row["weights"] != own:
         raise ArtifactError("it was compiled for weights of other shapes")
@@ -100,31 +120,36 @@ def _open(path: Path, weights: Sequence[torch.Tensor], row: Mapping[str, Any], t
     names = {_name(i): w for i, w in enumerate(weights)}
     needed = loader.get_constant_fqns()
     if missing := sorted(set(needed) - set(names)):
-        raise ArtifactError(f"it asks for the constants {', '.join(missing[:3])}")
+        raise ArtifactError(f"it needs the constants {', '.join(missing[:3])}")
     loader.load_constants({n: names[n] for n in needed}, False, True, True)
     run = loader.boxed_run if hasattr(loader, "boxed_run") else loader.run
     return Variant(run, row["conditions"], {str(d): int(n) for d, n in row["least"].items()})
 
 
 def _named(file: str, record: Mapping[str, Any]) -> str:
-    """A package's file, which must be one that the record has a hash of. Raises: ArtifactError."""
+    """The name of a package's file. Raises: ArtifactError if the record has no hash of it."""
     if file not in record["files"]:
-        raise ArtifactError(f"its record names {str(file)[:60]!r}, of which it has no hash")
+        raise ArtifactError(f"its record names the file {str(file)[:60]!r} without a hash")
     return file
 
 
 def _processor() -> str:
-    """What the code may use of a processor: it is compiled for all that this one has, which the name of its vectors (`AVX512`) does not say."""
+    """The instruction sets of this processor.
+
+    The code is compiled for all of them, and the name `AVX512` does not list them.
+    """
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-        flags = next((line.partition(":")[2].split() for line in file if line.startswith(("flags", "Features"))), [])
+        flags = next(
+            (line.partition(":")[2].split() for line in file if line.startswith(("flags", "Features"))), []
+        )
         return " ".join(sorted(flags))
     return platform.processor()
 
 
 def _loader(path: Path) -> Any:
-    kind = getattr(getattr(torch._C, "_aoti", None), "AOTIModelPackageLoader", None)
+    kind = package_loader()
     if kind is not None:
-        with contextlib.suppress(TypeError):  # other arguments in another torch
+        with contextlib.suppress(TypeError):  # another version of torch with other arguments
             return kind(str(path), "model", False, 1, -1)
     return torch._inductor.aoti_load_package(str(path)).loader
 
@@ -137,11 +162,18 @@ def _name(i: int) -> str:
 
 
 def compile_into(task: Task, flat: Flat, folder: Path) -> dict[str, Any]:
-    """Compile variants until the sizes that are tried are covered, and hold each to the flat graph. Gives the record. Raises: LoweringError."""
+    """Compiles variants until all trial sizes are covered, and checks each against the flat graph.
+
+    Returns: the record. Raises: LoweringError.
+    """
     rows: list[dict[str, Any]] = []
     tried = list(sizes_to_try(task))
     for number in range(VARIANTS):
-        open_ = (s for s in tried if min(s.values(), default=2) >= 2 and not any(v.holds(s) for v in _variants(rows)))
+        open_ = (
+            s
+            for s in tried
+            if min(s.values(), default=2) >= 2 and not any(v.holds(s) for v in _variants(rows))
+        )
         example = dict(task.example) if number == 0 else next(open_, None)
         if example is None:
             break
@@ -158,7 +190,13 @@ def compile_into(task: Task, flat: Flat, folder: Path) -> dict[str, Any]:
         }
         row["least"] = _agree(task, flat, _open(path, flat.weights, row, task), tried)
         rows.append(row)
-    return {"form": _FORM, "said": task.said, "torch": torch.__version__, "content": task.content, "variants": rows}
+    return {
+        "form": _FORM,
+        "said": task.said,
+        "torch": torch.__version__,
+        "content": task.content,
+        "variants": rows,
+    }
 
 
 def _variants(rows: Sequence[Mapping[str, Any]]) -> list[Variant]:
@@ -166,7 +204,7 @@ def _variants(rows: Sequence[Mapping[str, Any]]) -> list[Variant]:
 
 
 def _compile(task: Task, flat: Flat, example: Sizes, path: Path) -> list[Any]:
-    """One package. Gives the conditions that it was compiled under. Raises: LoweringError."""
+    """Compiles one package. Returns: the conditions that the compiler assumed. Raises: LoweringError."""
     from torch._inductor.package.package import package_aoti
 
     from .tracing import traced
@@ -175,7 +213,8 @@ def _compile(task: Task, flat: Flat, example: Sizes, path: Path) -> list[Any]:
         made = traced(flat, example, task.dims, task.device)
         if 0 < task.most_nodes < (many := len(made.module.graph.nodes)):
             raise LoweringError(
-                f"{task.said} has {many} nodes for the compiler, and up to {task.most_nodes} were asked for: it would compile for long"
+                f"{task.said} has {many} nodes for the compiler, and the limit is {task.most_nodes}: "
+                "compiling would take long"
             )
         with warnings.catch_warnings(), quiet(), torch.no_grad():
             warnings.simplefilter("ignore")
@@ -186,12 +225,16 @@ def _compile(task: Task, flat: Flat, example: Sizes, path: Path) -> list[Any]:
         raise
     except Exception as e:
         raise LoweringError(
-            f"{task.said} does not compile with AOTInductor of torch {torch.__version__}: {type(e).__name__}: {first_line(e)}; load with backend='eager'"
+            f"{task.said} does not compile with AOTInductor of torch {torch.__version__}: "
+            f"{type(e).__name__}: {first_line(e)}; load with backend='eager'"
         ) from e
 
 
 def _agree(task: Task, flat: Flat, variant: Variant, tried: Sequence[Sizes]) -> dict[str, int]:
-    """Hold a package to the flat graph at all sizes that it says it holds for. Gives the dims that it does not hold for at 1. Raises: LoweringError."""
+    """Checks a package against the flat graph at all sizes at which it should be valid.
+
+    Returns: the dims at which it is wrong at size 1, with the smallest valid size. Raises: LoweringError.
+    """
     run = Checked(task.device, flat, [variant], task.eager)
     least: dict[str, int] = {}
     for sizes in tried:
@@ -202,7 +245,7 @@ def _agree(task: Task, flat: Flat, variant: Variant, tried: Sequence[Sizes]) -> 
             with torch.inference_mode():
                 want = task.eager(*inputs)
         except (RuntimeError, ValueError, IndexError):
-            continue  # inputs that members do not take at these sizes
+            continue  # members do not accept inputs of these sizes
         with torch.inference_mode():
             wrong = task.differ(run(*inputs), want)
         ones = [d for d, s in sizes.items() if s == 1 and task.example[d] != 1]
@@ -210,6 +253,7 @@ def _agree(task: Task, flat: Flat, variant: Variant, tried: Sequence[Sizes]) -> 
             least.update(dict.fromkeys(ones, 2))
         elif wrong:
             raise LoweringError(
-                f"{task.said}: the compiled program differs from the flat graph at {words(sizes) or 'its sizes'}: {wrong}. It is not kept; load with backend='eager'"
+                f"{task.said}: the compiled program differs from the flat graph at "
+                f"{words(sizes) or 'its sizes'}: {wrong}. It is not stored; load with backend='eager'"
             )
     return least

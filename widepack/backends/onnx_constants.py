@@ -1,4 +1,4 @@
-"""Numbers in an ONNX model: what a value always is, and values that always are some numbers."""
+"""Reads and adds constants of an ONNX model."""
 
 from __future__ import annotations
 
@@ -7,26 +7,29 @@ from typing import Any
 
 
 def numbers(value: Any) -> list[Any] | None:
-    """What a value always is, flat; None where that is not known."""
+    """The numbers of a constant, flat; None for a value that is not constant."""
     import onnx_ir
 
-    held = onnx_ir.convenience.get_const_tensor(value) if value is not None else None
-    return None if held is None else list(held.numpy().ravel().tolist())
+    tensor = onnx_ir.convenience.get_const_tensor(value) if value is not None else None
+    return None if tensor is None else list(tensor.numpy().ravel().tolist())
 
 
 def number(value: Any) -> int | None:
-    """The one number that a value always is; None where it is none."""
+    """The number of a constant of one number; None for any other value."""
     found = numbers(value)
     return int(found[0]) if found is not None and len(found) == 1 else None
 
 
 def whole(node: Any, name: str) -> int:
-    """An attribute that is a whole number, 0 where it is not given."""
+    """An integer attribute of a node; 0 if it is absent."""
     return int(node.attributes[name].value) if name in node.attributes else 0
 
 
 def constant(model: Any, name: str, sizes: Sequence[int]) -> Any:
-    """A value of a model that is always these sizes. name: made longer where another initialiser has it, which would be lost."""
+    """Adds a constant of sizes to a model.
+
+    name: is extended if another initialiser has it, which would be lost.
+    """
     import onnx_ir
 
     while name in model.graph.initializers:

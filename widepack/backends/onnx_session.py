@@ -1,9 +1,12 @@
-"""`onnxruntime`: an ONNX Runtime session for the main part of a wide program (the extra `onnx`).
+"""Provides the backend `onnxruntime`: an ONNX Runtime session for the main part of a wide program (the extra
+`onnx`).
 
-1. The ONNX file is written once, into the cache, and holds no weights: a weight that is in the artifact as it is points into the weights file, by offset; one
-   that the prologue makes points nowhere. The session is given all of them from memory, the mapped file's pages included, without a copy of its own file.
-2. Inputs and outputs cross by DLPack, without a copy. Threads inside an op are torch's.
-3. Named dims stay dynamic; before the file is kept, and again when a session is made by the artifact's probe, answers are held to the flat graph's.
+1. The ONNX file is written once, into the cache, without weights. A weight of the artifact is a reference
+   into the weights file, by offset; a derived weight is a reference without a file. The session gets all of
+   them from memory, also from the pages of the mapped file, without a copy.
+2. Inputs and outputs pass by DLPack, without a copy. An op uses as many threads as torch's ops.
+3. Named dims stay dynamic. Before the file is stored, and again by the artifact's probe, answers are checked
+   against the flat graph.
 """
 
 from __future__ import annotations
@@ -17,30 +20,38 @@ from typing import Any
 
 import torch
 
-from ..system.compiled_cache import CompiledCache, default_folder
 from ..errors import ArtifactError, LoweringError, WidepackError
+from ..system.compiled_cache import CompiledCache, default_folder
 from .flat import Flat, flatten
 from .onnx_model import in_order, onnx_model, session, where_mapped
-from .task import Function, Task, Unavailable, first_line, sizes_to_try, words
+from .task import Task, Unavailable, first_line, sizes_to_try, words
 from .variants import Checked, Variant
 
 NAME = "onnxruntime"
 COPIES = True
 MODEL = "program.onnx"
-MADE = "made-by-the-prologue"  # the file of weights that are in no file
+MADE = "made-by-the-prologue"  # the file name of derived weights, which are in no file
 _FORM = 4
 
 
-def bind(task: Task) -> Function:
-    """Raises: Unavailable without the package, or without a file that may not be made now; LoweringError for what ONNX cannot say."""
+def bind(task: Task) -> Checked:
+    """Binds a session, and writes the ONNX file first if the task allows that.
+
+    Raises: Unavailable without the package, or without a file if it may not be written now; LoweringError if
+    ONNX cannot express the program.
+    """
     if task.device.type != "cpu":
-        raise Unavailable(f"backend 'onnxruntime' runs on the cpu in this version, and the model is on {task.device}; load with backend='eager'")
+        raise Unavailable(
+            f"backend 'onnxruntime' runs on the cpu in this version, and the model is on {task.device}; "
+            "load with backend='eager'"
+        )
     try:
         version = metadata.version("onnxruntime")
         import onnxruntime
     except (ImportError, metadata.PackageNotFoundError) as e:
         raise Unavailable(
-            f"backend 'onnxruntime' needs the package onnxruntime ({e}): pip install 'widepack[onnx]', or load with backend='eager'"
+            f"backend 'onnxruntime' needs the package onnxruntime ({e}): pip install 'widepack[onnx]', or "
+            "load with backend='eager'"
         ) from e
     flat = flatten(task.program, task.weights, NAME, task.said)
     flat = in_order(flat)
@@ -50,8 +61,11 @@ def bind(task: Task) -> Function:
     if found is None:
         if not task.compile:
             raise Unavailable(
-                f"{task.said} has not been written as ONNX: {cache.folder} holds no file of torch {torch.__version__} for it, and loading never compiles unless it "
-                "is asked to. `widepack compile ARTIFACT --backend onnxruntime` fills the cache, load(compile='now') does it here, and backend='eager' runs without"
+                f"{task.said} has not been written as ONNX: {cache.folder} holds no file of torch "
+                f"{torch.__version__} for it, and loading compiles only on request.\n"
+                "`widepack compile ARTIFACT --backend onnxruntime` fills the cache, load(compile='now') "
+                "writes it here, and "
+                "backend='eager' needs no file."
             )
         found = cache.make(key, lambda folder: _write(task, flat, folder, onnxruntime))
     place, record = found
@@ -59,7 +73,8 @@ def bind(task: Task) -> Function:
         run = _session(place / MODEL, record, flat, onnxruntime, task.workers)
     except Exception as e:
         raise ArtifactError(
-            f"{place}: ONNX Runtime {version} does not take this file ({type(e).__name__}: {first_line(e)}); remove the folder and make it again: "
+            f"{place}: ONNX Runtime {version} does not take this file ({type(e).__name__}: "
+            f"{first_line(e)}); remove the folder and make it again: "
             "`widepack compile --backend onnxruntime`"
         ) from e
     least = {str(d): int(n) for d, n in record["least"].items()}
@@ -84,7 +99,10 @@ def key_of(task: Task, flat: Flat) -> str:
 
 
 def _session(path: Path, record: Mapping[str, Any], flat: Flat, onnxruntime: Any, workers: int = 0) -> Any:
-    """A session over the weights in memory: flat inputs -> flat outputs. workers: how many ops at once, each on a thread of its own; 0 for one, on all threads."""
+    """A session over the weights in memory: flat inputs -> flat outputs.
+
+    workers: how many ops at once, each on a thread of its own; 0 for one, on all threads.
+    """
     weights = {str(name): flat.weights[i] for name, i in zip(record["names"], record["weights"])}
     return session(path, list(record["inputs"]), list(record["booleans"]), weights, onnxruntime, workers)
 
@@ -93,7 +111,10 @@ def _session(path: Path, record: Mapping[str, Any], flat: Flat, onnxruntime: Any
 
 
 def _write(task: Task, flat: Flat, folder: Path, onnxruntime: Any) -> dict[str, Any]:
-    """Write the ONNX file and hold a session of it to the flat graph. Gives the record. Raises: LoweringError."""
+    """Write the ONNX file and hold a session of it to the flat graph.
+
+    Gives the record. Raises: LoweringError.
+    """
     if task.progress:
         task.progress(f"writing {task.said} as ONNX", 0, 1)
     try:
@@ -103,18 +124,23 @@ def _write(task: Task, flat: Flat, folder: Path, onnxruntime: Any) -> dict[str, 
         raise
     except ImportError as e:
         raise Unavailable(
-            f"writing ONNX needs the packages onnx and onnxscript ({e}): pip install 'widepack[onnx]', or load with backend='eager'"
+            f"writing ONNX needs the packages onnx and onnxscript ({e}): pip install 'widepack[onnx]', or "
+            "load with backend='eager'"
         ) from e
     except Exception as e:
         raise LoweringError(
-            f"{task.said} cannot be written as ONNX by torch {torch.__version__}, or not so that ONNX Runtime takes it: {type(e).__name__}: {first_line(e)}; "
+            f"{task.said} cannot be written as ONNX by torch {torch.__version__}, or not so that ONNX "
+            f"Runtime takes it: {type(e).__name__}: {first_line(e)}; "
             "load with backend='eager'"
         ) from e
     return {**record, "least": _agree(task, flat, run)}
 
 
 def _agree(task: Task, flat: Flat, run: Any) -> dict[str, int]:
-    """Hold a session to the flat graph. Gives the dims that it does not hold for at 1. Raises: LoweringError."""
+    """Checks a session against the flat graph.
+
+    Returns: the dims at which it is wrong at size 1, with the smallest valid size. Raises: LoweringError.
+    """
     least: dict[str, int] = {}
     for sizes in sizes_to_try(task):
         try:
@@ -122,16 +148,17 @@ def _agree(task: Task, flat: Flat, run: Any) -> dict[str, int]:
             with torch.inference_mode():
                 want = task.eager(*inputs)
         except (RuntimeError, ValueError, IndexError):
-            continue  # inputs that members do not take at these sizes
+            continue  # members do not accept inputs of these sizes
         try:
             with torch.inference_mode():
                 wrong = task.differ(flat.outputs(run(inputs)), want)
-        except Exception as e:  # noqa: BLE001  a session fails in its own ways
-            wrong = f"is none: {type(e).__name__}: {first_line(e)}"
+        except Exception as e:  # noqa: BLE001  a session has its own classes of errors
+            wrong = f"it fails: {type(e).__name__}: {first_line(e)}"
         ones = [d for d, s in sizes.items() if s == 1 and task.example[d] != 1]
         if wrong and not ones:
             raise LoweringError(
-                f"{task.said}: ONNX Runtime's answer differs from the flat graph's at {words(sizes) or 'its sizes'}: {wrong}. It is not kept; load with backend='eager'"
+                f"{task.said}: ONNX Runtime's answer differs from the flat graph's at "
+                f"{words(sizes) or 'its sizes'}: {wrong}. It is not stored; load with backend='eager'"
             )
         least.update(dict.fromkeys(ones, 2) if wrong else {})
     return least
@@ -140,13 +167,24 @@ def _agree(task: Task, flat: Flat, run: Any) -> dict[str, int]:
 def _export(task: Task, flat: Flat, path: Path) -> dict[str, Any]:
     import onnx_ir
 
-    made = onnx_model(flat, task.device, {d: (least, most) for d, (least, most, _) in task.dims.items()}, task.example, task.said)
+    made = onnx_model(
+        flat,
+        task.device,
+        {d: (least, most) for d, (least, most, _) in task.dims.items()},
+        task.example,
+        task.said,
+    )
     located = task.located()
     for w in made.weights:
         weight = flat.weights[w.number]
         file, offset = where_mapped(weight, located) or (MADE, 0)
         size = weight.numel() * weight.element_size()
-        made.give(w, onnx_ir.ExternalTensor(file, offset, size, w.dtype, shape=w.shape, name=w.value.name, base_dir=""))
+        made.give(
+            w,
+            onnx_ir.ExternalTensor(
+                file, offset, size, w.dtype, shape=w.shape, name=w.value.name, base_dir=""
+            ),
+        )
     onnx_ir.save(made.model, path)
     return {
         "form": _FORM,

@@ -1,7 +1,9 @@
-"""Members taken from a value, and put together again, with few nodes: a session of ONNX Runtime pays microseconds for each.
+"""Splits values by member, and joins members, with few nodes of an ONNX model: each node takes microseconds
+in a session.
 
-A loop that is written out selects member after member from `[N, B, ...]` and stacks N answers: N nodes that take, N that squeeze, N that unsqueeze. Where the sizes behind the
-first two dims are numbers, member i's part of `[N, B, ...]` is the i-th piece of `[N*B, ...]`:
+A loop that is written out selects each member from `[N, B, ...]` and stacks N answers with 3N nodes. If the
+sizes behind the first two dims are numbers, member i's part of `[N, B, ...]` is the i-th piece of `[N*B,
+...]`:
 
     Gather(x, 0), Gather(x, 1), ...               -> Split(Reshape(x, [-1, ...]), [B, B, ...])
     Concat(Unsqueeze(y0, 0), Unsqueeze(y1, 0), .) -> Reshape(Concat(y0, y1, ...), [N, -1, ...])
@@ -16,8 +18,11 @@ from .onnx_constants import constant, number, numbers, whole
 
 
 def join_members(model: Any, weights: Iterable[Any] = ()) -> int:
-    """Rewrite an onnx_ir model. weights: values that are left as they are: a session reads a member's part of them in place. Returns: how many values are taken apart or put together
-    in the new way. Nodes that nothing reads any more stay."""
+    """Rewrites an onnx_ir model.
+
+    weights: values that stay as they are, as a session reads a member's part of them in place. Returns: the
+    number of rewritten values. Nodes that nothing reads any more stay in the model.
+    """
     changed = 0
     seen = {id(w) for w in weights}
     for node in list(model.graph):
@@ -32,21 +37,37 @@ def join_members(model: Any, weights: Iterable[Any] = ()) -> int:
 
 
 def _split(model: Any, before: Any, x: Any) -> bool:
-    """Take all of a value's members at once, before the first node that takes one. False where it is not read like that."""
+    """Splits a value into all members at once, before the first node that selects one.
+
+    False if it is read in another way.
+    """
     import onnx_ir
 
-    if x is None or x.is_initializer() or x.shape is None or len(x.shape) < 2 or not isinstance(x.shape[0], int):
+    if (
+        x is None
+        or x.is_initializer()
+        or x.shape is None
+        or len(x.shape) < 2
+        or not isinstance(x.shape[0], int)
+    ):
         return False
     rest = _fixed(x.shape[2:])
     taken = [(use.node, i) for use in x.uses() if (i := _member(use.node, x, model.graph)) is not None]
     count = x.shape[0]
     if rest is None or count < 2 or {i for _, i in taken} != set(range(count)):
         return False
-    flat = onnx_ir.node("Reshape", [x, constant(model, f"{x.name}_sizes", [-1, *rest])], name=f"{x.name}_flat")
-    # not by `num_outputs`: ONNX Runtime computes those sizes in float32, and refuses them where there are no rows
+    flat = onnx_ir.node(
+        "Reshape", [x, constant(model, f"{x.name}_sizes", [-1, *rest])], name=f"{x.name}_flat"
+    )
+    # not by `num_outputs`: ONNX Runtime computes its sizes in float32, and refuses zero rows
     sizes, made = _rows_of_each(model, x, count)
-    pieces = onnx_ir.node("Split", [flat.outputs[0], sizes], {"axis": 0}, num_outputs=count, name=f"{x.name}_members")
-    for value, name in ((flat.outputs[0], f"{x.name}_flat"), *((v, f"{x.name}_{i}") for i, v in enumerate(pieces.outputs))):
+    pieces = onnx_ir.node(
+        "Split", [flat.outputs[0], sizes], {"axis": 0}, num_outputs=count, name=f"{x.name}_members"
+    )
+    for value, name in (
+        (flat.outputs[0], f"{x.name}_flat"),
+        *((v, f"{x.name}_{i}") for i, v in enumerate(pieces.outputs)),
+    ):
         value.name, value.dtype = f"{name}_of_members", x.dtype
     model.graph.insert_before(before, [flat, *made, pieces])
     for node, i in taken:
@@ -56,21 +77,32 @@ def _split(model: Any, before: Any, x: Any) -> bool:
 
 
 def _rows_of_each(model: Any, x: Any, count: int) -> tuple[Any, list[Any]]:
-    """`[B] * N`, and the nodes that compute it where B is no number."""
+    """`[B] * N`, and the nodes that compute it if B is not a number."""
     import onnx_ir
 
     if isinstance(x.shape[1], int):
         return constant(model, f"{x.name}_rows", [x.shape[1]] * count), []
     rows = onnx_ir.node("Shape", [x], {"start": 1, "end": 2}, name=f"{x.name}_rows")
-    each = onnx_ir.node("Expand", [rows.outputs[0], constant(model, f"{x.name}_count", [count])], name=f"{x.name}_rows_of_each")
+    each = onnx_ir.node(
+        "Expand",
+        [rows.outputs[0], constant(model, f"{x.name}_count", [count])],
+        name=f"{x.name}_rows_of_each",
+    )
     for node in (rows, each):
         node.outputs[0].name, node.outputs[0].dtype = f"{node.name}_of_members", onnx_ir.DataType.INT64
     return each.outputs[0], [rows, each]
 
 
 def _member(node: Any, x: Any, graph: Any) -> int | None:
-    """The member that a node of a graph takes of a value, and that is no output; None where it does something else."""
-    plain = node.op_type == "Gather" and node.domain in ("", "ai.onnx") and node.graph is graph and not node.outputs[0].is_graph_output()
+    """The member of a value that a node selects; None for any other node, and for a node whose result is an
+    output.
+    """
+    plain = (
+        node.op_type == "Gather"
+        and node.domain in ("", "ai.onnx")
+        and node.graph is graph
+        and not node.outputs[0].is_graph_output()
+    )
     if not plain or node.inputs[0] is not x or whole(node, "axis"):
         return None
     index = node.inputs[1]
@@ -78,11 +110,13 @@ def _member(node: Any, x: Any, graph: Any) -> int | None:
 
 
 def _concat(model: Any, node: Any) -> bool:
-    """Put members together before they get their dim, not after. False where they are not all made for it."""
+    """Joins members before they get the member axis instead of after. False if not all parts allow it."""
     import onnx_ir
 
     given = [v.producer() if v is not None else None for v in node.inputs]
-    if len(given) < 2 or not all(g is not None and g.op_type == "Unsqueeze" and numbers(g.inputs[1]) == [0] for g in given):
+    if len(given) < 2 or not all(
+        g is not None and g.op_type == "Unsqueeze" and numbers(g.inputs[1]) == [0] for g in given
+    ):
         return False
     parts = [g.inputs[0] for g in given if g is not None]
     shape = parts[0].shape
@@ -95,10 +129,14 @@ def _concat(model: Any, node: Any) -> bool:
     first = shape[0] if isinstance(shape[0], int) and shape[0] > 0 else -1
     sizes = constant(model, f"{out.name}_sizes", [len(parts), first, *rest])
     shaped = onnx_ir.node("Reshape", [joined.outputs[0], sizes], name=node.name)
-    onnx_ir.convenience.replace_nodes_and_values(model.graph, node, [node], [joined, shaped], [out], shaped.outputs)
+    onnx_ir.convenience.replace_nodes_and_values(
+        model.graph, node, [node], [joined, shaped], [out], shaped.outputs
+    )
     return True
 
 
 def _fixed(dims: Sequence[Any]) -> list[int] | None:
-    """Sizes that are numbers and not 0; None where one is not."""
-    return [d for d in dims if isinstance(d, int)] if all(isinstance(d, int) and d > 0 for d in dims) else None
+    """The sizes if all are numbers other than 0, else None."""
+    return (
+        [d for d in dims if isinstance(d, int)] if all(isinstance(d, int) and d > 0 for d in dims) else None
+    )

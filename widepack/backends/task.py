@@ -1,10 +1,11 @@
-"""What a backend is given, and what it gives back.
+"""Defines the argument and the result of a backend.
 
-A backend turns the main part of a wide program (what is left after the prologue) and its weights into a callable of the inputs:
+A backend turns the main part of a wide program (what is left after the prologue) and its weights into a
+callable of the inputs:
 
-    bind(task: Task) -> Function        function(*inputs) -> the program's outputs, in order, a list of N where one is Ragged
+    bind(task: Task) -> BoundFunction   function(*inputs) -> the outputs, a list of N for a Ragged one
 
-It never compiles unless `task.compile` says so, and raises `Unavailable` where it would have to.
+A backend compiles only if `task.compile` is true; otherwise it raises `Unavailable` if it would have to.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
@@ -25,6 +26,9 @@ from widepack_artifacts.program import Program
 
 from ..errors import UsageError
 from ..system.progress import Report
+
+if TYPE_CHECKING:
+    from .flat import Flat
 
 Function = Callable[..., Any]
 Sizes = Mapping[str, int]
@@ -35,7 +39,10 @@ class Unavailable(UsageError):
 
 
 class Mapped(NamedTuple):
-    """A tensor of a weights file. at: where it is in memory. bytes: its size. file, offset: where it is in the artifact."""
+    """A tensor of a weights file.
+
+    at: its address. bytes: its size. file, offset: its place in the artifact.
+    """
 
     at: int
     bytes: int
@@ -47,12 +54,22 @@ class Mapped(NamedTuple):
 class Task:
     """One wide program to bind.
 
-    program, weights: the main part, and a value for each of its weights: a tensor, or a list of N. content: the hash of the whole wide program's file, or of the
-    same JSON where it was lowered here. said: which one it is, for messages. eager: the same bound to the flat graph: the definition of what is right, and
-    what runs at sizes that a compiled program does not hold for. dims: least, most and example of each. example: sizes to compile at. guards: under which the
-    program holds. inputs: draws a call's inputs at sizes. differ: where outputs differ from those of the flat graph by more than rounding, in words. compile: whether it may compile. cache: the
-    folder of compiled programs; None is the usual one. most_nodes: of a program, as the compiler sees it, that may be compiled; 0 for any. workers: how many
-    members a loop may run at once. located: the tensors of the artifact's weights files.
+    Attributes:
+        program, weights: The main part, and a value for each of its weights: a tensor, or a list of N.
+        content: The hash of the wide program's file, or of the same JSON if it was lowered in this process.
+        said: The program in messages.
+        eager: The flat graph. It defines the right answers, and runs where no compiled program is valid.
+        dims: The least size, the largest size and an example of each dim.
+        example: The sizes to compile at.
+        guards: The conditions under which the program is valid.
+        inputs: Draws the inputs of a call at given sizes.
+        differ: Describes where outputs differ from the flat graph's by more than rounding; empty if nowhere.
+        compile: Whether the backend may compile.
+        cache: The folder of compiled programs; None for the default one.
+        located: Returns the tensors of the artifact's weights files.
+        progress: Reports progress; may be None.
+        most_nodes: The most nodes of a program that may be compiled; 0 for any number.
+        workers: The number of members that a loop may run at once.
     """
 
     program: Program
@@ -75,20 +92,44 @@ class Task:
     workers: int = 0
 
 
+class BoundFunction(Protocol):
+    """Runs a bound program: takes the inputs of a call and returns the program's outputs in order.
+
+    Every backend returns one. `flat` is the program that was compiled, with its weights; None if nothing was
+    compiled. `place` is the folder of the compiled program; None if no folder holds one.
+    """
+
+    @property
+    def flat(self) -> Flat | None: ...
+
+    @property
+    def place(self) -> Path | None: ...
+
+    def __call__(self, *inputs: Any) -> Any: ...
+
+
 class Backend(Protocol):
-    """A module of this package. NAME: what a person types. COPIES: whether what it binds holds copies of weights, so that writing into a weight changes nothing."""
+    """A module of this package.
+
+    NAME: of the backend. COPIES: whether it copies weights, so that a write into a weight has no effect.
+    """
 
     NAME: str
     COPIES: bool
 
-    def bind(self, task: Task) -> Function: ...
+    def bind(self, task: Task) -> BoundFunction: ...
 
 
 def sizes_to_try(task: Task) -> Iterator[dict[str, int]]:
-    """Sizes at which a compiled program is held to the flat graph: the example, each dim at its least and at a few others, within bounds and guards."""
+    """The sizes at which a compiled program is checked against the flat graph: the example, and each dim at a
+    few other sizes.
+    """
     seen: list[dict[str, int]] = []
     others = [
-        {d: s} for d, (least, most, _) in task.dims.items() for s in (least, 1, 2, 5, 17, 32) if s >= max(least, 1) and (most is None or s <= most)
+        {d: s}
+        for d, (least, most, _) in task.dims.items()
+        for s in (least, 1, 2, 5, 17, 32)
+        if s >= max(least, 1) and (most is None or s <= most)
     ]
     for change in itertools.chain([{}], others):
         sizes = {**task.example, **change}
@@ -103,14 +144,16 @@ def words(sizes: Sizes) -> str:
 
 
 def first_line(e: Exception) -> str:
-    """What an exception of somebody else's says first."""
+    """The first line of the message of an exception."""
     lines = [line.strip() for line in str(e).splitlines() if line.strip()]
     return lines[0][:300] if lines else ""
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Whatever a compiler prints goes to standard error, and what torch's exporter logs of packages that are not there goes nowhere."""
+    """Sends the prints of a compiler to standard error, and silences the warnings of torch's exporter about
+    missing packages.
+    """
     log = logging.getLogger("torch.onnx")
     before = log.level
     log.setLevel(logging.ERROR)

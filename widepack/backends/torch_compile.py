@@ -1,7 +1,8 @@
-"""`compile`: `torch.compile` of the flat graph, in this process.
+"""Provides the backend `compile`: `torch.compile` of the flat graph, in this process.
 
-It compiles when a program is bound, with `compile="now"`, at the sizes of `sizes_to_try`; named dims are marked dynamic. A later call that would have to
-compile again runs the flat graph instead: a call never compiles. Nothing outlives the process but torch's own cache; `aot` keeps its programs.
+It compiles when a program is bound, with `compile="now"`, at the sizes of `sizes_to_try`; named dims are
+dynamic. A call never compiles: it runs the flat graph if it would have to compile again. Compiled programs
+exist until the process ends, apart from torch's cache; the backend `aot` stores them.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from typing import Any
 import torch
 
 from ..errors import LoweringError, WidepackError
-from ..spec.input_spec import parse_type
+from ..ir.tensor_type import parse_slot
+from ..ir.torch_internals import mark_dynamic
 from .flat import flatten
-from .task import Function, Sizes, Task, Unavailable, first_line, sizes_to_try, words
+from .task import Sizes, Task, Unavailable, first_line, sizes_to_try, words
 from .tracing import with_weights
 from .variants import Checked, Variant
 
@@ -23,12 +25,18 @@ NAME = "compile"
 COPIES = False
 
 
-def bind(task: Task) -> Function:
-    """Raises: Unavailable unless the task may compile; LoweringError for what does not compile, or answers otherwise."""
+def bind(task: Task) -> Checked:
+    """Compiles and binds a program.
+
+    Raises: Unavailable unless the task may compile; LoweringError if it fails or answers wrongly.
+    """
     if not task.compile:
         raise Unavailable(
-            f"{task.said} would have to be compiled, which torch.compile does in every process anew, and loading never compiles unless it is asked to: "
-            "load(backend='compile', compile='now') does it now; `widepack compile ARTIFACT` and backend='aot' compile once for all processes"
+            f"{task.said} is not compiled: torch.compile compiles again in every process, and loading "
+            "compiles only on request.\n"
+            "load(backend='compile', compile='now') compiles now; `widepack compile ARTIFACT` with "
+            "backend='aot' compiles once "
+            "for all processes."
         )
     flat = flatten(task.program, task.weights, NAME, task.said)
     module = with_weights(flat, task.device)[0]
@@ -45,19 +53,24 @@ def bind(task: Task) -> Function:
         raise
     except Exception as e:
         raise LoweringError(
-            f"{task.said} does not compile with torch.compile of torch {torch.__version__}{f' at {words(sizes)}' if sizes else ''}: {type(e).__name__}: {first_line(e)}; "
+            f"{task.said} does not compile with torch.compile of torch "
+            f"{torch.__version__}{f' at {words(sizes)}' if sizes else ''}: {type(e).__name__}: "
+            f"{first_line(e)}; "
             "load with backend='eager'"
         ) from e
 
     def call(inputs: list[torch.Tensor]) -> Any:
-        with _STEADY:
+        with _COMPILED_CALLS:
             return run(*inputs)
 
     return Checked(task.device, flat, [Variant(call)], task.eager)
 
 
-class _Steady:
-    """While any call runs, nothing compiles. torch keeps its stance for the whole process: the first call that is in takes it, the last that is out gives it back."""
+class _CompiledCalls:
+    """Prevents compilation while any call runs.
+
+    torch has one stance for the process: the first call that enters sets it, the last that leaves resets it.
+    """
 
     def __init__(self) -> None:
         self._lock, self._inside = threading.Lock(), 0
@@ -77,23 +90,28 @@ class _Steady:
                 self._stance.__exit__(None, None, None)
 
 
-_STEADY = _Steady()
+_COMPILED_CALLS = _CompiledCalls()
 
 
 def _try(task: Task, run: Any, flat: Any, sizes: Sizes) -> None:
-    """Compile for one call's sizes and hold the answer to the flat graph's. Raises: LoweringError."""
+    """Compiles at the sizes of one call and checks the answers against the flat graph.
+
+    Raises: LoweringError.
+    """
     try:
         inputs = [x.contiguous() for x in task.inputs(sizes)]
         want = task.eager(*inputs)
     except (RuntimeError, ValueError, IndexError):
-        return  # inputs that members do not take at these sizes
+        return  # members do not accept inputs of these sizes
     for x, slot in zip(inputs, flat.program.inputs):
-        shift = x.dim() - len(parse_type(slot.type)[1])
-        for axis, dim in enumerate(parse_type(slot.type)[1]):
+        dims = parse_slot(slot.type).dims
+        shift = x.dim() - len(dims)
+        for axis, dim in enumerate(dims):
             if not isinstance(dim, int) and x.shape[axis + shift] > 1:
-                torch._dynamo.mark_dynamic(x, axis + shift)
+                mark_dynamic(x, axis + shift)
     wrong = task.differ(flat.outputs(run(*inputs)), want)
     if wrong:
         raise LoweringError(
-            f"{task.said}: the compiled program differs from the flat graph at {words(sizes) or 'its sizes'}: {wrong}; load with backend='eager'"
+            f"{task.said}: the compiled program differs from the flat graph at "
+            f"{words(sizes) or 'its sizes'}: {wrong}; load with backend='eager'"
         )

@@ -1,7 +1,7 @@
-"""torch.export programs of a wide program, for readers without widepack: weightless, loops written out, ATen ops only.
+"""Writes a wide program as a torch.export program, for readers without widepack: weightless, loops written
+out, ATen ops.
 
-The ExportedProgram is put together from the nodes that are there already instead of being exported again: an export would add conditions of its own
-(a convolution's choice of kernel limits the batch to below 16) and take seconds. widepack itself never opens a `.pt2`: loading one can run code.
+widepack itself never opens a `.pt2` file that it did not write: loading one can run code.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from unittest.mock import patch
 
 import torch
 import torch.utils._pytree as pytree
+from torch import fx
 from torch._export.serde import serialize
 from torch.export import ExportedProgram
-from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
-from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges
@@ -25,21 +24,30 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from widepack_artifacts import tree
 from widepack_artifacts.program import Node, Output, Program, Ref
 
-from ..kernels.packed import decompose
-from ..ir.fake_values import CPU, Fakes, bind_sizes_of_data, replay
-from ..runtime.graph_module import graph_module, unroll
+from ..ir.encoding import iter_arguments
+from ..ir.fake_values import CPU, Fakes, replay
+from ..ir.tensor_type import member_types
+from ..kernels.decompose import decompose
+from ..runtime.unroll import unroll
+from .exported_graph import assemble, exported_graph, size_bounds
 
 
-def export_program(program: Program, fakes: Fakes, dims: Mapping[str, tuple[int, int | None]], result: tree.Tree, keywords: frozenset[str]) -> bytes:
-    """A wide program as the bytes of a weightless `.pt2`. Arguments: as `exported_program`."""
+def export_program(
+    program: Program,
+    fakes: Fakes,
+    dims: Mapping[str, tuple[int, int | None]],
+    result: tree.Tree,
+    keywords: frozenset[str],
+) -> bytes:
+    """A wide program as the bytes of a weightless `.pt2` file. Arguments: as `exported_program`."""
     file = io.BytesIO()
     save_program(exported_program(program, fakes, dims, result, keywords), file)
     return file.getvalue()
 
 
 def save_program(exported: ExportedProgram, file: Any) -> None:
-    """Write a `.pt2`. file: has `write`."""
-    # torch makes a canonical form of a deep copy and throws it away: two thirds of the time of a save
+    """Writes a `.pt2` file. file: an object with `write`."""
+    # torch makes a canonical form of a deep copy and drops it: two thirds of the time of a save
     with patch.object(serialize, "canonicalize", lambda program, *_: program):
         torch.export.save(exported, file)
 
@@ -52,81 +60,70 @@ def exported_program(
     keywords: frozenset[str],
     weights: Mapping[str, torch.Tensor] | None = None,
 ) -> ExportedProgram:
-    """A wide program, or a member's own, as a torch.export program.
+    """A wide program, or a member program, as a torch.export program.
 
-    fakes: the world in which its values get their shapes. dims: their bounds. result: the member's result; leaves come out `[N, ...]`, or as lists of N where Ragged.
-    keywords: the inputs that are given by keyword. In `state_dict` the weights have the names that they have in the weights file (`name@i` where Ragged). weights: by those names; None for a weightless program.
+    Args:
+        program: The program. Its weights keep their names in the weights file, `name@i` if Ragged.
+        fakes: The world in which its values get their shapes.
+        dims: The bounds of each dim.
+        result: The structure of a member's result. Its leaves become `[N, ...]`, or lists of N where Ragged.
+        keywords: The inputs that are passed by keyword.
+        weights: The weights by name; None for a weightless program.
     """
     flat = spread(decompose(unroll(flat_weights(program))))
     values = replay(flat, fakes)
-    module = graph_module(flat, CPU)
-    inputs = [placeholder(s.source) for s in flat.inputs]
-    nodes = [n for n in module.graph.nodes if n.op != "output"]
-    names = [s.name for s in (*flat.weights, *flat.inputs)] + [n.name for n in flat.nodes]
-    for node, name in zip(nodes, names):
-        node.meta["val"] = values[name]
-    bind_sizes_of_data(nodes, fakes)
-    for node, wish in zip(nodes[len(flat.weights) :], inputs):
-        node._rename(wish)
-        node.target = node.name
-    specs = [InputSpec(InputKind.BUFFER, TensorArgument(n.name), s.source, True) for n, s in zip(nodes, flat.weights)]
-    specs += [InputSpec(InputKind.USER_INPUT, TensorArgument(n.name), None) for n in nodes[len(flat.weights) : len(flat.weights) + len(inputs)]]
-    (output,) = (n for n in module.graph.nodes if n.op == "output")
-    leaves = list(output.args[0])
-    parts = iter(range(len(pytree.tree_leaves(leaves, is_leaf=lambda x: isinstance(x, torch.fx.Node)))))
-    numbered = [[next(parts) for _ in leaf] if isinstance(leaf, (list, tuple)) else next(parts) for leaf in leaves]
-    flat_nodes = [n for leaf in leaves for n in (leaf if isinstance(leaf, (list, tuple)) else [leaf])]
-    shape = tree.build(without_literals(result), numbered, lambda name, rows: dict(rows))
-    flat_nodes = [flat_nodes[i] for i in pytree.tree_leaves(shape)]  # states stand in the result in an order of their own
-    output.args = (tuple(flat_nodes),)
+    graph = exported_graph(flat, values, fakes, CPU, [placeholder(s.source) for s in flat.inputs])
+    outputs, shape = _outputs_in_order(graph.output, result)
+    graph.output.args = (tuple(outputs),)
     args = tuple(i for i, s in enumerate(flat.inputs) if s.source not in keywords)
     kwargs = {placeholder(s.source): i for i, s in enumerate(flat.inputs) if s.source in keywords}
-    call = ModuleCallSignature(
-        [],
-        [],
-        pytree.tree_structure((args, kwargs)),
-        pytree.tree_structure(shape),
-        [n.name for n in nodes[len(flat.weights) : len(flat.weights) + len(inputs)]],
-    )
-    module.graph.lint()
-    module.recompile()
+    constraints = {
+        **size_bounds(fakes, dims),
+        **{s: ValueRanges(0, int_oo) for s in _sizes_of_data(values.values())},
+    }
+    names, state = [s.source for s in flat.weights], _state(flat, values, weights)
+    return assemble(graph, names, state, outputs, (args, kwargs), shape, constraints)
+
+
+def _outputs_in_order(output: fx.Node, result: tree.Tree) -> tuple[list[fx.Node], Any]:
+    """The output nodes in the order of the result's structure, and that structure over their numbers."""
+    leaves: Any = list(output.args[0])  # type: ignore[arg-type]
+    nodes: list[fx.Node] = list(iter_arguments(leaves))
+    numbers = iter(range(len(nodes)))
+    numbered = [
+        [next(numbers) for _ in leaf] if isinstance(leaf, (list, tuple)) else next(numbers) for leaf in leaves
+    ]
+    shape = tree.build(without_literals(result), numbered, lambda name, rows: dict(rows))
+    return [nodes[i] for i in pytree.tree_leaves(shape)], shape  # states have their own order in the result
+
+
+def _state(
+    flat: Program, values: Mapping[str, Any], weights: Mapping[str, torch.Tensor] | None
+) -> dict[str, torch.Tensor]:
+    """The weights by name, on the meta device for a weightless program."""
+    if weights is not None:
+        return {s.source: weights[s.source] for s in flat.weights}
     with torch.device("meta"):
-        state = {
-            s.source: torch.empty(values[s.name].shape, dtype=values[s.name].dtype) if weights is None else weights[s.source] for s in flat.weights
-        }
-    return ExportedProgram(
-        root=module,
-        graph=module.graph,
-        graph_signature=ExportGraphSignature(specs, [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(n.name), None) for n in flat_nodes]),
-        state_dict=state,
-        range_constraints={
-            **{fakes.dims[d].node.expr: ValueRanges(least, int_oo if most is None else most) for d, (least, most) in dims.items()},
-            **{s: ValueRanges(0, int_oo) for s in _sizes_of_data(values.values())},
-        },
-        module_call_graph=[ModuleCallEntry("", call)],
-        example_inputs=None,
-        constants={},
-    )
+        return {s.source: torch.empty(values[s.name].shape, dtype=values[s.name].dtype) for s in flat.weights}
 
 
 def _sizes_of_data(values: Iterable[Any]) -> set[Any]:
-    """The symbols of sizes that are data (the number of true places of a mask that all members share)."""
-    found: set[Any] = set()
-    for value in values:
-        for t in value if isinstance(value, (list, tuple)) else [value]:
-            for size in (*t.shape, *t.stride()) if isinstance(t, torch.Tensor) else ():
-                if isinstance(size, torch.SymInt):
-                    found |= {s for s in size.node.expr.free_symbols if symbol_is_type(s, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT))}
-    return found
+    """The symbols of sizes that only values determine: the number of true places of a mask that all members
+    share.
+    """
+    tensors = (v for v in iter_arguments(list(values)) if isinstance(v, torch.Tensor))
+    sizes = (s for t in tensors for s in (*t.shape, *t.stride()) if isinstance(s, torch.SymInt))
+    data = (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)
+    return {symbol for s in sizes for symbol in s.node.expr.free_symbols if symbol_is_type(symbol, data)}
 
 
 def placeholder(name: str) -> str:
-    """An input's name as a parameter has it."""
+    """The name of an input as a parameter of Python."""
     return name.replace(".", "_")
 
 
 def without_literals(result: tree.Tree) -> tree.Tree:
-    """The result's tree without literals: every leaf of a torch.export program is a tensor."""
+    """The structure of a result without literals: every leaf of a torch.export program is a tensor."""
     ((form, value),) = result.items()
     if form in ("tuple", "list"):
         return {form: [without_literals(t) for t in value if "const" not in t]}
@@ -138,24 +135,33 @@ def without_literals(result: tree.Tree) -> tree.Tree:
 
 
 def flat_weights(program: Program) -> Program:
-    """Ragged weights as N weights of their own; the values that loops take apart are then lists of them."""
+    """The program with each Ragged weight replaced by N weights, which loops read as a list."""
     slots, lists = [], {}
     for slot in program.weights:
         if slot.kind != "ragged":
             slots.append(slot)
             continue
-        types = slot.type.split("|")
-        parts = [replace(slot, name=f"{slot.name}_{i}", source=f"{slot.source}@{i}", kind="shared", type=t) for i, t in enumerate(types)]
+        types = member_types(slot.type)
+        parts = [
+            replace(slot, name=f"{slot.name}_{i}", source=f"{slot.source}@{i}", kind="shared", type=t)
+            for i, t in enumerate(types)
+        ]
         slots += parts
         lists[slot.name] = [Ref(p.name) for p in parts]
     if not lists:
         return program
-    nodes = [replace(n, args=tuple(lists.get(a.name, a) if isinstance(a, Ref) else a for a in n.args)) for n in program.nodes]
+    nodes = [
+        replace(n, args=tuple(lists.get(a.name, a) if isinstance(a, Ref) else a for a in n.args))
+        for n in program.nodes
+    ]
     return replace(program, weights=tuple(slots), nodes=tuple(nodes))
 
 
 def spread(program: Program) -> Program:
-    """Shared outputs expanded to `[N, ...]`, as a caller sees them; a member's own program is left as it is."""
+    """The program with Shared outputs expanded to `[N, ...]`, as callers see them.
+
+    A member program stays as it is.
+    """
     if not program.members:
         return program
     nodes, outputs = list(program.nodes), []
@@ -164,6 +170,12 @@ def spread(program: Program) -> Program:
             outputs.append(output)
             continue
         nodes.append(Node(f"border_{k}", "aten.unsqueeze.default", (output.value, 0)))
-        nodes.append(Node(f"border_{k}_stacked", "aten.repeat_interleave.self_int", (Ref(f"border_{k}"), program.members, 0)))
+        nodes.append(
+            Node(
+                f"border_{k}_stacked",
+                "aten.repeat_interleave.self_int",
+                (Ref(f"border_{k}"), program.members, 0),
+            )
+        )
         outputs.append(Output(Ref(f"border_{k}_stacked"), "stacked"))
     return replace(program, nodes=tuple(nodes), outputs=tuple(outputs))

@@ -1,10 +1,10 @@
-"""A compiled program and the sizes that it holds for.
+"""Runs compiled programs at the sizes for which they are valid, and the flat graph at all others.
 
-A compiler looks at the sizes that it is given and takes for granted what they have in common with others: `B < 16`. Those conditions are kept as arithmetic
-over named dims and asked before every call; more than one variant may be compiled, and at sizes that none holds for the flat graph runs.
+A compiler assumes conditions on the sizes that it compiles for, such as `B < 16`. They are stored as
+arithmetic over named dims and checked before every call. More than one variant may be compiled.
 
-Conditions that hold at 2 are asked of 2 where a size is 1: that a compiled program is right at 1 is found out by running it there when it is compiled, and where
-it is not the record says `least: 2` of that dim.
+A size of 1 is checked as 2: whether a compiled program is right at 1 is tested by running it when it is
+compiled. If it is not, the record has `least: 2` for that dim.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ import torch
 from widepack_artifacts.guards import Expr, holds
 from widepack_artifacts.program import Slot
 
-from ..ir.encoding import dtype_of
 from ..errors import InputError
-from ..spec.input_spec import DimExpr, parse_type
+from ..ir.tensor_type import parse_slot
+from ..spec.dtypes import dtype_of
+from ..spec.input_spec import DimExpr
 from .flat import Flat
 from .task import Function
 
@@ -32,26 +33,40 @@ SEEN = 256
 
 @dataclass(frozen=True)
 class Variant:
-    """run: flat inputs, contiguous, in a list that is its own -> flat outputs. conditions: under which it holds. least: of the dims that it does not hold for at 1."""
+    """One compiled program.
+
+    run: takes a new list of contiguous inputs and returns the outputs. conditions: under which it is valid.
+    least: the smallest valid size of dims at which it is wrong at 1.
+    """
 
     run: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
     conditions: Sequence[Expr] = ()
     least: Mapping[str, int] | None = None
 
     def holds(self, sizes: Mapping[str, int]) -> bool:
+        """Whether the program is valid at these sizes."""
         if any(sizes.get(d, n) < n for d, n in (self.least or {}).items()):
             return False
-        asked = {d: max(2, s) for d, s in sizes.items()}
-        return all(holds(c, asked) for c in self.conditions)
+        checked = {d: max(2, s) for d, s in sizes.items()}
+        return all(holds(c, checked) for c in self.conditions)
 
 
 class Checked:
-    """A call of compiled programs, which check nothing themselves: every input is held to its type before native code sees it.
+    """A function over compiled programs.
 
-    flat: the program that they were made of, with its weights. place: where the programs lie.
+    They check nothing, so every input is checked against its type first.
+
+    flat: the program that was compiled, with its weights. place: the folder of the compiled programs.
     """
 
-    def __init__(self, device: torch.device, flat: Flat, variants: Sequence[Variant], eager: Function, place: Path | None = None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        flat: Flat,
+        variants: Sequence[Variant],
+        eager: Function,
+        place: Path | None = None,
+    ) -> None:
         slots, members = flat.program.inputs, flat.program.members
         self.variants = variants
         self.place = place
@@ -64,16 +79,21 @@ class Checked:
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
         like = tuple([(x.shape, x.dtype) for x in inputs])
-        variant = self._seen.get(like, _NEW)  # once: another thread may clear it
+        variant = self._seen.get(like, _NEW)  # read once: another thread may clear the dict
         if variant is _NEW:
             variant = self._choose(inputs, like)
         if variant is None:
             return self.eager(*inputs)
-        found = variant.run([x if x.is_contiguous() and not x.is_neg() and not x.is_conj() else _plain(x) for x in inputs])
-        return found if self._plain else self.flat.outputs(found)
+        outputs = variant.run(
+            [x if x.is_contiguous() and not x.is_neg() and not x.is_conj() else _plain(x) for x in inputs]
+        )
+        return outputs if self._plain else self.flat.outputs(outputs)
 
     def _choose(self, inputs: Sequence[torch.Tensor], like: Any) -> Variant | None:
-        """The variant for inputs of these shapes; None: no variant holds there. Raises: InputError for what the program is not for."""
+        """The variant for inputs of these shapes; None if no variant is valid.
+
+        Raises: InputError for inputs of another type.
+        """
         sizes: dict[str, int] = {}
         if len(inputs) != len(self._inputs):
             raise InputError(f"the program takes {len(self._inputs)} inputs, the call gives {len(inputs)}")
@@ -89,25 +109,32 @@ class Checked:
 
 
 def _plain(x: torch.Tensor) -> torch.Tensor:
-    """The same numbers as memory holds them, in order."""
+    """The same numbers, contiguous in memory."""
     return x.resolve_conj().resolve_neg().contiguous()
 
 
 class _Input:
     def __init__(self, slot: Slot, members: int) -> None:
-        name, dims = parse_type(slot.type)
-        self.name, self.type, self.dtype = slot.source or slot.name, slot.type, dtype_of(name)
-        self.dims: list[int | DimExpr] = [*([members] if slot.kind == "stacked" else []), *dims]
+        type_ = parse_slot(slot.type)
+        self.name, self.type, self.dtype = slot.source or slot.name, slot.type, dtype_of(type_.dtype)
+        self.dims: list[int | DimExpr] = [*([members] if slot.kind == "stacked" else []), *type_.dims]
 
     def check(self, x: torch.Tensor, device: torch.device, sizes: dict[str, int]) -> None:
-        fits = x.dtype == self.dtype and x.device == device and x.layout == torch.strided and x.dim() == len(self.dims)
+        fits = (
+            x.dtype == self.dtype
+            and x.device == device
+            and x.layout == torch.strided
+            and x.dim() == len(self.dims)
+        )
         for size, dim in zip(x.shape, self.dims):
             fits &= (
                 size == dim
                 if isinstance(dim, int)
-                else size % dim.factor == 0 and sizes.setdefault(dim.letter, size // dim.factor) == size // dim.factor
+                else size % dim.factor == 0
+                and sizes.setdefault(dim.letter, size // dim.factor) == size // dim.factor
             )
         if not fits:
             raise InputError(
-                f"input {self.name} is {str(x.dtype).removeprefix('torch.')}{list(x.shape)} on {x.device}; the compiled program takes {self.type}"
+                f"input {self.name} is {str(x.dtype).removeprefix('torch.')}{list(x.shape)} on {x.device}; "
+                f"the compiled program takes {self.type}"
             )

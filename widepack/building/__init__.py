@@ -1,0 +1,28 @@
+"""Builds an artifact: N checkpoints in, one verified artifact out (`widepack.build`).
+
+`build.py` parses the arguments. `stages.py` has one function for each stage, in order. The work of a stage is
+done in `read.py`, `captures.py`, `prove.py` and `write.py`, and in the packages below: `checkpoints`,
+`capture`, `simplify`, `planning`, `lowering`, `verification`.
+
+| in | out | start reading |
+|---|---|---|
+| checkpoints, a factory, input specs | the folder `ens.wide/`; `BuildReport` | `build.py`, `stages.py` |
+
+| file | what it does |
+|---|---|
+| `build.py` | Defines `widepack.build`, which fuses checkpoints into an artifact |
+| `call_source.py` | Makes the example call of an entry and captures one member with it |
+| `captures.py` | Captures the members of one entry, one for each shape signature |
+| `entry.py` | Holds what the stages of a build know of one entry: its captures, inputs, dims |
+| `factories.py` | Chooses the factory of the members: the one that the user names |
+| `members.py` | Makes the members of a build as modules with their weights |
+| `preview.py` | Previews a build without checkpoints: the member program, and for N members the kinds |
+| `prove.py` | Verifies one entry of a build: both comparisons of every program, small sizes |
+| `provenance.py` | Records where an artifact comes from: versions, system, date, command, git commit |
+| `read.py` | Reads the checkpoints of a build and aligns their weights in one table |
+| `report.py` | Defines `BuildReport` and `EntryReport`, and computes them from a build |
+| `request.py` | Holds the parsed and checked arguments of one build |
+| `stages.py` | Runs the stages of a build, one function for each: read, capture, lower, write, verify |
+| `weights_table.py` | Makes the weights table of a build: a row for each weight |
+| `write.py` | Writes the files of a build: stacked weights, programs, and the manifest's rows for them |
+"""

@@ -1,153 +1,239 @@
-"""What a build proves of one entry: both comparisons of every program, the small sizes, the probe's answers, and the kernels of a call."""
+"""Verifies one entry of a build: both comparisons of every program, small sizes, and the probe."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from widepack_artifacts import tree
 from widepack_artifacts import weights as weight_files
 from widepack_artifacts.program import Program
 
-from ..verification import probe
-from ..verification import small_sizes
-from ..verification import answers as verify
-from ..system.readahead import asking
+from ..capture.pt2.factory import ExportedProgramFactory
+from ..capture.trial import Trial, why_not
+from ..errors import CaptureError, VerificationError
+from ..ir.at_rest import draws, rested
+from ..ir.fake_values import CPU
+from ..ir.kinds import weights_only
+from ..lowering.wide_programs import LoweredProgram, same_programs
+from ..runtime.graph_module import graph_module
 from ..runtime.kernel_count import kernels
 from ..spec.entries import PATTERNS
-from ..errors import CaptureError, VerificationError
-from ..capture.pt2.factory import Programs
-from .entry import Job, all_weights, filled_member
-from ..ir.kinds import weights_only
-from ..verification.parts import lowered, parts
 from ..system.progress import Stages
-from ..ir.fake_values import CPU
-from ..ir.at_rest import draws, rested
-from ..runtime.graph_module import graph_module
-from ..spec.state import BUFFER
-from ..capture.trial import Trial, why_not
-from ..verification.reference import Compared, Truth
-from ..lowering.wide_programs import Wide, same_programs
+from ..system.readahead import asking
+from ..verification import calls, module_run, probe, small_sizes
+from ..verification.parts import all_weights, lowered, parts
+from ..verification.record import program_key
+from ..verification.reference import ComparedOutputs, ReferenceAnswers
+from ..verification.subject import Subject, VerifiedCall, fitting, subject_of
+from .entry import BuildEntry
+from .members import filled_member
+from .write import WeightFiles
+
+WAY_OUT = "Nothing was written; please report it, or build with --strategy loop"
 
 
-def _subject(job: Job, held: weight_files.Weights) -> verify.Subject:
-    first = job.first
+@dataclass(frozen=True)
+class KernelCounts:
+    """The kernels of one call at batch 2: of one member, and of the wide program."""
 
-    def bind(leaves: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        given = list(first.signature)
-        while given and given[-1].default and "const" in given[-1].tree:  # what was left out stays out: a wrapper may fill it in by name
-            given.pop()
-        built = [(n, k, tree.build(t, list(leaves), lambda name, rows: dict(rows))) for n, k, t, _ in given]
-        return tuple(v for _, k, v in built if k == "positional"), {n: v for n, k, v in built if k == "keyword"}
+    member: int
+    wide: int
 
-    return verify.Subject(
-        members=tuple(job.aligned.names),
-        programs=[at_rest(p, job.entry) for p in job.programs] if job.dropout else job.programs,
-        signatures=job.captures.signatures,
-        sources=job.sources,
-        outputs=[n for n, _ in first.outputs],
-        sizes=first.sizes,
-        batch=job.batch,
-        weights=lambda i: job.weights_of(i, held),
-        module=lambda i: filled_member(job.factory, job.aligned, i),
-        method=job.entry,
-        states=job.states,
-        initial=lambda i, state: job.table.by_name[state.name].value(i) if state.how == BUFFER else None,
-        bind=bind,
-        numbers=tree.numbers(first.returned),
-        alike=job.captures.alike(job.aligned.names),
-        fits=_fits(job),
-    )
+
+@dataclass(frozen=True)
+class ProvedEntry:
+    """A verified entry.
+
+    entry: with the dims and conditions that verification corrected. wides: its verified wide programs.
+    record: of the comparisons, for the manifest. probe: the probe's calls by pattern.
+    """
+
+    entry: BuildEntry
+    wides: list[LoweredProgram]
+    record: dict[str, Any]
+    probe: dict[str, probe.Answers]
+    kernels: KernelCounts
+
+
+def prove(
+    entry: BuildEntry,
+    wides: list[LoweredProgram],
+    lower_plain: Callable[[], list[LoweredProgram]],
+    written: WeightFiles,
+    stages: Stages,
+) -> ProvedEntry:
+    """Makes both comparisons of every program of an entry.
+
+    lower_plain: lowers the programs without channel-packed convolutions. These add up in another order, which
+    some networks do not tolerate.
+
+    Raises: VerificationError; CaptureError.
+    """
+    with warnings.catch_warnings():
+        # Warnings of members at trial sizes do not concern the user of this build.
+        warnings.simplefilter("ignore")
+        subject = _subject(entry, written)
+        entry = _corrected(entry, subject)
+        subject = replace(
+            _subject(entry, written),
+            functions=subject.functions,
+            readahead=asking([r.weight for r in entry.table.rows], written.paths, entry.count),
+        )
+        reference = ReferenceAnswers(entry, subject, written.weights, calls.calls(subject, PATTERNS), stages)
+        wides, compared = _compare(entry, wides, lower_plain, reference)
+        return ProvedEntry(
+            entry,
+            wides,
+            _record(entry, reference, compared),
+            reference.probed(),
+            _kernels(entry, wides, written.weights, reference.small("shared")),
+        )
 
 
 def at_rest(program: Program, entry: str) -> Program:
-    """The program without its draws. Raises: CaptureError for an op that is not known without."""
+    """Returns the program without its random draws.
+
+    Raises: CaptureError if an op has no form without them.
+    """
     found = rested(program)
     if found is None:
         raise CaptureError(
-            f"{entry} draws random numbers by an op whose draw cannot be taken out, and nothing can be proved of it; make what it draws an input of {entry}"
+            f"{entry} draws random numbers with an op that has no form without the draw, so {entry} cannot be"
+            f" verified; make the random numbers an input of {entry}"
         )
     return found
 
 
-def _fits(job: Job) -> Callable[[Mapping[str, int]], bool]:
-    return verify.fitting(job.bounds, [g.expr for g in job.first.guards])
+def _subject(entry: BuildEntry, written: WeightFiles) -> Subject:
+    names = entry.aligned.names
+    subject = subject_of(
+        entry,
+        names,
+        written.weights,
+        initial=entry.initial_value,
+        module=partial(filled_member, entry.factory, entry.aligned),
+    )
+    programs = [at_rest(p, entry.entry) for p in entry.programs] if entry.dropout else entry.programs
+    return replace(subject, programs=programs, same_program=entry.captures.same_program(names))
 
 
-def prove(
-    job: Job, wides: list[Wide], plain: Callable[[], list[Wide]], held: weight_files.Weights, files: Sequence[Path], stages: Stages
-) -> tuple[list[Wide], dict[str, Any], dict[str, probe.Answers], tuple[int, int]]:
-    """Both comparisons of every program of an entry. held, files: the weights that were written. plain: makes those without packed convolutions, which add up in another order than some networks bear.
+def _corrected(entry: BuildEntry, subject: Subject) -> BuildEntry:
+    """Returns the entry without needless conditions, and with the dims that must be at least 2.
 
-    Returns: the programs that are right; the record, the probe's calls by pattern, and the kernels of a call. Raises: VerificationError.
+    Raises: CaptureError if member 0 does not take the example.
     """
-    one = cache(partial(filled_member, job.factory, job.aligned, 0))
-    subject = replace(_subject(job, held), module=lambda i: one())  # small sizes are asked of member 0 alone, many times
-    _refuse_example(job, subject)
-    if gone := small_sizes.needless(subject, job.bounds, [g.expr for g in job.first.guards]):
-        job.first = replace(job.first, guards=tuple(g for i, g in enumerate(job.first.guards) if i not in gone))
-    for letter in job.first.sizes:
-        if why := small_sizes.way_at_one(replace(subject, fits=_fits(job)), letter):
-            job.at_least_two(letter, why)
-    one.cache_clear()
-    subject = replace(_subject(job, held), made=subject.made, ask=asking([r.weight for r in job.table.rows], files, job.count))
-    truth = Truth(job, subject, held, verify.calls(subject, PATTERNS), stages)
+    # Member 0 alone runs at many small sizes, so its module is made once.
+    member = cache(partial(filled_member, entry.factory, entry.aligned, 0))
+    subject = replace(subject, module=lambda i: member())
+    _check_example(entry, subject)
+    if needless := small_sizes.needless(subject, entry.bounds, entry.conditions):
+        entry = entry.without_guards(needless)
+    for letter in entry.sizes:
+        fits = fitting(entry.bounds, entry.conditions)
+        if why := small_sizes.difference_at_one(replace(subject, fits=fits), letter):
+            entry = entry.at_least_two(letter, why)
+    return entry
 
-    def compared(some: Sequence[Wide]) -> dict[str, Compared]:
-        way_out = "Nothing was written; please report it, or build with --strategy loop"
-        found = {}
-        for n, w in enumerate(some):
-            rests = job.dropout and draws(w.lowered.program)
-            program = at_rest(w.lowered.program, job.entry) if rests else w.lowered.program
-            found[f"{w.pattern}.{n}"] = truth.hold(w.pattern, program, w.plan, None if rests else w.lowered, way_out)
-        return found
 
+def _compare(
+    entry: BuildEntry,
+    wides: list[LoweredProgram],
+    lower_plain: Callable[[], list[LoweredProgram]],
+    reference: ReferenceAnswers,
+) -> tuple[list[LoweredProgram], dict[str, ComparedOutputs]]:
+    """Makes comparison (b); if it fails, again with the plain programs.
+
+    Returns: the programs that passed, and the compared outputs by pattern and number. Raises:
+    VerificationError.
+    """
     try:
-        found = compared(wides)
+        return wides, _compared(entry, wides, reference)
     except VerificationError:
-        others = plain()
+        others = lower_plain()
         if same_programs(others, wides):
             raise
-        wides, found = others, compared(others)
-    at_rest_ = {"draws": "at rest: programs that draw random numbers are compared without"} if job.dropout and any(map(draws, job.programs)) else {}
-    record = truth.record({"capture": [p.record() for p in truth.captured], **at_rest_}, found)
-    return wides, record, truth.probed(), _kernels(job, wides, held, truth.small("shared"))
+        return others, _compared(entry, others, reference)
 
 
-def _refuse_example(job: Job, subject: verify.Subject) -> None:
-    """Refuse an example that member 0 does not take, of members that are programs: a module has run it before its capture. Raises: CaptureError."""
-    if not isinstance(job.factory, Programs) or subject.module is None:
+def _compared(
+    entry: BuildEntry, wides: Sequence[LoweredProgram], reference: ReferenceAnswers
+) -> dict[str, ComparedOutputs]:
+    found = {}
+    for n, wide in enumerate(wides):
+        program, stored = wide.lowered.program, wide.lowered
+        if entry.dropout and draws(program):
+            found[program_key(wide.pattern, n)] = reference.check(
+                wide.pattern, at_rest(program, entry.entry), wide.plan, None, WAY_OUT
+            )
+        else:
+            found[program_key(wide.pattern, n)] = reference.check(
+                wide.pattern, program, wide.plan, stored, WAY_OUT
+            )
+    return found
+
+
+def _record(
+    entry: BuildEntry, reference: ReferenceAnswers, compared: Mapping[str, ComparedOutputs]
+) -> dict[str, Any]:
+    """Returns the record of an entry's comparisons for the manifest."""
+    capture: dict[str, Any] = {"capture": [p.record() for p in reference.captured]}
+    if entry.dropout and any(map(draws, entry.programs)):
+        capture["draws"] = "at rest: programs that draw random numbers are compared without"
+    return reference.record(capture, compared)
+
+
+def _check_example(entry: BuildEntry, subject: Subject) -> None:
+    """Refuses an example that member 0 does not take. Raises: CaptureError.
+
+    Only members that are torch.export programs are checked: other members ran the example before their
+    capture.
+    """
+    if not isinstance(entry.factory, ExportedProgramFactory) or subject.module is None:
         return
-    inputs = verify.like_example(subject, 0)
+    inputs = calls.like_example(subject, 0)
     try:
-        verify.run_module(subject.module(0), subject, inputs)
+        module_run.run_module(subject.module(0), subject, inputs)
     except Exception as e:
-        leaves = [replace(leaf, example=x) for leaf, x in zip(job.first.inputs, inputs)]
+        module = subject.module(0)
+        leaves = [replace(leaf, example=x) for leaf, x in zip(entry.first.inputs, inputs)]
         args, kwargs = subject.bind(inputs)
-        why = why_not(Trial(subject.module(0), job.entry, args, kwargs, leaves, job.first.sizes))
-        raise CaptureError(why or f"{type(subject.module(0)).__name__} does not take the example: {type(e).__name__}: {e}") from e
+        why = why_not(Trial(module, entry.entry, args, kwargs, leaves, entry.sizes))
+        raise CaptureError(
+            why or f"{type(module).__name__} does not take the example: {type(e).__name__}: {e}"
+        ) from e
 
 
-def _kernels(job: Job, wides: Sequence[Wide], held: weight_files.Weights, call: verify.Call) -> tuple[int, int]:
-    """Kernels of one call of member 0, and of the first wide program of pattern `shared`."""
-
-    def of(program: Program, weights: Mapping[str, Any], inputs: Sequence[torch.Tensor]) -> int:
-        early = weights_only(program)
-        counted = [n.name not in early for n in program.nodes]
-        return kernels(graph_module(program, CPU), [*(weights[s.source] for s in program.weights), *inputs], counted)
+def _kernels(
+    entry: BuildEntry, wides: Sequence[LoweredProgram], weights: weight_files.Weights, call: VerifiedCall
+) -> KernelCounts:
+    """Counts the kernels of one call of member 0, and of the first wide program of pattern `shared`."""
 
     def of_members(members: range, program: Program) -> int:
-        return of(program, all_weights(program, held, job.count, members), call.stacked(members))
+        values = all_weights(program, weights, entry.count, members)
+        return _count(program, values, call.stacked(members))
 
     wide = next(w for w in wides if w.pattern == "shared")
-    if len(parts(job, wide.pattern, wide.lowered.program, wide.plan, wide.lowered)) == 1:
-        found = of_members(range(job.count), wide.lowered.program)
-    else:  # a loop has as many more as it has members
-        two, three = (of_members(range(n), lowered(job, wide.pattern, wide.plan, job.signatures[:n]).program) for n in (2, 3))
-        found = two + (job.count - 2) * (three - two)
-    return of(job.programs[job.captures.signatures[0]], job.weights_of(0, held), call.inputs[0]), found
+    if len(parts(entry, wide.pattern, wide.lowered.program, wide.plan, wide.lowered)) == 1:
+        total = of_members(range(entry.count), wide.lowered.program)
+    else:
+        # The kernels of a loop grow linearly with the members, so two small counts give the total.
+        two, three = (
+            of_members(range(n), lowered(entry, wide.pattern, wide.plan, entry.signatures[:n]).program)
+            for n in (2, 3)
+        )
+        total = two + (entry.count - 2) * (three - two)
+    program = entry.programs[entry.signatures[0]]
+    return KernelCounts(_count(program, entry.weights_of(0, weights), call.inputs[0]), total)
+
+
+def _count(program: Program, weights: Mapping[str, Any], inputs: Sequence[torch.Tensor]) -> int:
+    """Counts the kernels of one call, without the prologue."""
+    prologue = weights_only(program)
+    counted = [n.name not in prologue for n in program.nodes]
+    values = [*(weights[s.source] for s in program.weights), *inputs]
+    return kernels(graph_module(program, CPU), values, counted)

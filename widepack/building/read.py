@@ -1,66 +1,80 @@
-"""The first stage of a build: from the paths that were given to members that fit together, and what makes them."""
+"""Reads the checkpoints of a build and aligns their weights in one table."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
-from torch import nn
-
-from ..checkpoints.discovery import LeftOut, bad_ones, open_good
-from ..capture.pt2.factory import Programs, other_programs, unreadable
-from .entry import fresh_member
-from ..checkpoints.alignment import Alignment, Factory, align, mismatch
+from ..capture.pt2.factory import ExportedProgramFactory, other_programs, unreadable
+from ..checkpoints.alignment import Alignment, align, repeated
+from ..checkpoints.differences import mismatch
+from ..checkpoints.discovery import Checkpoint, LeftOut, bad_ones, open_good
+from ..checkpoints.factory import Factory
 from .factories import choose_factory
+from .request import BuildRequest
 
 
 class ReadMembers(NamedTuple):
-    """left_out: the checkpoints that are no members, in order; empty unless bad ones may be skipped."""
+    """The members of a build. left_out: the checkpoints that were skipped, in order; empty without
+    `skip_bad`.
+    """
 
     factory: Factory
     aligned: Alignment
     left_out: list[LeftOut]
 
 
-def read_members(
-    paths: Sequence[str],
-    names: Sequence[str],
-    model: str | Callable[..., nn.Module] | None,
-    model_args: Mapping[str, object] | None,
-    *,
-    key: str | None = None,
-    dtype: torch.dtype | None = None,
-    trust_pickle: bool = False,
-    skip_bad: bool = False,
-    share: str = "auto",
-    inputs: Sequence[str] | None = None,
-) -> ReadMembers:
-    """Open all checkpoints, find what makes the members, and bring their weights into one table.
+def read_members(request: BuildRequest) -> ReadMembers:
+    """Opens all checkpoints, finds the factory, and aligns the members' weights in one table.
 
-    names: one a path. dtype: what all floating weights are converted to. skip_bad: leave out those that cannot be read or are of another model than the first
-    that can; of programs, also those that differ from the first in more than weights. inputs: specs of a program's inputs. Raises: UsageError; CheckpointError and MemberMismatch, each with all that is wrong.
+    With `skip_bad`, checkpoints are left out that cannot be read, or that are of another model than the first
+    readable one; of torch.export programs also those that differ from the first in more than weights.
+
+    Raises: UsageError; CheckpointError and MemberMismatch, each with all problems.
     """
-    opened, left_out = open_good(paths, key, trust_pickle)
-    numbers = [i for i in range(len(paths)) if i not in {b.number for b in left_out}]
+    opened, left_out = open_good(request.paths, request.key, request.trust_pickle)
+    members = OpenedMembers(request.paths, opened, left_out)
+    members.leave_out([unreadable(c) if request.model is None else "" for c in members.opened])
+    if request.dtype is not None:
+        members.opened = [c.as_dtype(request.dtype) for c in members.opened]
+    factory = choose_factory(request.model, request.model_args, members.opened, request.dtype)
+    state = factory.of(members.opened[0], members.opened[0].state_dict()).state_dict()
+    # Otherwise `align` reports all differences in one error.
+    if members.left_out or request.skip_bad:
+        members.leave_out([mismatch(c, state, factory.takes_state_dict) for c in members.opened])
+        if isinstance(factory, ExportedProgramFactory):
+            members.leave_out(other_programs(members.opened, request.calls.forward_inputs))
+        if not request.skip_bad:
+            raise bad_ones(members.left_out, len(request.paths))
+    names = [request.names[i] for i in members.numbers]
+    aligned = align(members.opened, names, request.share, state, ragged=factory.takes_state_dict)
+    if request.one_checkpoint:
+        aligned = repeated(aligned, request.names)
+    return ReadMembers(factory, aligned, members.left_out)
 
-    def leave_out(whys: Sequence[str]) -> None:
-        """whys: for each open checkpoint why it cannot stay, or empty."""
-        nonlocal opened, numbers, left_out
-        left_out = sorted([*left_out, *(LeftOut(i, paths[i], why) for i, why in zip(numbers, whys) if why)])
-        opened, numbers = [c for c, why in zip(opened, whys) if not why], [i for i, why in zip(numbers, whys) if not why]
-        if not opened:
-            raise bad_ones(left_out, len(paths))
 
-    leave_out([unreadable(c) if model is None else "" for c in opened])
-    if dtype is not None:
-        opened = [c.as_dtype(dtype) for c in opened]
-    factory = choose_factory(model, model_args, opened, dtype)
-    state = fresh_member(factory, opened[0], opened[0].state_dict()).state_dict()
-    if left_out or skip_bad:  # else `align` tells of all differences at once
-        leave_out([mismatch(c, state, factory.takes_state_dict) for c in opened])
-        if isinstance(factory, Programs):
-            leave_out(other_programs(opened, inputs))
-        if not skip_bad:
-            raise bad_ones(left_out, len(paths))
-    return ReadMembers(factory, align(opened, [names[i] for i in numbers], share, state, ragged=factory.takes_state_dict), left_out)
+class OpenedMembers:
+    """The open checkpoints of a build, some of which may be left out.
+
+    numbers: for each open checkpoint its place in `paths`.
+    """
+
+    def __init__(
+        self, paths: Sequence[str], opened: Sequence[Checkpoint], left_out: Sequence[LeftOut]
+    ) -> None:
+        self.paths, self.opened, self.left_out = paths, list(opened), list(left_out)
+        bad = {b.number for b in left_out}
+        self.numbers = [i for i in range(len(paths)) if i not in bad]
+
+    def leave_out(self, reasons: Sequence[str]) -> None:
+        """Leaves checkpoints out.
+
+        reasons: for each open checkpoint why it is left out; empty if it stays. Raises: CheckpointError if
+        none stays.
+        """
+        bad = [LeftOut(i, self.paths[i], why) for i, why in zip(self.numbers, reasons) if why]
+        self.left_out = sorted([*self.left_out, *bad])
+        self.opened = [c for c, why in zip(self.opened, reasons) if not why]
+        self.numbers = [i for i, why in zip(self.numbers, reasons) if not why]
+        if not self.opened:
+            raise bad_ones(self.left_out, len(self.paths))

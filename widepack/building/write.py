@@ -1,182 +1,217 @@
-"""What a build writes: stacked weights, programs, and where all of it comes from."""
+"""Writes the files of a build: stacked weights, programs, and the manifest's rows for them."""
 
 from __future__ import annotations
 
-import datetime
-import platform
-import shlex
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from widepack_artifacts import manifest as form
-from widepack_artifacts import strict_json
-from widepack_artifacts import tree
+from widepack_artifacts import strict_json, tree
 from widepack_artifacts import weights as weight_files
+from widepack_artifacts.dims import Dim, Guard
+from widepack_artifacts.entry import Entry, Input, OutputLeaf, State, WideProgram
+from widepack_artifacts.weight_table import member_tensor
 from widepack_artifacts.writer import Writer
 
-from ..ir.encoding import dtype_of
-from ..spec.entries import PATTERNS
 from ..backends.torch_export import export_program, placeholder
-from .entry import Job, Row
-from ..checkpoints.alignment import Factory
-from ..system.progress import Stages
-from ..registry.registry import Choice
-from ..version import __version__
-from ..lowering.wide_programs import Entry, Wide, wide_only
+from ..lowering.wide_programs import LoweredProgram, LoweringEntry, wide_only
+from ..spec.dtypes import dtype_of
+from ..spec.entries import PATTERNS
+from .entry import BuildEntry
+from .weights_table import WeightRow, WeightsTable
 
 HASHING = 4
-"""Checkpoints that are hashed at once."""
+"""The number of checkpoints that are hashed at the same time."""
 SHARD_BYTES = 5 * 10**9
-"""Of a weights file, as Hugging Face has it."""
-SHARD_SIZE = "max_shard_size"
-"""Where the provenance says which size was asked for."""
+"""The default size of a weights file, as in Hugging Face's libraries."""
 
 
-class Rows(Protocol):
-    """A table of weights: a row for each, and how many members there are."""
+class WeightRows(Protocol):
+    """A table of weights: a row for each weight, and the number of members."""
 
     @property
-    def rows(self) -> Sequence[Row]: ...
+    def rows(self) -> Sequence[WeightRow]: ...
     @property
     def count(self) -> int: ...
 
 
-Written = tuple[str, Sequence[int], torch.dtype, Callable[[], Iterator[torch.Tensor]]]
+@dataclass(frozen=True)
+class WeightFiles:
+    """The weights files that were written, and a reader of them."""
+
+    paths: list[Path]
+    weights: weight_files.Weights
+
+    @classmethod
+    def open(cls, writer: Writer, names: Sequence[str]) -> WeightFiles:
+        """Opens the weights files of these names."""
+        paths = [writer.place(name) for name in names]
+        return cls(paths, weight_files.Weights(paths))
 
 
-def write_weights(writer: Writer, table: Rows, most: int = SHARD_BYTES, progress: Callable[[int, int], None] | None = None) -> list[str]:
-    """The stacked weights, streamed from the members' mapped files: at most one tensor of one member is held.
+FileTensor = tuple[str, Sequence[int], torch.dtype, Callable[[], Iterator[torch.Tensor]]]
+"""A tensor of a weights file: its name, shape, dtype, and what makes its content."""
 
-    most: bytes of a file, unless one weight has more. progress: told the bytes done, and of how many. Returns: the files' names.
-    """
-    total = sum(r.weight.bytes(table.count) for r in table.rows)
-    done = 0
 
-    def told(values: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
-        nonlocal done
+class _Progress:
+    """Counts the bytes that were written, and reports them. total: the bytes of all weights."""
+
+    def __init__(self, total: int, report: Callable[[int, int], None] | None) -> None:
+        self.total, self.report, self.done = total, report, 0
+
+    def counted(self, values: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
+        """Yields the values; each is counted after it was written."""
         for value in values:
             yield value
-            done += value.numel() * value.element_size()
-            if progress is not None:
-                progress(done, total)
+            self.done += value.numel() * value.element_size()
+            if self.report is not None:
+                self.report(self.done, self.total)
 
-    def source(row: Row, members: range) -> Callable[[], Iterator[torch.Tensor]]:
-        return lambda: told(row.value(i) for i in members)
 
-    shards: list[list[Written]] = [[]]
+def write_weights(
+    writer: Writer,
+    table: WeightRows,
+    shard_bytes: int = SHARD_BYTES,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[str]:
+    """Writes the stacked weights; at most one tensor of one member is in memory.
+
+    shard_bytes: the largest size of a file; one weight is never divided. progress: called with the bytes that
+    are written and the bytes of all weights. Returns: the names of the files.
+    """
+    counter = _Progress(sum(r.weight.bytes(table.count) for r in table.rows), progress)
+    shards: list[list[FileTensor]] = [[]]
     size = 0
     for row in table.rows:
-        w = row.weight
-        if w.kind == "ragged":
-            made: list[Written] = [(f"{w.name}@{i}", w.shape[i], dtype_of(w.dtype), source(row, range(i, i + 1))) for i in range(table.count)]
-        else:
-            members = range(table.count if w.kind == "stacked" else 1)
-            made = [(w.name, w.tensors(table.count)[w.name], dtype_of(w.dtype), source(row, members))]
-        if shards[-1] and size + w.bytes(table.count) > most:
+        row_bytes = row.weight.bytes(table.count)
+        if shards[-1] and size + row_bytes > shard_bytes:
             shards.append([])
             size = 0
-        shards[-1] += made
-        size += w.bytes(table.count)
+        shards[-1] += _file_tensors(row, table.count, counter)
+        size += row_bytes
     names = []
-    for entries in shards:
+    for tensors in shards:
         with writer.stream("weights", "safetensors") as file:
-            weight_files.write(file, entries, {"format": "pt"})
+            weight_files.write(file, tensors, {"format": "pt"})
         names.append(file.name)
     return names
 
 
+def _file_tensors(row: WeightRow, count: int, counter: _Progress) -> list[FileTensor]:
+    """Returns the tensors of the weights files that hold a weight."""
+    weight, dtype = row.weight, dtype_of(row.weight.dtype)
+
+    def source(members: range) -> Callable[[], Iterator[torch.Tensor]]:
+        return lambda: counter.counted(row.value(i) for i in members)
+
+    if weight.kind == "ragged":
+        return [
+            (member_tensor(weight.name, i), weight.shape[i], dtype, source(range(i, i + 1)))
+            for i in range(count)
+        ]
+    members = range(count if weight.kind == "stacked" else 1)
+    return [(weight.name, weight.tensors(count)[weight.name], dtype, source(members))]
+
+
 def write_tensors(writer: Writer, stem: str, tensors: Mapping[str, torch.Tensor]) -> str:
+    """Writes tensors to one safetensors file and returns its name."""
+    rows: list[FileTensor] = [(n, list(t.shape), t.dtype, partial(iter, [t])) for n, t in tensors.items()]
     with writer.stream(stem, "safetensors") as file:
-        weight_files.write(file, [(n, list(t.shape), t.dtype, lambda t=t: iter([t])) for n, t in tensors.items()])  # type: ignore[misc]
+        weight_files.write(file, rows)
     return file.name
 
 
-def write_programs(writer: Writer, jobs: Sequence[Job], wides: Mapping[str, Sequence[Wide]], pt2: bool) -> form.Manifest:
-    table = jobs[0].table
-    with ThreadPoolExecutor(HASHING) as pool:  # hashing lets other threads run
-        hashes = pool.map(lambda c: c.sha256(), table.aligned.checkpoints)
-        records = tuple(form.Member(n, c.path, digest, c.bytes) for n, c, digest in zip(table.aligned.names, table.aligned.checkpoints, hashes))
-    entries = {job.entry: _write_entry(writer, job, wides[job.entry], pt2) for job in jobs}
-    return form.Manifest(members=records, weights=tuple(r.weight for r in table.rows), entries=entries)
-
-
-def _write_entry(writer: Writer, job: Job, wides: Sequence[Wide], pt2: bool) -> form.Entry:
-    first = job.first
-    members = [writer.file(f"programs/member.{job.entry}", "json", strict_json.canonical(p.to_json())) for p in job.programs]
-    return form.Entry(
-        inputs=tuple(form.Input(s.name, s.type, s.low, s.high) for s in job.sources),
-        signature=list(first.signature),
-        outputs=tuple(form.OutputLeaf(n, t, k) for (n, t), k in zip(first.outputs, kinds_out(wides))),
-        result=first.result,
-        dims={d: form.Dim(least, most, source, first.sizes[d]) for d, (least, most, source) in first.dims.items()},
-        guards=tuple(form.Guard(g.expr, g.source) for g in first.guards),
-        fixed=list(first.fixed),
-        member=members,
-        signatures=list(job.captures.signatures),
-        wide=tuple(write_wides(writer, job.entry, wides)),
-        pt2=write_exported(writer, job, wides, PATTERNS if pt2 else ()),
-        state=tuple(form.State(s.input, s.output, job.initial(s)) for s in job.states),
+def write_programs(
+    writer: Writer, entries: Sequence[BuildEntry], wides: Mapping[str, Sequence[LoweredProgram]], pt2: bool
+) -> form.Manifest:
+    """Writes the programs of all entries and returns the manifest with their rows, without a probe or
+    provenance.
+    """
+    table = entries[0].table
+    rows = {e.entry: _write_entry(writer, e, wides[e.entry], pt2) for e in entries}
+    return form.Manifest(
+        members=_member_rows(table), weights=tuple(r.weight for r in table.rows), entries=rows
     )
 
 
-def kinds_out(wides: Sequence[Wide]) -> list[str]:
-    """What an entry's programs give where all members see one input."""
+def _member_rows(table: WeightsTable) -> tuple[form.Member, ...]:
+    """Returns the manifest's row of each member, with the hash of its checkpoint."""
+    aligned = table.aligned
+    with ThreadPoolExecutor(HASHING) as pool:  # hashing releases the GIL
+        hashes = pool.map(lambda c: c.sha256(), aligned.checkpoints)
+        return tuple(
+            form.Member(n, c.path, digest, c.bytes)
+            for n, c, digest in zip(aligned.names, aligned.checkpoints, hashes)
+        )
+
+
+def _write_entry(writer: Writer, entry: BuildEntry, wides: Sequence[LoweredProgram], pt2: bool) -> Entry:
+    """Writes the programs of one entry and returns its row."""
+    first = entry.first
+    members = [
+        writer.file(f"programs/member.{entry.entry}", "json", strict_json.canonical(p.to_json()))
+        for p in entry.programs
+    ]
+    return Entry(
+        inputs=tuple(Input(s.name, s.type, s.low, s.high) for s in entry.sources),
+        signature=list(first.signature),
+        outputs=tuple(OutputLeaf(n, t, k) for (n, t), k in zip(first.outputs, output_kinds(wides))),
+        result=first.result,
+        dims={d: Dim(least, most, source, first.sizes[d]) for d, (least, most, source) in first.dims.items()},
+        guards=tuple(Guard(g.expr, g.source) for g in first.guards),
+        fixed=list(first.fixed),
+        member=members,
+        signatures=list(entry.signatures),
+        wide=tuple(write_wides(writer, entry.entry, wides)),
+        pt2=write_exported(writer, entry, wides, PATTERNS if pt2 else ()),
+        state=tuple(State(s.input, s.output, entry.initial(s)) for s in entry.states),
+    )
+
+
+def output_kinds(wides: Sequence[LoweredProgram]) -> list[str]:
+    """Returns the kinds of the outputs of an entry's programs if all members have one input."""
     return [o.kind for o in next(w for w in wides if w.pattern == "shared").lowered.program.outputs]
 
 
-def write_wides(writer: Writer, entry: str, wides: Sequence[Wide]) -> list[form.WideProgram]:
-    """The wide programs of an entry, a file for each plan."""
-    rows: list[form.WideProgram] = []
+def write_wides(writer: Writer, entry: str, wides: Sequence[LoweredProgram]) -> list[WideProgram]:
+    """Writes the wide programs of an entry and returns their rows, one for each plan."""
+    rows: list[WideProgram] = []
     for wide in wides:
         data = strict_json.canonical(wide.lowered.program.to_json())
         for plan in wide.uses:
             name = writer.file(f"programs/{plan.device}.{entry}.{plan.pattern}", "json", data)
-            rows.append(form.WideProgram(plan.device, plan.pattern, name, plan.batch, plan.to_json()))
+            rows.append(WideProgram(plan.device, plan.pattern, name, plan.batch, plan.to_json()))
     return rows
 
 
-def write_exported(writer: Writer, job: Entry, wides: Sequence[Wide], patterns: Iterable[str]) -> dict[str, str]:
-    """The torch.export programs of an entry, by pattern."""
+def write_exported(
+    writer: Writer, entry: LoweringEntry, wides: Sequence[LoweredProgram], patterns: Iterable[str]
+) -> dict[str, str]:
+    """Writes the torch.export programs of an entry and returns their files by pattern."""
     exported: dict[str, str] = {}
-    keywords = frozenset(job.sources[i].name for _, k, t, _ in job.signature if k == "keyword" for i in tree.leaves(t))
-    result = job.result
-    if job.states:  # (result, {state: new value}), and the states as keywords: y, state = model(x, **state)
-        keywords |= {s.name for s in job.states}
-        result = {"tuple": [result, {"dict": [[placeholder(s.name), {"leaf": s.output}] for s in job.states]}]}
+    keywords = frozenset(
+        entry.sources[i].name
+        for _, kind, t, _ in entry.signature
+        if kind == "keyword"
+        for i in tree.leaves(t)
+    )
+    result = entry.result
+    if entry.states:
+        # A program with states is called as `y, states = model(x, **states)`.
+        keywords |= {s.name for s in entry.states}
+        states = [[placeholder(s.name), {"leaf": s.output}] for s in entry.states]
+        result = {"tuple": [result, {"dict": states}]}
     for pattern in patterns:
-        program = wide_only(job, wides, pattern)
+        program = wide_only(entry, wides, pattern)
         exported[pattern] = writer.file(
-            f"programs/{job.entry}.{pattern}", "pt2", export_program(program, job.shapes[0].fakes, job.bounds, result, keywords)
+            f"programs/{entry.entry}.{pattern}",
+            "pt2",
+            export_program(program, entry.shapes[0].fakes, entry.bounds, result, keywords),
         )
     return exported
-
-
-def provenance_of(factory: Factory, opened: Sequence[Any], asked: Choice, stages: Stages) -> dict[str, Any]:
-    return {
-        "widepack": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])[:2000],
-        "model": factory.call[:500],
-        "dtype": str(factory.dtype or "").removeprefix("torch."),
-        "strategy": [asked.whole, *asked.preferred],
-        "git": _git_commit(),
-        "seconds": dict(stages.seconds),
-    }
-
-
-def _git_commit() -> str:
-    """The commit of the working folder, if it is in a git checkout."""
-    try:
-        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""

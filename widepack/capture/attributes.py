@@ -1,22 +1,25 @@
-"""What a member's modules hold that is no tensor, as text by path: `blocks.0.drop_path.scale: 0.1`.
+"""Lists what a member's modules have that is no tensor, as text by path: `blocks.0.drop_path.scale: 0.1`.
 
-Members of one architecture differ in weights only, which are followed by name. A number that `__init__` draws, or that was pickled with one member, is none; it
-becomes a literal of the program that is captured of another member. Here such attributes are found, whatever they are for: whether one matters, only the
-programs can tell (alike.py).
+Members of one architecture should differ only in weights, which are followed by name. A number that
+`__init__` draws, or that was pickled with one member, is no weight: it becomes a literal of the captured
+program. This module lists all plain attributes. Only a comparison of programs can tell which of them matter
+(`verification/same_program.py`).
 
 | value of a plain attribute | becomes |
 |---|---|
-| a number, text, None, dtype, device, range, slice, path, date, enum | its text, which tells 1, 1.0 and True apart |
-| list, tuple, dict, set; partial; config object, dataclass | a row for each thing in it, up to DEPTH levels; over LONG things one row with their hash |
+| number, text, None, dtype, device, range, slice, path, date, enum | its text: 1, 1.0 and True differ |
+| list, tuple, dict, set, partial, config object, dataclass | a row for each item, or a hash for many |
 | NumPy scalar or array, tensor, bytes of all kinds | its numbers, or a hash of them |
-| function, class, method | its name, what its closure holds, and the object that it is bound to |
-| module that is no part (in a plain list) | its attributes, and those of what is in it |
+| function, class, method | its name, the values in its closure, and the object that it is bound to |
+| module that is no submodule (in a plain list) | its attributes, and those of what it contains |
 | hooks of forward | as functions, numbered in order |
-| generator, lock, logger, module of Python; parameters, buffers, torch's own fields and other hooks of a module | nothing |
+| generator, lock, logger, module of Python | nothing |
+| parameters, buffers, torch's own fields and other hooks of a module | nothing |
 
-A tensor in a plain attribute is each member's own, and followed as a weight; but code may read a number out of it (`int(self.limit)`, its shape).
+A tensor in a plain attribute may differ between members, and is followed as a weight. But code may read a
+number from it (`int(self.limit)`, its shape).
 
-No object's own `repr` is asked, which may hold an address.
+The `repr` of an object is never used, because it may contain an address.
 """
 
 from __future__ import annotations
@@ -41,21 +44,61 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from ..ir.torch_internals import submodules_of
+
 DEPTH = 12  # levels of lists, dicts and objects under an attribute
-LONG = 64  # things of a list that have a row each
+LONG = 64  # items of a list that have one row each
 MOST = 20_000  # rows of a member
-_FEW = 8  # numbers of a tensor that are shown
-_HASHED_BYTES = 8 << 20  # of a long array's beginning, and of its end
+_FEW = 8  # a tensor of so many numbers is shown with its numbers
+_HASHED_BYTES = 8 << 20  # of a long array's beginning, and as many of its end
 
 _TORCH = frozenset(vars(nn.Module())) | {"_flat_weights", "_flat_weight_refs", "_all_weights"}
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-_PLAIN = {type(None), bool, int, float, complex, str, bytes, range, slice, type(...), torch.dtype, torch.device, torch.layout, torch.memory_format}
-_PRINTED = (decimal.Decimal, fractions.Fraction, datetime.date, datetime.time, datetime.timedelta, re.Pattern, uuid.UUID, pathlib.PurePath)
-_NOISE = {"torch", "threading", "_thread", "logging", "weakref", "random", "_random", "_io", "io", "asyncio", "contextvars", "socket", "subprocess"}
+_PLAIN = {
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    range,
+    slice,
+    type(...),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+}
+_PRINTED = (
+    decimal.Decimal,
+    fractions.Fraction,
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    re.Pattern,
+    uuid.UUID,
+    pathlib.PurePath,
+)
+_NOISE = {
+    "torch",
+    "threading",
+    "_thread",
+    "logging",
+    "weakref",
+    "random",
+    "_random",
+    "_io",
+    "io",
+    "asyncio",
+    "contextvars",
+    "socket",
+    "subprocess",
+}
 
 
 class Difference(NamedTuple):
-    """An attribute of two modules. one, other: its text in each; empty where a module has none."""
+    """An attribute in which two modules differ. one, other: its text in each; empty where it is missing."""
 
     path: str
     one: str
@@ -63,30 +106,36 @@ class Difference(NamedTuple):
 
 
 def attributes_of(module: nn.Module) -> dict[str, str]:
-    """Every plain attribute of a module and of its parts, path -> text. What parts share (a config) has the path of the first."""
-    walk = _Walk()
+    """Returns every plain attribute of a module and of its submodules: path -> text.
+
+    An object that submodules share (a config) has the path of the first.
+    """
+    walk = _AttributeWalk()
     for name, part in module.named_modules():
         walk.seen.add(id(part))
-        for key, value in _own(part):
+        for key, value in _user_attributes(part):
             walk.add(f"{name}.{key}" if name else key, value, DEPTH)
-    return walk.found
+    return walk.rows
 
 
 def texts_of(part: nn.Module, name: str | None, known: Iterable[nn.Module]) -> dict[str, str]:
-    """The rows of one attribute of a part, none where it has none of this name; with no name of all of its attributes. known: modules whose own attributes are not followed."""
-    walk = _Walk()
+    """Returns the rows of one attribute of a module, or of all its attributes if `name` is None.
+
+    known: modules whose attributes are not followed.
+    """
+    walk = _AttributeWalk()
     walk.seen.update(map(id, known))
-    for key, value in _own(part):
+    for key, value in _user_attributes(part):
         if name in (None, key):
-            rows = len(walk.found)
+            count = len(walk.rows)
             walk.add(key, value, DEPTH)
-            if len(walk.found) == rows:  # of a kind that has no rows
-                walk.found[key] = "there"
-    return walk.found
+            if len(walk.rows) == count:  # of a kind that has no rows
+                walk.rows[key] = "there"
+    return walk.rows
 
 
-def _own(part: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The attributes of a module that are not torch's, and its hooks of forward."""
+def _user_attributes(part: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yields the attributes of a module that are not torch's, and its hooks of forward."""
     for key, value in vars(part).items():
         if key not in _TORCH:
             yield key, value
@@ -95,53 +144,65 @@ def _own(part: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def differences(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[Difference, ...]:
-    """The attributes in which two modules differ; numbers before texts, which are names or places more often than not."""
+    """Returns the attributes in which two modules differ: numbers first, texts are often names or paths."""
     if one == other:
         return ()
-    found = [Difference(p, one.get(p, ""), other.get(p, "")) for p in dict.fromkeys([*one, *other]) if one.get(p) != other.get(p)]
-    return tuple(sorted(found, key=lambda d: (d.one or d.other)[:1] in "'\""))
+    rows = [
+        Difference(p, one.get(p, ""), other.get(p, ""))
+        for p in dict.fromkeys([*one, *other])
+        if one.get(p) != other.get(p)
+    ]
+    return tuple(sorted(rows, key=lambda d: (d.one or d.other)[:1] in "'\""))
 
 
-def in_words(found: Sequence[Difference], one: str, other: str, most: int = 5) -> str:
-    """`norm.eps: 1e-05 in member a, 1e-06 in member b`. most: how many are told."""
-    rows = [f"{d.path}: {_short(d.one)} in {one}, {_short(d.other)} in {other}" for d in found[:most]]
-    return "; ".join(rows) + (f"; and {len(found) - most} more" if len(found) > most else "")
+def in_words(rows: Sequence[Difference], one: str, other: str, most: int = 5) -> str:
+    """Returns at most `most` differences as a text: `norm.eps: 1e-05 in member a, 1e-06 in member b`."""
+    texts = [f"{d.path}: {_short(d.one)} in {one}, {_short(d.other)} in {other}" for d in rows[:most]]
+    return "; ".join(texts) + (f"; and {len(rows) - most} more" if len(rows) > most else "")
 
 
 def _short(text: str) -> str:
-    return "nothing" if not text else text if len(text) <= 300 else f"{text[:280]}... ({len(text)} characters)"
+    return (
+        "nothing" if not text else text if len(text) <= 300 else f"{text[:280]}... ({len(text)} characters)"
+    )
 
 
-class _Walk:
-    """found: the rows so far. seen: ids of modules and objects that have their rows already; all of them are held by the module meanwhile."""
+class _AttributeWalk:
+    """Collects the rows of attributes.
+
+    rows: path -> text. seen: ids of modules and objects that have rows already. The module keeps all of them
+    alive meanwhile, so no id is used twice.
+    """
 
     def __init__(self) -> None:
-        self.found: dict[str, str] = {}
+        self.rows: dict[str, str] = {}
         self.seen: set[int] = set()
 
     def add(self, path: str, value: Any, depth: int) -> None:
-        """The rows of one value."""
+        """Adds the rows of one value."""
         kind = type(value)
-        if len(self.found) >= MOST:
+        if len(self.rows) >= MOST:
             return
         if kind in _PLAIN:
-            self.found[path] = repr(value)
+            self.rows[path] = repr(value)
         elif isinstance(value, enum.Enum):
-            self.found[path] = f"{kind.__qualname__}.{value.name}"
+            self.rows[path] = f"{kind.__qualname__}.{value.name}"
         elif isinstance(value, torch.Tensor):
             self._tensor(path, value)
-        elif kind.__module__.partition(".")[0] in _NOISE and not isinstance(value, (tuple, list, dict, nn.Module)):
+        elif kind.__module__.partition(".")[0] in _NOISE and not isinstance(
+            value, (tuple, list, dict, nn.Module)
+        ):
             return
         elif isinstance(value, (bytearray, memoryview, array.array)):
-            self.found[path] = f"{kind.__name__} of {len(value)}, hash {_hash([bytes(value)])}"
+            self.rows[path] = f"{kind.__name__} of {len(value)}, hash {_hash([bytes(value)])}"
         elif kind.__module__.partition(".")[0] == "numpy":
             self._array(path, value)
-        elif isinstance(value, (int, float, complex, str, bytes)):  # a class of the user's
+        elif isinstance(value, (int, float, complex, str, bytes)):  # of a class of the user
             base = next(b for b in (int, float, complex, str, bytes) if isinstance(value, b))
-            self.found[path] = f"{kind.__qualname__}({base.__repr__(value)})"
-            self._held(path, value, depth)
+            self.rows[path] = f"{kind.__qualname__}({base.__repr__(value)})"
+            self._attributes(path, value, depth)
         elif isinstance(value, _PRINTED):
-            self.found[path] = repr(value)
+            self.rows[path] = repr(value)
         elif isinstance(value, types.MethodType):
             self._function(path, value.__func__, depth)
             if not isinstance(value.__self__, nn.Module):
@@ -150,96 +211,126 @@ class _Walk:
             self._function(path, value, depth)
         elif id(value) not in self.seen and not isinstance(value, types.ModuleType):
             self.seen.add(id(value))
-            with contextlib.suppress(Exception):  # an object of the user's may raise at any look
-                self._parts(path, value, depth)
+            with contextlib.suppress(Exception):  # an object of the user may raise at any access
+                self._container(path, value, depth)
 
-    def _parts(self, path: str, value: Any, depth: int) -> None:
-        """What holds other values."""
+    def _container(self, path: str, value: Any, depth: int) -> None:
+        """Adds the rows of a value that contains other values."""
         if isinstance(value, functools.partial):
             self.add(f"{path}.func", value.func, depth - 1)
-            self._rows(path, [*enumerate(value.args), *value.keywords.items()], depth)
+            self._items(path, [*enumerate(value.args), *value.keywords.items()], depth)
         elif isinstance(value, (list, tuple, deque)):
             names = getattr(value, "_fields", None) if isinstance(value, tuple) else None
-            self._rows(path, list(zip(names or range(len(value)), value)), depth, "" if value else f"an empty {type(value).__name__}")
-            self._held(path, value, depth)
+            self._items(
+                path,
+                list(zip(names or range(len(value)), value)),
+                depth,
+                "" if value else f"an empty {type(value).__name__}",
+            )
+            self._attributes(path, value, depth)
         elif isinstance(value, (dict, types.MappingProxyType)):
-            self._rows(path, [(_key(k, i), v) for i, (k, v) in enumerate(value.items())], depth, "" if value else "an empty dict")
+            self._items(
+                path,
+                [(_key(k, i), v) for i, (k, v) in enumerate(value.items())],
+                depth,
+                "" if value else "an empty dict",
+            )
             if isinstance(value, defaultdict):
                 self.add(f"{path}.default_factory", value.default_factory, depth - 1)
-            self._held(path, value, depth)
+            self._attributes(path, value, depth)
         elif isinstance(value, (set, frozenset)):
-            self._rows(path, list(enumerate(sorted((v for v in value if type(v) in _PLAIN), key=repr))), depth, "" if value else "an empty set")
+            self._items(
+                path,
+                list(enumerate(sorted((v for v in value if type(v) in _PLAIN), key=repr))),
+                depth,
+                "" if value else "an empty set",
+            )
         else:
-            self.found[path] = f"a {type(value).__qualname__}"
-            self._held(path, value, depth)
+            self.rows[path] = f"a {type(value).__qualname__}"
+            self._attributes(path, value, depth)
 
-    def _held(self, path: str, value: Any, depth: int) -> None:
-        """What an object holds under names, in slots and in its dict."""
+    def _attributes(self, path: str, value: Any, depth: int) -> None:
+        """Adds the attributes of an object, from its slots and its dict."""
         slots = [_mangled(s, c) for c in type(value).__mro__ for s in _names(vars(c).get("__slots__", ()))]
-        held = {**{s: getattr(value, s) for s in slots if hasattr(value, s)}, **getattr(value, "__dict__", {})}
+        attributes = {
+            **{s: getattr(value, s) for s in slots if hasattr(value, s)},
+            **getattr(value, "__dict__", {}),
+        }
         if isinstance(value, nn.Module):
-            held = {**dict(_own(value)), **value._modules}
-        rows = [(k, v) for k, v in held.items() if not k.endswith("__")]
-        if rows:
-            self._rows(path, rows, depth)
+            attributes = {**dict(_user_attributes(value)), **submodules_of(value)}
+        items = [(k, v) for k, v in attributes.items() if not k.endswith("__")]
+        if items:
+            self._items(path, items, depth)
 
-    def _rows(self, path: str, parts: Sequence[tuple[Any, Any]], depth: int, empty: str = "") -> None:
+    def _items(self, path: str, parts: Sequence[tuple[Any, Any]], depth: int, empty: str = "") -> None:
+        """Adds a row for each item, or one with a hash for many. empty: the text if there are no items."""
         if empty:
-            self.found[path] = empty
+            self.rows[path] = empty
         if depth <= 0:
             return
         if len(parts) <= LONG:
             for key, value in parts:
                 self.add(f"{path}.{key}", value, depth - 1)
             return
-        inside = _Walk()
+        inside = _AttributeWalk()
         inside.seen = self.seen
         for key, value in parts:
             inside.add(f"{key}", value, depth - 1)
-        self.found[path] = f"{len(parts)} things, hash {_hash(f'{k}={v};'.encode() for k, v in inside.found.items())}"
+        self.rows[path] = (
+            f"{len(parts)} things, hash {_hash(f'{k}={v};'.encode() for k, v in inside.rows.items())}"
+        )
 
     def _function(self, path: str, value: Any, depth: int) -> None:
-        """A function or class by name, and what a function of Python brings: its closure and its defaults."""
-        self.found[path] = f"{value.__module__}.{value.__qualname__}"
+        """Adds the name of a function or class, and for a Python function its closure and defaults."""
+        self.rows[path] = f"{value.__module__}.{value.__qualname__}"
         if isinstance(value, types.FunctionType) and id(value) not in self.seen and depth > 0:
             self.seen.add(id(value))
             for name, cell in zip(value.__code__.co_freevars, value.__closure__ or ()):
-                with contextlib.suppress(ValueError):  # a cell that is still empty
+                with contextlib.suppress(ValueError):  # a cell without a value
                     self.add(f"{path}.{name}", cell.cell_contents, depth - 1)
-            for i, default in enumerate((*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())):
+            for i, default in enumerate(
+                (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+            ):
                 self.add(f"{path}.default.{i}", default, depth - 1)
 
     def _tensor(self, path: str, value: torch.Tensor) -> None:
-        """A tensor: its numbers where they are few; else its shape and a hash."""
+        """Adds a tensor: its numbers if they are few, else its shape and a hash."""
         name = f"{str(value.dtype).partition('.')[2]}{list(value.shape)}"
-        self.found[path] = name
-        if type(value) not in (torch.Tensor, nn.Parameter) or value.device.type != "cpu" or value.layout != torch.strided or not value.numel():
+        self.rows[path] = name
+        if (
+            type(value) not in (torch.Tensor, nn.Parameter)
+            or value.device.type != "cpu"
+            or value.layout != torch.strided
+            or not value.numel()
+        ):
             return
         if value.numel() <= _FEW:
-            self.found[path] = f"{name} {value.tolist()}"
+            self.rows[path] = f"{name} {value.tolist()}"
             return
         flat = value.detach().resolve_conj().resolve_neg().reshape(-1)
         step = max(1, _HASHED_BYTES // flat.element_size())
-        parts = [p.contiguous() for p in ([flat] if flat.numel() <= 2 * step else [flat[:step], flat[-step:]])]
-        found = _hash(ctypes.string_at(p.data_ptr(), p.numel() * p.element_size()) for p in parts)
-        self.found[path] = f"tensor {name}, hash {found}"
+        parts = [
+            p.contiguous() for p in ([flat] if flat.numel() <= 2 * step else [flat[:step], flat[-step:]])
+        ]
+        digest = _hash(ctypes.string_at(p.data_ptr(), p.numel() * p.element_size()) for p in parts)
+        self.rows[path] = f"tensor {name}, hash {digest}"
 
     def _array(self, path: str, value: Any) -> None:
-        """A NumPy scalar or array. NumPy is not imported for it: who holds one has it."""
+        """Adds a NumPy scalar or array. NumPy is not imported here, because it may not be installed."""
         dtype, size = getattr(value, "dtype", None), getattr(value, "size", 0)
         if dtype is None or not hasattr(value, "tobytes") or dtype.hasobject:
             return
         if size <= 16:
-            self.found[path] = f"{dtype}({value.tolist()!r})"
+            self.rows[path] = f"{dtype}({value.tolist()!r})"
         else:
             flat = value.reshape(-1)
             step = max(1, _HASHED_BYTES // dtype.itemsize)
             parts = [flat.tobytes()] if size <= 2 * step else [flat[:step].tobytes(), flat[-step:].tobytes()]
-            self.found[path] = f"{dtype}{list(value.shape)}, hash {_hash(parts)}"
+            self.rows[path] = f"{dtype}{list(value.shape)}, hash {_hash(parts)}"
 
 
 def _key(key: Any, number: int) -> str:
-    """The name of a dict's row: its key as text, or the number of one that has none of its own."""
+    """Returns the name of a dict's item: its key as text, or the key's type and number."""
     if isinstance(key, str):
         return key
     plain = type(key) in _PLAIN or (type(key) is tuple and all(type(k) in _PLAIN for k in key))
@@ -247,8 +338,10 @@ def _key(key: Any, number: int) -> str:
 
 
 def _mangled(slot: str, owner: type) -> str:
-    """A slot's name as Python keeps it."""
-    return f"_{owner.__name__.lstrip('_')}{slot}" if slot.startswith("__") and not slot.endswith("__") else slot
+    """Returns a slot's name as Python stores it."""
+    return (
+        f"_{owner.__name__.lstrip('_')}{slot}" if slot.startswith("__") and not slot.endswith("__") else slot
+    )
 
 
 def _names(slots: str | Iterable[str]) -> list[str]:
@@ -256,7 +349,7 @@ def _names(slots: str | Iterable[str]) -> list[str]:
 
 
 def _hash(parts: Iterable[bytes]) -> str:
-    made = hashlib.blake2b(digest_size=6)
+    digest = hashlib.blake2b(digest_size=6)
     for part in parts:
-        made.update(part)
-    return made.hexdigest()
+        digest.update(part)
+    return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""A call of the member: what is given to it, leaf by leaf, every dim under its name."""
+"""Describes one call of a member: its arguments, tensor by tensor, with a name for every dynamic dim."""
 
 from __future__ import annotations
 
@@ -12,112 +12,197 @@ from typing import Any
 import torch
 from torch import nn
 
-from widepack_artifacts.manifest import Parameter
+from widepack_artifacts.entry import Parameter
 from widepack_artifacts.tree import Tree
 
-from ..ir.encoding import dtype_name
-from .guards import Axis, Leaf, factor_of
-from ..spec.entries import FORWARD, method_of
 from ..errors import CaptureError
+from ..ir.guards import Axis, InputLeaf, factor_of
+from ..ir.tensor_type import TensorType
+from ..spec.dtypes import dtype_name
+from ..spec.entries import FORWARD, method_of
 
 
 @dataclass(frozen=True)
-class Call:
-    """A call of the member: what was given, leaf by leaf."""
+class MemberCall:
+    """A call of a member.
+
+    leaves: its tensors, in order. signature: the parameters of the method that the call uses. sizes: letter
+    -> size in the example.
+    """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[InputLeaf, ...]
     signature: tuple[Parameter, ...]
     sizes: dict[str, int]
 
 
 def arrange(
-    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], axes: Mapping[str, Any], sizes: Mapping[str, int], entry: str = FORWARD
-) -> Call:
-    """A call bound to the parameters of forward, or of the method that is the entry, every tensor leaf named.
+    module: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    axes: Mapping[str, Any],
+    sizes: Mapping[str, int],
+    entry: str = FORWARD,
+) -> MemberCall:
+    """Binds a call to the parameters of forward, or of another method, and names every tensor in it.
 
-    axes: {input name: {axis: letter}}, nested as the input is where it is not a tensor. sizes: {letter: its size in the example}.
-    Raises: CaptureError when the method does not take these inputs.
+    Args:
+        module: The member.
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+        axes: Input name -> {axis: letter}; nested as the input is, where it is no tensor.
+        sizes: Letter -> its size in the example.
+        entry: The method.
+
+    Raises:
+        CaptureError: The method does not take these inputs.
     """
-    forward = inspect.signature(method_of(module, entry))
-    try:
-        bound = forward.bind(*args, **kwargs)
-    except TypeError as e:
-        raise CaptureError(
-            f"{type(module).__name__}.{entry}{forward} does not take the inputs {_names(args, kwargs)}: {e}; name each input as {entry} does"
-            + (
-                ""
-                if entry == FORWARD
-                else f", and with several entries write {entry}:{next(iter(forward.parameters), 'x')}=... for one of them alone"
-            )
-        ) from e
-    leaves: list[Leaf] = []
-    signature: list[Parameter] = []
-    found: dict[str, int] = dict(sizes)
+    signature = inspect.signature(method_of(module, entry))
+    bound = _bound(module, signature, args, kwargs, entry)
+    call = _CallReader(entry, axes, dict(sizes))
+    positional = (
+        True  # until a parameter that a caller may give by keyword only, or that is not in the program
+    )
+    for name, parameter in signature.parameters.items():
+        positional = positional and parameter.kind in (
+            parameter.POSITIONAL_ONLY,
+            parameter.POSITIONAL_OR_KEYWORD,
+        )
+        if name in bound.arguments:
+            call.add(parameter, bound.arguments[name], positional)
+        else:
+            positional = call.add_default(parameter, positional) and positional
+    ordered = {p.name: kwargs[p.name] for p in call.signature if p.name in kwargs}
+    return MemberCall(tuple(args), ordered, tuple(call.leaves), tuple(call.signature), call.sizes)
 
-    def walk(value: Any, name: str, dims: Any) -> Tree:
+
+def _bound(
+    module: nn.Module,
+    signature: inspect.Signature,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    entry: str,
+) -> inspect.BoundArguments:
+    try:
+        return signature.bind(*args, **kwargs)
+    except TypeError as e:
+        for_one = f"{entry}:{next(iter(signature.parameters), 'x')}=..."
+        several = (
+            "" if entry == FORWARD else f", and with several entries write {for_one} for one of them alone"
+        )
+        raise CaptureError(
+            f"{type(module).__name__}.{entry}{signature} does not take the inputs {_names(args, kwargs)}: "
+            f"{e}; name each input as {entry} does{several}"
+        ) from e
+
+
+class _CallReader:
+    """Reads the arguments of a call. leaves, signature and sizes grow with each argument."""
+
+    def __init__(self, entry: str, axes: Mapping[str, Any], sizes: dict[str, int]) -> None:
+        self.entry = entry
+        self.axes = axes
+        self.sizes = sizes
+        self.leaves: list[InputLeaf] = []
+        self.signature: list[Parameter] = []
+
+    def add(self, parameter: inspect.Parameter, value: Any, positional: bool) -> None:
+        """Adds a parameter that the call gives a value."""
+        name = parameter.name
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            for i, v in enumerate(value):
+                every = self.axes.get(name)  # for all positions, or a list with one entry for each
+                one = every[i] if isinstance(every, (list, tuple)) and i < len(every) else every
+                tree = self._tree(v, f"{name}_{i}", self.axes.get(f"{name}_{i}", one))
+                self.signature.append(Parameter(f"{name}_{i}", "positional", tree))
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            for key, v in value.items():
+                self.signature.append(Parameter(key, "keyword", self._tree(v, key, self.axes.get(key))))
+        else:
+            tree = self._tree(value, name, self.axes.get(name))
+            is_default = (
+                "const" in tree
+                and type(tree["const"]) is type(parameter.default)
+                and tree["const"] == parameter.default
+            )
+            kind = "positional" if positional else "keyword"
+            self.signature.append(Parameter(name, kind, tree, is_default))
+
+    def add_default(self, parameter: inspect.Parameter, positional: bool) -> bool:
+        """Adds a parameter that the call leaves out. Returns whether the next one may still be positional.
+
+        The default belongs to the program: it keeps its position, and no other value is accepted.
+        """
+        default = parameter.default
+        if default is None or (isinstance(default, (bool, int, float, str)) and _is_finite(default)):
+            kind = "positional" if positional else "keyword"
+            self.signature.append(Parameter(parameter.name, kind, {"const": default}, True))
+            return True
+        return parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+
+    def _tree(self, value: Any, name: str, dims: Any) -> Tree:
+        """Returns the tree of one value, and adds its tensors to the leaves. dims: letters of its axes."""
         if isinstance(value, torch.Tensor):
-            named = {int(a) % max(value.ndim, 1) if -value.ndim <= int(a) < 0 else int(a): str(d) for a, d in (dims or {}).items()}
-            named = {a: _own_letter(d, value.shape[a], found) if 0 <= a < value.ndim else d for a, d in named.items()}
-            leaves.append(Leaf(name, leaf_type(value, named, name, found), value, named))
-            return {"leaf": len(leaves) - 1}
+            return self._leaf(value, name, dims or {})
         if value is None or isinstance(value, (bool, int, float, str)):
             return {"const": value}
         if isinstance(value, (list, tuple)):
-            form = "list" if isinstance(value, list) else "tuple"
-            return {form: [walk(v, f"{name}.{i}", dims[i] if isinstance(dims, (list, tuple)) else dims) for i, v in enumerate(value)]}
+            each = [dims[i] if isinstance(dims, (list, tuple)) else dims for i in range(len(value))]
+            parts = [self._tree(v, f"{name}.{i}", each[i]) for i, v in enumerate(value)]
+            return {"list" if isinstance(value, list) else "tuple": parts}
         if isinstance(value, dict):
-            return {"dict": [[k, walk(v, f"{name}.{k}", dims.get(k) if isinstance(dims, dict) else None)] for k, v in value.items()]}
-        fields = f"; let {entry} take the fields of this dataclass as inputs of their own, or as a dict" if is_dataclass(value) else ""
+            dims = dims if isinstance(dims, dict) else {}
+            return {"dict": [[k, self._tree(v, f"{name}.{k}", dims.get(k))] for k, v in value.items()]}
+        fields = (
+            f"; let {self.entry} take the fields of this dataclass as inputs of their own, or as a dict"
+            if is_dataclass(value)
+            else ""
+        )
         raise CaptureError(
-            f"input {name} is a {type(value).__name__}; inputs are tensors, numbers, strings, None, and lists, tuples and dicts of them{fields}"
+            f"input {name} is a {type(value).__name__}; inputs are tensors, numbers, strings, None, and "
+            f"lists, tuples and dicts of them{fields}"
         )
 
-    positional = True  # a caller may give a parameter by position until forward forbids it, or one has no place in the signature
-    for name, parameter in forward.parameters.items():
-        positional = positional and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-        kind = "positional" if positional else "keyword"
-        if name not in bound.arguments:
-            # a default belongs to the program: its place among the positions is kept, and no other value is taken for it
-            if parameter.default is None or (isinstance(parameter.default, (bool, int, float, str)) and _is_finite(parameter.default)):
-                signature.append(Parameter(name, kind, {"const": parameter.default}, True))
-            elif parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-                positional = False
-            continue
-        value = bound.arguments[name]
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            for i, v in enumerate(value):
-                every = axes.get(name)  # of all positions, or a list with one entry each
-                own = every[i] if isinstance(every, (list, tuple)) and i < len(every) else every
-                signature.append(Parameter(f"{name}_{i}", "positional", walk(v, f"{name}_{i}", axes.get(f"{name}_{i}", own))))
-        elif parameter.kind is parameter.VAR_KEYWORD:
-            signature += [Parameter(k, "keyword", walk(v, k, axes.get(k))) for k, v in value.items()]
-        else:
-            shape = walk(value, name, axes.get(name))
-            default = "const" in shape and type(shape["const"]) is type(parameter.default) and shape["const"] == parameter.default
-            signature.append(Parameter(name, kind, shape, default))
-    ordered = {p.name: kwargs[p.name] for p in signature if p.name in kwargs}
-    return Call(tuple(args), ordered, tuple(leaves), tuple(signature), found)
+    def _leaf(self, value: torch.Tensor, name: str, dims: Mapping[Any, Any]) -> Tree:
+        axes = {
+            int(a) % max(value.ndim, 1) if -value.ndim <= int(a) < 0 else int(a): str(d)
+            for a, d in dims.items()
+        }
+        axes = {
+            a: _free_letter(d, value.shape[a], self.sizes) if 0 <= a < value.ndim else d
+            for a, d in axes.items()
+        }
+        self.leaves.append(InputLeaf(name, leaf_type(value, axes, name, self.sizes), value, axes))
+        return {"leaf": len(self.leaves) - 1}
 
 
-def of_any_name(module: nn.Module, call: Call, entry: str) -> tuple[str, ...]:
-    """The inputs of a call that the entry takes as `**kwargs`."""
+def keywords_beyond(module: nn.Module, call: MemberCall, entry: str) -> tuple[str, ...]:
+    """Returns the inputs of a call that the entry takes as `**kwargs`."""
     parameters = inspect.signature(method_of(module, entry)).parameters
-    return tuple(k for k in call.kwargs if k not in parameters) if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) else ()
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return ()
+    return tuple(k for k in call.kwargs if k not in parameters)
 
 
-def _own_letter(text: str, size: int, sizes: Mapping[str, int]) -> str:
-    """The dim's own letter: one that the example holds at two sizes is two dims, `B` and `B2`. Nothing is tied then that the user may have meant to be equal."""
+def _free_letter(text: str, size: int, sizes: Mapping[str, int]) -> str:
+    """Returns a dim's letter, or a new one if the example has another size under this letter: `B2` for `B`.
+
+    With one letter, two dims would have to be equal, which the user may not have meant.
+    """
     factor, letter = factor_of(text)
     if size % factor or sizes.get(letter, size // factor) == size // factor:
         return text
-    free = next(other for k in itertools.count(2) if sizes.get(other := f"{letter}{k}", size // factor) == size // factor)
+    free = next(
+        other
+        for k in itertools.count(2)
+        if sizes.get(other := f"{letter}{k}", size // factor) == size // factor
+    )
     return free if factor == 1 else f"{factor}*{free}"
 
 
 def _is_finite(value: Any) -> bool:
-    """Whether a number can stand in JSON, which has no infinity."""
+    """Whether JSON can hold a number: it has no infinity and no NaN."""
     return not isinstance(value, float) or math.isfinite(value)
 
 
@@ -126,16 +211,29 @@ def _names(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 
 
 def leaf_type(value: torch.Tensor, axes: Axis, name: str, sizes: dict[str, int]) -> str:
-    """The leaf's type text; notes each letter's size and refuses one letter of two sizes."""
+    """Returns a tensor's type, for example `float32[B,16]`, and adds the sizes of its letters to `sizes`.
+
+    Raises:
+        CaptureError: An axis does not exist, or a letter has two sizes.
+    """
     shape: list[str] = [str(s) for s in value.shape]
     for axis, text in axes.items():
         if not -value.ndim <= axis < value.ndim:
-            raise CaptureError(f"input {name}: axis {axis} is named {text}, but the example has {value.ndim} dims, {list(value.shape)}")
+            raise CaptureError(
+                f"input {name}: axis {axis} is named {text}, but the example has {value.ndim} dims, "
+                f"{list(value.shape)}; name only axes that it has"
+            )
         factor, letter = factor_of(text)
         size = value.shape[axis]
-        if size % factor or sizes.setdefault(letter, size // factor) != size // factor:
+        if size % factor:
             raise CaptureError(
-                f"input {name}: axis {axis} is {text} and has {size} in the example, but {letter} = {sizes.get(letter)} elsewhere; equal letters are equal sizes"
+                f"input {name}: axis {axis} is {text} and has {size} in the example, which is no multiple of "
+                f"{factor}; give an example of another size, or another factor"
+            )
+        if sizes.setdefault(letter, size // factor) != size // factor:
+            raise CaptureError(
+                f"input {name}: axis {axis} is {text} and has {size} in the example, but {letter} = "
+                f"{sizes[letter]} elsewhere; equal letters are equal sizes: give this axis another letter"
             )
         shape[axis] = text
-    return f"{dtype_name(value.dtype)}[{','.join(shape)}]"
+    return str(TensorType(dtype_name(value.dtype), tuple(shape)))

@@ -1,7 +1,8 @@
-"""Capture: one member -> its program, guards, constants and calling convention.
+"""Captures one member: its program, guards, constants and calling convention.
 
-requires: a fresh member in eval mode. ensures: a functional program of allowed ops whose weights are named as in the state dict; every condition under which
-the export holds as arithmetic over named dims; no side effects.
+The member must be fresh and in the mode that the program is for. The result is a functional program of ops
+that the format allows, with the weights named as in the state dict. Every condition under which the export by
+torch.export holds becomes arithmetic over named dims. Capture has no side effects.
 """
 
 from __future__ import annotations
@@ -17,230 +18,375 @@ from torch.export import Dim
 from torch.export.graph_signature import InputKind, TensorArgument
 
 from widepack_artifacts import guards as guard_forms
+from widepack_artifacts.entry import Parameter
 from widepack_artifacts.guards import letters, of_small_sizes
-from widepack_artifacts.manifest import Parameter
 from widepack_artifacts.program import Program
 from widepack_artifacts.tree import Tree
 
-from .attributes import attributes_of
-from .call import Call, leaf_type, of_any_name
-from .state import MEMBER, Traced, Wanted, assignments, carried_by, wanted_of
-from .guards import GuardSource, Leaf, bound_line, factor_of, guards_of, lines_of, names_of, place_of
-from .effects import drop_first_changes, refuse_changes, refuse_shared_memory
-from ..spec.entries import FORWARD
 from ..errors import CaptureError
+from ..ir.guards import InputLeaf, factor_of
+from ..ir.torch_internals import buffers_of, parameters_of, submodules_of
+from ..ir.values import known
+from ..spec.entries import FORWARD
+from ..spec.state import CarriedState, StateRequest, without
+from .attributes import attributes_of
+from .call import MemberCall, keywords_beyond, leaf_type
+from .effects import drop_first_changes, refuse_changes, refuse_shared_memory
 from .explain import explain, has_no_derivative, is_specialized, way_out
 from .export import export, run_once
+from .export_events import ExportEvents, watched
+from .guards import GuardSource, bound_line, guards_of, lines_of, names_of, place_of
 from .program import member_program, outputs_of, symbols_of
-from ..spec.state import Asked, Carried, without
+from .state import (
+    MEMBER,
+    StatefulWrapper,
+    StateMatching,
+    StateRequests,
+    assignments,
+    carried_by,
+    states_of_entry,
+)
 from .trial import Trial, why_not
-from ..ir.values import known
-from .export_events import Seen, watched
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Captured:
     """A member as data.
 
-    weights: program weight name in the table -> (role, tensor of the captured member; without memory where its checkpoint has it). inputs: the leaves of a call, then the buffers that are states.
-    signature: (parameter, kind, tree over leaves) in the forward's order. outputs: (name, type) of the result's leaves, then of states that are in no result.
-    result: tree over outputs, without those of states; returned: with them. dims: letter -> (least, most, source line). fixed: sentences about sizes that the
-    code fixes. states: what the caller carries. attributes: the plain attributes of the module that was exported, before it was; None where there is none.
+    Attributes:
+        program: The member program.
+        weights: Name in the weights table -> (role, tensor of the captured member). A tensor that the
+            checkpoint has is on the meta device, without memory.
+        inputs: The tensors of a call, then the buffers that are states.
+        signature: The parameters of the method, in order.
+        outputs: (name, type) of the result's tensors, then of states that are in no result.
+        result: The tree of the result, without states.
+        returned: The tree of the result, with states.
+        dims: Letter -> (least, most, source line).
+        sizes: Letter -> size in the example.
+        guards: The conditions on sizes under which the program holds.
+        fixed: Sentences about sizes that the member's code fixes.
+        states: What the caller carries from call to call.
+        unchanged: Requested buffers that this entry does not change.
+        attributes: The plain attributes of the module before it was exported; None where no module was
+            exported.
     """
 
     program: Program
     weights: dict[str, tuple[str, torch.Tensor]]
-    inputs: tuple[Leaf, ...]
+    inputs: tuple[InputLeaf, ...]
     signature: tuple[Parameter, ...]
     outputs: tuple[tuple[str, str], ...]
     result: Tree
+    returned: Tree
     dims: dict[str, tuple[int, int | None, str]]
     sizes: dict[str, int]
     guards: tuple[GuardSource, ...]
-    fixed: tuple[str, ...]
-    returned: Tree
-    states: tuple[Carried, ...] = ()
-    unchanged: frozenset[str] = frozenset()  # buffers asked for that this entry leaves as they are
+    fixed: tuple[str, ...] = ()
+    states: tuple[CarriedState, ...] = ()
+    unchanged: frozenset[str] = frozenset()
     attributes: Mapping[str, str] | None = None
 
 
-def capture(
-    make: Callable[[], nn.Module],
-    call: Call,
-    *,
-    asked: bool = True,
-    entry: str = FORWARD,
-    states: Sequence[Asked] = (),
-    gradients: bool = False,
-    dropout: bool = False,
-) -> Captured:
-    """Export a fresh member.
-
-    make: gives a fresh member, every time, in the mode that the program is for. asked: the dims were named by the user, so that one which the member's code fixes is an error; else
-    the size is kept, and said in `fixed`. entry: the method to export. states: what the caller shall carry, where the entry has it.
-    gradients: the program is one to take gradients of: what stops them (no_grad blocks) is in it. dropout: dropout is on, whatever the mode.
-    Raises: CaptureError in one paragraph with the user's own source line.
-    """
-    wanted = Wanted((), (), {})
-    fresh: nn.Module | None = None  # one at a time where it can be: each holds a whole member's weights
-    if states:
-        fresh = make()
-        wanted = wanted_of(fresh, call.leaves, call.signature, entry, states)
-        refuse_shared_memory(fresh, wanted.buffers)
-    answer, raised = run_once(make(), call, entry)  # another one: the module that is captured is the one whose attributes are known
-    module = fresh if fresh is not None else make()
-    del fresh
-    own = why_not(Trial(make(), entry, call.args, call.kwargs, call.leaves, call.sizes)) if raised is not None else ""
-    if own and not states:  # an export sees no index past a table, and no dtype that a layer refuses
-        raise CaptureError(own) from raised
-    strange = _is_strange(answer)
-
-    def exported_from(module: nn.Module, dim: Any, grad: bool) -> _Tried:
-        keywords = of_any_name(module, call, entry)
-        direct = entry == FORWARD and not wanted.buffers and not wanted.leaves and not keywords and not strange and not _taken(module)
-        attributes = attributes_of(module)
-        with assignments(module) as assigned, watched() as seen:
-            root = module if direct else Traced(module, entry, wanted.buffers, wanted.leaves, keywords)
-            try:
-                return _Tried(
-                    module, attributes, not direct, assigned, seen, export(root, call, dim, grad, gradients=gradients, dropout=dropout), None
-                )
-            except Exception as e:  # noqa: BLE001  # whatever torch raises is explained
-                return _Tried(module, attributes, not direct, assigned, seen, None, e)
-
-    fixed: tuple[str, ...] = ()
-    grad = True
-    tried = exported_from(module, Dim.DYNAMIC, grad)
-    if tried.error is not None and has_no_derivative(tried.error):
-        grad = False  # the second way only: without derivatives torch may take several ops as one that has no form in a program
-        tried = exported_from(make(), Dim.DYNAMIC, grad)  # a failed export leaves marks on the module too
-    if tried.error is not None and is_specialized(tried.error):
-        first, tried = tried, exported_from(make(), Dim.AUTO, grad)
-        if tried.exported is None:
-            raise CaptureError(_why(tried, call)) from first.error
-        kept, fixed = _with_fixed(tried, call)
-        if asked:
-            lost = sorted(set(call.sizes) - set(kept.sizes))
-            raise FixedSize(
-                f"{type(module).__name__} fixes a size that the inputs name as a dynamic dim: {'; '.join(fixed)}. Give that size as a number, or change the "
-                f"member's code{next(filter(None, map(way_out, fixed)), '')}",
-                lost,
-            ) from first.error
-        call = kept
-    if tried.exported is None:
-        raise CaptureError(own or _why(tried, call)) from tried.error
-    module, exported, seen = tried.module, tried.exported, tried.seen
-    prefix = MEMBER if tried.wrapped else ""
-    changed = drop_first_changes(exported, make, call, entry, prefix, tried.assigned - set(wanted.buffers))
-    refuse_changes(exported, module, call, entry, prefix, changed)
-    exported.graph.eliminate_dead_code()
-    symbols = symbols_of(exported, call)
-    outputs, returned, news = outputs_of(exported, symbols, len(wanted.buffers) + len(wanted.leaves))
-    found = carried_by(exported, module, call.leaves, entry, wanted, states, outputs, news, prefix)
-    weights, program = member_program(exported, module, call, entry, prefix, found, symbols)
-    guards = guards_of(exported, call.leaves, type(module).__name__, seen)
-    dims = _ranges(exported, call, symbols, guards, lines_of(seen, call.leaves))
-    carried = {s.output for s in found.states}
-    saved = module.state_dict()
-    return Captured(
-        program,
-        {n: (role, value.to("meta") if n in saved else value) for n, (role, value) in weights.items()},  # those are in the checkpoints
-        (*call.leaves, *found.leaves),
-        call.signature,
-        found.outputs,
-        without(returned, carried),
-        dims,
-        call.sizes,
-        guards,
-        fixed,
-        returned,
-        found.states,
-        frozenset(found.unchanged),
-        tried.attributes,
-    )
-
-
 class FixedSize(CaptureError):
-    """A member that fixes sizes which the inputs name as dynamic dims. letters: those dims."""
+    """A member fixes sizes that the inputs name as dynamic dims. letters: those dims."""
 
     def __init__(self, message: str, letters: Sequence[str]) -> None:
         super().__init__(message)
         self.letters = tuple(letters)
 
 
-@dataclass(frozen=True)
-class _Tried:
-    """An export, or why there is none. attributes: of the module before it. wrapped: whether in `Traced`. assigned: buffers in whose place it puts others."""
+def capture(
+    make: Callable[[], nn.Module],
+    call: MemberCall,
+    *,
+    named_dims: bool = True,
+    entry: str = FORWARD,
+    states: Sequence[StateRequest] = (),
+    gradients: bool = False,
+    dropout: bool = False,
+) -> Captured:
+    """Captures a fresh member.
+
+    Args:
+        make: Makes a fresh member at every call, in the mode that the program is for.
+        call: The example call.
+        named_dims: The user named the dims, so a dim that the member's code fixes is an error. Otherwise the
+            size is kept and described in `fixed`.
+        entry: The method to capture.
+        states: What the caller wants to carry, where the entry has it.
+        gradients: The program must give gradients: it contains what stops them (no_grad blocks).
+        dropout: Dropout is active, whatever the mode is.
+
+    Raises:
+        CaptureError: The member cannot be captured. The message is one paragraph with the user's source line.
+    """
+    fresh: nn.Module | None = None  # as few members at a time as possible: each has all weights
+    requests = StateRequests((), (), {})
+    if states:
+        fresh = make()
+        requests = states_of_entry(fresh, call.leaves, call.signature, entry, states)
+        refuse_shared_memory(fresh, requests.buffers)
+    # Another module is exported, because its attributes must be those of a fresh member.
+    answer, raised = run_once(make(), call, entry)
+    module = fresh if fresh is not None else make()
+    del fresh
+    refusal = ""
+    if raised is not None:
+        refusal = why_not(Trial(make(), entry, call.args, call.kwargs, call.leaves, call.sizes))
+    # An export does not notice an index past a table, or a dtype that a layer refuses.
+    if refusal and not states:
+        raise CaptureError(refusal) from raised
+    exporter = _MemberExporter(
+        make=make,
+        call=call,
+        entry=entry,
+        requests=requests,
+        wrap=_has_dataclass(answer),
+        gradients=gradients,
+        dropout=dropout,
+    )
+    attempt = exporter.first(module)
+    fixed: tuple[str, ...] = ()
+    if attempt.error is not None and is_specialized(attempt.error):
+        attempt, call, fixed = _with_fixed_sizes(exporter, attempt, named_dims)
+    if attempt.exported is None:
+        raise CaptureError(refusal or _why_no_export(attempt, call)) from attempt.error
+    return _captured(exporter, attempt, attempt.exported, call, states, fixed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ExportAttempt:
+    """An export by torch.export, or the error that it raised.
+
+    attributes: the module's plain attributes before the export. grad: whether derivatives are kept. wrapped:
+    whether a `StatefulWrapper` was exported. assigned: buffers that the module replaced by other tensors.
+    """
 
     module: nn.Module
     attributes: Mapping[str, str] | None
+    grad: bool
     wrapped: bool
     assigned: set[str]
-    seen: Seen
+    seen: ExportEvents
     exported: torch.export.ExportedProgram | None
     error: Exception | None
 
+    @property
+    def prefix(self) -> str:
+        """What stands before the names of weights in the export."""
+        return MEMBER if self.wrapped else ""
 
-def _is_strange(answer: Any) -> bool:
-    """Whether a result holds a class that torch.export does not know, which `Traced` returns in another form."""
+
+@dataclass(frozen=True, kw_only=True)
+class _MemberExporter:
+    """Exports fresh members of one kind with torch.export. wrap: the result needs a `StatefulWrapper`."""
+
+    make: Callable[[], nn.Module]
+    call: MemberCall
+    entry: str
+    requests: StateRequests
+    wrap: bool
+    gradients: bool
+    dropout: bool
+
+    def first(self, module: nn.Module) -> _ExportAttempt:
+        """Exports with all named dims dynamic.
+
+        If torch lacks a derivative, the export is repeated without derivatives. That is the second choice,
+        because torch may then write several ops as one op that no program can have.
+        """
+        attempt = self.attempt(module, Dim.DYNAMIC, grad=True)
+        if attempt.error is not None and has_no_derivative(attempt.error):
+            # another module, because a failed export leaves marks on it
+            return self.attempt(self.make(), Dim.DYNAMIC, grad=False)
+        return attempt
+
+    def attempt(self, module: nn.Module, dim: Any, *, grad: bool) -> _ExportAttempt:
+        """Exports a module once; an error is returned, not raised."""
+        buffers, leaves = self.requests.buffers, self.requests.leaves
+        keywords = keywords_beyond(module, self.call, self.entry)
+        wrapped = bool(
+            self.entry != FORWARD or buffers or leaves or keywords or self.wrap or _shadows_graph(module)
+        )
+        attributes = attributes_of(module)
+        with assignments(module) as assigned, watched() as seen:
+            root = StatefulWrapper(module, self.entry, buffers, leaves, keywords) if wrapped else module
+            exported, error = None, None
+            try:
+                exported = export(root, self.call, dim, grad, gradients=self.gradients, dropout=self.dropout)
+            except Exception as e:  # noqa: BLE001  # whatever torch raises is explained
+                error = e
+        return _ExportAttempt(
+            module=module,
+            attributes=attributes,
+            grad=grad,
+            wrapped=wrapped,
+            assigned=assigned,
+            seen=seen,
+            exported=exported,
+            error=error,
+        )
+
+
+def _has_dataclass(answer: Any) -> bool:
+    """Whether a result has a dataclass, which torch.export does not know and `StatefulWrapper` converts."""
     return any(is_dataclass(leaf) for leaf in pytree.tree_leaves(answer))
 
 
-def _taken(module: nn.Module) -> bool:
-    """Whether a part or weight has a name that torch's own module of a graph has something else under (`code`)."""
-    return any(hasattr(fx.GraphModule, name) for name in (*module._parameters, *module._buffers, *module._modules))
+def _shadows_graph(module: nn.Module) -> bool:
+    """Whether a submodule or weight has a name that `fx.GraphModule` uses itself, for example `code`."""
+    names = (*parameters_of(module), *buffers_of(module), *submodules_of(module))
+    return any(hasattr(fx.GraphModule, name) for name in names)
 
 
-def _why(tried: _Tried, call: Call) -> str:
-    """Why there is no export, where the member takes the example by itself."""
-    assert tried.error is not None
-    return explain(tried.error, tried.module, {symbol: guard_forms.text(expr) for symbol, expr in names_of(tried.seen, call.leaves).items()})
+def _why_no_export(attempt: _ExportAttempt, call: MemberCall) -> str:
+    """Explains why a member that takes the example has no export."""
+    assert attempt.error is not None
+    letters_of = {s: guard_forms.text(expr) for s, expr in names_of(attempt.seen, call.leaves).items()}
+    return explain(attempt.error, attempt.module, letters_of)
 
 
-def _with_fixed(tried: _Tried, call: Call) -> tuple[Call, tuple[str, ...]]:
-    """The call without the letters of those dims that the member's code fixes; a sentence for each, with the user's line."""
-    exported, seen = tried.exported, tried.seen
-    assert exported is not None
+def _with_fixed_sizes(
+    exporter: _MemberExporter, failed: _ExportAttempt, named_dims: bool
+) -> tuple[_ExportAttempt, MemberCall, tuple[str, ...]]:
+    """Exports again after the member's code fixed a dim: torch then decides which dims are dynamic.
+
+    Returns the export, the call without letters for fixed dims, and a sentence for each of them.
+    Raises: FixedSize if the user named the dims; CaptureError.
+    """
+    call = exporter.call
+    attempt = exporter.attempt(exporter.make(), Dim.AUTO, grad=failed.grad)
+    if attempt.exported is None:
+        raise CaptureError(_why_no_export(attempt, call)) from failed.error
+    kept, fixed = _without_fixed_dims(attempt, attempt.exported, call)
+    if named_dims:
+        way = next(filter(None, map(way_out, fixed)), "")
+        raise FixedSize(
+            f"{type(failed.module).__name__} fixes a size that the inputs name as a dynamic dim: "
+            f"{'; '.join(fixed)}. Give that size as a number, or change the member's code{way}",
+            sorted(set(call.sizes) - set(kept.sizes)),
+        ) from failed.error
+    return attempt, kept, fixed
+
+
+def _without_fixed_dims(
+    attempt: _ExportAttempt, exported: torch.export.ExportedProgram, call: MemberCall
+) -> tuple[MemberCall, tuple[str, ...]]:
+    """Returns the call without letters for dims that the code fixes, and a sentence for each of them.
+
+    A sentence names the input, the size, the axis and the user's line.
+    """
+    seen = attempt.seen
     by_name = {n.name: n for n in exported.graph.nodes}
-    tensors = [s.arg.name for s in exported.graph_signature.input_specs if s.kind is InputKind.USER_INPUT and isinstance(s.arg, TensorArgument)]
-    lines = {place: line for key, line in seen.fixed.items() if isinstance(key, str) and (place := place_of(key, seen))}
-    leaves, fixed = [], []
-    gone: set[str] = set()
+    tensors = [
+        s.arg.name
+        for s in exported.graph_signature.input_specs
+        if s.kind is InputKind.USER_INPUT and isinstance(s.arg, TensorArgument)
+    ]
+    lines = {
+        place: line
+        for key, line in seen.fixed.items()
+        if isinstance(key, str) and (place := place_of(key, seen))
+    }
+    fixed_letters: set[str] = set()
     for leaf, name in zip(call.leaves, tensors):
         shape = by_name[name].meta["val"].shape
-        gone |= {factor_of(text)[1] for axis, text in leaf.axes.items() if known(shape[axis]) is not None}
+        fixed_letters |= {factor_of(t)[1] for axis, t in leaf.axes.items() if known(shape[axis]) is not None}
+    leaves, sentences = [], []
     for leaf in call.leaves:
-        here = {axis: text for axis, text in leaf.axes.items() if factor_of(text)[1] in gone}
-        for axis, named in here.items():
+        here = {axis: text for axis, text in leaf.axes.items() if factor_of(text)[1] in fixed_letters}
+        for axis, text in here.items():
             size = leaf.example.shape[axis]
             line = lines.get((leaf.name, axis)) or seen.fixed.get(size, "")
-            fixed.append(f"{leaf.name} has {size} at axis {axis} ({named}){f', fixed by {line}' if line else ''}")
+            by = f", fixed by {line}" if line else ""
+            sentences.append(f"{leaf.name} has {size} at axis {axis} ({text}){by}")
         kept = {axis: text for axis, text in leaf.axes.items() if axis not in here}
         leaves.append(replace(leaf, axes=kept, type=leaf_type(leaf.example, kept, leaf.name, {})))
-    sizes = {letter: size for letter, size in call.sizes.items() if letter not in gone}
-    return replace(call, leaves=tuple(leaves), sizes=sizes), tuple(fixed)
+    sizes = {letter: size for letter, size in call.sizes.items() if letter not in fixed_letters}
+    return replace(call, leaves=tuple(leaves), sizes=sizes), tuple(sentences)
+
+
+def _captured(
+    exporter: _MemberExporter,
+    attempt: _ExportAttempt,
+    exported: torch.export.ExportedProgram,
+    call: MemberCall,
+    states: Sequence[StateRequest],
+    fixed: tuple[str, ...],
+) -> Captured:
+    """Turns an exported program into a captured member. call: without letters for fixed dims."""
+    module, entry, prefix, requests = attempt.module, exporter.entry, attempt.prefix, exporter.requests
+    replaced = attempt.assigned - set(requests.buffers)
+    changed = drop_first_changes(exported, exporter.make, call, entry, prefix, replaced)
+    refuse_changes(exported, module, call, entry, prefix, changed)
+    exported.graph.eliminate_dead_code()
+    symbols = symbols_of(exported, call)
+    count = len(requests.buffers) + len(requests.leaves)
+    outputs, returned, new_values = outputs_of(exported, symbols, count)
+    matched = carried_by(
+        StateMatching(
+            exported=exported,
+            module=module,
+            inputs=call.leaves,
+            entry=entry,
+            of_entry=requests,
+            requests=states,
+            outputs=outputs,
+            new_values=new_values,
+            prefix=prefix,
+        )
+    )
+    weights, program = member_program(exported, module, call, entry, prefix, matched, symbols)
+    guards = guards_of(exported, call.leaves, type(module).__name__, attempt.seen)
+    saved = module.state_dict()  # the checkpoints have these tensors
+    return Captured(
+        program=program,
+        weights={n: (role, t.to("meta") if n in saved else t) for n, (role, t) in weights.items()},
+        inputs=(*call.leaves, *matched.leaves),
+        signature=call.signature,
+        outputs=matched.outputs,
+        result=without(returned, {s.output for s in matched.states}),
+        returned=returned,
+        dims=_ranges(exported, call, symbols, guards, lines_of(attempt.seen, call.leaves)),
+        sizes=call.sizes,
+        guards=guards,
+        fixed=fixed,
+        states=matched.states,
+        unchanged=frozenset(matched.unchanged),
+        attributes=attempt.attributes,
+    )
 
 
 def _ranges(
-    exported: torch.export.ExportedProgram, call: Call, symbols: Mapping[Any, str], guards: Sequence[GuardSource], lines: Sequence[GuardSource]
+    exported: torch.export.ExportedProgram,
+    call: MemberCall,
+    symbols: Mapping[Any, str],
+    guards: Sequence[GuardSource],
+    lines: Sequence[GuardSource],
 ) -> dict[str, tuple[int, int | None, str]]:
-    """Each letter's bounds as far as export knows them, with the lines that they come from. lines: conditions as they came up.
+    """Returns each letter's bounds as far as torch.export knows them, and the user's lines behind them.
 
-    A lower bound of 2, or one out of conditions on small sizes, may be export's own, not the member's.
+    A lower bound of 2, or one from conditions on small sizes, may be torch.export's own and not the member's.
+    lines: the conditions in the order in which the export met them.
     """
-    asked = {letter for g in guards if of_small_sizes(g.expr) for letter in letters(g.expr)}
+    small = {letter for g in guards if of_small_sizes(g.expr) for letter in letters(g.expr)}
     bounds: dict[str, tuple[int, int | None]] = dict.fromkeys(call.sizes, (1, None))
     for symbol, range_ in exported.range_constraints.items():
         letter = symbols.get(symbol, "")
-        if letter in bounds:
-            least, most = bounds[letter]
-            low = int(range_.lower) if range_.lower.is_Integer and int(range_.lower) > 2 and letter not in asked else 1
-            high = int(range_.upper) if range_.upper.is_Integer else None
-            bounds[letter] = max(least, low), high if most is None else most if high is None else min(most, high)
-    found = [*guards, *lines]
-    ends = {
-        letter: ((least, least - 1) if least > 1 else None, (most, most + 1) if most is not None else None)
-        for letter, (least, most) in bounds.items()
-    }
-    sources = {letter: dict.fromkeys(bound_line(letter, *end, found) for end in both if end) for letter, both in ends.items()}
-    return {letter: (*both, " and ".join(filter(None, sources[letter]))) for letter, both in bounds.items()}
+        if letter not in bounds:
+            continue
+        least, most = bounds[letter]
+        of_member = range_.lower.is_Integer and int(range_.lower) > 2 and letter not in small
+        low = int(range_.lower) if of_member else 1
+        high = int(range_.upper) if range_.upper.is_Integer else None
+        highs = [bound for bound in (most, high) if bound is not None]
+        bounds[letter] = max(least, low), min(highs) if highs else None
+    conditions = [*guards, *lines]
+    ranges: dict[str, tuple[int, int | None, str]] = {}
+    for letter, (least, most) in bounds.items():
+        ends = [(least, least - 1)] if least > 1 else []
+        ends += [(most, most + 1)] if most is not None else []
+        sources = dict.fromkeys(bound_line(letter, size, outside, conditions) for size, outside in ends)
+        ranges[letter] = least, most, " and ".join(filter(None, sources))
+    return ranges

@@ -1,9 +1,14 @@
-"""What a member does beside answering, seen in its export: what changes nothing is left out, and what would be lost is refused by name."""
+"""Finds the side effects of a member in its export by torch.export.
+
+A side effect without consequence (an assert, a value that the first call caches) is removed from the program.
+Any other side effect would be lost, so the member is refused with the names of what it changes.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,150 +17,257 @@ from torch import fx, nn
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .call import Call
-from ..spec.entries import method_of
 from ..errors import CaptureError
+from ..ir.torch_internals import memory_id, op_base_name, schema_of
+from ..spec.entries import method_of
+from .call import MemberCall
 from .explain import no_form, source_of
 from .export import calm, clone
 from .module_tensors import tensors_of
 from .results import known_forms
 
 _READS = {"item", "_local_scalar_dense"}
-_OWN_CHECK = re.compile(r"expression u\d+ (>= 0|<= 1) on node")  # torch's of a truth value
-_SHAPED = ("new_", "zeros_like", "ones_like", "full_like", "empty_like")  # read the shape of a value alone
-_ASSERTS = {"_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range", "sym_constrain_range_for_size", "_assert_async"}
+_OWN_CHECK = re.compile(r"expression u\d+ (>= 0|<= 1) on node")  # torch's own check of a truth value
+# These ops read only the shape of a value.
+_SHAPED = ("new_", "zeros_like", "ones_like", "full_like", "empty_like")
+_ASSERTS = {
+    "_assert_tensor_metadata",
+    "_assert_scalar",
+    "sym_constrain_range",
+    "sym_constrain_range_for_size",
+    "_assert_async",
+}
 
 
 def refuse_shared_memory(module: nn.Module, buffers: Sequence[str]) -> None:
-    """Refuse a state whose memory the member reaches by another name too: what it writes under one name it would not see under the other. Raises: CaptureError."""
-    held = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False)), **dict(tensors_of(module))}
+    """Refuses a state whose memory the member also reaches by another name.
+
+    In the program, a write under one name is not visible under the other. Raises: CaptureError.
+    """
+    tensors = {**_state_tensors(module), **dict(tensors_of(module))}
     for name in buffers:
-        own = held[name].untyped_storage()._cdata
-        others = sorted(n for n, t in held.items() if n != name and t.untyped_storage()._cdata == own)
+        storage = memory_id(tensors[name])
+        others = sorted(n for n, t in tensors.items() if n != name and memory_id(t) == storage)
         if others:
             raise CaptureError(
-                f"state {name} of {type(module).__name__} lies in the memory of {', '.join(others)} too; a state has one name: register a tensor of its own, for example with .clone()"
+                f"state {name} of {type(module).__name__} shares its memory with {', '.join(others)}; a "
+                "state has one name: register a tensor of its own, for example with .clone()"
             )
 
 
-def drop_first_changes(
-    exported: torch.export.ExportedProgram, make: Callable[[], nn.Module], call: Call, entry: str, prefix: str, assigned: Collection[str]
-) -> set[str]:
-    """Leave out what a member writes in its first call alone (weights that are scaled for inference, a table that is kept for the next call): the program begins
-    with the checkpoint's weights at every call, and so writes the same again.
+def _state_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Returns the parameters and buffers under all their names."""
+    return {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
 
-    assigned: buffers in whose place the member puts another tensor. Returns: those among them that are no such.
-    Raises: CaptureError for parameters that are none.
+
+def drop_first_changes(
+    exported: torch.export.ExportedProgram,
+    make: Callable[[], nn.Module],
+    call: MemberCall,
+    entry: str,
+    prefix: str,
+    assigned: Collection[str],
+) -> set[str]:
+    """Removes the writes that a member makes in its first call only.
+
+    Examples are weights that are scaled for inference, or a table that is cached for the next call. The
+    program starts from the checkpoint's weights at every call, so each call would write the same again.
+
+    Args:
+        exported: The exported member. Its outputs are changed in place.
+        make: Makes a fresh member.
+        call: The example call.
+        entry: The exported method.
+        prefix: What stands before the names of weights in the export.
+        assigned: Buffers that the member replaces by another tensor.
+
+    Returns:
+        The buffers of `assigned` that are not written in the first call only.
+
+    Raises:
+        CaptureError: The member changes parameters in other calls too.
     """
     specs = exported.graph_signature.output_specs
     kinds = ("PARAMETER_MUTATION", "BUFFER_MUTATION")
     written = {i: str(s.target).removeprefix(prefix) for i, s in enumerate(specs) if s.kind.name in kinds}
     if not written and not assigned:
         return set()
-    once, given = _written_once(make, call, entry, {*written.values(), *assigned})
+    once, from_inputs = _written_once(make, call, entry, {*written.values(), *assigned})
     left = [written[i] for i, s in enumerate(specs) if s.kind.name == kinds[0] and written[i] not in once]
     if left:
-        member = make()
-        raise CaptureError(
-            f"{type(member).__name__} changes its parameters {', '.join(left[:5])} {f'by what it is given when {entry} runs' if given & set(left) else f'at every call of {entry}'} "
-            f"in {_mode(member)} mode; a member program has no side effects: make them buffers"
-            f"{', of which a fused module keeps each member its own' if member.training else ' and build with --state, or change them in train mode alone'}"
-        )
-    gone = {i for i, name in written.items() if name in once}
-    specs[:] = [s for i, s in enumerate(specs) if i not in gone]
+        raise CaptureError(_changed_parameters(make(), entry, left, bool(from_inputs & set(left))))
+    dropped = {i for i, name in written.items() if name in once}
+    specs[:] = [s for i, s in enumerate(specs) if i not in dropped]
     (output,) = (n for n in exported.graph.nodes if n.op == "output")
-    output.args = (tuple(a for i, a in enumerate(output.args[0]) if i not in gone),)
+    output.args = (tuple(a for i, a in enumerate(output.args[0]) if i not in dropped),)
     return set(assigned) - once
 
 
-def _written_once(make: Callable[[], nn.Module], call: Call, entry: str, names: Collection[str]) -> tuple[set[str], set[str]]:
-    """Which of these a member writes in its first call alone, alike whatever it is given, and answers as in its first call from there on; and which of them
-    are made of what it is given."""
+def _changed_parameters(member: nn.Module, entry: str, names: Sequence[str], from_inputs: bool) -> str:
+    """The message for a member that changes parameters. from_inputs: the new values depend on the inputs."""
+    when = f"by what it is given when {entry} runs" if from_inputs else f"at every call of {entry}"
+    way = (
+        "make them buffers, which a fused module keeps for each member"
+        if member.training
+        else "make them buffers and build with --state, or change them in train mode only"
+    )
+    return (
+        f"{type(member).__name__} changes its parameters {', '.join(names[:5])} {when} in {_mode(member)} "
+        f"mode; a member program has no side effects: {way}"
+    )
 
-    def other(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        turned = value.flip(tuple(range(value.ndim)))
-        return turned * 0.5 if turned.is_floating_point() else turned
 
-    def held(module: nn.Module) -> dict[str, torch.Tensor]:
-        every = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
-        return {n: every[n] for n in names}
+def _written_once(
+    make: Callable[[], nn.Module], call: MemberCall, entry: str, names: Collection[str]
+) -> tuple[set[str], set[str]]:
+    """Returns which tensors the member writes in its first call only, and which depend on the inputs.
 
-    def run(module: nn.Module, change: Callable[[Any], Any]) -> tuple[dict[str, torch.Tensor], list[Any], set[str]]:
-        args, kwargs = pytree.tree_map(change, (call.args, call.kwargs))
-        with calm(), torch.no_grad(), _Followed(pytree.tree_leaves((args, kwargs))) as followed:
-            answer = method_of(module, entry)(*args, **kwargs)
-        values = held(module)
-        made = {n for n, value in values.items() if followed.holds(value)}
-        return {n: v.detach().clone() for n, v in values.items()}, pytree.tree_leaves(pytree.tree_map(clone, known_forms(answer))), made
-
-    one = make()
-    first, answer, given = run(one, clone)
+    A tensor of the first set gets the same value whatever the inputs are, and the member's answers stay those
+    of its first call.
+    """
+    member = make()
+    first = _observe(member, call, entry, names, clone)
     try:
-        (second, again, _), (third, _, _), (fourth, _, _) = run(one, clone), run(one, other), run(make(), other)
-    except Exception:  # noqa: BLE001  # inputs turned round that the member does not take
-        return set(), given
-    if len(answer) != len(again) or not all(_same(a, b) for a, b in zip(answer, again)):
-        return set(), given
-    return {n for n in names if n not in given and all(_same(first[n], later[n]) for later in (second, third, fourth))}, given
+        second = _observe(member, call, entry, names, clone)
+        third = _observe(member, call, entry, names, _turned)
+        fourth = _observe(make(), call, entry, names, _turned)
+    except Exception:  # noqa: BLE001  # the member does not take the changed inputs
+        return set(), first.from_inputs
+    same_answer = len(first.answer) == len(second.answer) and all(map(_same, first.answer, second.answer))
+    if not same_answer:
+        return set(), first.from_inputs
+    once = {
+        n
+        for n in names
+        if n not in first.from_inputs
+        and all(_same(first.values[n], later.values[n]) for later in (second, third, fourth))
+    }
+    return once, first.from_inputs
 
 
-class _Followed(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class has no types
-    """A mode that follows where the values of some tensors go: whatever an op makes of them, or writes them into."""
+def _turned(value: Any) -> Any:
+    """Returns other values of the same dtype and shape: the tensor flipped, and halved if it is a float."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    flipped = value.flip(tuple(range(value.ndim)))
+    return flipped * 0.5 if flipped.is_floating_point() else flipped
 
-    def __init__(self, begun: Iterable[Any]) -> None:
+
+@dataclass(frozen=True, kw_only=True)
+class _Observed:
+    """One call of a member: tensors after it, leaves of the answer, and the tensors that depend on inputs."""
+
+    values: dict[str, torch.Tensor]
+    answer: list[Any]
+    from_inputs: set[str]
+
+
+def _observe(
+    module: nn.Module,
+    call: MemberCall,
+    entry: str,
+    names: Collection[str],
+    change: Callable[[Any], Any],
+) -> _Observed:
+    """Calls the member with inputs that `change` makes from the example, and records what it wrote."""
+    args, kwargs = pytree.tree_map(change, (call.args, call.kwargs))
+    with calm(), torch.no_grad(), _DataFlow(pytree.tree_leaves((args, kwargs))) as flow:
+        answer = method_of(module, entry)(*args, **kwargs)
+    tensors = _state_tensors(module)
+    return _Observed(
+        values={n: tensors[n].detach().clone() for n in names},
+        answer=pytree.tree_leaves(pytree.tree_map(clone, known_forms(answer))),
+        from_inputs={n for n in names if flow.reaches(tensors[n])},
+    )
+
+
+class _DataFlow(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class has no types
+    """A mode that follows the values of some tensors: into results of ops, and tensors that ops write."""
+
+    def __init__(self, sources: Iterable[Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._kept: list[torch.Tensor] = []  # a storage that is let go could come back as another's
+        self._kept: list[torch.Tensor] = []  # a storage that is freed could come back with the same id
         self._storages: set[int] = set()
-        self._add(begun)
+        self._add(sources)
 
     def _add(self, values: Iterable[Any]) -> None:
         for value in values:
             if isinstance(value, torch.Tensor):
                 self._kept.append(value)
-                self._storages.add(value.untyped_storage()._cdata)
+                self._storages.add(memory_id(value))
 
-    def holds(self, value: torch.Tensor) -> bool:
-        """Whether a tensor is made of them."""
-        return value.untyped_storage()._cdata in self._storages
+    def reaches(self, value: torch.Tensor) -> bool:
+        """Whether a tensor was computed from the sources."""
+        return memory_id(value) in self._storages
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        reads = any(isinstance(v, torch.Tensor) and self.holds(v) for v in pytree.tree_leaves((args, kwargs)))
-        if reads and not func._opname.startswith(_SHAPED):
-            self._add(pytree.tree_leaves(made))
-            self._add(v for a, v in zip(func._schema.arguments, args) if a.alias_info is not None and a.alias_info.is_write)
-        return made
+        result = func(*args, **(kwargs or {}))
+        reads = any(
+            isinstance(v, torch.Tensor) and self.reaches(v) for v in pytree.tree_leaves((args, kwargs))
+        )
+        if reads and not op_base_name(func).startswith(_SHAPED):
+            self._add(pytree.tree_leaves(result))
+            self._add(
+                v
+                for a, v in zip(schema_of(func).arguments, args)
+                if a.alias_info is not None and a.alias_info.is_write
+            )
+        return result
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two values are equal bit for bit, NaN beside NaN."""
+    """Whether two values are equal bit for bit. NaN equals NaN."""
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return bool(a == b)
-    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
+    return (
+        a.shape == b.shape
+        and a.dtype == b.dtype
+        and torch.equal(a.isnan(), b.isnan())
+        and torch.equal(a.nan_to_num(), b.nan_to_num())
+    )
 
 
-def refuse_changes(exported: torch.export.ExportedProgram, module: nn.Module, call: Call, entry: str, prefix: str, assigned: Collection[str]) -> None:
-    """Refuse a member that changes buffers or inputs that are no states, or anything else. Raises: CaptureError."""
+def refuse_changes(
+    exported: torch.export.ExportedProgram,
+    module: nn.Module,
+    call: MemberCall,
+    entry: str,
+    prefix: str,
+    assigned: Collection[str],
+) -> None:
+    """Refuses a member that changes anything but states.
+
+    Raises:
+        CaptureError: It changes a buffer or an input that is no state, or has another side effect.
+    """
     signature = exported.graph_signature
     known = (OutputKind.USER_OUTPUT, OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
     other = next((s for s in signature.output_specs if s.kind not in known), None)
     if other is not None:
         what = f"changes {str(other.target).removeprefix(prefix)}" if other.target else "has a side effect"
         raise CaptureError(
-            f"{type(module).__name__} {what} when {entry} runs in eval mode ({other.kind.name.lower().replace('_', ' ')}); a member program has no side effects"
+            f"{type(module).__name__} {what} when {entry} runs in eval mode "
+            f"({other.kind.name.lower().replace('_', ' ')}); a member program has no side effects"
         )
-    tensors = [s.arg.name for s in signature.input_specs if s.kind is InputKind.USER_INPUT and isinstance(s.arg, TensorArgument)]
+    tensors = [
+        s.arg.name
+        for s in signature.input_specs
+        if s.kind is InputKind.USER_INPUT and isinstance(s.arg, TensorArgument)
+    ]
     names = {name: leaf.name for name, leaf in zip(tensors, call.leaves)}
     buffers = {str(n).removeprefix(prefix) for n in signature.buffers_to_mutate.values()} | set(assigned)
     inputs = {names.get(str(n), str(n)) for n in signature.user_inputs_to_mutate.values()}
     changed = sorted(buffers | inputs)
     if changed:
-        named = " ".join(f"--state {name}" for name in changed)
+        options = " ".join(f"--state {name}" for name in changed)
         raise CaptureError(
-            f"{type(module).__name__} changes {', '.join(changed)} when {entry} runs in {_mode(module)} mode; a member program has no side effects. To carry "
-            f"{'it' if len(changed) == 1 else 'them'} from call to call, build with {named}: an input and an output of the program then; or make {entry} return the new value instead{', or work on a copy of its input' if inputs else ''}"
+            f"{type(module).__name__} changes {', '.join(changed)} when {entry} runs in {_mode(module)} "
+            f"mode; a member program has no side effects. To carry {'it' if len(changed) == 1 else 'them'} "
+            f"from call to call, build with {options}: an input and an output of the program then; or make "
+            f"{entry} return the new value instead{', or work on a copy of its input' if inputs else ''}"
         )
 
 
@@ -164,30 +276,32 @@ def _mode(module: nn.Module) -> str:
 
 
 def drop_asserts(graph: fx.Graph, module: nn.Module) -> None:
-    """Take out what only looks whether a value is as expected, and with it a number that is read from a tensor for that alone.
+    """Removes the nodes that only check a value, and numbers that are read from a tensor for such a check.
 
-    A truth value of which torch itself says no more than that it is 0 or 1 was read for something else: a branch whose error the member's code caught.
-    Raises: CaptureError.
+    If torch knows of a truth value only that it is 0 or 1, something else read it: a branch whose error the
+    member's code caught. Such a member is refused. Raises: CaptureError.
     """
     for node in graph.nodes:
-        if getattr(node.target, "_opname", "") in _READS:
-            users = _reached(node, lambda m: m.users)
-            checks = [n for n in users if getattr(n.target, "_opname", "") in _ASSERTS]
+        if op_base_name(node.target) in _READS:
+            users = _all_users(node)
+            checks = [n for n in users if op_base_name(n.target) in _ASSERTS]
             used = any(n.op == "output" or isinstance(n.meta.get("val"), torch.Tensor) for n in users)
             if checks and not used and all(_OWN_CHECK.search(str(n.args[-1])) for n in checks):
-                raise CaptureError(no_form("aten._local_scalar_dense.default", node.name, module, source_of(node, code=True)))
+                raise CaptureError(
+                    no_form("aten._local_scalar_dense.default", node.name, module, source_of(node, code=True))
+                )
     for node in reversed(list(graph.nodes)):
-        if node.op == "call_function" and getattr(node.target, "_opname", "") in _ASSERTS and not node.users:
+        if node.op == "call_function" and op_base_name(node.target) in _ASSERTS and not node.users:
             graph.erase_node(node)
     graph.eliminate_dead_code()
 
 
-def _reached(node: fx.Node, steps: Callable[[fx.Node], Iterable[fx.Node]]) -> set[fx.Node]:
-    """Whatever one comes to from a node by these steps."""
-    found: set[fx.Node] = set()
+def _all_users(node: fx.Node) -> set[fx.Node]:
+    """Returns all nodes that read a node, directly or through other nodes."""
+    users: set[fx.Node] = set()
     waiting = [node]
     while waiting:
-        new = set(steps(waiting.pop())) - found
-        found |= new
+        new = set(waiting.pop().users) - users
+        users |= new
         waiting += new
-    return found
+    return users

@@ -1,10 +1,12 @@
-"""What happens inside an export, seen while it runs: torch keeps its own lines only, so the moments themselves are watched.
+"""Records what happens inside torch.export while it exports a member.
 
-| moment | what is kept |
+Torch keeps only its own lines of these moments, so its functions are wrapped while an export runs.
+
+| moment | what is recorded |
 |---|---|
-| torch names a size | its name (`s27`) and which size of which input it is |
-| a dynamic dim becomes one size | the member's line |
-| torch takes a condition on sizes for granted | the condition and the member's line |
+| torch names a size | the name (`s27`), and which size of which input it is |
+| a dynamic dim becomes one size | the user's line |
+| torch assumes a condition on sizes | the condition and the user's line |
 """
 
 from __future__ import annotations
@@ -21,8 +23,12 @@ from .explain import user_frame
 
 
 @dataclass
-class Seen:
-    """Of one export. names: torch's name of a size -> `L['x'].size()[1]`. fixed: name, and size -> line. conditions: (sympy condition, line), as they came."""
+class ExportEvents:
+    """The events of one export.
+
+    names: torch's name of a size -> `L['x'].size()[1]`. fixed: torch's name, and the size -> user's line.
+    conditions: (sympy condition, user's line), in order.
+    """
 
     names: dict[str, str] = field(default_factory=dict)
     fixed: dict[str | int, str] = field(default_factory=dict)
@@ -30,26 +36,29 @@ class Seen:
 
 
 @contextmanager
-def watched() -> Iterator[Seen]:
-    """While an export runs. In a torch without these moments nothing is seen, and messages name sizes without lines."""
-    seen = Seen()
-    moments: dict[str, Callable[..., None]] = {
-        "create_symbol": lambda made, val, source, *_: _name(seen, made, source),
-        "_set_replacement": lambda _, symbol, target, *__: _fix(seen, symbol, target),
+def watched() -> Iterator[ExportEvents]:
+    """Records the events of the export that runs inside a with block.
+
+    In a torch without these functions nothing is recorded, and messages name sizes without lines.
+    """
+    seen = ExportEvents()
+    recorders: dict[str, Callable[..., None]] = {  # names of torch 2.11 to 2.13
+        "create_symbol": lambda symbol, val, source, *_: _record_name(seen, symbol, source),
+        "_set_replacement": lambda _, symbol, target, *__: _record_fixed(seen, symbol, target),
         "_log_guard": lambda _, prefix, condition, *__: seen.conditions.append((condition, _line())),
     }
-    originals = {name: getattr(ShapeEnv, name) for name in moments if hasattr(ShapeEnv, name)}
+    originals = {name: getattr(ShapeEnv, name) for name in recorders if hasattr(ShapeEnv, name)}
 
-    def watch(original: Callable[..., Any], note: Callable[..., None]) -> Callable[..., Any]:
+    def wrap(original: Callable[..., Any], record: Callable[..., None]) -> Callable[..., Any]:
         def run(self: ShapeEnv, *args: Any, **kwargs: Any) -> Any:
             result = original(self, *args, **kwargs)
-            note(result, *args, *kwargs.values())
+            record(result, *args, *kwargs.values())
             return result
 
         return run
 
     for name, original in originals.items():
-        setattr(ShapeEnv, name, watch(original, moments[name]))
+        setattr(ShapeEnv, name, wrap(original, recorders[name]))
     try:
         yield seen
     finally:
@@ -57,12 +66,12 @@ def watched() -> Iterator[Seen]:
             setattr(ShapeEnv, name, original)
 
 
-def _name(seen: Seen, made: Any, source: Any) -> None:
+def _record_name(seen: ExportEvents, symbol: Any, source: Any) -> None:
     name = getattr(source, "name", "")
-    seen.names.setdefault(str(made), str(name() if callable(name) else name))
+    seen.names.setdefault(str(symbol), str(name() if callable(name) else name))
 
 
-def _fix(seen: Seen, symbol: Any, target: Any) -> None:
+def _record_fixed(seen: ExportEvents, symbol: Any, target: Any) -> None:
     if getattr(target, "is_number", False):
         line = _line()
         for key in (str(symbol), int(target)):

@@ -1,4 +1,7 @@
-"""The export of a member as a program: its weights by the names of the state dict, its nodes, its outputs as a tree."""
+"""Writes a member's export by torch.export as a member program: weights, inputs, nodes and outputs.
+
+Weights are named as in the state dict. The result of the member becomes a tree over the outputs.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +14,26 @@ import sympy
 import torch
 import torch.utils._pytree as pytree
 from torch import fx, nn
-from torch.export.graph_signature import InputKind, TensorArgument
+from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 
 from widepack_artifacts.opset import allowed
 from widepack_artifacts.program import Node, Output, Program, Ref, Slot
 from widepack_artifacts.tree import Tree, paths
 
-from ..ir import ops
-from .call import Call
-from .state import Found, New
-from ..ir.encoding import dtype_name, encode, type_of
-from .guards import factor_of
-from .effects import drop_asserts
-from ..spec.entries import FORWARD
 from ..errors import CaptureError
+from ..ir import ops
+from ..ir.encoding import encode, type_of
+from ..ir.guards import factor_of
+from ..ir.values import known
+from ..spec.entries import FORWARD
+from .call import MemberCall
+from .effects import drop_asserts
 from .explain import no_form, source_of
 from .module_tensors import constant_path, state_name
 from .results import Fields
-from ..ir.values import known
+from .state import ExportedStates, NewValue
 
-_FUNCTIONAL = {  # writes and operators -> what they come to in a functional program
+_FUNCTIONAL = {  # writes and Python operators -> the functional ATen op
     "aten.zero.default": "aten.zeros_like.default",
     "aten.item.default": "aten._local_scalar_dense.default",
     "aten.__lshift__.Scalar": "aten.bitwise_left_shift.Tensor_Scalar",
@@ -41,108 +44,185 @@ _FUNCTIONAL = {  # writes and operators -> what they come to in a functional pro
 }
 
 _ROUNDED = {"aten.div.Tensor_mode": "aten.div.Tensor", "aten.div.Scalar_mode": "aten.div.Scalar"}
+_OUTPUTS_ARE = "outputs are tensors, numbers, strings and None, in tuples, lists and dicts"
 
 
 def member_program(
-    exported: torch.export.ExportedProgram, module: nn.Module, call: Call, entry: str, prefix: str, found: Found, symbols: Mapping[Any, str]
+    exported: torch.export.ExportedProgram,
+    module: nn.Module,
+    call: MemberCall,
+    entry: str,
+    prefix: str,
+    states: ExportedStates,
+    symbols: Mapping[Any, str],
 ) -> tuple[dict[str, tuple[str, torch.Tensor]], Program]:
-    """The export as a member program: states are inputs and outputs, all else that the member holds is a weight."""
-    signature = exported.graph_signature
-    places = [i for i, spec in enumerate(signature.output_specs) if isinstance(spec.arg, TensorArgument)]
-    kept = {places[i] for i in (*range(len(found.outputs) - len(found.kept)), *found.kept)}
+    """Returns the weights and the program of an exported member. Its graph is changed in place.
+
+    States become inputs and outputs. All other tensors of the member become weights. Raises: CaptureError.
+    """
+    returned = _keep_outputs(exported, states)
+    drop_asserts(exported.graph, module)
+    inputs = _ProgramInputs(exported, module, call, entry, prefix, states)
+    inputs.read()
+    nodes = [
+        _node(n, inputs.renamed, symbols, module) for n in exported.graph.nodes if n.op == "call_function"
+    ]
+    for n in exported.graph.nodes:
+        if n.op not in ("placeholder", "call_function", "output"):
+            raise CaptureError(
+                f"{type(module).__name__}: the export has a {n.op} of {n.target}, control flow that has no "
+                "form in an artifact; compute all branches and choose with torch.where"
+            )
+    outputs = [Output(Ref(inputs.renamed.get(name, _clean(name))), "shared") for name in returned]
+    program = Program(tuple(inputs.weight_slots), tuple(inputs.input_slots), tuple(nodes), tuple(outputs))
+    program.check()
+    return inputs.weights, program
+
+
+def _keep_outputs(exported: torch.export.ExportedProgram, states: ExportedStates) -> list[str]:
+    """Removes outputs of the graph that are no outputs of the program. Returns the names of the others."""
+    specs = exported.graph_signature.output_specs
+    places = [i for i, spec in enumerate(specs) if isinstance(spec.arg, TensorArgument)]
+    of_result = len(states.outputs) - len(states.kept)
+    kept = {places[i] for i in (*range(of_result), *states.kept)}
     (output,) = (n for n in exported.graph.nodes if n.op == "output")
     output.args = (tuple(a if i in kept or i not in places else None for i, a in enumerate(output.args[0])),)
-    drop_asserts(exported.graph, module)
-    by_name = {n.name: n for n in exported.graph.nodes}
-    weights: dict[str, tuple[str, torch.Tensor]] = {}
-    slots: list[Slot] = []
-    inputs: list[Slot] = []
-    renamed: dict[str, str] = {}
-    seen: dict[int, str] = {}
-    tensors = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
-    carried = {leaf.name: leaf for leaf in found.leaves}
-    leaves = iter(call.leaves)
-    for spec in signature.input_specs:
-        if spec.kind is InputKind.USER_INPUT:
-            if not isinstance(spec.arg, TensorArgument):
-                continue
-            leaf = next(leaves)
-            inputs.append(Slot(_clean(spec.arg.name), leaf.name, "shared", leaf.type))
-            renamed[spec.arg.name] = inputs[-1].name
-            continue
-        if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR) or spec.target is None:
-            raise CaptureError(f"{type(module).__name__} holds {spec.target!r}, a {spec.kind.name.lower()}, which has no form in an artifact")
-        name = spec.target.removeprefix(prefix)
-        if spec.kind is InputKind.CONSTANT_TENSOR:
-            value, role = exported.constants[spec.target], "constant"
-            known_as = state_name(tensors, value)
-            if known_as:  # a parameter reached by a second path, a dict or a list that the export does not follow
-                name, value, role = known_as, tensors[known_as], "parameter" if isinstance(tensors[known_as], nn.Parameter) else "buffer"
+    return [spec.arg.name for i, spec in enumerate(specs) if i in kept]
+
+
+class _ProgramInputs:
+    """Reads what an exported graph takes: inputs of the call, states, weights and constants.
+
+    weights: name in the table -> (role, tensor). renamed: name of a placeholder -> name of the value in the
+    program.
+    """
+
+    def __init__(
+        self,
+        exported: torch.export.ExportedProgram,
+        module: nn.Module,
+        call: MemberCall,
+        entry: str,
+        prefix: str,
+        states: ExportedStates,
+    ) -> None:
+        self._exported = exported
+        self._module = module
+        self._entry = entry
+        self._prefix = prefix
+        self._call_leaves = iter(call.leaves)
+        self._states = {leaf.name: leaf for leaf in states.leaves}
+        self._tensors = {
+            **dict(module.named_parameters(remove_duplicate=False)),
+            **dict(module.named_buffers(remove_duplicate=False)),
+        }
+        self._placeholders = {n.name: n for n in exported.graph.nodes}
+        self._by_id: dict[int, str] = {}  # tied weights: one value with several names
+        self.weights: dict[str, tuple[str, torch.Tensor]] = {}
+        self.weight_slots: list[Slot] = []
+        self.input_slots: list[Slot] = []
+        self.renamed: dict[str, str] = {}
+
+    def read(self) -> None:
+        """Reads all inputs of the graph. The states among them follow the inputs of the call."""
+        specs = self._exported.graph_signature.input_specs
+        for spec in specs:
+            if spec.kind is InputKind.USER_INPUT:
+                self._read_input(spec)
             else:
-                name = constant_path(module, value) or (name if entry == FORWARD else f"{entry}.{name}")  # every entry has literals of its own
+                self._read_weight(spec)
+        values = {
+            s.target.removeprefix(self._prefix): self.renamed[s.arg.name]
+            for s in specs
+            if s.target and s.arg.name in self.renamed
+        }
+        self.input_slots += [Slot(values[n], n, "shared", leaf.type) for n, leaf in self._states.items()]
+
+    def _read_input(self, spec: InputSpec) -> None:
+        if isinstance(spec.arg, TensorArgument):
+            leaf = next(self._call_leaves)
+            self.input_slots.append(Slot(_clean(spec.arg.name), leaf.name, "shared", leaf.type))
+            self.renamed[spec.arg.name] = self.input_slots[-1].name
+
+    def _read_weight(self, spec: InputSpec) -> None:
+        name, role, value = self._named_tensor(spec)
+        placeholder = spec.arg.name
+        short = re.sub(r"^([a-z]+_)member_", r"\1", placeholder) if self._prefix else placeholder
+        if name in self._states:
+            self.weights[name] = (role, value.detach())  # its first value is a row of the weights table
+            self.renamed[placeholder] = _clean(f"s_{short}")
+        elif not self._placeholders[placeholder].users:
+            return
+        elif id(value) in self._by_id:
+            self.renamed[placeholder] = self._by_id[id(value)]
         else:
-            value = tensors[name]
+            slot = Slot(_clean(f"w_{short}"), name, "shared", type_of(value))
+            self.weight_slots.append(slot)
+            self._by_id[id(value)] = self.renamed[placeholder] = slot.name
+            self.weights[name] = (role, value.detach())
+
+    def _named_tensor(self, spec: InputSpec) -> tuple[str, str, torch.Tensor]:
+        """Returns the name, role and tensor of a parameter, buffer or constant of the export."""
+        kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+        if spec.kind not in kinds or spec.target is None:
+            raise CaptureError(
+                f"{type(self._module).__name__} holds {spec.target!r}, a {spec.kind.name.lower()}, which has "
+                "no form in an artifact; keep tensors in parameters, buffers and plain attributes"
+            )
+        name = spec.target.removeprefix(self._prefix)
+        if spec.kind is not InputKind.CONSTANT_TENSOR:
             role = "parameter" if spec.kind is InputKind.PARAMETER else "buffer"
-        short = re.sub(r"^([a-z]+_)member_", r"\1", spec.arg.name) if prefix else spec.arg.name
-        if name in carried:
-            weights[name] = (role, value.detach())  # what it begins as is a row of the table
-            renamed[spec.arg.name] = _clean(f"s_{short}")
-            continue
-        if not by_name[spec.arg.name].users:
-            continue
-        if id(value) in seen:  # tied: one value with two names
-            renamed[spec.arg.name] = seen[id(value)]
-            continue
-        slot = Slot(_clean(f"w_{short}"), name, "shared", f"{dtype_name(value.dtype)}[{','.join(map(str, value.shape))}]")
-        slots.append(slot)
-        seen[id(value)] = renamed[spec.arg.name] = slot.name
-        weights[name] = (role, value.detach())
-    at = {s.target.removeprefix(prefix): renamed[s.arg.name] for s in signature.input_specs if s.target and s.arg.name in renamed}
-    inputs += [Slot(at[name], name, "shared", leaf.type) for name, leaf in carried.items()]
-    nodes = [_node(n, renamed, symbols, module) for n in exported.graph.nodes if n.op == "call_function"]
-    bad = next((n for n in exported.graph.nodes if n.op not in ("placeholder", "call_function", "output")), None)
-    if bad is not None:
-        raise CaptureError(f"{type(module).__name__}: the export holds a {bad.op} of {bad.target}, control flow that has no form in an artifact")
-    outs = []
-    for i, spec in enumerate(signature.output_specs):
-        if i in kept:
-            outs.append(Output(Ref(renamed.get(spec.arg.name, _clean(spec.arg.name))), "shared"))
-    program = Program(tuple(slots), tuple(inputs), tuple(nodes), tuple(outs))
-    program.check()
-    return weights, program
+            return name, role, self._tensors[name]
+        value = self._exported.constants[spec.target]
+        known_as = state_name(self._tensors, value)
+        if known_as:  # the member reaches a parameter by a dict or list too, which the export does not follow
+            tensor = self._tensors[known_as]
+            return known_as, "parameter" if isinstance(tensor, nn.Parameter) else "buffer", tensor
+        # each entry has its own literals
+        literal = name if self._entry == FORWARD else f"{self._entry}.{name}"
+        return constant_path(self._module, value) or literal, "constant", value
 
 
 def _node(n: fx.Node, renamed: Mapping[str, str], symbols: Mapping[Any, str], module: nn.Module) -> Node:
+    """Returns a node of the graph as a node of the program. Raises: CaptureError for an op that it may not
+    have.
+    """
     name = ops.name_of(n.target)
     name = _FUNCTIONAL.get(name, name)
-    if name in _ROUNDED and n.kwargs.get("rounding_mode") is None:  # not rounded, which is another op: a keyword of None is left out below
-        name = _ROUNDED[name]
-    source = source_of(n)
+    if name in _ROUNDED and n.kwargs.get("rounding_mode") is None:
+        name = _ROUNDED[name]  # without rounding it is another op, and a keyword of None is left out below
     if not allowed(name):
         raise CaptureError(no_form(name, n.name, module, source_of(n, code=True)))
 
     def ref(value: fx.Node) -> Any:
         return Ref(renamed.get(value.name, _clean(value.name)))
 
-    if name == "aten.squeeze.default":  # the rank is the captured one: a batch of 1 is no dim to drop
+    args = encode(fx.node.map_arg(n.args, ref))
+    kwargs = {
+        k: encode(fx.node.map_arg(v, ref))
+        for k, v in n.kwargs.items()
+        if k not in ("pin_memory", "layout") and v is not None
+    }
+    if name == "aten.squeeze.default":  # the captured rank counts: a batch of size 1 keeps its dim
         value: Any = n.args[0]
         ones = [d for d, size in enumerate(value.meta["val"].shape) if known(size) == 1]
-        return Node(_clean(n.name), "aten.squeeze.dims", (ref(value), ones), {}, type_of(n.meta.get("val"), symbols), source)
-
-    args = encode(fx.node.map_arg(n.args, ref))
-    kwargs = {k: encode(fx.node.map_arg(v, ref)) for k, v in n.kwargs.items() if k not in ("pin_memory", "layout") and v is not None}
-    return Node(_clean(n.name), name, tuple(args), kwargs, type_of(n.meta.get("val"), symbols), source)
+        name, args, kwargs = "aten.squeeze.dims", (ref(value), ones), {}
+    return Node(_clean(n.name), name, tuple(args), kwargs, type_of(n.meta.get("val"), symbols), source_of(n))
 
 
 def _clean(name: str) -> str:
     return re.sub(r"\W", "_", name)
 
 
-def symbols_of(exported: torch.export.ExportedProgram, call: Call) -> dict[Any, str]:
-    """The dims of the export as the inputs name them."""
+def symbols_of(exported: torch.export.ExportedProgram, call: MemberCall) -> dict[Any, str]:
+    """Returns for each symbol of a dynamic dim in the export what the inputs call it."""
     by_name = {n.name: n for n in exported.graph.nodes}
     symbols: dict[Any, str] = {}
-    specs = [s for s in exported.graph_signature.input_specs if s.kind is InputKind.USER_INPUT and isinstance(s.arg, TensorArgument)]
+    specs = [
+        s
+        for s in exported.graph_signature.input_specs
+        if s.kind is InputKind.USER_INPUT and isinstance(s.arg, TensorArgument)
+    ]
     for leaf, spec in zip(call.leaves, specs):
         for axis, text in leaf.axes.items():
             expr = by_name[spec.arg.name].meta["val"].shape[axis]
@@ -152,62 +232,77 @@ def symbols_of(exported: torch.export.ExportedProgram, call: Call) -> dict[Any, 
     return symbols
 
 
-def outputs_of(exported: torch.export.ExportedProgram, symbols: Mapping[Any, str], news: int) -> tuple[tuple[tuple[str, str], ...], Tree, list[New]]:
-    """(name, type) of the result's leaves, and its tree; and, of what stands beside the result, the last `news` values."""
-    specs = exported.graph_signature.output_specs
+def outputs_of(
+    exported: torch.export.ExportedProgram, symbols: Mapping[Any, str], new_values: int
+) -> tuple[tuple[tuple[str, str], ...], Tree, list[NewValue]]:
+    """Returns (name, type) of the result's tensors, the tree of the result, and the new values of states.
+
+    new_values: how many values the export returns beside the result.
+    """
     by_name = {n.name: n for n in exported.graph.nodes}
-    numbers: list[Any] = []
+    trees: list[_Leaf] = []
     types: list[str] = []
     nodes: list[fx.Node] = []
-    for spec in specs:
+    for spec in exported.graph_signature.output_specs:
         if isinstance(spec.arg, TensorArgument):
-            numbers.append({"leaf": len(types)})
+            trees.append(_Leaf({"leaf": len(types)}))
             nodes.append(by_name[spec.arg.name])
             types.append(type_of(nodes[-1].meta["val"], symbols))
         else:
-            if not hasattr(spec.arg, "value"):
-                raise CaptureError("an output is a number that depends on the inputs' sizes; return tensors, and read sizes from their shapes")
-            value = spec.arg.value
-            if not (value is None or isinstance(value, (bool, int, float, str))):
-                raise CaptureError(
-                    f"an output is a {type(value).__name__}; outputs are tensors, numbers, strings and None, in tuples, lists and dicts"
-                )
-            numbers.append({"const": value})
-    marks = [_Mark(n) for n in numbers]
-    built = pytree.tree_unflatten(marks, exported.call_spec.out_spec)
-    made: list[New] = []
-    if news:
+            trees.append(_Leaf({"const": _constant(spec.arg)}))
+    built = pytree.tree_unflatten(trees, exported.call_spec.out_spec)
+    states: list[NewValue] = []
+    if new_values:
         built, beside = built
-        for mark in beside:
-            i = mark.tree.get("leaf") if isinstance(mark, _Mark) else None
-            made.append(New(-1, None, "") if i is None else New(i, nodes[i], types[i]))
+        for leaf in beside:
+            i = leaf.tree.get("leaf") if isinstance(leaf, _Leaf) else None
+            states.append(NewValue(-1, None, "") if i is None else NewValue(i, nodes[i], types[i]))
     result = _result(built, "output")
     named = paths(result)
-    own = types[: len(types) - sum(n.node is not None for n in made)]
-    return tuple((named.get(i) or "output", t) for i, t in enumerate(own)), result, made
+    of_result = types[: len(types) - sum(n.node is not None for n in states)]
+    return tuple((named.get(i) or "output", t) for i, t in enumerate(of_result)), result, states
+
+
+def _constant(argument: Any) -> Any:
+    """Returns an output that is no tensor: None, a number or a string. Raises: CaptureError."""
+    if not hasattr(argument, "value"):
+        raise CaptureError(
+            "an output is a number that depends on the inputs' sizes; return tensors, and read sizes from "
+            "their shapes"
+        )
+    value = argument.value
+    if not (value is None or isinstance(value, (bool, int, float, str))):
+        raise CaptureError(f"an output is a {type(value).__name__}; {_OUTPUTS_ARE}")
+    return value
 
 
 @dataclass(frozen=True)
-class _Mark:
+class _Leaf:
+    """A leaf of the result: a tensor's number, or a constant."""
+
     tree: Tree
 
 
 def _result(value: Any, name: str) -> Tree:
-    """The shape of a result as a tree; classes that hold named values become `Output`s."""
-    if isinstance(value, _Mark):
+    """Returns the structure of a result as a tree; classes with named values become `Output`s."""
+    if isinstance(value, _Leaf):
         return value.tree
     if value is None:
         return {"const": None}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return {"output": [type(value).__name__, [[k, _result(v, k)] for k, v in zip(value._fields, value)]]}
-    if isinstance(value, (list, tuple)):
+    names = getattr(value, "_fields", None)  # of a named tuple
+    if isinstance(value, (list, tuple)) and names is None:
         return {"list" if isinstance(value, list) else "tuple": [_result(v, name) for v in value]}
-    if isinstance(value, Fields):
-        return {"output": [value.kind, [[k, _result(v, k)] for k, v in value.items()]]}
     if type(value) is dict:
         return {"dict": [[k, _result(v, k)] for k, v in value.items()]}
-    if isinstance(value, Mapping):
-        return {"output": [type(value).__name__, [[k, _result(v, k)] for k, v in value.items()]]}
-    if hasattr(value, "__dataclass_fields__"):
-        return {"output": [type(value).__name__, [[k, _result(getattr(value, k), k)] for k in value.__dataclass_fields__]]}
-    raise CaptureError(f"the output is a {type(value).__name__}; outputs are tensors, numbers, strings and None, in tuples, lists and dicts")
+    kind, rows = type(value).__name__, None
+    if isinstance(value, tuple) and names is not None:
+        rows = list(zip(names, value))
+    elif isinstance(value, Fields):
+        kind, rows = value.kind, list(value.items())
+    elif isinstance(value, Mapping):
+        rows = list(value.items())
+    elif hasattr(value, "__dataclass_fields__"):
+        rows = [(k, getattr(value, k)) for k in value.__dataclass_fields__]
+    if rows is None:
+        raise CaptureError(f"the output is a {kind}; {_OUTPUTS_ARE}")
+    return {"output": [kind, [[k, _result(v, k)] for k, v in rows]]}

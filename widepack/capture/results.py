@@ -1,6 +1,7 @@
-"""What a member returns, in forms that torch's pytrees know: a plain dataclass becomes `Fields`, for the time of an export and of a comparison.
+"""Turns what a member returns into forms that torch's pytrees know.
 
-A class that the user has registered, a named tuple and a mapping class stay as they are: pytrees know those.
+During an export and a comparison a plain dataclass becomes `Fields`. A class that the user registered, a
+named tuple and a mapping class stay as they are, because pytrees know them.
 """
 
 from __future__ import annotations
@@ -32,11 +33,14 @@ pytree.register_pytree_node(Fields, _flatten, _unflatten, serialized_type_name="
 
 
 def known_forms(result: Any) -> Any:
-    """A result with `Fields` in the place of dataclasses, at any depth."""
+    """Returns a result in which `Fields` replaces every dataclass, at any depth."""
 
     def fields(value: Any) -> Any:
         if not dataclasses.is_dataclass(value) or isinstance(value, type):
             return value
-        return Fields(type(value).__name__, [(f.name, known_forms(getattr(value, f.name))) for f in dataclasses.fields(value)])
+        return Fields(
+            type(value).__name__,
+            [(f.name, known_forms(getattr(value, f.name))) for f in dataclasses.fields(value)],
+        )
 
     return pytree.tree_map(fields, result)

@@ -1,15 +1,15 @@
-"""Capture's part of state: what is exported so that a member's new values come out of it, and which of them belong to which input.
+"""Exports the states of a member: how new values leave the program, and which state belongs to which input.
 
-A buffer that is a state is copied before the member runs and read after it; so the program has the old value as an input and the new one as an output, and
-nothing is written to.
+A buffer that is a state is copied before the member runs and read afterwards. So the program has the old
+value as an input and the new value as an output, and it writes to nothing.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,36 +18,51 @@ from torch import fx, nn
 from torch.export.graph_signature import InputKind, TensorArgument
 from torch.nn.modules.module import register_module_buffer_registration_hook
 
-from widepack_artifacts.manifest import Parameter
+from widepack_artifacts.entry import Parameter
 from widepack_artifacts.tree import leaves as numbers_of
 
-from ..ir.encoding import dtype_name
-from .guards import Leaf
-from ..spec.entries import method_of
 from ..errors import CaptureError
+from ..ir.encoding import type_of
+from ..ir.guards import InputLeaf
+from ..ir.torch_internals import buffers_of
+from ..spec.entries import method_of
+from ..spec.state import BUFFER, CHANGED, OUTPUT, CarriedState, StateRequest, matching, under
 from .results import known_forms
-from ..spec.state import BUFFER, CHANGED, OUTPUT, Asked, Carried, matching, under
+
+_KEEPS = "a state keeps its dtype and shape from call to call"
 
 
 @dataclass(frozen=True)
-class New:
-    """A new value that `Traced` returns: its place among the export's tensor outputs, its node (None where it is no tensor), its type."""
+class NewValue:
+    """A new value that `StatefulWrapper` returns.
+
+    place: its number among the export's tensor outputs. node: None where it is no tensor.
+    """
 
     place: int
     node: fx.Node | None
     type: str
 
 
-class Traced(nn.Module):
-    """What is exported for an entry, with state, or where torch.export does not take the member's own forward: a module whose forward is the member's method,
-    with its signature, in which the keywords given have the place of `**kwargs`; dataclasses are returned as `Fields`. Weights are named `member.<name>`.
+class StatefulWrapper(nn.Module):
+    """The module that torch.export exports in place of a member with state, or with a forward that it does
+    not take.
 
-    With state it returns (result, [new values]): of the buffers named, then of the tensor leaves of the call that are numbered. The member works on copies, so
-    that what it keeps of an old value stays old, whether it writes into a buffer or puts another tensor in its place.
+    Its forward is the member's method with the same signature, in which the given keywords replace
+    `**kwargs`. Dataclasses are returned as `Fields`. Weights are named `member.<name>`.
+
+    With state it returns (result, new values): those of the named buffers, then of the numbered tensor leaves
+    of the call. The member works on copies. So what it keeps of an old value stays old, whether it writes
+    into a buffer or puts another tensor in its place.
     """
 
     def __init__(
-        self, member: nn.Module, entry: str, buffers: Sequence[str] = (), leaves: Collection[int] = (), keywords: Collection[str] = ()
+        self,
+        member: nn.Module,
+        entry: str,
+        buffers: Sequence[str] = (),
+        leaves: Collection[int] = (),
+        keywords: Collection[str] = (),
     ) -> None:
         super().__init__()
         self.member = member
@@ -62,201 +77,300 @@ class Traced(nn.Module):
             for i in leaves:
                 flat[places[i]] = flat[places[i]].clone()
             args, kwargs = pytree.tree_unflatten(flat, shape)
-            owners = [owner_of(member, name) for name in buffers]
-            held = [module._buffers[name] for module, name in owners]
-            for (module, name), value in zip(owners, held):
-                module._buffers[name] = value.clone() if value is not None else None
+            owners = [(buffers_of(module), name) for module, name in (owner_of(member, b) for b in buffers)]
+            originals = [owned[name] for owned, name in owners]
+            for (owned, name), value in zip(owners, originals):
+                owned[name] = value.clone() if value is not None else None
             try:
                 result = known_forms(method(*args, **kwargs))
-                news = [module._buffers[name] for module, name in owners]
+                new_values = [owned[name] for owned, name in owners]
             finally:
-                for (module, name), value in zip(owners, held):
-                    module._buffers[name] = value
-            return result, [*news, *(flat[places[i]] for i in sorted(leaves))]
+                for (owned, name), value in zip(owners, originals):
+                    owned[name] = value
+            return result, [*new_values, *(flat[places[i]] for i in sorted(leaves))]
 
         signature = inspect.signature(method)
-        given = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in keywords]
-        named = [p for p in signature.parameters.values() if not keywords or p.kind is not p.VAR_KEYWORD]
-        forward.__dict__["__signature__"] = signature.replace(parameters=[*named, *given])
+        replacing = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in keywords]
+        kept = [p for p in signature.parameters.values() if not keywords or p.kind is not p.VAR_KEYWORD]
+        forward.__dict__["__signature__"] = signature.replace(parameters=[*kept, *replacing])
         self.forward = forward
 
 
-MEMBER = "member."  # before the names of a traced member's weights
+MEMBER = "member."  # stands before the names of weights in an export of StatefulWrapper
 
 
 def owner_of(module: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """The submodule that has a buffer, and its name there: `layers.0.cache` -> (layers.0, cache)."""
+    """Returns the submodule that has a buffer, and its name there: `layers.0.cache` -> (layers.0, cache)."""
     path, _, last = name.rpartition(".")
     return module.get_submodule(path), last
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """States as far as they are known before the export. buffers: their names. leaves: numbers of inputs that may be changed in place. inputs: of each name
-    asked for, the input leaves under it."""
+class StateRequests:
+    """The requested states that an entry has, before the export.
+
+    buffers: their names. leaves: numbers of inputs that may be changed in place. inputs: requested name ->
+    the input leaves under it.
+    """
 
     buffers: tuple[str, ...]
     leaves: tuple[int, ...]
     inputs: dict[str, dict[int, str]]
 
 
-def wanted_of(module: nn.Module, inputs: Sequence[Leaf], signature: Sequence[Parameter], entry: str, states: Sequence[Asked]) -> Wanted:
-    """What of the states asked for this entry has. inputs, signature: of a call. Raises: CaptureError."""
+def states_of_entry(
+    module: nn.Module,
+    inputs: Sequence[InputLeaf],
+    signature: Sequence[Parameter],
+    entry: str,
+    states: Sequence[StateRequest],
+) -> StateRequests:
+    """Returns the requested states that this entry has, as buffers or as inputs of a call.
+
+    inputs, signature: those of the call. Raises: CaptureError.
+    """
     buffers = {n: b for n, b in module.named_buffers(remove_duplicate=False) if b is not None}
-    fixed = dict(module.named_parameters(remove_duplicate=False))
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    member = type(module).__name__
     names: list[str] = []
     leaves: list[int] = []
-    found: dict[str, dict[int, str]] = {}
-    for asked in states:
-        here = {i: leaf.name for i, leaf in enumerate(inputs) if under(asked.name, leaf.name)}
-        if asked.name in fixed:
-            raise CaptureError(f"state {asked.name} is a parameter of {type(module).__name__}; a state is a buffer or an input")
-        if asked.name in buffers and here:
-            raise CaptureError(f"state {asked.name} is a buffer of {type(module).__name__} and an input of {entry}; give one of them another name")
-        if asked.name in buffers:
-            if asked.output:
-                raise CaptureError(
-                    f"state {asked.name}={asked.output}: {asked.name} is a buffer, and its new value is what {entry} leaves in it: write --state {asked.name}"
-                )
-            names.append(asked.name)
-        elif here:
-            found[asked.name] = here
-            leaves += [] if asked.output else list(here)
-    named = {i for here in found.values() for i in here}
-    for parameter in signature:
-        leaves_of = set(numbers_of(parameter.tree))
-        if leaves_of & named and not leaves_of <= named:
-            parts = ", ".join(inputs[i].name for i in sorted(leaves_of & named))
+    under_name: dict[str, dict[int, str]] = {}
+    for request in states:
+        name = request.name
+        here = {i: leaf.name for i, leaf in enumerate(inputs) if under(name, leaf.name)}
+        if name in parameters:
+            raise CaptureError(f"state {name} is a parameter of {member}; a state is a buffer or an input")
+        if name in buffers and here:
             raise CaptureError(
-                f"state {parts} is a part of the input {parameter.name} of {entry}; a call leaves out the whole of it: write --state {parameter.name}"
+                f"state {name} is a buffer of {member} and an input of {entry}; give one of them another name"
             )
-    if (names or found) and any(p.name == "state" and not (set(numbers_of(p.tree)) and set(numbers_of(p.tree)) <= named) for p in signature):
-        raise CaptureError(
-            f"{type(module).__name__}.{entry} has an input called state, which is what a call gives its state as: ens(x, state=...); give that input another name"
-        )
-    return Wanted(tuple(names), tuple(sorted(leaves)), found)
+        if name in buffers:
+            if request.output:
+                raise CaptureError(
+                    f"state {name}={request.output}: {name} is a buffer, and its new value is what {entry} "
+                    f"leaves in it: write --state {name}"
+                )
+            names.append(name)
+        elif here:
+            under_name[name] = here
+            leaves += [] if request.output else list(here)
+    numbers = {i for here in under_name.values() for i in here}
+    _check_signature(member, inputs, signature, entry, numbers, bool(names or under_name))
+    return StateRequests(tuple(names), tuple(sorted(leaves)), under_name)
+
+
+def _check_signature(
+    member: str,
+    inputs: Sequence[InputLeaf],
+    signature: Sequence[Parameter],
+    entry: str,
+    states: set[int],
+    has_states: bool,
+) -> None:
+    """Refuses a state that is a part of an input, and an input called `state` beside states. Raises:
+    CaptureError.
+
+    states: numbers of the inputs that are states.
+    """
+    for parameter in signature:
+        leaves = set(numbers_of(parameter.tree))
+        if leaves & states and not leaves <= states:
+            parts = ", ".join(inputs[i].name for i in sorted(leaves & states))
+            raise CaptureError(
+                f"state {parts} is a part of the input {parameter.name} of {entry}; a call leaves out the "
+                f"whole of it: write --state {parameter.name}"
+            )
+        if has_states and parameter.name == "state" and not (leaves and leaves <= states):
+            raise CaptureError(
+                f"{member}.{entry} has an input called state, which is what a call gives its state as: "
+                "ens(x, state=...); give that input another name"
+            )
 
 
 @contextmanager
 def assignments(module: nn.Module) -> Iterator[set[str]]:
-    """The names of the buffers in whose place the module puts another tensor while it runs; torch itself sees those of the root alone."""
+    """Records the names of buffers that the module replaces by another tensor, inside a with block.
+
+    Torch itself notices only those of the root module.
+    """
     names = {id(part): name for name, part in module.named_modules()}
-    found: set[str] = set()
+    replaced: set[str] = set()
 
     def note(part: nn.Module, name: str, value: Any) -> None:
-        before = part._buffers.get(name)
+        before = buffers_of(part).get(name)
         if id(part) in names and before is not None and before is not value:
-            found.add(f"{names[id(part)]}.{name}".lstrip("."))
+            replaced.add(f"{names[id(part)]}.{name}".lstrip("."))
 
     handle = register_module_buffer_registration_hook(note)
     try:
-        yield found
+        yield replaced
     finally:
         handle.remove()
 
 
 @dataclass(frozen=True)
-class Found:
-    """The states of an export.
+class ExportedStates:
+    """The states of an exported member.
 
-    leaves: of the buffers among them. outputs: (name, type) of all outputs: the result's, then those of states that are in no result, which have the places
-    `kept` among the export's. unchanged: buffers asked for that the entry leaves as they are.
+    leaves: the inputs for buffers among the states. outputs: (name, type) of all outputs: those of the
+    result, then the states that are in no result. kept: the places of the latter among the export's tensor
+    outputs. unchanged: requested buffers that the entry does not change.
     """
 
-    states: tuple[Carried, ...]
-    leaves: tuple[Leaf, ...]
+    states: tuple[CarriedState, ...]
+    leaves: tuple[InputLeaf, ...]
     outputs: tuple[tuple[str, str], ...]
     kept: tuple[int, ...]
     unchanged: tuple[str, ...]
 
 
-def carried_by(
-    exported: torch.export.ExportedProgram,
-    module: nn.Module,
-    inputs: Sequence[Leaf],
-    entry: str,
-    wanted: Wanted,
-    asked: Sequence[Asked],
-    outputs: Sequence[tuple[str, str]],
-    news: Sequence[New],
-    prefix: str,
-) -> Found:
-    """Match every state with its new value.
+@dataclass(frozen=True, kw_only=True)
+class StateMatching:
+    """What is needed to match each state of an exported member with its new value.
 
-    outputs: (name, type) of the result's leaves. news: what `Traced` returns beside the result. prefix: before the names of weights. Raises: CaptureError.
+    inputs: the tensors of the call. of_entry: the states that the entry has. requests: the states as the user
+    wrote them. outputs: (name, type) of the result's leaves. new_values: what `StatefulWrapper` returns
+    beside the result.
+    prefix: what stands before the names of weights in the export.
     """
-    who = f"{type(module).__name__}.{entry}"
-    by_name = {n.name: n for n in exported.graph.nodes}
-    held: dict[str, fx.Node] = {}
-    tensors = []
-    for spec in exported.graph_signature.input_specs:
-        if spec.kind is InputKind.BUFFER and spec.target is not None:
-            held[spec.target.removeprefix(prefix)] = by_name[spec.arg.name]
-        elif spec.kind is InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument):
-            tensors.append(by_name[spec.arg.name])
-    states: list[Carried] = []
-    leaves: list[Leaf] = []
-    unchanged: list[str] = []
-    kept: list[int] = []
-    made = list(outputs)
-    buffers = dict(module.named_buffers(remove_duplicate=False))
 
-    def add(name: str, at: int, type_: str, new: New, how: str) -> None:
+    exported: torch.export.ExportedProgram
+    module: nn.Module
+    inputs: Sequence[InputLeaf]
+    entry: str
+    of_entry: StateRequests
+    requests: Sequence[StateRequest]
+    outputs: Sequence[tuple[str, str]]
+    new_values: Sequence[NewValue]
+    prefix: str
+
+    @property
+    def method(self) -> str:
+        """`Class.method` of the member, for messages."""
+        return f"{type(self.module).__name__}.{self.entry}"
+
+    def nodes(self) -> tuple[dict[str, fx.Node], list[fx.Node]]:
+        """Returns the nodes of buffers, by name, and those of tensor inputs, in order."""
+        by_name = {n.name: n for n in self.exported.graph.nodes}
+        buffers: dict[str, fx.Node] = {}
+        tensors: list[fx.Node] = []
+        for spec in self.exported.graph_signature.input_specs:
+            if spec.kind is InputKind.BUFFER and spec.target is not None:
+                buffers[spec.target.removeprefix(self.prefix)] = by_name[spec.arg.name]
+            elif spec.kind is InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument):
+                tensors.append(by_name[spec.arg.name])
+        return buffers, tensors
+
+
+@dataclass
+class _MatchedStates:
+    """The states that are matched so far; `outputs` begins with those of the result."""
+
+    method: str
+    outputs: list[tuple[str, str]]
+    states: list[CarriedState] = field(default_factory=list)
+    leaves: list[InputLeaf] = field(default_factory=list)
+    unchanged: list[str] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+
+    def add_new(self, name: str, input_number: int, type_: str, new: NewValue, how: str) -> None:
+        """Adds a state whose new value is in no result, so that the program gets an output for it."""
         if new.type != type_:
-            raise CaptureError(f"state {name} is {type_} and {who} makes it {new.type}; a state keeps its dtype and shape from call to call")
-        states.append(Carried(name, at, len(made), how))
-        kept.append(new.place)
-        made.append((name, type_))
+            raise CaptureError(f"state {name} is {type_} and {self.method} makes it {new.type}; {_KEEPS}")
+        self.states.append(CarriedState(name, input_number, len(self.outputs), how))
+        self.kept.append(new.place)
+        self.outputs.append((name, type_))
 
-    for name, new in zip(wanted.buffers, news):
-        before = held.get(name)
-        if new.node is None:
-            raise CaptureError(f"state {name}: {who} leaves no tensor in it; a state keeps its dtype and shape from call to call")
-        if _copy_of(new.node, before):
-            unchanged.append(name)
-            if not _is_read(before, new.node):
-                continue
-        type_ = f"{dtype_name(buffers[name].dtype)}[{','.join(map(str, buffers[name].shape))}]"
-        leaves.append(Leaf(name, type_, buffers[name].detach(), {}))
-        add(name, len(inputs) + len(leaves) - 1, type_, new, BUFFER)
-    changed = dict(zip(wanted.leaves, news[len(wanted.buffers) :]))
-    named = {i: n for i, (n, _) in enumerate(outputs)}
-    for name, under_it in wanted.inputs.items():
-        one = next(a for a in asked if a.name == name)
-        pairs = matching(name, one.output or name, under_it, named)
-        written = not pairs and any(i in changed and not _copy_of(changed[i].node, tensors[i]) for i in under_it)
-        for i, leaf in under_it.items():
-            type_ = inputs[i].type
-            if i in pairs:
-                if outputs[pairs[i]][1] != type_:
-                    raise CaptureError(
-                        f"state {leaf} is {type_} and comes out of {who} as {outputs[pairs[i]][1]}; a state keeps its dtype and shape from call to call. "
-                        f"A value that grows is an ordinary input and output"
-                    )
-                states.append(Carried(leaf, i, pairs[i], OUTPUT))
-            elif written:  # one that stays as it is goes with those that are written to
-                add(leaf, i, type_, changed[i], CHANGED)
-            else:
-                known = ", ".join(n for n in named.values()) or "none"
-                raise CaptureError(
-                    f"state {leaf}: {who} has no output called {(one.output or name) + leaf[len(name) :]}"
-                    f"{'' if one.output else ' and does not change this input in place'}; its outputs are {known}: name the one that is the new value, --state {name}={next(iter(named.values()), 'h')}"
-                )
+
+def carried_by(task: StateMatching) -> ExportedStates:
+    """Matches every state of an exported member with its new value. Raises: CaptureError."""
+    buffer_nodes, input_nodes = task.nodes()
+    matched = _MatchedStates(task.method, list(task.outputs))
+    _match_buffers(task, buffer_nodes, matched)
+    changed = dict(zip(task.of_entry.leaves, task.new_values[len(task.of_entry.buffers) :]))
+    for name, leaves in task.of_entry.inputs.items():
+        _match_input(task, name, leaves, changed, input_nodes, matched)
+    states = matched.states
     twice = [s.name for s in states if sum(o.output == s.output for o in states) > 1]
     if twice:
-        raise CaptureError(f"states {', '.join(twice)} come out of {who} as one output; each needs its own")
-    return Found(tuple(states), tuple(leaves), tuple(made), tuple(kept), tuple(unchanged))
+        raise CaptureError(
+            f"states {', '.join(twice)} come out of {task.method} as one output; each needs its own: name "
+            f"another output, --state {twice[-1]}=NAME"
+        )
+    return ExportedStates(
+        states=tuple(states),
+        leaves=tuple(matched.leaves),
+        outputs=tuple(matched.outputs),
+        kept=tuple(matched.kept),
+        unchanged=tuple(matched.unchanged),
+    )
+
+
+def _match_buffers(task: StateMatching, nodes: Mapping[str, fx.Node], matched: _MatchedStates) -> None:
+    """Matches the buffers among the states. nodes: the buffers' nodes in the export."""
+    buffers = dict(task.module.named_buffers(remove_duplicate=False))
+    for name, new in zip(task.of_entry.buffers, task.new_values):
+        before = nodes.get(name)
+        if new.node is None:
+            raise CaptureError(f"state {name}: {task.method} leaves no tensor in it; {_KEEPS}")
+        if _copy_of(new.node, before):
+            matched.unchanged.append(name)
+            if not _is_read(before, new.node):
+                continue
+        type_ = type_of(buffers[name])
+        matched.leaves.append(InputLeaf(name, type_, buffers[name].detach(), {}))
+        matched.add_new(name, len(task.inputs) + len(matched.leaves) - 1, type_, new, BUFFER)
+
+
+def _match_input(
+    task: StateMatching,
+    name: str,
+    leaves: Mapping[int, str],
+    changed: Mapping[int, NewValue],
+    nodes: Sequence[fx.Node],
+    matched: _MatchedStates,
+) -> None:
+    """Matches the input leaves under one requested name, with outputs of the result or with writes in place.
+
+    leaves: number -> name. changed: new values of the inputs that may be written in place. nodes: of all
+    inputs.
+    """
+    request = next(r for r in task.requests if r.name == name)
+    output_names = {i: n for i, (n, _) in enumerate(task.outputs)}
+    pairs = matching(name, request.output or name, leaves, output_names)
+    in_place = not pairs and any(i in changed and not _copy_of(changed[i].node, nodes[i]) for i in leaves)
+    for i, leaf in leaves.items():
+        type_ = task.inputs[i].type
+        if i in pairs:
+            new_type = task.outputs[pairs[i]][1]
+            if new_type != type_:
+                raise CaptureError(
+                    f"state {leaf} is {type_} and comes out of {task.method} as {new_type}; {_KEEPS}. "
+                    "A value that grows is an ordinary input and output"
+                )
+            matched.states.append(CarriedState(leaf, i, pairs[i], OUTPUT))
+        elif in_place:  # leaves that stay as they are go with those that are written to
+            matched.add_new(leaf, i, type_, changed[i], CHANGED)
+        else:
+            known = list(output_names.values())
+            also = "" if request.output else " and does not change this input in place"
+            raise CaptureError(
+                f"state {leaf}: {task.method} has no output called "
+                f"{(request.output or name) + leaf[len(name) :]}{also}; its outputs are "
+                f"{', '.join(known) or 'none'}: name the one that is the new value, --state "
+                f"{name}={known[0] if known else 'h'}"
+            )
 
 
 _COPY = torch.ops.aten.clone.default
 
 
 def _copy_of(node: fx.Node | None, source: fx.Node | None) -> bool:
-    """Whether a node is a value as it came in, or the copy of it that `Traced` makes."""
+    """Whether a node is the unchanged value, or the copy of it that `StatefulWrapper` makes."""
     return node is not None and (node is source or (node.target is _COPY and node.args[0] is source))
 
 
 def _is_read(source: fx.Node | None, copy: fx.Node) -> bool:
-    """Whether anything but the export's own output reads a value or its copy."""
+    """Whether any node reads a value or its copy, other than the output of the export."""
     users = {*(source.users if source is not None else ()), *copy.users}
     return any(u is not copy and u.op != "output" for u in users)

@@ -1,7 +1,9 @@
-"""A member that cannot be exported, run as it is: whether it takes the example at all, and at which other sizes it would.
+"""Runs a member that cannot be exported as it is: whether it takes the example, and at which other sizes it
+would.
 
-The sizes of an example made from input specs are nobody's choice; a member that adds a table of 8 positions fails at 16. It is run at other sizes of one dim
-at a time, then of all dims but the batch together, and what it takes is said: one size, multiples of a number, or a range.
+The sizes of an example that widepack makes from input specs are arbitrary: a member that adds a table of 8
+positions fails at 16. The member is run at other sizes of one dim at a time, then of all dims but the batch
+together. The message says what it takes: one size, multiples of a number, or a range.
 """
 
 from __future__ import annotations
@@ -20,38 +22,44 @@ import torch
 import torch.utils._pytree as pytree
 from torch import nn
 
-from .guards import Leaf, factor_of
+from ..ir.guards import InputLeaf, factor_of
+from ..ir.tensor_type import TensorType, parse_slot
 from ..spec.entries import FORWARD, method_of
 from .explain import first_line, user_frame, way_out
 
-_SECONDS = 10.0  # for all runs together: a large member is tried at fewer sizes
-_SMALL = 32
+_SECONDS = 10.0  # for all runs together: a slow member is run at fewer sizes
+_SMALL = 32  # all sizes up to this one are tried
 _COMMON = (48, 49, 50, 64, 96, 100, 128, 192, 196, 197, 224, 256, 384, 512, 577, 1024)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A member that is run at sizes of its dims. args, kwargs: the example; leaves: its tensors in order; sizes: {letter: size in the example}."""
+    """A member that can be run at any sizes of its dims.
+
+    args, kwargs: the example. leaves: its tensors, in order. sizes: letter -> size in the example.
+    """
 
     module: nn.Module
     entry: str
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    leaves: Sequence[Leaf]
+    leaves: Sequence[InputLeaf]
     sizes: Mapping[str, int]
 
     def failure(self, sizes: Mapping[str, int]) -> Exception | None:
-        """What the member raises at these sizes."""
+        """Returns what the member raises at these sizes; None if it runs."""
         it = iter(self.leaves)
 
         def resized(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
                 return value
-            made = value.detach()
+            tensor = value.detach()
             for axis, text in next(it).axes.items():
                 factor, letter = factor_of(text)
-                made = made.index_select(axis, torch.arange(factor * sizes[letter]) % made.shape[axis])  # the example's own values, again and again
-            return made.clone()
+                # the example's own values, repeated: others could be outside of what the member takes
+                rows = torch.arange(factor * sizes[letter]) % tensor.shape[axis]
+                tensor = tensor.index_select(axis, rows)
+            return tensor.clone()
 
         args, kwargs = pytree.tree_map(resized, (self.args, dict(self.kwargs)))
         call = self.module if self.entry == FORWARD else method_of(self.module, self.entry)
@@ -63,80 +71,149 @@ class Trial:
             return e
         return None
 
-    def taken(self, together: Sequence[str], tried: Sequence[int], until: float) -> list[int]:
-        """Those of the tried sizes that the member takes, where these dims all have it and the others are the example's."""
-        return [n for n in tried if time.monotonic() < until and self.failure({**self.sizes, **dict.fromkeys(together, n)}) is None]
+    def accepted(self, together: Sequence[str], candidates: Sequence[int], until: float) -> list[int]:
+        """Returns the candidate sizes at which the member runs.
+
+        The dims in `together` all get the candidate; the others keep the example's size.
+        """
+        return [
+            n
+            for n in candidates
+            if time.monotonic() < until and self.failure({**self.sizes, **dict.fromkeys(together, n)}) is None
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Failure:
+    """How a member fails at the example. line: the user's line. reason: the error, in one line."""
+
+    name: str
+    line: str
+    reason: str
+
+    @property
+    def at(self) -> str:
+        return f" at {self.line}" if self.line else ""
 
 
 def why_not(trial: Trial) -> str:
-    """Why the member does not take the example, in one paragraph that says which sizes it takes; empty where it takes it."""
+    """Explains in one paragraph why the member does not take the example, and which sizes it takes.
+
+    Returns an empty text if the member takes the example.
+    """
     error = trial.failure(trial.sizes)
     if error is None:
         return ""
-    name = type(trial.module).__name__
-    frame = user_frame(traceback.extract_tb(error.__traceback__))
-    line = f" at {frame}" if frame else ""
-    said = f"{type(error).__name__}: {first_line(str(error))}".rstrip(":. ")
-    given = ", ".join(f"{d} = {n}" for d, n in trial.sizes.items())
+    failure = _Failure(
+        name=type(trial.module).__name__,
+        line=user_frame(traceback.extract_tb(error.__traceback__)),
+        reason=f"{type(error).__name__}: {first_line(str(error))}".rstrip(":. "),
+    )
     until = time.monotonic() + _SECONDS
-    tried = sorted({*range(2, _SMALL + 1), *_COMMON, *_asked(str(error), trial)})
+    if pair := _equal_pair(trial, until):
+        return _takes_equal(trial, failure, *pair)
+    candidates = sorted({*range(2, _SMALL + 1), *_COMMON, *_sizes_in(str(error), trial)})
     others = list(trial.sizes)[1:]
     groups = [[letter] for letter in trial.sizes] + ([others] if len(others) > 1 else [])
-    if pair := _one_letter(trial, until):
-        kept, other = pair
-        places = [f"{leaf.name} at axis {axis} ({text})" for leaf, axis, text in _places(trial, pair)]
-        return (
-            f"{name} takes {kept} and {other} where they are equal only{line}: {' and '.join(places)}; it fails at the example's {given}: {said}. "
-            f"Equal letters are equal sizes: write {_types(trial, [other], lambda text: kept if factor_of(text)[0] == 1 else f'{factor_of(text)[0]}*{kept}')}"
-        )
-    found = next(((group, taken) for group in groups if (taken := trial.taken(group, tried, until))), None)
-    if found is None:
-        sizes = "; where its sizes are wrong, give a sample, a number for a letter, or bounds such as T=2..8" if given else ""
-        return f"{name} does not take the example{f', {given},' if given else ''} by itself either, without widepack{line}: {said}. Describe inputs that it takes{sizes}"
-    group, taken = found
-    own = ", ".join(f"{d} = {trial.sizes[d]}" for d in group)
-    step = math.gcd(*taken)
-    if len(taken) == 1:
-        (size,) = taken
-        places = [f"{leaf.name} has {_whole(text, size)} at axis {axis} ({text})" for leaf, axis, text in _places(trial, group)]
-        by = f", fixed by {frame}" if frame else ""
-        return (
-            f"{name} fixes a size that the inputs name as a dynamic dim: {' and '.join(places)}{by}; it fails at the example's {own}: {said}. "
-            f"Write {_types(trial, group, lambda text: str(_whole(text, size)))}, or change the member's code{way_out(frame)}"
-        )
-    if step > 1 and len(taken) > 2:
-        return (
-            f"{name} takes {' and '.join(group)} in multiples of {step} only{line}; it fails at the example's {own}: {said}. "
-            f"Write {_types(trial, group, lambda text: _times(text, step))}"
-        )
-    some = ", ".join(map(str, taken[:6])) + (f", ... {taken[-1]}" if len(taken) > 6 else "")
-    bounds = ", ".join(f"{d}={taken[0]}..{taken[-1]}" for d in group)
+    for group in groups:
+        if sizes := trial.accepted(group, candidates, until):
+            return _takes_sizes(trial, failure, group, sizes)
+    return _takes_nothing(trial, failure)
+
+
+def _takes_equal(trial: Trial, failure: _Failure, kept: str, other: str) -> str:
+    """The message for a member that takes two dims at equal sizes only."""
+    places = [f"{leaf.name} at axis {axis} ({text})" for leaf, axis, text in _places(trial, [kept, other])]
+    example = ", ".join(f"{d} = {n}" for d, n in trial.sizes.items())
+
+    def renamed(text: str) -> str:
+        factor, _ = factor_of(text)
+        return kept if factor == 1 else f"{factor}*{kept}"
+
     return (
-        f"{name} does not take the example's {own} by itself either, without widepack{line}: {said}. Of the sizes that were tried it takes "
-        f"{' = '.join(group)} = {some}: give a sample, or bounds such as {bounds}"
+        f"{failure.name} takes {kept} and {other} where they are equal only{failure.at}: "
+        f"{' and '.join(places)}; it fails at the example's {example}: {failure.reason}. Equal letters are "
+        f"equal sizes: write {_types(trial, [other], renamed)}"
     )
 
 
-def _one_letter(trial: Trial, until: float) -> tuple[str, str] | None:
-    """Two dims that the member takes at equal sizes, whatever these are, and at no others."""
+def _takes_nothing(trial: Trial, failure: _Failure) -> str:
+    """The message for a member that fails at all sizes that were tried."""
+    example = ", ".join(f"{d} = {n}" for d, n in trial.sizes.items())
+    sizes = "; where its sizes are wrong, give a sample, a number for a letter, or bounds such as T=2..8"
+    return (
+        f"{failure.name} does not take the example{f', {example},' if example else ''} by itself either, "
+        f"without widepack{failure.at}: {failure.reason}. Describe inputs that it "
+        f"takes{sizes if example else ''}"
+    )
+
+
+def _takes_sizes(trial: Trial, failure: _Failure, group: Sequence[str], sizes: Sequence[int]) -> str:
+    """The message for a member that takes other sizes of these dims: one size, multiples, or some."""
+    name, at, reason = failure.name, failure.at, failure.reason
+    example = ", ".join(f"{d} = {trial.sizes[d]}" for d in group)
+    step = math.gcd(*sizes)
+    if len(sizes) == 1:
+        (size,) = sizes
+        places = [
+            f"{leaf.name} has {_whole(text, size)} at axis {axis} ({text})"
+            for leaf, axis, text in _places(trial, group)
+        ]
+        by = f", fixed by {failure.line}" if failure.line else ""
+        return (
+            f"{name} fixes a size that the inputs name as a dynamic dim: {' and '.join(places)}{by}; it "
+            f"fails at the example's {example}: {reason}. Write "
+            f"{_types(trial, group, lambda text: str(_whole(text, size)))}, or change the member's "
+            f"code{way_out(failure.line)}"
+        )
+    if step > 1 and len(sizes) > 2:
+        return (
+            f"{name} takes {' and '.join(group)} in multiples of {step} only{at}; it fails at the example's "
+            f"{example}: {reason}. Write {_types(trial, group, lambda text: _times(text, step))}"
+        )
+    listed = ", ".join(map(str, sizes[:6])) + (f", ... {sizes[-1]}" if len(sizes) > 6 else "")
+    bounds = ", ".join(f"{d}={sizes[0]}..{sizes[-1]}" for d in group)
+    return (
+        f"{name} does not take the example's {example} by itself either, without widepack{at}: {reason}. Of "
+        f"the sizes that were tried it takes {' = '.join(group)} = {listed}: give a sample, or bounds such "
+        f"as {bounds}"
+    )
+
+
+def _equal_pair(trial: Trial, until: float) -> tuple[str, str] | None:
+    """Returns two dims that the member takes at any equal sizes, and at no others; None if there are none."""
     for kept, other in itertools.combinations(trial.sizes, 2):
-        own = trial.sizes[kept]
-        equal = trial.taken([kept, other], sorted({own, own + 2, 2 * own, 3 * own}), until)
-        if len(equal) > 2 and all(trial.failure({**trial.sizes, kept: a, other: b}) is not None for a, b in itertools.permutations(equal[:3], 2)):
+        n = trial.sizes[kept]
+        equal = trial.accepted([kept, other], sorted({n, n + 2, 2 * n, 3 * n}), until)
+        if len(equal) > 2 and all(
+            trial.failure({**trial.sizes, kept: a, other: b}) is not None
+            for a, b in itertools.permutations(equal[:3], 2)
+        ):
             return kept, other
     return None
 
 
-def _asked(text: str, trial: Trial) -> set[int]:
-    """Sizes that a failure speaks of: its numbers, and their shares where a dim stands for a multiple or the others are multiplied into one."""
+def _sizes_in(text: str, trial: Trial) -> set[int]:
+    """Returns the sizes that an error message suggests.
+
+    These are its numbers and their square roots, and each number divided by a factor of a dim or by a size of
+    the example, because the number may be a product.
+    """
     numbers = {int(n) for n in re.findall(r"(?<![\w.])\d{1,6}(?![\w.])", text)}
-    factors = {factor_of(text)[0] for leaf in trial.leaves for text in leaf.axes.values()} | {s for leaf in trial.leaves for s in leaf.example.shape}
+    factors = {factor_of(text)[0] for leaf in trial.leaves for text in leaf.axes.values()} | {
+        s for leaf in trial.leaves for s in leaf.example.shape
+    }
     parts = {n // f for n in numbers for f in factors if f and n % f == 0}
     return {n for n in numbers | parts | {math.isqrt(n) for n in numbers} if 2 <= n <= 4096}
 
 
-def _places(trial: Trial, group: Sequence[str]) -> list[tuple[Leaf, int, str]]:
-    return [(leaf, axis, text) for leaf in trial.leaves for axis, text in leaf.axes.items() if factor_of(text)[1] in group]
+def _places(trial: Trial, group: Sequence[str]) -> list[tuple[InputLeaf, int, str]]:
+    return [
+        (leaf, axis, text)
+        for leaf in trial.leaves
+        for axis, text in leaf.axes.items()
+        if factor_of(text)[1] in group
+    ]
 
 
 def _whole(text: str, size: int) -> int:
@@ -149,11 +226,11 @@ def _times(text: str, step: int) -> str:
 
 
 def _types(trial: Trial, group: Sequence[str], put: Callable[[str], str]) -> str:
-    """The inputs that have these dims, each as a spec with something else in the dims' place."""
-    specs: dict[str, str] = {}
+    """Returns the inputs that have these dims, each as a spec in which `put` replaces the dims."""
+    specs: dict[str, TensorType] = {}
     for leaf, axis, text in _places(trial, group):
-        head, _, tail = specs.get(leaf.name, leaf.type).partition("[")
-        dims = tail.rstrip("]").split(",")
-        dims[axis] = put(text)
-        specs[leaf.name] = f"{head}[{','.join(dims)}]"
+        type_ = specs.get(leaf.name) or parse_slot(leaf.type)
+        sizes = list(type_.sizes)
+        sizes[axis] = put(text)
+        specs[leaf.name] = type_.with_sizes(sizes)
     return " and ".join(f"{name}={spec}" for name, spec in specs.items())

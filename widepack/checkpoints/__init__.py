@@ -1,0 +1,22 @@
+"""Reads N checkpoints and aligns their weights. No code of a file runs unless the user trusts it.
+
+| in | out | start reading |
+|---|---|---|
+| files, folders, shards | `Checkpoint` for each member; aligned weights | `discovery.py`, `alignment.py` |
+
+| file | what it does |
+|---|---|
+| `alignment.py` | Aligns N checkpoints in one table of weights |
+| `checkpoint.py` | Defines `Checkpoint`, an open checkpoint: its names, tensors, dtype and hash |
+| `differences.py` | Finds the differences between checkpoints, or between checkpoints and the model |
+| `discovery.py` | Opens the checkpoints that a user names, and derives the members' names |
+| `factory.py` | Finds the factory that a user names, and makes fresh modules with it |
+| `hugging_face.py` | Makes the members of `--model hf`: with transformers |
+| `newcomer.py` | Opens a checkpoint that becomes a member of an existing artifact |
+| `open_file.py` | Opens one checkpoint file lazily, by its content, without running code of the file |
+| `pickled_modules.py` | Makes members that are pickled modules: each checkpoint contains its module |
+| `pt2_archive.py` | Reads files of `torch.export.save` as data: a zip of JSON and raw weights |
+| `shards.py` | Opens checkpoints of several files: an index `{"weight_map": {tensor name |
+| `state_dict.py` | Finds the state dict in the content of a file, and removes what wrappers left |
+| `torch_file.py` | Reads files of torch.save: as data, with placeholders for objects of other classes |
+"""

@@ -1,7 +1,8 @@
-"""Checkpoints: what people name on the command line, each a file or a folder, and the members' names.
+"""Opens the checkpoints that a user names, and derives the members' names from their paths.
 
-A checkpoint is one file (checkpoint_files.py tells it by its content), or several: an index of shards, as Hugging Face writes it for safetensors and `.bin`,
-or a folder that holds such an index or one file of weights. Where in a file the weights are: state_dicts.py.
+A checkpoint is one file, recognized by its content (open_file.py), or several files (shards.py): an index of
+shards as Hugging Face writes it for safetensors and `.bin`, or a folder with an index or one file of weights.
+state_dict.py finds the weights in a file.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from typing import NamedTuple
 
 from widepack_artifacts.errors import plain
 
-from .open_file import Checkpoint as Checkpoint
-from .open_file import is_floating as is_floating
-from .open_file import look, open_file
 from ..errors import CheckpointError, UsageError
 from ..spec.names import checkpoint_of
+from .checkpoint import Checkpoint as Checkpoint
+from .checkpoint import is_floating as is_floating
+from .open_file import look, open_file
 from .shards import is_index, open_folder, open_index
-from .state_dict import Refused
+from .state_dict import RefusedFile
 from .state_dict import TensorInfo as TensorInfo
 from .state_dict import an as an
 from .state_dict import info_of as info_of
@@ -29,7 +30,7 @@ SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".pt2")
 
 
 class LeftOut(NamedTuple):
-    """A checkpoint that was left out, and why. number: its place among those that were given."""
+    """A checkpoint that was left out, and why. number: its place among the given checkpoints."""
 
     number: int
     path: str
@@ -37,41 +38,53 @@ class LeftOut(NamedTuple):
 
 
 def open_checkpoint(path: str | Path, key: str | None = None, trust_pickle: bool = False) -> Checkpoint:
-    """Open one checkpoint.
+    """Opens one checkpoint.
 
-    path: a file or folder, told by its content. key: where in a file the state dict is, see state_dicts.py. trust_pickle: run the code that a pickle names.
-    Raises: CheckpointError that says what it is instead, and the way out.
+    path: a file or folder, recognized by its content. key: where the state dict is in a file, see
+    state_dict.py. trust_pickle: whether to run the code that a pickle names. Raises: CheckpointError that
+    names what the file is.
     """
     try:
         return _open(str(path), key, trust_pickle)
-    except Refused as refused:
+    except RefusedFile as refused:
         raise CheckpointError(f"checkpoint {path}: {refused}") from None
 
 
-def open_all(paths: Sequence[str | Path], key: str | None = None, trust_pickle: bool = False) -> list[Checkpoint]:
-    """Open all checkpoints, in order. Raises: UsageError if there are none; one CheckpointError that lists all that cannot be read."""
+def open_all(
+    paths: Sequence[str | Path], key: str | None = None, trust_pickle: bool = False
+) -> list[Checkpoint]:
+    """Opens all checkpoints, in order.
+
+    Raises: UsageError if there are none; one CheckpointError that lists all unreadable ones.
+    """
     opened, bad = open_good(paths, key, trust_pickle)
     if bad:
         raise bad_ones(bad, len(paths))
     return opened
 
 
-def open_good(paths: Sequence[str | Path], key: str | None = None, trust_pickle: bool = False) -> tuple[list[Checkpoint], list[LeftOut]]:
-    """Open those that can be read, in order, and say why the others cannot. Raises: UsageError if there are none."""
+def open_good(
+    paths: Sequence[str | Path], key: str | None = None, trust_pickle: bool = False
+) -> tuple[list[Checkpoint], list[LeftOut]]:
+    """Opens the readable checkpoints, in order, and returns why the others are left out.
+
+    Raises: UsageError if there are none.
+    """
     opened: list[Checkpoint] = []
     bad: list[LeftOut] = []
     for i, path in enumerate(listed(paths)):
         try:
             opened.append(_open(path, key, trust_pickle))
-        except Refused as refused:
+        except RefusedFile as refused:
             bad.append(LeftOut(i, path, str(refused)))
     return opened, bad
 
 
 def listed(paths: Sequence[str | Path], example: str = "widepack build ckpts/*.pt -o ens.wide") -> list[str]:
-    """The checkpoints that were given, as text. example: a command that names some, for messages.
+    """Returns the paths of the checkpoints as texts. example: a command that names some, for messages.
 
-    Raises: UsageError if there are none, for what is no path or cannot be written into a manifest, or if one path stands where a list should.
+    Raises: UsageError if there are none, if one is not a path or cannot be stored in a manifest, or if
+    `paths` is one path instead of a list.
     """
     if isinstance(paths, (str, Path)):
         raise UsageError(f"checkpoints must be a list of paths, not the one path {str(paths)!r}")
@@ -79,15 +92,22 @@ def listed(paths: Sequence[str | Path], example: str = "widepack build ckpts/*.p
         raise UsageError(f"no checkpoints: name the files of the members, for example {example}")
     texts = [str(checkpoint_of(path, f"checkpoint {i}")) for i, path in enumerate(paths)]
     for text in texts:
-        if "\n" in text or "\t" in text or plain(text) != text or text.encode("utf-8", "replace") != text.encode("utf-8", "surrogateescape"):
+        if (
+            "\n" in text
+            or "\t" in text
+            or plain(text) != text
+            or text.encode("utf-8", "replace") != text.encode("utf-8", "surrogateescape")
+        ):
             raise UsageError(
-                f"checkpoint {text!r}: a character of this path is no text, and no artifact can name the file; rename it, or link to it by another name"
+                f"checkpoint {text!r}: this path has a character that is not text, so an artifact cannot name"
+                " the file;"
+                " rename it, or link to it by another name"
             )
     return texts
 
 
 def bad_ones(bad: Sequence[LeftOut], count: int) -> CheckpointError:
-    """One error for all of `count` checkpoints that cannot be used."""
+    """Returns one error for all unusable checkpoints. count: the number of all checkpoints."""
     head = "" if len(bad) == 1 else f"{len(bad)} of {count} checkpoints cannot be used:\n- "
     return CheckpointError(head + "\n- ".join(f"checkpoint {b.number} ({b.path}): {b.why}" for b in bad))
 
@@ -102,16 +122,18 @@ def _open(path: str, key: str | None, trust: bool) -> Checkpoint:
 
 
 def member_names(paths: Sequence[str | Path]) -> list[str]:
-    """The shortest paths that tell the members apart, without suffix, in order; always unique.
+    """Returns the shortest parts of the paths that differ between the members, in order; they are unique.
 
-    1. the file's stem, or the one folder, counted from the file, that differs everywhere: `runs/a/best.pt`, `runs/b/best.pt` -> `a`, `b`;
-    2. the shortest ends of the paths, less what all end with: `a/fold0/best.pt`, `b/fold0/best.pt`, `a/fold1/best.pt` -> `a/fold0`, `b/fold0`, `a/fold1`;
+    1. the file's stem, or the first folder, counted from the file, that differs for all members:
+       `runs/a/best.pt`, `runs/b/best.pt` -> `a`, `b`;
+    2. the shortest ends of the paths, without the end that all share:
+       `a/fold0/best.pt`, `b/fold0/best.pt`, `a/fold1/best.pt` -> `a/fold0`, `b/fold0`, `a/fold1`;
     3. the same with suffixes: `m.pt`, `m.safetensors`;
-    4. for a file that is given twice, a number: `m`, `m-2`.
+    4. for a file that is named twice, a number: `m`, `m-2`.
     """
     texts = [os.path.normpath(path) for path in paths]
     if any(text == os.curdir or os.pardir in PurePath(text).parts for text in texts):
-        texts = [os.path.abspath(text) for text in texts]  # dots do not say which folder it is
+        texts = [os.path.abspath(text) for text in texts]  # `.` and `..` do not name a folder
     stems, files = [_parts(text, strip=True) for text in texts], [_parts(text, strip=False) for text in texts]
     names = _distinct(stems) or _distinct(files) or ["/".join(_differing(parts, stems)) for parts in stems]
     taken = set(names)
@@ -136,7 +158,7 @@ def _parts(path: str, strip: bool) -> tuple[str, ...]:
 
 
 def _distinct(rows: list[tuple[str, ...]]) -> list[str] | None:
-    """Steps 1 and 2 of `member_names`, or None where two rows are equal."""
+    """Returns the names of steps 1 and 2 of `member_names`; None if two rows are equal."""
     if len(set(rows)) < len(rows):
         return None
     for k in range(1, min((len(parts) for parts in rows), default=0) + 1):
@@ -151,9 +173,9 @@ def _distinct(rows: list[tuple[str, ...]]) -> list[str] | None:
 
 
 def _differing(parts: tuple[str, ...], rows: list[tuple[str, ...]]) -> tuple[str, ...]:
-    """One row without the end that all rows share, as long as something is left of every row."""
+    """Returns a row without the end that all rows share. At least one part of every row is left."""
     shared = 0
     while all(len(row) > shared + 1 and row[-1 - shared] == parts[-1 - shared] for row in rows):
         shared += 1
-    # Equal rows share everything: the file's own name is the shortest that still says something.
+    # Equal rows share all parts; then the file's name is the shortest useful text.
     return parts[-1:] if len(set(rows)) == 1 else parts[: len(parts) - shared]

@@ -1,12 +1,13 @@
-"""Files of `torch.export.save`, read as data: a zip of JSON and raw weights. Neither `torch.export.load` nor any unpickling of ours runs on them.
+"""Reads files of `torch.export.save` as data: a zip of JSON and raw weights, without `torch.export.load` or
+pickle.
 
     <root>/models/<name>.json                            the program, in torch's own schema
     <root>/data/weights/<name>_weights_config.json       name -> record, dtype, sizes, strides, offset
     <root>/data/weights/weight_<i>                       raw bytes, mapped
-    <root>/data/constants/...                            the same for buffers that are not saved and for lifted tensors
+    <root>/data/constants/...                            the same for unsaved buffers and lifted tensors
     <root>/data/sample_inputs/<name>.pt                  a file of torch.save, read with weights_only
 
-What a file marks as pickled, and every record that reaches past its bytes, is refused.
+Pickled tensors, and records that end past the file, are refused.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch.utils._pytree as pytree
 from widepack_artifacts import strict_json
 from widepack_artifacts.errors import ArtifactError
 
-from .state_dict import SAVE, Refused, TensorInfo
+from .state_dict import SAVE, RefusedFile, TensorInfo
 
 # torch._export.serde.schema.ScalarType
 DTYPES: dict[int, torch.dtype] = {
@@ -46,12 +47,15 @@ DTYPES: dict[int, torch.dtype] = {
     35: torch.uint64,
 }
 STRIDED = 7
-SCHEMA = 8  # the major version of torch's schema that is read
+SCHEMA = 8  # the supported major version of torch's schema
 _MAX_JSON_BYTES = 512 << 20
 
 
 class Pt2File:
-    """One open file. saved: the names of its state dict; `tensors` has the constants too. Raises: Refused."""
+    """One open file. saved: the names of its state dict; `tensors` returns the constants too.
+
+    Raises: RefusedFile.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -59,18 +63,23 @@ class Pt2File:
             self._records: dict[str, zipfile.ZipInfo] = {}
             for entry in archive.infolist():
                 if entry.filename in self._records:
-                    raise Refused(f"is damaged: the record {entry.filename!r} stands twice in it")
+                    raise RefusedFile(f"is damaged: it has the record {entry.filename!r} twice")
                 self._records[entry.filename] = entry
             models = [n for n in self._records if "/models/" in f"/{n}" and n.endswith(".json")]
             if len(models) != 1:
-                raise Refused(f"is an archive of {len(models)} torch.export programs; widepack reads files of one. Save each alone, or {SAVE}")
+                raise RefusedFile(
+                    f"is an archive of {len(models)} torch.export programs; widepack reads files with one."
+                    f" Save each alone, or {SAVE}"
+                )
             root, _, model = models[0].rpartition("models/")
             self._root, self._model = root, model.removesuffix(".json")
             weights = self._config(archive, f"{root}data/weights/", f"{self._model}_weights_config.json")
-            constants = self._config(archive, f"{root}data/constants/", f"{self._model}_constants_config.json")
+            constants = self._config(
+                archive, f"{root}data/constants/", f"{self._model}_constants_config.json"
+            )
         self.saved = frozenset(weights)
         if twice := self.saved & set(constants):
-            raise Refused(f"is damaged: {min(twice)} is a weight and a constant in it")
+            raise RefusedFile(f"is damaged: {min(twice)} is both a weight and a constant")
         self._metas = {**weights, **constants}
         self._file: Any = None
         self._starts: dict[str, int] = {}  # where each record's bytes begin
@@ -83,28 +92,42 @@ class Pt2File:
         found = self._json(archive, folder + name)
         rows = found.get("config") if isinstance(found, dict) else None
         if not isinstance(rows, dict):
-            raise Refused(f"is damaged: {name} holds no config of tensors")
+            raise RefusedFile(f"is damaged: {name} has no config of tensors")
         return {key: _meta(row, folder, key, self._records) for key, row in rows.items()}
 
     def _json(self, archive: zipfile.ZipFile, record: str) -> Any:
         entry = self._records.get(record)
         if entry is None:
-            raise Refused(
-                f"is a torch.export program in a form that is not read: it has no {record.rpartition('/')[2]}; save it with torch 2.11 or newer, or {SAVE}"
+            raise RefusedFile(
+                "is a torch.export program in an unsupported format:"
+                f" it has no {record.rpartition('/')[2]}; save it with torch 2.11 or newer, or {SAVE}"
             )
         if entry.file_size > _MAX_JSON_BYTES:
-            raise Refused(f"is no program that is read: {record} has {entry.file_size} bytes")
+            raise RefusedFile(
+                f"is a torch.export program that is too large: {record} has {entry.file_size} bytes"
+            )
         try:
             return strict_json.parse(archive.read(entry), record.rpartition("/")[2])
-        except (ArtifactError, zipfile.BadZipFile, OSError, NotImplementedError, RuntimeError, EOFError, ValueError, zlib.error) as error:
-            raise Refused(f"is damaged: {error}") from None
+        except (
+            ArtifactError,
+            zipfile.BadZipFile,
+            OSError,
+            NotImplementedError,
+            RuntimeError,
+            EOFError,
+            ValueError,
+            zlib.error,
+        ) as error:
+            raise RefusedFile(f"is damaged: {error}") from None
 
     def tensors(self) -> dict[str, TensorInfo]:
-        """Name -> dtype and shape of weights, buffers and constants."""
-        return {name: TensorInfo(str(m.dtype).removeprefix("torch."), m.sizes) for name, m in self._metas.items()}
+        """Returns the dtype and shape of weights, buffers and constants, by name."""
+        return {
+            name: TensorInfo(str(m.dtype).removeprefix("torch."), m.sizes) for name, m in self._metas.items()
+        }
 
     def get(self, name: str) -> torch.Tensor:
-        """One tensor, mapped. Raises: KeyError."""
+        """Returns one tensor, mapped. Raises: KeyError."""
         meta = self._metas[name]
         if self._file is None:
             self._file = torch.UntypedStorage.from_file(self.path, False, self._size)
@@ -113,27 +136,33 @@ class Pt2File:
         return torch.empty(0, dtype=meta.dtype).set_(part, meta.offset, meta.sizes, meta.strides)
 
     def is_parameter(self, name: str) -> bool:
-        """Whether a tensor is a parameter of its module; buffers and constants are not. Raises: KeyError."""
+        """Returns whether a tensor is a parameter of its module; buffers and constants are not.
+
+        Raises: KeyError.
+        """
         return self._metas[name].parameter
 
     def place(self, name: str) -> object:
-        """Where a tensor's bytes are: equal for names of one tensor."""
+        """Returns a key for a tensor's bytes; it is equal for names of one tensor."""
         m = self._metas[name]
         return m.record, m.offset, m.sizes, m.strides, m.dtype
 
     def program(self) -> dict[str, Any]:
-        """The program's JSON, of the schema that is read. Raises: Refused."""
+        """Returns the program's JSON. Raises: RefusedFile for an unsupported schema."""
         with zipfile.ZipFile(self.path) as archive:
             found = self._json(archive, f"{self._root}models/{self._model}.json")
         version = found.get("schema_version") if isinstance(found, dict) else None
         major = version.get("major") if isinstance(version, dict) else None
         if major != SCHEMA:
-            raise Refused(f"is a torch.export program of schema {major}, widepack reads {SCHEMA}; save it with torch 2.11 to 2.13")
+            raise RefusedFile(
+                f"is a torch.export program of schema {major}, but widepack reads {SCHEMA};"
+                " save it with torch 2.11 to 2.13"
+            )
         assert isinstance(found, dict)
         return found
 
     def samples(self) -> list[Any] | None:
-        """The leaves of the call that the program was exported with, or None where the file has none that can be read as data."""
+        """Returns the leaves of the example call of the export; None if they cannot be read as data."""
         record = f"{self._root}data/sample_inputs/{self._model}.pt"
         if record not in self._records or not self._records[record].file_size:
             return None
@@ -141,61 +170,101 @@ class Pt2File:
             with zipfile.ZipFile(self.path) as archive:
                 found = torch.load(io.BytesIO(archive.read(record)), map_location="cpu", weights_only=True)
             leaves: list[Any] = pytree.tree_leaves(found)
-        except Exception:  # noqa: BLE001 -- of other classes, or damaged: the inputs are then drawn, or asked for
+        except Exception:  # noqa: BLE001  # without the samples, inputs are drawn or requested
             return None
         return leaves
 
 
 def _start(file: BinaryIO, entry: zipfile.ZipInfo, size: int) -> int:
-    """Where a stored record's bytes begin. Raises: Refused."""
+    """Returns the offset of a stored record's bytes. Raises: RefusedFile."""
     file.seek(entry.header_offset)
     header = file.read(30)
     if len(header) < 30 or header[:4] != b"PK\x03\x04":
-        raise Refused(f"is damaged: the record {entry.filename!r} is not where its directory says")
-    start = entry.header_offset + 30 + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
+        raise RefusedFile(f"is damaged: the record {entry.filename!r} is not where its directory says")
+    start = (
+        entry.header_offset
+        + 30
+        + int.from_bytes(header[26:28], "little")
+        + int.from_bytes(header[28:30], "little")
+    )
     if start + entry.file_size > size:
-        raise Refused(f"is damaged: the record {entry.filename!r} ends past the file")
+        raise RefusedFile(f"is damaged: the record {entry.filename!r} ends past the file")
     return start
 
 
 class _Meta:
-    """A tensor of the file: its record, and how its bytes are read."""
+    """A tensor of the file: its record, dtype, sizes, strides and offset."""
 
-    def __init__(self, record: str, dtype: torch.dtype, sizes: tuple[int, ...], strides: tuple[int, ...], offset: int, parameter: bool) -> None:
-        self.record, self.dtype, self.sizes, self.strides, self.offset, self.parameter = record, dtype, sizes, strides, offset, parameter
+    def __init__(
+        self,
+        record: str,
+        dtype: torch.dtype,
+        sizes: tuple[int, ...],
+        strides: tuple[int, ...],
+        offset: int,
+        parameter: bool,
+    ) -> None:
+        self.record, self.dtype, self.sizes, self.strides, self.offset, self.parameter = (
+            record,
+            dtype,
+            sizes,
+            strides,
+            offset,
+            parameter,
+        )
 
 
 def _meta(row: Any, folder: str, name: str, records: Mapping[str, zipfile.ZipInfo]) -> _Meta:
-    def bad(what: str) -> Refused:
-        return Refused(f"is damaged, or no program that is read: {name[:80]} {what}")
+    """Reads and checks a tensor's row of a config. Raises: RefusedFile."""
+
+    def bad(what: str) -> RefusedFile:
+        return RefusedFile(f"is damaged, or of an unsupported format: {name[:80]} {what}")
 
     if not isinstance(row, dict):
         raise bad("has no record")
     if row.get("use_pickle") is not False:
-        raise Refused(f"holds a pickled {name[:80]}, and to load that can run code; widepack reads dense tensors only. {SAVE[0].upper()}{SAVE[1:]}")
+        raise RefusedFile(
+            f"has a pickled {name[:80]}, and loading it can run code; widepack reads dense tensors only."
+            f" {SAVE[0].upper()}{SAVE[1:]}"
+        )
     meta = row.get("tensor_meta")
     record = folder + str(row.get("path_name"))
     if not isinstance(meta, dict) or record not in records:
         raise bad("has no bytes")
     dtype = DTYPES.get(meta["dtype"]) if type(meta.get("dtype")) is int else None
     if dtype is None or meta.get("layout") != STRIDED:
-        raise bad(f"has the dtype {str(meta.get('dtype'))[:20]} and the layout {str(meta.get('layout'))[:20]}; dense tensors are read")
-    sizes, strides = (tuple(_int(v) for v in meta[k]) if isinstance(meta.get(k), list) else None for k in ("sizes", "strides"))
+        raise bad(
+            f"has the dtype {str(meta.get('dtype'))[:20]} and the layout {str(meta.get('layout'))[:20]};"
+            " widepack reads dense tensors"
+        )
+    sizes, strides = (
+        tuple(_int(v) for v in meta[k]) if isinstance(meta.get(k), list) else None
+        for k in ("sizes", "strides")
+    )
     offset = _int(meta.get("storage_offset"))
-    if sizes is None or strides is None or len(sizes) != len(strides) or len(sizes) > 64 or min((*sizes, *strides, offset)) < 0:
+    if (
+        sizes is None
+        or strides is None
+        or len(sizes) != len(strides)
+        or len(sizes) > 64
+        or min((*sizes, *strides, offset)) < 0
+    ):
         raise bad("has no shape")
     entry = records[record]
     if entry.compress_type != zipfile.ZIP_STORED:
-        raise bad("is compressed; torch stores weights as they are")
+        raise bad("is compressed; torch stores weights uncompressed")
     last = offset + sum((size - 1) * stride for size, stride in zip(sizes, strides)) if 0 not in sizes else -1
     if (last + 1) * dtype.itemsize > entry.file_size:
         if not entry.file_size:
-            raise Refused(f"is a torch.export program without its weights: {name[:80]} has no bytes; give the program as it was saved with them")
+            raise RefusedFile(
+                f"is a torch.export program without its weights: {name[:80]} has no bytes;"
+                " give the file that was saved with its weights"
+            )
         raise bad(f"needs {(last + 1) * dtype.itemsize} bytes, its record has {entry.file_size}")
     return _Meta(record, dtype, sizes, strides, offset, row.get("is_param") is True)
 
 
 def _int(value: Any) -> int:
-    """`{"as_int": 3}`; -1 for anything else."""
+    """Returns the number of `{"as_int": 3}`; -1 for any other value."""
     found = value.get("as_int") if isinstance(value, dict) and len(value) == 1 else None
     return found if type(found) is int else -1

@@ -1,14 +1,15 @@
-"""Where the weights are in what a training script saved, and under which names.
+"""Finds the state dict in the content of a file, and removes what wrappers left in its names.
 
 A state dict is a dict of tensors by name. It is found
 
-1. where `key` says: `ema`, `model.weights` for a dict in a dict, `models.0` in a list, `model_ema.module` also for the names of a state dict that begin so;
-2. in the file itself, when all that it holds is tensors;
-3. under one of the usual names (`AUTOMATIC_KEYS`), alone or in one another, unless another dict in the file holds weights of the same names (an average
-   beside the weights, say): then the user has to choose.
+1. at `key`: `ema`; `model.weights` for a dict in a dict; `models.0` in a list; `model_ema.module` also as a
+   prefix of names in a state dict;
+2. in the file itself, if it has only tensors;
+3. under one of the usual names (`AUTOMATIC_KEYS`), also nested. If another dict in the file has weights of
+   the same names, for example an average beside the weights, the user must choose.
 
-What wrappers leave in the names is taken off: a prefix `module.` or `_orig_mod.` that all names have (DataParallel, torch.compile), and the marks of
-compiled, FSDP-wrapped and checkpointed parts wherever they stand.
+These parts of names are removed: a prefix `module.` or `_orig_mod.` that all names have (DataParallel,
+torch.compile), and the marks of compiled, FSDP-wrapped and checkpointed parts anywhere in a name.
 """
 
 from __future__ import annotations
@@ -23,22 +24,34 @@ import torch
 from torch import nn
 
 PREFIXES = ("module.", "_orig_mod.")
-AUTOMATIC_KEYS = ("state_dict", "model", "model_state_dict", "model_state", "module", "network", "weights", "params")
+AUTOMATIC_KEYS = (
+    "state_dict",
+    "model",
+    "model_state_dict",
+    "model_state",
+    "module",
+    "network",
+    "weights",
+    "params",
+)
 SAVE = "save the weights alone: torch.save(model.state_dict(), path)"
-OR_TRUST = "; or trust what wrote the file, and give --trust-pickle"
+OR_TRUST = "; or give --trust-pickle if you trust the origin of the file"
 
 _MARKS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
-_COUNTER = "n_averaged"  # what torch.optim.swa_utils.AveragedModel counts with, beside `module.`
+_COUNTER = "n_averaged"  # the counter of torch.optim.swa_utils.AveragedModel, beside `module.`
 _MAX_DEPTH = 5
 _SHOWN = 12
 
 
-class Refused(Exception):
-    """Why one file cannot be used; the callers add which one."""
+class RefusedFile(Exception):
+    """Raised with the reason why a file cannot be used. The callers add its name."""
 
 
 class Foreign:
-    """What stands for a pickled object whose class is not torch's: it is made, filled and never looked at, so that nothing of its own runs."""
+    """A placeholder for a pickled object of another class.
+
+    It ignores its content, so no code of the class runs.
+    """
 
     name = ""
 
@@ -50,27 +63,27 @@ class Foreign:
 
 
 class ForeignDict(Foreign):
-    """The same for a class that is a dict: its items are read, as those of a plain one."""
+    """A placeholder for an object whose class is a dict. Its items are read as those of a plain dict."""
 
     def __new__(cls, *_: object, **__: object) -> Any:
         return OrderedDict()
 
 
 class ForeignList(Foreign):
-    """The same for a class that is a list."""
+    """A placeholder for an object whose class is a list."""
 
     def __new__(cls, *_: object, **__: object) -> Any:
         return []
 
 
 def stands_for(name: str, base: type[Foreign] = Foreign) -> type[Foreign]:
-    """A class of this full name that stands for it."""
+    """Returns a placeholder for the class of this full name."""
     module, _, last = name.rpartition(".")
     return type(last, (base,), {"name": name, "__module__": module})
 
 
 class TensorInfo(NamedTuple):
-    """What is known of a tensor without reading it."""
+    """The dtype and shape of a tensor, known without reading it."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -79,8 +92,12 @@ class TensorInfo(NamedTuple):
         return f"{list(self.shape)} {self.dtype}"
 
 
-class Picked(NamedTuple):
-    """tensors: the state dict. module: the module that it is of, where the file holds one. versions: of the classes of its submodules, as `state_dict()` notes them."""
+class PickedStateDict(NamedTuple):
+    """The state dict of a file.
+
+    module: its module if the file contains one. versions: of its submodules, as `nn.Module.state_dict` stores
+    them.
+    """
 
     tensors: dict[str, torch.Tensor]
     module: nn.Module | None = None
@@ -88,41 +105,47 @@ class Picked(NamedTuple):
 
 
 def info_of(tensor: torch.Tensor) -> TensorInfo:
-    """A tensor's dtype and shape."""
+    """Returns a tensor's dtype and shape."""
     return TensorInfo(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 
-def pick(found: object, key: str | None) -> Picked:
-    """The state dict in what a file holds. Raises: Refused that lists the keys that could be meant."""
+def pick(found: object, key: str | None) -> PickedStateDict:
+    """Returns the state dict in the content of a file. Raises: RefusedFile that lists the possible keys."""
     if isinstance(found, torch.Tensor):
-        raise Refused(f"holds a single tensor, {info_of(found)}, not a state dict; {SAVE}")
+        raise RefusedFile(f"has a single tensor, {info_of(found)}, not a state dict; {SAVE}")
     if not isinstance(found, (Mapping, nn.Module)):
-        raise Refused(f"holds {an(found)}, not a state dict; {SAVE}")
+        raise RefusedFile(f"has {an(found)}, not a state dict; {SAVE}")
     if not key:
         if (chosen := _choose(found)) is not None:
             return chosen
-        assert isinstance(found, Mapping)  # a module is always chosen, or refused for holding nothing
+        assert isinstance(found, Mapping)  # `_choose` never returns None for a module
         if not found:
-            raise Refused("holds an empty dict, no tensors")
+            raise RefusedFile("has an empty dict, no tensors")
         hint = _hint(found)
         if hint:
-            raise Refused(f"is not a dict of tensors: it holds {_listed(found)}.{hint}")
+            raise RefusedFile(f"is not a dict of tensors: it has {_listed(found)}.{hint}")
         pickled = OR_TRUST if any(isinstance(value, Foreign) for value in found.values()) else ""
-        raise Refused(f"holds no dict of tensors: it holds {_listed(found)}; {SAVE}{pickled}")
+        raise RefusedFile(f"has no dict of tensors: it has {_listed(found)}; {SAVE}{pickled}")
     inside = _follow(found, key)
-    if inside is None and isinstance(found, Mapping):  # names that begin so, in the state dict that would be taken without a key
-        inside = next((deeper for name in AUTOMATIC_KEYS if (deeper := _follow(found.get(name), key)) is not None), None)
+    if inside is None and isinstance(found, Mapping):
+        # The key may be a prefix of names in the state dict that is the default.
+        inside = next(
+            (deeper for name in AUTOMATIC_KEYS if (deeper := _follow(found.get(name), key)) is not None), None
+        )
     if inside is None:
-        raise Refused(f"has no {key!r}.{_hint(found) or ' It holds ' + _listed(found) + '.'}")
+        raise RefusedFile(f"has no {key!r}.{_hint(found) or ' It has ' + _listed(found) + '.'}")
     chosen = _choose(inside) if isinstance(inside, (Mapping, nn.Module)) else None
     if chosen is None:
-        trust = f" That can run code when it is loaded{OR_TRUST}." if isinstance(inside, Foreign) else ""
-        raise Refused(f"{key!r} is {_described(inside)}, not a dict of tensors.{trust}{_hint(found)}")
+        trust = f" Loading it can run code{OR_TRUST}." if isinstance(inside, Foreign) else ""
+        raise RefusedFile(f"{key!r} is {_described(inside)}, not a dict of tensors.{trust}{_hint(found)}")
     return chosen
 
 
-def _choose(value: Mapping[Any, Any] | nn.Module) -> Picked | None:
-    """Rules 2 and 3 of the module's page; None where the user has to choose, or there is nothing."""
+def _choose(value: Mapping[Any, Any] | nn.Module) -> PickedStateDict | None:
+    """Applies rules 2 and 3 of the module's docstring.
+
+    Returns: None if the user must choose, or nothing is found.
+    """
     if (own := _state(value)) is not None:
         return own
     assert isinstance(value, Mapping)
@@ -135,41 +158,65 @@ def _choose(value: Mapping[Any, Any] | nn.Module) -> Picked | None:
 
 
 def _alike(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
-    """Whether two state dicts may be of one model: half of the smaller one's names are in the other, with equal shapes."""
-    plain = [{name: state[stored].shape for name, stored in without_wrappers(state)[0].items()} for state in (a, b)]
+    """Returns whether two state dicts may be of one model.
+
+    They may if half of the smaller one's names are in the other, with equal shapes.
+    """
+    plain = [
+        {name: state[stored].shape for name, stored in without_wrappers(state)[0].items()} for state in (a, b)
+    ]
     small, large = sorted(plain, key=len)
     return 2 * sum(large.get(name) == shape for name, shape in small.items()) >= len(small)
 
 
-def _state(value: object) -> Picked | None:
-    """The value as a state dict, if it is one. Entries of `get_extra_state` that are no tensors are no weights."""
+def _state(value: object) -> PickedStateDict | None:
+    """Returns the value as a state dict, or None. Other values of `get_extra_state` are not weights."""
     if isinstance(value, nn.Module):
-        module = value.module if isinstance(value, (nn.DataParallel, nn.parallel.DistributedDataParallel)) else value
+        module = (
+            value.module
+            if isinstance(value, (nn.DataParallel, nn.parallel.DistributedDataParallel))
+            else value
+        )
         state = module.state_dict()
         tensors = {k: v for k, v in state.items() if isinstance(v, torch.Tensor)}
         if not tensors:
-            raise Refused(f"holds a {type(module).__name__} without weights")
-        return Picked(tensors, module, _versions(state))
+            raise RefusedFile(f"has a {type(module).__name__} without weights")
+        return PickedStateDict(tensors, module, _versions(state))
     if not isinstance(value, Mapping) or not all(isinstance(k, str) for k in value):
         return None
     tensors = {k: v for k, v in value.items() if isinstance(v, torch.Tensor)}
     rest = [k for k in value if k not in tensors and not k.endswith("_extra_state")]
-    return Picked(tensors, None, _versions(value)) if tensors and not rest else None
+    return PickedStateDict(tensors, None, _versions(value)) if tensors and not rest else None
 
 
 def _versions(state: object) -> dict[str, Any]:
-    """What `state_dict()` notes beside the tensors: `{submodule: {"version": 2}}`. Code that loads older weights goes by it."""
+    """Returns what `state_dict()` stores beside the tensors: `{submodule: {"version": 2}}`.
+
+    Modules read it when they load older weights.
+    """
     found = getattr(state, "_metadata", None)
-    return {k: v for k, v in found.items() if isinstance(k, str) and isinstance(v, Mapping)} if isinstance(found, Mapping) else {}
+    return (
+        {k: v for k, v in found.items() if isinstance(k, str) and isinstance(v, Mapping)}
+        if isinstance(found, Mapping)
+        else {}
+    )
 
 
-def _dicts(value: Mapping[Any, Any] | Sequence[Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Picked]]:
-    """All state dicts and modules inside, by dotted key; those of an optimizer are none."""
+def _dicts(
+    value: Mapping[Any, Any] | Sequence[Any], prefix: str = "", depth: int = 0
+) -> Iterator[tuple[str, PickedStateDict]]:
+    """Yields all state dicts and modules inside a value, by dotted key, without those of an optimizer."""
     if isinstance(value, Mapping) and {"state", "param_groups"} <= set(value):
         return
-    rows: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, Mapping) else ((str(i), v) for i, v in enumerate(value))
+    rows: Iterable[tuple[Any, Any]] = (
+        value.items() if isinstance(value, Mapping) else ((str(i), v) for i, v in enumerate(value))
+    )
     for key, inner in rows:
-        if not isinstance(key, str) or depth >= _MAX_DEPTH or not isinstance(inner, (Mapping, list, tuple, nn.Module)):
+        if (
+            not isinstance(key, str)
+            or depth >= _MAX_DEPTH
+            or not isinstance(inner, (Mapping, list, tuple, nn.Module))
+        ):
             continue
         path = f"{prefix}{key}"
         if (picked := _state(inner)) is not None:
@@ -179,7 +226,10 @@ def _dicts(value: Mapping[Any, Any] | Sequence[Any], prefix: str = "", depth: in
 
 
 def _follow(value: object, key: str) -> object | None:
-    """What a dotted key names; a key that holds dots itself is found too, and so are the names of a state dict that begin with it."""
+    """Returns the value at a dotted key.
+
+    Keys that contain dots are found too. The key may also be a prefix of names in a state dict.
+    """
     if isinstance(value, (list, tuple)):
         head, _, tail = key.partition(".")
         inner = value[int(head)] if head.isdecimal() and int(head) < len(value) else None
@@ -199,17 +249,30 @@ def _follow(value: object, key: str) -> object | None:
 
 
 def named_under(value: Mapping[Any, Any], key: str) -> dict[str, Any]:
-    """The entries whose names begin with `key.`, without it."""
-    return {k[len(key) + 1 :]: v for k, v in value.items() if isinstance(k, str) and k.startswith(f"{key}.") and len(k) > len(key) + 1}
+    """Returns the entries whose names begin with `key.`, under names without it."""
+    return {
+        k[len(key) + 1 :]: v
+        for k, v in value.items()
+        if isinstance(k, str) and k.startswith(f"{key}.") and len(k) > len(key) + 1
+    }
 
 
 def without_wrappers(names: Iterable[str]) -> tuple[dict[str, str], str]:
-    """What wrappers left in the names, taken off: `{name: the name in the file}`, and the prefix that all of them had."""
+    """Returns names without what wrappers left in them, `{name: the name in the file}`, and the common
+    prefix.
+    """
     stored = list(names)
     counted = [n for n in stored if n != _COUNTER]
     prefix = ""
     while True:
-        found = next((p for p in PREFIXES if counted and all(n.startswith(prefix + p) and n != prefix + p for n in counted)), None)
+        found = next(
+            (
+                p
+                for p in PREFIXES
+                if counted and all(n.startswith(prefix + p) and n != prefix + p for n in counted)
+            ),
+            None,
+        )
         if found is None:
             break
         prefix += found
@@ -219,13 +282,17 @@ def without_wrappers(names: Iterable[str]) -> tuple[dict[str, str], str]:
 
 
 def _hint(found: object) -> str:
-    """The keys that hold tensors, with how many, and how to choose one."""
+    """Returns the keys with tensors, their number of tensors, and how to choose a key."""
     inside = list(_dicts(found)) if isinstance(found, Mapping) else []
     if not inside:
         return ""
-    shown = [f"{path} ({len(picked.tensors)} tensor{'s' if len(picked.tensors) > 1 else ''})" for path, picked in inside[:_SHOWN]]
+    shown = [
+        f"{path} ({len(picked.tensors)} tensor{'s' if len(picked.tensors) > 1 else ''})"
+        for path, picked in inside[:_SHOWN]
+    ]
     more = f" and {len(inside) - _SHOWN} more" if len(inside) > _SHOWN else ""
-    return f" Dicts of tensors in it: {', '.join(shown)}{more}; name one, for example --key {inside[0][0]}."
+    keys = f"{', '.join(shown)}{more}"
+    return f" Dicts of tensors in it: {keys}; name one, for example --key {inside[0][0]}."
 
 
 def _described(value: object) -> str:
@@ -242,7 +309,7 @@ def _type(value: object) -> str:
 
 
 def an(value: object) -> str:
-    """A value's type with its article: `an int`, `a list`."""
+    """Returns a value's type with its article: `an int`, `a list`."""
     name = f"pickled {value.name}" if isinstance(value, Foreign) else type(value).__name__
     return f"an {name}" if name[:1].lower() in "aeiou" else f"a {name}"
 

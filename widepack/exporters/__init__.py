@@ -1,0 +1,17 @@
+"""`widepack.export`: writes a program of an artifact as an ONNX file or a `torch.export` program.
+
+| in | out | start reading |
+|---|---|---|
+| an artifact, an entry, `to="onnx"` or `"pt2"` | a file, compared with the artifact; a report | `export.py` |
+
+| file | what it does |
+|---|---|
+| `export.py` | Defines `widepack.export`, which writes a program |
+| `onnx_file.py` | Writes a program of an artifact as an ONNX file, and checks it in ONNX Runtime |
+| `onnx_metadata.py` | Writes an ONNX model's metadata: the artifact, the entry, the members |
+| `onnx_names.py` | Names the inputs, outputs and weights of an ONNX model |
+| `onnx_weights.py` | Stores an ONNX model's weights in the model, in a file beside it, or |
+| `pt2_file.py` | Writes a program of an artifact as a `torch.export` program |
+| `subject.py` | Defines `ExportSubject`: a program to export, its trial inputs |
+| `written_onnx.py` | Describes an ONNX model that was written: its inputs and outputs |
+"""

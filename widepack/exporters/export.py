@@ -1,6 +1,7 @@
-"""`widepack.export`: an artifact's program as an ONNX file, or as a `torch.export` program, for whoever runs it without widepack.
+"""Defines `widepack.export`, which writes a program as an ONNX file or a `torch.export` program.
 
-What is written is held to the artifact before it appears: the probe's float64 answers, and other sizes. It appears by one rename, whole or not at all.
+Before the file appears, its answers are compared with the probe's float64 answers, and with the artifact's
+program at other sizes. The file appears by one rename, complete or not at all.
 """
 
 from __future__ import annotations
@@ -14,23 +15,43 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ..system import atomic_file as single
-from ..spec.entries import PATTERNS
 from ..errors import ArtifactError, LoweringError, UsageError, VerificationError, WidepackError
-from .subject import Subject, subject_of
+from ..spec.entries import PATTERNS
+from ..system import atomic_file
 from ..system.progress import Report, Stages
+from .subject import ExportSubject, subject_of
 
 FORMS = {"onnx": ("inside", "beside"), "pt2": ("inside", "none")}
-"""What can be written, and where its weights may be."""
+"""The forms that can be written, and for each one where its weights may be."""
 
 
 @dataclass
 class ExportReport:
-    """What was written.
+    """What `widepack.export` wrote, and how it was checked.
 
-    path, to, entry, weights: as asked for. pattern: empty for a single member. members: names. inputs, outputs: names and types. files: all that belong together, in bytes.
-    opset: of an ONNX file, else 0. initializers, made: of an ONNX file, its weights, and those of them that the weight prologue made. written: `wide`, or `loop` where every op
-    stands once a member, and why. checked: what it was held to, or why it was not. unchecked: what widepack holds every call to and the file does not, in words.
+    Args:
+        path: The file.
+        to: Its form, `onnx` or `pt2`.
+        entry: The entry's name.
+        pattern: `shared` or `each`; empty for a single member.
+        members: The names of the members in the file.
+        weights: Where the weights are: `inside`, `beside` or `none`.
+        digest: The artifact's digest.
+        inputs: The inputs' names and types, for example `x=float32[B,16]`.
+        outputs: The outputs' names and types.
+        files: All files that belong together, by name, with their sizes in bytes.
+        opset: The opset of an ONNX file, else 0.
+        initializers: The number of weights.
+        made: The number of derived weights in an ONNX file.
+        written: `wide`, or `loop` if every op is written once for each member.
+        why: Why the file is not written as `wide`; else empty.
+        checked: What the file's answers were compared with, or `not checked: ` and the reason.
+        unchecked: Conditions that widepack checks at every call and the file does not, in words.
+        seconds: The time of each stage in seconds.
+
+    Example:
+        >>> report = widepack.export("ens.wide", "ens.pt2", to="pt2")
+        >>> print(report.outputs, report.checked)
     """
 
     path: str
@@ -54,10 +75,48 @@ class ExportReport:
 
     @property
     def bytes(self) -> int:
+        """The size of all files together, in bytes."""
         return sum(self.files.values())
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the report as a dict that `json.dumps` takes.
+
+        Returns:
+            A dict with the fields of the report.
+
+        Example:
+            >>> print(json.dumps(report.to_json(), indent=2))
+        """
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What to write and where. open_subject: opens the artifact's program, lowered with `wide` or `loop`."""
+
+    open_subject: Callable[[str], ExportSubject]
+    artifact: Path
+    out: Path
+    weights: str
+    force: bool
+    stages: Stages
+
+    def subject(self, strategies: str) -> ExportSubject:
+        with self.stages.stage("reading the artifact"):
+            return self.open_subject(strategies)
+
+    def report(self, subject: ExportSubject, to: str) -> ExportReport:
+        """Returns a report without what the written file adds."""
+        return ExportReport(
+            str(self.out),
+            to,
+            subject.name,
+            "" if subject.single else subject.pattern,
+            subject.model.members,
+            self.weights,
+            subject.artifact.manifest.digest,
+            unchecked=subject.unchecked(with_dims=to == "onnx"),
+        )
 
 
 def export(
@@ -74,121 +133,162 @@ def export(
     force: bool = False,
     progress: Report | None = None,
 ) -> ExportReport:
-    """Write one program of an artifact in another form.
+    """Writes one program of an artifact to a file that runs without widepack.
 
-    path: the artifact. out: the file. to: `onnx` (needs the extra `onnx`) or `pt2`. entry: its name; `forward`, or the only one, where it is left out.
-    pattern: `shared` (every member sees the same inputs) or `each`. member: a single one, as it was alone: no member axis. members: some of them, by number or name.
-    weights: `inside` the file; for ONNX also `beside`: in the artifact's own files, which the model then points at; for pt2 also `none`. opset: of ONNX, 18 to 23; default 20.
-    force: replace a file that is there. progress: called with (stage, done, total).
+    Before the file appears, its answers are compared with the artifact's: in ONNX Runtime if it is installed,
+    or in torch for `pt2`.
 
-    Where the wide program cannot be said in ONNX, or not so that ONNX Runtime answers rightly, every op is written once a member; the report says so.
-    Returns: an ExportReport. Raises: UsageError; ArtifactError; LoweringError for what cannot be said in that form; VerificationError where the written program does not
-    answer as the members do: nothing is left then.
+    If ONNX cannot express the wide program, or ONNX Runtime answers wrongly for it, every op is written once
+    for each member. The report says so.
+
+    Args:
+        path: The artifact.
+        out: The file to write.
+        to: `onnx` (needs the extra `onnx`) or `pt2` (`torch.export`).
+        entry: The entry's name. Default: `forward`, or the only entry.
+        pattern: `shared` (all members see the same inputs) or `each` (one input for each member, `[N, ...]`).
+        member: A single member, by number or name. Its program has no member axis. Default: all members.
+        members: Some members, by number or name. Their program has the member axis. Default: all members.
+        weights: `inside` stores them in the file. `beside`, for ONNX, refers to the artifact's files. `none`,
+            for `pt2`, leaves them out.
+        opset: The opset of an ONNX file, 18 to 23. Default: 20.
+        force: Whether to replace an existing file. Default: False.
+        progress: Is called with (stage, done, total).
+
+    Returns:
+        An `ExportReport`.
+
+    Raises:
+        UsageError: The arguments do not fit each other or the artifact, or a package is not installed.
+        ArtifactExists: `out` exists, and `force` is False.
+        ArtifactError: The artifact is damaged, or the file cannot be written.
+        LoweringError: The form cannot express the program.
+        VerificationError: The written program does not answer as the members do. Nothing is left then.
+
+    Example:
+        >>> report = widepack.export("ens.wide", "ens.onnx")
+        >>> report.outputs
+        ['output=float32[3,B,10]']
     """
+    _check_options(to, pattern, member, members, weights, opset)
+    for name, value in (("path", path), ("out", out)):
+        if not isinstance(value, (str, PathLike)):
+            raise UsageError(f"{name} is a {type(value).__name__}; give a path")
+    open_subject = partial(subject_of, Path(path), entry, pattern, member, members)
+    request = _Request(open_subject, Path(path), Path(out), weights, force, Stages(progress))
+    try:
+        atomic_file.admit(request.out, force)
+        if to == "pt2":
+            return _export_pt2(request)
+        return _export_onnx(request, opset, ("wide",) if member is not None else ("wide", "loop"))
+    except OSError as e:
+        raise ArtifactError(
+            f"{request.out}: cannot be written: {e.strerror or e}; no part of the new file is "
+            "left, and an earlier file is unchanged"
+        ) from e
+
+
+def _check_options(
+    to: str,
+    pattern: str,
+    member: int | str | None,
+    members: Sequence[int | str] | None,
+    weights: str,
+    opset: int | None,
+) -> None:
+    """Checks that options of `export` are known and fit each other. Raises: UsageError."""
     if to not in FORMS:
         raise UsageError(f"to={to!r} is unknown; known: {', '.join(FORMS)}")
     if weights not in FORMS[to]:
-        raise UsageError(f"weights={weights!r} is unknown of {to}; known: {', '.join(FORMS[to])}")
+        raise UsageError(f"weights={weights!r} is unknown for to={to!r}; known: {', '.join(FORMS[to])}")
     if pattern not in PATTERNS:
         raise UsageError(f"pattern={pattern!r} is unknown; known: {', '.join(PATTERNS)}")
     if member is not None and members is not None:
-        raise UsageError("member and members are both given; member=... writes a single one without member axis, members=[...] some of them as one")
+        raise UsageError(
+            "member and members are both given; member=... writes a single member without the member axis, "
+            "members=[...] writes some members with it"
+        )
     if member is not None and pattern != "shared":
-        raise UsageError(f"a single member has no member axis, and no pattern {pattern!r}; members=[{member!r}] keeps the axis")
+        raise UsageError(
+            f"pattern={pattern!r}: a single member has no member axis; members=[{member!r}] keeps the axis"
+        )
     if opset is not None and to != "onnx":
-        raise UsageError(f"opset is of ONNX files; to={to!r} has none")
-    for what, value in (("path", path), ("out", out)):
-        if not isinstance(value, (str, PathLike)):
-            raise UsageError(f"{what} is a {type(value).__name__}; give a path")
-    place = Path(out)
-    stages = Stages(progress)
-    read = partial(subject_of, Path(path), entry, pattern, member, members)
-    try:
-        single.admit(place, force)
-        if to == "pt2":
-            return _pt2(read, place, weights, force, stages)
-        return _onnx(read, Path(path), place, weights, opset, force, stages, ("wide",) if member is not None else ("wide", "loop"))
-    except OSError as e:
-        raise ArtifactError(f"{place}: cannot be written: {e.strerror or e}; nothing of it is left, and what was there before is as it was") from e
+        raise UsageError(f"opset={opset!r} is an option of ONNX files; leave it out for to={to!r}")
 
 
-def _onnx(
-    read: Callable[[str], Subject], path: Path, out: Path, weights: str, opset: int | None, force: bool, stages: Stages, ways: Sequence[str]
-) -> ExportReport:
-    """read: gives the subject lowered in one of the ways, which are tried in turn."""
-    from . import onnx_file as form
+def _export_onnx(request: _Request, opset: int | None, strategies: Sequence[str]) -> ExportReport:
+    """Writes an ONNX file with the first strategies that ONNX and ONNX Runtime can run."""
+    from . import onnx_file
 
-    opset = form.OPSET if opset is None else opset
-    if isinstance(opset, bool) or opset not in form.OPSETS:
-        raise UsageError(f"opset={opset!r} is none that torch's exporter writes; give one of {form.OPSETS[0]} to {form.OPSETS[-1]}")
-    form.needed()
-    if weights == "beside":
-        form.location(path, out)
+    opset = onnx_file.checked_opset(opset)
+    onnx_file.require_packages()
+    if request.weights == "beside":
+        onnx_file.artifact_location(request.artifact, request.out)
     first: WidepackError | None = None
-    for how in ways:
-        with stages.stage("reading the artifact"):
-            subject = read(how)
-        report = _report(subject, out, "onnx", weights)
-        report.written, report.why = how, str(first or "")
-        with single.temporary(out, ".onnx") as temporary:
-            try:
-                with stages.stage("writing ONNX"):
-                    made = form.write(subject, temporary, out, weights, opset)
-                try:
-                    with stages.stage("holding it to the artifact"):
-                        report.checked = form.hold(subject, temporary, made)
-                    report.files = {f.name: f.stat().st_size for f in made.beside}
-                    single.publish(temporary, out, force)
-                except BaseException:
-                    form.discard(made)
-                    raise
-            except (LoweringError, VerificationError) as e:
-                if how == ways[-1]:
-                    raise first or e from e
+    for strategy in strategies:
+        subject = request.subject(strategy)
+        try:
+            report = _write_onnx(request, subject, opset)
+        except (LoweringError, VerificationError) as e:
+            if strategy != strategies[-1]:
                 first = e
                 continue
-        _clear(out, [f.name for f in made.beside])
-        report.inputs, report.outputs, report.opset = made.inputs, made.outputs, made.opset
-        report.initializers, report.made = made.initializers, made.made
-        report.files = {out.name: out.stat().st_size, **report.files}
-        report.seconds = dict(stages.seconds)
+            if first is None:
+                raise
+            raise first from e
+        report.written, report.why = strategy, str(first or "")
         return report
-    raise AssertionError("one of the two ways has returned or raised")
+    raise AssertionError("the last of the strategies has returned or raised")
 
 
-def _pt2(read: Callable[[str], Subject], out: Path, weights: str, force: bool, stages: Stages) -> ExportReport:
-    from . import pt2_file as form
+def _write_onnx(request: _Request, subject: ExportSubject, opset: int) -> ExportReport:
+    """Writes and checks an ONNX file. Raises: LoweringError, VerificationError; no file is left then."""
+    from . import onnx_file
 
-    with stages.stage("reading the artifact"):
-        subject = read("wide")
-    report = _report(subject, out, "pt2", weights)
-    with single.temporary(out, ".pt2") as temporary:
+    out, stages = request.out, request.stages
+    report = request.report(subject, "onnx")
+    with atomic_file.temporary(out, ".onnx") as temporary:
+        with stages.stage("writing ONNX"):
+            written = onnx_file.write(subject, temporary, out, request.weights, opset)
+        try:
+            with stages.stage("comparing with the artifact"):
+                report.checked = onnx_file.check(subject, temporary, written)
+            data_files = {f.name: f.stat().st_size for f in written.data_files}
+            atomic_file.publish(temporary, out, request.force)
+        except BaseException:
+            written.discard()
+            raise
+    _remove_old_data_files(out, list(data_files))
+    report.inputs, report.outputs, report.opset = written.inputs, written.outputs, written.opset
+    report.initializers, report.made = written.initializers, written.derived
+    report.files = {out.name: out.stat().st_size, **data_files}
+    report.seconds = dict(stages.seconds)
+    return report
+
+
+def _export_pt2(request: _Request) -> ExportReport:
+    """Writes and checks a `torch.export` program."""
+    from . import pt2_file
+
+    out, stages = request.out, request.stages
+    subject = request.subject("wide")
+    report = request.report(subject, "pt2")
+    with atomic_file.temporary(out, ".pt2") as temporary:
         with stages.stage("writing the program"):
-            made = form.write(subject, temporary, weights)
-        with stages.stage("holding it to the artifact"):
-            report.checked = form.hold(subject, temporary, weights)
-        single.publish(temporary, out, force)
-    report.inputs, report.outputs, report.initializers = made.inputs, made.outputs, made.weights
+            written = pt2_file.write(subject, temporary, request.weights)
+        with stages.stage("comparing with the artifact"):
+            report.checked = pt2_file.check(subject, temporary, request.weights)
+        atomic_file.publish(temporary, out, request.force)
+    report.inputs, report.outputs, report.initializers = written.inputs, written.outputs, written.weights
     report.files = {out.name: out.stat().st_size}
     report.seconds = dict(stages.seconds)
     return report
 
 
-def _report(subject: Subject, out: Path, to: str, weights: str) -> ExportReport:
-    pattern = "" if subject.single else subject.pattern
-    manifest = subject.held.manifest
-    return ExportReport(
-        str(out), to, subject.name, pattern, subject.model.members, weights, manifest.digest, unchecked=subject.unchecked(of_dims=to == "onnx")
-    )
-
-
-# ---------------------------------------------------------------- files
-
-
-def _clear(out: Path, kept: Sequence[str]) -> None:
-    """Remove files of weights that an earlier export to this path left: the model that pointed at them has been replaced."""
-    ours = re.compile(re.escape(out.name) + r"\.[0-9a-f]{16}\.data\Z")
+def _remove_old_data_files(out: Path, keep: Sequence[str]) -> None:
+    """Removes the weights files of the model that the new file replaced."""
+    pattern = re.compile(re.escape(out.name) + r"\.[0-9a-f]{16}\.data\Z")
     for path in out.parent.iterdir():
-        if ours.match(path.name) and path.name not in kept:
+        if pattern.match(path.name) and path.name not in keep:
             with contextlib.suppress(OSError):
                 path.unlink()

@@ -1,7 +1,9 @@
-"""A program of an artifact as a `torch.export` program, which runs without widepack: `torch.export.load(f).module()(x)`.
+"""Writes a program of an artifact as a `torch.export` program: `torch.export.load(f).module()(x)` runs it.
 
-Weights `inside` are under the names that they have in the artifact's weights files; with `none` they are left out, as in the artifact's own `.pt2` files, and whoever
-loads the program puts them into `state_dict`. A file is made from the artifact's checked programs and never copied: loading a `.pt2` can run code that is in it.
+Weights `inside` have the names of the artifact's weights files. With `none` they are left out, as in the
+artifact's `.pt2` files, and the reader puts them into `state_dict`. The program is exported from the
+artifact's checked programs. A `.pt2` file of the artifact is never copied, because loading one can run code
+that is in it.
 """
 
 from __future__ import annotations
@@ -17,74 +19,103 @@ import torch
 import torch.utils._pytree as pytree
 
 from widepack_artifacts import tree
-from widepack_artifacts.manifest import Entry
+from widepack_artifacts.entry import Entry
 
-from ..system import atomic_file as single
 from ..backends.task import first_line, quiet
+from ..backends.torch_export import (
+    exported_program,
+    flat_weights,
+    placeholder,
+    save_program,
+    without_literals,
+)
 from ..errors import LoweringError, WidepackError
-from ..backends.torch_export import exported_program, flat_weights, placeholder, save_program, without_literals
-from .subject import Run, Subject
 from ..ir.fake_values import Fakes
+from ..system import atomic_file
+from .subject import ExportSubject, Run
 
 _QUOTES = re.compile(r"[\"'\\\x00-\x1f]")
 
 
 @dataclass
 class WrittenPt2:
+    """inputs, outputs: names and types, as the file has them. weights: how many."""
+
     inputs: list[str]
     outputs: list[str]
     weights: int
 
 
-def write(subject: Subject, path: Path, weights: str) -> WrittenPt2:
-    """Write the file. Raises: LoweringError for what torch.export cannot hold."""
-    result, keywords = calling(subject.entry)
+def write(subject: ExportSubject, path: Path, weights: str) -> WrittenPt2:
+    """Writes the file. Raises: LoweringError for a program that torch.export cannot express."""
+    result, keywords = calling_convention(subject.entry)
     _refuse_names(subject)
     fakes = Fakes(subject.example)
     values = _values(subject)
     try:
         with torch.no_grad():
-            made = exported_program(subject.program, fakes, subject.dims, result, keywords, values if weights == "inside" else None)
-            with single.Sink(path) as file, quiet():
-                save_program(made, file)
+            exported = exported_program(
+                subject.program,
+                fakes,
+                subject.dims,
+                result,
+                keywords,
+                values if weights == "inside" else None,
+            )
+            with atomic_file.Sink(path) as file, quiet():
+                save_program(exported, file)
     except (WidepackError, OSError):
         raise
     except Exception as e:
         raise LoweringError(
-            f"{subject.said} cannot be written by torch.export of torch {torch.__version__}: {type(e).__name__}: {first_line(e)}"
+            f"{subject.title} cannot be written by torch.export of torch {torch.__version__}: "
+            f"{type(e).__name__}: {first_line(e)}"
         ) from e
     entry = subject.entry
-    several = f"{subject.members}," if subject.members else ""
+    axis = f"{subject.members}," if subject.members else ""
     return WrittenPt2(
-        [f"{placeholder(i.name)}={i.type.replace('[', f'[{several}' if own else '[', 1)}" for i, own in zip(entry.inputs, subject.own_inputs)],
-        [f"{o.name or 'output'}={o.type.replace('[', f'[{several}', 1)}" for o in entry.outputs],
+        [
+            f"{placeholder(i.name)}={i.type.replace('[', f'[{axis}' if stacked else '[', 1)}"
+            for i, stacked in zip(entry.inputs, subject.stacked_inputs)
+        ],
+        [f"{o.name or 'output'}={o.type.replace('[', f'[{axis}', 1)}" for o in entry.outputs],
         len(values),
     )
 
 
-def hold(subject: Subject, path: Path, weights: str) -> str:
-    """Load the file, which was written by this process a moment ago, and hold it to the artifact. Gives what was tried. Raises: VerificationError, LoweringError."""
+def check(subject: ExportSubject, path: Path, weights: str) -> str:
+    """Loads the file, which this process has just written, and compares its answers with the artifact's.
+
+    Returns: what was compared, in words, or `not checked: ` and the reason. Raises: VerificationError,
+    LoweringError.
+    """
     try:
         loaded = torch.export.load(path)
         if weights == "none":
             loaded.state_dict.update(_values(subject))
-        run = _called(subject, loaded.module())
-        tried = subject.hold(run, f"{subject.said}, written as a torch.export program,")
+        run = _callable(subject, loaded.module())
+        compared = subject.compare(run, f"{subject.title}, written as a torch.export program,")
     except (WidepackError, OSError):
         raise
     except Exception as e:
         raise LoweringError(
-            f"{subject.said}: torch.export of torch {torch.__version__} does not run what was written: {type(e).__name__}: {first_line(e)}"
+            f"{subject.title}: torch.export of torch {torch.__version__} does not run the file that "
+            f"was written: {type(e).__name__}: {first_line(e)}"
         ) from e
-    return f"torch {torch.__version__}: {'; '.join(tried)}" if tried else "not checked: the artifact has no probe, and no sizes to try"
+    if not compared:
+        return "not checked: the artifact has no probe, and no other sizes to try"
+    return f"torch {torch.__version__}: {'; '.join(compared)}"
 
 
-def calling(entry: Entry) -> tuple[tree.Tree, frozenset[str]]:
-    """The result's tree of an entry as a torch.export program has it, and which inputs are given by keyword.
+def calling_convention(entry: Entry) -> tuple[tree.Tree, frozenset[str]]:
+    """Returns the result's tree in a torch.export program, and the names of the inputs that are keywords.
 
-    With state: (result, {state: new value}), and the states as keywords: `y, state = model(x, **state)`.
+    An entry with state returns (result, {state: new value}) and takes states as keywords:
+    `y, state = model(x, **state)`.
     """
-    keywords = frozenset(entry.inputs[i].name for p in entry.signature if p.kind == "keyword" for i in tree.paths(p.tree))
+    keywords = frozenset(
+        entry.inputs[i].name for p in entry.signature if p.kind == "keyword" for i in tree.paths(p.tree)
+    )
     if not entry.state:
         return entry.result, keywords
     names = {s.output: entry.inputs[s.input].name for s in entry.state}
@@ -92,21 +123,21 @@ def calling(entry: Entry) -> tuple[tree.Tree, frozenset[str]]:
     return {"tuple": [entry.result, states]}, keywords | set(names.values())
 
 
-def _called(subject: Subject, module: Any) -> Run:
-    """The program as a function of its inputs in the manifest's order."""
-    result, keywords = calling(subject.entry)
-    inputs, outputs = subject.entry.inputs, subject.kinds
-    numbers = [[k] * subject.members if kind == "ragged" else k for k, kind in enumerate(outputs)]
+def _callable(subject: ExportSubject, module: Any) -> Run:
+    """Returns the loaded program as a function of its inputs in the manifest's order."""
+    result, keywords = calling_convention(subject.entry)
+    inputs, kinds = subject.entry.inputs, subject.kinds
+    numbers = [[k] * subject.members if kind == "ragged" else k for k, kind in enumerate(kinds)]
     order = pytree.tree_leaves(tree.build(without_literals(result), numbers, lambda _, rows: dict(rows)))
 
-    def run(given: Sequence[torch.Tensor]) -> list[Any]:
-        args = [x for x, i in zip(given, inputs) if i.name not in keywords]
-        named = {placeholder(i.name): x for x, i in zip(given, inputs) if i.name in keywords}
+    def run(values: Sequence[torch.Tensor]) -> list[Any]:
+        args = [x for x, i in zip(values, inputs) if i.name not in keywords]
+        kwargs = {placeholder(i.name): x for x, i in zip(values, inputs) if i.name in keywords}
         with torch.no_grad():
-            found = pytree.tree_leaves(module(*args, **named))
-        answers: list[Any] = [[] if kind == "ragged" else None for kind in outputs]
-        for k, value in zip(order, found, strict=True):
-            if outputs[k] == "ragged":
+            leaves = pytree.tree_leaves(module(*args, **kwargs))
+        answers: list[Any] = [[] if kind == "ragged" else None for kind in kinds]
+        for k, value in zip(order, leaves, strict=True):
+            if kinds[k] == "ragged":
                 answers[k].append(value)
             else:
                 answers[k] = value
@@ -115,30 +146,46 @@ def _called(subject: Subject, module: Any) -> Run:
     return run
 
 
-def _values(subject: Subject) -> dict[str, torch.Tensor]:
-    """Every weight of the program by its name in the weights file, each in a memory of its own: torch writes out all of the memory that a tensor is a part of."""
-    held: Mapping[str, Any] = {
+def _values(subject: ExportSubject) -> dict[str, torch.Tensor]:
+    """Returns the program's weights by their names in the weights file. Each has separate memory, because
+    torch writes all of the memory that a tensor is a part of.
+    """
+    tensors: Mapping[str, Any] = {
         name: part
         for source, value in subject.values.items()
-        for name, part in ([(f"{source}@{i}", v) for i, v in enumerate(value)] if isinstance(value, (list, tuple)) else [(source, value)])
+        for name, part in (
+            [(f"{source}@{i}", v) for i, v in enumerate(value)]
+            if isinstance(value, (list, tuple))
+            else [(source, value)]
+        )
     }
-    return {s.source: _alone(held[s.source]) for s in flat_weights(subject.program).weights}
+    return {
+        s.source: _with_separate_storage(tensors[s.source]) for s in flat_weights(subject.program).weights
+    }
 
 
-def _alone(value: torch.Tensor) -> torch.Tensor:
+def _with_separate_storage(value: torch.Tensor) -> torch.Tensor:
+    """Returns a view of a tensor whose storage ends where the tensor ends. The memory is not copied."""
     value = value.detach().contiguous()
-    begin, size = value.storage_offset() * value.element_size(), value.numel() * value.element_size()
-    return torch.empty(0, dtype=value.dtype).set_(value.untyped_storage()[begin : begin + size], 0, value.shape, value.stride())
+    start, size = value.storage_offset() * value.element_size(), value.numel() * value.element_size()
+    return torch.empty(0, dtype=value.dtype).set_(
+        value.untyped_storage()[start : start + size], 0, value.shape, value.stride()
+    )
 
 
-def _refuse_names(subject: Subject) -> None:
-    """Torch writes names into Python that it runs when a program is loaded: one that is none is refused, since an artifact may come from anywhere. Raises: LoweringError."""
+def _refuse_names(subject: ExportSubject) -> None:
+    """Refuses names that are not Python names. torch writes names into Python code that runs when a program
+    is loaded, and an artifact may come from anyone. Raises: LoweringError.
+    """
     for spec in subject.entry.inputs:
         name = placeholder(spec.name)
         if not name.isidentifier() or keyword.iskeyword(name):
             raise LoweringError(
-                f"{subject.said}: a torch.export program cannot have an input called {spec.name[:60]!r}; Python's names are letters, digits and _"
+                f"{subject.title}: a torch.export program cannot have an input called {spec.name[:60]!r}; "
+                "names in Python have letters, digits and _ only"
             )
     for name in subject.values:
         if _QUOTES.search(name):
-            raise LoweringError(f"{subject.said}: a torch.export program cannot have a weight called {name[:60]!r}")
+            raise LoweringError(
+                f"{subject.title}: a torch.export program cannot have a weight called {name[:60]!r}"
+            )

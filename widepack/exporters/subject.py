@@ -1,9 +1,9 @@
-"""`Subject`: one program of an artifact that is written in another form, the calls that the written file is tried with, and what its answers are held to.
+"""Defines `ExportSubject`: a program to export, its trial inputs, and the answers to compare with.
 
-| of | program | an input | an answer |
+| members | program | an input | an answer |
 |---|---|---|---|
-| all members, or some | the wide program of a pattern | as the manifest says, `[N, ...]` where it is one a member | `[N, ...]`, a list of N where Ragged |
-| one member | the member's own | as the manifest says | the member's own |
+| all, or some | the wide program of a pattern | `[N, ...]` if one for each member | `[N, ...]` |
+| one | the member program | as in the manifest | the member's |
 """
 
 from __future__ import annotations
@@ -15,156 +15,228 @@ from typing import Any
 import torch
 
 from widepack_artifacts import guards as guard_forms
-from widepack_artifacts.manifest import Entry
+from widepack_artifacts.entry import Entry
 from widepack_artifacts.opset import EXTRA
 
-from ..verification import probe as probes
-from ..runtime.admission import guarded
-from ..spec.entries import FORWARD
-from ..inference.programs import Wide
 from ..errors import ProbeError, UsageError, VerificationError
+from ..inference.bound_program import StoredProgram
 from ..inference.load import load
-from ..ir.fake_values import CPU
-from ..ir.at_rest import draws
-from ..runtime.graph_module import Executable
 from ..inference.model import WideModel
+from ..ir.at_rest import draws
+from ..ir.fake_values import CPU
+from ..runtime.admission import guarded
+from ..runtime.executable import Executable
+from ..spec.entries import FORWARD
+from ..verification import probe as probes
 
 Run = Callable[[Sequence[torch.Tensor]], list[Any]]
-"""Inputs in the manifest's order -> outputs in the manifest's order, a list of N tensors where Ragged."""
+"""Takes inputs, returns outputs, both in the manifest's order. A Ragged output is a list of N tensors."""
 
 
-class Subject:
-    """program: over the artifact's own weights. values: of each, by its source: a tensor, or a list of N. kinds: of its outputs, as they are written: `stacked`,
-    `ragged`, or `own` of a single member. members: 0 for a single one. chosen: the members' numbers in the artifact."""
+class ExportSubject:
+    """A program of an artifact that is exported.
+
+    program: over the artifact's weights. values: the weights by source: a tensor, or a list of N. kinds: of
+    each output: `stacked`, `ragged`, or `own` for a single member. members: their number, 0 for a single
+    member. chosen: the members' numbers in the artifact.
+    """
 
     def __init__(self, model: WideModel, name: str, pattern: str, single: bool) -> None:
         self.model, self.name, self.pattern, self.single = model, name, pattern, single
         wide = model.entry(name)
         self._programs = wide.programs
-        self.held = wide.programs.held
+        self.artifact = wide.programs.artifact
         self.entry: Entry = wide.entry
-        self.chosen = self.held.chosen
+        self.chosen = self.artifact.chosen
         self.members = 0 if single else len(self.chosen)
-        if draws(self._programs.member(0)[0]):
+        if draws(self._programs.source.member(0)[0]):
             raise UsageError(
-                f"{self.held.reader.root}: entry {name} draws random numbers at every call (dropout that is on), and what is written in another form is held to answers; build with dropout off to export"
+                f"{self.artifact.reader.root}: entry {name} draws random numbers at every call "
+                "(dropout that is on), so that the answers of an exported file cannot be compared; "
+                "build with dropout off to export"
             )
         if single:
-            self.program, values = self._programs.member(0)
-            self.values: dict[str, Any] = {s.source: v for s, v in zip(self.program.weights, values, strict=True)}
+            self.program, values = self._programs.source.member(0)
+            self.values: dict[str, Any] = {
+                s.source: v for s, v in zip(self.program.weights, values, strict=True)
+            }
             self._eager = Executable(self.program, self.values, CPU).run
         else:
-            bound = self._programs.bind(pattern, Wide(*self._programs.lower(pattern)[0]))
+            bound = self._programs.binder.bind(
+                pattern, StoredProgram(*self._programs.source.lower(pattern)[0])
+            )
             self.program, self._eager = bound.program, bound.run
-            self.values = {s.source: self.held.weight(s.source) for s in self.program.weights}
-        self.kinds = ["own" if single else "ragged" if o.kind == "ragged" else "stacked" for o in self.program.outputs]
+            self.values = {s.source: self.artifact.weights.get(s.source) for s in self.program.weights}
+        self.kinds = [
+            "own" if single else "ragged" if o.kind == "ragged" else "stacked" for o in self.program.outputs
+        ]
 
     @property
-    def said(self) -> str:
-        whose = f"member {self.model.members[0]}" if self.single else f"pattern {self.pattern}"
-        return f"{self.held.reader.root}: the program of entry {self.name}, {whose}"
+    def title(self) -> str:
+        """The artifact, the entry, and the member or pattern, for messages."""
+        part = f"member {self.model.members[0]}" if self.single else f"pattern {self.pattern}"
+        return f"{self.artifact.reader.root}: the program of entry {self.name}, {part}"
 
     @property
     def dims(self) -> dict[str, tuple[int, int | None]]:
+        """The least and the largest size of each dim."""
         return {d: (v.min, v.max) for d, v in self.entry.dims.items()}
 
     @property
     def example(self) -> dict[str, int]:
-        """Sizes of at least 2 at which all guards hold."""
+        """Sizes of at least 2 that satisfy all guards."""
         return {d: max(2, v.example) for d, v in self.entry.dims.items()}
 
     @property
-    def own_inputs(self) -> list[bool]:
-        """Which inputs have the member axis in front."""
-        states = self._programs.binder.carried
-        return [not self.single and (self.pattern == "each" or k in states) for k in range(len(self.entry.inputs))]
+    def stacked_inputs(self) -> list[bool]:
+        """Whether each input has the member axis."""
+        states = self._programs.inputs.binder.carried
+        return [
+            not self.single and (self.pattern == "each" or k in states) for k in range(len(self.entry.inputs))
+        ]
 
-    def wanted(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
-        """What the flat graph answers, Shared outputs expanded."""
-        found = self._eager(*inputs)
+    def expected(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
+        """Returns the answers of the artifact's program. Shared outputs are expanded to `[N, ...]`."""
+        outputs = self._eager(*inputs)
         if self.single:
-            return found
-        return [y.expand(self.members, *y.shape) if o.kind == "shared" else y for y, o in zip(found, self.program.outputs)]
+            return outputs
+        return [
+            y.expand(self.members, *y.shape) if o.kind == "shared" else y
+            for y, o in zip(outputs, self.program.outputs)
+        ]
 
-    def drawn(self, sizes: dict[str, int]) -> list[torch.Tensor]:
-        """A call's inputs at these sizes."""
-        made = self._programs.probing.drawn(self.pattern, sizes)
-        states = self._programs.binder.carried
-        return [(x[0] if self.single and k in states else x).contiguous() for k, x in enumerate(made)]
+    def random_inputs(self, sizes: dict[str, int]) -> list[torch.Tensor]:
+        """Returns random inputs of a call at these sizes."""
+        return self._call_inputs(self._programs.inputs.drawn(self.pattern, sizes))
 
-    def sizes(self) -> Iterator[dict[str, int]]:
-        """Two sizes of the batch beside the probe's, and one more of every other dim."""
-        batch = self._programs.letter
+    def _call_inputs(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Removes the member axis from the states of a single member."""
+        states = self._programs.inputs.binder.carried
+        return [(x[0] if self.single and k in states else x).contiguous() for k, x in enumerate(inputs)]
+
+    def trial_sizes(self) -> Iterator[dict[str, int]]:
+        """Yields two more sizes of the batch than the probe's, and one more of every other dim."""
+        batch = self._programs.inputs.letter
         for letter, dim in self.entry.dims.items():
-            tried = [
-                s for s in ((5, 1, 3, 7, 2) if letter == batch else (dim.example + 1, dim.example - 1, 2 * dim.example, dim.min)) if s >= dim.min
+            candidates = (
+                (5, 1, 3, 7, 2)
+                if letter == batch
+                else (dim.example + 1, dim.example - 1, 2 * dim.example, dim.min)
+            )
+            valid = [
+                s
+                for s in dict.fromkeys(candidates)
+                if s >= dim.min and s != dim.example and self._fits({**self.example, letter: s})
             ]
-            fits = [s for s in dict.fromkeys(tried) if s != dim.example and self._fits({**self.example, letter: s})]
-            for s in fits[: 2 if letter == batch else 1]:
+            for s in valid[: 2 if letter == batch else 1]:
                 yield {**self.example, letter: s}
 
     def _fits(self, sizes: dict[str, int]) -> bool:
-        inside = all(v.min <= sizes[d] and (v.max is None or sizes[d] <= v.max) for d, v in self.entry.dims.items())
-        return inside and all(guard_forms.holds(g.expr, sizes) for g in self.entry.guards)
+        """Returns whether sizes satisfy the bounds of dims and the guards."""
+        in_bounds = all(
+            v.min <= sizes[d] and (v.max is None or sizes[d] <= v.max) for d, v in self.entry.dims.items()
+        )
+        return in_bounds and all(guard_forms.holds(g.expr, sizes) for g in self.entry.guards)
 
-    def hold(self, run: Run, what: str) -> list[str]:
-        """Hold a written program to the artifact: the probe's float64 answers by the bounds of the record, and the flat graph at `sizes`.
+    def compare(self, run: Run, title: str) -> list[str]:
+        """Compares a written program with the probe, and with the artifact's program at other sizes.
 
-        what: the written program, for messages. Returns: what was tried, in words. Raises: VerificationError, and whatever `run` raises.
+        title: the written program, for messages. Returns: what was compared, in words. Raises:
+        VerificationError, and whatever `run` raises.
         """
-        tried = ["the probe"] if self._hold_probe(run, what) else []
-        for sizes in self.sizes():
+        compared = ["the probe"] if self._compare_probe(run, title) else []
+        for sizes in self.trial_sizes():
             words = ", ".join(f"{d} = {s}" for d, s in sizes.items())
             try:
-                inputs = self.drawn(sizes)
-                want = self.wanted(inputs)
+                inputs = self.random_inputs(sizes)
+                expected = self.expected(inputs)
             except (RuntimeError, ValueError, IndexError):
-                continue  # inputs that members do not take at these sizes
-            wrong = self._programs.differ(self.pattern, self.program, run(inputs), want)
-            if wrong:
-                raise VerificationError(f"{what} differs from the artifact's program at {words}: {wrong}")
-            tried.append(words)
-        return tried
+                continue  # the members do not take random inputs at these sizes
+            difference = self._programs.binder.differ(self.pattern, run(inputs), expected)
+            if difference:
+                raise VerificationError(
+                    f"{title} differs from the artifact's program at {words}: {difference}"
+                )
+            compared.append(words)
+        return compared
 
-    def _hold_probe(self, run: Run, what: str) -> bool:
-        """Whether there is a probe. Raises: VerificationError."""
-        probing = self._programs.probing
-        if self.held.probe is None:
+    def _compare_probe(self, run: Run, title: str) -> bool:
+        """Compares a program with the probe. Returns whether a probe exists. Raises: VerificationError."""
+        probe_check, inputs_of = self._programs.probe_check, self._programs.inputs
+        if self.artifact.probe is None:
             return False
-        record = probing.record(self.pattern)
-        if record is None:
-            raise ProbeError(f"{self.held.reader.root} has a probe of entry {self.name}, but no record of its verification; build it again")
-        inputs = probing.inputs(self.pattern)
-        answers = run([(x[0] if self.single and k in self._programs.binder.carried else x).contiguous() for k, x in enumerate(inputs)])
+        bounds = probe_check.bounds(self.pattern)
+        if bounds is None:
+            raise ProbeError(
+                f"{self.artifact.reader.root}: entry {self.name} has a probe, but no record of "
+                "its verification; build the artifact again"
+            )
+        answers = run(self._call_inputs(inputs_of.of_probe(self.pattern)))
         try:
-            with guarded(f"{self.said}: the probe"):
+            with guarded(f"{self.title}: the probe"):
                 shaped = [[y] for y in answers] if self.single else answers
-                probes.check(probing.answers(self.pattern), probing.at(self.pattern), shaped, self.kinds, record, self.chosen)
+                probes.check(
+                    probe_check.answers(self.pattern),
+                    inputs_of.probe_prefix(self.pattern),
+                    shaped,
+                    self.kinds,
+                    bounds,
+                    self.chosen,
+                )
         except ProbeError as e:
-            raise VerificationError(f"{what} does not answer as the artifact's members do: {e}") from e
+            raise VerificationError(f"{title} does not answer as the artifact's members do: {e}") from e
         return True
 
-    def unchecked(self, of_dims: bool = True) -> list[str]:
-        """What widepack holds every call to, in words: bounds of dims (unless `of_dims` is False), conditions, and bounds of whole numbers."""
-        bounds = [f"{v.min} <= {d}" + ("" if v.max is None else f" <= {v.max}") for d, v in self.entry.dims.items() if v.min > 1 or v.max is not None]
-        numbers = [f"{i.name} in {i.low}..{i.high}" for i in self.entry.inputs if i.low is not None and i.high is not None]
-        return [*(bounds if of_dims else []), *(guard_forms.text(g.expr) for g in self.entry.guards), *numbers]
+    def unchecked(self, with_dims: bool = True) -> list[str]:
+        """Returns in words what widepack checks at every call: bounds of dims (if `with_dims`), guards, and
+        bounds of integer inputs.
+        """
+        dims = [
+            f"{v.min} <= {d}" + ("" if v.max is None else f" <= {v.max}")
+            for d, v in self.entry.dims.items()
+            if v.min > 1 or v.max is not None
+        ]
+        integers = [
+            f"{i.name} in {i.low}..{i.high}"
+            for i in self.entry.inputs
+            if i.low is not None and i.high is not None
+        ]
+        return [
+            *(dims if with_dims else []),
+            *(guard_forms.text(g.expr) for g in self.entry.guards),
+            *integers,
+        ]
 
 
 def subject_of(
-    path: str | PathLike[str], entry: str, pattern: str, member: int | str | None, members: Sequence[int | str] | None, strategies: str
-) -> Subject:
-    """Open an artifact for one of its programs. strategies: `wide`, or `loop` for every op once a member. Raises: UsageError, ArtifactError.
+    path: str | PathLike[str],
+    entry: str,
+    pattern: str,
+    member: int | str | None,
+    members: Sequence[int | str] | None,
+    strategies: str,
+) -> ExportSubject:
+    """Opens one program of an artifact. All files are checked against their hashes, because an exported
+    file has no hashes.
 
-    Every file is held to its hash: what is written out has none that a reader could ask for.
+    strategies: `wide`, or `loop` for every op once for each member. Raises: UsageError, ArtifactError.
     """
-    some = None if member is None and members is None else [member] if member is not None else members
-    model = load(path, members=some, strategies=strategies, backend="eager", verify="hashes", warmup=False, allow_ops=tuple(EXTRA))
+    selected = None if member is None and members is None else [member] if member is not None else members
+    model = load(
+        path,
+        members=selected,
+        strategies=strategies,
+        backend="eager",
+        verify="hashes",
+        warmup=False,
+        allow_ops=tuple(EXTRA),
+    )
     name = entry or (FORWARD if FORWARD in model.entries else "")
     if not name:
         if len(model.entries) > 1:
             raise UsageError(
-                f"this model has no entry {FORWARD}; its entries are {', '.join(model.entries)}: say which one, entry={model.entries[0]!r}"
+                f"this model has no entry {FORWARD}; its entries are {', '.join(model.entries)}. "
+                f"Choose one, for example entry={model.entries[0]!r}"
             )
         name = model.entries[0]
-    return Subject(model, name, pattern, member is not None)
+    return ExportSubject(model, name, pattern, member is not None)

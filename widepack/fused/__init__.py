@@ -1,0 +1,31 @@
+"""`widepack.fuse`: fuses N live modules into one `nn.Module` that trains.
+
+Parameters have the members' own names and the shape `[N, *shape]`. Each forward runs a wide program that was
+captured from one member, and that autograd can differentiate.
+
+| in | out | start reading |
+|---|---|---|
+| N modules and one sample input | `Fused`: N modules again, or an artifact | `fuse.py`, then `module.py` |
+
+| file | what it does |
+|---|---|
+| `attribute_reads.py` | Records which plain attributes of its modules a member reads |
+| `captures.py` | Captures the programs of a fused module in the mode, dtype and device of its parts |
+| `channel_packing.py` | Converts between N values `[B, C, *]` and the channel-packed form |
+| `check.py` | Compares a fused module with its members, for `validate=`: each program when it is made |
+| `check_gradients.py` | Compares gradients of a wide program, and a program that draws |
+| `fresh_copies.py` | Makes N members out of one module or out of a factory, for `fuse(..., n=N)` |
+| `fuse.py` | Makes one nn.Module of N live modules: `widepack.fuse` |
+| `member_differences.py` | Describes in words how a live module differs from member 0: in classes |
+| `member_runs.py` | Runs single members of a fused module, as modules and as programs, for comparisons |
+| `module.py` | Defines `Fused`: N live members as one nn.Module that trains |
+| `program_runs.py` | Runs a wide program on live weights: differentiably, or with a prologue |
+| `programs.py` | Holds the programs of a fused module for one mode, dtype and device: one capture |
+| `recipe.py` | Keeps what a fused module was made of, apart from weights |
+| `same_members.py` | Checks that live modules can be members of one fused module |
+| `sample_dtypes.py` | Converts the sample of a fused module to the CPU and to the dtypes |
+| `save.py` | Builds an artifact of live members: an ordinary build of their state dicts, verified |
+| `skeleton.py` | Keeps a live module without its weights, to capture it and to fill it |
+| `stacked_parameters.py` | Stacks the weights of N live modules into one module: `[N, *shape]` each |
+| `torch_module.py` | Returns the dicts of an `nn.Module` that have no public name: submodules |
+"""

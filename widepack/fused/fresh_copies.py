@@ -1,10 +1,12 @@
-"""`n=`: N members out of one module, or out of a factory.
+"""Makes N members out of one module or out of a factory, for `fuse(..., n=N)`.
 
-A module is copied, and each of its parts draws its parameters again by its own `reset_parameters`, in the order of constructors: a part after all that it holds, so that
-a container has the last word on its children (nn.MultiheadAttention zeroes the bias of its out_proj, nn.Transformer draws all matrices again).
+A module is copied. Each of its parts draws its parameters again with its own `reset_parameters`, in the order
+of constructors: a part after its children. So a container overrides its children (nn.MultiheadAttention sets
+the bias of its out_proj to zero, nn.Transformer draws all matrices again).
 
-What code outside of a `reset_parameters` does to weights (`nn.init.normal_(layer.weight, 0, 0.02)` in a model's own `__init__`) cannot be repeated from a live module. Where that is
-seen, a warning names the parameters; a factory repeats everything.
+Code outside of `reset_parameters` that initializes weights (`nn.init.normal_(layer.weight, 0, 0.02)` in a
+model's `__init__`) cannot be repeated from a live module. If the copies show a difference, a warning names
+the parameters. A factory repeats everything.
 """
 
 from __future__ import annotations
@@ -16,56 +18,59 @@ from typing import Any
 from torch import nn
 
 from ..errors import UsageError
-from .skeleton import Hollow, weights_of
+from .skeleton import ModuleSkeleton, weights_of
+from .torch_module import parameter_dict
 
 _RESETS = ("reset_parameters", "_reset_parameters")
+_MAX_ROWS = 10  # the most parts or parameters that a message lists
 
 
 def members_of(models: Any, n: int | None, same: bool) -> list[nn.Module]:
-    """The members that `fuse` was given. same: N times one module, weights and all, instead of fresh copies. Raises: UsageError."""
+    """Returns the members that the user gave to `fuse`.
+
+    With `same` they are N times one module with its weights, instead of fresh copies. Raises UsageError.
+    """
     if n is None:
         if isinstance(models, nn.Module) and not isinstance(models, nn.ModuleList):
-            raise UsageError("models is one module; give a list of members, or n=8 for 8 copies with fresh initialisation")
+            raise UsageError(
+                "models is one module; give a list of members, or n=8 for 8 copies with fresh initialization"
+            )
         members = list(models) if isinstance(models, (Sequence, nn.ModuleList)) else []
         if not members or not all(isinstance(m, nn.Module) for m in members):
-            raise UsageError("models is no list of modules; fuse takes N live modules of one architecture, and widepack.build checkpoints")
+            raise UsageError(
+                "models is not a list of modules. fuse takes N live modules of one architecture; "
+                "widepack.build takes checkpoints"
+            )
         return members
     if not isinstance(n, int) or isinstance(n, bool) or n < 1:
-        raise UsageError(f"n is {n!r}; it is how many members there shall be")
+        raise UsageError(f"n is {n!r}; give the number of members, at least 1")
     if isinstance(models, nn.Module):
         return [models] * n if same else fresh_copies(models, n)
     if isinstance(models, Sequence) or not callable(models):
         raise UsageError("n is given with a list of members; n takes one module, or a factory that makes one")
-    made = [_made(models) for _ in range(n)]
-    if len(set(map(id, made))) < n:
-        raise UsageError("the factory returned one module twice; it makes a fresh one at every call")
-    return made
+    members = [_call_factory(models) for _ in range(n)]
+    if len(set(map(id, members))) < n:
+        raise UsageError(
+            "the factory returned one module twice; a factory must make a fresh one at every call"
+        )
+    return members
 
 
-def _made(factory: Callable[[], Any]) -> nn.Module:
-    found = factory()
-    if not isinstance(found, nn.Module):
-        raise UsageError(f"the factory returned {found!r:.60}; a factory returns a torch.nn.Module")
-    return found
+def _call_factory(factory: Callable[[], Any]) -> nn.Module:
+    module = factory()
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"the factory returned {module!r:.60}; a factory must return a torch.nn.Module")
+    return module
 
 
 def fresh_copies(model: nn.Module, n: int) -> list[nn.Module]:
-    """N copies, each with parameters that it drew itself. Raises: UsageError naming the parts that cannot."""
+    """Returns N copies with fresh parameters. Raises UsageError that names parts without a reset."""
     factory = "a factory instead of the module: fuse(lambda: Net(...), sample, n=...)"
-    cannot = [
-        f"{name or 'the module itself'} ({type(part).__name__}: {', '.join(n for n, p in part._parameters.items() if p is not None)})"
-        for name, part in model.named_modules()
-        if any(p is not None for p in part._parameters.values()) and _reset_of(part) is None
-    ]
-    if cannot:
-        raise UsageError(
-            f"n={n}: parts of {type(model).__name__} have parameters of their own and no reset_parameters() to draw them again: {'; '.join(cannot[:10])}{'; ...' if len(cannot) > 10 else ''}. "
-            f"Give those classes one, or {factory}"
-        )
-    hollow, weights = Hollow(model), weights_of(model)
-    made = []
+    _refuse_parts_without_reset(model, n, factory)
+    skeleton, weights = ModuleSkeleton(model), weights_of(model)
+    copies = []
     for _ in range(n):
-        copy = hollow.filled(weights)
+        copy = skeleton.fill(weights)
         for part in _children_first(copy, set()):
             reset = _reset_of(part)
             if reset is None:
@@ -73,19 +78,41 @@ def fresh_copies(model: nn.Module, n: int) -> list[nn.Module]:
             try:
                 reset()
             except Exception as e:
-                raise UsageError(f"n={n}: {type(part).__name__}.{reset.__name__}() failed ({type(e).__name__}: {e}). Give {factory}") from e
-        made.append(copy)
-    if unlike := _unlike(model, made[0]):
+                raise UsageError(
+                    f"n={n}: {type(part).__name__}.{reset.__name__}() failed ({type(e).__name__}: "
+                    f"{e}). Give {factory}"
+                ) from e
+        copies.append(copy)
+    if differences := _visible_differences(model, copies[0]):
         warnings.warn(
-            f"n={n}: the copies do not begin as {type(model).__name__}'s constructor makes it: {'; '.join(unlike[:10])}{'; ...' if len(unlike) > 10 else ''}. "
-            f"What code outside of reset_parameters() does to weights is not repeated. For what the constructor does, give {factory}",
+            f"n={n}: the copies do not begin as {type(model).__name__}'s constructor makes it: "
+            f"{_some(differences)}. Initialization outside of reset_parameters() is not repeated. "
+            f"To repeat what the constructor does, give {factory}",
             stacklevel=4,
         )
-    return made
+    return copies
+
+
+def _refuse_parts_without_reset(model: nn.Module, n: int, factory: str) -> None:
+    """Raises UsageError for parts that have parameters and no `reset_parameters`."""
+    parts = []
+    for name, part in model.named_modules():
+        own = [key for key, p in parameter_dict(part).items() if p is not None]
+        if own and _reset_of(part) is None:
+            parts.append(f"{name or 'the module itself'} ({type(part).__name__}: {', '.join(own)})")
+    if parts:
+        raise UsageError(
+            f"n={n}: parts of {type(model).__name__} have parameters of their own and no reset_parameters() "
+            f"to draw them again: {_some(parts)}. Give those classes one, or {factory}"
+        )
+
+
+def _some(rows: Sequence[str]) -> str:
+    return "; ".join(rows[:_MAX_ROWS]) + ("; ..." if len(rows) > _MAX_ROWS else "")
 
 
 def _children_first(part: nn.Module, seen: set[nn.Module]) -> Iterator[nn.Module]:
-    """Every module once, after all that it holds."""
+    """Yields every module once, each after its children."""
     seen.add(part)
     for child in part.children():
         if child not in seen:
@@ -93,28 +120,34 @@ def _children_first(part: nn.Module, seen: set[nn.Module]) -> Iterator[nn.Module
     yield part
 
 
-def _unlike(model: nn.Module, copy: nn.Module) -> list[str]:
-    """The parameters by which one can see that the model was initialised otherwise than its parts' resets do, in words.
+def _visible_differences(model: nn.Module, copy: nn.Module) -> list[str]:
+    """Returns, in words, the parameters that show that the model was initialized in another way than the
+    copy.
 
-    One number throughout is no draw, and nothing that training leaves. Of a tensor that two kinds of layers hold, the last reset wins, and which one won in the constructor cannot be seen.
+    A parameter with one number throughout was neither drawn nor trained. A tensor that two kinds of layers
+    share gets the values of the last reset, and the constructor may have had another order.
     """
     fresh = dict(copy.named_parameters())
-    found = [
+    words = [
         f"{name} is {float(p.flatten()[0]):.4g} throughout, and random in the copies"
         for name, p in model.named_parameters()
-        if p.numel() > 1 and not p.is_meta and bool((p == p.flatten()[0]).all()) and not bool((fresh[name] == fresh[name].flatten()[0]).all())
+        if p.numel() > 1
+        and not p.is_meta
+        and bool((p == p.flatten()[0]).all())
+        and not bool((fresh[name] == fresh[name].flatten()[0]).all())
     ]
-    holders: dict[int, dict[str, str]] = {}
+    owners: dict[int, dict[str, str]] = {}  # by tensor: each name, and the class of its module
     for path, part in model.named_modules():
-        for name, p in part._parameters.items():
+        for name, p in parameter_dict(part).items():
             if p is not None:
-                holders.setdefault(id(p), {})[f"{path}.{name}".lstrip(".")] = type(part).__name__
-    return found + [
-        f"{' and '.join(held)} are one tensor, drawn in the copies as {list(held.values())[-1]} does"
-        for held in holders.values()
-        if len(set(held.values())) > 1
+                owners.setdefault(id(p), {})[f"{path}.{name}".lstrip(".")] = type(part).__name__
+    return words + [
+        f"{' and '.join(classes)} are one tensor, drawn in the copies as {list(classes.values())[-1]} does"
+        for classes in owners.values()
+        if len(set(classes.values())) > 1
     ]
 
 
 def _reset_of(part: nn.Module) -> Callable[[], Any] | None:
+    """Returns the method of a part that draws its parameters again."""
     return next((getattr(part, name) for name in _RESETS if callable(getattr(part, name, None))), None)

@@ -1,4 +1,4 @@
-"""`widepack.fuse`: N live modules -> one nn.Module that runs and trains them all. (A module of the function's own name would take its place in the package.)"""
+"""Makes one nn.Module of N live modules: `widepack.fuse`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import torch
 import torch.utils._pytree as pytree
 from torch import nn
 
-from ..spec.dropout import is_on
-from ..errors import UsageError
 from ..capture.export import clone
+from ..errors import UsageError
+from ..planning.request import StrategyRequest
+from ..spec.dropout import is_on
 from .fresh_copies import members_of
-from .module import Fused, Made
-from .check import check, settle
+from .module import Fused
 from .programs import call_of
-from .skeleton import Hollow
-from ..registry.registry import Choice
-from .same_members import refuse_others
-from .stacked_parameters import rows_of, stack
+from .recipe import FusedRecipe
+from .same_members import refuse_mismatches
+from .skeleton import ModuleSkeleton
+from .stacked_parameters import plan_weights, stack
 
 
 def fuse(
@@ -35,40 +35,72 @@ def fuse(
     packed: bool = False,
     dropout: str = "off",
 ) -> Fused:
-    """Fuse N live modules of one architecture into one nn.Module.
+    """Fuses N live modules of one architecture into one nn.Module that trains.
 
-    models: the members, which are copied and stay as they are; with n, one module, of which N copies draw their parameters anew, or a factory that is called N times. Copies
-    are drawn by their parts' own `reset_parameters`: what other code did to the weights (`nn.init` in the model's `__init__`) cannot be repeated from a live module, which then
-    begins with torch's defaults; `fuse(lambda: Net(...), sample, n=8)` runs that code for each. sample: one call's inputs, a tensor or a tuple of positional ones; sample_kwargs: those by name. dynamic: {input: {axis: "B"}}, the dims whose sizes may
-    change; by default axis 0 of every input. share: names of parameters, or patterns such as `trunk.*`, that are equal in all members and stay one weight for all; equal ones
-    are not tied without it. strategy: auto, wide, loop, or strategies of ops. validate: compare answers and gradients with the members alone, when a program is made.
-    packed: calls take and give the channel-packed form `[B, N*C, ...]`. dropout: "on" keeps it on in eval mode, a draw a member; with n and one module its weights are kept
-    once, for N stochastic passes of it.
+    With `n` and one module, the copies draw their parameters again with the `reset_parameters` of their
+    parts. Code outside of it that initializes weights (`nn.init` in the model's `__init__`) cannot be
+    repeated from a live module; such weights begin with torch's defaults. A factory repeats everything:
+    `fuse(lambda: Net(...), sample, n=8)`.
 
-    Returns: a module in the members' mode, with parameters `[N, *shape]` under the members' names. Call it as a member is called.
-    Raises: UsageError; MemberMismatch for members of another architecture, constants, dtype, device or mode, with all differences; CaptureError, LoweringError;
-    VerificationError.
+    Args:
+        models: The N members, which are copied and do not change. With `n`: one module, of which N fresh
+            copies are made, or a factory that is called N times.
+        sample: The inputs of one call: a tensor, or a tuple of positional inputs, without a member axis.
+        sample_kwargs: The inputs of the call that have names.
+        dynamic: The dims whose sizes may change: {input: {axis: "B"}}. Default: axis 0 of every input.
+        n: The number of members, if `models` is one module or a factory.
+        share: Names of parameters, or patterns such as `trunk.*`, with one value for all members. Their
+            values must be equal. Without it, equal parameters stay separate.
+        strategy: `"auto"`, `"wide"`, `"loop"`, or strategies of ops. Default: `"auto"`.
+        validate: Whether each new program is compared with the members, in answers and gradients. Default:
+            True.
+        packed: Whether calls take and return the channel-packed form `[B, N*C, ...]`. Default: False.
+        dropout: `"on"` keeps dropout on in eval mode, with a draw for each member. With `n` and one module,
+            the module's weights are kept once, for N stochastic passes of it. Default: `"off"`.
+
+    Returns:
+        A `Fused` in the members' mode. Its parameters are `[N, *shape]` under the members' names. Call it as
+        you call a member: each output leaf is `[N, *the member's shape]`.
+
+    Raises:
+        UsageError: An argument is invalid, or a member cannot be copied or fused.
+        MemberMismatch: The members differ in architecture, constants, dtype, device or mode. The message
+            lists all differences.
+        CaptureError: The member cannot be captured.
+        LoweringError: No wide program can be made.
+        VerificationError: The wide program does not answer as the members do.
+
+    Example:
+        >>> models = [Net() for _ in range(8)]
+        >>> fused = widepack.fuse(models, torch.randn(32, 16))
+        >>> y = fused(torch.randn(64, 16))  # [8, 64, ...]
+        >>> models = fused.unfuse()
     """
-    drops = is_on(dropout)
+    dropout_on = is_on(dropout)
     if isinstance(share, str):
         raise UsageError(f"share is a text; give a list of names, share=[{share!r}]")
-    Choice.parse(strategy)
+    StrategyRequest.parse(strategy)
     with torch.inference_mode(False), torch.no_grad():
-        same = drops and n is not None and isinstance(models, nn.Module)
-        members = members_of(models, n, same)
-        if not same:
-            refuse_others(members)
+        passes = dropout_on and n is not None and isinstance(models, nn.Module)  # N passes of one module
+        members = members_of(models, n, passes)
+        if not passes:
+            refuse_mismatches(members)
         args = (sample,) if isinstance(sample, torch.Tensor) else tuple(sample or ())
         args, kwargs = pytree.tree_map(clone, (args, dict(sample_kwargs or {})))
         call = call_of(members[0], args, kwargs, dynamic)
-        rows = rows_of(members[:1] if same else members, share, all_shared=same)
-        hollows = [Hollow(m) for m in members[:1]] * len(members) if same else [Hollow(m) for m in members]
-        fused = Fused(Made(hollows, rows, call, dynamic, strategy, drops, packed, check if validate else None, settle))
-        stack(fused, members, rows)
+        weights = plan_weights(members[:1] if passes else members, share, all_shared=passes)
+        if passes:
+            skeletons = [ModuleSkeleton(members[0])] * len(members)
+        else:
+            skeletons = [ModuleSkeleton(m) for m in members]
+        fused = Fused(FusedRecipe(skeletons, weights, call, dynamic, strategy, dropout_on, packed, validate))
+        stack(fused, members, weights)
     fused.training = members[0].training
     fused.prepare()
-    if drops and not fused.draws:
+    if dropout_on and not fused.draws:
+        mode = "train" if fused.training else "eval"
         raise UsageError(
-            f"dropout is on, and {type(members[0]).__name__} draws nothing in {'train' if fused.training else 'eval'} mode: it has no dropout, or one of probability 0"
+            f"dropout is on, but {type(members[0]).__name__} draws nothing in {mode} mode: "
+            "it has no dropout, or one of probability 0"
         )
     return fused

@@ -1,14 +1,13 @@
-"""`Fused`: N live members as one nn.Module that trains. Made by `widepack.fuse`.
+"""Defines `Fused`: N live members as one nn.Module that trains. `widepack.fuse` makes it.
 
-Its parameters are the members', stacked: `[N, *shape]` under the member's own names, so that optimizers, `state_dict`, `.to`, hooks and clipping work as ever.
+Its parameters are the members' parameters, stacked to `[N, *shape]` under the member's own names. So
+optimizers, `state_dict`, `.to`, hooks and gradient clipping work as for any module.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,330 +17,381 @@ import torch.utils._pytree as pytree
 from torch import nn
 from torch._compile import _disable_dynamo
 
-from .attribute_reads import Reads, reads
-from ..capture.call import Call
-from ..ir.encoding import dtype_name
-from ..capture.guards import Leaf
-from ..spec.dropout import switched_on
-from ..errors import InputError, UsageError
-from .programs import CPU, Entry, Runner, captured_of, constants_of
-from .skeleton import Hollow, weights_of
-from ..inference.binder import Each
-from ..checkpoints.alignment import bit_equal
-from ..inference.output import present
-from .channel_packing import pack
-from .same_members import refuse_gradients, refuse_programs
-from ..spec.input_spec import DimExpr
-from .stacked_parameters import Row, filled, place_of
-from ..inference.entry import holds_tensor
+from ..capture.call import MemberCall
+from ..checkpoints.differences import bit_equal
+from ..errors import UsageError
+from ..inference.each import each_if_tensor
+from ..inference.output import build_answer
+from .captures import capture_entry, without_autocast
+from .channel_packing import pack, split_channels
+from .check import check, settle
+from .programs import CPU, FusedEntry, Runner
+from .recipe import FusedRecipe
+from .same_members import refuse_gradients
+from .sample_dtypes import with_dtypes
+from .skeleton import weights_of
+from .stacked_parameters import member_module, slot_of
 
 if TYPE_CHECKING:
-    from ..building.build import BuildReport
-    from ..capture.capture import Captured
-
-
-@dataclass
-class Made:
-    """What a fused module was made of, beside weights.
-
-    hollows: the members' modules without their weights. rows: of the weights. call: the sample. dynamic: its dims, where the user named them. strategies: of the
-    lowering. dropout: whether it is on in eval mode. packed: whether calls are channel-packed. check: compares a fresh program with the members alone, or None. settle: asks members
-    where a fresh capture holds.
-    """
-
-    hollows: Sequence[Hollow]
-    rows: Sequence[Row]
-    call: Call
-    dynamic: Mapping[str, Any] | None
-    strategies: str | Sequence[str]
-    dropout: bool
-    packed: bool
-    check: Callable[[Fused, Entry, Runner], None] | None
-    settle: Callable[[Fused, Entry], None]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Made:
-        """Nothing of it changes, so copies of the module have it together."""
-        return self
+    from ..building.report import BuildReport
 
 
 class Fused(nn.Module):
-    """N members in one module; called as a member is, answering with a member axis: each leaf `[N, *the member's shape]`.
+    """N members in one module. Call it as you call a member; each output leaf is `[N, *the member's shape]`.
 
-    `fused(x)`: all members see x. `fused.each(xs)`: member i sees xs[i]. `fused(x, h=widepack.each(h))`: mixed. In eval mode without gradients it runs what
-    `widepack.load` would; in train mode, or where gradients are asked for, a program that is differentiated, each member's gradients being its own. Modes are the
-    parts' own: `fused.norm.eval()` holds one layer's statistics still.
+    - `fused(x)`: all members see x.
+    - `fused.each(xs)`: member i sees `xs[i]`.
+    - `fused(x, h=widepack.each(h))`: all members see x, and member i sees `h[i]`.
+
+    In eval mode without gradients it runs the program that `widepack.load` would run. In train mode, or when
+    gradients are computed, it runs a differentiable program; each member gets its own gradients. Each part
+    has its own mode: `fused.norm.eval()` stops the update of one layer's statistics.
+
+    A fused module is made by `widepack.fuse`. It has the members' parts and parameters as attributes, for
+    example `fused.layers[0].weight`. `len(fused)` is N, and iteration gives copies of the members.
+
+    Example:
+        >>> fused = widepack.fuse(models, torch.randn(32, 16))
+        >>> optimizer = widepack.optim.AdamW(fused.parameters(), lr=[1e-3, 3e-4, 1e-4])
+        >>> fused(x).square().mean().backward()
+        >>> optimizer.step()
     """
 
-    _made: Made
-    _entries: dict[Any, Entry]
-    _places: dict[str, tuple[dict[str, Any], str]]  # of the weights, by name
+    __module__ = "widepack"  # pickles name the public place
+
+    _recipe: FusedRecipe
+    _entries: dict[Any, FusedEntry]  # by modes, dtypes and device
+    _slots: dict[str, tuple[dict[str, Any], str]]  # of the weights, by name
     _parts: dict[str, nn.Module]
     if TYPE_CHECKING:  # what has the members' names is a part, a parameter or a buffer
 
         def __getattr__(self, name: str) -> Any: ...
 
-    def __init__(self, made: Made) -> None:
+    def __init__(self, recipe: FusedRecipe) -> None:
         super().__init__()
-        self.__dict__["_made"] = made
-        self.__dict__["_entries"] = {}
-        self.__dict__["_places"] = {}
-        self.__dict__["_parts"] = {}
+        self.__dict__.update(_recipe=recipe, _entries={}, _slots={}, _parts={})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Fused:
-        """A module of its own over the same programs."""
-        made = type(self).__new__(type(self))
-        memo[id(self)] = made
-        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
-        return made
+        """Returns a module with its own weights, over the same programs."""
+        other = type(self).__new__(type(self))
+        memo[id(self)] = other
+        other.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return other
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but the programs, which are made anew."""
-        return {**self.__dict__, "_entries": {}}
+        """Leaves out the programs, which are made again, and caches."""
+        return {**self.__dict__, "_entries": {}, "_slots": {}, "_parts": {}}
 
     def __len__(self) -> int:
-        return len(self._made.hollows)
+        return len(self._recipe.skeletons)
 
     def __bool__(self) -> bool:
         return True
 
-    def _get_name(self) -> str:
-        return f"Fused{len(self)}{type(self._made.hollows[0].module).__name__}"
+    def __iter__(self) -> Iterator[nn.Module]:
+        return (self.member(i) for i in range(len(self)))
 
-    # ---------------------------------------------------------------- calls
+    def _get_name(self) -> str:
+        return f"Fused{len(self)}{self._recipe.member_class}"
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Every member sees the same inputs, but for those marked with `widepack.each`.
+        """Runs all members. Each sees the same inputs, except those marked with `widepack.each`.
 
-        Inputs: as the member's forward takes them. Returns: the member's structure, every leaf `[N, *the member's shape]` (a list of N where shapes differ). In train
-        mode the buffers that members change (statistics) are changed, each member's own. A packed module takes `[B, N*C, ...]` (or `[B, C, ...]` for all) and gives `[B, N*C, ...]`. Raises: InputError before anything runs; CaptureError, LoweringError at
-        the first call in a mode.
+        In train mode it updates the buffers that members change (statistics), for each member its own.
+
+        Args:
+            *args: The inputs, as the member's forward takes them. A packed module takes `[B, N*C, ...]`, or
+                `[B, C, ...]` for all members.
+            **kwargs: The same, by name.
+
+        Returns:
+            The member's structure. Each leaf is `[N, *the member's shape]`, or a list of N tensors where the
+            members' shapes differ. A packed module returns `[B, N*C, ...]`.
+
+        Raises:
+            InputError: The inputs do not fit. Nothing has run.
+            CaptureError: The member cannot be captured in this mode (at the first call in a mode).
+            LoweringError: No wide program of this mode can be made (at the first call in a mode).
+            VerificationError: A new program does not answer as the members do.
         """
-        entry = self._entry()
-        values, marks = entry.binder.bind(args, kwargs)
-        if not self._made.packed:
-            return self._answer(entry, values, marks)
+        entry = self.current_entry()
+        values, stacked = entry.binder.bind(args, kwargs)
+        if not self._recipe.packed:
+            return self._answer(entry, values, stacked)
         for k, leaf in enumerate(entry.binder.leaves):
-            values[k], marks[k] = unpacked(leaf.said, values[k], leaf.dims, marks[k], len(self))
-        return pytree.tree_map(lambda y: pack(y) if isinstance(y, torch.Tensor) else y, self._answer(entry, values, marks))
+            values[k], stacked[k] = split_channels(leaf.title, values[k], leaf.dims, stacked[k], len(self))
+        answer = self._answer(entry, values, stacked)
+        return pytree.tree_map(lambda y: pack(y) if isinstance(y, torch.Tensor) else y, answer)
 
     def each(self, *args: Any, **kwargs: Any) -> Any:
-        """Member i sees `[i]` of every input. Inputs: `[N, ...]`, or lists of N tensors. Returns and raises: as a call. Hooks of the module run too."""
-        return self(*map(_marked, args), **{k: _marked(v) for k, v in kwargs.items()})
+        """Runs all members, each on its own inputs: member i sees `[i]` of every input.
 
-    def _answer(self, entry: Entry, values: Sequence[torch.Tensor], marks: Sequence[bool]) -> Any:
-        sizes = entry.binder.check(values, marks)
+        Args:
+            *args: The inputs, each `[N, ...]` or a list of N tensors.
+            **kwargs: The same, by name.
+
+        Returns:
+            What a call returns. Hooks of the module run too.
+
+        Raises:
+            InputError: The inputs do not fit, for example because axis 0 is not N.
+
+        Example:
+            >>> y = fused.each(torch.stack([x0, x1, x2]))
+        """
+        return self(*map(each_if_tensor, args), **{k: each_if_tensor(v) for k, v in kwargs.items()})
+
+    def _answer(self, entry: FusedEntry, values: Sequence[torch.Tensor], stacked: Sequence[bool]) -> Any:
+        sizes = entry.binder.check(values, stacked)
         weights = self.tensors_of(entry)
-        asked = torch.is_grad_enabled() and any(t.requires_grad for t in (*weights.values(), *values))
-        runner = self._runner(entry, marks, sizes, asked)
+        differentiate = torch.is_grad_enabled() and any(t.requires_grad for t in (*weights.values(), *values))
+        runner = self._runner(entry, stacked, sizes, differentiate)
         buffers = [self.tensor_of(name) for _, _, name in entry.carried]
-        found = runner.run(weights, [*values, *(b.clone() for b in buffers)])
-        answer = present(found, runner.program.outputs, len(self), entry.result)
+        outputs = runner.run(weights, [*values, *(b.clone() for b in buffers)])
+        answer = build_answer(outputs, runner.program.outputs, len(self), entry.result)
         with torch.no_grad():
             for buffer, (_, output, _) in zip(buffers, entry.carried):
-                buffer.copy_(found[output])
+                buffer.copy_(outputs[output])
         return answer
 
     def tensor_of(self, name: str) -> torch.Tensor:
-        """A parameter or buffer by the members' name: `[N, *shape]`, or `[*shape]` where it is shared."""
-        if name not in self._places:
-            self._places[name] = place_of(self, name)
-        held, last = self._places[name]
-        value: torch.Tensor = held[last]
+        """Returns a parameter or buffer by the members' name.
+
+        Args:
+            name: The name in the member's `state_dict`, for example `"layers.0.weight"`.
+
+        Returns:
+            The tensor `[N, *shape]`, or `[*shape]` if it is shared. It is not a copy.
+
+        Raises:
+            KeyError: The members have no such parameter or buffer.
+        """
+        if name not in self._slots:
+            self._slots[name] = slot_of(self, name)
+        tensors, last = self._slots[name]
+        value: torch.Tensor = tensors[last]
         return value
 
-    def tensors_of(self, entry: Entry) -> dict[str, torch.Tensor]:
-        """What the entry's programs read, by name."""
-        return {s.source: entry.constants[s.source] if s.source in entry.constants else self.tensor_of(s.source) for s in entry.programs[0].weights}
-
-    # ---------------------------------------------------------------- programs
+    def tensors_of(self, entry: FusedEntry) -> dict[str, torch.Tensor]:
+        """Returns the weights and constants that an entry's programs read, by name."""
+        return {
+            s.source: entry.constants[s.source] if s.source in entry.constants else self.tensor_of(s.source)
+            for s in entry.programs[0].weights
+        }
 
     def prepare(self) -> None:
-        """Make the program of the mode that the module is in, instead of at the first call. Raises: CaptureError, MemberMismatch, VerificationError."""
-        entry = self._entry()
-        self._runner(entry, [False] * entry.given, entry.sizes, False)
+        """Makes the program of the current mode now, instead of at the first call.
 
-    @_disable_dynamo  # as torch.compiler.disable, which imports the compiler: programs are made and compared outside of a graph
-    def _runner(self, entry: Entry, marks: Sequence[bool], sizes: Mapping[str, int], gradients: bool) -> Runner:
-        """What runs a call of these inputs; compared with the members alone when it is made."""
-        runner = entry.runner(marks, sizes, gradients or any(self._modes()))
-        if runner.gradients and not runner.checked:
-            refuse_gradients(self._made.hollows[0].module, {n for n, p in self.named_parameters(remove_duplicate=False) if p.requires_grad})
-        if not runner.checked and self._made.check is not None:
-            with torch.inference_mode(False), plain_dtypes(entry.device):
-                self._made.check(self, entry, runner)
+        Raises:
+            CaptureError: The member cannot be captured.
+            MemberMismatch: Members have other programs than member 0.
+            VerificationError: The program does not answer as the members do.
+        """
+        entry = self.current_entry()
+        self._runner(entry, [False] * entry.input_count, entry.sizes, False)
+
+    # as torch.compiler.disable, which imports the compiler: programs are made outside of a graph
+    @_disable_dynamo
+    def _runner(
+        self, entry: FusedEntry, stacked: Sequence[bool], sizes: Mapping[str, int], differentiate: bool
+    ) -> Runner:
+        """Returns what runs a call of these inputs. A new program is compared with the members first."""
+        runner = entry.runner(stacked, sizes, differentiate or any(self._modes()))
+        if runner.checked:
+            return runner
+        recipe = self._recipe
+        if runner.gradients:
+            trained = {n for n, p in self.named_parameters(remove_duplicate=False) if p.requires_grad}
+            refuse_gradients(recipe.skeletons[0].module, trained)
+        if recipe.validate:
+            with torch.inference_mode(False), without_autocast(entry.device):
+                check(self, entry, runner)
         runner.checked = True
         return runner
 
     @_disable_dynamo
-    def _entry(self) -> Entry:
-        """The programs of the mode, dtypes and device that the module is in; captured when they are first asked for."""
-        made = self._made
-        held = {r.name: self.tensor_of(r.name) for r in made.rows}
-        devices = {v.device for v in held.values()} or {made.call.leaves[0].example.device if made.call.leaves else CPU}
+    def current_entry(self) -> FusedEntry:
+        """Returns the programs of the current mode, dtypes and device. The first call captures them."""
+        recipe = self._recipe
+        tensors = [self.tensor_of(w.name) for w in recipe.weights]
+        leaves = recipe.call.leaves
+        devices = {v.device for v in tensors} or {leaves[0].example.device if leaves else CPU}
         if len(devices) > 1:
-            raise UsageError(f"the weights of a fused module lie on {', '.join(map(str, devices))}; move all of them to one device with .to()")
+            raise UsageError(
+                f"the weights of a fused module lie on {', '.join(map(str, devices))}; "
+                "move all of them to one device with .to()"
+            )
         (device,) = devices
-        key = (self._modes(), tuple(v.dtype for v in held.values()), device)
+        modes = self._modes()
+        key = (modes, tuple(v.dtype for v in tensors), device)
         if key not in self._entries:
-            with (
-                torch.inference_mode(False),
-                torch.enable_grad(),
-                plain_dtypes(device),
-            ):  # as a program that trains is captured, whatever this call is in
-                entry = self._captured(held, device)
-                made.settle(self, entry)
+            mode = "train" if any(modes) else "eval"
+            # a program is captured with gradients, because it may train later
+            with torch.inference_mode(False), torch.enable_grad(), without_autocast(device):
+                entry = capture_entry(recipe, self.sample(), lambda i: self.member(i, CPU), device, mode)
+                settle(self, entry)
                 self._entries[key] = entry
         return self._entries[key]
 
     def _modes(self) -> tuple[bool, ...]:
-        """Of every part whether it is in train mode."""
+        """Returns for each part whether it is in train mode."""
         if not self._parts:
             self._parts.update(self.named_modules())
         return tuple([part.training for part in self._parts.values()])
 
-    def _captured(self, held: Mapping[str, torch.Tensor], device: torch.device) -> Entry:
-        """Raises: CaptureError; MemberMismatch for members that are other programs in this mode."""
-        made = self._made
-
-        def capture(i: int) -> tuple[Captured, Reads]:
-            def fresh() -> nn.Module:
-                member = self.member(i, CPU)
-                return read.of(switched_on(member) if made.dropout else member)
-
-            with reads() as read:
-                return captured_of(fresh, call, made.dynamic is not None, made.dropout), read
-
-        call = self.sample()
-        first, read = capture(0)
-        refuse_programs(made.hollows, (first, read), capture, "train" if any(self._modes()) else "eval")
-        rows = {name: r for r in made.rows for name in (r.name, *r.aliases)}
-        constants = constants_of(first, {n: r.name for n, r in rows.items()}, [h.own_tensors() for h in made.hollows])
-        kinds = {**{n: r.kind for n, r in rows.items()}, **{n: kind for n, (kind, _) in constants.items()}}
-        shared = [s.name for s in first.states if rows[s.name].kind == "shared"]
-        if shared:
-            raise UsageError(
-                f"{', '.join(shared)} would change in this mode, and is one buffer for all {len(self)} passes of one checkpoint; keep these layers in eval mode, "
-                "or fuse N copies of the model instead"
-            )
-        values = {n: v.to(device) for n, (_, v) in constants.items()}
-        return Entry(first, kinds, {n: r.name for n, r in rows.items()}, values, len(self), device, made.strategies)
-
-    def sample(self) -> Call:
-        """The sample on the CPU, in the dtype that the weights have now, where that is another than they were captured with."""
-        made = self._made
-        now = {r.name: self.tensor_of(r.name).dtype for r in made.rows}
-        before = {name: value.dtype for name, value in weights_of(made.hollows[0].module).items()}
-        to = {before[n]: d for n, d in now.items() if before[n] != d}
-
-        def moved(value: Any) -> Any:
-            return value.detach().to(CPU, to.get(value.dtype, value.dtype)) if isinstance(value, torch.Tensor) else value
-
-        args, kwargs = pytree.tree_map(moved, (made.call.args, made.call.kwargs))
-        leaves = [_leaf(leaf, moved(leaf.example)) for leaf in made.call.leaves]
-        return replace(made.call, args=args, kwargs=kwargs, leaves=tuple(leaves))
+    def sample(self) -> MemberCall:
+        """Returns the sample on the CPU, in the dtypes that the weights have now."""
+        recipe = self._recipe
+        captured = {name: value.dtype for name, value in weights_of(recipe.skeletons[0].module).items()}
+        now = {w.name: self.tensor_of(w.name).dtype for w in recipe.weights}
+        dtypes = {captured[name]: dtype for name, dtype in now.items() if captured[name] != dtype}
+        return with_dtypes(recipe.call, dtypes)
 
     @property
     def draws(self) -> bool:
-        """Whether members draw random numbers in the mode that the module is in."""
-        return self._entry().random
+        """Whether members draw random numbers in the current mode."""
+        return self.current_entry().random
 
     @property
-    def alone_rests(self) -> bool:
-        """Whether members alone, in the mode that the module is in, do not drop out where the module does."""
-        return self._made.dropout and not any(self._modes())
+    def drops_only_when_fused(self) -> bool:
+        """Whether the fused module applies dropout where a member by itself, in this mode, does not."""
+        return self._recipe.dropout and not any(self._modes())
 
     def train(self, mode: bool = True) -> Fused:
+        """Sets train or eval mode for all parts, as `nn.Module.train` does, and returns the module."""
         self.forget()
         super().train(mode)
         return self
 
     def forget(self) -> None:
-        """Let go of what was made of weights in eval mode: the next call makes it again. Only a write that torch does not count, through `.data`, needs it."""
+        """Drops what was computed from weights in eval mode, so that the next call computes it again.
+
+        Call it only after a write that torch does not count, through `.data`.
+        """
         for entry in self._entries.values():
             entry.forget()
 
-    # ---------------------------------------------------------------- members
-
     def member(self, i: int, device: torch.device | str | None = None) -> nn.Module:
-        """Member i as a module of its own class: a copy, with weights as they are now, in the mode that the fused module is in. Raises: UsageError."""
-        made = self._made
-        i = self._number(i)
-        return filled(self, made.hollows[i], made.rows, i, torch.device(device) if device is not None else None)
+        """Returns a copy of member i as a module of its own class, in the fused module's mode.
+
+        Args:
+            i: The member's number from 0. Negative numbers count from the end.
+            device: The device of the copy. Default: the fused module's device.
+
+        Returns:
+            The member with the weights and buffers that it has now.
+
+        Raises:
+            UsageError: No such member exists.
+
+        Example:
+            >>> torch.save(fused.member(0).state_dict(), "member0.pt")
+        """
+        recipe, i = self._recipe, self._number(i)
+        target = None if device is None else torch.device(device)
+        return member_module(self, recipe.skeletons[i], recipe.weights, i, target)
 
     def _number(self, i: int) -> int:
-        """A member's number, counted from 0. Raises: UsageError."""
+        """Returns a member's number from 0. Raises UsageError."""
         if not isinstance(i, int) or not -len(self) <= i < len(self):
             raise UsageError(f"there is no member {i!r}; there are {len(self)}, counted from 0")
         return i % len(self)
 
     def unfuse(self) -> list[nn.Module]:
-        """N modules of the members' own class, with weights and buffers as they are now, bit for bit; copies: nothing is tied to the fused module."""
+        """Returns the members as N modules of their own class.
+
+        Returns:
+            N copies, with weights and buffers as they are now, bit for bit. They share nothing with the fused
+            module.
+
+        Example:
+            >>> models = fused.unfuse()
+        """
         return [self.member(i) for i in range(len(self))]
 
     def copy_(self, to: int, source: int) -> Fused:
-        """Copy member `source` over member `to`: its parameters and buffers, in place. An optimizer's own state of member `to` is left as it is. Raises: UsageError."""
-        made, to, source = self._made, self._number(to), self._number(source)
-        other = [n for e in self._entries.values() for n, v in e.constants.items() if e.kinds[n] == "stacked" and not bit_equal(v[to], v[source])]
-        if other:
+        """Overwrites one member's parameters and buffers with another's, in place.
+
+        The state of an optimizer for member `to` does not change.
+
+        Args:
+            to: The number of the member that is overwritten.
+            source: The number of the member that is copied.
+
+        Returns:
+            The fused module itself.
+
+        Raises:
+            UsageError: No such member exists, or the two differ in plain attributes, which are not copied.
+
+        Example:
+            >>> fused.copy_(2, 0)  # member 2 continues from member 0
+        """
+        to, source = self._number(to), self._number(source)
+        different = [
+            n
+            for e in self._entries.values()
+            for n, v in e.constants.items()
+            if e.kinds[n] == "stacked" and not bit_equal(v[to], v[source])
+        ]
+        if different:
             raise UsageError(
-                f"members {to} and {source} differ in {', '.join(dict.fromkeys(other))}, plain attributes that are no weights and are not copied; make them buffers"
+                f"members {to} and {source} differ in {', '.join(dict.fromkeys(different))}, plain "
+                "attributes, which copy_ does not copy; make them buffers"
             )
         with torch.no_grad():
-            for row in made.rows:
-                if row.kind == "stacked":
-                    value = self.tensor_of(row.name)
+            for weight in self._recipe.weights:
+                if weight.kind == "stacked":
+                    value = self.tensor_of(weight.name)
                     value[to].copy_(value[source])
         return self
 
-    def save(self, path: str | PathLike[str], *, names: Sequence[str] | None = None, force: bool = False, pt2: bool = True) -> BuildReport:
-        """Write the members, as they are now, as an artifact that `widepack.load` opens: in eval mode, verified as every build.
+    def save(
+        self,
+        path: str | PathLike[str],
+        *,
+        names: Sequence[str] | None = None,
+        force: bool = False,
+        pt2: bool = True,
+    ) -> BuildReport:
+        """Writes the members, as they are now, as an artifact that `widepack.load` opens.
 
-        With dropout on the artifact's is on too, as `build(..., dropout="on")` makes it; N passes of one model keep its weights once.
-        names: the members'; by default 0, 1, ... force, pt2: as `build` takes them. Raises: what `build` raises.
+        The artifact runs in eval mode, and is verified as every build. If dropout is on, it is on in the
+        artifact too, as `build(..., dropout="on")` makes it. N passes of one model store its weights once.
+
+        Args:
+            path: The folder to write.
+            names: The members' names. Default: `"0"`, `"1"`, ...
+            force: Whether to replace an artifact at this path. Default: False.
+            pt2: Whether to store the captured program as a `.pt2` file too. Default: True.
+
+        Returns:
+            The report of the build.
+
+        Raises:
+            WidepackError: What `widepack.build` raises.
+
+        Example:
+            >>> fused.save("ens.wide")
+            >>> ens = widepack.load("ens.wide")
         """
-        from .save import save  # all that a build needs
+        from .save import save  # imports all that a build needs
 
-        made = self._made
-        call, count = self.sample(), len(self)
-        passes = count > 1 and all(h is made.hollows[0] for h in made.hollows)  # of one model
-        drops = {"dropout": "on" if made.dropout else "off", "n": count if passes else None}
-        options: dict[str, Any] = {"dynamic": made.dynamic, "strategy": made.strategies, "force": force, "pt2": pt2, **drops}
+        recipe, call, count = self._recipe, self.sample(), len(self)
+        passes = recipe.one_model
         members = [self.member(i, CPU) for i in range(1 if passes else count)]
-        kind = type(members[0]).__qualname__
-        given = {"sample": call.args, "sample_kwargs": call.kwargs, **options}
-        return save(Path(path), kind, members, lambda i: self.member(i, CPU), names or [str(i) for i in range(count)], **given)
-
-    def __iter__(self) -> Iterator[nn.Module]:
-        return (self.member(i) for i in range(len(self)))
-
-
-@contextmanager
-def plain_dtypes(device: torch.device) -> Iterator[None]:
-    """No autocast, whatever the caller is in: a program is captured and compared in the dtypes that it is written in."""
-    with torch.autocast("cpu", enabled=False), torch.autocast(device.type, enabled=False):
-        yield
-
-
-def unpacked(said: str, value: torch.Tensor, dims: Sequence[int | DimExpr], own: bool, members: int) -> tuple[torch.Tensor, bool]:
-    """An input of a packed call as one a member, or as it is where all members share it. said: its name. dims: the member's own. Raises: InputError."""
-    if own or len(dims) < 2 or value.ndim != len(dims):
-        return value, own
-    channels = dims[1]
-    if value.shape[1] == channels and members > 1:
-        return value, False
-    if value.shape[1] % members or (isinstance(channels, int) and value.shape[1] != members * channels):
-        raise InputError(
-            f"{said} has {value.shape[1]} channels at axis 1, {list(value.shape)}; a packed call takes {members} members' {channels} side by side, {members}*{channels}, "
-            f"or {channels} for all of them"
+        return save(
+            Path(path),
+            type(members[0]).__qualname__,
+            members,
+            lambda i: self.member(i, CPU),
+            names or [str(i) for i in range(count)],
+            sample=call.args,
+            sample_kwargs=call.kwargs,
+            dynamic=recipe.dynamic,
+            strategy=recipe.strategies,
+            force=force,
+            pt2=pt2,
+            dropout="on" if recipe.dropout else "off",
+            n=count if passes else None,
         )
-    return value.reshape(value.shape[0], members, -1, *value.shape[2:]).movedim(1, 0), True  # a view
-
-
-def _marked(value: Any) -> Any:
-    """An input with a mark that its tensors are one a member."""
-    return Each(value) if holds_tensor(value) else value
-
-
-def _leaf(leaf: Leaf, example: torch.Tensor) -> Leaf:
-    """A leaf of the call with another example."""
-    return replace(leaf, example=example, type=f"{dtype_name(example.dtype)}[{leaf.type.partition('[')[2]}")

@@ -1,4 +1,7 @@
-"""`fused.save`: the members of a fused module, as they are now, as an artifact: an ordinary build of N state dicts (of one, for N passes of it), verified as every one."""
+"""Builds an artifact of live members: an ordinary build of their state dicts, verified as every build.
+
+For N passes of one model it builds from one state dict.
+"""
 
 from __future__ import annotations
 
@@ -10,31 +13,52 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..building.build import BuildReport, build
+from ..building.build import build
+from ..building.report import BuildReport
 from ..checkpoints.discovery import Checkpoint
-from ..checkpoints.alignment import Factory
+from ..checkpoints.factory import Factory
 
 
-class LiveMembers(Factory):
-    """The factory of members that are there already. paths: their checkpoints. make: a copy of member i in eval mode."""
+class LiveMemberFactory(Factory):
+    """The factory of members that exist already.
+
+    Args:
+        name: The name of their class.
+        paths: The checkpoint of each member.
+        make: Returns a copy of a member by its number.
+    """
 
     def __init__(self, name: str, paths: Sequence[str], make: Callable[[int], nn.Module]) -> None:
         super().__init__(name, lambda: make(0), {})
         self._numbers = {path: i for i, path in enumerate(paths)}
-        self._member = make
+        self._copy_of = make
 
     def of(self, checkpoint: Checkpoint, state_dict: Mapping[str, Tensor]) -> nn.Module:
-        """The very member of a checkpoint: what is no weight is its own too."""
-        module = self._member(self._numbers[checkpoint.path]).eval()
+        """Returns the member of a checkpoint in eval mode. Its plain attributes are its own too."""
+        module = self._copy_of(self._numbers[checkpoint.path]).eval()
         return module if self.dtype is None else module.to(self.dtype)
 
 
 def save(
-    path: str | Path, name: str, members: Sequence[nn.Module], make: Callable[[int], nn.Module], names: Sequence[str], **options: Any
+    path: str | Path,
+    name: str,
+    members: Sequence[nn.Module],
+    make: Callable[[int], nn.Module],
+    names: Sequence[str],
+    **options: Any,
 ) -> BuildReport:
-    """Build an artifact of live members. name: of their class. make: a fresh copy of member i, on the CPU. names: of all, more than members for passes of one. options: of `build`."""
+    """Builds an artifact of live members.
+
+    Args:
+        path: The artifact's folder.
+        name: The name of the members' class.
+        members: The members whose weights are written: all, or one for N passes of it.
+        make: Returns a fresh copy of a member on the CPU, by its number.
+        names: The names of all members.
+        **options: What `widepack.build` takes.
+    """
     with tempfile.TemporaryDirectory(prefix="widepack-") as folder:
         paths = [str(Path(folder) / f"{i}.pt") for i in range(len(members))]
-        for place, member in zip(paths, members):
-            torch.save(member.state_dict(), place)
-        return build(paths, path, model=LiveMembers(name, paths, make), names=list(names), **options)
+        for file, member in zip(paths, members):
+            torch.save(member.state_dict(), file)
+        return build(paths, path, model=LiveMemberFactory(name, paths, make), names=list(names), **options)

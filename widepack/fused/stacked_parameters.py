@@ -1,10 +1,12 @@
-"""The weights of N live modules as one module's: `[N, *shape]` each, under the member's own names, in submodules that mirror the member's.
+"""Stacks the weights of N live modules into one module: `[N, *shape]` each, under the member's own names.
 
-| row | held as |
+The submodules mirror the member's submodules.
+
+| weight | stored as |
 |---|---|
-| parameter | one nn.Parameter `[N, *shape]`, frozen where the members' is |
-| parameter named in `share` | one nn.Parameter `[*shape]`: equal in all members, and kept so |
-| buffer | a buffer `[N, *shape]`, saved where the members' is |
+| parameter | one nn.Parameter `[N, *shape]`, frozen where the members' is frozen |
+| parameter named in `share` | one nn.Parameter `[*shape]`, with one value for all members |
+| buffer | a buffer `[N, *shape]`, saved where the members' is saved |
 """
 
 from __future__ import annotations
@@ -19,15 +21,27 @@ from torch import nn
 
 from widepack_artifacts.program import Kind
 
+from ..checkpoints.differences import bit_equal
 from ..errors import MemberMismatch, UsageError
-from .skeleton import Hollow, first_names, weights_of
-from ..checkpoints.alignment import bit_equal
 from ..optim.rates import ONE_FOR_ALL
+from .skeleton import ModuleSkeleton, first_names, weights_of
+from .torch_module import buffer_dict, parameter_dict, submodule_dict, unsaved_buffer_names
+
+_MAX_NAMES = 20  # the most names that an error lists
 
 
 @dataclass(frozen=True)
-class Row:
-    """A weight of all members. name: its first; aliases: its others. kind: stacked, or shared. parameter: else it is a buffer."""
+class StackedWeight:
+    """Describes one weight of all members.
+
+    Attributes:
+        name: Its first name in the member.
+        aliases: Its other names, if it is tied.
+        kind: `stacked`, or `shared` for one value for all members.
+        parameter: Whether it is a parameter. Otherwise it is a buffer.
+    """
+
+    __module__ = "widepack"  # pickles name the public place
 
     name: str
     aliases: tuple[str, ...]
@@ -35,120 +49,160 @@ class Row:
     parameter: bool
 
 
-class Part(nn.Module):
-    """One of the member's modules, for all members: holds their stacked weights and the mode. `layers.0` of a fused model is the `Part` of the members' `layers.0`."""
+class StackedModule(nn.Module):
+    """One of the member's modules for all members: it has the stacked weights and the mode.
 
-    def __init__(self, kind: str, training: bool) -> None:
+    `fused.layers[0]` is the StackedModule of the members' `layers[0]`. It has no forward of its own.
+    """
+
+    __module__ = "widepack"  # pickles name the public place
+
+    def __init__(self, class_name: str, training: bool) -> None:
         super().__init__()
-        self._kind = kind
+        self._kind = class_name
         self.training = training
 
     def _get_name(self) -> str:
         return self._kind
 
     def __getitem__(self, key: int | str) -> Any:
-        """A part or parameter of a container by its place or key, as the member has it: `fused.layers[0]`, `fused.heads["a"]`."""
-        held = {**self._modules, **self._parameters}
-        if isinstance(key, int):
-            return list(held.values())[key]
-        return held[key]
+        """Returns an item of a container by index or key: `fused.layers[0]`, `fused.heads["a"]`."""
+        children = {**self._modules, **self._parameters}
+        return list(children.values())[key] if isinstance(key, int) else children[key]
 
     def extra_repr(self) -> str:
-        held = {**self._parameters, **self._buffers}
-        return ", ".join(f"{n}={list(v.shape)}" for n, v in held.items() if v is not None)
+        tensors = {**self._parameters, **self._buffers}
+        return ", ".join(f"{n}={list(v.shape)}" for n, v in tensors.items() if v is not None)
 
 
-def rows_of(models: Sequence[nn.Module], share: Sequence[str], all_shared: bool = False) -> list[Row]:
-    """The rows of members that are alike. share: names of parameters, or patterns (`trunk.*`). all_shared: of one model that is taken N times.
+def plan_weights(
+    models: Sequence[nn.Module], share: Sequence[str], all_shared: bool = False
+) -> list[StackedWeight]:
+    """Decides for each weight of matching members whether it is stacked or shared.
 
-    Raises: UsageError for a name that no parameter has; MemberMismatch for one whose values differ.
+    Args:
+        models: The members.
+        share: Names of parameters, or patterns such as `trunk.*`, with one value for all members.
+        all_shared: Whether all weights are shared, for N passes of one model.
+
+    Raises:
+        UsageError: A name in `share` is not a parameter.
+        MemberMismatch: A parameter named in `share` has different values.
     """
-    held = weights_of(models[0])
-    first = first_names(held)
-    parameters = {n for n, v in held.items() if isinstance(v, nn.Parameter)}
-    chosen: set[str] = set()
-    for pattern in share:
-        matching = [n for n in held if n in parameters and fnmatchcase(n, pattern)]
-        if not matching:
-            own = "a buffer, and each member has its own" if pattern in held else "no parameter"
-            raise UsageError(
-                f"share: {pattern} is {own}; the parameters are {', '.join(sorted(parameters)[:20])}{', ...' if len(parameters) > 20 else ''}"
-            )
-        chosen |= {first[n] for n in matching}
-    differ = []
-    for name in sorted(chosen):
-        for i, model in enumerate(models[1:], 1):
-            if not bit_equal(held[name].detach(), weights_of(model)[name].detach()):
-                differ.append(f"{name} in member {i}")
-    if differ:
-        raise MemberMismatch(
-            f"share: {len(differ)} weights are not equal to member 0's: {', '.join(differ[:20])}{', ...' if len(differ) > 20 else ''}; what is shared has one value: "
-            "load the same numbers into all members first"
-        )
-    names: dict[str, Row] = {}
-    for name in held:
+    weights = weights_of(models[0])
+    first = first_names(weights)
+    parameters = {n for n, v in weights.items() if isinstance(v, nn.Parameter)}
+    shared = _shared_names(share, weights, parameters)
+    _check_equal_values(models, sorted(shared))
+    planned: dict[str, StackedWeight] = {}
+    for name in weights:
         if first[name] == name:
-            names[name] = Row(name, (), "shared" if all_shared or name in chosen else "stacked", name in parameters)
+            kind: Kind = "shared" if all_shared or name in shared else "stacked"
+            planned[name] = StackedWeight(name, (), kind, name in parameters)
         else:
-            names[first[name]] = replace(names[first[name]], aliases=(*names[first[name]].aliases, name))
-    return list(names.values())
+            original = planned[first[name]]
+            planned[first[name]] = replace(original, aliases=(*original.aliases, name))
+    return list(planned.values())
 
 
-def stack(root: nn.Module, models: Sequence[nn.Module], rows: Sequence[Row]) -> None:
-    """Put the members' weights under `root`, in parts that mirror the first member's modules."""
+def _shared_names(share: Sequence[str], weights: dict[str, torch.Tensor], parameters: set[str]) -> set[str]:
+    """Returns the first names of the parameters that `share` names. Raises UsageError for a name of none."""
+    first = first_names(weights)
+    shared: set[str] = set()
+    for pattern in share:
+        matching = [n for n in weights if n in parameters and fnmatchcase(n, pattern)]
+        if not matching:
+            what = "a buffer, and each member has its own" if pattern in weights else "no parameter"
+            raise UsageError(f"share: {pattern} is {what}; the parameters are {_some(sorted(parameters))}")
+        shared |= {first[n] for n in matching}
+    return shared
+
+
+def _check_equal_values(models: Sequence[nn.Module], names: Sequence[str]) -> None:
+    """Raises MemberMismatch for shared parameters whose values differ between members."""
+    if not names:
+        return
+    own = weights_of(models[0])
+    others = [weights_of(m) for m in models[1:]]
+    different = [
+        f"{name} in member {i}"
+        for name in names
+        for i, other in enumerate(others, 1)
+        if not bit_equal(own[name].detach(), other[name].detach())
+    ]
+    if different:
+        raise MemberMismatch(
+            f"share: {len(different)} weights are not equal to member 0's: {_some(different)}. A shared "
+            "parameter has one value for all members; load the same values into all members first"
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
+
+
+def stack(root: nn.Module, models: Sequence[nn.Module], weights: Sequence[StackedWeight]) -> None:
+    """Puts the members' weights under `root`, in submodules that mirror the first member's."""
     first = models[0]
-    made: dict[int, nn.Module] = {id(first): root}
-    for path, module in first.named_modules(remove_duplicate=False):
-        if not path:
-            continue
-        part = made.setdefault(id(module), Part(type(module).__name__, module.training))
-        parent, _, last = path.rpartition(".")
-        made[id(first.get_submodule(parent))]._modules[last] = part  # not by add_module: `train` may be the name of a member's layer
-    every = [weights_of(m) for m in models]
-    for row in rows:
-        own = [w[row.name].detach() for w in every]
-        value = torch.stack(own) if row.kind == "stacked" else own[0].clone()
-        if row.parameter:
-            value = nn.Parameter(value, every[0][row.name].requires_grad)
-            setattr(value, ONE_FOR_ALL, row.kind == "shared")
-        for name in (row.name, *row.aliases):
+    targets = _mirror_submodules(root, first)
+    values = [weights_of(m) for m in models]
+    for weight in weights:
+        members = [v[weight.name].detach() for v in values]
+        value = torch.stack(members) if weight.kind == "stacked" else members[0].clone()
+        if weight.parameter:
+            value = nn.Parameter(value, values[0][weight.name].requires_grad)
+            setattr(value, ONE_FOR_ALL, weight.kind == "shared")
+        for name in (weight.name, *weight.aliases):
             path, _, last = name.rpartition(".")
-            source, part = first.get_submodule(path), made[id(first.get_submodule(path))]
-            held: dict[str, Any] = part._parameters if row.parameter else part._buffers
-            held[last] = value
-            if not row.parameter and last in source._non_persistent_buffers_set:
-                part._non_persistent_buffers_set.add(last)
-    for source in first.modules():  # a bias that is None is one here too
-        for own_, there in ((source._parameters, made[id(source)]._parameters), (source._buffers, made[id(source)]._buffers)):
-            there.update({name: None for name, value in own_.items() if value is None})
+            source = first.get_submodule(path)
+            target = targets[id(source)]
+            tensors: dict[str, Any] = parameter_dict(target) if weight.parameter else buffer_dict(target)
+            tensors[last] = value
+            if not weight.parameter and last in unsaved_buffer_names(source):
+                unsaved_buffer_names(target).add(last)
+    for source in first.modules():  # a bias that is None in the member is None here too
+        target = targets[id(source)]
+        parameter_dict(target).update({n: None for n, v in parameter_dict(source).items() if v is None})
+        buffer_dict(target).update({n: None for n, v in buffer_dict(source).items() if v is None})
 
 
-def place_of(root: nn.Module, name: str) -> tuple[dict[str, Any], str]:
-    """The dict that holds a weight, and its name there."""
+def _mirror_submodules(root: nn.Module, model: nn.Module) -> dict[int, nn.Module]:
+    """Adds a StackedModule to `root` for each submodule, and returns them by the submodule's id."""
+    targets: dict[int, nn.Module] = {id(model): root}
+    for path, module in model.named_modules(remove_duplicate=False):
+        if path:
+            target = targets.setdefault(id(module), StackedModule(type(module).__name__, module.training))
+            parent, _, last = path.rpartition(".")
+            submodule_dict(targets[id(model.get_submodule(parent))])[last] = target
+    return targets
+
+
+def slot_of(root: nn.Module, name: str) -> tuple[dict[str, Any], str]:
+    """Returns the dict that has a weight, and the weight's name in it."""
     path, _, last = name.rpartition(".")
     part = root
     for key in path.split(".") if path else ():
-        part = part._modules[key]  # type: ignore[assignment]
-    return (part._parameters if last in part._parameters else part._buffers), last
+        part = submodule_dict(part)[key]  # type: ignore[assignment]
+    return (parameter_dict(part) if last in parameter_dict(part) else buffer_dict(part)), last
 
 
-def modes(root: nn.Module) -> dict[str, bool]:
-    """Of every part whether it is in train mode, by path; those that stand in two places under the first."""
-    return {path: part.training for path, part in root.named_modules()}
-
-
-def filled(root: nn.Module, hollow: Hollow, rows: Sequence[Row], i: int, device: torch.device | None = None) -> nn.Module:
-    """Member i as a module of the user's own class, with weights of its own, in the mode that the parts are in."""
-    values = {}
-    for row in rows:
-        held, last = place_of(root, row.name)
-        values[row.name] = held[last][i] if row.kind == "stacked" else held[last]
-    member = hollow.filled(values, device)
-    for path, training in modes(root).items():
-        member.get_submodule(path).training = training
+def member_module(
+    root: nn.Module,
+    skeleton: ModuleSkeleton,
+    weights: Sequence[StackedWeight],
+    i: int,
+    device: torch.device | None = None,
+) -> nn.Module:
+    """Returns member i as a module of the user's own class, with copied weights, in the modes of the stacked
+    modules.
+    """
+    slots = [(weight, *slot_of(root, weight.name)) for weight in weights]
+    values = {w.name: tensors[n][i] if w.kind == "stacked" else tensors[n] for w, tensors, n in slots}
+    member = skeleton.fill(values, device)
+    for path, part in root.named_modules():
+        member.get_submodule(path).training = part.training
     own = weights_of(member)
-    for row in rows:  # frozen since, or no longer
-        held, last = place_of(root, row.name)
-        if row.parameter:
-            own[row.name].requires_grad_(held[last].requires_grad)
+    for weight, tensors, name in slots:  # a parameter may have been frozen or unfrozen since the fuse
+        if weight.parameter:
+            own[weight.name].requires_grad_(tensors[name].requires_grad)
     return member

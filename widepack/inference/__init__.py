@@ -1,0 +1,38 @@
+"""Loads artifacts: `widepack.load` returns a model that a service calls.
+
+A call binds the caller's inputs, checks the guards, chooses the plan of the batch class and runs the program.
+The first load on a machine runs the artifact's probe. `ens.swap` replaces a member while calls go on.
+
+| in | out | start reading |
+|---|---|---|
+| the path of an artifact | `WideModel` with its entries | `load.py`, `model.py`, `entry.py`, `programs.py` |
+
+| file | what it does |
+|---|---|
+| `binder.py` | Binds the arguments of a call to the tensors of an entry's programs |
+| `bound_program.py` | Defines wide programs before and after they are bound to weights |
+| `call_check.py` | Checks the tensors of a call before anything runs |
+| `cast.py` | Casts an artifact to another dtype when it is loaded: `load(dtype=...)` |
+| `cast_bounds.py` | Computes bounds for a model that is loaded in another dtype: `load(dtype=...)` |
+| `each.py` | Marks inputs of a call that have one value for each member |
+| `entry.py` | Defines an entry of a loaded model: calls, `each`, `mean`, `std`, `vote`, states |
+| `entry_inputs.py` | Makes the inputs of an entry's wide calls: from the probe, drawn at other sizes |
+| `file_sizes.py` | Counts the bytes of a file that are on the disk: a sparse file has holes |
+| `load.py` | Loads an artifact and returns a `WideModel`: `widepack.load` |
+| `load_limits.py` | Limits the memory and the work |
+| `loaded_weights.py` | Reads the weights of an open artifact for programs: mapped on the CPU |
+| `member.py` | Defines one member of an artifact as a plain module |
+| `member_runs.py` | Runs single members of a loaded model on the probe's inputs: their own programs |
+| `model.py` | Defines a loaded artifact: N members that run as one, with an entry for each method |
+| `new_member.py` | Checks a checkpoint that replaces a member: its weights against the artifact |
+| `open_artifact.py` | Defines an open artifact with its weights and the options of its load |
+| `output.py` | Builds the results of a wide call: the member's own structure, with a member axis |
+| `probe_check.py` | Checks the programs of one entry against the artifact's probe |
+| `program_admission.py` | Checks programs of an artifact against the budget of the load |
+| `program_binder.py` | Binds wide programs to weights and to a backend |
+| `program_source.py` | Finds the wide programs of an entry: in the user's cache, in the artifact |
+| `programs.py` | Keeps the wide programs of one entry of a loaded artifact: found, bound |
+| `reductions.py` | Reduces the answers of all members to one: what `mean` and `std` compute |
+| `swap.py` | Replaces one member of a loaded model by another checkpoint while calls go on: `ens.swap` |
+| `weight_exchange.py` | Changes one member's weights in bound programs |
+"""

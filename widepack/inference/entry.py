@@ -1,4 +1,4 @@
-"""`WideEntry`: one entry of a loaded artifact, N members that run as one.
+"""Defines an entry of a loaded model: calls, `each`, `mean`, `std`, `vote`, states, `warmup`.
 
 Calls may come from several threads at once: nothing that a call writes to is shared.
 """
@@ -11,219 +11,376 @@ from typing import Any
 
 import torch
 
-from widepack_artifacts.manifest import Entry
+from widepack_artifacts.entry import Entry
 
-from ..spec.entries import PATTERNS
-from .programs import Bound, Programs
-from ..errors import InputError, UsageError
-from .open_artifact import Held
-from .binder import Binder, Each
-from .member import Member
-from .output import Output, carried, present
+from ..errors import InputError
 from ..planning.plan import Plan
+from ..spec.entries import PATTERNS
+from .binder import Binder
+from .bound_program import BoundProgram
+from .each import each_if_tensor
+from .member import Member
+from .open_artifact import OpenArtifact
+from .output import Output, build_answer, new_states
+from .programs import EntryPrograms
+from .reductions import transformed, weighted_mean
 
 SEEN = 256
-"""Shapes of calls that an entry remembers as checked."""
+"""How many shapes of calls an entry remembers as checked."""
 
 
 class WideEntry:
-    """One entry of a wide model: called as a method of the member is. Made by `ens.entry(name)` or `ens.<name>`.
+    """One entry of a loaded model: one method of the members, for all members at once.
 
-    name: the method's. entry: what the manifest says of it. members: the members' names. programs: what runs, for whoever counts or times it.
+    `ens.entry(name)` and `ens.<name>` return it. It is called as the member's method is.
+
+    Attributes:
+        name: The method's name.
+        entry: What the manifest says of the entry.
+        members: The members' names.
+        programs: The wide programs, for tools that count or time them.
+
+    Example:
+        >>> encode = ens.entry("encode")  # or ens.encode
+        >>> z = encode(x)  # [N, B, ...]
     """
 
-    def __init__(self, held: Held, name: str) -> None:
+    def __init__(self, artifact: OpenArtifact, name: str) -> None:
         self.name = name
-        self.entry: Entry = held.entry(name)
-        self.members = held.members
-        self._held = held
-        self._gate = held.gate
-        self._binder = Binder(self.entry, len(held.chosen), held.device, known=held.manifest.state)
-        self.programs = Programs(held, name, self._binder)
-        self._seen: dict[Any, Bound] = {}  # what a call was like that passed all checks -> the program that answers it
+        self.entry: Entry = artifact.entry(name)
+        self.members = artifact.members
+        self._artifact = artifact
+        self._gate = artifact.gate
+        self._binder = Binder(
+            self.entry, len(artifact.chosen), artifact.device, known=artifact.manifest.state
+        )
+        self.programs = EntryPrograms(artifact, name, self._binder)
+        # Shapes of a call that passed all checks -> the program that answers it.
+        self._seen: dict[Any, BoundProgram] = {}
 
     @property
     def plan(self) -> Plan:
+        """The plan of pattern `shared` at the smallest batch class."""
         return self.programs.of("shared")[0].plan
 
     def plans(self, pattern: str = "shared") -> list[Plan]:
-        """The plans of a pattern, one a batch class."""
+        """Returns the plans of a pattern, one for each batch class.
+
+        Args:
+            pattern: `shared` or `each`.
+
+        Returns:
+            The plans, the smallest batch class first.
+        """
         return [b.plan for b in self.programs.of(pattern)]
 
     @property
     def backend(self) -> str:
-        """What runs the programs of pattern `shared`: one name, or several where batch classes differ."""
+        """The backends of pattern `shared`: one name, or several joined by `+` if batch classes differ."""
         return "+".join(dict.fromkeys(b.backend for b in self.programs.of("shared")))
+
+    @property
+    def description(self) -> str:
+        """The inputs and states with their types."""
+        return self._binder.description
 
     def __len__(self) -> int:
         return len(self.members)
 
     def __repr__(self) -> str:
-        return f"WideEntry({self.name} of {len(self)} members; {self._binder.takes_in}; {self.programs.running})"
+        return (
+            f"WideEntry({self.name} of {len(self)} members; {self.description}; {self.programs.description})"
+        )
+
+    # ---------------------------------------------------------------- calls
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Every member sees the same inputs, but for those marked with `widepack.each`.
+        """Runs all members. They share every input that is not marked with `widepack.each`.
 
-        Inputs: as the member's forward takes them. Returns: the member's structure, every leaf `[N, *the member's shape]` (a list of N where shapes differ).
-        An entry that carries state takes it as `state=` and returns (answer, new state): {name: `[N, ...]`}, one a member in every pattern.
-        Raises: InputError before anything runs.
+        Args:
+            *args: The inputs as the member's method takes them. Dtype, device and sizes must match the entry.
+            **kwargs: The same by name, and `state` for an entry with states: `{name: [N, ...]}`.
+
+        Returns:
+            The member's own structure. Every leaf is `[N, *shape]`, where `shape` is that of the member's
+            leaf; a list of N tensors if the members' shapes differ. For an entry with states: (answer, new
+            state). A state has one value for each member in every pattern.
+
+        Raises:
+            InputError: The inputs do not match the entry. Nothing has run then.
+            UsageError: The model was closed.
+
+        Example:
+            >>> y = ens(x)  # x: [B, 8], y: [N, B, 3]
+            >>> y, state = ens(x, state=ens.state())  # with states
         """
         if not kwargs and self._binder.plain(args):
             return self._answer(args, self._binder.none, None)
         state = kwargs.pop("state", None) if self._binder.states else None
-        values, marks = self._binder.bind(args, kwargs)
-        return self._answer(values, marks, state)
+        values, per_member = self._binder.bind(args, kwargs)
+        return self._answer(values, per_member, state)
 
     def each(self, *args: Any, **kwargs: Any) -> Any:
-        """Member i sees `[i]` of every input. Inputs: `[N, ...]`, or lists of N tensors. Returns and raises: as a call."""
+        """Runs all members, each on inputs of its own: member i gets `[i]` of every input.
+
+        Args:
+            *args: For each input of the member a tensor `[N, ...]`, or a list of N tensors of one shape.
+            **kwargs: The same by name, and `state` for an entry with states.
+
+        Returns:
+            As a call returns.
+
+        Raises:
+            InputError: The inputs do not match the entry. Nothing has run then.
+            UsageError: The model was closed.
+
+        Example:
+            >>> y = ens.each(xs)  # xs: [N, B, 8], y: [N, B, 3]
+        """
         if not kwargs and self._binder.plain(args):
             return self._answer(args, self._binder.all, None)
         state = kwargs.pop("state", None) if self._binder.states else None
-        values, marks = self._binder.bind(
-            [Each(a) if holds_tensor(a) else a for a in args], {k: Each(v) if holds_tensor(v) else v for k, v in kwargs.items()}
+        values, per_member = self._binder.bind(
+            [each_if_tensor(a) for a in args],
+            {k: each_if_tensor(v) for k, v in kwargs.items()},
         )
-        return self._answer(values, [True] * len(marks), state)
+        return self._answer(values, [True] * len(per_member), state)
 
     def state(self, **sizes: int) -> dict[str, torch.Tensor]:
-        """The states of this entry as they begin, `{name: [N, ...]}`: a buffer as each member's checkpoint has it, an input as zeros.
+        """Returns the states of this entry as they begin.
 
-        sizes: of the dims that inputs among them have. Raises: UsageError.
+        Args:
+            **sizes: The size of each dim of the states that are inputs, for example `B=8`.
+
+        Returns:
+            `{name: [N, ...]}`: a buffer as each member's checkpoint has it, zeros for an input.
+
+        Raises:
+            UsageError: A size is missing, or the model was closed.
         """
-        self._held.must_be_open()
-        begun = {self.entry.inputs[i].name: value for i, value in self.programs.initial().items()}
+        self._artifact.check_open()
+        initial = {self.entry.inputs[i].name: value for i, value in self.programs.inputs.initial().items()}
         with self._gate.passed():
-            return self._binder.fresh(begun, sizes)
+            return self._binder.fresh(initial, sizes)
 
-    def flat(self, args: Sequence[Any], kwargs: Mapping[str, Any], pattern: str, state: Any = None) -> tuple[list[torch.Tensor], list[bool]]:
-        """The inputs of a call as its program takes them, and which of them are one a member. Raises: InputError."""
+    def flat(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], pattern: str, state: Any = None
+    ) -> tuple[list[torch.Tensor], list[bool]]:
+        """Returns the inputs of a call as its program takes them.
+
+        Args:
+            args: The call's arguments by position.
+            kwargs: The call's arguments by name.
+            pattern: `each` gives every input one value for each member. Others follow the marks of
+                `widepack.each`.
+            state: The states, for an entry that has them.
+
+        Returns:
+            The tensors, and for each whether it has one value for each member.
+
+        Raises:
+            InputError: The arguments do not match the entry.
+        """
         values, marks = self._binder.bind(tuple(args), dict(kwargs))
-        marks = [True] * len(marks) if pattern == "each" else list(marks)
+        per_member = [True] * len(marks) if pattern == "each" else list(marks)
         values = list(values)
         if state is not None:
-            self._binder.carry(values, marks, state)
-        return values, marks
+            self._binder.carry(values, per_member, state)
+        return values, per_member
 
     @property
     def state_dims(self) -> set[str]:
-        """The dims of the states that begin as zeros, or as the caller gives them."""
-        return {d.letter for i in self._binder.carried for d in self._binder.leaves[i].dims if not isinstance(d, int)}
+        """The dims of the states that are inputs."""
+        return {
+            d.letter
+            for i in self._binder.carried
+            for d in self._binder.leaves[i].dims
+            if not isinstance(d, int)
+        }
 
-    def _answer(self, values: Sequence[torch.Tensor], marks: Sequence[bool], state: Any) -> Any:
+    def _answer(self, values: Sequence[torch.Tensor], per_member: Sequence[bool], state: Any) -> Any:
         carries = self._binder.carried
         if carries:
-            values, marks = list(values), list(marks)
-            self._binder.carry(values, marks, state)
-        # All checks and the choice of the program hang on this alone: a call like one before is not looked at again.
-        like = (tuple(marks), *[(v.shape, v.dtype, v.device, v.layout) for v in values])
-        program = self._seen.get(like) or self._check(values, marks, like)
+            values, per_member = list(values), list(per_member)
+            self._binder.carry(values, per_member, state)
+        # All checks and the choice of the program depend on this alone, so equal calls are checked once.
+        key = (tuple(per_member), *[(v.shape, v.dtype, v.device, v.layout) for v in values])
+        program = self._seen.get(key) or self._check(values, per_member, key)
         found = self._gate.run(program, values)
         if program.only >= 0 and not carries:
             return found[program.only]
         outputs = program.program.outputs
-        answer = present(found, outputs, len(self.members), self.entry.result)
+        answer = build_answer(found, outputs, len(self.members), self.entry.result)
         if not carries:
             return answer
-        return answer, {**state, **carried(found, self._binder.states, outputs, len(self.members), values)}
+        states = new_states(found, self._binder.states, outputs, len(self.members), values)
+        return answer, {**state, **states}
 
-    def _check(self, values: Sequence[torch.Tensor], marks: Sequence[bool], like: Any) -> Bound:
-        """Hold a call to the entry and find its program. like: what is remembered of it. Raises: InputError."""
+    def _check(self, values: Sequence[torch.Tensor], per_member: Sequence[bool], key: Any) -> BoundProgram:
+        """Checks a call and returns its program. key: under which the call is remembered. Raises:
+        InputError.
+        """
         carries = self._binder.carried
-        sizes = self._binder.check(values, marks)
-        free = [m for i, m in enumerate(marks) if i not in carries]
-        pattern = "shared" if not any(free) else "each" if all(free) else "mixed:" + "".join("e" if m else "s" for m in marks)
+        sizes = self._binder.check(values, per_member)
+        inputs = [own for i, own in enumerate(per_member) if i not in carries]
+        if not any(inputs):
+            pattern = "shared"
+        elif all(inputs):
+            pattern = "each"
+        else:
+            pattern = "mixed:" + "".join("e" if own else "s" for own in per_member)
         program = self.programs.for_sizes(pattern, sizes)
-        with self._held.lock:
-            if not self._held.closed:
+        with self._artifact.lock:
+            if not self._artifact.closed:
                 if len(self._seen) >= SEEN:
                     self._seen.clear()
-                self._seen[like] = program
+                self._seen[key] = program
         return program
 
     def probe(self) -> None:
-        """Run the probe of both presets now, whether or not it passed here before. Raises: VerificationError."""
-        with self._held.lock:  # no member is exchanged meanwhile
+        """Runs the probe of both presets, even if it passed on this machine before.
+
+        Raises:
+            ProbeError: An answer is out of bounds.
+        """
+        with self._artifact.lock:  # no member is swapped meanwhile
             for pattern in PATTERNS:
-                self.programs.probe(pattern, self.programs.of(pattern), again=True)
+                self.programs.probe_check.run(pattern, self.programs.of(pattern), again=True)
 
     # ---------------------------------------------------------------- members and ensembles
 
     def member(self, member: int | str) -> Member:
-        """One member, by number or name, as a plain module over the artifact's weights. Raises: UsageError."""
-        self._held.must_be_open()
-        place = self._held.index(member)
-        program, values = self.programs.member(place)
-        weights = {s.source: value for s, value in zip(program.weights, values, strict=True)}
-        initial = {self.entry.inputs[s.input].name: self._held.own(s.initial, place) for s in self.entry.state if s.initial}
-        return Member(self.members[place], self.entry, program, weights, self._held.device, initial, self._gate)
+        """Returns one member as a plain module. Its weights share memory with this model.
 
-    def mean(self, *args: Any, of: str | None = "softmax", weights: Sequence[float] | None = None, **kwargs: Any) -> Any:
-        """The members' mean answer, `[*the member's shape]`; (mean, new state) where the entry carries state.
+        Args:
+            member: The member's number or name.
 
-        of: `softmax` (over the last dim, the usual mean of classifiers), `sigmoid`, or None for the answers themselves. weights: one a member.
+        Returns:
+            A `Member`.
+
+        Raises:
+            UsageError: No loaded member has this number or name, or the model was closed.
+
+        Example:
+            >>> y0 = ens.member(0)(x)
         """
-        return self._of(lambda y: _average(_apply(y, of), weights), args, kwargs)
+        self._artifact.check_open()
+        place = self._artifact.index(member)
+        program, values = self.programs.source.member(place)
+        weights = {s.source: value for s, value in zip(program.weights, values, strict=True)}
+        initial = {
+            self.entry.inputs[s.input].name: self._artifact.weights.of_member(s.initial, place)
+            for s in self.entry.state
+            if s.initial
+        }
+        return Member(
+            self.members[place], self.entry, program, weights, self._artifact.device, initial, self._gate
+        )
+
+    def mean(
+        self, *args: Any, of: str | None = "softmax", weights: Sequence[float] | None = None, **kwargs: Any
+    ) -> Any:
+        """Returns the mean of the members' answers.
+
+        Args:
+            *args: As a call takes them.
+            of: What is averaged: `softmax` (over the last dim, the usual mean of classifiers), `sigmoid`, or
+                None for the answers themselves.
+            weights: One weight for each member. Default: all are equal.
+            **kwargs: As a call takes them.
+
+        Returns:
+            A tensor of the member's own shape. For an entry with states: (mean, new state). Of an answer with
+            several leaves, `logits` is used, else the first leaf.
+
+        Raises:
+            InputError: The inputs do not match, or the members' outputs have no mean because their shapes
+                differ.
+            UsageError: `of` is unknown, or the number of weights is not N.
+
+        Example:
+            >>> p = ens.mean(x)  # [B, classes]
+        """
+        return self._reduced(lambda y: weighted_mean(transformed(y, of), weights), args, kwargs)
 
     def std(self, *args: Any, of: str | None = "softmax", **kwargs: Any) -> Any:
-        """The members' standard deviation (divided by N), `[*the member's shape]`; with state as `mean`."""
-        return self._of(lambda y: _apply(y, of).std(0, correction=0), args, kwargs)
+        """Returns the standard deviation of the members' answers (divided by N).
+
+        Args:
+            *args: As a call takes them.
+            of: As `mean` takes it.
+            **kwargs: As a call takes them.
+
+        Returns:
+            A tensor of the member's own shape. For an entry with states: (deviation, new state).
+
+        Raises:
+            InputError: As `mean`.
+            UsageError: `of` is unknown.
+        """
+        return self._reduced(lambda y: transformed(y, of).std(0, correction=0), args, kwargs)
 
     def vote(self, *args: Any, **kwargs: Any) -> Any:
-        """The class that most members choose, ties to the lowest number: argmax over the last dim, then the mode over members; with state as `mean`."""
-        return self._of(lambda y: y.argmax(-1).mode(0).values, args, kwargs)
+        """Returns the class that most members choose. The lowest number wins a tie.
 
-    def _of(self, figure: Callable[[torch.Tensor], torch.Tensor], args: Any, kwargs: Any) -> Any:
+        Args:
+            *args: As a call takes them.
+            **kwargs: As a call takes them.
+
+        Returns:
+            The mode over members of the argmax over the last dim. For an entry with states: (classes, new
+            state).
+
+        Raises:
+            InputError: As `mean`.
+        """
+        return self._reduced(lambda y: y.argmax(-1).mode(0).values, args, kwargs)
+
+    def _reduced(self, reduce: Callable[[torch.Tensor], torch.Tensor], args: Any, kwargs: Any) -> Any:
+        """Returns a reduction of the answer over members."""
         result = self(*args, **kwargs)
         if not self._binder.states:
-            return figure(self._leaf(result))
+            return reduce(self._leaf(result))
         answer, state = result
-        return figure(self._leaf(answer)), state
+        return reduce(self._leaf(answer)), state
 
     def _leaf(self, result: Any) -> torch.Tensor:
+        """Returns the leaf of an answer that ensembles use: `logits`, else the first. Raises: InputError."""
         if isinstance(result, (Output, Mapping)):
             result = result["logits"] if "logits" in result else result[next(iter(result))]
         while isinstance(result, (tuple, list)) and result and self.entry.outputs[0].kind != "ragged":
             result = result[0]
         if not isinstance(result, torch.Tensor):
-            raise InputError("the members' outputs differ in shape, or are no tensor: there is no mean of them")
+            raise InputError(
+                "the members' outputs differ in shape, or are no tensor: they have no mean. "
+                "Combine the members' answers in your own code"
+            )
         return result
 
+    # ---------------------------------------------------------------- programs
+
     def warmup(self, patterns: Sequence[str] = ("shared",)) -> None:
-        """Bind the programs of these patterns now instead of at the first call."""
+        """Binds the programs of patterns now instead of at the first call.
+
+        Args:
+            patterns: `shared`, `each`, or both.
+        """
         for pattern in patterns:
             self.programs.of(pattern)
 
     def compiled(self, pattern: str = "shared") -> list[Path]:
-        """Where a pattern's compiled programs lie, one folder each; bound, and compiled where that was asked for, if they are not yet."""
+        """Returns the folders of a pattern's compiled programs. Programs that are not bound yet are bound
+        first.
+
+        Args:
+            pattern: `shared` or `each`.
+
+        Returns:
+            One folder for each compiled program; empty if none is compiled.
+        """
         return [b.place for b in self.programs.of(pattern) if b.place is not None]
 
     def forget(self) -> None:
-        """Let go of bound programs."""
+        """Forgets the bound programs. The next call binds them again."""
         self._seen.clear()
         self.programs.forget()
-
-
-def holds_tensor(value: Any) -> bool:
-    """Whether an input is a tensor, or has one in it."""
-    if isinstance(value, Mapping):
-        return any(map(holds_tensor, value.values()))
-    return isinstance(value, torch.Tensor) or (isinstance(value, (list, tuple)) and any(map(holds_tensor, value)))
-
-
-def _apply(x: torch.Tensor, of: str | None) -> torch.Tensor:
-    if of == "softmax":
-        return x.softmax(-1)
-    if of == "sigmoid":
-        return x.sigmoid()
-    if of is not None:
-        raise UsageError(f"of={of!r} is unknown; known: softmax, sigmoid, None")
-    return x
-
-
-def _average(x: torch.Tensor, weights: Sequence[float] | None) -> torch.Tensor:
-    if weights is None:
-        return x.mean(0)
-    if len(weights) != x.shape[0]:
-        raise UsageError(f"{len(weights)} weights for {x.shape[0]} members; give one a member")
-    w = torch.tensor(weights, dtype=x.dtype, device=x.device)
-    averaged: torch.Tensor = torch.tensordot(w / w.sum(), x, 1)
-    return averaged

@@ -1,31 +1,38 @@
-"""`widepack.load`: artifact -> `WideModel`. Reads JSON and safetensors only; imports no module that a file names, and the rules only when it has to lower."""
+"""Loads an artifact and returns a `WideModel`: `widepack.load`.
+
+Only JSON and safetensors are read. No module that a file names is imported. The rules are imported only if a
+program has to be lowered.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from widepack_artifacts.writer import Reader, opened
+from widepack_artifacts.reader import Reader, opened
 from widepack_artifacts.weights import Weights
 
 from .. import backends
+from ..errors import UsageError
 from ..ir import ops
 from ..runtime.admission import guarded
-from ..system.readahead import read_headers
-from .cast import Cast
 from ..spec.dtypes import find_dtype
-from ..errors import UsageError
-from .open_artifact import Held, Running
 from ..spec.names import numbers_of, path_of
 from ..system.progress import Report
+from ..system.readahead import read_headers
+from .cast import Cast
 from .model import WideModel
+from .open_artifact import BackendOptions, LoadOptions, OpenArtifact
 
 MOST_LIMIT = 1e12
+"""The largest `limit` of a load."""
+
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 VERIFY = ("sizes", "hashes", "off")
 
@@ -50,22 +57,114 @@ def load(
     limit: float | None = 1.0,
     allow_ops: Sequence[Any] = (),
 ) -> WideModel:
-    """Open an artifact.
+    """Loads an artifact and returns a model that runs all members in one call.
 
-    path: the folder. device: where to run; default the CPU. dtype: `bf16`, `fp16`, `fp32` or another name of a dtype: weights are cast on the device and programs lowered
-    again for it, inputs are taken in it, and answers are held to what the members' own programs do in it; the files stay as they are. members: some of them, by number or name. strategies: None for the artifact's plans, or what
-    `build --strategy` takes: the programs are lowered again then. simplify: False lowers them again as they were captured (with strategies
-    `auto` where none are given), to see what simplification gains. backend: `auto` (what the plan names where it can run here, else `eager`), `eager`, `compile`,
-    `aot` or `onnxruntime`. compile: None never compiles; `now` compiles what is not in the cache, at load and when another pattern is first called. cache: the
-    folder of compiled programs; default `WIDEPACK_CACHE`, else one in the user's cache. verify: `sizes` (of all files), `hashes` (of all files), `off`
-    (the manifest's digest and the programs' hashes are always checked). expect: the manifest's digest, `sha256:...`, pins a deployment. prologue: run nodes that
-    depend on weights alone once, now; False keeps every weight in the mapped file. warmup: bind the programs of pattern `shared` and run the probe now, not at
-    the first call. threads: torch's threads for the process, and ONNX Runtime's. progress: called with (stage, done, total) while something compiles.
-    limit: how many times the memory and work that its files justify a load may take (walk.py); None lifts it, for artifacts whose makers are trusted.
-    allow_ops: ops of other libraries (`mylib::op`) that the artifact's programs may ask for; a library's op may do anything with what a file says, so name those that can bear it.
+    The first load on a machine runs the artifact's probe: a few inputs with every member's float64 answers.
 
-    Returns: a WideModel. Raises: ArtifactError for what is damaged, not what it says, or asks for too much; ProbeError, which is one, when the probe fails here; UsageError.
+    Args:
+        path: The folder that `widepack.build` wrote.
+        device: Where to run, for example `"cpu"` or `"cuda:0"`. Default: the CPU.
+        dtype: `bf16`, `fp16`, `fp32` or the name of another floating dtype. Weights are cast on the device,
+            and programs are lowered again for it. Inputs must have it. Answers are checked against what the
+            members' own programs compute in it. The files do not change. Default: the artifact's dtype.
+        members: The members to load, by number or name, in this order. Default: all.
+        strategies: What `build --strategy` takes. The programs are lowered again then. Default: the
+            artifact's plans.
+        simplify: False lowers the programs again as they were captured, which shows what simplification
+            gains.
+        backend: `auto` (what the plan names if it can run here, else `eager`), `eager`, `compile`, `aot` or
+            `onnxruntime`.
+        verify: `sizes` checks the sizes of all files, `hashes` checks their hashes, `off` neither, and no
+            probe. The digest of the manifest and the hashes of the programs are always checked.
+        expect: The digest of the manifest, `sha256:...`. It pins a deployment to one artifact.
+        prologue: True computes derived weights once, now. False keeps every weight in the mapped file.
+        warmup: True binds the programs of pattern `shared` and runs the probe now. False does so at the first
+            call.
+        threads: The number of threads of torch, for the process, and of ONNX Runtime. Default: unchanged.
+        compile: `"now"` compiles what is not in the cache, at load and when another pattern is first called.
+            Default: nothing is compiled.
+        cache: The folder of compiled programs. Default: `WIDEPACK_CACHE`, else a folder in the user's cache.
+        progress: Is called with (stage, done, total) while something compiles.
+        limit: How many times the memory and work that its files justify a load may take. None allows any
+            amount, for artifacts from makers that you trust.
+        allow_ops: Ops of other libraries (`mylib::op`) that the artifact's programs may use. The op of a
+            library may do anything with values from a file, so name only ops that are safe with any input.
+
+    Returns:
+        A `WideModel`. Call it with the member's inputs; each output leaf is `[N, *shape]`.
+
+    Raises:
+        ArtifactError: The folder is no artifact, a file is damaged or does not match the manifest, or a
+            program takes more than the limit.
+        ProbeError: The answers on this machine are out of bounds. It is an `ArtifactError` too.
+        UsageError: An argument is not valid.
+
+    Example:
+        >>> ens = widepack.load("ens.wide")
+        >>> y = ens(x)  # x: [B, 8], y: [N, B, 3]
     """
+    _check_choices(verify, backend, compile, cache, simplify)
+    _check_limit(limit)
+    if expect is not None and not (isinstance(expect, str) and _DIGEST.match(expect)):
+        raise UsageError(
+            f"expect={repr(expect)[:100]} is no digest of an artifact; "
+            "give sha256: and 64 hex digits in lower case, as `widepack inspect` shows it"
+        )
+    if threads is not None:
+        _set_threads(threads)
+    extra = ops.allow(allow_ops)
+    path = path_of(path)
+    options = LoadOptions(
+        device=on_device(device),
+        prologue=prologue,
+        strategies="auto" if strategies is None and not simplify else strategies,
+        simplify=simplify,
+        verified=verify != "off",
+        backend=BackendOptions(backend, compile == "now", None if cache is None else Path(cache), progress),
+        limit=limit,
+    )
+    opening = _Opening(options, verify, members, find_dtype(dtype))
+    with guarded(str(path)):
+        artifact = opened(path, opening, expect, extra)[1]
+        model = WideModel(artifact)
+        with artifact.limits.one_load(warmup):
+            if warmup:
+                model.warmup()
+    return model
+
+
+@dataclass(frozen=True)
+class _Opening:
+    """Reads all that a load needs of an artifact, now or later.
+
+    Another artifact may be published at the path while this one is loaded, or later.
+    """
+
+    options: LoadOptions
+    verify: str
+    members: Sequence[int | str] | None
+    dtype: torch.dtype | None
+
+    def __call__(self, reader: Reader) -> OpenArtifact:
+        if self.verify == "sizes":
+            reader.check_sizes()
+        elif self.verify == "hashes":
+            reader.check_hashes()
+        if self.members is not None:
+            read_headers(reader.weights_files())
+        manifest, device = reader.manifest, self.options.device
+        files = Weights(reader.weights_files())
+        files.check(manifest.weights, len(manifest.members))
+        entries = manifest.entries.values()
+        reader.preload(w.file for e in entries for w in e.wide if w.device == device.type)
+        reader.preload(name for e in entries for name in e.member)
+        chosen = _chosen(reader, self.members)
+        cast = None if self.dtype is None else Cast.of(manifest, self.dtype)
+        return OpenArtifact(reader, files, chosen, replace(self.options, cast=cast))
+
+
+def _check_choices(verify: Any, backend: Any, compile: Any, cache: Any, simplify: Any) -> None:
+    """Raises: UsageError for an argument that is none of its choices."""
     if verify not in VERIFY:
         raise UsageError(f"verify={verify!r} is unknown; known: {', '.join(VERIFY)}")
     if backend != "auto" and backend not in backends.NAMES:
@@ -75,67 +174,37 @@ def load(
     if cache is not None and not isinstance(cache, (str, PathLike)):
         raise UsageError(f"cache is a {type(cache).__name__}; give the folder of compiled programs")
     if not isinstance(simplify, bool):
-        raise UsageError(f"simplify={simplify!r} is unknown; known: True, and False, which lowers the programs again as they were captured")
-    if threads is not None:
-        if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
-            raise UsageError(f"threads={threads!r} is no number of threads; give a whole number from 1")
-        torch.set_num_threads(threads)
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit <= MOST_LIMIT):
-        said = f"a number of {limit.bit_length()} bits" if isinstance(limit, int) and limit.bit_length() > 64 else repr(limit)
         raise UsageError(
-            f"limit={said} is no limit; give a number over 0 and up to {MOST_LIMIT:g}, how many times the usual memory and work a load may take, or None for any"
-        )
-    if expect is not None and not (isinstance(expect, str) and _DIGEST.match(expect)):
-        raise UsageError(
-            f"expect={repr(expect)[:100]} is no digest of an artifact; give sha256: and 64 hex digits in lower case, as `widepack inspect` shows it"
-        )
-    extra = ops.allow(allow_ops)
-    path = path_of(path)
-    where = on_device(device)
-    running = Running(backend, compile == "now", None if cache is None else Path(cache), progress)
-    wanted_dtype = find_dtype(dtype)
-    wanted = "auto" if strategies is None and not simplify else strategies
-
-    def hold(reader: Reader) -> Held:
-        """All that is read of the artifact, now or later: another one may be published at the path while this one is loaded, or long after."""
-        if verify == "sizes":
-            reader.check_sizes()
-        elif verify == "hashes":
-            reader.check_hashes()
-        if members is not None:
-            read_headers(reader.weights_files())
-        weights = Weights(reader.weights_files())
-        weights.check(reader.manifest.weights, len(reader.manifest.members))
-        entries = reader.manifest.entries.values()
-        reader.hold(w.file for e in entries for w in e.wide if w.device == where.type)
-        reader.hold(name for e in entries for name in e.member)
-        return Held(
-            reader,
-            weights,
-            _chosen(reader, members),
-            where,
-            prologue=prologue,
-            strategies=wanted,
-            verified=verify != "off",
-            running=running,
-            simplify=simplify,
-            limit=limit,
-            cast=None if wanted_dtype is None else Cast.of(reader.manifest, wanted_dtype),
+            f"simplify={simplify!r} is unknown; known: True, and False, "
+            "which lowers the programs again as they were captured"
         )
 
-    with guarded(str(path)):
-        held = opened(path, hold, expect, extra)[1]
-        model = WideModel(held)
-        held.loading = warmup
-        if warmup:
-            model.warmup()
-        held.loading = False
-        held.lowering.made.clear()
-    return model
+
+def _check_limit(limit: Any) -> None:
+    """Raises: UsageError for a limit that is no positive number."""
+    if limit is None:
+        return
+    number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
+    if number and 0 < limit <= MOST_LIMIT:
+        return
+    huge = isinstance(limit, int) and limit.bit_length() > 64
+    text = f"a number of {limit.bit_length()} bits" if huge else repr(limit)
+    raise UsageError(
+        f"limit={text} is no limit; give a number over 0 and up to {MOST_LIMIT:g}, how many times the usual "
+        "memory and "
+        "work a load may take, or None for any"
+    )
+
+
+def _set_threads(threads: Any) -> None:
+    """Sets torch's threads for the process. Raises: UsageError."""
+    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+        raise UsageError(f"threads={threads!r} is no number of threads; give a whole number from 1")
+    torch.set_num_threads(threads)
 
 
 def on_device(device: str | torch.device | None) -> torch.device:
-    """A device that is there; cpu without one. Raises: UsageError."""
+    """Returns a device of this machine; the CPU for None. Raises: UsageError."""
     try:
         found = torch.device(device or "cpu")
     except RuntimeError as e:
@@ -144,7 +213,10 @@ def on_device(device: str | torch.device | None) -> torch.device:
         raise UsageError(f"device {str(device)!r}: artifacts run on cpu and cuda")
     if found.type == "cuda":
         if not torch.cuda.is_available():
-            raise UsageError(f"device {device!r}: this torch ({torch.__version__}) sees no CUDA device; use 'cpu', or install a CUDA build of torch")
+            raise UsageError(
+                f"device {device!r}: this torch ({torch.__version__}) sees no CUDA device; "
+                "use 'cpu', or install a CUDA build of torch"
+            )
         return torch.device("cuda", found.index if found.index is not None else torch.cuda.current_device())
     if found.index:
         raise UsageError(f"device {str(device)!r}: there is one CPU, 'cpu'")
@@ -152,6 +224,7 @@ def on_device(device: str | torch.device | None) -> torch.device:
 
 
 def _chosen(reader: Reader, members: Sequence[int | str] | None) -> list[int]:
+    """Returns the numbers of the members to load. Raises: UsageError."""
     names = [m.name for m in reader.manifest.members]
     if members is None:
         return list(range(len(names)))

@@ -1,27 +1,39 @@
-"""One member of an artifact as a plain module: its own program, its own weights."""
+"""Defines one member of an artifact as a plain module: its own program over its own weights."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from widepack_artifacts import tree
-from widepack_artifacts.manifest import Entry
+from widepack_artifacts.entry import Entry
 from widepack_artifacts.program import Program
 
+from ..runtime.executable import storage
+from ..runtime.graph_module import graph_module
 from ..system.gate import Gate
 from .binder import Binder
-from .output import Output, carried
-from ..runtime.graph_module import graph_module, storage
+from .output import Output, new_states
 
 
 class Member(nn.Module):
-    """A member as a flat module, called as the original was and answering in its form; weights are buffers under flat names.
+    """One member of a loaded model as a plain `nn.Module`. `ens.member(i)` and `ens[i]` return it.
 
-    They are those of the model that it is of: a member that is swapped answers as the new one. Where the entry carries state: `y, state = member(x, state=state)`, from `member.state()` on; no member axis.
+    It is called as the original module was, and returns the member's own structure without a member axis. Its
+    weights are buffers under flat names, and share memory with the loaded model: after a swap it answers as
+    the new member. For an entry with states, call `y, state = member(x, state=state)`, and start with
+    `member.state()`.
+
+    Attributes:
+        name: The member's name.
+        slots: The names of the weights, in the order in which `graph` takes them.
+
+    Example:
+        >>> member = ens.member("fold0")
+        >>> torch.testing.assert_close(member(x), ens(x)[0])
     """
 
     def __init__(
@@ -41,26 +53,54 @@ class Member(nn.Module):
         self._initial = dict(initial or {})
         self._gate = gate or Gate()
         self._run = graph_module(program, device).forward
-        self._slots = [s.name for s in program.weights]
+        self.slots = [s.name for s in program.weights]
         for slot in program.weights:
             self.register_buffer(slot.name, weights[slot.source], persistent=False)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The member's own answer. Raises: InputError."""
+        """Runs the member.
+
+        Args:
+            *args: The inputs as the member's method takes them, without a member axis.
+            **kwargs: The same by name, and `state` for an entry with states.
+
+        Returns:
+            The member's own answer. For an entry with states: (answer, new state).
+
+        Raises:
+            InputError: The inputs do not match what the model was built for.
+        """
         states = self._binder.states
         state = kwargs.pop("state", None) if states else None
-        values, marks = self._binder.bind(args, kwargs)
+        values, per_member = self._binder.bind(args, kwargs)
         if states:
-            self._binder.carry(values, marks, state)
-        self._binder.check(values, marks)
+            self._binder.carry(values, per_member, state)
+        self._binder.check(values, per_member)
         with self._gate.passed():
-            weights = [self._buffers[s] for s in self._slots]
+            weights = [self._buffers[s] for s in self.slots]
             owned = {storage(w) for w in weights} - {0}
-            outs = [o.clone() if storage(o) in owned else o for o in self._run(*weights, *values)]  # the caller may write into what it gets
-        answer = outs[self._entry.result["leaf"]] if "leaf" in self._entry.result else tree.build(self._entry.result, outs, Output)
-        return (answer, {**state, **carried(outs, states, (), 1, values)}) if state is not None else answer
+            # The caller may write into the answer, so it does not share memory with a weight.
+            outs = [o.clone() if storage(o) in owned else o for o in self._run(*weights, *values)]
+        result = self._entry.result
+        answer = outs[result["leaf"]] if "leaf" in result else tree.build(result, outs, Output)
+        return (answer, {**state, **new_states(outs, states, (), 1, values)}) if state is not None else answer
+
+    @property
+    def graph(self) -> fx.GraphModule:
+        """The program as a graph: it takes the weights of `slots`, then the tensors of a call."""
+        return cast("fx.GraphModule", getattr(self._run, "__self__"))  # noqa: B009  # a bound method has it
 
     def state(self, **sizes: int) -> dict[str, torch.Tensor]:
-        """Its states as they begin, by name. sizes: of the dims that inputs among them have. Raises: UsageError."""
+        """Returns the member's states as they begin.
+
+        Args:
+            **sizes: The size of each dim of the states that are inputs, for example `B=8`.
+
+        Returns:
+            For each state a tensor without a member axis: a buffer's value, or zeros for an input.
+
+        Raises:
+            UsageError: A size is missing.
+        """
         with self._gate.passed():
             return self._binder.fresh(self._initial, sizes)

@@ -1,4 +1,4 @@
-"""`WideModel`: a loaded artifact: N members that run as one, an entry for each method that was built."""
+"""Defines a loaded artifact: N members that run as one, with an entry for each method that was built."""
 
 from __future__ import annotations
 
@@ -11,59 +11,84 @@ import torch
 
 from widepack_artifacts.manifest import Manifest
 
-from ..spec.entries import FORWARD
 from ..errors import UsageError
-from .open_artifact import Held
-from .member import Member
-from ..spec.names import checkpoint_of
 from ..planning.plan import Plan
+from ..spec.entries import FORWARD
+from ..spec.names import checkpoint_of
 from .entry import WideEntry
+from .member import Member
+from .open_artifact import OpenArtifact
 
 if TYPE_CHECKING:
     from .swap import SwapReport
 
 
 class WideModel:
-    """N members in one. Made by `widepack.load`.
+    """N trained members that run in one call. `widepack.load` returns it.
 
-    A call is that of the entry `forward`; `ens.encode(x)` and `ens.entry("encode")(x)` are those of another.
+    Calls may come from several threads at once. A call, `each`, `mean`, `std`, `vote`, `plans` and `member`
+    are those of the entry `forward`. Other entries are attributes: `ens.encode(x)`, or
+    `ens.entry("encode")(x)`.
 
-    members: their names. entries: names of the entries. plan: the plan of pattern `shared` at the smallest batch class. backend: what runs. manifest: what the artifact says of
-    itself.
+    Attributes:
+        members: The members' names.
+        entries: The names of the entries.
+        manifest: What the artifact says of itself.
+        device: Where the members run.
+        plan: The plan of pattern `shared` at the smallest batch class.
+        backend: What runs the programs.
+
+    Example:
+        >>> ens = widepack.load("ens.wide")
+        >>> y = ens(x)  # all members on one input: x [B, 8], y [N, B, 3]
+        >>> z = ens.each(xs)  # each member on its own input: xs [N, B, 8]
+        >>> y0 = ens["fold0"](x)  # one member as a plain module
     """
 
-    def __init__(self, held: Held) -> None:
-        self._held = held
-        self._entries = {name: WideEntry(held, name) for name in held.manifest.entries}
-        self._own = self._entries.get(FORWARD)
+    def __init__(self, artifact: OpenArtifact) -> None:
+        self._artifact = artifact
+        self._entries = {name: WideEntry(artifact, name) for name in artifact.manifest.entries}
+        self._default = self._entries.get(FORWARD)
 
     @property
     def members(self) -> tuple[str, ...]:
-        return self._held.members
+        """The members' names."""
+        return self._artifact.members
 
     @property
     def entries(self) -> tuple[str, ...]:
+        """The names of the entries."""
         return tuple(self._entries)
 
     @property
     def manifest(self) -> Manifest:
-        return self._held.manifest
+        """What the artifact says of itself."""
+        return self._artifact.manifest
 
     @property
     def device(self) -> torch.device:
-        return self._held.device
+        """Where the members run."""
+        return self._artifact.device
 
     @property
     def backend(self) -> str:
-        """What runs: `eager`, `compile`, `aot` or `onnxruntime`."""
-        return (self._own or next(iter(self._entries.values()))).backend
+        """What runs the programs: `eager`, `compile`, `aot` or `onnxruntime`."""
+        return self._first().backend
 
     @property
     def plan(self) -> Plan:
+        """The plan of pattern `shared` at the smallest batch class."""
         return self._forward().plan
 
     def plans(self, pattern: str = "shared") -> list[Plan]:
-        """The plans of a pattern, one a batch class."""
+        """Returns the plans of a pattern, one for each batch class.
+
+        Args:
+            pattern: `shared` or `each`.
+
+        Returns:
+            The plans, the smallest batch class first.
+        """
         return self._forward().plans(pattern)
 
     def __len__(self) -> int:
@@ -72,16 +97,28 @@ class WideModel:
     def __repr__(self) -> str:
         names = ", ".join(self.members[:4]) + (", ..." if len(self) > 4 else "")
         others = ", ".join(n for n in self._entries if n != FORWARD)
-        said = [
+        parts = [
             f"{len(self)} members: {names}",
-            *([self._own._binder.takes_in] if self._own is not None else []),
+            *([self._default.description] if self._default is not None else []),
             *([f"entries {others}"] if others else []),
-            (self._own or next(iter(self._entries.values()))).programs.running,
+            self._first().programs.description,
         ]
-        return f"WideModel({'; '.join(said)})"
+        return f"WideModel({'; '.join(parts)})"
+
+    # ---------------------------------------------------------------- entries
 
     def entry(self, name: str) -> WideEntry:
-        """The entry of this name. Raises: UsageError."""
+        """Returns an entry.
+
+        Args:
+            name: The method's name.
+
+        Returns:
+            A `WideEntry`.
+
+        Raises:
+            UsageError: The artifact has no entry of this name.
+        """
         if name not in self._entries:
             raise UsageError(f"there is no entry {name!r}; the entries are {', '.join(self._entries)}")
         return self._entries[name]
@@ -90,77 +127,189 @@ class WideModel:
         entries: dict[str, WideEntry] = self.__dict__.get("_entries", {})
         if name in entries:
             return entries[name]
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}; its entries are {', '.join(entries)}")
+        raise AttributeError(
+            f"{type(self).__name__} has no attribute {name!r}; its entries are {', '.join(entries)}"
+        )
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._entries]
 
+    def _first(self) -> WideEntry:
+        """Returns `forward`, or the first entry."""
+        return self._default or next(iter(self._entries.values()))
+
     def _forward(self) -> WideEntry:
-        if self._own is None:
+        """Returns the entry `forward`. Raises: UsageError if the artifact has none."""
+        if self._default is None:
             first = next(iter(self._entries))
             raise UsageError(
-                f"this model has no entry {FORWARD}; its entries are {', '.join(self._entries)}: say which one, for example ens.{first}(...)"
+                f"this model has no entry {FORWARD}; its entries are {', '.join(self._entries)}: "
+                f"say which one, for example ens.{first}(...)"
             )
-        return self._own
+        return self._default
+
+    # ---------------------------------------------------------------- calls
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Every member sees the same inputs, but for those marked with `widepack.each`.
+        """Runs all members. They share every input that is not marked with `widepack.each`.
 
-        Inputs: as the member's forward takes them. Returns: the member's structure, every leaf `[N, *the member's shape]` (a list of N where shapes differ).
-        A model that carries state takes `state=` and returns (answer, new state).
-        Raises: InputError before anything runs.
+        Args:
+            *args: The inputs as the member's `forward` takes them. Dtype, device and sizes must match the
+                artifact.
+            **kwargs: The same by name, and `state` for a model with states: `{name: [N, ...]}`.
+
+        Returns:
+            The member's own structure. Every leaf is `[N, *shape]`, where `shape` is that of the member's
+            leaf; a list of N tensors if the members' shapes differ. For a model with states: (answer, new
+            state).
+
+        Raises:
+            InputError: The inputs do not match what the model was built for. Nothing has run then.
+            UsageError: The artifact has no entry `forward`, or the model was closed.
+
+        Example:
+            >>> y = ens(x)  # x: [B, 8], y: [N, B, 3]
+            >>> y, state = ens(x, state=ens.state())  # with states
         """
-        return (self._forward() if self._own is None else self._own)(*args, **kwargs)
+        return (self._forward() if self._default is None else self._default)(*args, **kwargs)
 
     def each(self, *args: Any, **kwargs: Any) -> Any:
-        """Member i sees `[i]` of every input. Inputs: `[N, ...]`, or lists of N tensors. Returns and raises: as a call."""
+        """Runs all members, each on inputs of its own: member i gets `[i]` of every input.
+
+        Args:
+            *args: For each input of the member a tensor `[N, ...]`, or a list of N tensors of one shape.
+            **kwargs: The same by name, and `state` for a model with states.
+
+        Returns:
+            As a call returns.
+
+        Raises:
+            InputError: The inputs do not match what the model was built for. Nothing has run then.
+            UsageError: The artifact has no entry `forward`, or the model was closed.
+
+        Example:
+            >>> y = ens.each(xs)  # xs: [N, B, 8], y: [N, B, 3]
+        """
         return self._forward().each(*args, **kwargs)
 
     def state(self, **sizes: int) -> dict[str, torch.Tensor]:
-        """What the caller carries, as it begins: `{name: [N, ...]}` over all entries; a buffer as each member's checkpoint has it, an input as zeros.
+        """Returns the states of all entries as they begin. The caller carries them from call to call.
 
-        `y, state = ens(x, state=state)` gives the next. sizes: of the dims that inputs among them have, `ens.state(B=8)`. Raises: UsageError.
+        Args:
+            **sizes: The size of each dim of the states that are inputs, for example `B=8`.
+
+        Returns:
+            `{name: [N, ...]}`: a buffer as each member's checkpoint has it, zeros for an input.
+
+        Raises:
+            UsageError: A size is missing or is of no state's dim, or the model was closed.
+
+        Example:
+            >>> state = ens.state()
+            >>> for x in steps:
+            ...     y, state = ens(x, state=state)
         """
         dims = {d for e in self._entries.values() for d in e.state_dims}
         if unknown := sorted(set(sizes) - dims):
-            raise UsageError(
-                f"no state has the dim {', '.join(unknown)}; {'the dims of states are ' + ', '.join(sorted(dims)) if dims else 'states have no dims'}"
-            )
+            known = f"the dims of states are {', '.join(sorted(dims))}" if dims else "states have no dims"
+            raise UsageError(f"no state has the dim {', '.join(unknown)}; {known}")
         return {name: value for e in self._entries.values() for name, value in e.state(**sizes).items()}
 
-    def mean(self, *args: Any, of: str | None = "softmax", weights: Sequence[float] | None = None, **kwargs: Any) -> Any:
-        """The members' mean answer, `[*the member's shape]`.
+    def mean(
+        self, *args: Any, of: str | None = "softmax", weights: Sequence[float] | None = None, **kwargs: Any
+    ) -> Any:
+        """Returns the mean of the members' answers.
 
-        of: `softmax` (over the last dim, the usual mean of classifiers), `sigmoid`, or None for the answers themselves. weights: one a member.
+        Args:
+            *args: As a call takes them.
+            of: What is averaged: `softmax` (over the last dim, the usual mean of classifiers), `sigmoid`, or
+                None for the answers themselves.
+            weights: One weight for each member. Default: all are equal.
+            **kwargs: As a call takes them.
+
+        Returns:
+            A tensor of the member's own shape; (mean, new state) for a model with states. Of an answer with
+            several leaves, `logits` is used, else the first leaf.
+
+        Raises:
+            InputError: The inputs do not match, or the members' outputs have no mean because their shapes
+                differ.
+            UsageError: `of` is unknown, or the number of weights is not N.
+
+        Example:
+            >>> p = ens.mean(x)  # [B, classes]
         """
         return self._forward().mean(*args, of=of, weights=weights, **kwargs)
 
     def std(self, *args: Any, of: str | None = "softmax", **kwargs: Any) -> Any:
-        """The members' standard deviation (divided by N), `[*the member's shape]`."""
+        """Returns the standard deviation of the members' answers (divided by N).
+
+        Args:
+            *args: As a call takes them.
+            of: As `mean` takes it.
+            **kwargs: As a call takes them.
+
+        Returns:
+            A tensor of the member's own shape; (deviation, new state) for a model with states.
+
+        Raises:
+            InputError: As `mean`.
+            UsageError: `of` is unknown.
+        """
         return self._forward().std(*args, of=of, **kwargs)
 
     def vote(self, *args: Any, **kwargs: Any) -> Any:
-        """The class that most members choose, ties to the lowest number: argmax over the last dim, then the mode over members."""
+        """Returns the class that most members choose. The lowest number wins a tie.
+
+        Args:
+            *args: As a call takes them.
+            **kwargs: As a call takes them.
+
+        Returns:
+            The mode over members of the argmax over the last dim; (classes, new state) for a model with
+            states.
+
+        Raises:
+            InputError: As `mean`.
+        """
         return self._forward().vote(*args, **kwargs)
 
     def probe(self) -> None:
-        """Run the probe of every entry and both presets now, whether or not it passed here before. Raises: VerificationError."""
+        """Runs the probe of every entry and both presets, even if it passed on this machine before.
+
+        Raises:
+            ProbeError: An answer is out of bounds.
+        """
         for entry in self._entries.values():
             entry.probe()
 
     def warmup(self, patterns: Sequence[str] = ("shared",)) -> None:
-        """Bind the programs of these patterns now, of every entry, instead of at the first call."""
+        """Binds the programs of patterns now, for every entry, instead of at the first call.
+
+        Args:
+            patterns: `shared`, `each`, or both.
+        """
         for entry in self._entries.values():
             entry.warmup(patterns)
 
     # ---------------------------------------------------------------- members
 
     def member(self, member: int | str) -> Member:
-        """One member, by number or name, as a plain module over the artifact's weights. Raises: UsageError."""
+        """Returns one member as a plain module. Its weights share memory with this model.
+
+        Args:
+            member: The member's number or name.
+
+        Returns:
+            A `Member`.
+
+        Raises:
+            UsageError: No loaded member has this number or name, or the model was closed.
+        """
         return self._forward().member(member)
 
     def __getitem__(self, member: int | str) -> Member:
-        """As `member`; a negative number counts from the end, as in every sequence. Raises: UsageError."""
+        """Returns one member, as `member`. A negative number counts from the end. Raises: UsageError."""
         from_end = isinstance(member, int) and -len(self) <= member < 0
         return self.member(len(self) + member if from_end else member)  # type: ignore[operator]
 
@@ -168,35 +317,81 @@ class WideModel:
         return (self.member(i) for i in range(len(self)))
 
     def state_dict(self, member: int | str) -> dict[str, torch.Tensor]:
-        """One member's state dict, every name of its checkpoint, bit for bit; tensors are views of the mapped weights, which a swap writes into. Raises: UsageError."""
-        self._held.must_be_open()
-        i = self._held.chosen[self._held.index(member)]
+        """Returns one member's state dict, with every name of its checkpoint, bit for bit.
+
+        Args:
+            member: The member's number or name.
+
+        Returns:
+            Views of the mapped weights. A swap of this member writes into them.
+
+        Raises:
+            UsageError: No loaded member has this number or name, or the model was closed.
+        """
+        self._artifact.check_open()
+        i = self._artifact.chosen[self._artifact.index(member)]
         saved = [w for w in self.manifest.weights if w.role != "constant"]
-        return {name: self._held.part(w.name, i) for w in saved for name in (w.name, *w.aliases)}
+        return {name: self._artifact.weights.part(w.name, i) for w in saved for name in (w.name, *w.aliases)}
 
-    def swap(self, member: int | str, checkpoint: str | PathLike[str], *, key: str | None = None, trust_pickle: bool = False) -> SwapReport:
-        """Put another checkpoint in the place of a member, while other threads call.
+    def swap(
+        self,
+        member: int | str,
+        checkpoint: str | PathLike[str],
+        *,
+        key: str | None = None,
+        trust_pickle: bool = False,
+    ) -> SwapReport:
+        """Replaces a member by another checkpoint while other threads call.
 
-        The checkpoint is held to the artifact (names, shapes, dtypes, ties) and its answers to the probe first; whatever programs hold of its weights is made aside; then calls
-        in flight are waited for, and new ones held, while its slices are written. Every answer belongs wholly to the old member or to the new one. Programs, `member(i)`,
-        `state_dict(i)` and `state()` show the new weights from then on; the artifact stays as it is.
+        First the checkpoint is compared with the artifact (names, shapes, dtypes, ties) and its answers are
+        checked with the probe. All new values of programs are computed. Then new calls wait until calls in
+        flight have ended and the member's slices are written. Every answer is wholly of the old member or of
+        the new one. From then on programs, `member(i)`, `state_dict(i)` and `state()` have the new weights.
+        The artifact does not change.
 
-        member: number or name. key, trust_pickle: as `build` takes them. Returns: what was written, the seconds of each stage, and how long calls were held.
-        Raises: CheckpointError, MemberMismatch for one that does not fit, or differs in a weight that all members share; VerificationError for answers that cannot be held
-        to anything, and for a wide program that answers wrongly for the new member: the old one is back then. UsageError.
+        Args:
+            member: The member's number or name.
+            checkpoint: The file or folder of the new weights.
+            key: As `build` takes it.
+            trust_pickle: As `build` takes it.
+
+        Returns:
+            A `SwapReport`: what was written, the seconds of each stage, and how long calls waited.
+
+        Raises:
+            CheckpointError: The checkpoint cannot be read.
+            MemberMismatch: It does not fit, or differs in a weight that all members share.
+            VerificationError: Its answers are too far from float64, or a wide program answers wrongly for it.
+                Then the old member is restored.
+            UsageError: No loaded member has this number or name, a program cannot take another member, or the
+                model was closed.
+
+        Example:
+            >>> report = ens.swap("fold0", "new.pt")
+            >>> print(report)
         """
         checkpoint_of(checkpoint)
-        from .swap import swap  # opens checkpoints, which nothing else of a loaded model does
+        from .swap import swap  # opens checkpoints, which no other part of a loaded model does
 
-        return swap(self._held, [e.programs for e in self._entries.values()], member, Path(checkpoint), key, trust_pickle)
+        return swap(
+            self._artifact,
+            [e.programs for e in self._entries.values()],
+            member,
+            Path(checkpoint),
+            key,
+            trust_pickle,
+        )
 
     def close(self) -> None:
-        """Let go of programs and weights. Calls, `member`, `state`, `state_dict` and `swap` are refused afterwards; members and tensors that were given out stay usable, and
-        hold the mapped files open as long as somebody holds them."""
-        self._held.close()
+        """Releases programs and weights.
+
+        Calls, `member`, `state`, `state_dict` and `swap` raise `UsageError` afterwards. Members and tensors
+        that were returned before stay valid. The mapped files stay open as long as one of these exists.
+        """
+        self._artifact.close()
         for entry in self._entries.values():
             entry.forget()
 
 
 RESERVED = frozenset({n for n in dir(WideModel) if not n.startswith("__")} | {"route"})
-"""Names that an entry cannot have: the model's own, and those that it will have."""
+"""Names that an entry cannot have: those of the model's attributes, and `route`, which is reserved."""

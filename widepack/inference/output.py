@@ -1,4 +1,4 @@
-"""Results of a wide call: the member's own structure with a member axis on every leaf."""
+"""Builds the results of a wide call: the member's own structure, with a member axis on every leaf."""
 
 from __future__ import annotations
 
@@ -11,13 +11,23 @@ import torch.utils._pytree as pytree
 from widepack_artifacts import tree
 from widepack_artifacts.program import Output as Leaf
 
-from ..runtime.graph_module import storage
+from ..runtime.executable import storage
 
 
 class Output(Mapping[str, Any]):
-    """What a member returned as a dataclass, named tuple or mapping class: by key, by attribute, and by number, in the class's order.
+    """What a member returned as a dataclass, named tuple or mapping class.
 
-    A field hides what else there is under its name: `y.values` is the field where there is one. `kind` is the name of the member's class.
+    Fields are read by key, by attribute, or by number in the order of the class. A number counts the fields
+    that are not None. A field hides a method of the same name: `y.values` is the field `values` if the
+    member's class has one. An `Output` is a pytree node of torch.
+
+    Attributes:
+        kind: The name of the member's class.
+
+    Example:
+        >>> y = ens(input_ids)  # the member returns a dataclass with logits
+        >>> y.logits.shape == y["logits"].shape == y[0].shape
+        True
     """
 
     _rows: dict[str, Any]
@@ -28,20 +38,27 @@ class Output(Mapping[str, Any]):
 
     def __getattribute__(self, name: str) -> Any:
         rows: dict[str, Any] = object.__getattribute__(self, "__dict__").get("_rows", {})
-        return rows[name] if name in rows and not name.startswith("_") else object.__getattribute__(self, name)
+        return (
+            rows[name] if name in rows and not name.startswith("_") else object.__getattribute__(self, name)
+        )
 
     @property
     def kind(self) -> str:
+        """The name of the member's class."""
         return str(self.__dict__["_kind"])
 
     def __getitem__(self, key: str | int) -> Any:
-        return self._rows[key] if isinstance(key, str) else [v for v in self._rows.values() if v is not None][key]
+        if isinstance(key, str):
+            return self._rows[key]
+        return [v for v in self._rows.values() if v is not None][key]
 
     def __getattr__(self, name: str) -> Any:
         try:
             return self.__dict__["_rows"][name]
         except KeyError:
-            raise AttributeError(f"{self.__dict__['_kind']} has no {name!r}; it has {', '.join(self._rows)}") from None
+            raise AttributeError(
+                f"{self.__dict__['_kind']} has no {name!r}; it has {', '.join(self._rows)}"
+            ) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._rows)
@@ -50,7 +67,8 @@ class Output(Mapping[str, Any]):
         return len(self._rows)
 
     def __repr__(self) -> str:
-        return f"Output({self.__dict__['_kind']}: {', '.join(f'{k}={type(v).__name__}' for k, v in self._rows.items())})"
+        fields = ", ".join(f"{k}={type(v).__name__}" for k, v in self._rows.items())
+        return f"Output({self.__dict__['_kind']}: {fields})"
 
 
 def _flatten(output: Output) -> tuple[list[Any], tuple[str, tuple[str, ...]]]:
@@ -64,30 +82,48 @@ def _unflatten(values: Iterable[Any], context: tuple[str, tuple[str, ...]]) -> O
 pytree.register_pytree_node(Output, _flatten, _unflatten, serialized_type_name="widepack.Output")
 
 
-def carried(
-    values: Sequence[Any], states: Sequence[tuple[int, int, str]], outputs: Sequence[Leaf], members: int, given: Sequence[Any]
+def new_states(
+    values: Sequence[Any],
+    states: Sequence[tuple[int, int, str]],
+    outputs: Sequence[Leaf],
+    members: int,
+    inputs: Sequence[Any],
 ) -> dict[str, torch.Tensor]:
-    """The new states of a call, `[N, ...]`, each in memory that is neither the answer's nor that of another input: the caller may write into those.
+    """Returns the new states of a call, `[N, ...]`, by name.
 
-    values: the program's outputs. states: (input, output, name). outputs: of a wide program; empty for one member's, whose states have no member axis.
+    The caller may write into a state, so its memory is neither that of the answer nor that of another input.
+
+    values: the program's outputs. states: (input, output, name) of each. inputs: of the call.
+    outputs: of a wide program; empty for a single member, whose states have no member axis.
     """
-    own, out = {i for i, _, _ in states}, {o for _, o, _ in states}
-    taken = {storage(v) for i, v in enumerate(given) if i not in own} | {storage(v) for i, v in enumerate(values) if i not in out}
-    made = {}
+    state_inputs, state_outputs = {i for i, _, _ in states}, {o for _, o, _ in states}
+    taken = {storage(v) for i, v in enumerate(inputs) if i not in state_inputs} | {
+        storage(v) for i, v in enumerate(values) if i not in state_outputs
+    }
+    found = {}
     for _, o, name in states:
         value = values[o]
         if outputs and outputs[o].kind == "shared":
-            value = value.unsqueeze(0).expand(members, *value.shape).clone(memory_format=torch.contiguous_format)
+            value = (
+                value.unsqueeze(0).expand(members, *value.shape).clone(memory_format=torch.contiguous_format)
+            )
         elif storage(value) in taken:
             value = value.clone()
         taken.add(storage(value))
-        made[name] = value
-    return made
+        found[name] = value
+    return found
 
 
-def present(values: Sequence[Any], outputs: Sequence[Leaf], members: int, result: tree.Tree) -> Any:
-    """Output values of a program as the caller sees them: a Shared leaf is expanded to `[N, ...]`, a Ragged one is a list of N."""
-    leaves = [v.expand(members, *v.shape) if o.kind == "shared" and isinstance(v, torch.Tensor) else v for v, o in zip(values, outputs)]
+def build_answer(values: Sequence[Any], outputs: Sequence[Leaf], members: int, result: tree.Tree) -> Any:
+    """Builds the caller's answer from a program's outputs.
+
+    A Shared leaf is expanded to `[N, ...]`. A Ragged leaf is a list of N tensors. result: the form of the
+    answer.
+    """
+    leaves = [
+        v.expand(members, *v.shape) if o.kind == "shared" and isinstance(v, torch.Tensor) else v
+        for v, o in zip(values, outputs)
+    ]
     if "leaf" in result:
         return leaves[result["leaf"]]
     return tree.build(result, leaves, Output)

@@ -1,14 +1,17 @@
-"""What bound programs hold of their weights, changed for one member: everything is made aside first, and then written or exchanged without computing anything.
+"""Changes one member's weights in bound programs.
 
-| what a program holds | what happens |
+All new values are computed first. Then they are written or exchanged at once, without further computation.
+
+| what a program uses | what happens |
 |---|---|
-| a weight, or a view of one | the member's slice is written in place; every view shows it |
-| a value that the prologue made (a folded weight, a reordered one) | it is made anew aside; the rows of axis 0 that differ from those that are there are written in place |
-| one that cannot be written into (oneDNN's packed weights, a value of another size, memory that several elements share) | the new one takes its place |
-| a copy that a compiler asked for (a weight whose memory has gaps) | written as the value that it is a copy of |
-| what a backend keeps out of sight (ONNX Runtime reorders weights for itself) | the program is bound anew aside, and the whole of it takes its place |
+| a weight, or a view of one | The member's slice is written in place. Every view shows it. |
+| a derived weight | It is computed again. The rows of axis 0 that differ are written in place. |
+| a value that is prepacked, of another size, or overlapping | The new value replaces it. |
+| a copy for a compiler (the weight's memory has gaps) | It is written like the weight. |
+| a copy inside a backend (ONNX Runtime) | The program is bound again and replaced. |
 
-Rows are compared by their bits, so nothing hangs on knowing what the prologue does: what is not written is equal already.
+Rows are compared bit by bit, so no knowledge of the prologue is needed: rows that are not written are equal
+already.
 """
 
 from __future__ import annotations
@@ -24,17 +27,28 @@ from widepack_artifacts.program import Output, Program, Ref, refs
 
 from .. import backends
 from ..backends.flat import Flat, dense
-from .programs import Bound
 from ..errors import UsageError
-from .open_artifact import Answers, Held
-from ..runtime.graph_module import Executable, evaluate, needed, storage
+from ..runtime.executable import Executable, storage
+from ..runtime.graph_module import evaluate
+from ..runtime.prologue import needed
+from .bound_program import BoundProgram, Runnable
+from .open_artifact import OpenArtifact
+
+Rebind = Callable[[BoundProgram, Mapping[str, Any]], Runnable]
+"""Binds a bound program to other weights, given by name."""
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
-class Written:
-    """into: a part of memory that programs read. value: what is to stand there. before: what stands there now."""
+class WrittenWeights:
+    """A part of memory to write.
+
+    Attributes:
+        into: The memory, which programs read.
+        value: The new numbers.
+        before: The numbers that are there now.
+    """
 
     into: Tensor
     value: Tensor
@@ -42,25 +56,31 @@ class Written:
 
 
 @dataclass
-class Changes:
-    """All that has to happen at once. bytes: that are written. exchanged: how many values take the place of others. before: what stood for the member's answers in the
-    probe where it had been swapped before."""
+class WeightChanges:
+    """All changes that have to be made at once.
 
-    written: list[Written] = field(default_factory=list)
+    Attributes:
+        written: The memory to write.
+        values: For each program the derived values to replace: new and old, by their numbers.
+        bound: The programs to replace: new and old.
+    """
+
+    written: list[WrittenWeights] = field(default_factory=list)
     values: list[tuple[Executable, dict[int, Any], dict[int, Any]]] = field(default_factory=list)
-    bound: list[tuple[Bound, Executable, Executable]] = field(default_factory=list)
-    before: Answers | None = None
+    bound: list[tuple[BoundProgram, Runnable, Runnable]] = field(default_factory=list)
 
     @property
     def bytes(self) -> int:
+        """How many bytes are written."""
         return sum(w.value.numel() * w.value.element_size() for w in self.written)
 
     @property
     def exchanged(self) -> int:
+        """How many values and programs are replaced."""
         return sum(len(new) for _, new, _ in self.values) + len(self.bound)
 
     def apply(self) -> None:
-        """Raises: what writing raises, after everything was put back."""
+        """Makes the changes. If that fails, everything is undone before the error is raised."""
         try:
             self._do(lambda w: w.value, lambda new, old: new)
         except BaseException:
@@ -68,10 +88,10 @@ class Changes:
             raise
 
     def undo(self) -> None:
-        """Put back what stood there before."""
+        """Restores what was there before."""
         self._do(lambda w: w.before, lambda new, old: old)
 
-    def _do(self, value: Callable[[Written], Tensor], which: Callable[[Any, Any], Any]) -> None:
+    def _do(self, value: Callable[[WrittenWeights], Tensor], which: Callable[[Any, Any], Any]) -> None:
         with torch.inference_mode():
             for w in self.written:
                 w.into.copy_(value(w))
@@ -81,15 +101,21 @@ class Changes:
             bound.become(which(new_run, old_run))
 
 
-class Member:
-    """New weights of one loaded member. place: of the member among the loaded ones. values: by name, on the device, those that differ from what is there."""
+class MemberUpdate:
+    """New weights of one loaded member.
 
-    def __init__(self, held: Held, place: int, values: Mapping[str, Tensor]) -> None:
-        self.held, self.place, self.values = held, place, values
+    Args:
+        artifact: The open artifact.
+        place: The member's place among the loaded ones.
+        values: The weights that differ from the present ones, by name, on the device.
+    """
+
+    def __init__(self, artifact: OpenArtifact, place: int, values: Mapping[str, Tensor]) -> None:
+        self.artifact, self.place, self.values = artifact, place, values
 
     def weight(self, name: str) -> Any:
-        """A weight of all members as it will be: a copy where this member's part changes."""
-        whole = self.held.weight(name)
+        """Returns a weight of all members after the change. It is a copy if this member's part changes."""
+        whole = self.artifact.weights.get(name)
         if name not in self.values:
             return whole
         if isinstance(whole, list):
@@ -99,121 +125,156 @@ class Member:
             whole[self.place].copy_(self.values[name])
         return whole
 
-    def canonical(self, mapped: Mapping[str, Tensor]) -> list[Written]:
-        """The weights themselves: in the mapped files, whose pages become this process's own, and their copies. mapped: the values as the files have them."""
-        made = []
+    def canonical(self, mapped: Mapping[str, Tensor]) -> list[WrittenWeights]:
+        """Returns the changes of the weights themselves: in the mapped files, and in their copies.
+
+        The mapping is private: written pages become this process's own. mapped: the values in the files'
+        dtype.
+        """
+        found = []
         for name in self.values:
-            into = self.held.part(name, self.held.chosen[self.place])
-            made.append(_written(into, mapped[name]))
-            into.copy_(made[-1].before)  # the same bits: the pages are made private now, and not while calls wait
-        return made + self.copies(made)
+            into = self.artifact.weights.part(name, self.artifact.chosen[self.place])
+            found.append(_write(into, mapped[name]))
+            # The same bits are written, so that the pages become private now and not while calls wait.
+            into.copy_(found[-1].before)
+        return found + self.copies(found)
 
-    def copies(self, known: Sequence[Written]) -> list[Written]:
-        """The copies of the weights that are not among those that are known. Under the lock of what is held none is made meanwhile."""
-        held, made = self.held, []
-        there = {(w.into.data_ptr(), w.into.shape) for w in known}  # which hold their memory: no other tensor has it
+    def copies(self, known: Sequence[WrittenWeights]) -> list[WrittenWeights]:
+        """Returns the changes of copies that are not among the known ones.
+
+        Under the artifact's lock no new copy is made meanwhile.
+        """
+        weights, found = self.artifact.weights, []
+        # The known changes keep their memory alive, so no other tensor has the same address.
+        there = {(w.into.data_ptr(), w.into.shape) for w in known}
         for name, value in self.values.items():
-            found = []
-            if (copies := held.copies(name)) is not None:
-                found.append(copies[self.place] if held.row(name).kind == "ragged" else copies[0][self.place])
-            if (alone := held.alone(name, self.place)) is not None:
-                found.append(alone)
-            made += [_written(into, value) for into in found if (into.data_ptr(), into.shape) not in there]
-        return made
+            tensors = []
+            if (copies := weights.copies(name)) is not None:
+                ragged = weights.row(name).kind == "ragged"
+                tensors.append(copies[self.place] if ragged else copies[0][self.place])
+            if (copy := weights.member_copy(name, self.place)) is not None:
+                tensors.append(copy)
+            found += [_write(into, value) for into in tensors if (into.data_ptr(), into.shape) not in there]
+        return found
 
-    def changes(self, bound: Bound, into: Changes, anew: Callable[[Bound, Mapping[str, Any]], Executable]) -> None:
-        """What changes in a bound program beside the weights themselves. anew: binds a program to other weights. Raises: UsageError for what a compiled program does not let go of."""
-        run = bound.executable
+    def changes(self, bound: BoundProgram, into: WeightChanges, rebind: Rebind) -> None:
+        """Adds what changes in a bound program beside the weights themselves.
+
+        into: gets the changes. Raises: UsageError if a compiled program cannot take another member.
+        """
         if backends.backend(bound.backend).COPIES:
             if any(s.source in self.values for s in bound.program.weights):
-                into.bound.append((bound, anew(bound, {s.source: self.weight(s.source) for s in bound.program.weights}), run))
+                weights = {s.source: self.weight(s.source) for s in bound.program.weights}
+                into.bound.append((bound, rebind(bound, weights), bound.runnable))
             return
-        flat: Flat | None = getattr(run.call, "flat", None)
-        homes = {storage(t) for name in self.values for t in _tensors(self.held.weight(name))}
+        run, function = bound.executable, bound.runnable.function
+        flat = function.flat if function is not None else None
+        homes = {storage(t) for name in self.values for t in _tensors(self.artifact.weights.get(name))}
         exchanged: dict[int, Any] = {}
         for number, (old, read) in enumerate(zip(run.given, run.reads)):
             if read.isdisjoint(self.values):
                 continue
-            held = _copies(flat, number, old)
+            targets = _compiled_copies(flat, number, old)
             if not (tensors := _tensors(old)) or not all(storage(t) in homes for t in tensors):
-                held.append((old, -1))
-            if not held:
-                continue
-            new = self._made(run, number)
-            for place, part in held:
-                written, instead = _pair(place, new if part < 0 and place is old else dense(_part(new, part)))
+                targets.append((old, -1))
+            new = self._computed(run, number) if targets else None
+            for target, part in targets:
+                written, instead = _difference(
+                    target, new if part < 0 and target is old else dense(_part(new, part))
+                )
                 into.written += written
                 exchanged.update({} if instead is None else {number: instead})
         if not exchanged:
             return
         if flat is not None:
+            names = ", ".join(run.names[n] for n in list(exchanged)[:3])
             raise UsageError(
-                f"backend {bound.backend!r} holds values that are made of the weights and would have other sizes, or are numbers in its code "
-                f"({', '.join(run.names[n] for n in list(exchanged)[:3])}): it cannot take another member while it runs; load with backend='eager', or load again after `widepack update`"
+                f"backend {bound.backend!r} holds values that are made of the weights and would have other "
+                "sizes, "
+                f"or are numbers in its code ({names}): it cannot take another member while it runs; "
+                "load with backend='eager', or load again after `widepack update`"
             )
         into.values.append((run, exchanged, {n: run.given[n] for n in exchanged}))
 
-    def _made(self, run: Executable, number: int) -> Any:
-        """One of the values that a program is given, as it will be."""
-        part = _makes(run, number)
+    def _computed(self, run: Executable, number: int) -> Any:
+        """Returns one of a program's weights or derived weights after the change."""
+        part = _program_of(run, number)
         with torch.inference_mode():
             return evaluate(part, [self.weight(s.source) for s in part.weights], run.device)[0]
 
 
-def _copies(flat: Flat | None, number: int, old: Any) -> list[tuple[Any, int]]:
-    """The copies of a value, or of its parts, that a compiled program holds, and of which part each is."""
+def _compiled_copies(flat: Flat | None, number: int, old: Any) -> list[tuple[Any, int]]:
+    """Returns the copies of a value that a compiled program uses, and for each the part that it is a copy
+    of.
+    """
     if flat is None:
         return []
     parts = [(w, p) for w, (n, p) in zip(flat.weights, flat.parts) if n == number]
     return [(w, p) for w, p in parts if not storage(w) == storage(_part(old, p)) != 0]
 
 
-def _makes(run: Executable, number: int) -> Program:
-    """The program that makes one value from weights alone."""
+def _program_of(run: Executable, number: int) -> Program:
+    """Returns the program that computes one value from weights only."""
     name = run.names[number]
     if run.prologue is None:
-        return replace(run.main, weights=(run.main.weights[number],), inputs=(), nodes=(), outputs=(Output(Ref(name), "shared"),))
+        return replace(
+            run.main,
+            weights=(run.main.weights[number],),
+            inputs=(),
+            nodes=(),
+            outputs=(Output(Ref(name), "shared"),),
+        )
     nodes = needed(run.prologue, [name])
     read = {name, *(r for n in nodes for r in refs((n.args, n.kwargs)))}
     return replace(
-        run.prologue, weights=tuple(s for s in run.prologue.weights if s.name in read), nodes=tuple(nodes), outputs=(Output(Ref(name), "shared"),)
+        run.prologue,
+        weights=tuple(s for s in run.prologue.weights if s.name in read),
+        nodes=tuple(nodes),
+        outputs=(Output(Ref(name), "shared"),),
     )
 
 
-def _written(into: Tensor, value: Tensor) -> Written:
+def _write(into: Tensor, value: Tensor) -> WrittenWeights:
     with torch.inference_mode():
-        return Written(into, value.clone(), into.clone())
+        return WrittenWeights(into, value.clone(), into.clone())
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    """The tensors of a value that hold anything."""
-    return [t for t in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(t, Tensor) and t.numel()]
+    """Returns the tensors of a value that are not empty."""
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return [t for t in values if isinstance(t, Tensor) and t.numel()]
 
 
 def _part(value: Any, number: int) -> Any:
     return value if number < 0 else value[number]
 
 
-def _pair(old: Any, new: Any) -> tuple[list[Written], Any]:
-    """What has to be written so that `old` is as `new`; and what has to take its place, or None."""
+def _difference(old: Any, new: Any) -> tuple[list[WrittenWeights], Any]:
+    """Returns what to write to make `old` equal to `new`, and what replaces `old`, or None."""
     if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)) and len(old) == len(new):
-        pairs = [_pair(a, b) for a, b in zip(old, new)]
-        instead = [a if i is None else i for a, (_, i) in zip(old, pairs)] if any(i is not None for _, i in pairs) else None
+        pairs = [_difference(a, b) for a, b in zip(old, new)]
+        instead = None
+        if any(i is not None for _, i in pairs):
+            instead = [a if i is None else i for a, (_, i) in zip(old, pairs)]
         return [w for written, _ in pairs for w in written], instead
     if not isinstance(old, Tensor) or not isinstance(new, Tensor):
         return [], None if type(old) is type(new) and old == new else new
     fits = old.layout == new.layout == torch.strided and old.shape == new.shape and old.dtype == new.dtype
-    if not fits or torch._debug_has_internal_overlap(old) != 0:
+    # 0: no two elements share memory
+    if not fits or torch._debug_has_internal_overlap(old) != 0:  # torch has no public name for it
         return [], new
     with torch.inference_mode():
         rows = differing(old, new)
         if rows is None:
             return [], None
-        return [_written(old[rows] if old.dim() else old, new[rows] if new.dim() else new)], None
+        return [_write(old[rows] if old.dim() else old, new[rows] if new.dim() else new)], None
 
 
 def differing(a: Tensor, b: Tensor) -> slice | None:
-    """The rows of axis 0 between the first and the last in which two tensors of one shape and dtype differ by a bit; None where they do not."""
+    """Returns the rows of axis 0 from the first to the last that differs by a bit; None if none does.
+
+    a, b: of one shape and dtype.
+    """
     if not a.numel():
         return None
     if not a.dim():
@@ -226,6 +287,3 @@ def _bits(t: Tensor) -> Tensor:
     t = t.detach().resolve_conj().resolve_neg()
     t = torch.view_as_real(t) if t.is_complex() else t
     return t.view(_INTEGERS[t.element_size()])
-
-
-__all__: Sequence[str] = ["Changes", "Member", "Written", "differing"]

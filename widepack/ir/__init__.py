@@ -1,0 +1,23 @@
+"""Describes and rewrites programs as data: ops, types, kinds, fake values, guards, and changes of dtype.
+
+| in | out | start reading |
+|---|---|---|
+| `widepack_artifacts.program.Program` | facts about it, or another program | `ops.py`, then `kinds.py` |
+
+| file | what it does |
+|---|---|
+| `at_rest.py` | Replaces random ops by fixed ones: dropout returns its input |
+| `cast.py` | Changes the floating dtypes of a member program by a table of dtypes |
+| `edit.py` | Provides small edits of programs for several passes: reading other values |
+| `encoding.py` | Converts arguments between programs and torch, and walks over them |
+| `fake_values.py` | Computes the shape and dtype of every node of a program on fake tensors |
+| `float64.py` | Raises a member program to float64, for the reference answers |
+| `guards.py` | Converts conditions over named dims from sympy or Python text to the arithmetic |
+| `kinds.py` | Computes the kind of every value of a member program: which values are equal |
+| `limits.py` | Checks the operands of ops of untrusted programs before an op reads them |
+| `op_traits.py` | Lists what is known of ops by name, without running them: recurrent ops |
+| `ops.py` | Finds ops by name and answers questions about them from their schemas |
+| `tensor_type.py` | Parses the type texts of programs: `float32[B,3]` becomes a `TensorType` |
+| `torch_internals.py` | Wraps names of torch that have no public form |
+| `values.py` | Represents the values of a wide program while it is written, by kind |
+"""

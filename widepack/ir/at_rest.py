@@ -1,5 +1,6 @@
-"""A program whose random ops rest: dropout gives its input, a draw gives one number everywhere. What can be compared of a program that draws.
+"""Replaces random ops by fixed ones: dropout returns its input, a draw returns one number everywhere.
 
+The result is what can be compared of a program that draws random numbers.
 requires: a member program, or a wide one. ensures: the same nodes under the same names, none of which draws.
 """
 
@@ -14,26 +15,36 @@ from widepack_artifacts.program import Node, Program, Tag
 from . import ops
 
 _ONES = {"aten.bernoulli.p", "aten.bernoulli.default"}
-_LIKE = {f"aten.{n}.default" for n in ("rand_like", "randn_like", "uniform", "exponential", "cauchy", "geometric", "log_normal")}
-_SIZED = {"aten.rand.default": 0, "aten.randn.default": 0, "aten.randint.default": 1, "aten.randint.low": 2}  # the sizes' place among the arguments
+_LIKE = {
+    f"aten.{n}.default"
+    for n in ("rand_like", "randn_like", "uniform", "exponential", "cauchy", "geometric", "log_normal")
+}
+_SIZED = {
+    "aten.rand.default": 0,
+    "aten.randn.default": 0,
+    "aten.randint.default": 1,
+    "aten.randint.low": 2,
+}  # the position of the sizes among the arguments
 _SUMS = {"aten.normal.Tensor_Tensor": "aten.add.Tensor", "aten.normal.Tensor_float": "aten.add.Scalar"}
 _SWITCHES = ("train", "training")
 _CHANCES = ("dropout_p", "dropout")
 
 
 def draws(program: Program) -> bool:
-    """Whether a program draws random numbers: its answers are others at every call."""
-    return any(draws(n.body) if n.body is not None else not ops.pure(n.op, n.args, n.kwargs) for n in program.nodes)
+    """Whether a program draws random numbers, so that its answers differ from call to call."""
+    return any(
+        draws(n.body) if n.body is not None else not ops.pure(n.op, n.args, n.kwargs) for n in program.nodes
+    )
 
 
 def rested(program: Program) -> Program | None:
-    """The program at rest; None where it has a random op that is not known here."""
+    """The program without random ops; None if it has a random op that this module does not know."""
     nodes = []
     for node in program.nodes:
-        made = _rested(node)
-        if made is None:
+        fixed = _rested(node)
+        if fixed is None:
             return None
-        nodes.append(made)
+        nodes.append(fixed)
     return replace(program, nodes=tuple(nodes))
 
 
@@ -45,23 +56,39 @@ def _rested(node: Node) -> Node | None:
         return node
     kept = {k: v for k, v in node.kwargs.items() if k in ("dtype", "device", "memory_format")}
     if node.op in _ONES or node.op in _LIKE:
-        return replace(node, op="aten.full_like.default", args=(node.args[0], 1.0 if node.op in _ONES else 0.5), kwargs=kept)
+        return replace(
+            node,
+            op="aten.full_like.default",
+            args=(node.args[0], 1.0 if node.op in _ONES else 0.5),
+            kwargs=kept,
+        )
     if node.op in _SIZED:
         sizes = node.args[_SIZED[node.op]]
         whole = "randint" in node.op
         more = kept if "dtype" in kept or not whole else {**kept, "dtype": Tag("dtype", "int64")}
         return replace(
-            node, op="aten.full.default", args=(sizes, 0 if whole else 0.5), kwargs={k: v for k, v in more.items() if k != "memory_format"}
+            node,
+            op="aten.full.default",
+            args=(sizes, 0 if whole else 0.5),
+            kwargs={k: v for k, v in more.items() if k != "memory_format"},
         )
     if node.op in _SUMS:
-        return replace(node, op=_SUMS[node.op], args=(node.args[0], node.args[1] if len(node.args) > 1 else 1.0), kwargs={})
+        return replace(
+            node,
+            op=_SUMS[node.op],
+            args=(node.args[0], node.args[1] if len(node.args) > 1 else 1.0),
+            kwargs={},
+        )
     return _switched_off(node)
 
 
 def _switched_off(node: Node) -> Node | None:
-    """An op that is told whether, or how often, to drop out: told not to."""
+    """A node with its dropout switched off by its arguments; None if it still draws."""
     names = [name for name, _, _ in ops.arguments(node.op)]
-    off: Mapping[str, Any] = {**{n: False for n in names if n in _SWITCHES}, **{n: 0.0 for n in names if n in _CHANCES}}
+    off: Mapping[str, Any] = {
+        **{n: False for n in names if n in _SWITCHES},
+        **{n: 0.0 for n in names if n in _CHANCES},
+    }
     args = tuple(off.get(name, value) for name, value in zip(names, node.args))
     kwargs = {k: off.get(k, v) for k, v in node.kwargs.items()}
     return replace(node, args=args, kwargs=kwargs) if ops.pure(node.op, args, kwargs) else None

@@ -1,11 +1,12 @@
-"""Arguments of programs <-> what torch takes.
+"""Converts arguments between programs and torch, and walks over them.
 
-In a program a dtype, device, layout or memory format is a `Tag`; the device is always `self`: wherever the program runs.
+In a program a dtype, device, layout or memory format is a `Tag`. The device is always `self`: the device that
+the program runs on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -14,8 +15,8 @@ import torch
 from widepack_artifacts.program import Tag
 
 from ..errors import ArtifactError
+from ..spec.dtypes import dtype_name, dtype_of
 
-_DTYPES = {str(d).split(".")[1]: d for d in vars(torch).values() if isinstance(d, torch.dtype)}
 _LAYOUTS = {"strided": torch.strided}
 _FORMATS = {
     "contiguous_format": torch.contiguous_format,
@@ -25,13 +26,37 @@ _FORMATS = {
 }
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    """`float32`; aliases (`half`) get the name that torch prints."""
-    return str(dtype).split(".")[1]
+def map_arguments(args: Any, fn: Callable[[Any], Any], *, as_lists: bool = False) -> Any:
+    """Applies a function to every leaf of arguments: to what is neither a tuple, a list nor a dict.
+
+    as_lists: tuples become lists, the form in which programs store them.
+    """
+    if isinstance(args, tuple) and not as_lists:
+        return tuple([map_arguments(a, fn) for a in args])
+    if isinstance(args, (list, tuple)):
+        return [map_arguments(a, fn, as_lists=as_lists) for a in args]
+    if isinstance(args, dict):
+        return {k: map_arguments(a, fn, as_lists=as_lists) for k, a in args.items()}
+    return fn(args)
+
+
+def iter_arguments(args: Any) -> Iterator[Any]:
+    """Yields every leaf of arguments, in order: what is neither a tuple, a list nor a dict."""
+    if isinstance(args, (tuple, list)):
+        for a in args:
+            yield from iter_arguments(a)
+    elif isinstance(args, dict):
+        for a in args.values():
+            yield from iter_arguments(a)
+    else:
+        yield args
 
 
 def type_of(value: Any, letters: Mapping[Any, str] = MappingProxyType({})) -> str:
-    """A value's type as programs write it: `float32[B,3]`, `int` for a size, `(float32[3], int)` for several. letters: symbol of a size -> its dim's name."""
+    """The type text of a value: `float32[B,3]`, `int` for a size, `(float32[3], int)` for several.
+
+    letters: the dim of each symbol.
+    """
     if isinstance(value, torch.Tensor):
         return f"{dtype_name(value.dtype)}[{','.join(_size(s, letters) for s in value.shape)}]"
     if isinstance(value, (tuple, list)):
@@ -42,40 +67,38 @@ def type_of(value: Any, letters: Mapping[Any, str] = MappingProxyType({})) -> st
 def _size(size: Any, letters: Mapping[Any, str]) -> str:
     if isinstance(size, int):
         return str(size)
-    import sympy  # a quarter of a second, and loading needs none of it
+    import sympy  # takes a quarter of a second, and loading does not need it
 
-    return str(size.node.expr.xreplace({s: sympy.Symbol(letter) for s, letter in letters.items()})).replace(" ", "")
-
-
-def dtype_of(name: str) -> torch.dtype:
-    """Raises: ArtifactError for a dtype that torch does not have."""
-    if name not in _DTYPES:
-        raise ArtifactError(f"dtype {name!r} is unknown to torch {torch.__version__}")
-    return _DTYPES[name]
+    return str(size.node.expr.xreplace({s: sympy.Symbol(letter) for s, letter in letters.items()})).replace(
+        " ", ""
+    )
 
 
 def decode(value: Any, device: torch.device) -> Any:
-    """A program's argument as torch takes it; `Ref`s stay."""
-    if isinstance(value, Tag):
-        if value.kind == "dtype":
-            return dtype_of(value.name)
-        if value.kind == "device":
-            return device
-        table: dict[str, Any] = _LAYOUTS if value.kind == "layout" else _FORMATS
-        if value.name not in table:
-            raise ArtifactError(f"{value.kind} {value.name!r} is unknown; known: {', '.join(table)}")
-        return table[value.name]
-    if isinstance(value, tuple):
-        return tuple(decode(v, device) for v in value)
-    if isinstance(value, list):
-        return [decode(v, device) for v in value]
-    if isinstance(value, dict):
-        return {k: decode(v, device) for k, v in value.items()}
-    return value
+    """Arguments of a program in the form that torch takes.
+
+    A `Ref` stays a `Ref`. Raises: ArtifactError for an unknown tag.
+    """
+    return map_arguments(value, lambda v: _decode_tag(v, device) if isinstance(v, Tag) else v)
+
+
+def _decode_tag(tag: Tag, device: torch.device) -> Any:
+    if tag.kind == "dtype":
+        return dtype_of(tag.name)
+    if tag.kind == "device":
+        return device
+    table: dict[str, Any] = _LAYOUTS if tag.kind == "layout" else _FORMATS
+    if tag.name not in table:
+        raise ArtifactError(f"{tag.kind} {tag.name!r} is unknown; known: {', '.join(table)}")
+    return table[tag.name]
 
 
 def encode(value: Any) -> Any:
-    """What torch takes as a program's argument; the opposite of `decode`."""
+    """Arguments of torch in the form that programs store: the inverse of `decode`."""
+    return map_arguments(value, _encode_leaf, as_lists=True)
+
+
+def _encode_leaf(value: Any) -> Any:
     if isinstance(value, torch.dtype):
         return Tag("dtype", dtype_name(value))
     if isinstance(value, torch.device):
@@ -84,8 +107,4 @@ def encode(value: Any) -> Any:
         return Tag("layout", str(value).split(".")[1])
     if isinstance(value, torch.memory_format):
         return Tag("memory_format", str(value).split(".")[1])
-    if isinstance(value, (tuple, list)):
-        return [encode(v) for v in value]
-    if isinstance(value, dict):
-        return {k: encode(v) for k, v in value.items()}
     return value

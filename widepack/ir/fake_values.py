@@ -1,4 +1,4 @@
-"""Fake values for a program: every node's shape and dtype, with named dims as symbols, without memory and without data."""
+"""Computes the shape and dtype of every node of a program on fake tensors, with named dims as symbols."""
 
 from __future__ import annotations
 
@@ -10,38 +10,54 @@ from typing import Any
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, compute_unbacked_bindings, free_unbacked_symbols
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    compute_unbacked_bindings,
+    free_unbacked_symbols,
+)
 
 from widepack_artifacts.program import Node, Program, Ref, Slot, substitute
 
-from ..runtime import op_costs
-from . import ops
-from ..system import deadline as patience
-from .encoding import decode, dtype_of
 from ..errors import LoweringError
-from ..spec.input_spec import parse_type
+from ..spec.dtypes import dtype_of
+from ..system import deadline
+from . import limits, ops
+from .encoding import decode
+from .tensor_type import member_types, parse_slot
+from .torch_internals import symbolic_expression
 from .values import known
 
 CPU = torch.device("cpu")
 _MOST_TERMS = 500
 _MOST_REMEMBERED = 10_000
-"""Calls that torch remembers for all fake worlds of the process, some 5 KB each; it forgets none by itself, and a service may load artifacts for months."""
+"""The most calls that torch may cache for fake tensors.
+
+It never removes one by itself, each takes about 5 KB, and a service may load artifacts for months.
+"""
 
 
 def _refuse(op: str, args: Any) -> None:
-    """Raises: LoweringError for an op over what is no number, and when time is over."""
-    if patience.over():
-        raise LoweringError(f"reading the program for all members takes too long: it was given up at {op}")
+    """Checks an op of an untrusted program.
+
+    Raises: LoweringError for operands that are no numbers, and when the time is over.
+    """
+    if deadline.over():
+        raise LoweringError(f"reading the program for all members takes too long: stopped at {op}")
     try:
         if op in ops.PYTHON:
-            op_costs.refuse_operands(op, args)
-    except op_costs.Excess as e:
+            limits.refuse_operands(op, args)
+    except limits.LimitExceeded as e:
         raise LoweringError(f"{op} {e}") from None
 
 
 def _large(value: Any) -> bool:
-    """Whether a number, or a size of a tensor, is an expression of over `_MOST_TERMS` terms."""
+    """Whether a number or a size of a tensor is an expression of more than `_MOST_TERMS` terms."""
     if isinstance(value, (list, tuple)):
         return any(map(_large, value))
     sizes = value.shape if isinstance(value, torch.Tensor) else [value]
@@ -56,9 +72,10 @@ def _large(value: Any) -> bool:
 
 
 class Fakes:
-    """A fake world with one symbol a named dim.
+    """A world of fake tensors with one symbol for each named dim.
 
-    sizes: an example size of each dim (at least 2, and such that the guards hold). static: take these sizes as they are instead of symbols.
+    sizes: an example size of each dim, at least 2, at which the guards hold. static: use these sizes instead
+    of symbols.
     """
 
     def __init__(self, sizes: Mapping[str, int], *, static: bool = False) -> None:
@@ -73,26 +90,35 @@ class Fakes:
                 source = ConstantSource(name)
                 symbol = shapes.create_unspecified_symbol(size, source, dynamic_dim=DimDynamic.DYNAMIC)
                 self.dims[name] = shapes.create_symintnode(symbol, hint=size, source=source)
-            # torch's own caches of what it knows of symbols hold on to the last few hundred worlds, and each world to all its calls
+            # torch's caches of facts about symbols keep the last few hundred worlds alive, and each world all
+            # its calls
             weakref.finalize(self, shapes.fake_tensor_cache.clear)
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
-        # the dispatcher makes composite ops accept symbolic sizes; no gradients: in grad mode some ops choose other kernels
+        # the Python dispatcher lets composite ops accept symbolic sizes; in grad mode some ops choose other
+        # kernels
         with torch.no_grad(), self.mode, enable_python_dispatcher():
             yield
 
     def tensor(self, type_: str, members: int = 0) -> torch.Tensor:
-        """A fake tensor of a type such as `float32[B,3,32*H]`, with the member axis in front when `members` is given."""
-        dtype, dims = parse_type(type_)
-        shape = [d if isinstance(d, int) else self.dims[d.letter] * d.factor for d in dims]
+        """A fake tensor of a type such as `float32[B,3,32*H]`.
+
+        members: the length of the member axis in front; 0 for none.
+        """
+        slot = parse_slot(type_)
+        shape = slot.shape(self.dims)
         with self.on():
-            return torch.empty(([members] if members else []) + shape, dtype=dtype_of(dtype))
+            return torch.empty(([members] if members else []) + shape, dtype=dtype_of(slot.dtype))
 
     def run(self, op: str, args: Any, kwargs: Any) -> Any:
-        """The op's result. Equal calls give one fake: programs of one build repeat each other, and a meta function of symbols takes a millisecond."""
-        strange = patience.limited()
-        if strange:
+        """The result of an op.
+
+        Equal calls return one fake value: programs of a build repeat calls, and a call with symbols takes a
+        millisecond.
+        """
+        untrusted = deadline.limited()
+        if untrusted:
             _refuse(op, args)
         try:
             key = (op, _key(args), _key(kwargs))
@@ -101,28 +127,35 @@ class Fakes:
         except TypeError:  # an argument that has no hash
             key = None
         with self.on():
-            made = ops.checked(op)(*args, **kwargs)
-        if strange and _large(made):
-            raise LoweringError(f"{op} gives a size that is an expression of over {_MOST_TERMS} terms of the inputs' sizes: it was given up there")
+            result = ops.checked(op)(*args, **kwargs)
+        if untrusted and _large(result):
+            raise LoweringError(
+                f"{op} returns a size that is an expression of more than {_MOST_TERMS} terms over the "
+                "inputs' sizes: stopped there"
+            )
         if key is not None and not ops.of_values(op):
-            self._known[key] = made
-        return made
+            self._known[key] = result
+        return result
 
     def check(self) -> None:
-        """Refuse a program that fixed a dim without saying so. Raises: LoweringError."""
+        """Checks that every dim is still a symbol. Raises: LoweringError for a dim that an op fixed."""
         for name, dim in self.dims.items():
             if not isinstance(dim, int) and known(dim) is not None:
                 raise LoweringError(
-                    f"the dim {name} was fixed to {known(dim)} while the program was read: an op of this model does not keep it dynamic"
+                    f"the dim {name} was fixed to {known(dim)} while the program was read: an op of this "
+                    "model does not keep it dynamic"
                 )
 
 
 def _key(value: Any) -> Any:
-    """What a fake result hangs on. Numbers of other types are other keys: True, 1 and 1.0 are equal in Python."""
+    """A key that is equal for arguments of equal fake results.
+
+    Numbers of different types have different keys: True, 1 and 1.0 are equal in Python.
+    """
     if isinstance(value, torch.Tensor):
         return value.dtype, _key(tuple(value.shape)), _key(value.stride()), value.is_conj(), value.is_neg()
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return type(value), value.node._expr
+        return type(value), symbolic_expression(value)
     if isinstance(value, (list, tuple)):
         return type(value), tuple(_key(v) for v in value)
     if isinstance(value, dict):
@@ -131,27 +164,36 @@ def _key(value: Any) -> Any:
 
 
 def slot_value(fakes: Fakes, slot: Slot, members: int) -> Any:
-    """The fake value of a weight or an input: a tensor, `[N, ...]` when Stacked, a list of N when Ragged (types parted by `|`); `int` is a number."""
+    """The fake value of a weight or an input: a tensor, `[N, ...]` if Stacked, a list of N if Ragged.
+
+    The type `int` is a number.
+    """
     if slot.kind == "ragged":
-        parts = slot.type.split("|")
+        parts = member_types(slot.type)
         return [2 + i if p == "int" else fakes.tensor(p) for i, p in enumerate(parts)]
     return fakes.tensor(slot.type, members if slot.kind == "stacked" else 0)
 
 
 def replay(program: Program, fakes: Fakes, given: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Every value's fake, by name, of a member program, or of a wide one. given: values of inputs that are there already."""
+    """The fake values of a member program or a wide one, by name.
+
+    given: values of inputs that exist already.
+    """
     values: dict[str, Any] = {}
     for slot in (*program.weights, *program.inputs):
-        values[slot.name] = given[slot.name] if given and slot.name in given else slot_value(fakes, slot, program.members)
+        values[slot.name] = (
+            given[slot.name] if given and slot.name in given else slot_value(fakes, slot, program.members)
+        )
     for node in program.nodes:
         values[node.name] = run_node(node, values, fakes, program.members)
     return values
 
 
 def bind_sizes_of_data(nodes: Iterable[torch.fx.Node], fakes: Fakes) -> None:
-    """Say at every node which sizes that are data it makes (`unbacked_bindings`), as torch's own tracing does: whoever traces the graph again asks for it.
+    """Records at each node which sizes it makes that only values determine, in `unbacked_bindings`, as
+    torch's tracing does.
 
-    requires: fake values in `meta["val"]`, made in this world.
+    Tracing the graph again requires it. requires: fake values of this world in `meta["val"]`.
     """
     shapes = fakes.mode.shape_env
     if shapes is None:
@@ -163,26 +205,34 @@ def bind_sizes_of_data(nodes: Iterable[torch.fx.Node], fakes: Fakes) -> None:
             continue
         known.update(new)
         shapes.pending_fresh_unbacked_symbols[:] = new
-        if found := compute_unbacked_bindings(shapes, node.meta["val"], peek=True):
-            node.meta["unbacked_bindings"] = found
+        if bindings := compute_unbacked_bindings(shapes, node.meta["val"], peek=True):
+            node.meta["unbacked_bindings"] = bindings
     shapes.pending_fresh_unbacked_symbols.clear()
 
 
 def _free_of_data(value: Any) -> list[Any]:
-    """The symbols of sizes and numbers that are data, in a node's value."""
+    """The symbols in a node's value that only values determine."""
     parts = value if isinstance(value, (list, tuple)) else [value]
-    return [s for part in parts if isinstance(part, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)) for s in free_unbacked_symbols(part)]
+    return [
+        s
+        for part in parts
+        if isinstance(part, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool))
+        for s in free_unbacked_symbols(part)
+    ]
 
 
 class Shapes:
-    """Fake values of a program and of what passes make of it: a name always stands for one shape, so that only new nodes are run."""
+    """Fake values of a program and its rewrites by passes.
+
+    A name always has one shape, so only new nodes run.
+    """
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         self.fakes = Fakes(sizes)
         self.values: dict[str, Any] = {}
 
     def of(self, program: Program) -> dict[str, Any]:
-        """Every value's fake, by name."""
+        """The fake values of a program, by name."""
         for slot in (*program.weights, *program.inputs):
             if slot.name not in self.values:
                 self.values[slot.name] = slot_value(self.fakes, slot, program.members)
@@ -191,19 +241,23 @@ class Shapes:
         return self.values
 
     def add(self, node: Node) -> None:
-        """The value of one node more, whose arguments are there."""
+        """Adds the value of one node, whose arguments exist.
+
+        Raises: LoweringError for a size that only values determine.
+        """
         if node.name not in self.values:
             try:
                 self.values[node.name] = run_node(node, self.values, self.fakes, 0)
             except (DynamicOutputShapeException, DataDependentOutputException) as e:
                 raise LoweringError(
-                    f"node {node.name} ({node.op}{f', from {node.source}' if node.source else ''}) gives a result whose size depends on values, not on sizes: "
+                    f"node {node.name} ({node.op}{f', from {node.source}' if node.source else ''}) returns "
+                    "a result whose size depends on values, not on sizes: "
                     "members would differ in it; write it with a mask, or with a fixed number of results"
                 ) from e
 
 
 def run_node(node: Node, values: dict[str, Any], fakes: Fakes, members: int) -> Any:
-    """One node on fake values; a loop's outputs get their member axis."""
+    """Runs one node on fake values. The outputs of a loop get their member axis."""
     args = decode(substitute(node.args, values.__getitem__), CPU)
     if node.body is None:
         return fakes.run(node.op, args, decode(substitute(node.kwargs, values.__getitem__), CPU))
@@ -211,11 +265,14 @@ def run_node(node: Node, values: dict[str, Any], fakes: Fakes, members: int) -> 
     inner = replay(node.body, fakes, one)
     with fakes.on():
         outs = [substitute(o.value, inner.__getitem__) for o in node.body.outputs]
-        return [torch.empty([members, *o.shape], dtype=o.dtype) if k.kind == "stacked" else [o] * members for o, k in zip(outs, node.body.outputs)]
+        return [
+            torch.empty([members, *o.shape], dtype=o.dtype) if k.kind == "stacked" else [o] * members
+            for o, k in zip(outs, node.body.outputs)
+        ]
 
 
 def member_slice(fakes: Fakes, value: Any, kind: str, i: int) -> Any:
-    """Member i's part of a value."""
+    """Member i's part of a value. kind: of the value."""
     if kind == "shared":
         return value
     if kind == "ragged":
@@ -224,4 +281,14 @@ def member_slice(fakes: Fakes, value: Any, kind: str, i: int) -> Any:
         return value[i]
 
 
-__all__ = ["CPU", "Fakes", "Ref", "Shapes", "bind_sizes_of_data", "member_slice", "replay", "run_node", "slot_value"]
+__all__ = [
+    "CPU",
+    "Fakes",
+    "Ref",
+    "Shapes",
+    "bind_sizes_of_data",
+    "member_slice",
+    "replay",
+    "run_node",
+    "slot_value",
+]

@@ -1,10 +1,12 @@
-"""Kinds: what is equal for all members, found by abstract interpretation of the member program.
+"""Computes the kind of every value of a member program: which values are equal for all members.
 
-1. A weight's kind comes from the checkpoints, an input's from the pattern.
-2. What is made of sizes alone is Shared, whatever it is made from (`SIZES`): all Stacked members have one shape.
-3. A node that reads a Ragged value is Ragged; so is one whose size, or whose number, is data that differs by member (`y[mask]`, `nonzero`, `.item()`).
-4. A node that reads a Stacked value is Stacked; so is one that draws random numbers: one draw a member.
-5. Everything else is Shared, and runs once.
+1. The kind of a weight comes from the checkpoints, that of an input from the pattern.
+2. A value that depends on sizes alone is Shared (`SIZES`): all Stacked members have one shape.
+3. A node that reads a Ragged value is Ragged. So is a node whose size or number depends on values that differ
+   by member: `y[mask]`, `nonzero`, `.item()`.
+4. A node that reads a Stacked value is Stacked. So is a node that draws random numbers: one draw for each
+   member.
+5. Every other value is Shared, and is computed once.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections.abc import Mapping
 from widepack_artifacts.program import Kind, Node, Program, refs
 
 from . import ops
-from ..registry.registry import full_name
+from .ops import full_name
 
 SIZES = frozenset(
     full_name(n)
@@ -36,19 +38,28 @@ SIZES = frozenset(
 
 
 NUMBER = "aten._local_scalar_dense.default"
-_BY_SECOND = frozenset(full_name(n) for n in ("index.Tensor", "masked_select", "repeat_interleave.self_Tensor"))
+_BY_SECOND = frozenset(
+    full_name(n) for n in ("index.Tensor", "masked_select", "repeat_interleave.self_Tensor")
+)
 _DATA = re.compile(r"[\[,(*+-]z?uf?\d+\b")
 
 
 def kinds(program: Program, slots: Mapping[str, Kind], *, values: bool = True) -> dict[str, Kind]:
-    """The kind of every value of a member program. slots: the kinds of its weights and inputs, by value name. values: rule 3 for sizes that are data."""
+    """The kind of every value.
+
+    slots: the kinds of weights and inputs, by name. values: apply rule 3 to sizes that depend on values.
+    """
     found: dict[str, Kind] = {s.name: slots[s.name] for s in (*program.weights, *program.inputs)}
     for node in program.nodes:
         read = {found[r] for r in refs((node.args, node.kwargs))}
-        if "ragged" in read or (values and any(found[r] == "stacked" for r in _tells(node))):
+        if "ragged" in read or (values and any(found[r] == "stacked" for r in _determining(node))):
             found[node.name] = "ragged"
         elif node.op in SIZES:
-            found[node.name] = "stacked" if any(found[r] == "stacked" for r in refs((node.args[1:], node.kwargs))) else "shared"
+            found[node.name] = (
+                "stacked"
+                if any(found[r] == "stacked" for r in refs((node.args[1:], node.kwargs)))
+                else "shared"
+            )
         elif "stacked" in read or not ops.pure(node.op, node.args, node.kwargs):
             found[node.name] = "stacked"
         else:
@@ -57,22 +68,33 @@ def kinds(program: Program, slots: Mapping[str, Kind], *, values: bool = True) -
 
 
 def of_data(node: Node) -> bool:
-    """Whether the node's result is a number, or has a size, that only values tell: export calls it u0, u1, ... (zf0 of floats)."""
+    """Whether only values determine the node's result if it is a number, or its size.
+
+    Exports name these u0, u1, ...; floats zf0.
+    """
     return node.op == NUMBER or bool(_DATA.search(node.out))
 
 
-def _tells(node: Node) -> set[str]:
-    """What the node reads that tells its number, or a size of its result, where only values do; the size itself may be equal for all members."""
+def _determining(node: Node) -> set[str]:
+    """The values that determine a node's number or the size of its result; the size may still be equal for
+    all members.
+    """
     if not of_data(node) or not ops.of_values(node.op):
         return set()
-    return set(refs(node.args[1] if node.op in _BY_SECOND and len(node.args) > 1 else (node.args, node.kwargs)))
+    return set(
+        refs(node.args[1] if node.op in _BY_SECOND and len(node.args) > 1 else (node.args, node.kwargs))
+    )
 
 
 def weights_only(program: Program) -> set[str]:
     """The values that depend on weights and literals alone: the weight prologue."""
     found = {s.name for s in program.weights}
     for node in program.nodes:
-        if node.body is None and all(r in found for r in refs((node.args, node.kwargs))) and ops.pure(node.op, node.args, node.kwargs):
+        if (
+            node.body is None
+            and all(r in found for r in refs((node.args, node.kwargs)))
+            and ops.pure(node.op, node.args, node.kwargs)
+        ):
             found.add(node.name)
     return found
 

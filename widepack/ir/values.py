@@ -1,13 +1,15 @@
-"""Values that say where their members are.
+"""Represents the values of a wide program while it is written, by kind.
 
-| class | held as | meaning |
+| class | stored as | meaning |
 |---|---|---|
-| `Shared(value)` | one value `[...]` | equal for all members |
-| `Stacked(value)` | one tensor `[N, ...]` | one a member, axis 0. `packed`: its memory is `[B, N*C, ...]` (the channel-packed form), as its strides tell; it never has a meaning |
-| `Ragged(members)` | a list of N values | one a member, shapes differ; or N integers |
+| `Shared(value)` | one value `[...]` | one value for all members |
+| `Stacked(value)` | one tensor `[N, ...]` | one value for each member, on axis 0 |
+| `Ragged(members)` | a list of N values | one value for each member, of different shapes; or N integers |
 
-A `Value` is what an op takes and gives while programs are written: a name in the program together with a fake tensor (or a real one, in tests), so
-that rules can read rank, sizes and dtype. A size that is not known when the program is written reads as None: no rule can branch on it by accident.
+A `Value` is an argument or a result of an op: a name in the program with a fake tensor (in tests a real one),
+from which rules read rank, sizes and dtype. A size that is not known when the program is written is None, so
+that no rule branches on it by accident. The strides of a Stacked tensor show whether it is channel-packed;
+that never changes what it means.
 """
 
 from __future__ import annotations
@@ -23,31 +25,34 @@ from widepack_artifacts.program import Ref
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
-    """A value of a program in the making. ref: its name; held: a fake tensor, a real one, a SymInt, or a list of them."""
+    """A value of a program in the making.
+
+    ref: its name; fake: a fake tensor, in tests a real one; or a SymInt, or a list of these.
+    """
 
     ref: Ref | None
-    held: Any
+    fake: Any
 
     @property
     def ndim(self) -> int:
-        return int(self.held.ndim)
+        return int(self.fake.ndim)
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.held.dtype  # type: ignore[no-any-return]
+        return self.fake.dtype  # type: ignore[no-any-return]
 
     @property
     def sizes(self) -> tuple[int | None, ...]:
-        """The static sizes; None for each that is only known at run time."""
-        return tuple(known(s) for s in self.held.shape)
+        """The sizes; None for each size that is only known at run time."""
+        return tuple(known(s) for s in self.fake.shape)
 
     @property
     def is_tensor(self) -> bool:
-        return isinstance(self.held, torch.Tensor)
+        return isinstance(self.fake, torch.Tensor)
 
 
 def known(size: Any) -> int | None:
-    """A size that is a plain number, else None."""
+    """The size if it is a number, else None."""
     if isinstance(size, int):
         return size
     expr = getattr(getattr(size, "node", None), "expr", None)
@@ -55,36 +60,42 @@ def known(size: Any) -> int | None:
 
 
 def expression(size: Any) -> Any:
-    """A size as an expression over the dims' symbols."""
+    """A size as an expression over the symbols of the dims."""
     return sympy.Integer(size) if isinstance(size, int) else size.node.expr
 
 
 def hint(size: Any) -> int:
-    """A size, or its example where it is only known at run time: for choices that cost time and never a result."""
+    """A size, or its example if it is only known at run time: for choices that change speed and never
+    results.
+    """
     return size if isinstance(size, int) else int(size.node.hint)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shared:
+    """One value for all members."""
+
     value: Any
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stacked:
+    """One value for each member, in one tensor `[N, ...]`."""
+
     value: Value
 
     @property
     def rank(self) -> int:
-        """The member's own rank."""
+        """The rank of a member's value."""
         return self.value.ndim - 1
 
     @property
     def packed(self) -> bool:
-        """Whether members lie side by side in the channels: `[N, B, C, ...]` becomes `[B, N*C, ...]` without a copy."""
-        held = self.value.held
+        """Whether the memory is channel-packed: `[N, B, C, ...]` becomes `[B, N*C, ...]` without a copy."""
+        fake = self.value.fake
         if self.rank < 2:
             return False
-        members, channels, channel = held.stride(0), held.shape[2], held.stride(2)
+        members, channels, channel = fake.stride(0), fake.shape[2], fake.stride(2)
         if all(isinstance(s, int) for s in (members, channels, channel)):
             return bool(members == channels * channel)
         return bool(sympy.expand(expression(members) - expression(channels) * expression(channel)) == 0)
@@ -92,7 +103,9 @@ class Stacked:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ragged:
+    """One value for each member, with different shapes."""
+
     members: Value
 
 
-Wide = Shared | Stacked | Ragged
+WideValue = Shared | Stacked | Ragged

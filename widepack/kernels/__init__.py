@@ -1,0 +1,15 @@
+"""widepack's own torch ops, and their decomposition into ATen ops.
+
+| in | out | start reading |
+|---|---|---|
+| tensors | `widepack::linear`, `lstm_steps`, ... registered with torch | `library.py`, then `packed.py` |
+
+| file | what it does |
+|---|---|
+| `decompose.py` | Replaces widepack's own ops in a program by ATen ops, for readers |
+| `library.py` | Registers widepack's own ops with torch, and keeps their functions |
+| `onednn.py` | Calls oneDNN, the library that runs torch's packed layers on a CPU |
+| `packed.py` | Defines widepack's own ops for layers over weights in oneDNN's order |
+| `recurrent.py` | Defines widepack's own recurrent ops: one layer in one direction over all steps |
+| `streamed.py` | Defines the op `streamed_linear`, for linear layers of few rows |
+"""

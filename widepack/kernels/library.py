@@ -1,4 +1,4 @@
-"""How widepack's own ops are made known: to torch, which traces and exports them, and to the flat graph, which calls the function behind an op without torch's dispatcher."""
+"""Registers widepack's own ops with torch, and keeps their functions for calls without the dispatcher."""
 
 from __future__ import annotations
 
@@ -9,14 +9,20 @@ import torch
 
 _LIBRARY: Any = torch.library.Library("widepack", "DEF")  # type: ignore[no-untyped-call]
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
-"""`widepack.linear.default` -> the function."""
+"""The function of each op, by a name such as `widepack.linear.default`."""
 
 
-def define(schema: str, rule: Callable[..., Any], fake: Callable[..., Any] | None) -> None:
-    """An op of the namespace `widepack`. schema: as `torch.library` takes it. rule: computes it. fake: gives an answer of the right sizes; None where rule does on fakes, too."""
+def define(schema: str, function: Callable[..., Any], fake: Callable[..., Any] | None) -> None:
+    """Defines an op of the namespace `widepack`.
+
+    Args:
+        schema: The op's schema, as `torch.library` takes it.
+        function: Computes the op.
+        fake: Returns an answer of the right sizes, or None if `function` works on fake tensors too.
+    """
     name = schema.partition("(")[0]
     _LIBRARY.define(schema)
-    _LIBRARY.impl(name, rule, "CompositeExplicitAutograd")
+    _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
     if fake is not None:
         torch.library.register_fake(f"widepack::{name}", fake, lib=_LIBRARY)
-    FUNCTIONS[f"widepack.{name}.default"] = rule
+    FUNCTIONS[f"widepack.{name}.default"] = function

@@ -1,12 +1,52 @@
-"""oneDNN: the library that torch's packed layers run on, where it is there."""
+"""Calls oneDNN, the library that runs torch's packed layers on a CPU, through torch's private ops."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 
 def usable(weight: Tensor) -> bool:
-    """Whether oneDNN takes this weight in an order of its own."""
-    there: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return there and weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() > 0
+    """Whether oneDNN can reorder this weight: oneDNN exists, the weight is float32 on a CPU and not empty."""
+    available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return available and weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() > 0
+
+
+def reorder_convolution_weight(
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    size: Sequence[int],
+) -> Tensor:
+    """Returns a convolution's weight in oneDNN's order. `size` is an example of the input's sizes."""
+    reorder = torch.ops.mkldnn._reorder_convolution_weight  # torch has no public name for it
+    packed: Tensor = reorder(weight.contiguous(), padding, stride, dilation, groups, size)
+    return packed
+
+
+def convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """Returns a convolution over a weight in oneDNN's order."""
+    run = torch.ops.mkldnn._convolution_pointwise  # torch has no public name for it
+    y: Tensor = run(x, weight, bias, padding, stride, dilation, groups, "none", [], "")
+    return y
+
+
+def reorder_lstm_weights(
+    w_x: Tensor, w_h: Tensor, reverse: bool, size: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Returns an LSTM layer's weights `[4H, I]`, `[4H, H]` in oneDNN's order. `size`: like `[T, B, I]`."""
+    reorder = torch.ops.mkldnn._reorder_mkldnn_rnn_layer_weight  # torch has no public name for it
+    a, b = reorder(w_x, w_h, w_h.shape[1], reverse, True, False, size)
+    return a, b

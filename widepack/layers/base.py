@@ -1,111 +1,166 @@
-"""Faces: wide layers that a person uses by themselves, `WideLinear` for N `nn.Linear`, and so on.
+"""Defines `WideLayer`, the base class of the wide layers: `WideLinear` for N `nn.Linear`, and so on.
 
-A face is the primitive that lowering uses, with parameters: its forward calls the op's strategies in the registry on `[N, ...]` values, and notes the ops that they
-wrote (steps.py), for the next call with values of the same form. What runs an op:
+A wide layer is the primitive that lowering uses, with parameters. Its forward calls the strategies of the op
+in the registry on `[N, ...]` values. It records the ops that the strategy called (recorder.py), and repeats
+them for the next call with inputs of the same form. A strategy is chosen in this order:
 
-1. the strategy that `strategy` names; where it does not apply, the call is refused in words
-2. with `auto` the first strategy that applies; of those with a derivative where gradients are asked for
-3. `sequential`, the op once a member
+1. The strategy that `strategy` names. If it does not apply, the call is refused with an error.
+2. With `auto`, the first strategy that applies. If gradients are computed, it must have a derivative.
+3. `sequential`, which runs the op once for each member.
 
-Before the first call with inputs of new shapes the member itself is asked, on tensors without memory, whether it takes them, and what it would answer:
-its errors are the face's, and an answer of another shape or dtype is an error of the face.
+Before the first call with inputs of new shapes, the member runs on the meta device. If it refuses the inputs,
+the wide layer raises the member's error. If the wide layer's answer has another shape or dtype than the
+member's, this is an error of widepack.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
+from ..errors import InputError, LoweringError, UsageError
+from ..fused.same_members import refuse_mismatches
+from ..fused.skeleton import ModuleSkeleton
+from ..fused.stacked_parameters import member_module, plan_weights, stack
 from ..ir import ops
 from ..ir.encoding import type_of
-from ..errors import InputError, LoweringError, UsageError
+from ..ir.ops import full_name
+from ..ir.values import Shared, Stacked, Value
+from ..registry.registry import REGISTRY, Strategy
 from ..registry.sequential import sequential
-from ..fused.skeleton import Hollow
-from ..lowering.interpreter import shared
-from ..registry.registry import REGISTRY, Strategy, full_name
-from ..fused.same_members import refuse_others
-from ..fused.stacked_parameters import filled, rows_of, stack
+from ..registry.writer import EagerWriter, put_shared, wide_items
+from .arguments import (
+    Form,
+    class_name,
+    device_type,
+    form_of,
+    literals,
+    member_on_meta,
+    named_tensors,
+    stack_results,
+    tensors_in,
+)
+from .member_checks import checked_modules
 from .recorder import Recorder, Steps
-from ..ir.values import Shared, Stacked, Value, Wide
-from ..registry.writer import EagerWriter, wide_items
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_SIGNATURES = 256  # shapes of calls that are remembered
+_MAX_SIGNATURES = 256  # the most forms of calls that a layer remembers
+_PUBLIC = "widepack.primitives"  # where a user finds the layers, and where pickles name them
 
 
-class Face(nn.Module):
-    """Base of the faces. N modules of one class as one, `[N, B, ...]` in and out, parameters `[N, ...]` under the module's own names.
+class WideLayer(nn.Module):
+    """Base class of the wide layers: N modules of one `torch.nn` class as one module.
 
-    modules: of class `member` exactly, alike but for their numbers; they are copied. strategy: a registered one of `ops`, `sequential`, or `auto`.
-    Raises: UsageError; MemberMismatch with all differences between the modules.
+    The parameters are stacked to `[N, ...]` and keep the module's names, for example `weight`. Inputs and
+    outputs have the member axis in front: `[N, B, ...]`. The modules are copied, and they do not change.
+
+    A subclass sets the class attributes and `wide`:
+
+    - `member`: the `torch.nn` class.
+    - `ops`: the ops whose strategies the layer runs.
+    - `draws`: whether the layer draws random numbers, for each member its own.
+    - `excluded_strategies`: strategies that make no sense in a layer.
+
+    Args:
+        modules: The N modules. Each is exactly of the class `member`. They differ in their weights only.
+        strategy: A registered strategy of `ops`, `"sequential"`, or `"auto"`. Default: `"auto"`.
+
+    Raises:
+        UsageError: There are no modules, a module is of another class, or no such strategy exists.
+        MemberMismatch: The modules differ in more than their weights. The message lists all differences.
+
+    Example:
+        >>> from widepack.primitives import WideLinear
+        >>> layer = WideLinear.from_modules([nn.Linear(64, 10) for _ in range(8)])
+        >>> y = layer(torch.randn(8, 32, 64))  # [N, B, 64] -> [N, B, 10]
+        >>> linears = layer.to_modules()       # 8 nn.Linear
     """
 
     member: ClassVar[type[nn.Module]]
     ops: ClassVar[tuple[str, ...]]
-    draws: ClassVar[bool] = False  # random numbers: one draw a member, whatever the members share
+    draws: ClassVar[bool] = False
+    excluded_strategies: ClassVar[frozenset[str]] = frozenset()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.__module__.startswith(f"{__package__}.") and not cls.__name__.startswith("_"):
+            cls.__module__ = _PUBLIC  # pickles name the public place
 
     def __init__(self, modules: Sequence[nn.Module], strategy: str = "auto") -> None:
         super().__init__()
-        if not isinstance(modules, Iterable):
-            raise UsageError(f"{self.name} takes a list of modules, not a {_class(modules)}")
-        modules = list(modules)
-        if not modules:
-            raise UsageError(f"{self.name}: there are no modules; give at least one {self.member.__name__}")
-        if type(modules[0]) is not self.member:
-            raise UsageError(
-                f"{self.name} takes modules of class torch.nn.{self.member.__name__}, and member 0 is of class {_class(modules[0])}. For a class of your own, or one "
-                f"whose parameters are computed, widepack.fuse takes whole modules"
-            )
-        _refuse_own_forwards(modules, self.name)
-        refuse_others(modules, self.name, options=True)
+        modules = checked_modules(modules, self.member, self.name)
+        refuse_mismatches(modules, self.name, options=True)
         self.members = len(modules)
-        self._hollow, self._rows = Hollow(modules[0]), rows_of(modules, ())
+        self._skeleton, self._weights = ModuleSkeleton(modules[0]), plan_weights(modules, ())
         with torch.inference_mode(False), torch.no_grad():
-            stack(self, modules, self._rows)
+            stack(self, modules, self._weights)
         self.training = modules[0].training
         self.refuse_options()
-        self._seen: dict[Any, list[tuple[Any, ...]] | None] = {}
-        self._steps: dict[Any, Steps] = {}
+        self._member_forms: dict[Any, list[Form] | None] = {}  # by the form of a call
+        self._recorded: dict[Any, Steps] = {}  # by op and the form of its arguments
         self.strategy = strategy
 
     @classmethod
     def from_modules(cls, modules: Sequence[nn.Module], strategy: str = "auto") -> Self:
-        """N modules as one. Raises: as the class."""
+        """Makes a wide layer of N modules.
+
+        Args:
+            modules: The N modules, for example N `nn.Linear` of the same sizes.
+            strategy: A registered strategy, `"sequential"`, or `"auto"`. Default: `"auto"`.
+
+        Returns:
+            The wide layer. Its parameters are copies, stacked to `[N, ...]`.
+
+        Raises:
+            UsageError: There are no modules, a module is of another class, or no such strategy exists.
+            MemberMismatch: The modules differ in more than their weights.
+
+        Example:
+            >>> layer = WideConv2d.from_modules([nn.Conv2d(3, 16, 3) for _ in range(4)])
+        """
         return cls(modules, strategy)
 
     def to_modules(self) -> list[nn.Module]:
-        """N modules with the numbers that the face has now, in its mode; nothing is shared with it."""
-        return [filled(self, self._hollow, self._rows, i) for i in range(self.members)]
+        """Returns the members as N modules of `torch.nn`.
+
+        Returns:
+            N modules of the class `member`, with the weights and the mode that the layer has now. They are
+            copies: a change of one does not change the layer.
+
+        Example:
+            >>> first, *others = layer.to_modules()
+        """
+        return [member_module(self, self._skeleton, self._weights, i) for i in range(self.members)]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles leave out what calls have left."""
-        return {**self.__dict__, "_seen": {}, "_steps": {}}
+        """Leaves out of copies and pickles what earlier calls stored."""
+        return {**self.__dict__, "_member_forms": {}, "_recorded": {}}
 
     @property
     def name(self) -> str:
+        """The name of the class, for messages."""
         return type(self).__name__
 
     @property
     def options(self) -> Any:
-        """The member's options under their names: a module of its class whose tensors have no memory."""
-        return self._hollow.module
+        """The member's options under their names: a module of its class on the meta device."""
+        return self._skeleton.module
 
     @property
     def strategies(self) -> tuple[str, ...]:
-        """The names that `strategy` may have."""
-        names = [s for op in self.ops if (p := REGISTRY.get(full_name(op))) for s in p.strategies if s not in self.without]
+        """The names that `strategy` accepts."""
+        names = [s for op in self.ops for s in self._strategies_of(full_name(op))]
         return tuple(dict.fromkeys([*names, "sequential", "auto"]))
-
-    without: ClassVar[frozenset[str]] = frozenset()  # strategies that mean nothing for a layer
 
     @property
     def strategy(self) -> str:
+        """The name of the strategy. Setting an unknown name raises UsageError."""
         return self._strategy
 
     @strategy.setter
@@ -115,217 +170,216 @@ class Face(nn.Module):
         self._strategy = name
 
     def refuse_options(self) -> None:
-        """Refuse options that no wide layer can have. Raises: UsageError."""
+        """Raises UsageError for options that no wide layer can have. A subclass overrides it."""
 
     def wide(self, *args: Any, **kwargs: Any) -> Any:
-        """The forward, after its inputs were looked at. Arguments are the module's own."""
+        """Runs all members after the inputs were checked. A subclass defines it with the module's own
+        arguments.
+        """
         raise NotImplementedError
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own forward for all members. Arguments: the module's, each tensor `[N, ...]`. Returns: the module's, each tensor `[N, ...]`.
+        """Runs the forward of all members.
 
-        An input that all members see is `x.expand(N, *x.shape)`; where no gradient of it is asked for it counts as one input.
-        Raises: InputError; UsageError where `strategy` does not apply; what the module itself raises.
+        For an input that all members share, give `x.expand(N, *x.shape)`. If no gradient of it is computed,
+        the layer runs it as one Shared value.
+
+        Args:
+            *args: The module's own arguments. Each tensor is `[N, ...]`, with the member axis in front.
+            **kwargs: The same, by name.
+
+        Returns:
+            What the module returns, each tensor `[N, ...]`.
+
+        Raises:
+            InputError: An input has no member axis of length N.
+            UsageError: The strategy does not apply to these inputs.
+            Exception: What the member itself raises for these inputs.
         """
-        plain = not kwargs and all(isinstance(a, Tensor) for a in args)
-        at: int | str | None = None
-        for at, x in enumerate(args) if plain else _named(self._takes((args, kwargs))):
+        self._check_member_axes(args, kwargs)
+        autocast = torch.is_autocast_enabled(device_type(args, kwargs))
+        expected = None if torch.compiler.is_compiling() else self._expected_forms(args, kwargs, autocast)
+        answer = self.wide(*args, **kwargs)
+        if expected is not None:
+            leaves = [answer] if isinstance(answer, Tensor) else pytree.tree_leaves(answer)
+            forms = [form_of(t, 1) for t in leaves if isinstance(t, Tensor)]
+            if ([f[:-1] for f in forms] if autocast else forms) != expected:
+                raise LoweringError(
+                    f"{self.name} returned {forms}, but a member returns {expected}. "
+                    "This is an error of widepack; please report it"
+                )
+        return answer
+
+    def _check_member_axes(self, args: Any, kwargs: Any) -> None:
+        """Raises InputError for an input whose axis 0 is not the member axis."""
+        only_tensors = not kwargs and all(isinstance(a, Tensor) for a in args)
+        name: int | str | None = None
+        for name, x in enumerate(args) if only_tensors else named_tensors(*self._batched(args, kwargs)):
             if not x.ndim or x.shape[0] != self.members:
                 raise InputError(
-                    f"{self.name} takes every input as [{self.members}, ...], one a member in front, and input {at} is {type_of(x)}; "
-                    f"one that all members see is x.expand({self.members}, *x.shape)"
+                    f"{self.name} takes every input as [{self.members}, ...], with the member axis in front, "
+                    f"and input {name} is {type_of(x)}. For an input that all members share, give "
+                    f"x.expand({self.members}, *x.shape)"
                 )
-        if at is None and (args or kwargs):  # without any the member says what is missing
-            words = ", ".join(_class(v) for v in (*args, *kwargs.values()))
-            raise InputError(f"{self.name} takes tensors [{self.members}, ...], one member after the other in front, and was given {words}")
-        cast = torch.is_autocast_enabled(_device(args, kwargs))
-        want = None if torch.compiler.is_compiling() else self._expected(args, kwargs, cast)
-        made = self.wide(*args, **kwargs)
-        if want is not None:
-            have = [_form(made, 1)] if isinstance(made, Tensor) else [_form(t, 1) for t in pytree.tree_leaves(made) if isinstance(t, Tensor)]
-            if (have if not cast else [h[:-1] for h in have]) != want:
-                raise LoweringError(f"{self.name} came out wrong: {have} where a member has {want}. This is an error of widepack; please report it")
-        return made
+        if name is None and (args or kwargs):  # without arguments the member's own error says what is missing
+            classes = ", ".join(class_name(v) for v in (*args, *kwargs.values()))
+            raise InputError(
+                f"{self.name} takes tensors [{self.members}, ...], with the member axis in front, "
+                f"and was given {classes}"
+            )
 
-    def _takes(self, given: Any) -> Any:
-        """A call's arguments as far as their first axis is looked at."""
-        return given
+    def _batched(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Returns the arguments whose tensors must have the member axis in front."""
+        return args, kwargs
 
-    def _expected(self, args: Any, kwargs: Any, cast: bool) -> list[tuple[Any, ...]] | None:
-        """Shape and dtype of each tensor that a member answers with, as it says itself on tensors without memory; None where it cannot tell.
+    def _expected_forms(self, args: Any, kwargs: Any, autocast: bool) -> list[Form] | None:
+        """Returns shape and dtype of each tensor that a member answers, or None where the meta device cannot
+        tell.
 
-        cast: under autocast, which chooses dtypes by the device: shapes alone.
+        Under autocast, which chooses dtypes by the device, the forms have no dtypes.
         """
-        key: Any = self.training, cast, *(p.dtype for p in self._parameters.values() if p is not None)
+        key: Any = (
+            self.training,
+            autocast,
+            *(p.dtype for p in self._parameters.values() if p is not None),
+        )
         if not kwargs and all(isinstance(a, Tensor) for a in args):
             key += tuple((a.shape, a.dtype) for a in args)
         else:
             leaves, spec = pytree.tree_flatten((args, kwargs))
             key += (str(spec), *((v.shape, v.dtype) if isinstance(v, Tensor) else repr(v) for v in leaves))
-        if key not in self._seen:
-            if len(self._seen) >= _SIGNATURES:
-                self._seen.clear()
+        if key not in self._member_forms:
+            if len(self._member_forms) >= _MAX_SIGNATURES:
+                self._member_forms.clear()
             leaves, spec = pytree.tree_flatten((args, kwargs))
-            given = [_empty(v, cast) if isinstance(v, Tensor) else v for v in leaves]
-            own = {n: _empty(t, cast) for n, t in (*self.named_parameters(), *self.named_buffers())}
-            found = self._alone(own, *pytree.tree_unflatten(given, spec))
-            self._seen[key] = found if found is None or not cast else [f[:-1] for f in found]
-        return self._seen[key]
+            inputs = [member_on_meta(v, autocast) if isinstance(v, Tensor) else v for v in leaves]
+            tensors = (*self.named_parameters(), *self.named_buffers())
+            weights = {n: member_on_meta(t, autocast) for n, t in tensors}
+            forms = self._run_member_on_meta(weights, *pytree.tree_unflatten(inputs, spec))
+            self._member_forms[key] = forms if forms is None or not autocast else [f[:-1] for f in forms]
+        return self._member_forms[key]
 
-    def _alone(self, own: dict[str, Tensor], args: Any, kwargs: Any) -> list[tuple[Any, ...]] | None:
-        """The forms of a member's answer. own: its parameters and buffers, without memory as all inputs."""
+    def _run_member_on_meta(self, weights: dict[str, Tensor], args: Any, kwargs: Any) -> list[Form] | None:
+        """Returns the forms of a member's answer. Weights and inputs are on the meta device."""
         self.options.train(self.training)
         try:
             with torch.no_grad():
-                made = torch.func.functional_call(self.options, own, args, kwargs)
-        except NotImplementedError:  # an op that has no form without memory
+                answer = torch.func.functional_call(self.options, weights, args, kwargs)
+        except NotImplementedError:  # an op without a meta kernel
             return None
-        return [_form(t) for t in pytree.tree_leaves(made) if isinstance(t, Tensor)]
+        return [form_of(t) for t in pytree.tree_leaves(answer) if isinstance(t, Tensor)]
 
     def run(self, op: str, *args: Any, main: bool = True, **kwargs: Any) -> Any:
-        """One op for all members. Tensors are Stacked `[N, ...]`, or `Shared`. main: a strategy that is named and not the op's is refused.
+        """Runs one op for all members.
 
-        Returns: a tensor `[N, ...]`, or a tuple of them, None for what a strategy leaves out.
+        Args:
+            op: The op's name, for example `"linear"`.
+            *args: The op's arguments. A tensor is `[N, ...]`; a wide value is taken as it is.
+            main: Whether the strategy that the user named must be one of this op. If False, an op without a
+                strategy of this name runs with `auto`.
+            **kwargs: The op's arguments by name.
+
+        Returns:
+            A tensor `[N, ...]`, or a tuple of them with None for each value that a strategy leaves out.
+
+        Raises:
+            UsageError: The named strategy does not apply.
         """
         op = full_name(op)
-        given, named = self._values(list(args)), self._values(kwargs)
-        wides = wide_items([given, named])
+        positional, named = self._wide_values(list(args)), self._wide_values(kwargs)
+        wides = wide_items([positional, named])
         values = [v.value for v in wides]  # type: ignore[union-attr]  # no Ragged
-        tensors = [v.held for v in values]
+        tensors = [v.fake for v in values]
         device = tensors[0].device.type
-        plain = torch.is_autocast_enabled(device) or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
+        torch_only = torch.is_autocast_enabled(device) or (
+            torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        )
         key = None
         if not torch.compiler.is_compiling():
             forms = tuple((type(v), t.shape, t.stride(), t.dtype, t.device) for v, t in zip(wides, tensors))
-            key = op, self._strategy, plain, main, forms, _literals(given), _literals(named)
-            if key in self._steps:
-                return self._steps[key].run(tensors)
-        w = Recorder(self.members, device, values)
-        w.op = op
-        if all(isinstance(v, Shared) for v in wides) and ops.pure(op, given, named):
-            made = w.shared(w.call(op, *shared(given), **shared(named)))
+            key = op, self._strategy, torch_only, main, forms, literals(positional), literals(named)
+            if key in self._recorded:
+                return self._recorded[key].run(tensors)
+        writer = Recorder(self.members, device, values)
+        writer.op = op
+        if all(isinstance(v, Shared) for v in wides) and ops.pure(op, positional, named):
+            answer = writer.shared(writer.call(op, *put_shared(positional), **put_shared(named)))
         else:
-            chosen = self._chosen(w, given, named, plain, main)
-            made = sequential(w, op, given, named) if chosen is None else chosen.rule(w, *given, **named)
-        result = _stacked(w, made)
-        steps = w.recorded(result)
+            chosen = self._choose(writer, positional, named, torch_only, main)
+            answer = (
+                sequential(writer, op, positional, named)
+                if chosen is None
+                else chosen.rule(writer, *positional, **named)
+            )
+        result = stack_results(writer, answer)
+        steps = writer.recorded(result)
         if key is not None and steps is not None:
-            if len(self._steps) >= _SIGNATURES:
-                self._steps.clear()
-            self._steps[key] = steps
-        return _held(result)
+            if len(self._recorded) >= _MAX_SIGNATURES:
+                self._recorded.clear()
+            self._recorded[key] = steps
+        return tensors_in(result)
 
-    def _chosen(self, w: EagerWriter, args: Any, kwargs: Any, plain: bool, main: bool) -> Strategy | None:
-        """The strategy; None for `sequential`. plain: of torch's own ops alone, which have derivatives and which autocast knows. Raises: UsageError."""
-        known = {n: s for n, s in REGISTRY[w.op].strategies.items() if n not in self.without} if w.op in REGISTRY else {}
+    def _strategies_of(self, op: str) -> dict[str, Strategy]:
+        """Returns the strategies of an op that a layer can use, by name."""
+        known = REGISTRY[op].strategies if op in REGISTRY else {}
+        return {name: s for name, s in known.items() if name not in self.excluded_strategies}
+
+    def _choose(
+        self, writer: EagerWriter, args: Any, kwargs: Any, torch_only: bool, main: bool
+    ) -> Strategy | None:
+        """Returns the strategy, or None for `sequential`.
+
+        `torch_only` requires a strategy of torch's own ops, which have derivatives and follow autocast.
+        Raises UsageError where the strategy that the user named does not apply.
+        """
         if self.strategy == "sequential":
             return None
-        fits = [s for s in known.values() if (s.derivative or not plain) and s.when(w, *args, **kwargs)]
-        if self.strategy in known or (main and self.strategy != "auto"):
-            found = next((s for s in fits if s.name == self.strategy), None)
-            if found is None:
-                why = ""
-                if self.strategy in known and plain and not known[self.strategy].derivative:
-                    why = ", which has no derivative and knows no autocast (call under torch.no_grad() and without it)"
-                read = ", ".join(f"{type(v).__name__} {type_of(v.value.held)}" for v in wide_items([args, kwargs]))  # type: ignore[union-attr]
-                raise UsageError(
-                    f"{self.name}: strategy {self.strategy!r}{why} does not apply to {w.op} over {read}; those that do: {', '.join([*(s.name for s in fits), 'sequential', 'auto'])}"
-                )
-            return found
-        return self.automatic([s for s in fits if not s.asked], args)
+        known = self._strategies_of(writer.op)
+        fits = [
+            s for s in known.values() if (s.derivative or not torch_only) and s.when(writer, *args, **kwargs)
+        ]
+        if self.strategy not in known and (not main or self.strategy == "auto"):
+            return self.automatic([s for s in fits if not s.on_request], args)
+        named = next((s for s in fits if s.name == self.strategy), None)
+        if named is not None:
+            return named
+        why = ""
+        if self.strategy in known and torch_only and not known[self.strategy].derivative:
+            why = (
+                " has no derivative and does not follow autocast (call it under torch.no_grad(), "
+                "without autocast). It"
+            )
+        operands = ", ".join(
+            f"{type(v).__name__} {type_of(v.value.fake)}"  # type: ignore[union-attr]  # no Ragged
+            for v in wide_items([args, kwargs])
+        )
+        raise UsageError(
+            f"{self.name}: strategy {self.strategy!r}{why} does not apply to {writer.op} over {operands}; "
+            f"those that do: {', '.join([*(s.name for s in fits), 'sequential', 'auto'])}"
+        )
 
     def automatic(self, fits: list[Strategy], args: Any) -> Strategy | None:
-        """What `auto` takes of the strategies that apply: the first; None for `sequential`."""
+        """Returns the strategy that `auto` takes of those that apply: the first. None means `sequential`."""
         return next(iter(fits), None)
 
-    def _values(self, given: Any) -> Any:
-        """Tensors as wide values, in lists too."""
-        if isinstance(given, Tensor):
-            one = given.shape[0] > 1 and given.stride(0) == 0 and given.numel() > 0 and not self.draws
-            if one and not (given.requires_grad and torch.is_grad_enabled()):
-                return Shared(Value(None, given[0]))
-            return Stacked(Value(None, given))
-        if isinstance(given, (list, tuple)):
-            return [self._values(v) for v in given]
-        return {k: self._values(v) for k, v in given.items()} if isinstance(given, dict) else given
+    def _wide_values(self, arguments: Any) -> Any:
+        """Returns the arguments with every tensor as a wide value, in lists and dicts too."""
+        if isinstance(arguments, Tensor):
+            x = arguments
+            expanded = x.shape[0] > 1 and x.stride(0) == 0 and x.numel() > 0 and not self.draws
+            if expanded and not (x.requires_grad and torch.is_grad_enabled()):
+                return Shared(Value(None, x[0]))
+            return Stacked(Value(None, x))
+        if isinstance(arguments, (list, tuple)):
+            return [self._wide_values(v) for v in arguments]
+        if isinstance(arguments, dict):
+            return {k: self._wide_values(v) for k, v in arguments.items()}
+        return arguments
 
     def __repr__(self) -> str:
-        return f"{self.name}({self.members} members, {', '.join(filter(None, [self.sizes(), f'strategy={self.strategy!r}']))})"
+        parts = [f"{self.members} members", self.sizes(), f"strategy={self.strategy!r}"]
+        return f"{self.name}({', '.join(filter(None, parts))})"
 
     def sizes(self) -> str:
-        """Sizes and options, for a person."""
+        """Returns the sizes and options as text, as `repr` shows them."""
         return str(self.options.extra_repr())
-
-
-def one_for_all(value: Tensor) -> Wide:
-    """A tensor `[...]` that all members see."""
-    return Shared(Value(None, value))
-
-
-def numbers(given: Any, count: int) -> list[int]:
-    """An option that is one number or `count` of them, as a list."""
-    each = list(given) if isinstance(given, (list, tuple)) else [given]
-    return each * count if len(each) == 1 else each
-
-
-def _stacked(w: EagerWriter, made: Any) -> Any:
-    """What a rule gives as Values `[N, ...]`."""
-    if isinstance(made, (list, tuple)):
-        return tuple(_stacked(w, m) for m in made)
-    return None if made is None else w.stack(made)
-
-
-def _held(result: Any) -> Any:
-    return tuple(_held(r) for r in result) if isinstance(result, tuple) else None if result is None else result.held
-
-
-def _literals(given: Any) -> Any:
-    """What of arguments is no tensor, as something with a hash; a mark in the place of each tensor."""
-    if isinstance(given, (Shared, Stacked)):
-        return Value
-    if isinstance(given, (list, tuple)):
-        return tuple(map(_literals, given))
-    return tuple((k, _literals(v)) for k, v in given.items()) if isinstance(given, dict) else (type(given), given)
-
-
-def _named(given: Any) -> Iterator[tuple[int | str, Tensor]]:
-    args, kwargs = given
-    for i, x in enumerate(args):
-        for leaf in pytree.tree_leaves(x):
-            if isinstance(leaf, Tensor):
-                yield i, leaf
-    for name, x in kwargs.items():
-        for leaf in pytree.tree_leaves(x):
-            if isinstance(leaf, Tensor):
-                yield name, leaf
-
-
-def _device(args: Any, kwargs: Any) -> str:
-    """The kind of device of a call's inputs."""
-    if args and isinstance(args[0], Tensor):
-        return args[0].device.type
-    return next((t.device.type for _, t in _named((args, kwargs))), "cpu")
-
-
-def _empty(t: Tensor, cast: bool) -> Tensor:
-    """A member's part of a tensor, without memory. cast: floats of one dtype, as autocast brings them together."""
-    return torch.empty(t.shape[1:], dtype=torch.float32 if cast and t.is_floating_point() else t.dtype, device="meta")
-
-
-def _form(t: Tensor, first: int = 0) -> tuple[Any, ...]:
-    return (*t.shape[first:], t.dtype)
-
-
-def _refuse_own_forwards(modules: Sequence[nn.Module], who: str) -> None:
-    for i, module in enumerate(modules):
-        for name, part in module.named_modules() if isinstance(module, nn.Module) else ():
-            if any(getattr(part, hooks) for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")):
-                at = f"{name} of member {i}" if name else f"member {i}"
-                raise UsageError(f"{who}: {at} has hooks, which nobody would call here; remove them (weight_norm of torch.nn.utils is one)")
-            if "forward" in vars(part):
-                at = f"{name} of member {i}" if name else f"member {i}"
-                raise UsageError(f"{who}: {at} has a forward of its own, which nobody would call here; widepack.fuse takes such modules whole")
-
-
-def _class(module: Any) -> str:
-    return f"{type(module).__module__}.{type(module).__qualname__}"

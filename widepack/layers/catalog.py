@@ -1,4 +1,4 @@
-"""All faces by name. A file is imported when one of its faces is asked for.
+"""Lists all wide layers by name. A file is imported when one of its layers is first used.
 
 from widepack.primitives import WideLinear
 layer = WideLinear.from_modules([nn.Linear(64, 10) for _ in range(8)])
@@ -12,23 +12,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    from .base import Face
+    from .base import WideLayer
 
-_OF = {
+_NAMES_BY_FILE = {
     "linear": "Linear Bilinear PReLU",
     "embedding": "Embedding EmbeddingBag",
     "conv": "Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d",
-    "norm": "BatchNorm1d BatchNorm2d BatchNorm3d LayerNorm GroupNorm InstanceNorm1d InstanceNorm2d InstanceNorm3d RMSNorm",
+    "norm": """BatchNorm1d BatchNorm2d BatchNorm3d LayerNorm GroupNorm InstanceNorm1d InstanceNorm2d
+        InstanceNorm3d RMSNorm""",
     "attention": "MultiheadAttention",
     "recurrent": "LSTM GRU RNN LSTMCell GRUCell RNNCell",
     "dropout": "Dropout Dropout1d Dropout2d Dropout3d AlphaDropout FeatureAlphaDropout",
-    "pool": """MaxPool1d MaxPool2d MaxPool3d AvgPool1d AvgPool2d AvgPool3d AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d
+    "pool": """MaxPool1d MaxPool2d MaxPool3d AvgPool1d AvgPool2d AvgPool3d
+        AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d
         AdaptiveMaxPool1d AdaptiveMaxPool2d AdaptiveMaxPool3d""",
 }
-FACES = {f"Wide{name}": f"face_of_{file}" for file, names in _OF.items() for name in names.split()}
-"""Face -> the module of widepack that has it."""
+LAYERS = {f"Wide{name}": file for file, names in _NAMES_BY_FILE.items() for name in names.split()}
+"""The name of each wide layer, and the file of this folder that defines it."""
 
 
-def face(name: str) -> type[Face]:
-    """A face by its name, `WideLinear`. Raises: KeyError."""
-    return cast("type[Face]", getattr(import_module(f"{__package__}.{FACES[name]}"), name))
+def layer_class(name: str) -> type[WideLayer]:
+    """Returns a wide layer's class by its name, for example `WideLinear`. Raises KeyError."""
+    return cast("type[WideLayer]", getattr(import_module(f"{__package__}.{LAYERS[name]}"), name))

@@ -1,71 +1,112 @@
-"""Faces of convolutions and transposed convolutions: x [N, B, C, *s] or [N, C, *s]."""
+"""Defines the wide convolutions and transposed convolutions. Inputs are `[N, B, C, *s]` or `[N, C, *s]`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from .base import Face, numbers
+from .arguments import option_list
+from .base import WideLayer
 
 
-class _Conv(Face):
+class _Conv(WideLayer):
     spatial: ClassVar[int]
 
     def wide(self, input: Tensor) -> Tensor:
         m, n = self.options, self.spatial
         op, padding = f"conv{n}d", m.padding
         if m.padding_mode != "zeros":
-            input = self.run("pad", input, list(m._reversed_padding_repeated_twice), m.padding_mode, main=False)
+            input = self.run("pad", input, _explicit_padding(m), m.padding_mode, main=False)
             padding = 0
         elif isinstance(padding, str):
             op += ".padding"
-        given = padding if isinstance(padding, str) else numbers(padding, n)
-        return self.run(op, input, self.weight, self.bias, numbers(m.stride, n), given, numbers(m.dilation, n), m.groups)  # type: ignore[no-any-return]
+        pads = padding if isinstance(padding, str) else option_list(padding, n)
+        stride, dilation = option_list(m.stride, n), option_list(m.dilation, n)
+        return self.run(op, input, self.weight, self.bias, stride, pads, dilation, m.groups)  # type: ignore[no-any-return]
+
+
+def _explicit_padding(conv: Any) -> list[int]:
+    """Returns the sizes that `F.pad` takes, for a convolution that pads with other numbers than zeros."""
+    return list(conv._reversed_padding_repeated_twice)  # torch has no public name for it
 
 
 class WideConv1d(_Conv):
-    """N `nn.Conv1d`: [N, B, C, L] -> [N, B, O, L']."""
+    """N `nn.Conv1d` as one module.
+
+    Shape:
+        Input `[N, B, C, L]` or `[N, C, L]`; output `[N, B, O, L']` or `[N, O, L']`.
+    """
 
     member, ops, spatial = nn.Conv1d, ("conv1d",), 1
 
 
 class WideConv2d(_Conv):
-    """N `nn.Conv2d`: [N, B, C, H, W] -> [N, B, O, H', W']."""
+    """N `nn.Conv2d` as one module.
+
+    Shape:
+        Input `[N, B, C, H, W]` or `[N, C, H, W]`; output `[N, B, O, H', W']` or `[N, O, H', W']`.
+    """
 
     member, ops, spatial = nn.Conv2d, ("conv2d",), 2
 
 
 class WideConv3d(_Conv):
-    """N `nn.Conv3d`: [N, B, C, D, H, W] -> [N, B, O, D', H', W']."""
+    """N `nn.Conv3d` as one module.
+
+    Shape:
+        Input `[N, B, C, D, H, W]` or `[N, C, D, H, W]`; output `[N, B, O, D', H', W']` or `[N, O, D', H',
+        W']`.
+    """
 
     member, ops, spatial = nn.Conv3d, ("conv3d",), 3
 
 
-class _Transposed(Face):
+class _Transposed(WideLayer):
     spatial: ClassVar[int]
 
     def wide(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         m, n = self.options, self.spatial
-        more = m._output_padding(input[0], output_size, m.stride, m.padding, m.kernel_size, n, m.dilation)
-        rest = numbers(m.stride, n), numbers(m.padding, n), numbers(more, n), m.groups, numbers(m.dilation, n)
+        output_padding = option_list(_output_padding(m, input[0], output_size, n), n)
+        stride, padding, dilation = (option_list(v, n) for v in (m.stride, m.padding, m.dilation))
+        rest = stride, padding, output_padding, m.groups, dilation
         return self.run(self.ops[0], input, self.weight, self.bias, *rest)  # type: ignore[no-any-return]
 
 
+def _output_padding(conv: Any, member_input: Tensor, output_size: Sequence[int] | None, spatial: int) -> Any:
+    """Returns the output padding of a transposed convolution that gives `output_size`."""
+    return conv._output_padding(  # torch has no public name for it
+        member_input, output_size, conv.stride, conv.padding, conv.kernel_size, spatial, conv.dilation
+    )
+
+
 class WideConvTranspose1d(_Transposed):
-    """N `nn.ConvTranspose1d`: [N, B, C, L] -> [N, B, O, L']."""
+    """N `nn.ConvTranspose1d` as one module.
+
+    Shape:
+        Input `[N, B, C, L]` or `[N, C, L]`; output `[N, B, O, L']` or `[N, O, L']`.
+    """
 
     member, ops, spatial = nn.ConvTranspose1d, ("conv_transpose1d",), 1
 
 
 class WideConvTranspose2d(_Transposed):
-    """N `nn.ConvTranspose2d`: [N, B, C, H, W] -> [N, B, O, H', W']."""
+    """N `nn.ConvTranspose2d` as one module.
+
+    Shape:
+        Input `[N, B, C, H, W]` or `[N, C, H, W]`; output `[N, B, O, H', W']` or `[N, O, H', W']`.
+    """
 
     member, ops, spatial = nn.ConvTranspose2d, ("conv_transpose2d.input",), 2
 
 
 class WideConvTranspose3d(_Transposed):
-    """N `nn.ConvTranspose3d`: [N, B, C, D, H, W] -> [N, B, O, D', H', W']."""
+    """N `nn.ConvTranspose3d` as one module.
+
+    Shape:
+        Input `[N, B, C, D, H, W]` or `[N, C, D, H, W]`; output `[N, B, O, D', H', W']` or `[N, O, D', H',
+        W']`.
+    """
 
     member, ops, spatial = nn.ConvTranspose3d, ("conv_transpose3d.input",), 3

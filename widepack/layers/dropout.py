@@ -1,4 +1,8 @@
-"""Faces of dropout: in train mode each member draws for itself, in eval mode they give their input. `inplace` is left aside: the answer has memory of its own."""
+"""Defines the wide layers of dropout.
+
+In train mode each member draws its own numbers. In eval mode the layers return their input. They ignore
+`inplace`: the answer always has its own memory.
+"""
 
 from __future__ import annotations
 
@@ -6,54 +10,80 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from .base import Face
+from .base import WideLayer
 
 
-class _Dropout(Face):
+class _Dropout(WideLayer):
     draws = True
-    without = frozenset({"rest"})  # what dropout is in eval mode
-    batched: ClassVar[int] = 0  # the member's rank of an input with a batch, where there may be none
+    excluded_strategies = frozenset({"rest"})  # what dropout is in eval mode
+    unbatched_rank: ClassVar[int] = (
+        0  # the rank of the layer's input without a batch; 0 where a batch is required
+    )
 
     def wide(self, input: Tensor) -> Tensor:
         p: float = self.options.p
         if not self.training or p == 0:
             return input
-        alone = input.ndim == self.batched  # the face's rank of one without
-        made: Tensor = self.run(self.ops[0], input.unsqueeze(1) if alone else input, p, True)
-        return made.squeeze(1) if alone else made
+        unbatched = input.ndim == self.unbatched_rank
+        y: Tensor = self.run(self.ops[0], input.unsqueeze(1) if unbatched else input, p, True)
+        return y.squeeze(1) if unbatched else y
 
 
 class WideDropout(_Dropout):
-    """N `nn.Dropout`: [N, *] -> the same."""
+    """N `nn.Dropout` as one module.
+
+    Shape:
+        Input `[N, *]`; output the same.
+    """
 
     member, ops = nn.Dropout, ("dropout",)
 
 
 class WideDropout1d(_Dropout):
-    """N `nn.Dropout1d`, whole channels: [N, B, C, L] or [N, C, L] -> the same."""
+    """N `nn.Dropout1d` as one module. It drops whole channels.
 
-    member, ops, batched = nn.Dropout1d, ("feature_dropout",), 3
+    Shape:
+        Input `[N, B, C, L]` or `[N, C, L]`; output the same.
+    """
+
+    member, ops, unbatched_rank = nn.Dropout1d, ("feature_dropout",), 3
 
 
 class WideDropout2d(_Dropout):
-    """N `nn.Dropout2d`, whole channels: [N, B, C, H, W] -> the same. Of [N, B, C, L] it drops channels too, as the module does."""
+    """N `nn.Dropout2d` as one module. It drops whole channels, also of `[N, B, C, L]`, as the module does.
+
+    Shape:
+        Input `[N, B, C, H, W]`; output the same.
+    """
 
     member, ops = nn.Dropout2d, ("feature_dropout",)
 
 
 class WideDropout3d(_Dropout):
-    """N `nn.Dropout3d`, whole channels: [N, B, C, D, H, W] or [N, C, D, H, W] -> the same."""
+    """N `nn.Dropout3d` as one module. It drops whole channels.
 
-    member, ops, batched = nn.Dropout3d, ("feature_dropout",), 5
+    Shape:
+        Input `[N, B, C, D, H, W]` or `[N, C, D, H, W]`; output the same.
+    """
+
+    member, ops, unbatched_rank = nn.Dropout3d, ("feature_dropout",), 5
 
 
 class WideAlphaDropout(_Dropout):
-    """N `nn.AlphaDropout`, mean and variance kept: [N, *] -> the same."""
+    """N `nn.AlphaDropout` as one module. It keeps mean and variance.
+
+    Shape:
+        Input `[N, *]`; output the same.
+    """
 
     member, ops = nn.AlphaDropout, ("alpha_dropout",)
 
 
 class WideFeatureAlphaDropout(_Dropout):
-    """N `nn.FeatureAlphaDropout`, whole channels: [N, B, C, *] -> the same."""
+    """N `nn.FeatureAlphaDropout` as one module. It drops whole channels, and keeps mean and variance.
+
+    Shape:
+        Input `[N, B, C, *]`; output the same.
+    """
 
     member, ops = nn.FeatureAlphaDropout, ("feature_alpha_dropout",)

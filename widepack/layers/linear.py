@@ -1,14 +1,23 @@
-"""Faces of linear layers: y[i] = x[i] W[i]^T + b[i], bilinear ones, and PReLU, a slope a channel."""
+"""Defines the wide linear layers: `WideLinear`, `WideBilinear`, and `WidePReLU`."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from .base import Face
+from .base import WideLayer
 
 
-class WideLinear(Face):
-    """N `nn.Linear`: [N, *, I] -> [N, *, O]."""
+class WideLinear(WideLayer):
+    """N `nn.Linear` as one module: `y[i] = x[i] W[i]^T + b[i]`.
+
+    Shape:
+        Input `[N, *, I]`; output `[N, *, O]`; `weight` `[N, O, I]`; `bias` `[N, O]` or None.
+
+    Example:
+        >>> layer = WideLinear.from_modules([nn.Linear(64, 10) for _ in range(8)])
+        >>> layer(torch.randn(8, 32, 64)).shape
+        torch.Size([8, 32, 10])
+    """
 
     member = nn.Linear
     ops = ("linear",)
@@ -17,8 +26,12 @@ class WideLinear(Face):
         return self.run("linear", input, self.weight, self.bias)  # type: ignore[no-any-return]
 
 
-class WideBilinear(Face):
-    """N `nn.Bilinear`: [N, *, I1], [N, *, I2] -> [N, *, O]."""
+class WideBilinear(WideLayer):
+    """N `nn.Bilinear` as one module.
+
+    Shape:
+        Inputs `[N, *, I1]` and `[N, *, I2]`; output `[N, *, O]`.
+    """
 
     member = nn.Bilinear
     ops = ("bilinear",)
@@ -27,8 +40,12 @@ class WideBilinear(Face):
         return self.run("bilinear", input1, input2, self.weight, self.bias)  # type: ignore[no-any-return]
 
 
-class WidePReLU(Face):
-    """N `nn.PReLU`: [N, B, C, *] -> the same."""
+class WidePReLU(WideLayer):
+    """N `nn.PReLU` as one module, with one slope, or one for each channel.
+
+    Shape:
+        Input `[N, B, C, *]`; output the same.
+    """
 
     member = nn.PReLU
     ops = ("prelu",)

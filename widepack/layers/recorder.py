@@ -1,6 +1,7 @@
-"""What a rule did, to be done again without it: the ops that it called, in order, over the places of their values.
+"""Records the ops that a strategy calls, and repeats them without the strategy.
 
-A rule looks at kinds, sizes, strides, dtypes and the device, never at data; so for inputs that agree in these its steps are the same.
+A strategy looks at kinds, sizes, strides, dtypes and the device, never at data. For inputs that agree in
+these, its steps are the same.
 """
 
 from __future__ import annotations
@@ -12,69 +13,83 @@ from typing import Any
 import torch
 
 from ..ir import ops
+from ..ir.encoding import map_arguments
 from ..ir.values import Shared, Stacked, Value
 from ..registry.writer import EagerWriter, unwrap
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The number of a value: those given, then each step's."""
+class ValueIndex:
+    """The number of a value. Inputs are counted first, then the result of each step."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """steps: op, arguments, keywords. result: its structure over places."""
+    """A recorded strategy.
+
+    Attributes:
+        steps: For each step the op, its arguments and its keyword arguments. A `ValueIndex` stands for a
+        tensor.
+        result: The structure of the result, with a `ValueIndex` for each tensor.
+    """
 
     steps: Sequence[tuple[Callable[..., Any], Sequence[Any], dict[str, Any]]]
     result: Any
 
-    def run(self, given: Sequence[torch.Tensor]) -> Any:
-        """The result for values that are given in the same order."""
-        values: list[Any] = list(given)
+    def run(self, inputs: Sequence[torch.Tensor]) -> Any:
+        """Runs the steps on other inputs, in the order of the recorded ones, and returns the result."""
+        values: list[Any] = list(inputs)
         for op, args, kwargs in self.steps:
-            filled = [values[a.number] if type(a) is Place else _filled(a, values) for a in args]
-            values.append(op(*filled, **{k: _filled(v, values) for k, v in kwargs.items()}) if kwargs else op(*filled))
-        return _filled(self.result, values)
+            positional = [values[a.number] if type(a) is ValueIndex else _fill(a, values) for a in args]
+            if kwargs:
+                values.append(op(*positional, **{k: _fill(v, values) for k, v in kwargs.items()}))
+            else:
+                values.append(op(*positional))
+        return _fill(self.result, values)
 
 
 class Recorder(EagerWriter):
-    """Runs each op at once and notes it."""
+    """Runs each op of a strategy at once, and records it. `inputs` are the values that the strategy reads."""
 
-    def __init__(self, members: int, device: str, given: Sequence[Value]) -> None:
+    def __init__(self, members: int, device: str, inputs: Sequence[Value]) -> None:
         super().__init__(members, device)
-        self._places = {value: Place(i) for i, value in enumerate(given)}
+        self._indices = {value: ValueIndex(i) for i, value in enumerate(inputs)}
         self._steps: list[tuple[Callable[..., Any], Sequence[Any], dict[str, Any]]] = []
-        self._whole = True  # whether all that was done can be done again
+        self._repeatable = True  # False once an argument is a tensor that no input and no step gave
 
     def run(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
         function = ops.function(op)
         value = Value(None, function(*unwrap(args), **unwrap(kwargs)))
-        self._steps.append((function, [self._placed(a) for a in args], {k: self._placed(v) for k, v in kwargs.items()}))
-        self._places[value] = Place(len(self._places))
+        positional = [self._with_indices(a) for a in args]
+        self._steps.append((function, positional, {k: self._with_indices(v) for k, v in kwargs.items()}))
+        self._indices[value] = ValueIndex(len(self._indices))
         return value
 
     def recorded(self, result: Any) -> Steps | None:
-        """The steps so far. result: a structure of Values; None where one is of elsewhere."""
-        made = Steps(self._steps, self._placed(result))
-        return made if self._whole else None
+        """Returns the steps that computed `result`, or None if they cannot be repeated."""
+        steps = Steps(self._steps, self._with_indices(result))
+        return steps if self._repeatable else None
 
-    def _placed(self, arg: Any) -> Any:
-        if isinstance(arg, Value):
-            if arg not in self._places:
-                self._whole = False
-            return self._places.get(arg)
-        if isinstance(arg, (list, tuple)):
-            return type(arg)(self._placed(a) for a in arg)
-        if isinstance(arg, (torch.Tensor, Shared, Stacked)):
-            self._whole = False
-        return arg
+    def _with_indices(self, argument: Any) -> Any:
+        """Returns an argument with a `ValueIndex` for each value."""
+        return map_arguments(argument, self._index_of)
+
+    def _index_of(self, leaf: Any) -> Any:
+        if isinstance(leaf, Value):
+            if leaf not in self._indices:
+                self._repeatable = False
+            return self._indices.get(leaf)
+        if isinstance(leaf, (torch.Tensor, Shared, Stacked)):
+            self._repeatable = False
+        return leaf
 
 
-def _filled(arg: Any, values: Sequence[Any]) -> Any:
-    if type(arg) is Place:
-        return values[arg.number]
-    if isinstance(arg, (list, tuple)):
-        return type(arg)([_filled(a, values) for a in arg])
-    return arg
+def _fill(argument: Any, values: Sequence[Any]) -> Any:
+    """Returns an argument with the values in place of their indices."""
+    if type(argument) is ValueIndex:
+        return values[argument.number]
+    if isinstance(argument, (list, tuple)):
+        return type(argument)([_fill(a, values) for a in argument])
+    return argument

@@ -1,4 +1,4 @@
-"""Faces of recurrent layers and their cells. States that are not given are zeros, as in the modules."""
+"""Defines the wide recurrent layers and cells. A missing state is zeros, as in the modules."""
 
 from __future__ import annotations
 
@@ -8,143 +8,217 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from .base import Face, one_for_all
 from ..registry.registry import Strategy
+from .arguments import Form, shared_value
+from .base import WideLayer
 
-FEW = 256  # numbers of a member's state up to which `fused` of an LSTM is faster than once a member
+MAX_FUSED_STATE = 256  # numbers in a member's state up to which `fused` of an LSTM is faster than the loop
 
 
-class _Recurrent(Face):
-    """All layers over all steps: x [N, T, B, I], with batch_first [N, B, T, I], without a batch [N, T, I]; a state [N, layers * directions, B, H].
+class _Recurrent(WideLayer):
+    """All layers over all steps.
 
-    A PackedSequence holds `data` [N, rows, I], the members' lengths alike; it runs once a member.
+    x is `[N, T, B, I]`, with `batch_first` `[N, B, T, I]`, without a batch `[N, T, I]`. A state is
+    `[N, layers * directions, B, H]`. A PackedSequence has `data` `[N, rows, I]`, and its lengths are the same
+    for all members; it runs member after member.
     """
 
     states: ClassVar[int] = 1
 
-    def op(self) -> str:
+    def op_name(self) -> str:
+        """Returns the op's name without its overload, for example `"lstm"`."""
         raise NotImplementedError
 
     def wide(self, input: Any, hx: Any = None) -> Any:
         m = self.options
-        train = self.training and m.dropout > 0 and m.num_layers > 1  # what training changes
+        train = self.training and m.dropout > 0 and m.num_layers > 1  # nothing else depends on the mode
         options = [m.bias, m.num_layers, float(m.dropout), train, m.bidirectional]
-        params = [self.get_parameter(name) for name in m._flat_weights_names]
+        names = {id(p): name for name, p in m.named_parameters()}
+        weights = [self.get_parameter(names[id(p)]) for layer in m.all_weights for p in layer]
         if isinstance(input, PackedSequence):
-            return self._packed(input, hx, params, options)
-        alone = input.ndim == 3
-        x = input.unsqueeze(1 if m.batch_first else 2) if alone else input
-        given = self._states(hx, x.shape[1 if m.batch_first else 2], x, alone)
-        y, *ends = self.run(f"{self.op()}.input", x, given if self.states == 2 else given[0], params, *options, m.batch_first)
-        if alone:
-            y, ends = y.squeeze(1 if m.batch_first else 2), [e.squeeze(2) for e in ends]
+            return self._run_packed_sequence(input, hx, weights, options)
+        unbatched = input.ndim == 3
+        batch_axis = 1 if m.batch_first else 2
+        x = input.unsqueeze(batch_axis) if unbatched else input
+        states = self._initial_states(hx, x.shape[batch_axis], x, unbatched)
+        y, *ends = self.run(
+            f"{self.op_name()}.input",
+            x,
+            states if self.states == 2 else states[0],
+            weights,
+            *options,
+            m.batch_first,
+        )
+        if unbatched:
+            y, ends = y.squeeze(batch_axis), [e.squeeze(2) for e in ends]
         return y, tuple(ends) if self.states == 2 else ends[0]
 
-    def _states(self, hx: Any, batch: int, like: Tensor, alone: bool) -> list[Any]:
+    def _initial_states(self, hx: Any, batch: int, like: Tensor, unbatched: bool) -> list[Any]:
+        """Returns the states `[N, layers * directions, B, H]` of a call; zeros if `hx` is None."""
         m = self.options
         if hx is None:
             sizes = [m.proj_size or m.hidden_size, m.hidden_size][: self.states]
             rows = m.num_layers * (2 if m.bidirectional else 1)
-            return [one_for_all(torch.zeros(rows, batch, size, dtype=like.dtype, device=like.device)) for size in sizes]
-        given = list(hx) if self.states == 2 else [hx]
-        return [h.unsqueeze(2) for h in given] if alone else given
+            return [
+                shared_value(torch.zeros(rows, batch, size, dtype=like.dtype, device=like.device))
+                for size in sizes
+            ]
+        states = list(hx) if self.states == 2 else [hx]
+        return [h.unsqueeze(2) for h in states] if unbatched else states
 
-    def _packed(self, input: PackedSequence, hx: Any, params: list[Any], options: list[Any]) -> Any:
+    def _run_packed_sequence(
+        self, input: PackedSequence, hx: Any, weights: list[Any], options: list[Any]
+    ) -> Any:
         data, sizes, order, back = input
-        given = self._states(hx, int(sizes[0]), data, False)
+        states = self._initial_states(hx, int(sizes[0]), data, False)
         if hx is not None and order is not None:
-            given = [h.index_select(2, order) for h in given]
-        y, *ends = self.run(f"{self.op()}.data", data, one_for_all(sizes), given if self.states == 2 else given[0], params, *options, main=False)
+            states = [h.index_select(2, order) for h in states]
+        y, *ends = self.run(
+            f"{self.op_name()}.data",
+            data,
+            shared_value(sizes),
+            states if self.states == 2 else states[0],
+            weights,
+            *options,
+            main=False,
+        )
         if back is not None:
             ends = [e.index_select(2, back) for e in ends]
         return PackedSequence(y, sizes, order, back), tuple(ends) if self.states == 2 else ends[0]
 
-    def _takes(self, given: Any) -> Any:
-        args, kwargs = given
+    def _batched(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         args = tuple(a.data if isinstance(a, PackedSequence) else a for a in args)
         return args, {k: v.data if isinstance(v, PackedSequence) else v for k, v in kwargs.items()}
 
-    def _expected(self, args: Any, kwargs: Any, cast: bool) -> Any:
-        packed = any(isinstance(a, PackedSequence) for a in (*args, *kwargs.values()))
-        return None if packed else super()._expected(args, kwargs, cast)  # its sizes are data, which nothing without memory has
+    def _expected_forms(self, args: Any, kwargs: Any, autocast: bool) -> list[Form] | None:
+        if any(isinstance(a, PackedSequence) for a in (*args, *kwargs.values())):
+            return None  # its sizes are data, which a tensor on meta does not have
+        return super()._expected_forms(args, kwargs, autocast)
 
 
 class WideLSTM(_Recurrent):
-    """N `nn.LSTM`: x, (h, c) -> y [N, T, B, directions * P], (h, c)."""
+    """N `nn.LSTM` as one module.
+
+    Shape:
+        - Input `x` `[N, T, B, I]`; with `batch_first` `[N, B, T, I]`; without a batch `[N, T, I]`.
+        - State `(h, c)`: `[N, layers * directions, B, P]` and `[N, layers * directions, B, H]`.
+        - Returns `y` `[N, T, B, directions * P]` and `(h, c)`. P is `proj_size`, or H without a projection.
+
+    Example:
+        >>> layer = WideLSTM.from_modules([nn.LSTM(16, 32) for _ in range(4)])
+        >>> y, (h, c) = layer(torch.randn(4, 10, 8, 16))  # y: [4, 10, 8, 32]
+    """
 
     member, ops, states = nn.LSTM, ("lstm.input",), 2
 
     def automatic(self, fits: list[Strategy], args: Any) -> Strategy | None:
-        """A face has its weights as they are, so `packed` would pack them in every call; `fused` pays where a member's state has few numbers."""
-        found = next((s for s in fits if s.name == "fused"), None)
-        if found is None:
-            return None
-        *_, batch, width = args[1][0].value.held.shape
-        return found if batch * width <= FEW else None
+        """Returns `fused` for small states, else None.
 
-    def op(self) -> str:
+        `packed` would reorder the weights in every call, because a layer keeps its weights in torch's order.
+        """
+        fused = next((s for s in fits if s.name == "fused"), None)
+        if fused is None:
+            return None
+        *_, batch, width = args[1][0].value.fake.shape
+        return fused if batch * width <= MAX_FUSED_STATE else None
+
+    def op_name(self) -> str:
         return "lstm"
 
 
 class WideGRU(_Recurrent):
-    """N `nn.GRU`: x, h -> y [N, T, B, directions * H], h.
+    """N `nn.GRU` as one module.
 
-    No limit as an LSTM's: in artifacts with states of 1024 numbers a member `fused` takes 0.5 to 0.8 of the loop's time for a GRU and an RNN, and 1.2 to 1.8 of it for an LSTM
-    (`tune` of gru, gru-8, rnn-8 and lstm in bench/results/suite-cpu.json). Larger states, and what turning the weights in every call costs a face, are not measured.
+    `auto` has no limit on the state's size as `WideLSTM` has. In artifacts with states of 1024 numbers for
+    each member, `fused` takes 0.5 to 0.8 of the loop's time for a GRU and an RNN, and 1.2 to 1.8 of it for an
+    LSTM (bench/results/suite-cpu.json). Larger states are not measured, and neither is the transpose of the
+    weights in every call of a layer.
+
+    Shape:
+        - Input `x` `[N, T, B, I]`; with `batch_first` `[N, B, T, I]`; without a batch `[N, T, I]`.
+        - State `h` `[N, layers * directions, B, H]`.
+        - Returns `y` `[N, T, B, directions * H]` and `h`.
     """
 
     member, ops = nn.GRU, ("gru.input",)
 
-    def op(self) -> str:
+    def op_name(self) -> str:
         return "gru"
 
 
 class WideRNN(_Recurrent):
-    """N `nn.RNN`: x, h -> y [N, T, B, directions * H], h."""
+    """N `nn.RNN` as one module, with `tanh` or `relu`.
+
+    Shape:
+        - Input `x` `[N, T, B, I]`; with `batch_first` `[N, B, T, I]`; without a batch `[N, T, I]`.
+        - State `h` `[N, layers * directions, B, H]`.
+        - Returns `y` `[N, T, B, directions * H]` and `h`.
+    """
 
     member, ops = nn.RNN, ("rnn_tanh.input", "rnn_relu.input")
 
-    def op(self) -> str:
+    def op_name(self) -> str:
         return f"rnn_{self.options.nonlinearity}"
 
 
-class _Cell(Face):
-    """One step: x [N, B, I] or [N, I], a state [N, B, H] or [N, H]."""
+class _Cell(WideLayer):
+    """One step: x is `[N, B, I]` or `[N, I]`, a state `[N, B, H]` or `[N, H]`."""
 
     states: ClassVar[int] = 1
 
-    def op(self) -> str:
+    def op_name(self) -> str:
+        """Returns the op's name."""
         return self.ops[0]
 
     def wide(self, input: Tensor, hx: Any = None) -> Any:
-        alone = input.ndim == 2
-        x = input.unsqueeze(1) if alone else input
+        unbatched = input.ndim == 2
+        x = input.unsqueeze(1) if unbatched else input
         if hx is None:
             zeros = torch.zeros(x.shape[1], self.options.hidden_size, dtype=x.dtype, device=x.device)
-            given: list[Any] = [one_for_all(zeros) for _ in range(self.states)]
+            states: list[Any] = [shared_value(zeros) for _ in range(self.states)]
         else:
-            given = [h.unsqueeze(1) if alone else h for h in (hx if self.states == 2 else [hx])]
-        made = self.run(self.op(), x, given if self.states == 2 else given[0], self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
-        ends = [e.squeeze(1) if alone else e for e in (made if self.states == 2 else [made])]
+            states = [h.unsqueeze(1) if unbatched else h for h in (hx if self.states == 2 else [hx])]
+        answer = self.run(
+            self.op_name(),
+            x,
+            states if self.states == 2 else states[0],
+            self.weight_ih,
+            self.weight_hh,
+            self.bias_ih,
+            self.bias_hh,
+        )
+        ends = [e.squeeze(1) if unbatched else e for e in (answer if self.states == 2 else [answer])]
         return tuple(ends) if self.states == 2 else ends[0]
 
 
 class WideLSTMCell(_Cell):
-    """N `nn.LSTMCell`: x, (h, c) -> (h, c)."""
+    """N `nn.LSTMCell` as one module.
+
+    Shape:
+        Input `x` `[N, B, I]` or `[N, I]`; state `(h, c)`, each `[N, B, H]` or `[N, H]`; returns `(h, c)`.
+    """
 
     member, ops, states = nn.LSTMCell, ("lstm_cell",), 2
 
 
 class WideGRUCell(_Cell):
-    """N `nn.GRUCell`: x, h -> h."""
+    """N `nn.GRUCell` as one module.
+
+    Shape:
+        Input `x` `[N, B, I]` or `[N, I]`; state `h` `[N, B, H]` or `[N, H]`; returns `h`.
+    """
 
     member, ops = nn.GRUCell, ("gru_cell",)
 
 
 class WideRNNCell(_Cell):
-    """N `nn.RNNCell`: x, h -> h."""
+    """N `nn.RNNCell` as one module, with `tanh` or `relu`.
+
+    Shape:
+        Input `x` `[N, B, I]` or `[N, I]`; state `h` `[N, B, H]` or `[N, H]`; returns `h`.
+    """
 
     member, ops = nn.RNNCell, ("rnn_tanh_cell", "rnn_relu_cell")
 
-    def op(self) -> str:
+    def op_name(self) -> str:
         return f"rnn_{self.options.nonlinearity}_cell"

@@ -1,0 +1,18 @@
+"""Makes the wide program, which runs all members in one call, from a member program and a plan.
+
+| in | out | start reading |
+|---|---|---|
+| a member program, kinds, a plan | a wide program: ATen ops, loops, own ops | `lower.py`, `interpreter.py` |
+
+| file | what it does |
+|---|---|
+| `activation_fusion.py` | Fuses an activation into the layer before it |
+| `differentiable.py` | Makes wide programs that have gradients |
+| `interpreter.py` | Writes the nodes of a wide program: it runs each node of the member program |
+| `loops.py` | Lowers a loop region to one node |
+| `lower.py` | Makes the wide program from a member program, the kinds of its values, and a plan |
+| `packed_loops.py` | Runs convolutions inside loop regions over packed weights |
+| `relower.py` | Lowers programs at load, if the artifact has none for the device, pattern |
+| `sequential_ops.py` | Lists the ops that run once for each member on purpose |
+| `wide_programs.py` | Makes the wide programs of a build: plans by rules of thumb |
+"""

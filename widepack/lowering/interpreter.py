@@ -1,14 +1,15 @@
-"""The wide interpreter: walks a member program and writes the wide one, node by node, each with its fake value.
+"""Writes the nodes of a wide program: it runs each node of the member program for all members on fake values.
 
-What runs a node, in this order:
+The first of these that is possible runs a node:
 
-1. all arguments Shared and the op pure: the op itself, once
+1. the op itself, once, if all arguments are Shared and the op is pure
 2. the strategy that the plan names
 3. the first strategy of the op that applies
 4. `sequential`
-5. else an error with node, op, kinds, shapes and the user's own source line
+5. else an error with the node, op, kinds, shapes and the user's source line
 
-After every node the wide value's rank, static sizes and dtype are compared with the member's own: a difference is an error of the lowering at that node.
+After every node the rank, static sizes and dtype of the wide value are compared with those of the member's
+value. A difference is an error of the lowering at that node.
 """
 
 from __future__ import annotations
@@ -20,98 +21,113 @@ import torch
 
 from widepack_artifacts.program import Node, Ref, substitute
 
-from ..ir import ops
-from .. import primitives  # fills the registry
-from ..ir.encoding import decode, encode, type_of
+from .. import primitives as primitives  # fills the registry
 from ..errors import LoweringError
-from ..registry.sequential import sequential
-from ..planning.plan import Choice
-from ..registry.registry import REGISTRY, Strategy
+from ..ir import ops
+from ..ir.encoding import decode, encode, map_arguments, type_of
 from ..ir.fake_values import CPU, Fakes
-from ..ir.values import Ragged, Shared, Stacked, Value, Wide, known
-from ..registry.writer import Writer, unwrap, wide_items
+from ..ir.values import Ragged, Shared, Stacked, Value, WideValue, known
+from ..planning.plan import NodeChoice
+from ..registry.registry import REGISTRY, Strategy
+from ..registry.sequential import sequential
+from ..registry.writer import Writer, put_shared, unwrap, wide_items
 
 
 class ProgramWriter(Writer):
-    """Adds nodes to a program in the making. Equal calls of pure ops are one node."""
+    """Collects the nodes of a program. Equal calls of pure ops become one node."""
 
     def __init__(self, members: int, device: str, fakes: Fakes) -> None:
         super().__init__(members, device)
         self.fakes = fakes
         self.nodes: list[Node] = []
-        self.at = Node("", "")  # the member's node at work
+        self.at = Node("", "")  # the member's node that is lowered now
         self._names: dict[str, int] = {}
-        self._made: dict[str, Value] = {}
+        self._pure_values: dict[str, Value] = {}
 
     def name(self, wish: str) -> str:
-        """A name that no value of the program has."""
+        """Returns a name that no value of the program has."""
         count = self._names.get(wish, -1) + 1
         self._names[wish] = count
         return wish if not count else self.name(f"{wish}_{count}")
 
     def run(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-        given, named = list(encode(refs_of(list(args)))), encode(refs_of(kwargs))
-        key = f"{op} {given!r} {named!r}"
-        if key in self._made:
-            return self._made[key]
-        held = self.fakes.run(op, unwrap(args), unwrap(kwargs))
-        value = Value(Ref(self.name(self.at.name or "made")), held)
+        positional, keywords = list(encode(refs_of(list(args)))), encode(refs_of(kwargs))
+        key = f"{op} {positional!r} {keywords!r}"
+        if key in self._pure_values:
+            return self._pure_values[key]
+        fake = self.fakes.run(op, unwrap(args), unwrap(kwargs))
+        value = Value(Ref(self.name(self.at.name or "made")), fake)
         assert value.ref is not None
-        self.nodes.append(Node(value.ref.name, op, tuple(given), named, type_of(held), self.at.source, self.at.name))
+        self.nodes.append(
+            Node(value.ref.name, op, tuple(positional), keywords, type_of(fake), self.at.source, self.at.name)
+        )
         if ops.pure(op, args, kwargs):
-            self._made[key] = value
+            self._pure_values[key] = value
         return value
 
-    def add(self, node: Node, held: Any) -> Value:
-        """A node that is made already (a loop)."""
+    def add(self, node: Node, fake: Any) -> Value:
+        """Adds a complete node (a loop)."""
         self.nodes.append(node)
-        return Value(Ref(node.name), held)
+        return Value(Ref(node.name), fake)
 
 
 def refs_of(args: Any) -> Any:
-    """Arguments with Values replaced by their names."""
-    if isinstance(args, Value):
-        return args.ref
-    if isinstance(args, (tuple, list)):
-        return [refs_of(a) for a in args]
-    if isinstance(args, dict):
-        return {k: refs_of(v) for k, v in args.items()}
-    return args
+    """Returns arguments in which names replace Values."""
+    return map_arguments(args, lambda a: a.ref if isinstance(a, Value) else a, as_lists=True)
 
 
-def run_node(w: ProgramWriter, node: Node, values: Mapping[str, Any], choice: Choice | None, own: Any) -> tuple[Any, str]:
-    """One node of the member program for all members.
+def run_node(
+    w: ProgramWriter, node: Node, values: Mapping[str, Any], choice: NodeChoice | None, own: Any
+) -> tuple[Any, str]:
+    """Runs one node of the member program for all members.
 
-    values: the wide values so far. choice: what the plan says. own: the member's own fake value.
-    Returns: the wide value and the name of the strategy that made it. Raises: LoweringError.
+    Args:
+        w: The writer of the wide program.
+        node: The node.
+        values: The wide values of earlier nodes.
+        choice: The choice of the plan.
+        own: The member's fake value of the node.
+
+    Returns:
+        The wide value, and the name of the strategy that computes it.
+
+    Raises:
+        LoweringError: No strategy can run the node, or the result differs from the member's.
     """
     w.at, w.op = node, node.op
     try:
-        args, kwargs = (decode(substitute(a, values.__getitem__), CPU) for a in (list(node.args), node.kwargs))
+        args, kwargs = (
+            decode(substitute(a, values.__getitem__), CPU) for a in (list(node.args), node.kwargs)
+        )
         if node.op == "operator.getitem" and isinstance(args[0], tuple):
             return args[0][args[1]], "part"
-        made, name = _run(w, node, args, kwargs, choice)
+        value, name = _run(w, node, args, kwargs, choice)
     except LoweringError:
         raise
-    except Exception as e:  # a rule that met what it does not know: named with all that helps to find it
-        raise LoweringError(f"{describe(node, values)} cannot be run for all members: {type(e).__name__}: {str(e)[:300]}") from e
-    difference = compare(made, own, w.members)
+    except Exception as e:  # a rule met an unknown case: the error names node and shapes
+        raise LoweringError(
+            f"{describe(node, values)} cannot be run for all members: {type(e).__name__}: {str(e)[:300]}"
+        ) from e
+    difference = compare(value, own, w.members)
     if difference:
         raise LoweringError(
-            f"{describe(node, values)} came out wrong in strategy {name!r}: {difference}. This is an error of widepack; please report it, or build with --strategy loop"
+            f"{describe(node, values)} came out wrong in strategy {name!r}: {difference}. "
+            "This is an error of widepack; please report it, or build with --strategy loop"
         )
-    return made, name
+    return value, name
 
 
-def _run(w: ProgramWriter, node: Node, args: Any, kwargs: Any, choice: Choice | None) -> tuple[Any, str]:
+def _run(w: ProgramWriter, node: Node, args: Any, kwargs: Any, choice: NodeChoice | None) -> tuple[Any, str]:
+    """Runs a node with the first possible strategy. Returns the wide value and the strategy's name."""
     wides = wide_items([args, kwargs])
     if any(isinstance(x, Ragged) for x in wides):
         raise LoweringError(f"node {node.name} reads a Ragged value outside a loop region")
     if all(isinstance(x, Shared) for x in wides) and ops.pure(node.op, node.args, node.kwargs):
-        return w.shared(w.call(node.op, *shared(args), **shared(kwargs))), "once"
+        return w.shared(w.call(node.op, *put_shared(args), **put_shared(kwargs))), "once"
     strategies = REGISTRY[node.op].strategies if node.op in REGISTRY else {}
-    if choice is not None and choice.strategy in strategies and strategies[choice.strategy].when(w, *args, **kwargs):
-        return strategies[choice.strategy].rule(w, *args, **kwargs), choice.strategy
+    named = strategies.get(choice.strategy) if choice is not None else None
+    if named is not None and named.when(w, *args, **kwargs):
+        return named.rule(w, *args, **kwargs), named.name
     if choice is None or choice.strategy != "sequential":
         for s in strategies.values():
             if s.when(w, *args, **kwargs):
@@ -120,49 +136,43 @@ def _run(w: ProgramWriter, node: Node, args: Any, kwargs: Any, choice: Choice | 
 
 
 def applicable(w: Writer, op: str, args: Any, kwargs: Any) -> list[Strategy]:
-    """The op's strategies that apply to these arguments, in order."""
-    return [s for s in REGISTRY[op].strategies.values() if s.when(w, *args, **kwargs)] if op in REGISTRY else []
+    """Returns the op's strategies that apply to these arguments, in order."""
+    return (
+        [s for s in REGISTRY[op].strategies.values() if s.when(w, *args, **kwargs)] if op in REGISTRY else []
+    )
 
 
-def shared(args: Any) -> Any:
-    """Arguments with Shared values unwrapped, tuples kept."""
-    if isinstance(args, Shared):
-        return args.value
-    if isinstance(args, (list, tuple)):
-        return [shared(a) for a in args]
-    if isinstance(args, dict):
-        return {k: shared(v) for k, v in args.items()}
-    return args
-
-
-def compare(made: Any, own: Any, members: int) -> str:
-    """How the wide value differs from the member's own in rank, static sizes or dtype; empty when it does not."""
-    if made is None or own is None or isinstance(made, Ragged):
+def compare(wide: Any, own: Any, members: int) -> str:
+    """Describes how a wide value differs from the member's in rank, static sizes or dtype; else empty."""
+    if wide is None or own is None or isinstance(wide, Ragged):
         return ""
-    if isinstance(made, tuple):
-        return next((d for m, o in zip(made, own) if (d := compare(m, o, members))), "")
-    held = made.value.held if isinstance(made.value, Value) else made.value
-    if not isinstance(own, torch.Tensor) or not isinstance(held, torch.Tensor):
+    if isinstance(wide, tuple):
+        return next((d for m, o in zip(wide, own) if (d := compare(m, o, members))), "")
+    fake = wide.value.fake if isinstance(wide.value, Value) else wide.value
+    if not isinstance(own, torch.Tensor) or not isinstance(fake, torch.Tensor):
         return ""
-    want = [known(s) for s in own.shape]
-    have = [known(s) for s in held.shape]
-    if isinstance(made, Stacked):
-        if have[:1] != [members]:
-            return f"the wide value is {type_of(held)}, its first axis is not the {members} members"
-        have = have[1:]
-    if held.dtype != own.dtype:
-        return f"the wide value is {held.dtype}, the member's own {own.dtype}"
-    if len(want) != len(have) or any(a != b for a, b in zip(want, have) if a is not None and b is not None):
-        return f"the wide value is {type_of(held)}, the member's own {type_of(own)}"
+    expected = [known(s) for s in own.shape]
+    sizes = [known(s) for s in fake.shape]
+    if isinstance(wide, Stacked):
+        if sizes[:1] != [members]:
+            return f"the wide value is {type_of(fake)}, its first axis is not the {members} members"
+        sizes = sizes[1:]
+    if fake.dtype != own.dtype:
+        return f"the wide value is {fake.dtype}, the member's own {own.dtype}"
+    if len(expected) != len(sizes) or any(
+        a != b for a, b in zip(expected, sizes) if a is not None and b is not None
+    ):
+        return f"the wide value is {type_of(fake)}, the member's own {type_of(own)}"
     return ""
 
 
 def describe(node: Node, values: Mapping[str, Any]) -> str:
-    """A node for an error: name, op, what it reads, and the user's own line."""
+    """Describes a node for an error: name, op, arguments, and the user's line."""
 
-    def word(x: Wide) -> str:
-        held = x.value.held if isinstance(x, (Shared, Stacked)) and isinstance(x.value, Value) else None
-        return f"{type(x).__name__} {type_of(held)}"
+    def word(x: WideValue) -> str:
+        fake = x.value.fake if isinstance(x, (Shared, Stacked)) and isinstance(x.value, Value) else None
+        return f"{type(x).__name__} {type_of(fake)}"
 
     read = ", ".join(word(x) for x in wide_items(substitute(list(node.args), values.__getitem__)))
-    return f"node {node.name} ({node.op}) over {read or 'no values'}{f', from {node.source},' if node.source else ''}"
+    source = f", from {node.source}," if node.source else ""
+    return f"node {node.name} ({node.op}) over {read or 'no values'}{source}"

@@ -1,43 +1,17 @@
-"""Lowering again at load: where device, pattern, members or strategies ask for programs that the artifact does not hold."""
+"""Lowers programs at load, if the artifact has none for the device, pattern, members or strategies."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from widepack_artifacts.program import Kind, Program
 
-from .lower import lower
-from ..planning.plan import Plan
-from ..registry.registry import Choice
 from ..planning.heuristics import plans
-from ..simplify.pipeline import simplify_all
-
-
-@dataclass(frozen=True)
-class Simple:
-    """Member programs, simplified, with what lowering needs of them. signatures: each loaded member's index into programs. slots: kinds by value name."""
-
-    programs: list[Program]
-    signatures: list[int]
-    slots: dict[str, Kind]
-
-
-def simplified(
-    programs: Sequence[Program],
-    signatures: Sequence[int],
-    weights: Mapping[str, Kind],
-    own: Sequence[bool],
-    sizes: Mapping[str, int],
-    simplify: bool = True,
-) -> Simple:
-    """The programs of the loaded members, simplified, or as they were captured. weights: kinds by name. own: which inputs hold one value a member."""
-    used = sorted(set(signatures))
-    first = programs[used[0]]
-    slots: dict[str, Kind] = {s.name: weights[s.source] for s in first.weights}
-    slots.update({s.name: "stacked" if o else "shared" for s, o in zip(first.inputs, own)})
-    captured = [programs[s] for s in used]
-    return Simple(simplify_all(captured, slots, sizes) if simplify else captured, [used.index(s) for s in signatures], slots)
+from ..planning.plan import Plan
+from ..planning.request import StrategyRequest
+from ..simplify.member_programs import simplified
+from .lower import lower
 
 
 def relower(
@@ -53,12 +27,30 @@ def relower(
     simplify: bool = True,
     plain: bool = False,
 ) -> list[tuple[Program, Plan]]:
-    """Wide programs, one a batch class, with their plans.
+    """Returns the wide programs and plans, one pair for each batch class.
 
-    programs, signatures: the member programs and each loaded member's index into them. weights: kinds by name. own: which inputs hold one value a member.
-    simplify: False takes the programs as they were captured. plain: as the artifact's own plans are. Raises: LoweringError, UsageError.
+    Args:
+        programs: The member programs.
+        signatures: For each loaded member its index into the programs.
+        weights: The kinds of weights by name.
+        own: For each input whether it has one value for each member.
+        sizes: An example size of each dim.
+        batch: The dim of the batch, or "".
+        device: The kind of device.
+        pattern: The pattern of inputs.
+        strategies: The strategies that the user requests.
+        simplify: False takes the programs as they were captured.
+        plain: No packed convolutions, as in the artifact's plans.
+
+    Raises:
+        LoweringError: A node cannot run for all members.
+        UsageError: A strategy is unknown.
     """
     simple = simplified(programs, signatures, weights, own, sizes, simplify)
-    first, members = simple.programs[0], len(simple.signatures)
-    made = plans(first, simple.slots, members, sizes, batch, device, pattern, replace(Choice.parse(strategies), plain=plain))
-    return [(lower(simple.programs, simple.signatures, simple.slots, plan, sizes).program, plan) for plan in made]
+    request = replace(StrategyRequest.parse(strategies), plain=plain)
+    members = len(simple.signatures)
+    chosen = plans(simple.programs[0], simple.slots, members, sizes, batch, device, pattern, request)
+    return [
+        (lower(simple.programs, simple.signatures, simple.slots, plan, sizes).program, plan)
+        for plan in chosen
+    ]

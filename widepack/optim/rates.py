@@ -1,4 +1,7 @@
-"""A number a member, for a learning rate or a weight decay: plain arithmetic, so that torch's schedulers take it as the number that it stands in for."""
+"""Defines `PerMember`: one number for each member, for a learning rate or a weight decay.
+
+It has the arithmetic of a number, so torch's schedulers work with it.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,26 @@ from torch import Tensor
 from ..errors import UsageError
 
 ONE_FOR_ALL = "widepack_one_for_all"
-"""An attribute of parameters that all members share: their first axis, whatever its length, is no member axis."""
+"""The attribute of parameters that all members share: their axis 0 is not the member axis, whatever its
+length.
+"""
 
 
 class PerMember:
-    """N numbers. `+ - * /` with a number or with as many; there is no order among them, so what compares rates (ReduceLROnPlateau) refuses them."""
+    """One number for each member.
 
+    It supports `+ - * /` with a number, or with a `PerMember` of the same length. It has no order, so a
+    scheduler that compares rates (ReduceLROnPlateau) raises an error.
+
+    Args:
+        values: N numbers.
+
+    Example:
+        >>> widepack.optim.PerMember([0.1, 0.01]) * 0.5
+        PerMember([0.05, 0.005])
+    """
+
+    __module__ = "widepack.optim"  # pickles name the public place
     __slots__ = ("values",)
 
     def __init__(self, values: Iterable[float]) -> None:
@@ -41,7 +58,7 @@ class PerMember:
     def _with(self, other: Any, op: Callable[[float, float], float]) -> PerMember:
         if isinstance(other, PerMember):
             if len(other) != len(self):
-                raise UsageError(f"numbers for {len(self)} members and for {len(other)} cannot be put together")
+                raise UsageError(f"rates of {len(self)} members and of {len(other)} cannot be combined")
             return PerMember(map(op, self.values, other.values))
         return PerMember(op(v, float(other)) for v in self.values)
 
@@ -70,27 +87,37 @@ class PerMember:
         return self * -1
 
     def tensor(self, like: Tensor) -> Tensor:
-        """`[N, 1, ..., 1]` of `like`'s rank and device; float64 where it is, else float32."""
-        wide = like.dtype in (torch.float64, torch.complex128)
-        made = torch.tensor(self.values, dtype=torch.float64 if wide else torch.float32, device=like.device)
-        return made.reshape(-1, *(1 for _ in range(like.ndim - 1)))
+        """Returns `[N, 1, ..., 1]` of `like`'s rank and device, in float64 if `like` is, else in float32."""
+        double = like.dtype in (torch.float64, torch.complex128)
+        rates = torch.tensor(
+            self.values, dtype=torch.float64 if double else torch.float32, device=like.device
+        )
+        return rates.reshape(-1, *(1 for _ in range(like.ndim - 1)))
 
 
-torch.serialization.add_safe_globals([PerMember])  # a scheduler's state holds rates
+# The state of a scheduler has rates. Files of older versions name the class where it was then.
+torch.serialization.add_safe_globals([PerMember, (PerMember, "widepack.per_member.PerMember")])
 
 
-def number(given: Any, what: str) -> float | PerMember:
-    """One number, or one a member, out of what a person writes. Raises: UsageError for what is none, or below zero."""
-    if isinstance(given, PerMember):
-        return given
-    if isinstance(given, Tensor):
-        given = given.item() if given.ndim == 0 else given.tolist()
-    many = isinstance(given, Sequence) and not isinstance(given, str)
-    each: list[Any] = list(given) if many else [given]
-    if not each or any(isinstance(v, bool) or not isinstance(v, (int, float)) for v in each):
-        raise UsageError(f"{what} is {given!r}; give a number, or a sequence or tensor [N] of one a member")
-    wrong = [i for i, v in enumerate(each) if not v >= 0 or math.isinf(v)]
+def parse_rate(value: Any, label: str) -> float | PerMember:
+    """Returns what a user gave as a rate: one number, or one for each member.
+
+    `label` names the rate in messages. Raises UsageError for a value that is not a number, or below zero.
+    """
+    if isinstance(value, PerMember):
+        return value
+    if isinstance(value, Tensor):
+        value = value.item() if value.ndim == 0 else value.tolist()
+    several = isinstance(value, Sequence) and not isinstance(value, str)
+    numbers: list[Any] = list(value) if several else [value]
+    if not numbers or any(isinstance(v, bool) or not isinstance(v, (int, float)) for v in numbers):
+        raise UsageError(
+            f"{label} is {value!r}; give a number, or a sequence or tensor [N] with one for each member"
+        )
+    wrong = [i for i, v in enumerate(numbers) if not v >= 0 or math.isinf(v)]
     if wrong:
-        where = f" for member {wrong[0]}" if many else ""
-        raise UsageError(f"{what} is {each[wrong[0]]}{where}; it cannot be below zero, infinite or no number")
-    return PerMember(each) if many else float(each[0])
+        where = f" for member {wrong[0]}" if several else ""
+        raise UsageError(
+            f"{label} is {numbers[wrong[0]]}{where}; it cannot be below zero, infinite or not a number"
+        )
+    return PerMember(numbers) if several else float(numbers[0])

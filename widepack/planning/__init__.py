@@ -1,0 +1,17 @@
+"""Chooses the strategy of each node and region of a member program, and records the reason in a plan.
+
+| in | out | start reading |
+|---|---|---|
+| a member program, a device, the user's request | `Plan` | `plan.py`, `heuristics.py`, `cpu_plans.py` |
+
+| file | what it does |
+|---|---|
+| `cpu_plans.py` | Makes the plans of a CPU by rules of thumb: wide for small batches, a loop |
+| `heuristics.py` | Makes plans without a device: the rules of thumb |
+| `packed_convs.py` | Chooses the convolutions whose weights are worth packing |
+| `plan.py` | Defines the plan: the strategy of each region and node, with its reason |
+| `plan_cache.py` | Stores plans that were measured on this machine in the user's cache |
+| `regions.py` | Makes the wide plan and the loop plan of a member program |
+| `request.py` | Parses the strategies that a user requests |
+| `working_set.py` | Computes how many bytes of activations an op reads and writes, and up to |
+"""

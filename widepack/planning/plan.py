@@ -1,6 +1,8 @@
-"""The plan: region -> strategy, and why. Frozen, JSON in and out; one for each device kind, pattern and batch class.
+"""Defines the plan: the strategy of each region and node, with its reason.
 
-A region is a connected part of the member program. `wide` regions hold one choice a node; a `loop` region runs member after member.
+There is one plan for each device kind, pattern and batch class. A plan is frozen, and is read from and
+written to JSON. A region is a connected part of the member program. A `wide` region has one choice for each
+node; a `loop` region runs member after member.
 """
 
 from __future__ import annotations
@@ -15,11 +17,16 @@ import torch
 from ..errors import ArtifactError
 
 T = TypeVar("T")
+REQUESTED = "requested"
+_REQUESTED_BEFORE = "asked for"  # the same reason, in artifacts of earlier versions
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """nodes: names in the member program. strategy: `wide` or `loop`. because: one sentence."""
+    """A connected part of the member program, as names of nodes.
+
+    `strategy` is `wide` or `loop`. `because` is the reason, one sentence for people.
+    """
 
     name: str
     strategy: str
@@ -28,27 +35,46 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """The strategy of one node of a wide region, and why."""
+class NodeChoice:
+    """The strategy of one node of a wide region.
+
+    `because` is the reason, one sentence for people. `requested` says whether the user named the strategy.
+    """
 
     strategy: str
     because: str
+    requested: bool = False
+
+    @classmethod
+    def by_user(cls, strategy: str) -> NodeChoice:
+        """Returns the choice of a strategy that the user named."""
+        return cls(strategy, REQUESTED, requested=True)
+
+    @classmethod
+    def from_json(cls, data: Any) -> NodeChoice:
+        """Reads `[strategy, because]`. In JSON the reason alone says that the user named the strategy."""
+        strategy, because = str(data[0]), str(data[1])
+        return cls(strategy, because, requested=because in (REQUESTED, _REQUESTED_BEFORE))
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """batch: the sizes of the first dim that the plan is for, (least, most or None), counted at the example's sizes of the other dims. choices: by node of the member program.
+    """The strategies of one device kind, pattern and batch class.
 
-    plain: by rules of thumb, without packed convolutions, since with them the members' answers were not right when the artifact was built.
-
-    Of a plan that was measured: the machine and torch's threads that it was measured with, the batch, the backend that was fastest, how many members
-    its loops run at once (0: one after the other), and milliseconds of every candidate at the end."""
+    batch: the batch class (least, most or None), counted at the example sizes of the other dims. regions: the
+    regions of the member program. choices: the strategies of nodes of wide regions, by node. machine,
+    threads, at: for a measured plan, the machine, the number of torch's threads and the batch of the
+    measurement. backend: for a measured plan, the fastest backend. workers: the number of members that a loop
+    runs in parallel; 0 means one after the other. times_ms: for a measured plan, the milliseconds of every
+    candidate at the end. plain: the plan is by rules of thumb without packed convolutions, because packed
+    ones gave wrong answers in the build.
+    """
 
     device: str
     pattern: str
     batch: tuple[int, int | None]
     regions: tuple[Region, ...]
-    choices: Mapping[str, Choice] = field(default_factory=dict)
+    choices: Mapping[str, NodeChoice] = field(default_factory=dict)
     machine: str = ""
     threads: int = 0
     at: int = 0
@@ -58,7 +84,12 @@ class Plan:
     plain: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        more = {"machine": self.machine, "threads": self.threads, "at": self.at, "times_ms": dict(self.times_ms)} if self.machine else {}
+        """Returns the plan as JSON values."""
+        more = (
+            {"machine": self.machine, "threads": self.threads, "at": self.at, "times_ms": dict(self.times_ms)}
+            if self.machine
+            else {}
+        )
         if self.backend:
             more["backend"] = self.backend
         if self.workers:
@@ -70,20 +101,26 @@ class Plan:
             "device": self.device,
             "pattern": self.pattern,
             "batch": list(self.batch),
-            "regions": [{"name": r.name, "strategy": r.strategy, "nodes": list(r.nodes), "because": r.because} for r in self.regions],
+            "regions": [
+                {"name": r.name, "strategy": r.strategy, "nodes": list(r.nodes), "because": r.because}
+                for r in self.regions
+            ],
             "choices": {n: [c.strategy, c.because] for n, c in self.choices.items()},
         }
 
     @classmethod
     def from_json(cls, data: Any) -> Plan:
-        """Raises: ArtifactError for what is no plan."""
+        """Reads a plan. Raises: ArtifactError if the data is not a plan."""
         try:
             return cls(
                 device=str(data["device"]),
                 pattern=str(data["pattern"]),
                 batch=(int(data["batch"][0]), None if data["batch"][1] is None else int(data["batch"][1])),
-                regions=tuple(Region(str(r["name"]), str(r["strategy"]), tuple(map(str, r["nodes"])), str(r["because"])) for r in data["regions"]),
-                choices={str(n): Choice(str(c[0]), str(c[1])) for n, c in data["choices"].items()},
+                regions=tuple(
+                    Region(str(r["name"]), str(r["strategy"]), tuple(map(str, r["nodes"])), str(r["because"]))
+                    for r in data["regions"]
+                ),
+                choices={str(n): NodeChoice.from_json(c) for n, c in data["choices"].items()},
                 machine=str(data.get("machine", "")),
                 threads=int(data.get("threads", 0)),
                 at=int(data.get("at", 0)),
@@ -93,19 +130,19 @@ class Plan:
                 plain=bool(data.get("plain", False)),
             )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as e:
-            raise ArtifactError(f"plan: {e!r} in what should be a plan; build the artifact again") from e
+            raise ArtifactError(f"plan: {e!r}; the data is not a plan. Build the artifact again") from e
 
     def fits(self, size: int | None) -> bool:
-        """Whether the plan is for a batch, counted as `scaled` does; any is for None."""
+        """Returns whether the plan serves a batch, counted as `scaled` does. Every plan serves None."""
         least, most = self.batch
         return size is None or (least <= size and (most is None or size <= most))
 
     def looped(self) -> frozenset[str]:
-        """The nodes that run in loop regions."""
+        """Returns the nodes that run in loop regions."""
         return frozenset(n for r in self.regions if r.strategy == "loop" for n in r.nodes)
 
     def strategies(self) -> dict[str, int]:
-        """How many nodes run in each strategy."""
+        """Returns the number of nodes of each strategy."""
         counts: dict[str, int] = {}
         for region in self.regions:
             if region.strategy == "loop":
@@ -116,23 +153,32 @@ class Plan:
 
 
 def nearest_threads(rows: Sequence[tuple[T, int]]) -> list[T]:
-    """Of what was measured with several numbers of threads: all that was measured with the number nearest to torch's now, the smaller of two."""
-    here = torch.get_num_threads()
-    best = min((threads for _, threads in rows), key=lambda t: (abs(t - here), t), default=0)
+    """Returns the rows that were measured with the number of threads nearest to torch's current number.
+
+    Of two equally near numbers it takes the smaller one.
+    """
+    current = torch.get_num_threads()
+    best = min((threads for _, threads in rows), key=lambda t: (abs(t - current), t), default=0)
     return [row for row, threads in rows if threads == best]
 
 
 def scaled(sizes: Mapping[str, int], letter: str, example: Mapping[str, int]) -> int | None:
-    """The batch, counted at the example's sizes of the other dims: batch classes are about how much a call has to work on. letter: the batch's dim. None: there is none."""
+    """Returns the batch that would be as much work at the example sizes of the other dims.
+
+    `letter` is the batch's dim. Returns None if the sizes do not have it.
+    """
     if letter not in sizes:
         return None
     size = float(sizes[letter])
-    for other, there in example.items():
+    for other, example_size in example.items():
         if other != letter and other in sizes:
-            size *= sizes[other] / max(there, 1)
+            size *= sizes[other] / max(example_size, 1)
     return max(1, math.ceil(size))
 
 
 def for_size(rows: Sequence[T], size: int | None, plan: Callable[[T], Plan]) -> T:
-    """What is for a batch: of rows, least batch first, the first whose plan fits it, else the last. plan: of a row."""
+    """Returns the row for a batch: the first row whose plan serves it, else the last row.
+
+    Rows are sorted by batch, smallest first. `plan` returns the plan of a row.
+    """
     return next((row for row in rows if plan(row).fits(size)), rows[-1])

@@ -1,9 +1,11 @@
-"""Plans that were measured on this machine and not written into their artifact: one small file each in the user's cache.
+"""Stores plans that were measured on this machine in the user's cache, one small file for each entry and
+pattern.
 
-    <cache>/widepack/plans/<key>.json      [{"program": ..., "plan": ...}, ...], one a batch class and number of threads
+    <cache>/widepack/plans/<key>.json      [{"program": ..., "plan": ...}, ...]
 
-The key is of the artifact's digest, the entry, the pattern, the machine, and the versions of torch and widepack. A file that cannot be read, or that others could have written, counts
-as absent: the artifact's own plans run then.
+A file has one row for each batch class and number of threads. The key is a hash of the artifact's digest, the
+entry, the pattern, the machine, and the versions of torch and widepack. widepack ignores a file that it
+cannot read or that other users could have written. Then the artifact's own plans run.
 """
 
 from __future__ import annotations
@@ -22,34 +24,45 @@ import torch
 from widepack_artifacts import strict_json
 from widepack_artifacts.program import Program
 
-from ..system.compiled_cache import private
 from ..errors import WidepackError
+from ..system.compiled_cache import private
 from ..system.machine import name_of
-from .plan import Plan, nearest_threads
 from ..version import __version__
+from .plan import Plan, nearest_threads
 
 _MOST_BYTES = 64 * 2**20
 
 
 def folder() -> Path:
-    """Where measured plans are kept; `WIDEPACK_PLANS` names another place."""
-    named = os.environ.get("WIDEPACK_PLANS")
-    return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "widepack" / "plans"
+    """Returns the folder of measured plans. `WIDEPACK_PLANS` names another one."""
+    chosen = os.environ.get("WIDEPACK_PLANS")
+    return (
+        Path(chosen)
+        if chosen
+        else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "widepack" / "plans"
+    )
 
 
-def _place(digest: str, entry: str, pattern: str, device: str) -> Path:
+def _file_of(digest: str, entry: str, pattern: str, device: str) -> Path:
+    """Returns the file of an entry and a pattern."""
     key = "\n".join([digest, entry, pattern, name_of(device), torch.__version__, __version__])
     return folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
 
 def find(digest: str, entry: str, pattern: str, device: str) -> list[tuple[Program, Plan]]:
-    """The wide programs and plans of the number of threads nearest to torch's, least batch first; empty where none were measured here."""
-    return nearest_threads([((program, plan), plan.threads) for program, plan in _read(_place(digest, entry, pattern, device))])
+    """Returns the measured wide programs and plans, smallest batch first; empty if none were measured on this
+    machine.
+
+    They are those of the number of threads nearest to torch's current number.
+    """
+    return nearest_threads(
+        [((program, plan), plan.threads) for program, plan in _read(_file_of(digest, entry, pattern, device))]
+    )
 
 
 @contextlib.contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """One process at a time reads what is there and writes it with its own."""
+    """Lets one process at a time read and write the files of the folder."""
     handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -59,6 +72,7 @@ def _lock(folder: Path) -> Iterator[None]:
 
 
 def _read(place: Path) -> list[tuple[Program, Plan]]:
+    """Returns the rows of a file; empty if it does not exist, is damaged, or is not private."""
     try:
         private(folder(), folder=True)
         private(place)
@@ -70,25 +84,36 @@ def _read(place: Path) -> list[tuple[Program, Plan]]:
 
 
 def carry(before: str, after: str, entry: str, pattern: str, device: str) -> bool:
-    """Keep what was measured for one artifact for another one too, whose programs are the same. Returns: whether there was anything. Raises: as `keep`."""
-    rows = _read(_place(before, entry, pattern, device))
+    """Copies the measured plans of one artifact to another one with the same programs.
+
+    Returns whether any existed. Raises: as `keep`.
+    """
+    rows = _read(_file_of(before, entry, pattern, device))
     if rows:
         keep(after, entry, pattern, device, rows)
     return bool(rows)
 
 
 def keep(digest: str, entry: str, pattern: str, device: str, rows: Sequence[tuple[Program, Plan]]) -> Path:
-    """Keep what was measured, in the place of what was measured with as many threads. Returns: the file. Raises: OSError; UsageError where others may write into the folder."""
-    place = _place(digest, entry, pattern, device)
+    """Stores measured plans. They replace plans that were measured with the same number of threads.
+
+    Returns the file. Raises: OSError; UsageError if other users may write into the folder.
+    """
+    place = _file_of(digest, entry, pattern, device)
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    private(place.parent, folder=True)  # what is kept where others may write would not be taken from there
+    private(place.parent, folder=True)  # `find` would ignore a file in a folder where others may write
     with _lock(place.parent):
         return _write(place, rows)
 
 
 def _write(place: Path, rows: Sequence[tuple[Program, Plan]]) -> Path:
-    other = [(program, plan) for program, plan in _read(place) if plan.threads not in {p.threads for _, p in rows}]
-    data = json.dumps([{"program": program.to_json(), "plan": plan.to_json()} for program, plan in (*other, *rows)])
+    """Writes rows into a file, in place of its rows with the same number of threads. Returns the file."""
+    other = [
+        (program, plan) for program, plan in _read(place) if plan.threads not in {p.threads for _, p in rows}
+    ]
+    data = json.dumps(
+        [{"program": program.to_json(), "plan": plan.to_json()} for program, plan in (*other, *rows)]
+    )
     temporary = place.with_name(f".tmp-{secrets.token_hex(8)}")
     try:
         temporary.write_text(data, encoding="utf-8")

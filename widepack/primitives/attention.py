@@ -1,27 +1,50 @@
-"""Attention: `softmax(q k^T * scale + mask) v`, q: [N, B, H, T, D], k and v: [N, B, H, S, D]."""
+"""Attention: scaled_dot_product_attention.
+
+    y[i] = softmax(q[i] k[i]^T * scale + mask[i]) v[i]
+    q, y: [N, B, H, T, D]    k, v: [N, B, H, S, D]    mask: [N, B, H, T, S], or a shape that broadcasts
+
+The one strategy, `folded`, puts the members into the batch. Operands of other ranks get the member axis as
+one more leading dim.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from ..ir.values import Shared, Stacked, Value, WideValue
 from ..registry.registry import strategy
 from ..registry.samples import B, Draw, Sample, call, samples
-from ..ir.values import Shared, Stacked, Value, Wide
 from ..registry.writer import Writer, rank
 
 
 @strategy("scaled_dot_product_attention", "folded", family="attention")
-def folded(w: Writer, q: Wide, k: Wide, v: Wide, mask: Wide | None = None, *rest: Any, **kwargs: Any) -> Wide:
-    """members folded into the batch; a mask that is the same for the whole batch is not repeated"""
+def folded(
+    w: Writer,
+    q: WideValue,
+    k: WideValue,
+    v: WideValue,
+    mask: WideValue | None = None,
+    *rest: Any,
+    **kwargs: Any,
+) -> WideValue:
+    """folds members into the batch; a mask that all samples share is not repeated"""
     if any(rank(t) != 4 for t in (q, k, v)) or (mask is not None and rank(mask) > 4):
         return _leading(w, q, k, v, mask, *rest, **kwargs)
     q, k, v = _batches(w, [Stacked(w.stack(t)) for t in (q, k, v)])
-    y = w.call("scaled_dot_product_attention", w.fold(q), w.fold(k), w.fold(v), _mask(w, mask, q), *rest, **kwargs)
+    y = w.call(
+        "scaled_dot_product_attention", w.fold(q), w.fold(k), w.fold(v), _mask(w, mask, q), *rest, **kwargs
+    )
     return w.unfold(y, q)  # type: ignore[no-any-return]
 
 
-def _leading(w: Writer, q: Wide, k: Wide, v: Wide, mask: Wide | None, *rest: Any, **kwargs: Any) -> Wide:
-    """No heads, no batch, windows beside them, or operands that broadcast: the member axis is one more leading dim before those of the largest rank."""
+def _leading(
+    w: Writer, q: WideValue, k: WideValue, v: WideValue, mask: WideValue | None, *rest: Any, **kwargs: Any
+) -> WideValue:
+    """Runs operands of any rank, with the member axis as one more leading dim.
+
+    It serves operands without heads or batch, operands with windows beside them, and operands that broadcast:
+    all are raised to the largest rank first.
+    """
     top = max(rank(t) for t in (q, k, v, mask) if t is not None)
     values = [w.align(Stacked(w.stack(t)), top) for t in (q, k, v)]
     m = None if mask is None else w.align(mask, top) if isinstance(mask, Stacked) else mask.value  # type: ignore[union-attr]
@@ -29,16 +52,21 @@ def _leading(w: Writer, q: Wide, k: Wide, v: Wide, mask: Wide | None, *rest: Any
 
 
 def _batches(w: Writer, values: list[Stacked]) -> list[Stacked]:
-    """Batches of 1 repeated where another operand has a batch: folded with the members they would broadcast no more."""
+    """Repeats a batch of 1 where another operand has a larger batch.
+
+    A batch that is folded with the members does not broadcast.
+    """
     batch = next((s for v in values if (s := w.sizes(v)[0]) != 1), 1)
     return [
-        v if batch == 1 or v.value.sizes[1] != 1 else Stacked(w.call("expand", v.value, [-1, batch, *(-1 for _ in range(v.rank - 1))]))
+        v
+        if batch == 1 or v.value.sizes[1] != 1
+        else Stacked(w.call("expand", v.value, [-1, batch, *(-1 for _ in range(v.rank - 1))]))
         for v in values
     ]
 
 
-def _mask(w: Writer, mask: Wide | None, q: Stacked) -> Value | None:
-    """The mask for `[N*B, H, T, S]`."""
+def _mask(w: Writer, mask: WideValue | None, q: Stacked) -> Value | None:
+    """Returns the mask for scores of shape `[N*B, H, T, S]`."""
     if mask is None:
         return None
     value: Value = mask.value  # type: ignore[union-attr]
@@ -51,15 +79,20 @@ def _mask(w: Writer, mask: Wide | None, q: Stacked) -> Value | None:
     return w.call("flatten.using_ints", value, 0, 1)
 
 
+def _allowed(draw: Draw, *shape: int) -> Any:
+    """Returns a mask with a true position in each row: a row with all positions masked gives NaN."""
+    allowed = draw.bools(*shape)
+    allowed[..., 0] = True
+    return allowed
+
+
 @samples("scaled_dot_product_attention")
 def _attention(draw: Draw) -> list[Sample]:
     def qkv(*lead: int, t: int = 3, s: int = 6) -> tuple[Any, ...]:
         return draw.normal(*lead, t, 4), draw.normal(*lead, s, 4), draw.normal(*lead, s, 4)
 
     def mask(*shape: int) -> Any:
-        allowed = draw.bools(*shape)
-        allowed[..., 0] = True  # a row that sees nothing has no answer
-        return allowed
+        return _allowed(draw, *shape)
 
     four = qkv(B, 2)
     shapes = [(3, 6), (6,), (2, 3, 6), (1, 3, 6), (B, 1, 1, 6), (B, 2, 3, 6), (1, 1, 3, 6), (1, 2, 1, 6)]
@@ -70,7 +103,15 @@ def _attention(draw: Draw) -> list[Sample]:
         *(call(*four, mask(*s)) for s in shapes if len(s) > 1),
         *(call(*four, draw.normal(*s)) for s in shapes if len(s) > 1),
         call(draw.normal(B, 6, 3, 4), draw.normal(B, 2, 6, 4), draw.normal(B, 2, 6, 4), enable_gqa=True),
-        call(draw.normal(B, 6, 6, 4), draw.normal(B, 2, 6, 4), draw.normal(B, 2, 6, 4), None, 0.0, True, enable_gqa=True),
+        call(
+            draw.normal(B, 6, 6, 4),
+            draw.normal(B, 2, 6, 4),
+            draw.normal(B, 2, 6, 4),
+            None,
+            0.0,
+            True,
+            enable_gqa=True,
+        ),
         call(*qkv(B)),
         call(*qkv(B), mask(3, 6)),
         call(*qkv(B), draw.normal(B, 3, 6)),
@@ -80,9 +121,18 @@ def _attention(draw: Draw) -> list[Sample]:
         call(draw.normal(B, 2, 3, 4), draw.normal(1, 2, 6, 4), draw.normal(1, 2, 6, 4)),
         call(draw.normal(B, 2, 3, 4), draw.normal(6, 4), draw.normal(6, 4)),
         call(draw.normal(B, 2, 3, 4), draw.normal(2, 6, 4), draw.normal(2, 6, 4), draw.normal(3, 6)),
-        call(draw.normal(B, 2, 3, 4), draw.normal(2, 6, 4), draw.normal(6, 4), draw.normal(B, 1, 3, 6), scale=0.3),
+        call(
+            draw.normal(B, 2, 3, 4),
+            draw.normal(2, 6, 4),
+            draw.normal(6, 4),
+            draw.normal(B, 1, 3, 6),
+            scale=0.3,
+        ),
         call(draw.normal(3, 4), draw.normal(2, 6, 4), draw.normal(2, 6, 4)),
         call(draw.normal(3, 4), draw.normal(B, 2, 6, 4), draw.normal(2, 6, 4), draw.normal(2, 1, 6)),
-        *(call(*qkv(B, 2, 7), *m) for m in ((), (mask(2, 1, 3, 6),), (draw.normal(1, 1, 3, 6),), (draw.normal(B, 1, 7, 3, 6),))),
+        *(
+            call(*qkv(B, 2, 7), *m)
+            for m in ((), (mask(2, 1, 3, 6),), (draw.normal(1, 1, 3, 6),), (draw.normal(B, 1, 7, 3, 6),))
+        ),
         call(*qkv(B, 2, 7, t=6), None, 0.0, True),
     ]

@@ -1,19 +1,24 @@
 """Convolutions and transposed convolutions.
 
-    y[i] = conv(x[i], W[i]) + b[i]    x: [N, B, C, *s] or [B, C, *s]    W: [N, O, C/g, *k]    b: [N, O]    y: [N, B, O, *s']
+    y[i] = conv(x[i], W[i]) + b[i]
+    x: [N, B, C, *s] or [B, C, *s]    W: [N, O, C/g, *k]    b: [N, O]    y: [N, B, O, *s']    g groups
 
 | strategy | when | how |
 |---|---|---|
 | `one_conv` | x Shared | one convolution with `N*O` outputs |
 | `fold` | W Shared | members in the batch |
-| `grouped` | both Stacked | one convolution of `N*g` groups over `[B, N*C, *s]`; its result is channel-packed, so that a chain of them copies nothing |
-| `packed` | on a CPU, float32, W Stacked | the same over weights in oneDNN's own order (packed.py), in channels-last memory; x Shared and g = 1: one of `N*O` outputs |
+| `grouped` | both Stacked | one convolution of `N*g` groups over `[B, N*C, *s]` |
+| `packed` | on a CPU, float32, W Stacked | `grouped` over prepacked weights, in channels-last memory |
 | `grouped_channels_last` | two or three spatial dims, both Stacked | `grouped` in channels-last memory |
-| `bmm_1x1` | kernel of ones, no padding, both Stacked | one batched product over pixels (patches.py) |
-| `unfold_bmm` | both Stacked | one batched product over columns of patches (patches.py) |
+| `bmm_1x1` | kernel of size 1, no padding, both Stacked | one batched product over pixels (conv_patches.py) |
+| `unfold_bmm` | both Stacked | one batched product over columns of patches (conv_patches.py) |
 
-Which wins at which shape stands in bench/results/strategies-cpu.json (scripts/strategies_cpu.py measures it): `packed` mostly, `grouped` where members have 32 channels of 16x16
-or many groups of their own. The batched products come last: `packed` was faster than them on that CPU.
+The result of `grouped` is channel-packed: a chain of grouped convolutions copies nothing. `packed` runs one
+convolution of `N*O` outputs where x is Shared and g = 1.
+
+bench/results/strategies-cpu.json lists the fastest strategy for each shape; scripts/measure/strategies_cpu.py
+measured it. `packed` wins at most shapes. `grouped` wins where members have 32 channels of 16x16, or many
+groups. The batched products are registered last, because `packed` was faster on that CPU.
 """
 
 from __future__ import annotations
@@ -22,26 +27,27 @@ from typing import Any
 
 import torch
 
+from ..ir import ops
+from ..ir.values import Shared, Stacked, Value, WideValue, hint
 from ..registry.registry import strategy
 from ..registry.samples import B, Draw, Make, Sample, call, samples
-from ..ir.values import Shared, Stacked, Value, Wide, hint
 from ..registry.writer import Writer, put_shared, rank
 
 _CONV = "conv1d conv2d conv3d conv1d.padding conv2d.padding conv3d.padding"
 _TRANSPOSED = "conv_transpose1d conv_transpose2d.input conv_transpose3d.input"
 
 
-def _spatial(weight: Wide) -> int:
+def _spatial(weight: WideValue) -> int:
     return rank(weight) - 2
 
 
-def _flat(w: Writer, x: Wide | None) -> Value | None:
+def _flat(w: Writer, x: WideValue | None) -> Value | None:
     """`[N, O, ...] -> [N*O, ...]` of weights and biases."""
     return None if x is None else w.call("flatten.using_ints", w.stack(x), 0, 1)
 
 
-def _batched(w: Writer, x: Wide, weight: Wide) -> tuple[Wide, Any]:
-    """x with a batch, and what takes the batch away again from an unbatched one's result."""
+def _batched(w: Writer, x: WideValue, weight: WideValue) -> tuple[WideValue, Any]:
+    """Returns x with a batch dim, and a function that removes this dim from the result if x had none."""
     if rank(x) == _spatial(weight) + 2:
         return x, lambda y: y
     if isinstance(x, Stacked):
@@ -50,31 +56,41 @@ def _batched(w: Writer, x: Wide, weight: Wide) -> tuple[Wide, Any]:
 
 
 def _groups(w: Writer, args: tuple[Any, ...], kwargs: dict[str, Any], at: int) -> tuple[list[Any], Any]:
-    """The arguments behind the bias, filled up to `groups` (at index `at`), and the member's groups: a Value where a size of the inputs says how many."""
-    from ..ir import ops
+    """Returns the arguments after the bias, with defaults filled in, and the member's number of groups.
 
+    The number of groups is at index `at`. It is a Value where it depends on a size of the inputs.
+    """
     names = [(n, d) for n, _, d in ops.arguments(w.op)][3:]
     rest = [args[i] if i < len(args) else kwargs.get(n, d) for i, (n, d) in enumerate(names)]
     rest = [put_shared(r) for r in rest]
     return rest, rest[at]
 
 
-def _weight_shared(w: Writer, x: Wide, weight: Wide, bias: Wide | None = None, *args: Any, **kwargs: Any) -> bool:
+def _weight_shared(
+    w: Writer, x: WideValue, weight: WideValue, bias: WideValue | None = None, *args: Any, **kwargs: Any
+) -> bool:
     return isinstance(weight, Shared)
 
 
-def _x_shared(w: Writer, x: Wide, weight: Wide, bias: Wide | None = None, *args: Any, **kwargs: Any) -> bool:
+def _x_shared(
+    w: Writer, x: WideValue, weight: WideValue, bias: WideValue | None = None, *args: Any, **kwargs: Any
+) -> bool:
     return isinstance(x, Shared) and isinstance(weight, Stacked)
 
 
 @strategy(f"{_CONV} {_TRANSPOSED}", "fold", family="conv", when=_weight_shared)
-def fold(w: Writer, x: Wide, weight: Shared, bias: Wide | None = None, *args: Any, **kwargs: Any) -> Wide:
-    """a Shared weight: members in the batch"""
+def fold(
+    w: Writer, x: WideValue, weight: Shared, bias: WideValue | None = None, *args: Any, **kwargs: Any
+) -> WideValue:
+    """for a Shared weight: folds members into the batch"""
     x, back = _batched(w, x, weight)
+    rest, options = put_shared(args), put_shared(kwargs)
     if not isinstance(bias, Stacked):
         assert isinstance(x, Stacked)
-        return back(w.unfold(w.call(w.op, w.fold(x), weight.value, put_shared(bias), *put_shared(args), **put_shared(kwargs)), x))  # type: ignore[no-any-return]
-    y = w.call(w.op, w.fold(x) if isinstance(x, Stacked) else x.value, weight.value, None, *put_shared(args), **put_shared(kwargs))  # type: ignore[union-attr]
+        y = w.call(w.op, w.fold(x), weight.value, put_shared(bias), *rest, **options)
+        return back(w.unfold(y, x))  # type: ignore[no-any-return]
+    image = w.fold(x) if isinstance(x, Stacked) else x.value  # type: ignore[union-attr]
+    y = w.call(w.op, image, weight.value, None, *rest, **options)
     out: Value = w.unfold(y, x).value if isinstance(x, Stacked) else y
     b = w.call("unsqueeze", bias.value, 1)  # [N, 1, O]
     for _ in range(_spatial(weight)):
@@ -83,27 +99,37 @@ def fold(w: Writer, x: Wide, weight: Shared, bias: Wide | None = None, *args: An
 
 
 @strategy(_CONV, "one_conv", family="conv", when=_x_shared)
-def one_conv(w: Writer, x: Shared, weight: Stacked, bias: Wide | None = None, *args: Any, **kwargs: Any) -> Wide:
-    """a Shared input: one convolution with N*O outputs"""
+def one_conv(
+    w: Writer, x: Shared, weight: Stacked, bias: WideValue | None = None, *args: Any, **kwargs: Any
+) -> WideValue:
+    """for a Shared input: one convolution with N*O outputs"""
     rest, groups = _groups(w, args, kwargs, 3)
     x, back = _batched(w, x, weight)  # type: ignore[assignment]
     if isinstance(groups, int) and groups == 1:
         return back(w.unpack(w.call(w.op, x.value, _flat(w, weight), _flat(w, bias), *rest)))  # type: ignore[no-any-return]
-    # each group sees its own channels: weights in the order [g, N, O/g], so that the input is not repeated
-    split = w.call("flatten.using_ints", w.call("transpose.int", w.call("unflatten.int", weight.value, 1, [groups, -1]), 0, 1), 0, 2)
-    b = (
-        None
-        if bias is None
-        else w.call("flatten.using_ints", w.call("transpose.int", w.call("unflatten.int", w.stack(bias), 1, [groups, -1]), 0, 1), 0, 2)
-    )
-    y = w.call("unflatten.int", w.call(w.op, x.value, split, b, *rest), 1, [groups, w.members, -1])  # [B, g, N, O/g, *s]
+    # Each group reads its own channels. Weights in the order [g, N, O/g] avoid a copy of the input for each
+    # member.
+
+    def by_group(value: Value) -> Value:
+        value = w.call("transpose.int", w.call("unflatten.int", value, 1, [groups, -1]), 0, 1)
+        return w.call("flatten.using_ints", value, 0, 2)
+
+    matrix = by_group(weight.value)
+    b = None if bias is None else by_group(w.stack(bias))
+    y = w.call(w.op, x.value, matrix, b, *rest)
+    y = w.call("unflatten.int", y, 1, [groups, w.members, -1])  # [B, g, N, O/g, *s]
     y = w.call("movedim.int", y, 2, 0)  # [N, B, g, O/g, *s]
     return back(Stacked(w.call("flatten.using_ints", y, 2, 3)))  # type: ignore[no-any-return]
 
 
 @strategy(f"{_CONV} {_TRANSPOSED}", "grouped", family="conv")
-def grouped(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None, *args: Any, **kwargs: Any) -> Wide:
-    """one convolution of N*g groups over [B, N*C, *s]; a transposed one's weight [C, O/g, *k] packs on axis 0 as well"""
+def grouped(
+    w: Writer, x: WideValue, weight: Stacked, bias: WideValue | None = None, *args: Any, **kwargs: Any
+) -> WideValue:
+    """one convolution of N*g groups over [B, N*C, *s]
+
+    The weight [N, C, O/g, *k] of a transposed convolution packs on its axis 0 too.
+    """
     rest, groups = _groups(w, args, kwargs, 3)
     rest[3] = groups * w.members if isinstance(groups, int) else w.call("operator.mul", groups, w.members)
     x, back = _batched(w, x, weight)
@@ -111,25 +137,34 @@ def grouped(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None, *args
     return back(w.unpack(w.call(w.op, w.pack(stacked), _flat(w, weight), _flat(w, bias), *rest)))  # type: ignore[no-any-return]
 
 
-def _both(w: Writer, x: Wide, weight: Wide, bias: Wide | None = None, *args: Any, **kwargs: Any) -> bool:
+def _both(
+    w: Writer, x: WideValue, weight: WideValue, bias: WideValue | None = None, *args: Any, **kwargs: Any
+) -> bool:
     return isinstance(x, Stacked) and isinstance(weight, Stacked)
 
 
 def fixed_numbers(
     w: Writer, args: tuple[Any, ...], kwargs: dict[str, Any], window: tuple[int | None, ...]
 ) -> tuple[list[int], list[int], list[int], int] | None:
-    """Stride, padding, dilation (one number a spatial dim) and groups where all are plain numbers, else None. window: the weight's spatial sizes."""
+    """Returns stride, padding and dilation by spatial dim, and groups; None if some are not numbers.
+
+    window: the spatial sizes of the weight.
+    """
     (stride, padding, dilation, groups), _ = _groups(w, args, kwargs, 3)
     n = len(window)
 
-    def numbers(given: Any) -> list[int] | None:
-        given = list(given) if isinstance(given, (list, tuple)) else [given]
-        return [int(g) for g in (given * n if len(given) == 1 else given)] if all(isinstance(g, int) for g in given) else None
+    def numbers(value: Any) -> list[int] | None:
+        value = list(value) if isinstance(value, (list, tuple)) else [value]
+        return (
+            [int(g) for g in (value * n if len(value) == 1 else value)]
+            if all(isinstance(g, int) for g in value)
+            else None
+        )
 
     strides, dilations = numbers(stride), numbers(dilation)
     if strides is None or dilations is None or not isinstance(groups, int) or not all(window):
         return None
-    if padding == "same":  # as much on both sides, or it is another op
+    if padding == "same":  # equal on both sides; else torch runs another op
         margins = [d * (int(k or 0) - 1) for d, k in zip(dilations, window)]
         paddings = [m // 2 for m in margins] if all(m % 2 == 0 for m in margins) else None
     else:
@@ -137,8 +172,13 @@ def fixed_numbers(
     return None if paddings is None else (strides, paddings, dilations, groups)
 
 
-def _packable(w: Writer, x: Wide, weight: Wide, bias: Wide | None = None, *args: Any, **kwargs: Any) -> bool:
-    """On a CPU, float32, numbers that are known; a Shared input only where no groups would make copies of it."""
+def _packable(
+    w: Writer, x: WideValue, weight: WideValue, bias: WideValue | None = None, *args: Any, **kwargs: Any
+) -> bool:
+    """Whether oneDNN can run it: CPU, float32 and static sizes.
+
+    A Shared input must have one group, because more groups would copy it.
+    """
     if w.device != "cpu" or not isinstance(weight, Stacked) or not isinstance(x, (Shared, Stacked)):
         return False
     fixed = fixed_numbers(w, args, kwargs, weight.value.sizes[3:])
@@ -151,8 +191,10 @@ def _packable(w: Writer, x: Wide, weight: Wide, bias: Wide | None = None, *args:
 
 
 @strategy(_CONV, "packed", family="conv", when=_packable, derivative=False)
-def packed(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None, *args: Any, **kwargs: Any) -> Wide:
-    """one oneDNN convolution over weights that were packed at load, in channels-last memory"""
+def packed(
+    w: Writer, x: WideValue, weight: Stacked, bias: WideValue | None = None, *args: Any, **kwargs: Any
+) -> WideValue:
+    """one oneDNN convolution in channels-last memory, over weights that were prepacked at load"""
     fixed = fixed_numbers(w, args, kwargs, weight.value.sizes[3:])
     assert fixed is not None
     stride, padding, dilation, groups = fixed
@@ -162,10 +204,12 @@ def packed(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None, *args:
     assert matrix is not None
     groups = groups * w.members if isinstance(x, Stacked) else 1
     line = len(stride) == 1
-    if line:  # oneDNN packs weights of two and three dims: a line is an image of height 1
+    if (
+        line
+    ):  # oneDNN packs only weights of two and three spatial dims, so a line runs as an image of height 1
         image, matrix = w.call("unsqueeze", image, 2), w.call("unsqueeze", matrix, 2)
         stride, padding, dilation = [1, *stride], [0, *padding], [1, *dilation]
-    sizes = [hint(s) for s in image.held.shape]
+    sizes = [hint(s) for s in image.fake.shape]
     y = w.call(
         "widepack.convolution.default",
         image,
@@ -179,9 +223,13 @@ def packed(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None, *args:
     return back(w.unpack(w.call("squeeze.dim", y, 2) if line else y))  # type: ignore[no-any-return]
 
 
-@strategy([op for op in _CONV.split() if "conv1d" not in op], "grouped_channels_last", family="conv", when=_both)
-def grouped_channels_last(w: Writer, x: Stacked, weight: Stacked, bias: Wide | None = None, *args: Any, **kwargs: Any) -> Wide:
-    """one convolution of N*g groups in channels-last memory, weights brought in that order at load"""
+@strategy(
+    [op for op in _CONV.split() if "conv1d" not in op], "grouped_channels_last", family="conv", when=_both
+)
+def grouped_channels_last(
+    w: Writer, x: Stacked, weight: Stacked, bias: WideValue | None = None, *args: Any, **kwargs: Any
+) -> WideValue:
+    """one convolution of N*g groups in channels-last memory, weights reordered at load"""
     rest, groups = _groups(w, args, kwargs, 3)
     rest[3] = groups * w.members if isinstance(groups, int) else w.call("operator.mul", groups, w.members)
     x, back = _batched(w, x, weight)  # type: ignore[assignment]
@@ -194,10 +242,20 @@ def _convolutions(spatial: int) -> Make:
     def make(draw: Draw) -> list[Sample]:
         s = (7, 6, 6)[:spatial]
 
-        def one(channels: int, out: int, groups: int, bias: bool, batch: bool = True, **options: Any) -> Sample:
+        def one(
+            channels: int, out: int, groups: int, bias: bool, batch: bool = True, **options: Any
+        ) -> Sample:
             x = draw.normal(*((B,) if batch else ()), channels, *s)
-            rest = [options.get(k, [d] * spatial) for k, d in (("stride", 1), ("padding", 0), ("dilation", 1))]
-            return call(x, draw.normal(out, channels // groups, *[3, 2, 2][:spatial]), draw.normal(out) if bias else None, *rest, groups)
+            rest = [
+                options.get(k, [d] * spatial) for k, d in (("stride", 1), ("padding", 0), ("dilation", 1))
+            ]
+            return call(
+                x,
+                draw.normal(out, channels // groups, *[3, 2, 2][:spatial]),
+                draw.normal(out) if bias else None,
+                *rest,
+                groups,
+            )
 
         return [
             one(4, 6, 1, True, padding=[1] * spatial),
@@ -220,8 +278,23 @@ def _named_padding(spatial: int) -> Make:
             call(draw.normal(*x), draw.normal(6, 4, *s), draw.normal(6), [1] * spatial, "same"),
             call(draw.normal(*x), draw.normal(6, 2, *s), None, [1] * spatial, "same", [1] * spatial, 2),
             call(draw.normal(*x), draw.normal(6, 4, *s), draw.normal(6), padding="valid"),
-            call(draw.normal(*x[1:]), draw.normal(8, 1, *s), draw.normal(8), [1] * spatial, "same", [1] * spatial, 4),
-            call(draw.normal(*x), draw.normal(6, 2, *[1] * spatial), draw.normal(6), [2] * spatial, "valid", groups=2),
+            call(
+                draw.normal(*x[1:]),
+                draw.normal(8, 1, *s),
+                draw.normal(8),
+                [1] * spatial,
+                "same",
+                [1] * spatial,
+                4,
+            ),
+            call(
+                draw.normal(*x),
+                draw.normal(6, 2, *[1] * spatial),
+                draw.normal(6),
+                [2] * spatial,
+                "valid",
+                groups=2,
+            ),
         ]
 
     return make

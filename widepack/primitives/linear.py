@@ -7,12 +7,16 @@
 | `one_gemm` | x Shared | one product with `N*O` outputs |
 | `fold` | W Shared | one product over all members' rows |
 | `bmm` | both Stacked | one batched product |
-| `turned` | W Stacked | weights turned once, at load: to `[N, I, O]` for a batched product, to `[I, N*O]` for one product where x is Shared |
-| `streamed` | on a CPU, float32, W Stacked | over the weights of `turned`, for one row a member as sums of their rows (streamed.py) |
-| `packed` | on a CPU, float32, W Stacked | one oneDNN call over weights in its own order (packed.py); x Shared: one product of `N*O` outputs, else N groups, the answer over memory `[R, N, O]` |
+| `turned` | W Stacked | products over weights transposed at load; x Shared: one product |
+| `streamed` | on a CPU, float32, W Stacked | for one row per member: sums of rows of the weights |
+| `packed` | on a CPU, float32, W Stacked | one oneDNN call over prepacked weights |
 
-By the weights of all members together: `packed` from 3 MB and 4 rows on, `turned` below 1 MB, `bmm` for one row between (bench/results/strategies-cpu.json, by shape;
-scripts/strategies_cpu.py measures it).
+`packed` runs one product of `N*O` outputs where x is Shared. Otherwise it runs N groups, and its result has
+the memory order `[R, N, O]`.
+
+The fastest strategy depends on the size of the weights of all members together: `packed` from 3 MB and 4 rows
+on, `turned` below 1 MB, `bmm` for one row between. bench/results/strategies-cpu.json lists it for each shape;
+scripts/measure/strategies_cpu.py measured it.
 """
 
 from __future__ import annotations
@@ -21,44 +25,47 @@ from typing import Any
 
 import torch
 
+from ..ir.values import Shared, Stacked, Value, WideValue, expression, hint
 from ..registry.registry import strategy
 from ..registry.samples import B, Draw, Sample, call, samples
-from ..ir.values import Shared, Stacked, Value, Wide, expression, hint
 from ..registry.writer import Writer, put_shared, rank
 
 
-def _x_shared(w: Writer, x: Wide, weight: Wide, bias: Wide | None = None) -> bool:
+def _x_shared(w: Writer, x: WideValue, weight: WideValue, bias: WideValue | None = None) -> bool:
     return isinstance(x, Shared) and isinstance(weight, Stacked) and rank(weight) == 2
 
 
-def _w_shared(w: Writer, x: Wide, weight: Wide, bias: Wide | None = None) -> bool:
+def _w_shared(w: Writer, x: WideValue, weight: WideValue, bias: WideValue | None = None) -> bool:
     return isinstance(weight, Shared)
 
 
-def _both(w: Writer, x: Wide, weight: Wide, bias: Wide | None = None) -> bool:
+def _both(w: Writer, x: WideValue, weight: WideValue, bias: WideValue | None = None) -> bool:
     return isinstance(weight, Stacked) and rank(weight) == 2
 
 
-def _whole(bias: Wide | None, weight: Wide) -> bool:
-    """Whether there is no bias, or one number an output: another one broadcasts, and is added to the product."""
+def _whole(bias: WideValue | None, weight: WideValue) -> bool:
+    """Whether the bias is None or has one number for each output.
+
+    Any other bias broadcasts, and is added to the product.
+    """
     if bias is None:
         return True
     if rank(bias) != 1 or rank(weight) != 2:
         return False
-    outputs, numbers = (v.value.held.shape[-rank(v)] for v in (weight, bias))  # type: ignore[union-attr]  # behind the member axis, if there is one
+    outputs, numbers = (v.value.fake.shape[-rank(v)] for v in (weight, bias))  # type: ignore[union-attr]
     return bool(expression(outputs) == expression(numbers))
 
 
-def _added(w: Writer, y: Value, bias: Wide | None, rank_: int) -> Wide:
-    """A product with a bias that broadcasts. rank_: the member's rank of the product."""
+def _added(w: Writer, y: Value, bias: WideValue | None, rank_: int) -> WideValue:
+    """Adds a bias that broadcasts to a product. rank_: the rank of the product in the member."""
     if bias is None:
         return Stacked(y)
     return Stacked(w.call("add.Tensor", y, w.align(bias, rank_) if isinstance(bias, Stacked) else bias.value))  # type: ignore[union-attr]
 
 
 @strategy("linear", "one_gemm", family="linear", when=_x_shared)
-def one_gemm(w: Writer, x: Shared, weight: Stacked, bias: Wide | None = None) -> Wide:
-    """a Shared input: one product with N*O outputs"""
+def one_gemm(w: Writer, x: Shared, weight: Stacked, bias: WideValue | None = None) -> WideValue:
+    """for a Shared input: one product with N*O outputs"""
     if not _whole(bias, weight):
         return _added(w, one_gemm(w, x, weight).value, bias, rank(x))
     flat = None if bias is None else w.call("flatten.using_ints", w.stack(bias), 0, 1)  # [N*O]
@@ -68,8 +75,8 @@ def one_gemm(w: Writer, x: Shared, weight: Stacked, bias: Wide | None = None) ->
 
 
 @strategy("linear", "fold", family="linear", when=_w_shared)
-def fold(w: Writer, x: Wide, weight: Shared, bias: Wide | None = None) -> Wide:
-    """a Shared weight: one product over all members' rows"""
+def fold(w: Writer, x: WideValue, weight: Shared, bias: WideValue | None = None) -> WideValue:
+    """for a Shared weight: one product over all members' rows"""
     if not isinstance(bias, Stacked) and _whole(bias, weight):
         return Stacked(w.call("linear", x.value, weight.value, put_shared(bias)))  # type: ignore[union-attr]
     y = w.call("linear", x.value, weight.value)  # type: ignore[union-attr]
@@ -77,8 +84,8 @@ def fold(w: Writer, x: Wide, weight: Shared, bias: Wide | None = None) -> Wide:
 
 
 @strategy("linear", "bmm", family="linear", when=_both)
-def bmm(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None) -> Wide:
-    """one batched product, the bias added in it"""
+def bmm(w: Writer, x: WideValue, weight: Stacked, bias: WideValue | None = None) -> WideValue:
+    """one batched product that adds the bias"""
     rows, back = _rows(w, w.stack(x), rank(x))  # [N, R, I]
     turned = w.call("transpose.int", weight.value, 1, 2)  # [N, I, O]
     if bias is None or not _whole(bias, weight):
@@ -87,8 +94,8 @@ def bmm(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None) -> Wide:
 
 
 @strategy("linear", "turned", family="linear", when=_both)
-def turned(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None) -> Wide:
-    """products over weights that were turned at load: [N, I, O] for one batched product, [I, N*O] for a Shared input"""
+def turned(w: Writer, x: WideValue, weight: Stacked, bias: WideValue | None = None) -> WideValue:
+    """one product over weights that were transposed at load: [N, I, O], or [I, N*O] for a Shared input"""
     if not _whole(bias, weight):
         return _added(w, turned(w, x, weight).value, bias, rank(x))
     if isinstance(x, Shared):
@@ -102,43 +109,55 @@ def turned(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None) -> Wid
             y = y if b is None else w.call("add.Tensor", y, b)
         return Stacked(w.call("movedim.int", w.call("unflatten.int", y, -1, [w.members, -1]), -2, 0))
     rows, back = _rows(w, w.stack(x), rank(x))
-    matrix = w.call("clone", w.call("transpose.int", weight.value, 1, 2), memory_format=torch.contiguous_format)
+    matrix = w.call(
+        "clone", w.call("transpose.int", weight.value, 1, 2), memory_format=torch.contiguous_format
+    )
     if bias is None:
         return Stacked(back(w.call("bmm", rows, matrix)))
     return Stacked(back(w.call("baddbmm", w.call("unsqueeze", w.stack(bias), 1), rows, matrix)))
 
 
-def _packable(w: Writer, x: Wide, weight: Wide, bias: Wide | None = None) -> bool:
-    """On a CPU, float32, and sizes that are there."""
-    if w.device != "cpu" or not isinstance(weight, Stacked) or rank(weight) != 2 or not isinstance(x, (Shared, Stacked)):
+def _packable(w: Writer, x: WideValue, weight: WideValue, bias: WideValue | None = None) -> bool:
+    """Whether oneDNN can run it: CPU, float32 and sizes that are static and not 0."""
+    if (
+        w.device != "cpu"
+        or not isinstance(weight, Stacked)
+        or rank(weight) != 2
+        or not isinstance(x, (Shared, Stacked))
+    ):
         return False
     return weight.value.dtype == x.value.dtype == torch.float32 and all(s for s in weight.value.sizes)
 
 
 @strategy("linear", "streamed", family="linear", when=_packable, derivative=False)
-def streamed(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None) -> Wide:
-    """weights turned at load and read once, in their order; for one row a member"""
+def streamed(w: Writer, x: WideValue, weight: Stacked, bias: WideValue | None = None) -> WideValue:
+    """for one row per member: reads weights that were transposed at load once, in memory order"""
     if not _whole(bias, weight):
         return _added(w, streamed(w, x, weight).value, bias, rank(x))
-    given = x.value if isinstance(x, Stacked) else w.call("unsqueeze", put_shared(x), 0)  # [1, *, I]: one for all members
-    rows, back = _rows(w, given, rank(x))
-    matrix = w.call("clone", w.call("transpose.int", weight.value, 1, 2), memory_format=torch.contiguous_format)  # [N, I, O]
-    return Stacked(back(w.call("widepack.streamed_linear.default", rows, matrix, None if bias is None else w.stack(bias))))
+    # [1, *, I] of a Shared input: one for all members
+    value = x.value if isinstance(x, Stacked) else w.call("unsqueeze", put_shared(x), 0)
+    rows, back = _rows(w, value, rank(x))
+    matrix = w.call("transpose.int", weight.value, 1, 2)  # [N, I, O]
+    matrix = w.call("clone", matrix, memory_format=torch.contiguous_format)
+    b = None if bias is None else w.stack(bias)
+    return Stacked(back(w.call("widepack.streamed_linear.default", rows, matrix, b)))
 
 
 @strategy("linear", "packed", family="linear", when=_packable, derivative=False)
-def packed(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None) -> Wide:
-    """one oneDNN call over weights that were packed at load"""
+def packed(w: Writer, x: WideValue, weight: Stacked, bias: WideValue | None = None) -> WideValue:
+    """one oneDNN call over weights that were prepacked at load"""
     if not _whole(bias, weight):
         return _added(w, packed(w, x, weight).value, bias, rank(x))
     b = None if bias is None else w.stack(bias)  # [N, O]
     if isinstance(x, Stacked):
         rows, back = _rows(w, x.value, rank(x))
-        matrix = w.call("widepack.pack_linear.default", weight.value, hint(rows.held.shape[1]))
+        matrix = w.call("widepack.pack_linear.default", weight.value, hint(rows.fake.shape[1]))
         return Stacked(back(w.call("widepack.linear.default", rows, matrix, b)))
     rows, back = _rows(w, w.call("unsqueeze", put_shared(x), 0), rank(x))  # [1, R, I]
     matrix = w.call(
-        "widepack.pack_linear.default", w.call("unsqueeze", w.call("flatten.using_ints", weight.value, 0, 1), 0), hint(rows.held.shape[1])
+        "widepack.pack_linear.default",
+        w.call("unsqueeze", w.call("flatten.using_ints", weight.value, 0, 1), 0),
+        hint(rows.fake.shape[1]),
     )
     flat = None if b is None else w.call("reshape", b, [1, -1])
     y = back(w.call("widepack.linear.default", rows, matrix, flat))  # [1, *, N*O]
@@ -147,12 +166,15 @@ def packed(w: Writer, x: Wide, weight: Stacked, bias: Wide | None = None) -> Wid
 
 
 def _rows(w: Writer, x: Value, rank: int) -> tuple[Value, Any]:
-    """`[N, *, I] -> [N, R, I]` and the way back. Rows are taken in the order in which they lie in memory, so that a transposed value is not copied."""
+    """Flattens `[N, *, I] -> [N, R, I]`, and returns a function that restores the dims.
+
+    The rows keep their order in memory, so that a transposed value is not copied.
+    """
     if rank == 2:
         return x, lambda y: y
     if rank == 1:
         return w.call("unsqueeze", x, 1), lambda y: w.call("squeeze.dim", y, 1)
-    strides = [hint(s) for s in x.held.stride()]
+    strides = [hint(s) for s in x.fake.stride()]
     order = sorted(range(1, rank), key=lambda d: -strides[d])
     if order != list(range(1, rank)):
         x = w.call("permute", x, [0, *order, rank])
@@ -160,13 +182,17 @@ def _rows(w: Writer, x: Value, rank: int) -> tuple[Value, Any]:
 
     def back(y: Value) -> Value:
         y = w.call("unflatten.int", y, 1, sizes)
-        return y if order == list(range(1, rank)) else w.call("permute", y, [0, *(1 + order.index(d) for d in range(1, rank)), rank])
+        return (
+            y
+            if order == list(range(1, rank))
+            else w.call("permute", y, [0, *(1 + order.index(d) for d in range(1, rank)), rank])
+        )
 
     return w.call("flatten.using_ints", x, 1, -2), back
 
 
 @strategy("matmul mm bmm mv dot", "matmul", family="linear")
-def matmul(w: Writer, a: Wide, b: Wide) -> Wide:
+def matmul(w: Writer, a: WideValue, b: WideValue) -> WideValue:
     """one broadcast product; vectors become matrices and back"""
     ra, rb = rank(a), rank(b)
     out = max(ra, rb, 2)
@@ -180,8 +206,8 @@ def matmul(w: Writer, a: Wide, b: Wide) -> Wide:
     return Stacked(y)
 
 
-def _matrix(w: Writer, x: Wide, out: int, at: int | None) -> Value:
-    """An operand of a product with the member's rank raised to `out`; a vector gets a size-1 dim at `at` first."""
+def _matrix(w: Writer, x: WideValue, out: int, at: int | None) -> Value:
+    """Raises an operand to the member rank `out`; a vector gets a dim of size 1 at `at` first."""
     value: Value = x.value  # type: ignore[union-attr]
     if at is not None:
         value = w.call("unsqueeze", value, at)
@@ -189,8 +215,10 @@ def _matrix(w: Writer, x: Wide, out: int, at: int | None) -> Value:
 
 
 @strategy("addmm baddbmm", "matmul", family="linear")
-def addmm(w: Writer, bias: Wide, a: Wide, b: Wide, *, beta: float = 1, alpha: float = 1) -> Wide:
-    """one batched product, the addition in it where shapes allow"""
+def addmm(
+    w: Writer, bias: WideValue, a: WideValue, b: WideValue, *, beta: float = 1, alpha: float = 1
+) -> WideValue:
+    """one batched product that also adds, where the shapes allow"""
     if isinstance(a, Stacked) and isinstance(b, Stacked) and a.rank == b.rank == 2:
         c = w.align(bias, 2) if isinstance(bias, Stacked) else bias.value  # type: ignore[union-attr]
         return Stacked(w.call("baddbmm", c, a.value, b.value, beta=beta, alpha=alpha))
@@ -199,31 +227,52 @@ def addmm(w: Writer, bias: Wide, a: Wide, b: Wide, *, beta: float = 1, alpha: fl
         y = w.stack(Shared(y))
     if alpha != 1:
         y = w.call("mul.Scalar", y, alpha)
-    if beta == 0:  # the bias is not read then, not even its NaN
+    if beta == 0:  # torch does not read the bias then, not even NaN
         return Stacked(y)
     c = w.align(bias, max(rank(a), rank(b))) if isinstance(bias, Stacked) else bias.value  # type: ignore[union-attr]
     return Stacked(w.call("add.Tensor", y, c if beta == 1 else w.call("mul.Scalar", c, beta)))
 
 
-@strategy("einsum", "letter", family="linear", when=lambda w, equation, operands, path=None: all(isinstance(o, (Shared, Stacked)) for o in operands))
-def einsum(w: Writer, equation: str, operands: list[Wide], path: Any = None) -> Wide:
+@strategy(
+    "einsum",
+    "letter",
+    family="linear",
+    when=lambda w, equation, operands, path=None: all(isinstance(o, (Shared, Stacked)) for o in operands),
+)
+def einsum(w: Writer, equation: str, operands: list[WideValue], path: Any = None) -> WideValue:
     """one more letter, for the member axis, on every Stacked operand and on the output"""
     text = equation.replace(" ", "")
     terms, _, out = text.partition("->")
     if "->" not in text:
         letters = [c for c in terms.replace("...", "") if c != ","]
-        out = ("..." if "..." in terms else "") + "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
+        out = ("..." if "..." in terms else "") + "".join(
+            sorted(c for c in set(letters) if letters.count(c) == 1)
+        )
     member = next(c for c in "NMLKJIHGFEDCBAZYXWVUTSRQPOnmlkjihgfedcbazyxwvutsrqpo" if c not in text)
-    given = [member + t if isinstance(o, Stacked) else t for t, o in zip(terms.split(","), operands)]
-    return Stacked(w.call("einsum", f"{','.join(given)}->{member}{out}", [o.value for o in operands], path=path))  # type: ignore[union-attr]
+    lettered = [member + t if isinstance(o, Stacked) else t for t, o in zip(terms.split(","), operands)]
+    values = [o.value for o in operands]  # type: ignore[union-attr]
+    return Stacked(w.call("einsum", f"{','.join(lettered)}->{member}{out}", values, path=path))
 
 
 @samples("linear")
 def _linear(draw: Draw) -> list[Sample]:
-    made = [call(draw.normal(*x, 4), draw.normal(3, 4), *b) for x in ((), (B,), (B, 2), (2, B, 6)) for b in ((draw.normal(3),), (), (None,))]
-    spread = [call(draw.normal(*x, 4), draw.normal(3, 4), draw.normal(*b)) for x in ((), (B,), (2, B, 6)) for b in ((), (1,))]
+    full = [
+        call(draw.normal(*x, 4), draw.normal(3, 4), *b)
+        for x in ((), (B,), (B, 2), (2, B, 6))
+        for b in ((draw.normal(3),), (), (None,))
+    ]
+    spread = [
+        call(draw.normal(*x, 4), draw.normal(3, 4), draw.normal(*b))
+        for x in ((), (B,), (2, B, 6))
+        for b in ((), (1,))
+    ]
     spread += [call(draw.normal(B, 4), draw.normal(3, 4), draw.normal(*b)) for b in ((B, 3), (B, 1), (1, 3))]
-    return [*made, *spread, call(draw.normal(B, 4), draw.normal(1, 4), draw.normal(1)), call(draw.normal(B, 4), draw.normal(4))]
+    return [
+        *full,
+        *spread,
+        call(draw.normal(B, 4), draw.normal(1, 4), draw.normal(1)),
+        call(draw.normal(B, 4), draw.normal(4)),
+    ]
 
 
 @samples("matmul")
@@ -243,7 +292,12 @@ def _matmul(draw: Draw) -> list[Sample]:
     return [call(draw.normal(*a), draw.normal(*b)) for a, b in shapes]
 
 
-samples("mm")(lambda draw: [call(draw.normal(B, 4), draw.normal(4, 3)), call(draw.ints(0, 9, B, 4), draw.ints(0, 9, 4, 3))])
+samples("mm")(
+    lambda draw: [
+        call(draw.normal(B, 4), draw.normal(4, 3)),
+        call(draw.ints(0, 9, B, 4), draw.ints(0, 9, 4, 3)),
+    ]
+)
 samples("bmm")(lambda draw: [call(draw.normal(B, 2, 4), draw.normal(B, 4, 3))])
 samples("mv")(lambda draw: [call(draw.normal(B, 4), draw.normal(4))])
 samples("dot")(lambda draw: [call(draw.normal(B), draw.normal(B))])
@@ -252,14 +306,22 @@ samples("dot")(lambda draw: [call(draw.normal(B), draw.normal(B))])
 @samples("addmm")
 def _addmm(draw: Draw) -> list[Sample]:
     a, b = draw.normal(B, 4), draw.normal(4, 3)
-    made = [call(draw.normal(*c), a, b, **k) for c in ((3,), (B, 3), (B, 1), ()) for k in ({}, {"beta": 0.5, "alpha": 2.0})]
-    return [*made, call(draw.normal(3) * float("nan"), a, b, beta=0)]
+    full = [
+        call(draw.normal(*c), a, b, **k)
+        for c in ((3,), (B, 3), (B, 1), ())
+        for k in ({}, {"beta": 0.5, "alpha": 2.0})
+    ]
+    return [*full, call(draw.normal(3) * float("nan"), a, b, beta=0)]
 
 
 @samples("baddbmm")
 def _baddbmm(draw: Draw) -> list[Sample]:
     a, b = draw.normal(B, 2, 4), draw.normal(B, 4, 3)
-    return [call(draw.normal(*c), a, b, **k) for c in ((B, 2, 3), (B, 1, 3), (3,), (1, 1, 1)) for k in ({}, {"beta": 0.5, "alpha": 2.0}, {"beta": 0})]
+    return [
+        call(draw.normal(*c), a, b, **k)
+        for c in ((B, 2, 3), (B, 1, 3), (3,), (1, 1, 1))
+        for k in ({}, {"beta": 0.5, "alpha": 2.0}, {"beta": 0})
+    ]
 
 
 @samples("einsum")

@@ -1,12 +1,21 @@
-"""Norms.
+"""Normalization layers.
 
-layer_norm, rms_norm      normalise the trailing dims; the members' own scale and shift are one more kernel (`addcmul`)
-batch_norm (eval)         `scale_shift`: y = x * scale + shift, both made from the statistics in float64, once, in the prologue; `fused`: one batch norm over [B, N*C, *]
-batch_norm (training)     `fused`: one batch norm over [B, N*C, *], the statistics of all members side by side
-group_norm                `packed`: N*G groups over [B, N*C, *]; `fold`: members in the batch, then scale and shift; `fused`: as `packed`, where memory has to be packed first, too
-instance_norm             `fused`: channels of all members side by side
-_weight_norm              y = v * (g / |v|), the norm over all dims of a weight but one
-renorm                    slices whose norm is above a bound are scaled down to it
+layer_norm, rms_norm    y[i] = (x[i] - mean) / std * weight[i] + bias[i], trailing dims     x, y: [N, *, D]
+batch_norm              the same for each channel over the batch                      x, y: [N, B, C, *]
+group_norm              the same for each group of channels                           x, y: [N, B, C, *]
+instance_norm           the same for each channel of each sample                      x, y: [N, B, C, *]
+_weight_norm            y[i] = v[i] * (g[i] / |v[i]|), the norm over all dims of a weight but one
+renorm                  slices with a norm above a bound are scaled down to the bound
+
+| op | strategy | how |
+|---|---|---|
+| layer_norm, rms_norm | `fused` | one norm over all rows; Stacked scale and shift in one more kernel |
+| batch_norm (eval) | `scale_shift` | y = x * scale + shift; the prologue computes both in float64, once |
+| batch_norm | `fused` | one batch norm over [B, N*C, *], the statistics of all members side by side |
+| group_norm | `packed` | N*G groups over [B, N*C, *], where x is channel-packed |
+| group_norm | `fold` | members folded into the batch, then scale and shift |
+| group_norm | `fused` | as `packed`, where x has to be packed first |
+| instance_norm | `fused` | one instance norm over the channels of all members side by side |
 """
 
 from __future__ import annotations
@@ -15,16 +24,22 @@ from typing import Any
 
 import torch
 
+from ..ir.values import Shared, Stacked, Value, WideValue
 from ..registry.registry import register, strategy
 from ..registry.samples import B, Draw, Sample, call, samples
-from ..ir.values import Shared, Stacked, Value, Wide
 from ..registry.writer import Writer, put_shared, rank
 
 
-def affine(w: Writer, y: Value, weight: Wide | None, bias: Wide | None, rank_: int, trailing: int = 0) -> Value:
-    """`y * weight + bias`, parameters `[N, *p]` or `[*p]` aligned to the member's rank, `trailing` dims of size 1 behind them."""
+def affine(
+    w: Writer, y: Value, weight: WideValue | None, bias: WideValue | None, rank_: int, trailing: int = 0
+) -> Value:
+    """Computes `y * weight + bias`.
 
-    def ready(p: Wide | None) -> Value | None:
+    The parameters are `[N, *p]` or `[*p]`. They get `trailing` dims of size 1 at the end, and are aligned to
+    the member rank `rank_`.
+    """
+
+    def ready(p: WideValue | None) -> Value | None:
         if p is None:
             return None
         value: Value = p.value  # type: ignore[union-attr]
@@ -34,17 +49,24 @@ def affine(w: Writer, y: Value, weight: Wide | None, bias: Wide | None, rank_: i
 
     scale, shift = ready(weight), ready(bias)
     if scale is None:
-        made = y if shift is None else w.call("add.Tensor", y, shift)
+        out = y if shift is None else w.call("add.Tensor", y, shift)
     else:
-        made = w.call("mul.Tensor", y, scale) if shift is None else w.call("addcmul", shift, y, scale)
-    return made if made.dtype == y.dtype else w.call("_to_copy", made, dtype=y.dtype)  # parameters may be wider than what they scale
+        out = w.call("mul.Tensor", y, scale) if shift is None else w.call("addcmul", shift, y, scale)
+    # parameters may have a wider dtype than y
+    return out if out.dtype == y.dtype else w.call("_to_copy", out, dtype=y.dtype)
 
 
 @strategy("layer_norm", "fused", family="norm")
 def layer_norm(
-    w: Writer, x: Wide, shape: list[int], weight: Wide | None = None, bias: Wide | None = None, eps: float = 1e-5, cudnn: bool = True
-) -> Wide:
-    """one layer norm over all members' rows; scale and shift of their own in one kernel behind it"""
+    w: Writer,
+    x: WideValue,
+    shape: list[int],
+    weight: WideValue | None = None,
+    bias: WideValue | None = None,
+    eps: float = 1e-5,
+    cudnn: bool = True,
+) -> WideValue:
+    """one layer norm over all members' rows; Stacked scale and shift in one more kernel"""
     if not isinstance(weight, Stacked) and not isinstance(bias, Stacked):
         return Stacked(w.call("layer_norm", x.value, shape, put_shared(weight), put_shared(bias), eps))  # type: ignore[union-attr]
     y = w.call("layer_norm", x.value, shape, None, None, eps)  # type: ignore[union-attr]
@@ -52,17 +74,30 @@ def layer_norm(
 
 
 @strategy("rms_norm", "fused", family="norm")
-def rms_norm(w: Writer, x: Wide, shape: list[int], weight: Wide | None = None, eps: float | None = None) -> Wide:
-    """one RMS norm over all members' rows; a scale of their own in one kernel behind it"""
+def rms_norm(
+    w: Writer, x: WideValue, shape: list[int], weight: WideValue | None = None, eps: float | None = None
+) -> WideValue:
+    """one RMS norm over all members' rows; a Stacked scale in one more kernel"""
     if not isinstance(weight, Stacked):
         return Stacked(w.call("rms_norm", x.value, shape, put_shared(weight), eps))  # type: ignore[union-attr]
     return Stacked(affine(w, w.call("rms_norm", x.value, shape, None, eps), weight, None, rank(x)))  # type: ignore[union-attr]
 
 
-def scale_and_shift(w: Writer, weight: Wide | None, bias: Wide | None, mean: Wide, var: Wide, eps: float, dtype: torch.dtype) -> tuple[Wide, Wide]:
-    """Statistics and parameters `[C]` of a batch norm as one scale and one shift, made in float64 and rounded once."""
+def scale_and_shift(
+    w: Writer,
+    weight: WideValue | None,
+    bias: WideValue | None,
+    mean: WideValue,
+    var: WideValue,
+    eps: float,
+    dtype: torch.dtype,
+) -> tuple[WideValue, WideValue]:
+    """Computes one scale and one shift from statistics and parameters `[C]` of a batch norm.
 
-    def double(p: Wide) -> Value:
+    It computes in float64 and rounds once.
+    """
+
+    def double(p: WideValue) -> Value:
         return w.call("_to_copy", p.value, dtype=torch.float64)  # type: ignore[union-attr]
 
     many = any(isinstance(p, Stacked) for p in (weight, bias, mean, var))
@@ -73,7 +108,7 @@ def scale_and_shift(w: Writer, weight: Wide | None, bias: Wide | None, mean: Wid
     if bias is not None:
         shift = w.call("add.Tensor", double(bias), shift)
 
-    def wrap(value: Value) -> Wide:
+    def wrap(value: Value) -> WideValue:
         value = w.call("_to_copy", value, dtype=dtype)
         return Stacked(value) if many and value.ndim == 2 else Shared(value)
 
@@ -81,82 +116,162 @@ def scale_and_shift(w: Writer, weight: Wide | None, bias: Wide | None, mean: Wid
 
 
 @strategy("_native_batch_norm_legit_no_training", "scale_shift", family="norm")
-def batch_norm(w: Writer, x: Wide, weight: Wide | None, bias: Wide | None, mean: Wide, var: Wide, momentum: float, eps: float) -> Any:
-    """y = x * scale + shift, both from the prologue"""
+def batch_norm(
+    w: Writer,
+    x: WideValue,
+    weight: WideValue | None,
+    bias: WideValue | None,
+    mean: WideValue,
+    var: WideValue,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """y = x * scale + shift; the prologue computes both"""
     scale, shift = scale_and_shift(w, weight, bias, mean, var, eps, x.value.dtype)  # type: ignore[union-attr]
     y = affine(w, x.value, scale, shift, rank(x), trailing=rank(x) - 2)  # type: ignore[union-attr]
     return Stacked(y), None, None
 
 
-@strategy("_native_batch_norm_legit_no_training", "fused", family="norm", when=lambda w, x, *rest: rank(x) >= 2)
-def batch_norm_fused(w: Writer, x: Wide, weight: Wide | None, bias: Wide | None, mean: Wide, var: Wide, momentum: float, eps: float) -> Any:
+@strategy(
+    "_native_batch_norm_legit_no_training", "fused", family="norm", when=lambda w, x, *rest: rank(x) >= 2
+)
+def batch_norm_fused(
+    w: Writer,
+    x: WideValue,
+    weight: WideValue | None,
+    bias: WideValue | None,
+    mean: WideValue,
+    var: WideValue,
+    momentum: float,
+    eps: float,
+) -> Any:
     """one batch norm over the channels of all members side by side"""
     packed = w.pack(x if isinstance(x, Stacked) else Stacked(w.stack(x)))
-    y = w.call("_native_batch_norm_legit_no_training", packed, *(_flat(w, p) for p in (weight, bias, mean, var)), momentum, eps)
+    y = w.call(
+        "_native_batch_norm_legit_no_training",
+        packed,
+        *(_flat(w, p) for p in (weight, bias, mean, var)),
+        momentum,
+        eps,
+    )
     return w.unpack(w.call("operator.getitem", y, 0)), None, None
 
 
 @strategy("_native_batch_norm_legit_functional", "fused", family="norm")
 def batch_norm_training(
-    w: Writer, x: Wide, weight: Wide | None, bias: Wide | None, mean: Wide, var: Wide, training: bool, momentum: float, eps: float
+    w: Writer,
+    x: WideValue,
+    weight: WideValue | None,
+    bias: WideValue | None,
+    mean: WideValue,
+    var: WideValue,
+    training: bool,
+    momentum: float,
+    eps: float,
 ) -> Any:
-    """one batch norm over the channels of all members side by side, their running statistics too"""
+    """one batch norm over the channels and running statistics of all members side by side"""
     packed = w.pack(x if isinstance(x, Stacked) else Stacked(w.stack(x)))
-    made = w.call("_native_batch_norm_legit_functional", packed, *(_flat(w, p) for p in (weight, bias, mean, var)), training, momentum, eps)
-    y, *statistics = (w.call("operator.getitem", made, i) for i in range(5))
+    out = w.call(
+        "_native_batch_norm_legit_functional",
+        packed,
+        *(_flat(w, p) for p in (weight, bias, mean, var)),
+        training,
+        momentum,
+        eps,
+    )
+    y, *statistics = (w.call("operator.getitem", out, i) for i in range(5))
     return w.unpack(y), *(Stacked(w.call("unflatten.int", s, 0, [w.members, -1])) for s in statistics)
 
 
 @strategy("_native_batch_norm_legit.no_stats", "fused", family="norm")
-def batch_norm_of_batch(w: Writer, x: Wide, weight: Wide | None, bias: Wide | None, training: bool, momentum: float, eps: float) -> Any:
-    """statistics of the batch itself: the channels of all members side by side"""
+def batch_norm_of_batch(
+    w: Writer,
+    x: WideValue,
+    weight: WideValue | None,
+    bias: WideValue | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """one batch norm with statistics of the batch, over the channels of all members side by side"""
     packed = w.pack(x if isinstance(x, Stacked) else Stacked(w.stack(x)))
-    y = w.call("_native_batch_norm_legit.no_stats", packed, _flat(w, weight), _flat(w, bias), training, momentum, eps)
+    y = w.call(
+        "_native_batch_norm_legit.no_stats", packed, _flat(w, weight), _flat(w, bias), training, momentum, eps
+    )
     return w.unpack(w.call("operator.getitem", y, 0)), None, None
 
 
-def _flat(w: Writer, p: Wide | None) -> Value | None:
+def _flat(w: Writer, p: WideValue | None) -> Value | None:
     return None if p is None else w.call("flatten.using_ints", w.stack(p), 0, 1)
 
 
-def _is_packed(w: Writer, x: Wide, *args: Any, **kwargs: Any) -> bool:
+def _is_packed(w: Writer, x: WideValue, *args: Any, **kwargs: Any) -> bool:
     return isinstance(x, Stacked) and x.packed
 
 
 @strategy("group_norm", "packed", family="norm", when=_is_packed)
 def group_norm_packed(
-    w: Writer, x: Wide, groups: int, weight: Wide | None = None, bias: Wide | None = None, eps: float = 1e-5, cudnn: bool = True
-) -> Wide:
-    """N*G groups over [B, N*C, *]: one kernel, scale and shift in it"""
-    own = x if isinstance(x, Stacked) else Stacked(w.stack(x))
-    return w.unpack(w.call("group_norm", w.pack(own), groups * w.members, _flat(w, weight), _flat(w, bias), eps))  # type: ignore[no-any-return]
+    w: Writer,
+    x: WideValue,
+    groups: int,
+    weight: WideValue | None = None,
+    bias: WideValue | None = None,
+    eps: float = 1e-5,
+    cudnn: bool = True,
+) -> WideValue:
+    """N*G groups over [B, N*C, *]: one kernel with scale and shift"""
+    packed = w.pack(x if isinstance(x, Stacked) else Stacked(w.stack(x)))
+    y = w.call("group_norm", packed, groups * w.members, _flat(w, weight), _flat(w, bias), eps)
+    return w.unpack(y)  # type: ignore[no-any-return]
 
 
 @strategy("group_norm", "fold", family="norm")
-def group_norm(w: Writer, x: Wide, groups: int, weight: Wide | None = None, bias: Wide | None = None, eps: float = 1e-5, cudnn: bool = True) -> Wide:
-    """members in the batch; scale and shift of their own in one kernel behind it"""
-    own = isinstance(weight, Stacked) or isinstance(bias, Stacked)
-    params = (None, None) if own else (put_shared(weight), put_shared(bias))
+def group_norm(
+    w: Writer,
+    x: WideValue,
+    groups: int,
+    weight: WideValue | None = None,
+    bias: WideValue | None = None,
+    eps: float = 1e-5,
+    cudnn: bool = True,
+) -> WideValue:
+    """folds members into the batch; Stacked scale and shift in one more kernel"""
+    separate = isinstance(weight, Stacked) or isinstance(bias, Stacked)
+    params = (None, None) if separate else (put_shared(weight), put_shared(bias))
     if isinstance(x, Stacked):
         y = w.unfold(w.call("group_norm", w.fold(x), groups, *params, eps), x).value
     else:
         y = w.call("group_norm", x.value, groups, *params, eps)  # type: ignore[union-attr]
-    return Stacked(affine(w, y, weight, bias, rank(x), trailing=rank(x) - 2) if own else y)
+    return Stacked(affine(w, y, weight, bias, rank(x), trailing=rank(x) - 2) if separate else y)
 
 
-register("group_norm", "fused", group_norm_packed, family="norm", when=lambda w, x, *args, **kwargs: not _is_packed(w, x))
+register(
+    "group_norm",
+    "fused",
+    group_norm_packed,
+    family="norm",
+    when=lambda w, x, *args, **kwargs: not _is_packed(w, x),
+)
 
 
 @strategy("instance_norm", "fused", family="norm")
-def instance_norm(w: Writer, x: Wide, weight: Wide | None, bias: Wide | None, mean: Wide | None, var: Wide | None, *rest: Any) -> Wide:
-    """the channels of all members side by side"""
+def instance_norm(
+    w: Writer,
+    x: WideValue,
+    weight: WideValue | None,
+    bias: WideValue | None,
+    mean: WideValue | None,
+    var: WideValue | None,
+    *rest: Any,
+) -> WideValue:
+    """one instance norm over the channels of all members side by side"""
     packed = w.pack(x if isinstance(x, Stacked) else Stacked(w.stack(x)))
     return w.unpack(w.call("instance_norm", packed, *(_flat(w, p) for p in (weight, bias, mean, var)), *rest))  # type: ignore[no-any-return]
 
 
 @strategy("_weight_norm", "norm", family="norm")
-def weight_norm(w: Writer, v: Wide, g: Wide, dim: int = 0) -> Wide:
-    """the norm over all dims but one, of all members' weights at once"""
+def weight_norm(w: Writer, v: WideValue, g: WideValue, dim: int = 0) -> WideValue:
+    """one norm over all dims but one, for the weights of all members"""
     value = w.stack(v)
     dims = [d + 1 for d in range(rank(v)) if dim == -1 or d != dim % rank(v)]
     norm = w.call("linalg_vector_norm", value, 2, dims, dim != -1)
@@ -168,11 +283,15 @@ def weight_norm(w: Writer, v: Wide, g: Wide, dim: int = 0) -> Wide:
 
 
 @strategy("renorm", "norm", family="norm")
-def renorm(w: Writer, x: Stacked, p: float, dim: int, most: float) -> Wide:
-    """the norm of every slice along the dim, of all members at once"""
+def renorm(w: Writer, x: Stacked, p: float, dim: int, most: float) -> WideValue:
+    """one norm of every slice along the dim, for all members"""
     norm = w.call("linalg_vector_norm", x.value, p, [d + 1 for d in range(x.rank) if d != dim % x.rank], True)
     scale = w.call("mul.Scalar", w.call("reciprocal", w.call("add.Scalar", norm, 1e-7)), most)
-    return Stacked(w.call("mul.Tensor", x.value, w.call("where.ScalarOther", w.call("gt.Scalar", norm, most), scale, 1.0)))
+    return Stacked(
+        w.call(
+            "mul.Tensor", x.value, w.call("where.ScalarOther", w.call("gt.Scalar", norm, most), scale, 1.0)
+        )
+    )
 
 
 samples("_weight_norm")(
@@ -182,7 +301,13 @@ samples("_weight_norm")(
         call(draw.normal(4, 6), draw.normal(), -1),
     ]
 )
-samples("renorm")(lambda draw: [call(draw.normal(B, 4), 2, 0, 1.0), call(draw.normal(B, 4, 6), 1, -1, 5.0), call(draw.normal(B, 4), 2.0, 1, 9.0)])
+samples("renorm")(
+    lambda draw: [
+        call(draw.normal(B, 4), 2, 0, 1.0),
+        call(draw.normal(B, 4, 6), 1, -1, 5.0),
+        call(draw.normal(B, 4), 2.0, 1, 9.0),
+    ]
+)
 
 
 @samples("layer_norm")
@@ -230,14 +355,22 @@ def _batch_norms_training(draw: Draw) -> list[Sample]:
 @samples("_native_batch_norm_legit.no_stats")
 def _batch_norms_of_batch(draw: Draw) -> list[Sample]:
     shapes = [(B, 4), (B, 4, 3), (B, 4, 3, 2)]
-    return [call(draw.normal(*s), *p, True, 0.1, 1e-5) for s in shapes for p in ((draw.normal(4), draw.normal(4)), (None, None))]
+    return [
+        call(draw.normal(*s), *p, True, 0.1, 1e-5)
+        for s in shapes
+        for p in ((draw.normal(4), draw.normal(4)), (None, None))
+    ]
 
 
 @samples("group_norm")
 def _group_norms(draw: Draw) -> list[Sample]:
     shapes = [(B, 4), (B, 4, 3), (B, 4, 3, 2)]
-    made = [call(draw.normal(*s), 2, *p) for s in shapes for p in ((draw.normal(4), draw.normal(4)), ())]
-    return [*made, call(draw.normal(B, 4, 3), 4, draw.normal(4), None, 1e-3), call(draw.normal(B, 4, 3), 1, None, draw.normal(4))]
+    out = [call(draw.normal(*s), 2, *p) for s in shapes for p in ((draw.normal(4), draw.normal(4)), ())]
+    return [
+        *out,
+        call(draw.normal(B, 4, 3), 4, draw.normal(4), None, 1e-3),
+        call(draw.normal(B, 4, 3), 1, None, draw.normal(4)),
+    ]
 
 
 @samples("instance_norm")
@@ -246,5 +379,13 @@ def _instance_norms(draw: Draw) -> list[Sample]:
     return [
         call(draw.normal(B, 4, 3, 2), draw.normal(4), draw.normal(4), None, None, True, *tail),
         call(draw.normal(B, 4, 3), None, None, None, None, True, *tail),
-        call(draw.normal(B, 4, 3), draw.normal(4), draw.normal(4), draw.normal(4), draw.uniform(0.5, 2, 4), False, *tail),
+        call(
+            draw.normal(B, 4, 3),
+            draw.normal(4),
+            draw.normal(4),
+            draw.normal(4),
+            draw.uniform(0.5, 2, 4),
+            False,
+            *tail,
+        ),
     ]

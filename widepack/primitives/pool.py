@@ -1,4 +1,12 @@
-"""Pooling, padding, resampling: every sample alike, and most of them every channel alike."""
+"""Pooling, padding and resampling.
+
+pool, resample    y[i] = op(x[i])       x: [N, B, C, *s] or [N, C, *s]    y: [N, B, C, *s'] or [N, C, *s']
+pad               y[i] = pad(x[i])      x: [N, *s]    y: [N, *s']
+prelu             y[i] = x[i] where x[i] > 0, else weight[i] * x[i]       weight: [N, C] or [N, 1]
+
+All ops treat every sample alike, so members fold into the batch. Most treat every channel alike too, so
+channel-packed memory is used as it is.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +14,38 @@ from typing import Any
 
 import torch
 
+from ..ir.values import Shared, Stacked, WideValue
 from ..registry.families import fold
 from ..registry.registry import strategy
 from ..registry.samples import B, Draw, Make, Sample, call, samples
-from ..ir.values import Shared, Stacked, Wide
 from ..registry.writer import Writer, put_shared, rank
 
 for _dims in (1, 2, 3):
     _n = f"{_dims}d"
-    fold(f"max_pool{_n} avg_pool{_n} adaptive_avg_pool{_n} adaptive_max_pool{_n}", _dims, channels=True, family="pool")
+    fold(
+        f"max_pool{_n} avg_pool{_n} adaptive_avg_pool{_n} adaptive_max_pool{_n}",
+        _dims,
+        channels=True,
+        family="pool",
+    )
     fold(f"max_pool{_n}_with_indices", _dims, channels=True, family="pool") if _dims > 1 else None
-for _op, _dims in (("nearest1d", 1), ("nearest2d", 2), ("nearest3d", 3), ("linear1d", 1), ("bilinear2d", 2), ("bicubic2d", 2), ("trilinear3d", 3)):
+for _op, _dims in (
+    ("nearest1d", 1),
+    ("nearest2d", 2),
+    ("nearest3d", 3),
+    ("linear1d", 1),
+    ("bilinear2d", 2),
+    ("bicubic2d", 2),
+    ("trilinear3d", 3),
+):
     fold(f"upsample_{_op}.vec", _dims, channels=True, family="resample")
 fold("_upsample_bilinear2d_aa.vec _upsample_bicubic2d_aa.vec", 2, channels=True, family="resample")
 for _dims in (1, 2, 3):
     fold(f"_upsample_nearest_exact{_dims}d.vec", _dims, channels=True, family="resample")
 fold("upsample_nearest1d upsample_linear1d _upsample_nearest_exact1d", 1, channels=True, family="resample")
 fold(
-    "upsample_nearest2d upsample_bilinear2d upsample_bicubic2d _upsample_nearest_exact2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa",
+    "upsample_nearest2d upsample_bilinear2d upsample_bicubic2d _upsample_nearest_exact2d "
+    "_upsample_bilinear2d_aa _upsample_bicubic2d_aa",
     2,
     channels=True,
     family="resample",
@@ -32,45 +54,64 @@ fold("upsample_nearest3d upsample_trilinear3d _upsample_nearest_exact3d", 3, cha
 fold("max_pool1d_with_indices", 1, channels=True, family="pool")
 fold("im2col", 2, family="resample")
 fold("col2im", 1, family="resample")
-fold("channel_shuffle", -1, family="resample")  # `[B, C, *]` of any rank, never without a batch
+fold("channel_shuffle", -1, family="resample")  # `[B, C, *]` of any rank, always with a batch
 
 
-@strategy("pad", "trailing", family="pad", when=lambda w, x, pad, mode="constant", value=None: isinstance(x, Stacked) and mode == "constant")
-def constant(w: Writer, x: Stacked, pad: list[Any], mode: str = "constant", value: float | None = None) -> Wide:
-    """a constant is put around trailing dims: the member axis is one more leading dim"""
+@strategy(
+    "pad",
+    "trailing",
+    family="pad",
+    when=lambda w, x, pad, mode="constant", value=None: isinstance(x, Stacked) and mode == "constant",
+)
+def constant(
+    w: Writer, x: Stacked, pad: list[Any], mode: str = "constant", value: float | None = None
+) -> WideValue:
+    """pads trailing dims with a constant: the member axis is one more leading dim"""
     return Stacked(w.call("pad", x.value, put_shared(pad), mode, value))
 
 
-@strategy("pad", "fold", family="pad", when=lambda w, x, pad, *_, **__: isinstance(x, Stacked) and rank(x) == len(pad) // 2 + 2)
-def reflected(w: Writer, x: Stacked, pad: list[Any], mode: str = "constant", value: float | None = None) -> Any:
-    """members folded into the batch, or into the channels where memory is channel-packed"""
+@strategy(
+    "pad",
+    "fold",
+    family="pad",
+    when=lambda w, x, pad, *_, **__: isinstance(x, Stacked) and rank(x) == len(pad) // 2 + 2,
+)
+def reflected(
+    w: Writer, x: Stacked, pad: list[Any], mode: str = "constant", value: float | None = None
+) -> Any:
+    """folds members into the batch, or into the channels where memory is channel-packed"""
     if x.packed:
         return w.unpack(w.call("pad", w.pack(x), put_shared(pad), mode, value))
     return w.unfold(w.call("pad", w.fold(x), put_shared(pad), mode, value), x)
 
 
 @strategy("constant_pad_nd", "trailing", family="pad", when=lambda w, x, *_, **__: isinstance(x, Stacked))
-def constant_nd(w: Writer, x: Stacked, pad: list[Any], value: float = 0) -> Wide:
-    """a constant is put around trailing dims"""
+def constant_nd(w: Writer, x: Stacked, pad: list[Any], value: float = 0) -> WideValue:
+    """pads trailing dims with a constant: the member axis is one more leading dim"""
     return Stacked(w.call("constant_pad_nd", x.value, put_shared(pad), value))
 
 
-@strategy("grid_sampler", "packed", family="resample", when=lambda w, x, grid, *_: isinstance(x, Stacked) and isinstance(grid, Shared))
+@strategy(
+    "grid_sampler",
+    "packed",
+    family="resample",
+    when=lambda w, x, grid, *_: isinstance(x, Stacked) and isinstance(grid, Shared),
+)
 def sampled_packed(w: Writer, x: Stacked, grid: Shared, *rest: Any) -> Any:
-    """one grid for all members: their channels side by side"""
+    """for a Shared grid: the channels of all members side by side"""
     return w.unpack(w.call("grid_sampler", w.pack(x), grid.value, *rest))
 
 
 @strategy("grid_sampler", "fold", family="resample")
-def sampled(w: Writer, x: Wide, grid: Wide, *rest: Any) -> Any:
-    """members folded into the batch"""
-    own = Stacked(w.stack(grid))
-    return w.unfold(w.call("grid_sampler", w.fold(Stacked(w.stack(x))), w.fold(own), *rest), own)
+def sampled(w: Writer, x: WideValue, grid: WideValue, *rest: Any) -> Any:
+    """folds members into the batch"""
+    stacked = Stacked(w.stack(grid))
+    return w.unfold(w.call("grid_sampler", w.fold(Stacked(w.stack(x))), w.fold(stacked), *rest), stacked)
 
 
 @strategy("affine_grid_generator", "fold", family="resample")
 def affine_grid(w: Writer, theta: Stacked, size: list[Any], corners: bool) -> Any:
-    """members folded into the batch"""
+    """folds members into the batch"""
     batch, *rest = put_shared(size)
     many = batch * w.members if isinstance(batch, int) else w.call("operator.mul", batch, w.members)
     return w.unfold(w.call("affine_grid_generator", w.fold(theta), [many, *rest], corners), theta)
@@ -78,15 +119,15 @@ def affine_grid(w: Writer, theta: Stacked, size: list[Any], corners: bool) -> An
 
 @strategy("max_unpool2d", "fold", family="pool", when=lambda w, x, at, size: rank(x) == 4)
 @strategy("max_unpool3d", "fold", family="pool", when=lambda w, x, at, *_: rank(x) == 5)
-def unpooled(w: Writer, x: Wide, at: Wide, *sizes: Any) -> Any:
-    """members folded into the batch: places are counted within a channel"""
-    own = Stacked(w.stack(x))
-    return w.unfold(w.call(w.op, w.fold(own), w.fold(Stacked(w.stack(at))), *put_shared(sizes)), own)
+def unpooled(w: Writer, x: WideValue, at: WideValue, *sizes: Any) -> Any:
+    """folds members into the batch: the op counts positions within a channel"""
+    stacked = Stacked(w.stack(x))
+    return w.unfold(w.call(w.op, w.fold(stacked), w.fold(Stacked(w.stack(at))), *put_shared(sizes)), stacked)
 
 
 @strategy("prelu", "packed", family="norm", when=lambda w, x, weight: rank(x) >= 2 and rank(weight) == 1)
-def prelu(w: Writer, x: Wide, weight: Wide) -> Wide:
-    """one slope a channel, the channels of all members side by side"""
+def prelu(w: Writer, x: WideValue, weight: WideValue) -> WideValue:
+    """one slope for each channel, the channels of all members side by side"""
     stacked = x if isinstance(x, Stacked) else Stacked(w.stack(x))
     slopes = w.stack(weight)  # [N, C] or [N, 1]
     channels = w.sizes(stacked)[1]
@@ -96,7 +137,7 @@ def prelu(w: Writer, x: Wide, weight: Wide) -> Wide:
 
 
 def _planes(spatial: int, *calls: tuple[tuple[Any, ...], dict[str, Any]], unbatched: bool = True) -> Make:
-    """Each call's arguments behind `[B, C, *s]` and, where the op takes it, `[C, *s]`."""
+    """Returns samples: each call's arguments after `[B, C, *s]` and, if the op takes it, `[C, *s]`."""
 
     def make(draw: Draw) -> list[Sample]:
         s = (8, 6, 6)[:spatial]
@@ -109,13 +150,17 @@ def _planes(spatial: int, *calls: tuple[tuple[Any, ...], dict[str, Any]], unbatc
 for _dims in (1, 2, 3):
     _n = f"{_dims}d"
     _k, _1 = [2] * _dims, [1] * _dims
-    samples(f"max_pool{_n}")(_planes(_dims, call(_k), call([3] * _dims, _k, _1), call([3] * _dims, _1, _1, _k, True)))
+    samples(f"max_pool{_n}")(
+        _planes(_dims, call(_k), call([3] * _dims, _k, _1), call([3] * _dims, _1, _1, _k, True))
+    )
     samples(f"avg_pool{_n}")(_planes(_dims, call(_k), call([3] * _dims, _k, _1, True, False)))
     samples(f"adaptive_avg_pool{_n} adaptive_max_pool{_n}")(_planes(_dims, call(_1), call([3] * _dims)))
     if _dims > 1:
         samples(f"max_pool{_n}_with_indices")(_planes(_dims, call(_k), call([3] * _dims, _k, _1)))
 for _op, _dims in (("nearest1d", 1), ("nearest2d", 2), ("nearest3d", 3)):
-    samples(f"upsample_{_op}.vec")(_planes(_dims, call([9] * _dims, None), call(None, [2.0] * _dims), unbatched=False))
+    samples(f"upsample_{_op}.vec")(
+        _planes(_dims, call([9] * _dims, None), call(None, [2.0] * _dims), unbatched=False)
+    )
 for _op, _dims in (
     ("upsample_linear1d", 1),
     ("upsample_bilinear2d", 2),
@@ -125,10 +170,18 @@ for _op, _dims in (
     ("_upsample_bicubic2d_aa", 2),
 ):
     samples(f"{_op}.vec")(
-        _planes(_dims, call([9] * _dims, True, None), call(None, False, [1.5] * _dims), call([3] * _dims, False, None), unbatched=False)
+        _planes(
+            _dims,
+            call([9] * _dims, True, None),
+            call(None, False, [1.5] * _dims),
+            call([3] * _dims, False, None),
+            unbatched=False,
+        )
     )
 for _dims in (1, 2, 3):
-    samples(f"_upsample_nearest_exact{_dims}d.vec")(_planes(_dims, call([9] * _dims, None), call(None, [2.0] * _dims), unbatched=False))
+    samples(f"_upsample_nearest_exact{_dims}d.vec")(
+        _planes(_dims, call([9] * _dims, None), call(None, [2.0] * _dims), unbatched=False)
+    )
 samples("upsample_nearest1d _upsample_nearest_exact1d")(_planes(1, call([9]), unbatched=False))
 samples("upsample_nearest2d _upsample_nearest_exact2d")(_planes(2, call([9, 7]), unbatched=False))
 samples("upsample_nearest3d _upsample_nearest_exact3d")(_planes(3, call([9, 7, 4]), unbatched=False))
@@ -138,13 +191,18 @@ samples("upsample_bilinear2d upsample_bicubic2d _upsample_bilinear2d_aa _upsampl
 )
 samples("upsample_trilinear3d")(_planes(3, call([9, 7, 4], True), unbatched=False))
 samples("max_pool1d_with_indices")(_planes(1, call([2]), call([3], [2], [1])))
-samples("col2im")(lambda draw: [call(draw.normal(*s, 16, 12), [4, 5], [2, 2], [1, 1], [0, 0], [1, 1]) for s in ((B,), ())])
+samples("col2im")(
+    lambda draw: [call(draw.normal(*s, 16, 12), [4, 5], [2, 2], [1, 1], [0, 0], [1, 1]) for s in ((B,), ())]
+)
 samples("grid_sampler")(
     lambda draw: [
-        call(draw.normal(B, 4, 6, 7), draw.uniform(-1.2, 1.2, B, 3, 2, 2), m, p, c) for m, p, c in ((0, 0, False), (1, 1, True), (2, 2, False))
+        call(draw.normal(B, 4, 6, 7), draw.uniform(-1.2, 1.2, B, 3, 2, 2), m, p, c)
+        for m, p, c in ((0, 0, False), (1, 1, True), (2, 2, False))
     ]
 )
-samples("affine_grid_generator")(lambda draw: [call(draw.normal(B, 2, 3), [B, 4, 6, 7], c) for c in (True, False)])
+samples("affine_grid_generator")(
+    lambda draw: [call(draw.normal(B, 2, 3), [B, 4, 6, 7], c) for c in (True, False)]
+)
 
 
 @samples("max_unpool2d")
@@ -155,7 +213,13 @@ def _unpools(draw: Draw) -> list[Sample]:
 
 samples("max_unpool3d")(
     lambda draw: [
-        call(draw.normal(B, 4, 1, 2, 2), torch.tensor([[[0, 3], [9, 10]]]).expand(B, 4, 1, 2, 2).contiguous(), [2, 4, 4], [2, 2, 2], [0, 0, 0])
+        call(
+            draw.normal(B, 4, 1, 2, 2),
+            torch.tensor([[[0, 3], [9, 10]]]).expand(B, 4, 1, 2, 2).contiguous(),
+            [2, 4, 4],
+            [2, 2, 2],
+            [0, 0, 0],
+        )
     ]
 )
 samples("im2col")(_planes(2, call([2, 2], [1, 1], [0, 0], [1, 1]), call([3, 2], [2, 1], [1, 0], [2, 1])))
@@ -164,17 +228,39 @@ samples("channel_shuffle")(lambda draw: [call(draw.normal(B, 4, *s), 2) for s in
 
 @samples("pad")
 def _pads(draw: Draw) -> list[Sample]:
-    constant = [call(draw.normal(*s), p) for s, p in (((B, 3, 4), [1, 2]), ((B, 3, 4, 6), [1, 0, -1, 2]), ((4,), [1, 1]), ((B, 3), [0, 1, 2, 0]))]
+    constant = [
+        call(draw.normal(*s), p)
+        for s, p in (
+            ((B, 3, 4), [1, 2]),
+            ((B, 3, 4, 6), [1, 0, -1, 2]),
+            ((4,), [1, 1]),
+            ((B, 3), [0, 1, 2, 0]),
+        )
+    ]
     modes = [
         call(draw.normal(*s), p, m)
         for m in ("reflect", "replicate", "circular")
-        for s, p in (((B, 3, 4), [1, 2]), ((3, 4), [1, 2]), ((B, 3, 4, 6), [1, 2, 1, 0]), ((3, 4, 6), [1, 2, 1, 0]))
+        for s, p in (
+            ((B, 3, 4), [1, 2]),
+            ((3, 4), [1, 2]),
+            ((B, 3, 4, 6), [1, 2, 1, 0]),
+            ((3, 4, 6), [1, 2, 1, 0]),
+        )
     ]
-    return [*constant, call(draw.normal(B, 3, 4), [1, 2], "constant", 0.5), call(draw.normal(B, 3, 4), [1, 2], mode="reflect"), *modes]
+    return [
+        *constant,
+        call(draw.normal(B, 3, 4), [1, 2], "constant", 0.5),
+        call(draw.normal(B, 3, 4), [1, 2], mode="reflect"),
+        *modes,
+    ]
 
 
 samples("constant_pad_nd")(
-    lambda draw: [call(draw.normal(B, 3, 4), [1, 2]), call(draw.normal(B, 3, 4), [1, -1, 0, 2], float("-inf")), call(draw.ints(0, 9, 4), [1, 1], 7)]
+    lambda draw: [
+        call(draw.normal(B, 3, 4), [1, 2]),
+        call(draw.normal(B, 3, 4), [1, -1, 0, 2], float("-inf")),
+        call(draw.ints(0, 9, 4), [1, 1], 7),
+    ]
 )
 samples("prelu")(
     lambda draw: [

@@ -1,26 +1,29 @@
-"""Recurrent cells: one step of an LSTM, a GRU or a plain RNN, as two linear layers and the gates between them.
+"""Recurrent cells: one step of an LSTM, a GRU or a plain RNN, as two linear layers and gates.
 
-gates[i] = x[i] Wx[i]^T + bx[i], h[i] Wh[i]^T + bh[i]     x: [N, B, I] or [B, I]    h: [N, B, H] or [B, H]    Wx: [N, G*H, I]    Wh: [N, G*H, H]
+gates[i] = x[i] Wx[i]^T + bx[i], h[i] Wh[i]^T + bh[i]
+x: [N, B, I] or [B, I]    h: [N, B, H] or [B, H]    Wx: [N, G*H, I]    Wh: [N, G*H, H]
+G gates: 1, of a GRU 3, of an LSTM 4
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..registry.registry import REGISTRY, full_name, strategy
+from ..ir.ops import full_name
+from ..ir.values import Shared, Stacked, Value, WideValue
+from ..registry.registry import REGISTRY, strategy
 from ..registry.samples import B, Draw, Make, Sample, call, samples
-from ..ir.values import Shared, Stacked, Value, Wide
 from ..registry.writer import Writer, put_shared
 
 
-def _linear(w: Writer, x: Wide, weight: Wide, bias: Wide | None) -> Value:
-    """`[N, B, G*H]` by the linear layers' own strategies."""
+def _linear(w: Writer, x: WideValue, weight: WideValue, bias: WideValue | None) -> Value:
+    """Computes `[N, B, G*H]` with the first strategy of `linear` that applies."""
     if not any(isinstance(v, Stacked) for v in (x, weight, bias)):
         return w.stack(Shared(w.call("linear", put_shared(x), put_shared(weight), put_shared(bias))))
     for s in REGISTRY[full_name("linear")].strategies.values():
         if s.when(w, x, weight, bias):
             return w.stack(s.rule(w, x, weight, bias))
-    raise TypeError("no strategy of linear applies")
+    raise TypeError("no strategy of linear applies to these arguments")
 
 
 def _gates(w: Writer, y: Value, count: int) -> list[Value]:
@@ -29,7 +32,15 @@ def _gates(w: Writer, y: Value, count: int) -> list[Value]:
 
 
 @strategy("lstm_cell", "linear", family="recurrent")
-def lstm_cell(w: Writer, x: Wide, hx: list[Wide], w_ih: Wide, w_hh: Wide, b_ih: Wide | None = None, b_hh: Wide | None = None) -> Any:
+def lstm_cell(
+    w: Writer,
+    x: WideValue,
+    hx: list[WideValue],
+    w_ih: WideValue,
+    w_hh: WideValue,
+    b_ih: WideValue | None = None,
+    b_hh: WideValue | None = None,
+) -> Any:
     """two linear layers for all members, then the gates"""
     i, f, g, o = _gates(w, w.call("add.Tensor", _linear(w, x, w_ih, b_ih), _linear(w, hx[0], w_hh, b_hh)), 4)
     kept = w.call("mul.Tensor", w.call("sigmoid", f), w.stack(hx[1]))
@@ -38,7 +49,15 @@ def lstm_cell(w: Writer, x: Wide, hx: list[Wide], w_ih: Wide, w_hh: Wide, b_ih: 
 
 
 @strategy("gru_cell", "linear", family="recurrent")
-def gru_cell(w: Writer, x: Wide, hx: Wide, w_ih: Wide, w_hh: Wide, b_ih: Wide | None = None, b_hh: Wide | None = None) -> Wide:
+def gru_cell(
+    w: Writer,
+    x: WideValue,
+    hx: WideValue,
+    w_ih: WideValue,
+    w_hh: WideValue,
+    b_ih: WideValue | None = None,
+    b_hh: WideValue | None = None,
+) -> WideValue:
     """two linear layers for all members, then the gates"""
     xr, xz, xn = _gates(w, _linear(w, x, w_ih, b_ih), 3)
     hr, hz, hn = _gates(w, _linear(w, hx, w_hh, b_hh), 3)
@@ -48,7 +67,15 @@ def gru_cell(w: Writer, x: Wide, hx: Wide, w_ih: Wide, w_hh: Wide, b_ih: Wide | 
 
 
 @strategy("rnn_tanh_cell rnn_relu_cell", "linear", family="recurrent")
-def rnn_cell(w: Writer, x: Wide, hx: Wide, w_ih: Wide, w_hh: Wide, b_ih: Wide | None = None, b_hh: Wide | None = None) -> Wide:
+def rnn_cell(
+    w: Writer,
+    x: WideValue,
+    hx: WideValue,
+    w_ih: WideValue,
+    w_hh: WideValue,
+    b_ih: WideValue | None = None,
+    b_hh: WideValue | None = None,
+) -> WideValue:
     """two linear layers for all members, then tanh or relu"""
     y = w.call("add.Tensor", _linear(w, x, w_ih, b_ih), _linear(w, hx, w_hh, b_hh))
     return Stacked(w.call("tanh" if "tanh" in w.op else "relu", y))

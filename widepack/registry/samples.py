@@ -1,11 +1,12 @@
-"""Samples: example arguments of an op, which stand beside its strategies; tests and `widepack selftest` read them.
+"""Registers samples: example arguments of an op, which tests and `widepack selftest` run its strategies with.
 
     @samples("linear")
     def _linear(draw: Draw) -> list[Sample]:
         return [call(draw.normal(B, 4), draw.normal(3, 4), draw.normal(3))]
 
-Two seeds give the same number of samples with the same shapes, dtypes and literals: only what the tensors hold differs. So N draws are N members.
-Every batch is `B` and no other size is, so that a test can hide the batch from a rule, as a program with a dynamic batch does.
+Two seeds give the same number of samples with the same shapes, dtypes and literals; only the numbers in the
+tensors differ. So N draws are the arguments of N members. Every batch has size `B`, and no other dim has: a
+test can then hide the batch from a rule, as a program with a dynamic batch does.
 """
 
 from __future__ import annotations
@@ -15,33 +16,57 @@ from typing import Any
 
 import torch
 
-from .registry import full_name
+from ..ir.ops import full_name
 
 Sample = tuple[tuple[Any, ...], dict[str, Any]]
-B = 5  # the batch of every sample
+B = 5  # the batch size of every sample
 SAMPLES: dict[str, Callable[[Draw], list[Sample]]] = {}
 
 
 class Draw:
-    """Tensors from one seed."""
+    """Draws random tensors from one seed, for the samples of an op.
+
+    `Draw(i)` gives the arguments of member i. Two draws must make the same calls with the same shapes, so
+    that only the numbers differ.
+
+    Args:
+        seed: The seed of the random generator.
+
+    Attributes:
+        generator: The `torch.Generator`, for draws that no method offers.
+
+    Example:
+        >>> from widepack.primitives import Draw
+        >>> draw = Draw(0)
+        >>> draw.normal(5, 3).shape
+        torch.Size([5, 3])
+        >>> draw.ints(0, 10, 4).dtype
+        torch.int64
+    """
 
     def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
 
     def normal(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Returns numbers of the standard normal distribution."""
         return torch.randn(shape, generator=self.generator, dtype=dtype)
 
-    def uniform(self, low: float, high: float, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    def uniform(
+        self, low: float, high: float, *shape: int, dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor:
+        """Returns numbers that are uniform between `low` and `high`."""
         return low + (high - low) * torch.rand(shape, generator=self.generator, dtype=dtype)
 
     def ints(self, low: int, high: int, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        """low included, high not."""
+        """Returns integers from `low`, included, to `high`, not included."""
         return torch.randint(low, high, shape, generator=self.generator).to(dtype)
 
     def bools(self, *shape: int) -> torch.Tensor:
+        """Returns truth values; about 60% are true."""
         return torch.rand(shape, generator=self.generator) < 0.6
 
     def complex(self, *shape: int) -> torch.Tensor:
+        """Returns complex64 numbers of the standard normal distribution."""
         return torch.randn(shape, generator=self.generator, dtype=torch.complex64)
 
 
@@ -49,17 +74,38 @@ Make = Callable[[Draw], list[Sample]]
 
 
 def call(*args: Any, **kwargs: Any) -> Sample:
-    """One sample: the arguments of a call."""
+    """Returns one sample of an op: the arguments of one call.
+
+    Args:
+        *args: Positional arguments of the op, in the order of its schema: tensors and literals.
+        **kwargs: Arguments by name.
+
+    Returns:
+        The pair `(args, kwargs)`.
+
+    Example:
+        >>> import torch
+        >>> from widepack.primitives import call
+        >>> call(torch.ones(5, 3), 2, keepdim=True)[1]
+        {'keepdim': True}
+    """
     return args, kwargs
 
 
 def samples(ops: str) -> Callable[[Make], Make]:
-    """Register the decorated function as the samples of these ops (a space-separated string). Raises: ValueError for an op that has samples."""
+    """Returns a decorator that registers a function as the samples of these ops.
+
+    ops: their names, with spaces between them.
+
+    Raises:
+        ValueError: An op has samples; the message names both files.
+    """
 
     def add(make: Make) -> Make:
         for op in map(full_name, ops.split()):
             if op in SAMPLES:
-                raise ValueError(f"{op}: samples are registered twice, in {SAMPLES[op].__code__.co_filename} and in {make.__code__.co_filename}")
+                other, file = SAMPLES[op].__code__.co_filename, make.__code__.co_filename
+                raise ValueError(f"{op}: samples are registered twice, in {other} and in {file}")
             SAMPLES[op] = make
         return make
 
@@ -67,32 +113,53 @@ def samples(ops: str) -> Callable[[Make], Make]:
 
 
 def unary(draw: Draw) -> list[Sample]:
-    """Floats of all ranks, in and out of the domains of logarithms and inverses."""
-    return [call(draw.normal(B, 3, 4)), call(draw.uniform(0.1, 0.9, 3)), call(draw.uniform(1, 2)), call(draw.normal(B, 2, dtype=torch.float64))]
+    """Floats of several ranks, inside and outside the domains of logarithms and inverses."""
+    return [
+        call(draw.normal(B, 3, 4)),
+        call(draw.uniform(0.1, 0.9, 3)),
+        call(draw.uniform(1, 2)),
+        call(draw.normal(B, 2, dtype=torch.float64)),
+    ]
 
 
 def integers(draw: Draw) -> list[Sample]:
-    """Whole numbers."""
-    return [call(draw.ints(-9, 9, B, 3)), call(draw.ints(-9, 9)), call(draw.ints(-9, 9, 2, B, 3, dtype=torch.int32))]
+    """Integers."""
+    return [
+        call(draw.ints(-9, 9, B, 3)),
+        call(draw.ints(-9, 9)),
+        call(draw.ints(-9, 9, 2, B, 3, dtype=torch.int32)),
+    ]
 
 
 def bits(draw: Draw) -> list[Sample]:
-    """Whole numbers and truth values."""
+    """Integers and truth values."""
     return [*integers(draw), call(draw.bools(B, 3))]
 
 
 def complexes(draw: Draw) -> list[Sample]:
+    """Complex numbers."""
     return [call(draw.complex(B, 3)), call(draw.complex())]
 
 
 def binary(draw: Draw) -> list[Sample]:
-    """Two floats, of one shape, broadcast, with a 0-dim operand."""
-    pairs = [((B, 3, 4), (B, 3, 4)), ((B, 3, 4), (4,)), ((3, 1), (B, 3, 4)), ((B, 3), ()), ((), (4,)), ((), ())]
+    """Two float operands: of one shape, with broadcasting, and with a 0-dim operand."""
+    pairs = [
+        ((B, 3, 4), (B, 3, 4)),
+        ((B, 3, 4), (4,)),
+        ((3, 1), (B, 3, 4)),
+        ((B, 3), ()),
+        ((), (4,)),
+        ((), ()),
+    ]
     return [call(draw.normal(*a), draw.normal(*b)) for a, b in pairs]
 
 
 def binary_mixed(draw: Draw) -> list[Sample]:
-    """And operands of other dtypes: a 0-dim one of the same category does not promote, among 0-dim ones it does."""
+    """The samples of `binary`, and operands of two dtypes.
+
+    In type promotion a 0-dim operand does not promote operands with dims of its category; it promotes 0-dim
+    operands.
+    """
     double, small, half = torch.float64, torch.int32, torch.float16
     return [
         *binary(draw),
@@ -109,7 +176,7 @@ def binary_mixed(draw: Draw) -> list[Sample]:
 
 
 def binary_bits(draw: Draw) -> list[Sample]:
-    """Two operands of whole numbers, or of truth values."""
+    """Two integer operands."""
     return [
         call(draw.ints(0, 6, B, 3), draw.ints(0, 6, B, 3)),
         call(draw.ints(0, 6, B, 3), draw.ints(0, 6, 3)),
@@ -119,47 +186,66 @@ def binary_bits(draw: Draw) -> list[Sample]:
 
 
 def binary_bools(draw: Draw) -> list[Sample]:
-    return [*binary_bits(draw), call(draw.bools(B, 3), draw.bools(3)), call(draw.bools(), draw.bools(B, 3)), call(draw.bools(), draw.bools())]
+    """Two operands: integers, or truth values."""
+    return [
+        *binary_bits(draw),
+        call(draw.bools(B, 3), draw.bools(3)),
+        call(draw.bools(), draw.bools(B, 3)),
+        call(draw.bools(), draw.bools()),
+    ]
 
 
 def with_scalar(*scalars: Any, whole: bool = False, **kwargs: Any) -> Make:
-    """A tensor and literals."""
+    """Returns samples of a tensor and these literals. whole: integers instead of floats."""
 
     def make(draw: Draw) -> list[Sample]:
-        own = [draw.ints(1, 9, B, 3), draw.ints(1, 9)] if whole else [draw.normal(B, 3, 4), draw.normal(), draw.normal(3, dtype=torch.float64)]
-        return [call(x, *scalars, **kwargs) for x in own]
+        tensors = (
+            [draw.ints(1, 9, B, 3), draw.ints(1, 9)]
+            if whole
+            else [draw.normal(B, 3, 4), draw.normal(), draw.normal(3, dtype=torch.float64)]
+        )
+        return [call(x, *scalars, **kwargs) for x in tensors]
 
     return make
 
 
 def along_dim(*rest: Any, **kwargs: Any) -> Make:
-    """`(x, dim, ...)` over dims in front, in the middle and counted from behind, on floats of several ranks; 0-dim ones too."""
+    """Returns samples `(x, dim, *rest)` with the first dim, a middle dim, and dims counted from the end."""
 
     def make(draw: Draw) -> list[Sample]:
         x = draw.normal(B, 4, 6)
-        return [call(x, d, *rest, **kwargs) for d in (0, 1, -1, -3)] + [call(draw.normal(4), 0, *rest, **kwargs)]
+        return [call(x, d, *rest, **kwargs) for d in (0, 1, -1, -3)] + [
+            call(draw.normal(4), 0, *rest, **kwargs)
+        ]
 
     return make
 
 
 def reduced(draw: Draw) -> list[Sample]:
-    """`(x, dim, keepdim)` of one dim."""
+    """`(x, dim, keepdim)` with one dim."""
     x = draw.normal(B, 4, 6)
     return [call(x, 0), call(x, 1, True), call(x, -1), call(draw.normal(4), -1, True), call(draw.normal(), 0)]
 
 
 def reduced_dims(draw: Draw) -> list[Sample]:
-    """`(x, dims, keepdim)` of several dims; `[]` means every dim."""
+    """`(x, dims, keepdim)` with several dims; `[]` means all dims."""
     x = draw.normal(B, 4, 6)
-    return [call(x, [0]), call(x, [1, -1], True), call(x, [-1, 0]), call(x, []), call(x, [], True), call(draw.normal(4), [0], True)]
+    return [
+        call(x, [0]),
+        call(x, [1, -1], True),
+        call(x, [-1, 0]),
+        call(x, []),
+        call(x, [], True),
+        call(draw.normal(4), [0], True),
+    ]
 
 
 def reduced_none(draw: Draw) -> list[Sample]:
-    """And `None` for every dim."""
+    """The samples of `reduced_dims`, and `None` for all dims."""
     x = draw.normal(B, 4, 6)
     return [*reduced_dims(draw), call(x, None), call(x, None, True), call(draw.normal(), None)]
 
 
 def whole(draw: Draw) -> list[Sample]:
-    """`(x)`, every dim."""
+    """`(x)`: all dims."""
     return [call(draw.normal(B, 4, 3)), call(draw.normal(4)), call(draw.normal())]

@@ -1,7 +1,8 @@
-"""What a rule writes with: `w.call(op, ...)` and the few moves that every rule needs.
+"""Provides the writers, with which strategies call ops: `w.call(op, ...)`, and helpers for the member axis.
 
-A `Writer` turns calls into values. `ProgramWriter` (interpret.py) adds a node to the wide program and computes its fake value; `EagerWriter` runs the op on
-real tensors, which is how tests and the primitive benchmark run a strategy.
+A `Writer` turns calls into values. The `ProgramWriter` of `lowering` adds a node to the wide program and
+computes its fake value. `EagerWriter` runs the op on real tensors; tests and the primitive benchmark run
+strategies with it.
 """
 
 from __future__ import annotations
@@ -11,12 +12,34 @@ from typing import Any, cast
 import torch
 
 from ..ir import ops
-from .registry import full_name
-from ..ir.values import Ragged, Shared, Stacked, Value, Wide
+from ..ir.encoding import iter_arguments, map_arguments
+from ..ir.ops import full_name
+from ..ir.values import Ragged, Shared, Stacked, Value, WideValue
 
 
 class Writer:
-    """Base of the writers. members: N. device: the kind of device that the program is for. op: the op at work, for rules that serve several."""
+    """Calls ops for a strategy, and moves the member axis of values. It is the base class of all writers.
+
+    A strategy gets a writer as its first argument, `w`. In the shapes below N is `w.members`, B the member's
+    batch and C its channels. A size that is known only at run time reads as `None`, so use `-1`,
+    `flatten.using_ints`, `unflatten.int` or `w.sizes`.
+
+    Attributes:
+        members: The number of members, N.
+        device: The device kind that the program is for: `"cpu"` or `"cuda"`.
+        op: The name of the op that the strategy runs, for strategies of several ops.
+
+    Example:
+        >>> import torch
+        >>> from widepack.ir.values import Value
+        >>> from widepack.primitives import Stacked
+        >>> w = EagerWriter(members=3)
+        >>> x = Stacked(Value(None, torch.ones(3, 5, 4)))
+        >>> w.fold(x).sizes
+        (15, 4)
+        >>> w.call("relu", x.value).sizes
+        (3, 5, 4)
+    """
 
     def __init__(self, members: int, device: str = "cpu") -> None:
         self.members = members
@@ -24,122 +47,167 @@ class Writer:
         self.op = ""
 
     def run(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
+        """Runs one op under its full name. Each writer implements it."""
         raise NotImplementedError
 
     def call(self, op: str, *args: Any, **kwargs: Any) -> Value:
-        """One op. `linear` means `aten.linear.default`; arguments are Values and literals."""
+        """Calls one op and returns its value.
+
+        Args:
+            op: The op's name. `"relu"` means `aten.relu.default`, and `"max.dim"` means `aten.max.dim`.
+            *args: Values and literals, in the order of the op's schema. Use `x.value` or `w.stack(x)`, not
+                `x` itself.
+            **kwargs: The same, by name.
+
+        Returns:
+            The op's result: a `Value`. Read results of an op with several of them through `w.stacked`.
+        """
         return self.run(full_name(op), args, kwargs)
 
     def stacked(self, value: Value) -> Any:
-        """A Stacked value, or a tuple of them where the op gave several."""
-        if isinstance(value.held, (tuple, list)):
-            return tuple(self.stacked(self.call("operator.getitem", value, i)) for i in range(len(value.held)))
+        """Returns the value as `Stacked`, or as a tuple of them if the op has several results."""
+        if isinstance(value.fake, (tuple, list)):
+            return tuple(
+                self.stacked(self.call("operator.getitem", value, i)) for i in range(len(value.fake))
+            )
         return Stacked(value)
 
     def shared(self, value: Value) -> Any:
-        """A Shared value, or a tuple of them where the op gave several."""
-        if isinstance(value.held, (tuple, list)):
-            return tuple(self.shared(self.call("operator.getitem", value, i)) for i in range(len(value.held)))
+        """Returns the value as `Shared`, or as a tuple of them if the op has several results."""
+        if isinstance(value.fake, (tuple, list)):
+            return tuple(self.shared(self.call("operator.getitem", value, i)) for i in range(len(value.fake)))
         return Shared(value)
 
-    def stack(self, x: Wide) -> Value:
-        """`[N, ...]` of any value; a Shared one is expanded, which copies nothing."""
+    def stack(self, x: WideValue) -> Value:
+        """Returns the value with a member axis, `[N, ...]`. A Shared value is expanded; nothing is copied.
+
+        Args:
+            x: A `Shared` or `Stacked` value.
+
+        Returns:
+            A `Value` of shape `[N, *s]`, where `s` is the member's shape.
+
+        Raises:
+            TypeError: The value is Ragged; its members have different shapes.
+        """
         if isinstance(x, Stacked):
             return x.value
         if isinstance(x, Ragged):
-            raise TypeError("a Ragged value has no stacked form")
+            raise TypeError(
+                "w.stack(x): x is Ragged, so its members have different shapes and no common tensor"
+            )
         value = cast(Value, x.value)
-        return self.call("expand", self.call("unsqueeze", value, 0), [self.members, *(-1 for _ in range(value.ndim))])
+        return self.call(
+            "expand", self.call("unsqueeze", value, 0), [self.members, *(-1 for _ in range(value.ndim))]
+        )
 
     def align(self, x: Stacked, rank: int, at: int = 1) -> Value:
-        """`[N, 1, ..., *s]`: dims of size 1 put behind the member axis (or before dim `at`) until the member's rank is `rank`."""
+        """Adds dims of size 1 until the member's rank is `rank`: `[N, *s] -> [N, 1, ..., *s]`.
+
+        Args:
+            x: The value.
+            rank: The rank of the result, the member axis not counted.
+            at: The dim before which the new dims go. Default: 1, right after the member axis.
+
+        Returns:
+            A `Value` of rank `1 + rank`.
+        """
         value = x.value
         for _ in range(rank - x.rank):
             value = self.call("unsqueeze", value, at)
         return value
 
     def fold(self, x: Stacked) -> Value:
-        """`[N, B, ...] -> [N*B, ...]`."""
+        """Folds members into the batch: `[N, B, ...] -> [N*B, ...]`."""
         return self.call("flatten.using_ints", x.value, 0, 1)
 
     def unfold(self, y: Value, like: Stacked) -> Any:
-        """`[N*B, ...] -> [N, B, ...]`; several outputs give several."""
-        if isinstance(y.held, (tuple, list)):
-            return tuple(self.unfold(self.call("operator.getitem", y, i), like) for i in range(len(y.held)))
+        """Undoes `fold`: `[N*B, ...] -> [N, B, ...]`, as `Stacked`; a tuple for several results.
+
+        Args:
+            y: The result of an op over a folded value.
+            like: The value that was folded.
+        """
+        if isinstance(y.fake, (tuple, list)):
+            return tuple(self.unfold(self.call("operator.getitem", y, i), like) for i in range(len(y.fake)))
         return Stacked(self.call("unflatten.int", y, 0, [self.members, -1]))
 
     def pack(self, x: Stacked) -> Value:
-        """`[N, B, C, ...] -> [B, N*C, ...]`; a view when the memory is channel-packed."""
+        """Packs members into channels: `[N, B, C, ...] -> [B, N*C, ...]`. A view if x is channel-packed."""
         return self.call("flatten.using_ints", self.call("transpose.int", x.value, 0, 1), 1, 2)
 
     def unpack(self, y: Value, like: Stacked | None = None) -> Any:
-        """`[B, N*C, ...] -> [N, B, C, ...]`, a view over channel-packed memory; several outputs give several."""
-        if isinstance(y.held, (tuple, list)):
-            return tuple(self.unpack(self.call("operator.getitem", y, i), like) for i in range(len(y.held)))
+        """Undoes `pack` with a view: `[B, N*C, ...] -> [N, B, C, ...]`, as `Stacked`, or as a tuple.
+
+        Args:
+            y: The result of an op over a packed value.
+            like: The value that was packed. It is not read.
+        """
+        if isinstance(y.fake, (tuple, list)):
+            return tuple(self.unpack(self.call("operator.getitem", y, i), like) for i in range(len(y.fake)))
         return Stacked(self.call("transpose.int", self.call("unflatten.int", y, 1, [self.members, -1]), 0, 1))
 
-    def sizes(self, x: Wide) -> list[Any]:
-        """The member's sizes of a value: numbers where they are known, Values where not."""
+    def sizes(self, x: WideValue) -> list[Any]:
+        """Returns the member's sizes of a value, without the member axis.
+
+        Args:
+            x: A `Shared` or `Stacked` value.
+
+        Returns:
+            A list with an int for each static size, and a `Value` for each size that is known only at run
+            time. Both are valid arguments of `w.call`.
+
+        Raises:
+            TypeError: The value is Ragged; its members have different sizes.
+        """
         value = cast(Value, x.value) if isinstance(x, (Shared, Stacked)) else None
         if value is None:
-            raise TypeError("a Ragged value has no sizes")
+            raise TypeError("w.sizes(x): x is Ragged, so its members have different sizes")
         first = 1 if isinstance(x, Stacked) else 0
-        return [s if s is not None else self.call("sym_size.int", value, d) for d, s in enumerate(value.sizes) if d >= first]
+        return [
+            s if s is not None else self.call("sym_size.int", value, d)
+            for d, s in enumerate(value.sizes)
+            if d >= first
+        ]
 
 
 class EagerWriter(Writer):
-    """Runs each op at once on real tensors."""
+    """Runs each op at once, on real tensors."""
 
     def run(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
+        """Runs the op and wraps its result."""
         return Value(None, ops.resolve(op)(*unwrap(args), **unwrap(kwargs)))
 
 
 def unwrap(args: Any) -> Any:
-    """Arguments with Values replaced by what they hold."""
-    if isinstance(args, Value):
-        return args.held
-    if isinstance(args, tuple):
-        return tuple(unwrap(a) for a in args)
-    if isinstance(args, list):
-        return [unwrap(a) for a in args]
-    if isinstance(args, dict):
-        return {k: unwrap(v) for k, v in args.items()}
-    return args
+    """Replaces each Value in the arguments by its tensor or number."""
+    return map_arguments(args, lambda a: a.fake if isinstance(a, Value) else a)
 
 
-def wide_items(args: Any) -> list[Wide]:
-    """The wide values among arguments, lists included."""
-    if isinstance(args, (Shared, Stacked, Ragged)):
-        return [args]
-    if isinstance(args, (list, tuple)):
-        return [v for a in args for v in wide_items(a)]
-    if isinstance(args, dict):
-        return wide_items(list(args.values()))
-    return []
+def wide_items(args: Any) -> list[WideValue]:
+    """Returns the wide values in the arguments, also those in lists, tuples and dicts."""
+    return [a for a in iter_arguments(args) if isinstance(a, (Shared, Stacked, Ragged))]
 
 
 def put_shared(args: Any) -> Any:
-    """Arguments with Shared values unwrapped, lists included."""
-    if isinstance(args, Shared):
-        return args.value
-    if isinstance(args, (list, tuple)):
-        return [put_shared(a) for a in args]
-    if isinstance(args, dict):
-        return {k: put_shared(v) for k, v in args.items()}
-    return args
+    """Replaces each Shared value in the arguments by its Value, also in lists, tuples and dicts."""
+    return map_arguments(args, lambda a: a.value if isinstance(a, Shared) else a, as_lists=True)
 
 
 def is_tensor(x: Any) -> bool:
-    return isinstance(x, Stacked) or (isinstance(x, Shared) and isinstance(x.value, Value) and x.value.is_tensor)
+    """Whether x is a Stacked value, or a Shared tensor."""
+    return isinstance(x, Stacked) or (
+        isinstance(x, Shared) and isinstance(x.value, Value) and x.value.is_tensor
+    )
 
 
-def rank(x: Wide) -> int:
-    """The rank of a value in the member; 0 for numbers."""
+def rank(x: WideValue) -> int:
+    """Returns the rank of a value in the member: the member axis is not counted. A number has rank 0."""
     if isinstance(x, Stacked):
         return x.rank
     return cast(Value, x.value).ndim if isinstance(x, Shared) and is_tensor(x) else 0
 
 
 def category(dtype: torch.dtype) -> int:
-    """0 bool, 1 integer, 2 floating, 3 complex: the order of type promotion."""
+    """Returns the category of a dtype in type promotion: 0 bool, 1 integer, 2 floating, 3 complex."""
     return 3 if dtype.is_complex else 2 if dtype.is_floating_point else 0 if dtype == torch.bool else 1

@@ -1,0 +1,20 @@
+"""Changes the members of an existing artifact: `widepack.update`, `append` and `drop`.
+
+All three run one transaction (`transaction.py`). It reads the artifact, checks the new members, writes the
+new files, verifies the programs again, and publishes by one rename of the manifest.
+
+| in | out | start reading |
+|---|---|---|
+| an artifact; checkpoints or members to drop | new artifact; `ReviseReport` | `revise.py`, `transaction.py` |
+
+| file | what it does |
+|---|---|
+| `artifact_entry.py` | Holds one entry of an existing artifact as lowering and the comparisons need it |
+| `prove.py` | Verifies one entry of a revised artifact: comparison (b) of every wide program |
+| `report.py` | Defines `ReviseReport` |
+| `request.py` | Holds the arguments of one revision of an artifact |
+| `revise.py` | Defines `widepack.update`, `append` and `drop`, which change the members of an artifact |
+| `revised_entry.py` | Rewrites one entry of an artifact for other members: lowers it again |
+| `transaction.py` | Runs one revision of an artifact: reads it, checks the new members, writes |
+| `weights.py` | Makes the weights table of a revised artifact and writes its weights files |
+"""

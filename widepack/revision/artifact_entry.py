@@ -1,136 +1,178 @@
-"""An entry of an artifact that is there, as lowering and the comparisons need it: its members may be others than the artifact's.
+"""Holds one entry of an existing artifact as lowering and the comparisons need it.
 
-What a build knows from its capture stands in the manifest: inputs, dims, conditions, the way it is called, the form of the answer, states. The member programs are
-the source of truth, so no module of the user's is needed. Example inputs are the probe's.
+The manifest stores what a build knows from its capture: inputs, dims, conditions, parameters, the form of the
+result, states. The member programs define what a member computes, so the user's module is not needed. Example
+inputs come from the probe. The members may differ from those of the artifact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
-from torch import nn
 
-from widepack_artifacts import manifest as form
-from widepack_artifacts import tree
 from widepack_artifacts import weights as weight_files
-from widepack_artifacts.program import Program
+from widepack_artifacts.entry import Entry
+from widepack_artifacts.program import Kind, Program
+from widepack_artifacts.tree import Tree
+from widepack_artifacts.weight_table import Weight
 
-from ..verification import probe
-from ..verification import answers as verify
+from ..ir.tensor_type import parse_slot
+from ..simplify.member_programs import MemberPrograms
+from ..spec.draws import InputSource
 from ..spec.entries import PATTERNS
-from ..spec.draws import Source
-from ..simplify.member_programs import Simplified
-from ..spec.input_spec import parse_type
-from ..spec.state import BUFFER, OUTPUT, Carried
+from ..spec.input_spec import batch_letter
+from ..spec.state import BUFFER, OUTPUT, CarriedState
+from ..verification import probe
+from ..verification.subject import CallCase, Subject, VerifiedCall, subject_of
 
 
-class Standing(Simplified):
+class ArtifactEntry(MemberPrograms):
     """One entry of an artifact.
 
-    entry: its name. row: what the manifest says of it. like: for each member the number of a member of the artifact whose shapes it has. table: the weights as they
-    shall be, by name. files, programs: of the members' shapes, those that are used. probed: the artifact's probe; None where it has none.
+    entry: its name. row: its row in the manifest. like: for each member the number of an artifact's member
+    with its shapes. table: the weights of the revised artifact, by name. files, programs: the member programs
+    that are used. probed: the tensors of the artifact's probe; None without a probe.
     """
 
     def __init__(
         self,
         name: str,
-        row: form.Entry,
+        row: Entry,
         programs: Sequence[Program],
         like: Sequence[int],
-        table: Mapping[str, form.Weight],
+        table: Mapping[str, Weight],
         probed: weight_files.Weights | None,
     ) -> None:
         of = [row.signatures[i] for i in like]
         used = sorted(set(of))
         self.entry, self.row, self.table, self.probed = name, row, table, probed
         self.files = [row.member[s] for s in used]
-        self.signatures = tuple(used.index(s) for s in of)
         self.count = len(like)
-        # whether an input's new value is an output or left in place is the module's own affair
-        states = [Carried(row.inputs[s.input].name, s.input, s.output, BUFFER if s.initial else OUTPUT) for s in row.state]
         self.sizes = {d: v.example for d, v in row.dims.items()}
-        super().__init__([programs[s] for s in used], lambda weight: table[weight].kind, states, self.sizes)  # type: ignore[arg-type,return-value]
+        super().__init__(
+            [programs[s] for s in used],
+            lambda weight: cast(Kind, table[weight].kind),
+            _states(row),
+            self.sizes,
+            [used.index(s) for s in of],
+        )
         self.bounds = {d: (v.min, v.max) for d, v in row.dims.items()}
-        self.batch = next((d.letter for x in row.inputs for d in parse_type(x.type)[1] if not isinstance(d, int)), "")
+        self.batch = batch_letter(parse_slot(x.type).dims for x in row.inputs)
         self.signature, self.result = row.signature, row.result
-        self.sources = [Source(x.name, x.type, x.low, x.high, self._example(k)) for k, x in enumerate(row.inputs)]
+        self.sources = [
+            InputSource(x.name, x.type, x.low, x.high, self._example(k)) for k, x in enumerate(row.inputs)
+        ]
+
+    @property
+    def returned(self) -> Tree:
+        """The form of the result. The manifest does not store where the member returns its states."""
+        return self.row.result
+
+    @property
+    def output_names(self) -> Sequence[str]:
+        """The names of the leaves of the result, then of the states."""
+        return [o.name for o in self.row.outputs]
+
+    @property
+    def conditions(self) -> Sequence[Any]:
+        """The expressions of the guards."""
+        return [g.expr for g in self.row.guards]
+
+    @property
+    def buffer_inputs(self) -> frozenset[int]:
+        """The numbers of the inputs that are buffers of the member."""
+        return frozenset(s.input for s in self.states if s.how == BUFFER)
+
+    def reads(self) -> set[str]:
+        """Returns the names of the weights that the programs read and the states begin with."""
+        return {s.source for p in self.programs for s in p.weights} | {
+            s.initial for s in self.row.state if s.initial
+        }
+
+    def subject(self, members: Sequence[str], files: weight_files.Weights) -> Subject:
+        """Returns the subject of the comparisons, without modules. members: their names. files: their
+        weights.
+        """
+        buffers = {s.input: s.initial for s in self.row.state if s.initial}
+
+        def initial(i: int, state: CarriedState) -> torch.Tensor | None:
+            return self.weight(buffers[state.input], i, files) if state.input in buffers else None
+
+        subject = subject_of(self, members, files, initial=initial)
+        return replace(subject, sizes=self._call_sizes())
 
     def _example(self, k: int) -> torch.Tensor | None:
-        """The input as the first member sees it in the probe; None where nothing of it is kept there."""
+        """Returns input k of the first member in the probe; None if the probe does not store it."""
         name = f"{probe.prefix(self.entry)}each.x{k}"
         return self.probed.get(name)[0].clone() if self.probed is not None and name in self.probed else None
 
-    def reads(self) -> set[str]:
-        """The weights that its programs and states begin with."""
-        return {s.source for p in self.programs for s in p.weights} | {s.initial for s in self.row.state if s.initial}
+    def _call_sizes(self) -> dict[str, int]:
+        """Returns sizes at which the example inputs form a valid call.
 
-    def weight(self, name: str, i: int, held: weight_files.Weights) -> torch.Tensor:
-        """A weight of member i, mapped."""
-        kind = self.kind(name)
-        return held.get(name) if kind == "shared" else held.slice(name, i) if kind == "stacked" else held.get(f"{name}@{i}")
-
-    def subject(self, members: Sequence[str], held: weight_files.Weights, module: Callable[[int], nn.Module] | None = None) -> verify.Subject:
-        """What the comparisons are made of. members: names. held: their weights. module: the user's own module of member i, where there is one."""
-        begins = {s.input: s.initial for s in self.row.state if s.initial}
-        return verify.Subject(
-            members=tuple(members),
-            programs=self.programs,
-            signatures=self.signatures,
-            sources=self.sources,
-            outputs=[o.name for o in self.row.outputs],
-            sizes=self._sizes(),
-            batch=self.batch,
-            weights=lambda i: {s.source: self.weight(s.source, i, held) for s in self.programs[self.signatures[i]].weights},
-            module=module,
-            method=self.entry,
-            states=self.states,
-            initial=lambda i, state: self.weight(begins[state.input], i, held) if state.input in begins else None,
-            bind=self._bind,
-            numbers=tree.numbers(self.result),
-            fits=verify.fitting(self.bounds, [g.expr for g in self.row.guards]),
-        )
-
-    def _bind(self, leaves: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments by position and by name, as the entry is called with these leaves."""
-        carried = {s.input for s in self.states if s.how == BUFFER}
-        given = [p for p in self.signature if not (paths := set(tree.paths(p.tree))) or not paths <= carried]
-        while given and given[-1].default and "const" in given[-1].tree:  # what was left out stays out: a wrapper may fill it in by name
-            given.pop()
-        built = [(p.name, p.kind, tree.build(p.tree, list(leaves), lambda name, rows: dict(rows))) for p in given]
-        return tuple(v for _, kind, v in built if kind == "positional"), {n: v for n, kind, v in built if kind == "keyword"}
-
-    def _sizes(self) -> dict[str, int]:
-        """Sizes at which the examples are a call: those of the probe where integers without bounds mean something together, as indices do."""
-        free = [s for s in self.sources if s.example is not None and not s.example.is_floating_point() and (s.low is None or s.high is None)]
+        Integers without bounds, for example indices, may fit only the sizes of the probe. Then these are
+        returned, else the sizes of the manifest.
+        """
+        free = [
+            s
+            for s in self.sources
+            if s.example is not None
+            and not s.example.is_floating_point()
+            and (s.low is None or s.high is None)
+        ]
         if not free:
             return self.sizes
-        found = dict(self.sizes)
+        sizes = dict(self.sizes)
         for source in self.sources:
-            for size, dim in zip(source.example.shape if source.example is not None else (), parse_type(source.type)[1]):
+            shape = source.example.shape if source.example is not None else ()
+            for size, dim in zip(shape, parse_slot(source.type).dims):
                 if not isinstance(dim, int):
-                    found[dim.letter] = size // dim.factor
-        return found
+                    sizes[dim.letter] = size // dim.factor
+        return sizes
 
-    def probe_calls(self, places: Sequence[int], subject: verify.Subject) -> list[verify.Call]:
-        """The probe's own calls, for other members: empty where the artifact has no probe.
+    def probe_calls(self, places: Sequence[int], subject: Subject) -> list[VerifiedCall]:
+        """Returns the probe's calls for other members; empty without a probe.
 
-        places: for each member the number of the one in the artifact whose inputs it takes. A probe keeps its inputs: drawn out of each other again and again, inputs
-        would become all one row.
+        places: for each member the number of the artifact's member whose inputs it takes. The probe keeps its
+        inputs: if each revision drew inputs out of the last ones, all rows would become equal.
         """
-        made = []
+        if self.probed is None:
+            return []
         carried = frozenset(s.input for s in self.states)
-        for pattern in PATTERNS if self.probed is not None else ():
+        buffers = {s.input: s for s in self.states if s.how == BUFFER}
+        calls = []
+        for pattern in PATTERNS:
             inputs: list[list[torch.Tensor]] = [[] for _ in places]
             for k in range(len(self.sources)):
-                name = f"{probe.prefix(self.entry)}{pattern}.x{k}"
-                kept = self.probed.get(name) if self.probed is not None and name in self.probed else None
+                stacked = pattern == "each" or k in carried
                 for i, place in enumerate(places):
-                    state = next((s for s in self.states if s.input == k and s.how == BUFFER), None)
-                    value = subject.initial(i, state) if state is not None else kept
+                    value = (
+                        subject.initial(i, buffers[k])
+                        if k in buffers
+                        else self._probe_input(pattern, k, place if stacked else None)
+                    )
                     if value is None:
                         return []
-                    inputs[i].append((value[place] if state is None and (pattern == "each" or k in carried) else value).clone())
-            made.append(verify.Call("the probe", pattern, inputs, True, carried))
-        return made
+                    inputs[i].append(value.clone())
+            calls.append(VerifiedCall(CallCase(name="the probe"), pattern, inputs, True, carried))
+        return calls
+
+    def _probe_input(self, pattern: str, k: int, place: int | None) -> torch.Tensor | None:
+        """Returns input k in the probe, of one member where it is stacked; None if the probe does not store
+        it.
+        """
+        name = f"{probe.prefix(self.entry)}{pattern}.x{k}"
+        if self.probed is None or name not in self.probed:
+            return None
+        value = self.probed.get(name)
+        return value if place is None else value[place]
+
+
+def _states(row: Entry) -> list[CarriedState]:
+    """Returns the states of an entry. The manifest does not store whether an input is changed in place."""
+    return [
+        CarriedState(row.inputs[s.input].name, s.input, s.output, BUFFER if s.initial else OUTPUT)
+        for s in row.state
+    ]

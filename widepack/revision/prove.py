@@ -1,40 +1,61 @@
-"""What is proved again of an artifact whose members come and go: comparison (b) of every wide program for all members, and the probe.
+"""Verifies one entry of a revised artifact: comparison (b) of every wide program for all members, and the
+probe.
 
-Comparison (a), of a member's own module with the captured program, is made where the caller gives the module, or a checkpoint brings its program; else the program
-that was captured when the artifact was built stands.
+Comparison (a) of a new member needs its own module. It is made if the caller names a factory, or if the
+checkpoint is a torch.export program. Otherwise the comparison (a) of the build remains valid: the captured
+program is the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from widepack_artifacts import weights as weight_files
 from widepack_artifacts.program import Program
 
-from ..verification import probe
-from ..verification import answers as verify
-from ..system.readahead import asking
-from ..verification.tolerance import Pool
-from ..spec.entries import PATTERNS
+from ..building.write import WeightFiles
 from ..errors import VerificationError
 from ..lowering.lower import Lowered
 from ..planning.plan import Plan
+from ..planning.request import StrategyRequest
+from ..spec.entries import PATTERNS
 from ..system.progress import Stages
-from .artifact_entry import Standing
-from ..verification.reference import Compared, Truth
+from ..system.readahead import asking
+from ..verification import answers, calls, probe
+from ..verification.record import program_key
+from ..verification.reference import ComparedOutputs, ReferenceAnswers
+from ..verification.tolerance import ErrorStats
+from .artifact_entry import ArtifactEntry
+from .weights import MemberSlot
 
-Module = Callable[[int], nn.Module]
+Modules = Mapping[int, Callable[[], nn.Module]]
+"""What makes the own modules of new members, by the number of the member."""
 
 
 @dataclass(frozen=True)
-class Tried:
-    """A wide program to be proved. plan: what it was lowered by. measured: the hash of its file, of plans that were measured alone: they may be left out, others must be right. lowered: where it was
-    made just now."""
+class ProofContext:
+    """What the verification of every entry of a revised artifact needs.
+
+    written: the weights files. slots: the members. strategies: those that the artifact was built with.
+    """
+
+    written: WeightFiles
+    slots: Sequence[MemberSlot]
+    modules: Modules
+    strategies: StrategyRequest
+    stages: Stages
+
+
+@dataclass(frozen=True)
+class ProgramToProve:
+    """A wide program to verify.
+
+    plan: the plan that it was lowered by. measured: the hash of its file if only measured plans use it; such
+    a program may fail and is then left out. lowered: None for a program of the artifact.
+    """
 
     pattern: str
     program: Program
@@ -44,77 +65,95 @@ class Tried:
 
 
 class Proof:
-    """The answers that an entry's wide programs are held to, made once. held, files: their weights. places: as `Standing.probe_calls` takes them. modules: of members that come, by number.
+    """The members' answers, computed once, with which an entry's wide programs are compared.
+
+    modules: of the new members whose own modules are compared with the captured program.
 
     Raises: VerificationError for a member that fails where others answer, and for a wrong capture.
     """
 
-    def __init__(
-        self,
-        entry: Standing,
-        members: Sequence[str],
-        held: weight_files.Weights,
-        files: Sequence[Path],
-        places: Sequence[int],
-        stages: Stages,
-        modules: Mapping[int, Callable[[], nn.Module]],
-    ) -> None:
+    def __init__(self, entry: ArtifactEntry, context: ProofContext, modules: Modules) -> None:
+        slots, written = context.slots, context.written
         self._entry = entry
-        subject = replace(entry.subject(members, held), ask=asking([entry.table[name] for name in sorted(entry.reads())], files, entry.count))
-        self._probed = entry.probe_calls(places, subject)
-        self._truth = Truth(entry, subject, held, [*verify.calls(subject, PATTERNS), *self._probed], stages)
-        self._capture = self._own(modules)
+        subject = replace(
+            entry.subject([s.name for s in slots], written.weights),
+            readahead=asking(
+                [entry.table[name] for name in sorted(entry.reads())], written.paths, entry.count
+            ),
+        )
+        self._probe_calls = entry.probe_calls([s.place for s in slots], subject)
+        self._reference = ReferenceAnswers(
+            entry,
+            subject,
+            written.weights,
+            [*calls.calls(subject, PATTERNS), *self._probe_calls],
+            context.stages,
+        )
+        self._captured = self._check_modules(modules)
 
-    def _own(self, modules: Mapping[int, Callable[[], nn.Module]]) -> list[dict[str, Any]]:
-        """Comparison (a) of the members whose modules there are. Raises: VerificationError."""
+    def _check_modules(self, modules: Modules) -> list[dict[str, Any]]:
+        """Makes comparison (a) of the members with own modules, and returns its record.
+
+        Raises: VerificationError.
+        """
         numbers = sorted(modules)
         if not numbers:
             return []
-        whole = self._truth.subject
-        some = replace(
-            whole,
-            members=tuple(whole.members[i] for i in numbers),
-            signatures=[whole.signatures[i] for i in numbers],
-            weights=lambda i: whole.weights(numbers[i]),
+        every = self._reference.subject
+        chosen = replace(
+            every,
+            members=tuple(every.members[i] for i in numbers),
+            signatures=[every.signatures[i] for i in numbers],
+            weights=lambda i: every.weights(numbers[i]),
             module=lambda i: modules[numbers[i]](),
-            initial=lambda i, state: whole.initial(numbers[i], state),
-            ask=lambda chosen: whole.ask([numbers[i] for i in chosen]),
+            initial=lambda i, state: every.initial(numbers[i], state),
+            readahead=lambda some: every.readahead([numbers[i] for i in some]),
         )
-        asked = [replace(c, inputs=[c.inputs[i] for i in numbers]) for c in self._truth.made]
-        pools = [Pool(o.name) for o in self._entry.row.outputs]
-        return [p.record() for p in verify.answers(some, asked, pools)[1]]
+        made = [replace(c, inputs=[c.inputs[i] for i in numbers]) for c in self._reference.calls]
+        pools = [ErrorStats(o.name) for o in self._entry.row.outputs]
+        return [p.record() for p in answers.collect(chosen, made, pools).captured]
 
-    def check(self, tried: Sequence[Tried]) -> tuple[dict[str, Compared], dict[str, str]]:
-        """Comparison (b). Returns: what was found, by pattern and number; which measured programs are wrong, and why. Raises: VerificationError."""
-        found: dict[str, Compared] = {}
-        wrong: dict[str, str] = {}
-        for number, one in enumerate(tried):
+    def check(self, programs: Sequence[ProgramToProve]) -> tuple[dict[str, ComparedOutputs], dict[str, str]]:
+        """Makes comparison (b) of wide programs.
+
+        Returns: the compared outputs, by pattern and number; and why measured programs failed, by their hash.
+        Raises: VerificationError if any other program fails.
+        """
+        compared: dict[str, ComparedOutputs] = {}
+        failed: dict[str, str] = {}
+        for number, one in enumerate(programs):
             try:
-                found[f"{one.pattern}.{number}"] = self._truth.hold(
+                compared[program_key(one.pattern, number)] = self._reference.check(
                     one.pattern, one.program, one.plan, one.lowered, "Nothing was published; please report it"
                 )
             except VerificationError as e:
                 if not one.measured:
                     raise
-                wrong[one.measured] = str(e)
-        return found, wrong
+                failed[one.measured] = str(e)
+        return compared, failed
 
-    def record(self, wide: Mapping[str, Compared], before: Mapping[str, Any], stay: Collection[str]) -> dict[str, Any]:
-        """The record for the manifest. before: the one that is there; what it says of the capture stays, since the captured program does, and what it says of later ones
-        for the members that `stay`."""
-        again = [*_of(before.get("capture_again"), stay), *self._capture]
-        return self._truth.record({"capture": before.get("capture", []), **({"capture_again": again} if again else {})}, wide)
+    def record(
+        self, compared: Mapping[str, ComparedOutputs], before: Mapping[str, Any], kept: Collection[str]
+    ) -> dict[str, Any]:
+        """Returns the record of the comparisons for the manifest.
 
-    def probed(self) -> dict[str, probe.Answers]:
-        """The calls of the new probe, by pattern with the entry's prefix."""
-        return self._truth.probed(self._probed)
+        before: the record in the artifact. Its comparison (a) stays, since the captured program does; of
+        later comparisons (a) the rows of the members that are kept. kept: the names of those members.
+        """
+        again = [*_rows_of(before.get("capture_again"), kept), *self._captured]
+        capture = {"capture": before.get("capture", []), **({"capture_again": again} if again else {})}
+        return self._reference.record(capture, compared)
+
+    def probe(self) -> dict[str, probe.Answers]:
+        """Returns the calls of the new probe, by pattern with the entry's prefix."""
+        return self._reference.probed(self._probe_calls)
 
 
-def _of(rows: Any, members: Collection[str]) -> list[dict[str, Any]]:
-    """The rows of a record as far as they are of these members. rows: as a manifest has them, whatever they are."""
+def _rows_of(rows: Any, members: Collection[str]) -> list[dict[str, Any]]:
+    """Returns the rows of a record, reduced to these members. rows: from a manifest, of any type."""
     found = []
     for row in rows if isinstance(rows, list) else []:
-        own = row.get("members") if isinstance(row, dict) else None
-        if kept := {name: errors for name, errors in own.items() if name in members} if isinstance(own, dict) else {}:
+        errors = row.get("members") if isinstance(row, dict) else None
+        if isinstance(errors, dict) and (kept := {n: e for n, e in errors.items() if n in members}):
             found.append({**row, "members": kept})
     return found

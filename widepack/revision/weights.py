@@ -1,12 +1,16 @@
-"""The weights of an artifact whose members come and go: the new table, and the files that hold it.
+"""Makes the weights table of a revised artifact and writes its weights files.
 
 | what changes | how the files are made |
 |---|---|
-| members' values alone | the file again (its blocks shared, where the file system can do that), and the members' slices written into it; a file without any stays |
-| the number of members, a kind, a shape | streamed, a member's tensor at a time, into files of the size that the artifact was built with |
+| only values of members | each file is copied, and the members' slices are written into the copy |
+| the number of members, a kind, or a shape | streamed, one tensor of one member at a time |
 
-A Shared weight stays Shared while all members hold the same bits, and becomes Stacked where they do not. A Stacked one stays Stacked, whatever it holds: what runs in
-a service shall not change its form with a value. A Ragged one whose shapes have become one is Stacked.
+A copy shares blocks with the old file where the file system can do that. A file without a changed weight
+stays. Streamed files have the size that the artifact was built with.
+
+A Shared weight stays Shared while all members have the same bits; otherwise it becomes Stacked. A Stacked
+weight stays Stacked for all values, so the values of one update do not change the programs of a running
+service. A Ragged weight becomes Stacked if all its shapes are equal.
 """
 
 from __future__ import annotations
@@ -18,23 +22,27 @@ from typing import Any
 import torch
 
 from widepack_artifacts import weights as weight_files
-from widepack_artifacts.manifest import Manifest, Weight
-from widepack_artifacts.writer import Change, Reader, Writer
+from widepack_artifacts.manifest import Manifest
+from widepack_artifacts.reader import Reader
+from widepack_artifacts.weight_table import Weight, member_tensor
+from widepack_artifacts.writer import Change, Writer
 
-from ..system.readahead import Extent, extents
+from ..building.provenance import SHARD_SIZE
+from ..building.weights_table import WeightRow
+from ..building.write import SHARD_BYTES, write_weights
+from ..checkpoints.differences import bit_equal
 from ..checkpoints.newcomer import RAGGED, SHARED, Newcomer
-from ..building.entry import Row
-from ..checkpoints.alignment import bit_equal
-from ..building.write import SHARD_BYTES, SHARD_SIZE, write_weights
+from ..system.readahead import Extent, extents
 
 STACKED = "stacked"
 
 
 @dataclass(frozen=True)
-class Seat:
-    """A member of the artifact as it shall be.
+class MemberSlot:
+    """A member of the revised artifact.
 
-    old: its number in the artifact that is there, or None for one that comes. new: what comes. place: the number of the old member whose inputs in the probe it takes.
+    old: its number in the old artifact; None for a new member. new: the checkpoint of a new member. place:
+    the number of the old member whose inputs in the probe it takes.
     """
 
     name: str
@@ -44,13 +52,15 @@ class Seat:
 
     @property
     def like(self) -> int:
-        """The number of an old member whose shapes it has."""
-        return self.new.like if self.new is not None else self.place if self.old is None else self.old
+        """The number of an old member with its shapes."""
+        if self.new is not None:
+            return self.new.like
+        return self.place if self.old is None else self.old
 
 
 @dataclass(frozen=True)
-class NewKind:
-    """A weight that is of another kind now. before, after: its bytes in the files."""
+class KindChange:
+    """A weight whose kind changed. before, after: its bytes in the files."""
 
     weight: str
     was: str
@@ -59,66 +69,78 @@ class NewKind:
     after: int
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the change as a dict that JSON can hold."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
-class NewTable:
-    """The weights' table as it shall be: a row for each weight, as `write_weights` takes them. changed: those of other kinds."""
+class RevisedTable:
+    """The weights table of the revised artifact, as `write_weights` takes it. changed: the weights whose kind
+    changed.
+    """
 
-    rows: list[Row]
+    rows: list[WeightRow]
     count: int
-    changed: list[NewKind]
+    changed: list[KindChange]
 
     @property
     def weights(self) -> tuple[Weight, ...]:
+        """The manifest's rows."""
         return tuple(r.weight for r in self.rows)
 
 
-def new_table(manifest: Manifest, held: weight_files.Weights, seats: Sequence[Seat]) -> NewTable:
-    """The table of these members. held: the weights that are there."""
-    rows = [_row(w, held, seats) for w in manifest.weights]
+def new_table(manifest: Manifest, files: weight_files.Weights, slots: Sequence[MemberSlot]) -> RevisedTable:
+    """Returns the weights table of the revised members. files: the weights of the old artifact."""
+    rows = [_row(w, files, slots) for w in manifest.weights]
     was = len(manifest.members)
     changed = [
-        NewKind(old.name, old.kind, r.weight.kind, old.bytes(was), r.weight.bytes(len(seats)))
+        KindChange(old.name, old.kind, r.weight.kind, old.bytes(was), r.weight.bytes(len(slots)))
         for old, r in zip(manifest.weights, rows)
         if old.kind != r.weight.kind
     ]
-    return NewTable(rows, len(seats), changed)
+    return RevisedTable(rows, len(slots), changed)
 
 
-def _row(w: Weight, held: weight_files.Weights, seats: Sequence[Seat]) -> Row:
+def _row(w: Weight, files: weight_files.Weights, slots: Sequence[MemberSlot]) -> WeightRow:
+    """Returns the row of one weight, with its new kind."""
+
     def value(i: int) -> torch.Tensor:
-        seat = seats[i]
-        if seat.new is not None:
-            return seat.new.value(w.name)
-        assert seat.old is not None  # a seat has one of the two
-        return held.get(w.name) if w.kind == SHARED else held.get(f"{w.name}@{seat.old}") if w.kind == RAGGED else held.slice(w.name, seat.old)
+        slot = slots[i]
+        if slot.new is not None:
+            return slot.new.value(w.name)
+        assert slot.old is not None  # a slot has one of the two
+        return files.of_member(w.name, w.kind, slot.old)
 
-    if w.kind == SHARED and w.role == "constant":  # of the program, not of the checkpoints: one for whoever comes
-        return Row(w, lambda i: held.get(w.name))
+    if w.kind == SHARED and w.role == "constant":
+        # A shared constant belongs to the program, so new members have the same value.
+        return WeightRow(w, lambda i: files.get(w.name))
     if w.kind == SHARED:
-        coming = [i for i, seat in enumerate(seats) if seat.new is not None]
-        first = next((i for i, seat in enumerate(seats) if seat.new is None), 0)
-        same = all(bit_equal(value(first), value(i)) for i in coming)
-        return Row(w if same else replace(w, kind=STACKED), (lambda i: value(first)) if same else value)
+        new = [i for i, slot in enumerate(slots) if slot.new is not None]
+        first = next((i for i, slot in enumerate(slots) if slot.new is None), 0)
+        same = all(bit_equal(value(first), value(i)) for i in new)
+        return WeightRow(w if same else replace(w, kind=STACKED), (lambda i: value(first)) if same else value)
     if w.kind == RAGGED:
-        shapes = [list(w.shape[seat.like]) for seat in seats]
-        one = all(shape == shapes[0] for shape in shapes)
-        return Row(replace(w, kind=STACKED, shape=shapes[0]) if one else replace(w, shape=shapes), value)
-    return Row(w, value)
+        shapes = [list(w.shape[slot.like]) for slot in slots]
+        equal = all(shape == shapes[0] for shape in shapes)
+        return WeightRow(
+            replace(w, kind=STACKED, shape=shapes[0]) if equal else replace(w, shape=shapes), value
+        )
+    return WeightRow(w, value)
 
 
-def same_layout(manifest: Manifest, table: NewTable) -> bool:
-    """Whether the files that are there hold the table's tensors, with other values."""
+def same_layout(manifest: Manifest, table: RevisedTable) -> bool:
+    """Returns whether the old files have the table's tensors, with other values."""
     return table.count == len(manifest.members) and table.weights == manifest.weights
 
 
 def shard_size(reader: Reader) -> int:
-    """Bytes of a weights file as the artifact was built; where it does not say so, those of its largest one where there are several."""
-    kept = reader.manifest.provenance.get(SHARD_SIZE)
-    if isinstance(kept, int) and not isinstance(kept, bool) and kept > 0:
-        return kept
+    """Returns the largest size of a weights file that the artifact was built with, in bytes.
+
+    An artifact that does not store it, and has several files, gives the size of its largest one.
+    """
+    stored = reader.manifest.provenance.get(SHARD_SIZE)
+    if isinstance(stored, int) and not isinstance(stored, bool) and stored > 0:
+        return stored
     sizes = [path.stat().st_size for path in reader.weights_files()]
     return max(sizes) if len(sizes) > 1 else SHARD_BYTES
 
@@ -126,44 +148,51 @@ def shard_size(reader: Reader) -> int:
 def rewrite(
     writer: Writer,
     reader: Reader,
-    table: NewTable,
-    seats: Sequence[Seat],
-    most: int | None = None,
+    table: RevisedTable,
+    slots: Sequence[MemberSlot],
+    shard_bytes: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[list[str], str]:
-    """Write the weights files. most: bytes of one; None as they are.
+    """Writes the weights files. shard_bytes: the largest size of a file; None: as in the artifact.
 
-    Returns: their names; `reflink`, `kernel`, `copy`, `streamed` or `kept`, the way they were made. Raises: ArtifactError.
+    Returns: their names, and how they were made: `reflink`, `kernel`, `copy`, `streamed` or `kept`.
+    Raises: ArtifactError.
     """
-    if most is not None or not same_layout(reader.manifest, table):
+    if shard_bytes is not None or not same_layout(reader.manifest, table):
         writer.reserve(sum(w.bytes(table.count) for w in table.weights))
-        return write_weights(writer, table, shard_size(reader) if most is None else most, progress), "streamed"
+        size = shard_size(reader) if shard_bytes is None else shard_bytes
+        return write_weights(writer, table, size, progress), "streamed"
     names, ways = [], {"kept": 0}
-    coming = [i for i, seat in enumerate(seats) if seat.new is not None]
+    new = [i for i, slot in enumerate(slots) if slot.new is not None]
     for path in reader.weights_files():
-        name = path.name
         places = extents([path])
-        changes = [c for row in table.rows for c in _changes(row, coming, seats, places)]
+        changes = [c for row in table.rows for c in _changes(row, new, len(slots), places)]
         if changes:
-            rest, _, suffix = name.rpartition(".")
-            made, how = writer.revised(rest.rpartition("-")[0], suffix, path, changes, progress)
-            ways[how] = 1
+            stem, _, suffix = path.name.rpartition(".")
+            name, way = writer.revised(stem.rpartition("-")[0], suffix, path, changes, progress)
+            ways[way] = 1
         else:
-            writer.take(reader, [name])
-            made = name
-        names.append(made)
+            writer.take(reader, [path.name])
+            name = path.name
+        names.append(name)
     return names, next(reversed(ways))
 
 
-def _changes(row: Row, coming: Sequence[int], seats: Sequence[Seat], places: Mapping[str, Extent]) -> Iterator[Change]:
-    """What of a weight goes into a file: the slices of the members that come, or the one value where all of them do."""
+def _changes(
+    row: WeightRow, new: Sequence[int], count: int, places: Mapping[str, Extent]
+) -> Iterator[Change]:
+    """Yields what changes of a weight in a file: the slices of new members.
+
+    A Shared weight changes only if all members are new. new: their numbers. count: the number of all members.
+    """
     w = row.weight
     if w.kind == SHARED:
-        if w.name in places and w.role != "constant" and len(coming) == len(seats):
+        if w.name in places and w.role != "constant" and len(new) == count:
             yield places[w.name][1], weight_files.views(row.value(0))
         return
-    for i in coming:
-        name = f"{w.name}@{i}" if w.kind == RAGGED else w.name
+    for i in new:
+        name = member_tensor(w.name, i) if w.kind == RAGGED else w.name
         if name in places:
             _, begin, size = places[name]
-            yield begin + (0 if w.kind == RAGGED else i * (size // len(seats))), weight_files.views(row.value(i))
+            offset = 0 if w.kind == RAGGED else i * (size // count)
+            yield begin + offset, weight_files.views(row.value(i))

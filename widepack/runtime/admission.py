@@ -1,4 +1,6 @@
-"""What a program of an artifact is held to before it runs: its slots, its budget (walk.py), its outputs. And one class of error for whatever torch says of it."""
+"""Checks a program of an artifact before it runs: its slots, its outputs, and its cost against the budget
+(`walk.py`).
+"""
 
 from __future__ import annotations
 
@@ -8,22 +10,28 @@ from typing import Any
 
 import torch
 
-from widepack_artifacts.manifest import Entry, Weight
+from widepack_artifacts.entry import Entry
 from widepack_artifacts.program import Program
+from widepack_artifacts.weight_table import Weight
 
 from ..errors import ArtifactError, WidepackError
-from .graph_module import split
-from .walk import Budget, NeedsValues, Walk, drawn_size
+from .budget import Budget
+from .prologue import split
+from .random_sizes import random_size
+from .walk import NeedsValues, Walk
 
 Inputs = Callable[[bool], Sequence[Any]]
-"""A program's inputs: with True as they are, with False it is enough that their sizes are right."""
+"""Returns the inputs of a program. True: with their values. False: only their sizes matter."""
 
 
 @contextlib.contextmanager
-def guarded(said: str, first: Callable[[Exception], WidepackError | None] = lambda error: None) -> Iterator[None]:
-    """Whatever is raised over what a file says is an ArtifactError. A device without memory is not the file's fault.
+def guarded(
+    said: str, first: Callable[[Exception], WidepackError | None] = lambda error: None
+) -> Iterator[None]:
+    """Turns every error in the block into an ArtifactError, except errors of widepack and a device that is
+    out of memory.
 
-    first: what knows a better word for some errors.
+    said: what the block works on, for the message. first: returns a better error for some errors.
     """
     try:
         yield
@@ -33,55 +41,83 @@ def guarded(said: str, first: Callable[[Exception], WidepackError | None] = lamb
         if (better := first(e)) is not None:
             raise better from e
         lines = str(e).strip().splitlines()
-        raise ArtifactError(f"{said}: {type(e).__name__}: {lines[0][:300] if lines else 'nothing more is known'}") from e
+        raise ArtifactError(f"{said}: {type(e).__name__}: {lines[0][:300] if lines else 'no message'}") from e
 
 
 def check_slots(said: str, program: Program, entry: Entry, table: Mapping[str, Weight], members: int) -> None:
-    """Refuse a wide program that is not over this table and of this entry. Raises: ArtifactError."""
+    """Checks the weights, inputs and outputs of a wide program against the manifest.
+
+    Raises: ArtifactError.
+    """
     if program.members != members:
         raise ArtifactError(f"{said} is for {program.members} members, the artifact has {members}")
     for slot in program.weights:
         row = table.get(slot.source)
         if row is None:
-            raise ArtifactError(f"{said} reads the weight {slot.source[:80]!r}, which the manifest's table does not have")
+            raise ArtifactError(
+                f"{said} reads the weight {slot.source[:80]!r}, which the manifest's table does not have"
+            )
         if slot.kind != row.kind:
-            raise ArtifactError(f"{said} takes the weight {row.name} as {slot.kind}, in the manifest's table it is {row.kind}")
-    for what, found, wanted in (("inputs", program.inputs, entry.inputs), ("outputs", program.outputs, entry.outputs)):
+            raise ArtifactError(
+                f"{said} takes the weight {row.name} as {slot.kind}, in the manifest's table it is {row.kind}"
+            )
+    for what, found, wanted in (
+        ("inputs", program.inputs, entry.inputs),
+        ("outputs", program.outputs, entry.outputs),
+    ):
         if len(found) != len(wanted):
             raise ArtifactError(f"{said} has {len(found)} {what}, the entry {len(wanted)}")
 
 
 def admit(
-    budget: Budget, said: str, program: Program, weights: Mapping[str, Any], inputs: Inputs, device: torch.device, prologue: bool
+    budget: Budget,
+    said: str,
+    program: Program,
+    weights: Mapping[str, Any],
+    inputs: Inputs,
+    device: torch.device,
+    prologue: bool,
 ) -> tuple[list[Any], float]:
-    """Walk a program before it runs. weights: a value for each source. prologue: whether nodes of weights alone run beforehand.
+    """Walks a program before it runs.
 
-    Returns: its outputs, on meta or as they are, and the most bytes that it takes at one time. Raises: ArtifactError naming the node that is refused.
+    weights: a value for each source. prologue: whether the nodes that depend on weights alone run first.
+    Returns: its outputs, on the meta device or with data, and the most bytes that it takes at one time.
+    Raises: ArtifactError naming the node that is refused.
     """
     given = [weights[s.source] for s in program.weights]
     spent = budget.spent
     for values in (False, True):
-        if values and (wrong := drawn_size(program)[0]) is not None:
+        if values and (wrong := random_size(program)[0]) is not None:
             raise ArtifactError(
-                f"{said}: node {wrong.name[:80]} ({wrong.op}) has a result whose size random numbers tell; load(limit=None) lifts all limits"
+                f"{said}: node {wrong.name[:80]} ({wrong.op}) has a result whose size depends on random "
+                "numbers; load(limit=None) lifts all limits"
             )
         walk = Walk(budget, said, device, values=values)
         try:
             if not prologue:
-                return walk.run(program, [*given, *inputs(values)]), walk.peak - budget.held
+                return walk.run(program, [*given, *inputs(values)]), walk.peak - budget.resident
             parts = split(program)
-            made = walk.run(parts.prologue, given, read=False)
+            derived = walk.run(parts.prologue, given, read=False)
             kept = walk.kept
-            return walk.run(parts.main, [*made, *inputs(values)], kept), max(walk.peak, budget.held + kept) - budget.held
+            return walk.run(parts.main, [*derived, *inputs(values)], kept), max(
+                walk.peak, budget.resident + kept
+            ) - budget.resident
         except NeedsValues:
             budget.spent = spent
-    raise ArtifactError(f"{said} cannot be walked")  # with values nothing needs more
+    raise ArtifactError(f"{said} cannot be walked")  # a walk with values never needs more
 
 
 def check_outputs(said: str, program: Program, outputs: Sequence[Any], entry: Entry, members: int) -> None:
-    """Refuse outputs that are not of their kind. Raises: ArtifactError."""
+    """Checks that each output has its kind. Raises: ArtifactError."""
     for slot, value, leaf in zip(program.outputs, outputs, entry.outputs):
-        if slot.kind == "stacked" and not (isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == members):
-            raise ArtifactError(f"{said}: the output {leaf.name or 0} is stacked, and no tensor of {members} members")
+        if slot.kind == "stacked" and not (
+            isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == members
+        ):
+            raise ArtifactError(
+                f"{said}: the output {leaf.name or 0} is declared Stacked, but is not a tensor of {members} "
+                "members"
+            )
         if slot.kind == "ragged" and not (isinstance(value, (list, tuple)) and len(value) == members):
-            raise ArtifactError(f"{said}: the output {leaf.name or 0} is ragged, and no list of {members}")
+            raise ArtifactError(
+                f"{said}: the output {leaf.name or 0} is declared Ragged, but is not a list of {members}"
+            )

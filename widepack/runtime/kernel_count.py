@@ -1,4 +1,7 @@
-"""Kernels of a program, counted where torch dispatches them: views and size arithmetic cost nothing, composite ops count as what they are made of."""
+"""Counts the kernels that a program starts, where torch dispatches them.
+
+Views and arithmetic on sizes do not count. A composite op counts as the ops that implement it.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,11 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..ir.torch_internals import base_name, schema_of
 
-class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base has no types
-    """Counts the ops that come by, views left out."""
+
+class KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base has no types
+    """Counts the ops that run in the block, without views."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -25,10 +30,9 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ba
 
 
 def is_view(op: Any) -> bool:
-    """Whether the op's result aliases its input and nothing is computed."""
-    schema = op._schema
-    aliased = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
-    return aliased or op._opname in (
+    """Whether the op only returns a view, or allocates memory, and computes nothing."""
+    aliased = any(r.alias_info is not None and not r.alias_info.is_write for r in schema_of(op).returns)
+    return aliased or base_name(op) in (
         "_unsafe_view",
         "detach",
         "alias",
@@ -42,7 +46,7 @@ def is_view(op: Any) -> bool:
 
 
 class _Counted(fx.Interpreter):
-    """Runs a graph node by node, letting go of each value after its last use, and counts the kernels of some nodes."""
+    """Runs a graph, frees each value after its last use, and counts the kernels of some nodes."""
 
     def __init__(self, graph: fx.GraphModule, counted: Sequence[bool]) -> None:
         super().__init__(graph)
@@ -53,15 +57,21 @@ class _Counted(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         if n not in self.counted:
             return super().run_node(n)
-        with Counter() as counter:
+        with KernelCounter() as counter:
             found = super().run_node(n)
         self.count += counter.count
         return found
 
 
 def kernels(graph: fx.GraphModule, args: Sequence[Any], counted: Sequence[bool]) -> int:
-    """How many kernels one call starts. counted: of which nodes, in order; those of the weight prologue run once and not at every call."""
+    """The number of kernels that one call starts.
+
+    counted: for each node whether it counts; a prologue runs once and does not.
+    """
     run = _Counted(graph, counted)
-    with torch.inference_mode(False), torch.no_grad():  # inference mode would hide what composite ops are made of
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+    ):  # inference mode would hide the ops behind composite ops
         run.run(*args)
     return run.count

@@ -1,0 +1,24 @@
+"""Rewrites the member program before it is lowered. Each file is one pass; no pass raises a kind.
+
+| in | out | start reading |
+|---|---|---|
+| a member program, kinds of its values | an equal program that runs faster wide | `pipeline.py` |
+
+| file | what it does |
+|---|---|
+| `canonical.py` | Rewrites ops that have several names to the one name that has strategies |
+| `common_subexpressions.py` | Replaces equal nodes by the first of them, so |
+| `horizontal_fusion.py` | Joins narrow linear layers over one value into one layer |
+| `layer_norm_folding.py` | Folds Stacked scales and shifts of layer norms into the linear layers |
+| `linear_rows.py` | Moves linear layers before the reordering of their rows, so that they read rows |
+| `masked_indices.py` | Rewrites the nodes that read indices of a mask's true positions |
+| `masked_rewrites.py` | Rewrites the nodes that read masked values: cases 1 to 7 |
+| `masked_selection.py` | Rewrites values at the true positions of a Stacked mask |
+| `masked_values.py` | Stores what `masked_selection.py` learns about values, and collects the nodes |
+| `member_programs.py` | Simplifies the member programs of an entry, once for each pattern |
+| `norm_folding.py` | Folds batch norms into the weights of the layers before or after them |
+| `pipeline.py` | Runs the passes over a member program, in this order |
+| `select_pushdown.py` | Computes one position of a dim if only one is read: `select(op(x), d |
+| `transposed_conv.py` | Rewrites transposed convolutions of stride 1 as convolutions |
+| `view_chains.py` | Rewrites chains of reshapes and transposes as views of the value |
+"""

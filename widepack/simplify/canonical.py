@@ -1,16 +1,18 @@
-"""One op, one name: what other ways of writing an op come to.
+"""Rewrites ops that have several names to the one name that has strategies.
 
-A program that was taken apart before it was saved (`run_decompositions()`) says `convolution` and `native_layer_norm`; a functional one may copy where it
-could view. They are written as the ops that have strategies, so that nothing has to be known twice.
+A program that was decomposed before it was saved (`run_decompositions()`) contains `convolution` and
+`native_layer_norm`. A functional program may copy where it could view.
 
-requires: a functional member program whose nodes have their types. ensures: the same values under the same names.
+| case | written | becomes |
+|---|---|---|
+| 1 | lazy conjugates and negatives, `*_copy` of views, `unsafe_*` | the plain op |
+| 2 | `convolution` | `conv1d`, `conv2d`, `conv3d`, `conv_transpose*` |
+| 3 | `reflection_pad*`, `replication_pad*`, `grid_sampler_*` | `pad`, `grid_sampler` |
+| 4 | `native_layer_norm`, `native_group_norm`, attention kernels | `layer_norm`, `group_norm`, attention |
 
-| written | comes to |
-|---|---|
-| lazy conjugates and negatives, `*_copy` of views, `unsafe_*` | the plain op |
-| `convolution` | `conv1d`, `conv2d`, `conv3d`, `conv_transpose*` |
-| `native_layer_norm`, `native_group_norm`, attention kernels whose first result alone is read | `layer_norm`, `group_norm`, `scaled_dot_product_attention` |
-| `reflection_pad*`, `replication_pad*`, `grid_sampler_*` | `pad`, `grid_sampler` |
+Requires: a functional member program whose nodes have types. Ensures: the same values under the same names.
+
+Leaves alone: in case 4 ops of which the program reads more than the first result.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from typing import Any
 from widepack_artifacts.program import Node, Program, Ref, refs
 
 from ..ir import ops
-from ..ir.edit import rank_of, sweep
+from ..ir.edit import sweep
+from ..ir.tensor_type import rank_of
 
 Arguments = tuple[str, Sequence[Any], Mapping[str, Any]]
 
@@ -45,8 +48,28 @@ NAMES = {
     **{
         f"aten.{name}_copy.{overload}": f"aten.{name}.{overload}"
         for name, overload in (
-            *((n, "default") for n in ["view", "permute", "expand", "unsqueeze", "view_as_complex", "view_as_real", "narrow", "alias", "t"]),
-            *(("view", "dtype"), ("transpose", "int"), ("squeeze", "dim"), ("squeeze", "dims"), ("select", "int"), ("slice", "Tensor")),
+            *(
+                (n, "default")
+                for n in [
+                    "view",
+                    "permute",
+                    "expand",
+                    "unsqueeze",
+                    "view_as_complex",
+                    "view_as_real",
+                    "narrow",
+                    "alias",
+                    "t",
+                ]
+            ),
+            *(
+                ("view", "dtype"),
+                ("transpose", "int"),
+                ("squeeze", "dim"),
+                ("squeeze", "dims"),
+                ("select", "int"),
+                ("slice", "Tensor"),
+            ),
             *(("split", "Tensor"), ("split_with_sizes", "default"), ("unbind", "int")),
         )
     },
@@ -54,56 +77,62 @@ NAMES = {
 
 
 def plain(program: Program) -> Program:
-    """The program with every op under the name that has strategies."""
-    types = {s.name: s.type for s in (*program.weights, *program.inputs)} | {n.name: n.out for n in program.nodes}
-    read: dict[str, list[Node]] = {}
+    """Returns the program with every op under the name that has strategies."""
+    types = {s.name: s.type for s in (*program.weights, *program.inputs)} | {
+        n.name: n.out for n in program.nodes
+    }
+    readers: dict[str, list[Node]] = {}
     for node in program.nodes:
         for name in refs((node.args, node.kwargs)):
-            read.setdefault(name, []).append(node)
-    given = {name for o in program.outputs for name in refs(o.value)}
-    firsts: dict[str, Arguments] = {}  # of ops of several results whose first alone is read: what that one comes to
+            readers.setdefault(name, []).append(node)
+    outputs = {name for o in program.outputs for name in refs(o.value)}
+    firsts: dict[str, Arguments] = {}  # case 4: op and arguments of the first result, by the name of the node
     nodes = []
     for node in program.nodes:
         if node.op in _FIRST:
-            uses = read.get(node.name, [])
-            if node.name not in given and all(u.op == "operator.getitem" and u.args[1] == 0 for u in uses):
+            uses = readers.get(node.name, [])
+            if node.name not in outputs and all(u.op == "operator.getitem" and u.args[1] == 0 for u in uses):
                 firsts[node.name] = _FIRST[node.op](node)
         if node.op == "operator.getitem" and isinstance(node.args[0], Ref) and node.args[0].name in firsts:
             op, args, kwargs = firsts[node.args[0].name]
             nodes.append(replace(node, op=op, args=tuple(args), kwargs=dict(kwargs)))
-        elif node.op in _OTHER and (made := _OTHER[node.op](node, types)) is not None:
-            op, args, kwargs = made
+        elif node.op in _OTHER and (other := _OTHER[node.op](node, types)) is not None:
+            op, args, kwargs = other
             nodes.append(replace(node, op=op, args=tuple(args), kwargs=dict(kwargs)))
         else:
             nodes.append(replace(node, op=NAMES.get(node.op, node.op)))
-    # what gave several results is read by nothing now; all else stays as it was
+    # No node reads the ops of case 4 any more, so the sweep removes them.
     return sweep(replace(program, nodes=tuple(nodes))) if firsts else replace(program, nodes=tuple(nodes))
 
 
 def _convolution(node: Node, types: Mapping[str, str]) -> Arguments | None:
-    given = ops.bind(node.op, node.args, node.kwargs)
-    rank = rank_of(types[given["weight"].name])
-    if rank not in (3, 4, 5) or rank_of(types[given["input"].name]) != rank:
+    bound = ops.bind(node.op, node.args, node.kwargs)
+    rank = rank_of(types[bound["weight"].name])
+    if rank not in (3, 4, 5) or rank_of(types[bound["input"].name]) != rank:
         return None
-    x, weight, bias = given["input"], given["weight"], given.get("bias")
-    stride, padding, dilation, groups = given["stride"], given["padding"], given["dilation"], given["groups"]
-    if not given["transposed"]:
+    x, weight, bias = bound["input"], bound["weight"], bound.get("bias")
+    stride, padding, dilation, groups = bound["stride"], bound["padding"], bound["dilation"], bound["groups"]
+    if not bound["transposed"]:
         return f"aten.conv{rank - 2}d.default", (x, weight, bias, stride, padding, dilation, groups), {}
     overload = "default" if rank == 3 else "input"
-    return f"aten.conv_transpose{rank - 2}d.{overload}", (x, weight, bias, stride, padding, given["output_padding"], groups, dilation), {}
+    return (
+        f"aten.conv_transpose{rank - 2}d.{overload}",
+        (x, weight, bias, stride, padding, bound["output_padding"], groups, dilation),
+        {},
+    )
 
 
 def _padded(mode: str) -> Callable[[Node, Mapping[str, str]], Arguments]:
-    def made(node: Node, types: Mapping[str, str]) -> Arguments:
-        given = ops.bind(node.op, node.args, node.kwargs)
-        return "aten.pad.default", (given["self"], given["padding"], mode), {}
+    def pad(node: Node, types: Mapping[str, str]) -> Arguments:
+        bound = ops.bind(node.op, node.args, node.kwargs)
+        return "aten.pad.default", (bound["self"], bound["padding"], mode), {}
 
-    return made
+    return pad
 
 
 def _view(node: Node, types: Mapping[str, str]) -> Arguments:
-    given = ops.bind(node.op, node.args, node.kwargs)
-    return "aten.view.default", (given["self"], given["size"]), {}
+    bound = ops.bind(node.op, node.args, node.kwargs)
+    return "aten.view.default", (bound["self"], bound["size"]), {}
 
 
 _OTHER: dict[str, Callable[[Node, Mapping[str, str]], Arguments | None]] = {
@@ -115,20 +144,39 @@ _OTHER: dict[str, Callable[[Node, Mapping[str, str]], Arguments | None]] = {
 
 
 def _layer_norm(node: Node) -> Arguments:
-    given = ops.bind(node.op, node.args, node.kwargs)
-    return "aten.layer_norm.default", (given["input"], given["normalized_shape"], given.get("weight"), given.get("bias"), given["eps"]), {}
+    bound = ops.bind(node.op, node.args, node.kwargs)
+    return (
+        "aten.layer_norm.default",
+        (bound["input"], bound["normalized_shape"], bound.get("weight"), bound.get("bias"), bound["eps"]),
+        {},
+    )
 
 
 def _group_norm(node: Node) -> Arguments:
-    given = ops.bind(node.op, node.args, node.kwargs)
-    return "aten.group_norm.default", (given["input"], given["group"], given.get("weight"), given.get("bias"), given["eps"]), {}
+    bound = ops.bind(node.op, node.args, node.kwargs)
+    return (
+        "aten.group_norm.default",
+        (bound["input"], bound["group"], bound.get("weight"), bound.get("bias"), bound["eps"]),
+        {},
+    )
 
 
 def _attention(node: Node) -> Arguments:
-    given = ops.bind(node.op, node.args, node.kwargs)
-    mask = given.get("attn_mask", given.get("attn_bias"))
-    args = (given["query"], given["key"], given["value"], mask, given.get("dropout_p", 0.0), given.get("is_causal", False))
-    return "aten.scaled_dot_product_attention.default", args, {"scale": given["scale"]} if given.get("scale") is not None else {}
+    bound = ops.bind(node.op, node.args, node.kwargs)
+    mask = bound.get("attn_mask", bound.get("attn_bias"))
+    args = (
+        bound["query"],
+        bound["key"],
+        bound["value"],
+        mask,
+        bound.get("dropout_p", 0.0),
+        bound.get("is_causal", False),
+    )
+    return (
+        "aten.scaled_dot_product_attention.default",
+        args,
+        {"scale": bound["scale"]} if bound.get("scale") is not None else {},
+    )
 
 
 _FIRST: dict[str, Callable[[Node], Arguments]] = {
@@ -139,4 +187,4 @@ _FIRST: dict[str, Callable[[Node], Arguments]] = {
     "aten._scaled_dot_product_efficient_attention.default": _attention,
 }
 REPLACED = {*NAMES, *_OTHER, *_FIRST}
-"""Ops that programs of a build no longer hold, but for those of several results of which more than the first is read."""
+"""Ops that programs of a build do not contain, except ops of case 4 that this pass leaves alone."""

@@ -1,8 +1,15 @@
-"""Equal nodes become one: the same op of the same values and literals, computed once.
+"""Replaces equal nodes by the first of them, so that each value is computed once.
 
-Exported code often makes one value twice: a mask a layer, a positional table an encoder, a transposed weight a head. The first of equal nodes stays and all
-readers read it, so no kind changes. Left alone is what draws random numbers, what writes, and what has as many places as the data say: of two equal calls
-of such an op each has a size of its own.
+Exported code often computes one value several times: a mask for each layer, a positional table for each
+encoder, a transposed weight for each head.
+
+1. Two nodes are equal if they call the same op with the same values and literals.
+2. The first of equal nodes stays, and all readers read it. So no kind changes.
+
+Requires: a functional member program.
+
+Leaves alone: ops that draw random numbers, ops that write, and ops whose result has a size that depends on
+data: two equal calls of them have different symbols for that size.
 """
 
 from __future__ import annotations
@@ -16,14 +23,15 @@ from ..ir.edit import renamed, with_nodes
 
 
 def drop_duplicates(program: Program) -> Program:
-    """The program with one node in place of equal ones."""
+    """Returns the program with one node in place of equal nodes."""
     first: dict[str, str] = {}
     kept: list[Node] = []
     to: dict[str, Any] = {}
     for node in program.nodes:
         node = renamed(node, to)
         if node.body is None and ops.repeats(node.op, node.args, node.kwargs):
-            key = f"{node.op} {node.args!r} {sorted(node.kwargs.items())!r}"  # as text: True, 1 and 1.0 are equal in Python, and so are 0.0 and -0.0
+            # The text tells apart what Python holds equal: True, 1 and 1.0, or 0.0 and -0.0.
+            key = f"{node.op} {node.args!r} {sorted(node.kwargs.items())!r}"
             if key in first:
                 to[node.name] = Ref(first[key])
                 continue

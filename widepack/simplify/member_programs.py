@@ -1,42 +1,113 @@
-"""An entry's member programs, and what they come to for each pattern."""
+"""Simplifies the member programs of an entry, once for each pattern, and keeps the results."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
+import torch
+
+from widepack_artifacts import weights as weight_files
 from widepack_artifacts.program import Kind, Program
 
 from ..ir.fake_values import Shapes
-from .pipeline import fold, straighten_all
-from ..spec.state import Carried
+from ..spec.state import CarriedState
+from .pipeline import fold, simplify_all, straighten_all
 
 
-class Simplified:
-    """programs: one a shape signature, in plain ops. kind: of a weight, by its name in the table. states: what the caller carries. sizes: each dim's in the example."""
+class MemberPrograms:
+    """The member programs of one entry: the base of the entries of builds, artifacts and fused modules.
 
-    def __init__(self, programs: Sequence[Program], kind: Callable[[str], Kind], states: Sequence[Carried], sizes: Mapping[str, int]) -> None:
+    programs: one for each shape signature, in plain ops.
+    kind: returns the kind of a weight, by its name in the table of weights.
+    states: the values that the caller carries from call to call.
+    sizes: the size of each dim in the example.
+    signatures: for each member the index of its program.
+    """
+
+    def __init__(
+        self,
+        programs: Sequence[Program],
+        kind: Callable[[str], Kind],
+        states: Sequence[CarriedState],
+        sizes: Mapping[str, int],
+        signatures: Sequence[int],
+    ) -> None:
         self.programs, self.kind, self.states = list(programs), kind, tuple(states)
+        self.signatures = tuple(signatures)
         self.shapes = [Shapes(sizes) for _ in programs]
         self._simple: dict[str, list[Program]] = {}
         self._straight: list[Program] = []
 
+    def weight(self, name: str, member: int, files: weight_files.Weights) -> torch.Tensor:
+        """Returns one member's value of a weight, mapped from the weights files."""
+        return files.of_member(name, self.kind(name), member)
+
+    def weights_of(self, member: int, files: weight_files.Weights) -> dict[str, torch.Tensor]:
+        """Returns the weights of a member's program by source name, mapped from the weights files."""
+        program = self.programs[self.signatures[member]]
+        return {s.source: self.weight(s.source, member, files) for s in program.weights}
+
     def slots(self, pattern: str) -> dict[str, Kind]:
-        """The kind of every weight and input of the member program, by value name. A state is one a member in every pattern."""
+        """Returns the kind of every weight and input of the member program, by value name.
+
+        A state has one value for each member in every pattern.
+        """
         program = self.programs[0]
         carried = {s.input for s in self.states}
         return {
             **{s.name: self.kind(s.source) for s in program.weights},
-            **{s.name: "shared" if pattern == "shared" and i not in carried else "stacked" for i, s in enumerate(program.inputs)},
+            **{
+                s.name: "shared" if pattern == "shared" and i not in carried else "stacked"
+                for i, s in enumerate(program.inputs)
+            },
         }
 
     def simple(self, pattern: str) -> list[Program]:
-        """The member programs simplified for a pattern."""
+        """Returns the member programs, simplified for a pattern."""
         if pattern not in self._simple:
             self._simple[pattern] = self.folded(self.slots(pattern))
         return self._simple[pattern]
 
     def folded(self, slots: Mapping[str, Kind]) -> list[Program]:
-        """The member programs simplified for these kinds of weights and inputs."""
+        """Returns the member programs, simplified for these kinds of weights and inputs."""
         if not self._straight:
             self._straight = straighten_all(self.programs, self.shapes)
         return [fold(p, slots) for p in self._straight]
+
+
+@dataclass(frozen=True)
+class SimplifiedPrograms:
+    """Simplified member programs, as lowering needs them.
+
+    signatures: for each loaded member the index of its program.
+    slots: the kinds of weights and inputs, by value name.
+    """
+
+    programs: list[Program]
+    signatures: list[int]
+    slots: dict[str, Kind]
+
+
+def simplified(
+    programs: Sequence[Program],
+    signatures: Sequence[int],
+    weights: Mapping[str, Kind],
+    stacked_inputs: Sequence[bool],
+    sizes: Mapping[str, int],
+    simplify: bool = True,
+) -> SimplifiedPrograms:
+    """Returns the programs of the loaded members, simplified, or as they were captured.
+
+    weights: the kinds of weights, by name. stacked_inputs: whether each input has one value for each member.
+    """
+    used = sorted(set(signatures))
+    first = programs[used[0]]
+    slots: dict[str, Kind] = {s.name: weights[s.source] for s in first.weights}
+    slots.update({s.name: "stacked" if o else "shared" for s, o in zip(first.inputs, stacked_inputs)})
+    captured = [programs[s] for s in used]
+    return SimplifiedPrograms(
+        simplify_all(captured, slots, sizes) if simplify else captured,
+        [used.index(s) for s in signatures],
+        slots,
+    )

@@ -1,14 +1,19 @@
-"""Simplification of the member program, after kinds: the program stays a member program, and no node's kind rises.
+"""Runs the passes over a member program, in this order. The result is a member program again.
 
-requires: a functional member program and the kinds of its slots. ensures: equal answers but for rounding; no value has a higher kind than the one it replaces.
+1. Remove copies and casts that have no effect (`drop_copies`), and equal nodes (common_subexpressions.py).
+2. Move linear layers before a new order of their rows (linear_rows.py), and write chains of reshapes and
+   transposes as views (view_chains.py).
+3. Compute one position of a dim where only one is read (select_pushdown.py).
+4. Rewrite values at the true positions of Stacked masks (masked_selection.py).
+5. Fold norms into the weights next to them (norm_folding.py, layer_norm_folding.py), and join narrow linear
+   layers over one value (horizontal_fusion.py).
+6. Remove equal nodes again, and nodes that no other node reads.
+7. Rewrite transposed convolutions of stride 1 as convolutions over flipped weights (transposed_conv.py).
 
-1. Copies and casts that change nothing go, and equal nodes become one (duplicates.py).
-2. Linear layers come before a new order of their rows (rows.py), and chains of reshapes and transposes that come down to views become views (views.py).
-3. Where one position of a dim is read, one is computed (narrowing.py).
-4. Norms are folded into the weights next to them where no kind rises (folding.py), and narrow linear layers over one value become one (siblings.py).
-5. Values whose number is that of a Stacked mask's true places become values at every place (selecting.py).
-6. What nothing reads goes.
-7. Transposed convolutions of stride 1 become convolutions over flipped weights (transposed.py).
+Steps 1 to 3 do not depend on kinds (`straighten`); steps 4 to 6 do (`fold`).
+
+Requires: a functional member program and the kinds of its slots. Ensures: equal results except for rounding;
+no value has a higher kind than the value that it replaces.
 """
 
 from __future__ import annotations
@@ -20,15 +25,16 @@ from typing import Any
 from widepack_artifacts.program import Kind, Node, Program, Ref, Tag
 
 from ..ir import ops
-from ..ir.encoding import type_of
-from .common_subexpressions import drop_duplicates
-from .norm_folding import fold_batch_norms, fold_layer_norms
 from ..ir.edit import renamed, sweep, with_nodes
-from .select_pushdown import narrow
+from ..ir.encoding import type_of
 from ..ir.fake_values import Shapes
+from .common_subexpressions import drop_duplicates
+from .horizontal_fusion import join_siblings
+from .layer_norm_folding import fold_layer_norms
 from .linear_rows import rows_in_order
 from .masked_selection import select_by_masks
-from .horizontal_fusion import join_siblings
+from .norm_folding import fold_batch_norms
+from .select_pushdown import narrow
 from .transposed_conv import convolve_plainly
 from .view_chains import merge_views
 
@@ -40,56 +46,76 @@ _COPIES = {
     "aten.lift_fresh_copy.default",
     "aten.dropout.default",
 }
-DENSE = {"aten.view_as_complex.default", "aten.view.dtype"}  # read memory, so its order matters
-END = (1 << 63) - 1  # what export writes for no end
+DENSE = {"aten.view_as_complex.default", "aten.view.dtype"}  # they read memory, so its order matters
+END = (1 << 63) - 1  # export writes it for a slice without an end
 _VIEWS = {"aten.view.default", "aten._unsafe_view.default"}
 
 
 def straighten(program: Program, shapes: Shapes) -> Program:
-    """What does not hang on kinds: copies, orders of rows, views, positions that nothing reads."""
-    made = narrow(merge_views(rows_in_order(drop_duplicates(drop_copies(program)), shapes), shapes), shapes)
-    old, values = {n.name for n in program.nodes}, shapes.of(made)
-    return replace(made, nodes=tuple(n if n.out or n.name in old else replace(n, out=type_of(values[n.name])) for n in made.nodes))
+    """Runs the passes that do not depend on kinds: copies, row order, views, positions that no node reads."""
+    straight = narrow(
+        merge_views(rows_in_order(drop_duplicates(drop_copies(program)), shapes), shapes), shapes
+    )
+    old, values = {n.name for n in program.nodes}, shapes.of(straight)
+    return replace(
+        straight,
+        nodes=tuple(
+            n if n.out or n.name in old else replace(n, out=type_of(values[n.name])) for n in straight.nodes
+        ),
+    )
 
 
 def straighten_all(programs: Sequence[Program], shapes: Sequence[Shapes]) -> list[Program]:
-    """The programs of members of other shapes, alike: where a size of 1 lets one be straightened further than another, none is."""
-    made = [straighten(p, s) for p, s in zip(programs, shapes)]
-    return made if _alike(made) else [drop_copies(p) for p in programs]
+    """Runs `straighten` on the program of each shape signature.
+
+    All results have the same nodes. If they differ, for example because of a size of 1, only copies are
+    removed.
+    """
+    straight = [straighten(p, s) for p, s in zip(programs, shapes)]
+    return straight if _alike(straight) else [drop_copies(p) for p in programs]
 
 
 def _alike(programs: Sequence[Program]) -> bool:
-    """Whether all have nodes of the same names and ops."""
-    return all([(n.name, n.op) for n in p.nodes] == [(n.name, n.op) for n in programs[0].nodes] for p in programs)
+    """Whether all programs have the same nodes: names and ops."""
+    return all(
+        [(n.name, n.op) for n in p.nodes] == [(n.name, n.op) for n in programs[0].nodes] for p in programs
+    )
 
 
-def simplify_all(programs: Sequence[Program], slots: Mapping[str, Kind], sizes: Mapping[str, int]) -> list[Program]:
-    """Each shape signature's program simplified alike. slots: kinds of weights and inputs by value name. sizes: an example size of each dim."""
+def simplify_all(
+    programs: Sequence[Program], slots: Mapping[str, Kind], sizes: Mapping[str, int]
+) -> list[Program]:
+    """Simplifies the program of each shape signature in the same way.
+
+    slots: the kinds of weights and inputs, by value name. sizes: an example size of each dim.
+    """
     folded = [fold(p, slots) for p in straighten_all(programs, [Shapes(sizes) for _ in programs])]
     plainly = [convolve_plainly(p, slots) for p in folded]
     return plainly if _alike(plainly) else folded
 
 
 def simplify(program: Program, slots: Mapping[str, Kind], sizes: Mapping[str, int]) -> Program:
-    """The same of one program."""
+    """Simplifies one program."""
     return simplify_all([program], slots, sizes)[0]
 
 
 def fold(program: Program, slots: Mapping[str, Kind]) -> Program:
-    """What hangs on kinds: values at places of masks, norms folded into the weights next to them, layers joined."""
+    """Runs the passes that depend on kinds: masked selections, norms and joined layers."""
     folded = fold_layer_norms(fold_batch_norms(select_by_masks(program, slots), slots), slots)
     return sweep(drop_duplicates(join_siblings(folded, slots)))
 
 
 def drop_copies(program: Program) -> Program:
-    """In a functional program a copy means nothing; neither does a cast to the dtype that a value has."""
+    """Removes copies, which have no effect in a functional program, and casts that change nothing."""
     to: dict[str, Any] = {}
-    types = {s.name: s.type for s in (*program.weights, *program.inputs)} | {n.name: n.out for n in program.nodes}
+    types = {s.name: s.type for s in (*program.weights, *program.inputs)} | {
+        n.name: n.out for n in program.nodes
+    }
     kept: list[Node] = []
     for node in program.nodes:
         node = renamed(node, to)
         source = node.args[0] if node.args else None
-        if node.op in DENSE and isinstance(source, Ref):  # the copy before it may have gone
+        if node.op in DENSE and isinstance(source, Ref):  # the copy before it may be removed
             kept.append(
                 Node(
                     f"{node.name}_dense",
@@ -101,19 +127,23 @@ def drop_copies(program: Program) -> Program:
                 )
             )
             node = replace(node, args=(Ref(kept[-1].name), *node.args[1:]))
-        if node.op in _VIEWS:  # without the copy before it, memory may need one here
+        if node.op in _VIEWS:  # a view may need a copy if the one before it is removed
             node = replace(node, op="aten.reshape.default")
         same = isinstance(source, Ref) and types[node.name] != "" and types[source.name] == types[node.name]
-        if (node.op in _COPIES and isinstance(source, Ref)) or (node.op == "aten._to_copy.default" and same) or _all(node):
+        if (
+            (node.op in _COPIES and isinstance(source, Ref))
+            or (node.op == "aten._to_copy.default" and same)
+            or _takes_all(node)
+        ):
             to[node.name] = source
         else:
             kept.append(node)
     return with_nodes(program, kept, to)
 
 
-def _all(node: Node) -> bool:
-    """Whether the node is `x[:]`: a slice that takes everything."""
+def _takes_all(node: Node) -> bool:
+    """Whether the node is `x[:]`, a slice of the whole dim."""
     if node.op != "aten.slice.Tensor":
         return False
-    given = ops.bind(node.op, node.args, node.kwargs)
-    return given.get("start") in (None, 0) and given.get("end") in (None, END) and given.get("step", 1) == 1
+    bound = ops.bind(node.op, node.args, node.kwargs)
+    return bound.get("start") in (None, 0) and bound.get("end") in (None, END) and bound.get("step", 1) == 1

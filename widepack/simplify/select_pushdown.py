@@ -1,8 +1,16 @@
-"""Rows that nothing reads are not computed: `select(op(x), d, i)` becomes `op'(select(x, d, i))`.
+"""Computes one position of a dim if only one is read: `select(op(x), d, i)` becomes `op'(select(x, d, i))`.
 
-A classifier that reads one token of its last layer pays for that token alone, and not for all of them: the choice moves up through every op that treats the
-positions of dim `d` alike, as far as the attention that mixes them, whose queries it then thins out. It moves only where every reader of a value chooses
-the same position of it, so that the whole value is never needed beside its part.
+A classifier that reads one token of its last layer then computes that token alone.
+
+1. The select moves before an op that treats all positions of dim `d` alike: pointwise ops, linear layers,
+   norms, reshapes, transposes, slices.
+2. Before an attention it stays at the queries: one query reads all keys and values.
+3. It moves only if every reader of a value selects the same position, so that the whole value is not needed.
+4. It moves as far as it can; equal selects then become one.
+
+Requires: a functional member program, and the shapes of its values.
+
+Leaves alone: ops that mix positions, causal attention, and moves whose result has another shape or dtype.
 """
 
 from __future__ import annotations
@@ -19,9 +27,9 @@ from widepack_artifacts.program import Node, Program, Ref, refs
 
 from ..ir import ops
 from ..ir.edit import readers, renamed, sweep, with_nodes
-from ..registry.registry import REGISTRY
 from ..ir.fake_values import Shapes
 from ..ir.values import expression, known
+from ..registry.registry import REGISTRY
 
 _SELECT = "aten.select.int"
 Step = Callable[["Narrowing"], Any]
@@ -30,48 +38,62 @@ STEPS: dict[str, Step] = {}
 
 @dataclass
 class Narrowing:
-    """One move: `choice` reads `node` at `index` of `dim`. made: the nodes that the move writes. Rules give what stands in the choice's place, or None."""
+    """One move of a select before the op that it reads.
+
+    choice: the select, which reads `node` at `index` of `dim`.
+    values: the fake values of the program, by name.
+    new: the nodes that the move writes. A step returns the value that replaces the select, or None.
+    """
 
     choice: Node
     node: Node
     dim: int
     index: int
     values: Mapping[str, Any]
-    made: list[Node] = field(default_factory=list)
+    new: list[Node] = field(default_factory=list)
 
     @property
     def rank(self) -> int:
-        """Of the node's value."""
+        """The rank of the node's value."""
         return int(self.values[self.node.name].ndim)
 
     @property
     def read(self) -> Any:
-        """The value that the node reads first."""
+        """The value of the node's first argument."""
         return self.values[self.node.args[0].name]
 
     def add(self, op: str, *args: Any, name: str = "") -> Ref:
-        self.made.append(Node(self._free(name or f"{self.node.name}_at"), op, args, {}, "", self.node.source))
-        return Ref(self.made[-1].name)
+        """Adds a node. name: the first part of its name."""
+        self.new.append(Node(self._free(name or f"{self.node.name}_at"), op, args, {}, "", self.node.source))
+        return Ref(self.new[-1].name)
 
     def pick(self, value: Ref, dim: int, index: int | None = None) -> Ref:
-        """One position of what the node reads."""
+        """Selects one position of a value that the node reads. index: default, that of the move."""
         return self.add(_SELECT, value, dim, self.index if index is None else index, name=f"{value.name}_at")
 
     def same(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Ref:
-        """The node's op again on other arguments."""
-        self.made.append(
-            replace(self.node, name=self._free(f"{self.node.name}_at"), args=args, kwargs=self.node.kwargs if kwargs is None else kwargs, out="")
+        """Adds the node's op with other arguments."""
+        self.new.append(
+            replace(
+                self.node,
+                name=self._free(f"{self.node.name}_at"),
+                args=args,
+                kwargs=self.node.kwargs if kwargs is None else kwargs,
+                out="",
+            )
         )
-        return Ref(self.made[-1].name)
+        return Ref(self.new[-1].name)
 
     def _free(self, wish: str) -> str:
-        """A name that no value has."""
-        taken = {n.name for n in self.made}
-        return next(name for k in itertools.count() if (name := f"{wish}{k}") not in self.values and name not in taken)
+        """Returns a name that no value has."""
+        taken = {n.name for n in self.new}
+        return next(
+            name for k in itertools.count() if (name := f"{wish}{k}") not in self.values and name not in taken
+        )
 
 
 def narrow(program: Program, shapes: Shapes) -> Program:
-    """The program with choices of one position moved up as far as they go."""
+    """Returns the program with selects of one position moved up as far as possible."""
     if not any(n.op == _SELECT for n in program.nodes):
         return program
     shapes.of(program)
@@ -81,57 +103,75 @@ def narrow(program: Program, shapes: Shapes) -> Program:
         if move is None:
             return _once(program)
         moved, choices = move
-        to = {name: Ref(moved.made[-1].name) for name in choices}
+        to = {name: Ref(moved.new[-1].name) for name in choices}
         kept: list[Node] = []
         for node in program.nodes:
             if node.name == choices[0]:
-                kept += moved.made
-            elif node.name not in to:  # what takes the choices' place is named after the op that it is
+                kept += moved.new
+            elif node.name not in to:  # the select itself is replaced by the moved op
                 kept.append(renamed(node, to))
         program = sweep(with_nodes(program, kept, to))
 
 
 def _runs(move: Narrowing, shapes: Shapes) -> bool:
-    """Whether the move gives a value of the choice's shape and dtype; one that it does not is not made."""
+    """Whether the move computes a value of the select's shape and dtype; else the move is undone."""
     try:
-        for node in move.made:
+        for node in move.new:
             shapes.add(node)
     except (RuntimeError, IndexError, TypeError, ValueError):
         fits = False
     else:
-        made, wanted = shapes.values[move.made[-1].name], shapes.values[move.choice.name]
-        fits = made.dtype == wanted.dtype and [expression(s) for s in made.shape] == [expression(s) for s in wanted.shape]
+        new, selected = shapes.values[move.new[-1].name], shapes.values[move.choice.name]
+        fits = new.dtype == selected.dtype and [expression(s) for s in new.shape] == [
+            expression(s) for s in selected.shape
+        ]
     if not fits:
-        for node in move.made:
+        for node in move.new:
             shapes.values.pop(node.name, None)
     return fits
 
 
 def _next(program: Program, shapes: Shapes, tried: set[str]) -> tuple[Narrowing, list[str]] | None:
-    """The first choice that can move, and the names of all choices that it stands for."""
+    """Returns the first select that can move, and the names of all selects equal to it."""
     values = shapes.values
     made_by = {n.name: n for n in program.nodes}
-    by = readers(program)
+    readers_of = readers(program)
     outs = {r for o in program.outputs for r in refs(o.value)}
     for choice in program.nodes:
-        if choice.op != _SELECT or choice.kwargs or choice.name in tried or not isinstance(choice.args[0], Ref):
+        if (
+            choice.op != _SELECT
+            or choice.kwargs
+            or choice.name in tried
+            or not isinstance(choice.args[0], Ref)
+        ):
             continue
         node = made_by.get(choice.args[0].name)
-        if node is None or node.body or node.name in outs or not all(isinstance(a, int) for a in choice.args[1:]):
+        if (
+            node is None
+            or node.body
+            or node.name in outs
+            or not all(isinstance(a, int) for a in choice.args[1:])
+        ):
             continue
-        alike = [n for n in by[node.name] if n.op == _SELECT and n.args == choice.args and not n.kwargs]
-        if len(alike) < len(by[node.name]) or not isinstance(values[node.name], torch.Tensor):
+        alike = [
+            n for n in readers_of[node.name] if n.op == _SELECT and n.args == choice.args and not n.kwargs
+        ]
+        if len(alike) < len(readers_of[node.name]) or not isinstance(values[node.name], torch.Tensor):
             continue
-        made = Narrowing(choice, node, choice.args[1] % values[node.name].ndim, choice.args[2], values)
-        step = _pointwise if node.op in REGISTRY and REGISTRY[node.op].family == "pointwise" else STEPS.get(node.op)
-        if step is not None and step(made) is not None and made.made and _runs(made, shapes):
-            return made, [n.name for n in alike]
+        new = Narrowing(choice, node, choice.args[1] % values[node.name].ndim, choice.args[2], values)
+        step = (
+            _pointwise
+            if node.op in REGISTRY and REGISTRY[node.op].family == "pointwise"
+            else STEPS.get(node.op)
+        )
+        if step is not None and step(new) is not None and new.new and _runs(new, shapes):
+            return new, [n.name for n in alike]
         tried.add(choice.name)
     return None
 
 
 def _once(program: Program) -> Program:
-    """Equal choices made once."""
+    """Merges equal selects."""
     seen: dict[Any, str] = {}
     to: dict[str, Any] = {}
     kept = []
@@ -155,18 +195,20 @@ def _step(names: str) -> Callable[[Step], Step]:
 
 
 def _pointwise(at: Narrowing) -> Any:
-    """Each tensor at its own dim, counted from the last; one of size 1 is spread over all positions."""
+    """Selects in each tensor at its dim, counted from the last; a dim of size 1 serves all positions."""
     picks: dict[str, tuple[int, int] | None] = {}
     whole = known(at.values[at.node.name].shape[at.dim])
     for name in refs((at.node.args, at.node.kwargs)):
         value = at.values[name]
         dim = at.dim - (at.rank - value.ndim) if isinstance(value, torch.Tensor) else -1
         if dim >= 0 and value.ndim < 2:
-            return None  # a tensor without dims would take another part in type promotion
-        picks[name] = None if dim < 0 else (dim, 0 if known(value.shape[dim]) == 1 and whole != 1 else at.index)
+            return None  # the select would be 0-dim, which changes type promotion
+        picks[name] = (
+            None if dim < 0 else (dim, 0 if known(value.shape[dim]) == 1 and whole != 1 else at.index)
+        )
     to = {name: at.pick(Ref(name), *p) for name, p in picks.items() if p}
-    made = renamed(at.node, to)
-    return at.same(made.args, {k: v for k, v in made.kwargs.items() if k != "memory_format"})
+    new = renamed(at.node, to)
+    return at.same(new.args, {k: v for k, v in new.kwargs.items() if k != "memory_format"})
 
 
 @_step("linear.default")
@@ -177,7 +219,11 @@ def _linear(at: Narrowing) -> Any:
 
 @_step("layer_norm.default rms_norm.default")
 def _norm(at: Narrowing) -> Any:
-    return at.same((at.pick(at.node.args[0], at.dim), *at.node.args[1:])) if at.dim < at.rank - len(at.node.args[1]) else None
+    return (
+        at.same((at.pick(at.node.args[0], at.dim), *at.node.args[1:]))
+        if at.dim < at.rank - len(at.node.args[1])
+        else None
+    )
 
 
 @_step("transpose.int permute.default")
@@ -204,12 +250,12 @@ def _unsqueeze(at: Narrowing) -> Any:
 
 @_step("squeeze.dim squeeze.dims")
 def _squeeze(at: Narrowing) -> Any:
-    asked = at.node.args[1]
-    gone = sorted(d % at.read.ndim for d in (asked if isinstance(asked, (list, tuple)) else [asked]))
-    if any(known(at.read.shape[d]) != 1 for d in gone):
+    dims = at.node.args[1]
+    removed = sorted(d % at.read.ndim for d in (dims if isinstance(dims, (list, tuple)) else [dims]))
+    if any(known(at.read.shape[d]) != 1 for d in removed):
         return None
-    source = [d for d in range(at.read.ndim) if d not in gone][at.dim]
-    return at.add("aten.squeeze.dims", at.pick(at.node.args[0], source), [d - (d > source) for d in gone])
+    source = [d for d in range(at.read.ndim) if d not in removed][at.dim]
+    return at.add("aten.squeeze.dims", at.pick(at.node.args[0], source), [d - (d > source) for d in removed])
 
 
 @_step("unflatten.int")
@@ -245,31 +291,36 @@ def _reshape(at: Narrowing) -> Any:
 
 @_step("slice.Tensor")
 def _slice(at: Narrowing) -> Any:
-    given = ops.bind(at.node.op, at.node.args, at.node.kwargs)
-    dim, start, step = given.get("dim", 0) % at.rank, given.get("start") or 0, given.get("step", 1)
+    bound = ops.bind(at.node.op, at.node.args, at.node.kwargs)
+    dim, start, step = bound.get("dim", 0) % at.rank, bound.get("start") or 0, bound.get("step", 1)
     if dim != at.dim:
-        rest = [given.get("start"), given.get("end"), step]
-        return at.same((at.pick(given["self"], at.dim), dim - (dim > at.dim), *rest), {})
+        rest = [bound.get("start"), bound.get("end"), step]
+        return at.same((at.pick(bound["self"], at.dim), dim - (dim > at.dim), *rest), {})
     if not isinstance(start, int) or start < 0 or at.index < 0 or step != 1:
         return None
-    return at.pick(given["self"], dim, start + at.index)
+    return at.pick(bound["self"], dim, start + at.index)
 
 
 @_step("scaled_dot_product_attention.default")
 def _attention(at: Narrowing) -> Any:
-    """One query: the keys and values stay whole."""
-    given = ops.bind(at.node.op, at.node.args, at.node.kwargs)
-    query = at.values[given["query"].name]
-    if at.dim != at.rank - 2 or given.get("is_causal") or query.ndim != at.rank or known(query.shape[at.dim]) == 1:
+    """Selects one query; keys and values stay whole."""
+    bound = ops.bind(at.node.op, at.node.args, at.node.kwargs)
+    query = at.values[bound["query"].name]
+    if (
+        at.dim != at.rank - 2
+        or bound.get("is_causal")
+        or query.ndim != at.rank
+        or known(query.shape[at.dim]) == 1
+    ):
         return None
-    mask = given.get("attn_mask")
+    mask = bound.get("attn_mask")
     args = list(at.node.args)
-    args[0] = at.add("aten.unsqueeze.default", at.pick(given["query"], at.dim), at.dim)
+    args[0] = at.add("aten.unsqueeze.default", at.pick(bound["query"], at.dim), at.dim)
     kwargs = dict(at.node.kwargs)
     if isinstance(mask, Ref):
-        held = at.values[mask.name]
-        if held.ndim >= 2 and known(held.shape[-2]) != 1:
-            rows = at.add("aten.unsqueeze.default", at.pick(mask, held.ndim - 2), held.ndim - 2)
+        mask_value = at.values[mask.name]
+        if mask_value.ndim >= 2 and known(mask_value.shape[-2]) != 1:
+            rows = at.add("aten.unsqueeze.default", at.pick(mask, mask_value.ndim - 2), mask_value.ndim - 2)
             if "attn_mask" in kwargs:
                 kwargs["attn_mask"] = rows
             else:

@@ -1,12 +1,21 @@
-"""Chains of reshapes and transposes that merge dims only to part them again.
+"""Rewrites chains of reshapes and transposes as views of the value that the chain starts from.
 
-`[T, B, E] -> [T, B*H, D] -> [B*H, T, D] -> [B, H, T, D]`, as torch's own attention writes it, copies where members do not lie next to each other in memory;
-`unflatten` and one `permute` say the same and copy nothing. Each value of a chain is described over the chain's base:
+torch's attention writes `[T, B, E] -> [T, B*H, D] -> [B*H, T, D] -> [B, H, T, D]`. These reshapes merge dims
+and split them again, and copy where members do not lie next to each other in memory. `unflatten` and one
+`permute` compute the same and copy nothing.
 
-    atoms    the base's dims, parted as far as any reshape of the chain parts them, in the base's order
-    groups   for each dim of the value the atoms that it is made of; none for a dim of size 1
+1. Each value of a chain is described over the chain's base: `atoms` are the dims of the base, split as far as
+   any reshape of the chain splits them, in the base's order. `groups` are the atoms of each dim of the value;
+   a dim of size 1 has none.
+2. A value whose groups hold one atom each, or neighbours of one base dim, is computed from the base by views
+   alone.
+3. The pass writes these views for a value behind two reshapes, and for a chain that returns to its base.
 
-A value whose groups hold one atom each, or neighbours of one base dim, is made from the base by views alone. Sizes are compared as symbolic expressions.
+Requires: a functional member program, and the shapes of its values. Sizes are compared as symbolic
+expressions.
+
+Leaves alone: chains whose sizes do not tell how dims split, and groups of atoms that are not neighbours,
+which need a copy.
 """
 
 from __future__ import annotations
@@ -24,13 +33,25 @@ from ..ir.edit import renamed, sweep, with_nodes
 from ..ir.fake_values import Shapes
 from ..ir.values import expression
 
-_RESHAPES = {"aten.reshape.default", "aten.view.default", "aten._unsafe_view.default", "aten.flatten.using_ints", "aten.unflatten.int"}
+_RESHAPES = {
+    "aten.reshape.default",
+    "aten.view.default",
+    "aten._unsafe_view.default",
+    "aten.flatten.using_ints",
+    "aten.unflatten.int",
+}
 _ORDERS = {"aten.transpose.int", "aten.permute.default", "aten.unsqueeze.default", "aten.squeeze.dim"}
 
 
 @dataclass(frozen=True)
 class Chain:
-    """base: the value that the chain starts from. atoms: (id, size, base dim) in the base's order. groups: ids by dim. reshapes: how many lie on the way."""
+    """Describes a value of a chain over the chain's base.
+
+    base: the value that the chain starts from.
+    atoms: (id, size, base dim), in the base's order.
+    groups: for each dim of the value the ids of its atoms.
+    reshapes: the number of reshapes between the base and the value.
+    """
 
     base: str
     atoms: tuple[tuple[int, Any, int], ...]
@@ -38,11 +59,12 @@ class Chain:
     reshapes: int = 0
 
     def size(self, atom: int) -> Any:
+        """Returns the size of an atom."""
         return next(s for i, s, _ in self.atoms if i == atom)
 
 
 def merge_views(program: Program, shapes: Shapes) -> Program:
-    """The program with chains that come down to views written as such."""
+    """Returns the program with chains as views, where views are enough."""
     values = shapes.of(program)
     chains: dict[str, Chain] = {}
     kept: list[Node] = []
@@ -51,41 +73,51 @@ def merge_views(program: Program, shapes: Shapes) -> Program:
         chain = link(node, chains, values)
         if chain is not None:
             chains[node.name] = chain
-            made = _views(node, chain) if (chain.reshapes > 1 and node.op in _RESHAPES) or (node.op in _ORDERS and _nothing(chain)) else None
-            if made is not None:
-                kept += made
-                if made[-1].name != node.name if made else True:
-                    to[node.name] = Ref(made[-1].name if made else chain.base)
+            after_two_reshapes = chain.reshapes > 1 and node.op in _RESHAPES
+            returns = node.op in _ORDERS and _returns_to_base(chain)
+            views = _views(node, chain) if after_two_reshapes or returns else None
+            if views is not None:
+                kept += views
+                if not views:
+                    to[node.name] = Ref(chain.base)
                 continue
         kept.append(renamed(node, to))
     return sweep(with_nodes(program, kept, to))
 
 
 def links(node: Node) -> bool:
-    """Whether the node is a link of a chain: it moves dims about and leaves what they hold."""
+    """Whether the node can be part of a chain: it reshapes or reorders dims and keeps the numbers."""
     return node.op in _RESHAPES | _ORDERS
 
 
-def _nothing(chain: Chain) -> bool:
-    """Whether the chain ends where it began."""
-    return list(chain.groups) == [(i,) for i, _, _ in chain.atoms] and not any(s == 1 for _, s, _ in chain.atoms)
+def _returns_to_base(chain: Chain) -> bool:
+    """Whether the value of the chain equals its base."""
+    return list(chain.groups) == [(i,) for i, _, _ in chain.atoms] and not any(
+        s == 1 for _, s, _ in chain.atoms
+    )
 
 
 def link(node: Node, chains: Mapping[str, Chain], values: Mapping[str, Any]) -> Chain | None:
-    """The description of a node's value, if it is a link of a chain."""
-    if not links(node) or not isinstance(node.args[0], Ref) or not isinstance(values[node.args[0].name], torch.Tensor):
+    """Returns the description of a node's value, if the node is part of a chain."""
+    if (
+        not links(node)
+        or not isinstance(node.args[0], Ref)
+        or not isinstance(values[node.args[0].name], torch.Tensor)
+    ):
         return None
     source = node.args[0].name
     shape = [expression(s) for s in values[source].shape]
     start = chains.get(source) or Chain(
-        source, tuple((i, s, i) for i, s in enumerate(shape)), tuple((i,) if s != 1 else () for i, s in enumerate(shape))
+        source,
+        tuple((i, s, i) for i, s in enumerate(shape)),
+        tuple((i,) if s != 1 else () for i, s in enumerate(shape)),
     )
     rank = len(start.groups)
     groups = list(start.groups)
     if node.op in _RESHAPES:
         return _regroup(start, [expression(s) for s in values[node.name].shape])
     if rank == 0 and node.op != "aten.unsqueeze.default":
-        return start  # a single number has no dims to change, whatever dims are named
+        return start  # a 0-dim value has no dims to move, whatever dims the op names
     if node.op == "aten.transpose.int":
         a, b = node.args[1] % rank, node.args[2] % rank
         groups[a], groups[b] = groups[b], groups[a]
@@ -95,15 +127,18 @@ def link(node: Node, chains: Mapping[str, Chain], values: Mapping[str, Any]) -> 
         groups.insert(node.args[1] % (rank + 1), ())
     else:
         if any(not start.size(i).is_Integer for i in groups[node.args[1] % rank]):
-            return None  # a dim that is 1 in some calls is dropped there
+            return None  # squeeze would remove the dim only in calls where its size is 1
         if groups[node.args[1] % rank]:
-            return start  # not of size 1: nothing happens
+            return start  # the size is not 1, so squeeze does nothing
         del groups[node.args[1] % rank]
     return replace(start, groups=tuple(groups))
 
 
 def _regroup(start: Chain, shape: list[Any]) -> Chain | None:
-    """The atoms dealt out to the dims of another shape, parted where a dim ends inside one; None where sizes do not tell."""
+    """Distributes the atoms over the dims of another shape, and splits an atom where a dim ends inside it.
+
+    None where the sizes do not tell how.
+    """
     atoms = {i: (size, dim) for i, size, dim in start.atoms}
     order = [i for i, _, _ in start.atoms]
     waiting = [i for group in start.groups for i in group]
@@ -139,49 +174,68 @@ def _regroup(start: Chain, shape: list[Any]) -> Chain | None:
 
 
 def _views(node: Node, chain: Chain) -> list[Node] | None:
-    """Nodes that make the value from the base by views alone; None where that cannot be."""
-    size = {i: s for i, s, _ in chain.atoms}
-    home = {i: d for i, _, d in chain.atoms}
+    """Returns nodes that compute the value from the base by views alone; None where a copy is needed."""
     order = [i for i, _, _ in chain.atoms]
-    used = [i for g in chain.groups for i in g]
-    if sorted(used) != sorted(i for i in order if size[i] != 1):
+    parts = _parts_of_base(chain, order)
+    splits = None if parts is None else _splits(chain, parts, order)
+    if splits is None:
         return None
-    parts: dict[int, list[list[int]]] = {}  # base dim -> its parts, each the atoms of one group
-    for group in chain.groups:
-        places = [order.index(i) for i in group]
-        if places != list(range(places[0], places[0] + len(places))) if places else False:
-            return None
-        if len({home[i] for i in group}) > 1:
-            return None
-        if group:
-            parts.setdefault(home[group[0]], []).append(list(group))
     nodes: list[Node] = []
+    value = Ref(chain.base)
 
     def add(what: str, op: str, *args: Any) -> Ref:
-        nodes.append(Node(f"{node.name}_{what}", f"aten.{op}", args, {}, "", node.source))
+        nodes.append(Node(f"{node.name}_{what}", f"aten.{op}", (value, *args), {}, "", node.source))
         return Ref(nodes[-1].name)
 
-    value = Ref(chain.base)
-    dims = sorted({d for _, _, d in chain.atoms})
-    layout: list[tuple[int, ...]] = []
-    for d in dims:
-        mine = sorted(parts.get(d, []), key=lambda g: order.index(g[0]))
-        if len(mine) > 1:
-            known = [sympy.prod([size[i] for i in g]) for g in mine]
-            if sum(not k.is_Integer for k in known) > 1:
-                return None
-            value = add(f"part{d}", "unflatten.int", value, len(layout), [int(k) if k.is_Integer else -1 for k in known])
-        layout += [tuple(g) for g in mine] or [()]
-    wanted = [tuple(g) for g in chain.groups if g]
+    layout: list[tuple[int, ...]] = []  # the atoms of each dim of `value`
+    for dim, groups, sizes in splits:
+        if len(groups) > 1:
+            value = add(f"part{dim}", "unflatten.int", len(layout), sizes)
+        layout += groups or [()]
+    target = [g for g in chain.groups if g]
     ones = [i for i, g in enumerate(layout) if not g]
-    permutation = [layout.index(g) for g in wanted] + ones
+    permutation = [layout.index(g) for g in target] + ones
     if permutation != list(range(len(layout))):
-        value = add("order", "permute.default", value, permutation)
+        value = add("order", "permute.default", permutation)
     if ones:
-        value = add("drop", "squeeze.dims", value, list(range(len(wanted), len(layout))))
+        value = add("drop", "squeeze.dims", list(range(len(target), len(layout))))
     for at, group in enumerate(chain.groups):
         if not group:
-            value = add(f"one{at}", "unsqueeze.default", value, at)
+            value = add(f"one{at}", "unsqueeze.default", at)
     if nodes:
         nodes[-1] = replace(nodes[-1], name=node.name, out=node.out)
     return nodes
+
+
+def _parts_of_base(chain: Chain, order: list[int]) -> dict[int, list[tuple[int, ...]]] | None:
+    """Returns the groups in each base dim; None if an atom is lost, or if a group needs a copy."""
+    base_dim = {i: d for i, _, d in chain.atoms}
+    if sorted(i for g in chain.groups for i in g) != sorted(i for i, size, _ in chain.atoms if size != 1):
+        return None
+    parts: dict[int, list[tuple[int, ...]]] = {}
+    for group in filter(None, chain.groups):
+        positions = [order.index(i) for i in group]
+        if positions != list(range(positions[0], positions[0] + len(positions))):
+            return None
+        if len({base_dim[i] for i in group}) > 1:
+            return None
+        parts.setdefault(base_dim[group[0]], []).append(group)
+    return parts
+
+
+def _splits(
+    chain: Chain, parts: Mapping[int, list[tuple[int, ...]]], order: list[int]
+) -> list[tuple[int, list[tuple[int, ...]], list[int]]] | None:
+    """Returns each base dim with its groups, in the base's order, and their sizes; -1 is an unknown size.
+
+    None if a dim has two groups of unknown size, which `unflatten` does not take.
+    """
+    splits = []
+    for dim in sorted({d for _, _, d in chain.atoms}):
+        groups = sorted(parts.get(dim, []), key=lambda g: order.index(g[0]))
+        products = [sympy.prod([chain.size(i) for i in g]) for g in groups]
+        sizes = [int(p) if p.is_Integer else -1 for p in products]
+        if len(groups) > 1 and sizes.count(-1) > 1:
+            return None
+        splits.append((dim, groups, sizes))
+    return splits

@@ -1,7 +1,7 @@
-"""Inputs to verify and to measure with: from an example of every input, at any sizes of the named dims.
+"""Draws inputs for verification and measurement, at any sizes of the named dims.
 
-Integers are drawn within the bounds that were given, else among the example's own rows, so that they mean what the example means (ids, masks, edge lists).
-Floats have the example's mean and spread. Equal seeds give equal inputs.
+Integers are drawn within the user's bounds. Without bounds they are rows of the example, so they stay valid
+ids, masks or edge lists. Floats have the example's mean and spread. Equal seeds give equal inputs.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import torch
 
-from ..ir.encoding import dtype_of
+from .dtypes import dtype_of
 from .input_spec import parse_type
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """One input leaf to draw: type text, bounds of integers (both included), and an example or None."""
+class InputSource:
+    """One input leaf to draw: its type text, the inclusive bounds of integers, and an example or None."""
 
     name: str
     type: str
@@ -26,8 +26,8 @@ class Source:
     example: torch.Tensor | None = None
 
 
-def draw(source: Source, sizes: Mapping[str, int], seed: int) -> torch.Tensor:
-    """A tensor of the source's type at these sizes."""
+def draw(source: InputSource, sizes: Mapping[str, int], seed: int) -> torch.Tensor:
+    """Draws a tensor of the source's type at these sizes."""
     dtype_name, dims = parse_type(source.type)
     dtype = dtype_of(dtype_name)
     shape = [d if isinstance(d, int) else sizes[d.letter] * d.factor for d in dims]
@@ -36,7 +36,9 @@ def draw(source: Source, sizes: Mapping[str, int], seed: int) -> torch.Tensor:
         return torch.randint(source.low, source.high + 1, shape, generator=g, dtype=dtype)
     if source.example is None:
         if dtype.is_floating_point or dtype.is_complex:
-            return torch.randn(shape, generator=g, dtype=dtype if dtype.itemsize >= 4 else torch.float32).to(dtype)
+            return torch.randn(shape, generator=g, dtype=dtype if dtype.itemsize >= 4 else torch.float32).to(
+                dtype
+            )
         return torch.randint(0, 2, shape, generator=g).to(dtype)
     value = source.example
     for axis, (dim, size) in enumerate(zip(dims, shape)):
@@ -48,13 +50,15 @@ def draw(source: Source, sizes: Mapping[str, int], seed: int) -> torch.Tensor:
     return value.clone()
 
 
-def draw_all(sources: Sequence[Source], sizes: Mapping[str, int], seed: int) -> list[torch.Tensor]:
-    """One call's inputs."""
+def draw_all(sources: Sequence[InputSource], sizes: Mapping[str, int], seed: int) -> list[torch.Tensor]:
+    """Draws the inputs of one call."""
     return [draw(s, sizes, seed * 1009 + i) for i, s in enumerate(sources)]
 
 
-def rows(values: Sequence[torch.Tensor], sources: Sequence[Source], letter: str, count: int) -> list[torch.Tensor]:
-    """The first `count` rows of a call along the dim `letter`."""
+def rows(
+    values: Sequence[torch.Tensor], sources: Sequence[InputSource], letter: str, count: int
+) -> list[torch.Tensor]:
+    """Returns the first `count` rows of a call along the dim `letter`."""
     made = []
     for value, source in zip(values, sources):
         for axis, dim in enumerate(parse_type(source.type)[1]):

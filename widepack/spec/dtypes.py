@@ -1,10 +1,10 @@
-"""The dtypes that the weights of members can be brought into, by the names that people write."""
+"""Finds dtypes by name, and converts weights to them."""
 
 from __future__ import annotations
 
 import torch
 
-from ..errors import UsageError
+from ..errors import ArtifactError, UsageError
 
 DTYPES = {
     "float32": torch.float32,
@@ -27,7 +27,7 @@ _SHORT = {
 
 
 def find_dtype(name: str | torch.dtype | None) -> torch.dtype | None:
-    """The dtype that `--dtype` names. Raises: UsageError."""
+    """Returns the dtype that `--dtype` names. Raises: UsageError."""
     text = str(name).removeprefix("torch.") if name is not None else ""
     if name is not None and _SHORT.get(text, text) not in DTYPES:
         raise UsageError(f"unknown dtype {text!r}; the weights of a member can be {', '.join(DTYPES)}")
@@ -35,31 +35,52 @@ def find_dtype(name: str | torch.dtype | None) -> torch.dtype | None:
 
 
 class OutOfRange(ValueError):
-    """A number that a dtype cannot hold: what a tensor holds, what the dtype does, and which one would."""
+    """Raised for a number that a dtype cannot represent.
+
+    The message names the number and the dtype's limit.
+    """
 
 
 def converted(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A floating tensor in another dtype. Its dtype's own largest number, which code writes for "none", becomes that of the new one.
+    """Returns a floating tensor in another dtype.
 
-    Raises: OutOfRange for a finite number that would become infinite.
+    The largest number of the old dtype, which code writes for "none", becomes the largest number of the new
+    one.
+    Raises: OutOfRange for another finite number that would become infinite.
     """
-    made = value.to(dtype)
+    result = value.to(dtype)
     if torch.finfo(dtype).max >= torch.finfo(value.dtype).max:
-        return made
-    lost = torch.isinf(made) & torch.isfinite(value)
+        return result
+    lost = torch.isinf(result) & torch.isfinite(value)
     if not bool(lost.any()):
-        return made
+        return result
     largest, new = torch.finfo(dtype).max, str(dtype).removeprefix("torch.")
     if bool((lost & ~at_limit(value)).any()):
         raise OutOfRange(
-            f"holds {float(value[lost].abs().max()):.4g}, and the largest number of {new} is {largest:.4g}: these members cannot run in {new}"
+            f"has {float(value[lost].abs().max()):.4g}, but the largest number of {new} is {largest:.4g}:"
+            f" these members cannot run in {new}"
             + ("; bfloat16 has the range of float32" if new == "float16" else "")
         )
-    return torch.where(lost, torch.sign(value).to(dtype) * largest, made)
+    return torch.where(lost, torch.sign(value).to(dtype) * largest, result)
 
 
 def at_limit(t: torch.Tensor) -> torch.Tensor:
-    """Where the dtype's largest finite number stands, of either sign: a number's error there is none of its own."""
+    """Returns where a tensor has its dtype's largest finite number, of either sign: it stands for "none"."""
     if t.is_complex():
         return at_limit(torch.view_as_real(t.resolve_conj())).any(-1)
     return t.abs() == torch.finfo(t.dtype).max
+
+
+_DTYPES = {str(d).split(".")[1]: d for d in vars(torch).values() if isinstance(d, torch.dtype)}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Returns the name of a dtype as torch prints it: `float32`."""
+    return str(dtype).split(".")[1]
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Returns the dtype of a name. Raises: ArtifactError for a dtype that torch does not have."""
+    if name not in _DTYPES:
+        raise ArtifactError(f"dtype {name!r} is unknown to torch {torch.__version__}")
+    return _DTYPES[name]

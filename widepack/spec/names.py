@@ -1,9 +1,11 @@
-"""What callers name: artifacts and checkpoints by path, members by number or by name."""
+"""Checks the names that callers give: paths of artifacts and checkpoints, numbers and names of members."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
@@ -12,7 +14,10 @@ _SHOWN = 20
 
 
 def path_of(path: Any, what: str = "path", wanted: str = "the artifact's folder") -> str | os.PathLike[str]:
-    """A path that a caller gives. what: the argument, wanted: what it has to be, for messages. Raises: UsageError for what is no path."""
+    """Checks and returns a path.
+
+    what: the name of the argument; wanted: what it must be; both for messages. Raises: UsageError.
+    """
     if not isinstance(path, (str, os.PathLike)):
         raise UsageError(f"{what} is a {type(path).__name__}; give {wanted}")
     if not os.fspath(path):
@@ -21,18 +26,22 @@ def path_of(path: Any, what: str = "path", wanted: str = "the artifact's folder"
 
 
 def checkpoint_of(path: Any, what: str = "checkpoint") -> str | os.PathLike[str]:
-    """The path of a checkpoint. Raises: UsageError for what is no path."""
+    """Checks and returns the path of a checkpoint. Raises: UsageError."""
     return path_of(path, what, "the path of a file or folder")
 
 
 def number_of(names: Sequence[str], member: Any) -> int:
-    """The number of one member. names: of all members, in order. Raises: UsageError."""
+    """Returns the number of one member. names: of all members, in order. Raises: UsageError."""
     if isinstance(member, bool) or not isinstance(member, (int, str)):
-        raise UsageError(f"member {member!r} is a {type(member).__name__}; members are named by number or by name")
+        raise UsageError(
+            f"member {member!r} is a {type(member).__name__}; members are named by number or by name"
+        )
     if isinstance(member, str):
         if member not in names:
             shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
-            raise UsageError(f"no member is called {member!r}; the members are {shown}, or 0 to {len(names) - 1}")
+            raise UsageError(
+                f"no member is called {member!r}; the members are {shown}, or 0 to {len(names) - 1}"
+            )
         return names.index(member)
     if not 0 <= member < len(names):
         raise UsageError(f"member {member} of {len(names)}; members are numbered from 0")
@@ -40,12 +49,15 @@ def number_of(names: Sequence[str], member: Any) -> int:
 
 
 def number_in(names: Sequence[str], word: str) -> int:
-    """The number of the member that a word names: its name, or its number where no member is called so. Raises: UsageError."""
+    """Returns the number of the member that a word names, by its name or its number. Raises: UsageError."""
     return number_of(names, int(word) if word not in names and word.isascii() and word.isdecimal() else word)
 
 
 def numbers_of(names: Sequence[str], members: Any) -> list[int]:
-    """The numbers of the members that are named. names: of all members, in order. members: numbers and names. Raises: UsageError."""
+    """Returns the numbers of members.
+
+    names: of all members, in order. members: numbers and names. Raises: UsageError.
+    """
     if isinstance(members, (str, int)):
         raise UsageError(f"members is {members!r}; give a list, for example [{members!r}]")
     try:
@@ -56,5 +68,53 @@ def numbers_of(names: Sequence[str], members: Any) -> list[int]:
         raise UsageError(f"members names no member; the members are {', '.join(names[:_SHOWN])}")
     found = [number_of(names, m) for m in named]
     if len(set(found)) != len(found):
-        raise UsageError(f"a member is named twice: {', '.join(sorted({names[i] for i in found if found.count(i) > 1}))}")
+        twice = ", ".join(sorted({names[i] for i in found if found.count(i) > 1}))
+        raise UsageError(f"a member is named twice: {twice}")
     return found
+
+
+def read_names(names: str | Path | Sequence[str], count: int) -> list[str]:
+    """Reads the names of the members.
+
+    names: a list, a text `A,B,...`, or the path of a file with one name on each line. count: the number of
+    members.
+    Raises: UsageError for a wrong number of names, a name that is not printable text, and a name that is used
+    twice.
+    """
+    names = str(names) if isinstance(names, Path) else names
+    if isinstance(names, str) and "," not in names and os.path.isfile(names):
+        try:
+            found = [
+                line.strip() for line in Path(names).read_text(encoding="utf-8").splitlines() if line.strip()
+            ]
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(
+                f"names: {names} cannot be read: {getattr(error, 'strerror', None) or error}"
+            ) from None
+    else:
+        found = (
+            [name.strip() for name in names.split(",")]
+            if isinstance(names, str)
+            else [str(name) for name in names]
+        )
+    if len(found) != count:
+        no_file = (
+            f", and there is no file {names}"
+            if isinstance(names, str) and "," not in names and not os.path.isfile(names)
+            else ""
+        )
+        raise UsageError(f"{count} checkpoints and {len(found)} names; every member has one of each{no_file}")
+    for name in found:
+        if not name or len(name) > 1000 or not name.isprintable():
+            raise UsageError(
+                f"names: {name[:60]!r} is no name; a name is printable text of 1 to 1000 characters"
+            )
+    refuse_duplicates(found)
+    return found
+
+
+def refuse_duplicates(names: Sequence[str]) -> None:
+    """Raises UsageError if two members have one name."""
+    if len(set(names)) < len(names):
+        twice = ", ".join(sorted(n for n, times in Counter(names).items() if times > 1))
+        raise UsageError(f"the members' names must differ: {twice} is given twice")

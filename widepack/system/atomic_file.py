@@ -1,7 +1,8 @@
-"""A single file that appears whole or not at all: what is exported, extracted, or written as a report.
+"""Writes a single file that appears complete or not at all: an export, an extracted weight, a report.
 
-It is written under a name of its own beside its place, and appears there by one rename after it has reached the disk. A lock tells such a file from what a killed
-process left, which goes when the next one is written into the same folder.
+The file is written under a temporary name in the same folder, and gets its name by one rename after it has
+reached the disk. A lock on it tells it from a file that a killed process left; those are removed when the
+next file is written.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from widepack_artifacts.writer import hold, is_part
+from widepack_artifacts.folder import is_part
+from widepack_artifacts.lock import lock_handle
 
 from ..errors import ArtifactExists, UsageError
 
@@ -23,13 +25,18 @@ _OURS = re.compile(r"\.widepack-[0-9a-f]{16}(\.[a-z0-9]+)?\Z")
 
 
 def admit(path: Path, force: bool) -> None:
-    """Refuse a place where no file may be written. Raises: UsageError; ArtifactExists where it is taken and `force` is not given."""
+    """Checks that a file may be written at a path.
+
+    Raises: UsageError; ArtifactExists if it exists and `force` is false.
+    """
     if path.is_dir():
-        raise UsageError(f"{path} is a folder; give the path of a file")
+        raise UsageError(f"{path}: this is a folder; give the path of a file")
     if not path.parent.is_dir():
-        raise UsageError(f"{path}: there is no folder {path.parent}")
+        raise UsageError(f"{path}: the folder {path.parent} does not exist")
     if is_part(path):
-        raise UsageError(f"{path} is the name of a part of the artifact there, which would be lost; give another path")
+        raise UsageError(
+            f"{path}: this is a part of the artifact in this folder, which would be lost; give another path"
+        )
     if not force and os.path.lexists(path):
         raise ArtifactExists(_taken(path))
 
@@ -40,15 +47,18 @@ def _taken(path: Path) -> str:
 
 @contextlib.contextmanager
 def temporary(path: Path, suffix: str = "") -> Iterator[Path]:
-    """A new file beside `path`, that is gone afterwards; those that killed processes left go now. suffix: of its name."""
+    """A new file in the folder of `path`.
+
+    It is removed at the end; files that killed processes left are removed now.
+    """
     for left in path.parent.iterdir():
         if _OURS.match(left.name):
             with contextlib.suppress(OSError), open(left, "rb") as file:
-                hold(file.fileno())
+                lock_handle(file.fileno())
                 left.unlink()
     made = path.parent / f".widepack-{secrets.token_hex(8)}{suffix}"
     with open(made, "xb") as file:
-        hold(file.fileno())
+        lock_handle(file.fileno())
         try:
             yield made
         finally:
@@ -56,14 +66,14 @@ def temporary(path: Path, suffix: str = "") -> Iterator[Path]:
 
 
 def publish(made: Path, path: Path, force: bool) -> None:
-    """Give a temporary file its name. Raises: ArtifactExists; OSError."""
+    """Gives a temporary file its name. Raises: ArtifactExists; OSError."""
     with open(made, "rb+") as file:
         os.fsync(file.fileno())
     if force:
         os.replace(made, path)
     else:
         try:
-            os.link(made, path)  # unlike a rename it never replaces a file that has come in between
+            os.link(made, path)  # unlike a rename, a link never replaces a file that appeared in the meantime
         except FileExistsError:
             raise ArtifactExists(_taken(path)) from None
         except OSError:  # a file system without hard links
@@ -77,7 +87,10 @@ def publish(made: Path, path: Path, force: bool) -> None:
 
 @contextlib.contextmanager
 def whole(path: Path, force: bool, suffix: str = "") -> Iterator[Path]:
-    """A temporary file that gets the name `path` at the end, unless something is raised. Raises: as `admit` and `publish`."""
+    """A temporary file that gets the name `path` at the end, unless the block raises.
+
+    Raises: as `admit` and `publish`.
+    """
     admit(path, force)
     with temporary(path, suffix) as made:
         mode = stat.S_IMODE(made.stat().st_mode)
@@ -87,7 +100,10 @@ def whole(path: Path, force: bool, suffix: str = "") -> Iterator[Path]:
 
 
 class Sink:
-    """A file for writers of C++ that end the process where a write fails: it takes everything, and keeps the first error for `close`."""
+    """A file for C++ writers, which end the process when a write fails.
+
+    `write` never fails; `close` raises the first error.
+    """
 
     def __init__(self, path: Path) -> None:
         self._file: IO[bytes] = open(path, "wb")  # noqa: SIM115  # closed by `close`
@@ -109,9 +125,9 @@ class Sink:
                 self._error = e
 
     def close(self) -> None:
-        """Raises: OSError of the first write that failed."""
+        """Closes the file. Raises: the OSError of the first write that failed."""
         self.flush()
-        with contextlib.suppress(OSError):  # what is left in the buffer fails again
+        with contextlib.suppress(OSError):  # the rest of the buffer fails again
             self._file.close()
         if self._error is not None:
             raise self._error

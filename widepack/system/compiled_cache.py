@@ -1,13 +1,16 @@
-"""The folder of compiled programs: native code that this machine made, so nobody else may be able to write into it.
+"""Stores compiled programs in a folder.
 
-    <folder>/<key>/record.json, ...      one compiled program: whole, or not there
-    <folder>/<key>.lock                  held by whoever compiles it
+They are native code, so no other user may be able to write into it.
 
-1. The folder is `cache=` of `load`, else `WIDEPACK_CACHE`, else `$XDG_CACHE_HOME/widepack/aot` or `~/.cache/widepack/aot`; it is made with mode 0700.
-2. It is refused where it, or what is read in it, belongs to somebody else than this user or root, or others may write into it: who can write there can run
-   code here.
-3. An entry is written under another name and renamed, under a lock. `record.json` holds size and SHA-256 of its other files; an entry that does not agree
-   with its record counts as absent.
+    <folder>/<key>/record.json, ...      one compiled program: complete, or absent
+    <folder>/<key>.lock                  locked by the process that compiles it
+
+1. The folder is `cache=` of `load`, else `WIDEPACK_CACHE`, else `$XDG_CACHE_HOME/widepack/aot` or
+   `~/.cache/widepack/aot`. It is created with mode 0700.
+2. The folder is refused if it, or a file that is read in it, belongs to a user other than this one or root,
+   or if other users may write into it: a user who can write there can run code in this process.
+3. An entry is written under another name and renamed, under a lock. `record.json` has the size and SHA-256 of
+   the entry's other files. An entry that does not match its record counts as absent.
 """
 
 from __future__ import annotations
@@ -32,36 +35,52 @@ _MOST_BYTES = 64 * 2**20  # of a record
 
 
 def default_folder() -> Path:
-    """Where compiled programs are kept where nothing else is said."""
+    """The folder of compiled programs if the caller names none."""
     named = os.environ.get("WIDEPACK_CACHE")
-    return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "widepack" / "aot"
+    return (
+        Path(named)
+        if named
+        else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "widepack" / "aot"
+    )
 
 
 def private(path: Path, folder: bool = False) -> None:
-    """Refuse what somebody else could have written, and files that are links. Raises: UsageError; OSError where there is nothing."""
-    found = os.stat(path) if folder else os.lstat(path)
-    if not folder and not stat.S_ISREG(found.st_mode):
-        raise UsageError(f"{path}: a link or special file; the cache has plain files only. Remove it")
-    if found.st_uid not in (os.geteuid(), 0):
+    """Checks that no other user could have written a path.
+
+    Raises: UsageError, also for a link; OSError if it does not exist.
+    """
+    status = os.stat(path) if folder else os.lstat(path)
+    if not folder and not stat.S_ISREG(status.st_mode):
         raise UsageError(
-            f"{path}: belongs to user {found.st_uid}, and this process runs as {os.geteuid()}; compiled programs are native code, and are taken from this user or "
-            "root alone. Give another folder: load(cache=...), or WIDEPACK_CACHE"
+            f"{path}: this is a link or a special file, but the cache has regular files only. Remove it."
         )
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if status.st_uid not in (os.geteuid(), 0):
         raise UsageError(
-            f"{path}: others may write into it (mode {stat.S_IMODE(found.st_mode):04o}), and compiled programs are native code: `chmod go-w {path}` if nobody else "
-            "did, or give another folder: load(cache=...), or WIDEPACK_CACHE"
+            f"{path}: the owner is user {status.st_uid}, but this process runs as user {os.geteuid()}.\n"
+            "Compiled programs are native code, so widepack loads them only if this user or root owns them.\n"
+            "Choose another folder with load(cache=...) or WIDEPACK_CACHE."
+        )
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UsageError(
+            f"{path}: other users may write here (mode {stat.S_IMODE(status.st_mode):04o}), and compiled "
+            "programs are native code.\n"
+            f"Run `chmod go-w {path}` if no other user wrote here, or choose another folder with "
+            "load(cache=...) or "
+            "WIDEPACK_CACHE."
         )
 
 
 class CompiledCache:
-    """Compiled programs by key. folder: it need not be there yet."""
+    """Compiled programs by key. folder: is created when a program is stored."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def find(self, key: str) -> tuple[Path, dict[str, Any]] | None:
-        """An entry's folder and record, if it is there and whole. Raises: UsageError where others could have written it."""
+        """The folder and the record of a complete entry; None if it is absent.
+
+        Raises: UsageError if other users could have written it.
+        """
         place = self.folder / key
         try:
             private(self.folder, folder=True)
@@ -82,9 +101,10 @@ class CompiledCache:
         return place, record
 
     def make(self, key: str, compile_into: Callable[[Path], dict[str, Any]]) -> tuple[Path, dict[str, Any]]:
-        """An entry that is there, or made now: one process at a time makes it.
+        """Returns an entry, and compiles it if it is absent. One process at a time compiles it.
 
-        compile_into: writes the entry's files into an empty folder and gives its record. Raises: UsageError where the folder cannot be used; what compiling raises.
+        compile_into: writes the entry's files into an empty folder and returns its record.
+        Raises: UsageError if the folder cannot be used; and whatever `compile_into` raises.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -93,7 +113,8 @@ class CompiledCache:
                 return self.find(key) or self._made(key, compile_into)
         except OSError as e:
             raise UsageError(
-                f"{self.folder}: the cache of compiled programs cannot be written ({e.strerror or e}); give another folder: load(cache=...), -o, or WIDEPACK_CACHE"
+                f"{self.folder}: the cache of compiled programs cannot be written ({e.strerror or e}).\n"
+                "Choose another folder with load(cache=...), -o or WIDEPACK_CACHE."
             ) from e
 
     def _made(self, key: str, compile_into: Callable[[Path], dict[str, Any]]) -> tuple[Path, dict[str, Any]]:
@@ -114,7 +135,7 @@ class CompiledCache:
             _flush(temporary / RECORD)
             temporary.chmod(0o755)
             place = self.folder / key
-            if os.path.lexists(place):  # what is there is damaged: `find` did not take it
+            if os.path.lexists(place):  # a damaged entry: `find` did not return it
                 os.replace(place, gone := self.folder / f".tmp-{secrets.token_hex(8)}")
                 shutil.rmtree(gone, ignore_errors=True)
             os.replace(temporary, place)
@@ -124,7 +145,9 @@ class CompiledCache:
 
     @contextlib.contextmanager
     def _lock(self, key: str) -> Iterator[None]:
-        handle = os.open(self.folder / f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        handle = os.open(
+            self.folder / f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+        )
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
@@ -132,7 +155,7 @@ class CompiledCache:
             os.close(handle)
 
     def _sweep(self) -> None:
-        """Remove what a killed compiler left: folders of ours that nobody has touched for a day."""
+        """Removes folders that a killed compiler left: temporary ones that were not changed for a day."""
         for path in self.folder.glob(".tmp-*"):
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > 86400:

@@ -1,4 +1,4 @@
-"""How long a stranger's program may keep a thread busy while it is read."""
+"""Limits the CPU time that reading an untrusted program may take."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _UNTIL: ContextVar[float] = ContextVar("until", default=math.inf)
 
 @contextlib.contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Programs are a stranger's: sizes that grow into endless expressions are refused, and so is all that takes longer than this of the thread's own time."""
+    """Limits the CPU time of this thread in the block.
+
+    Fake values check the limit, and refuse sizes that are endless expressions.
+    """
     token = _UNTIL.set(time.thread_time() + seconds)
     try:
         yield
@@ -22,10 +25,12 @@ def within(seconds: float) -> Iterator[None]:
         _UNTIL.reset(token)
 
 
-class Lowering:
-    """The lowering of one load, or of one later call: all of it has one deadline, 60 s and half a second for each node of a member program, however many entries name it.
+class Deadline:
+    """One deadline for all lowering of a load, or of a later call.
 
-    limit: how many times that; None for any time. made: what was lowered, for entries that ask for the same.
+    It is 60 s, and 0.5 s for each node of a member program. A member program counts once, however many
+    entries name it. limit: a factor on that time; None for no limit. made: the lowered programs, for entries
+    that need the same one.
     """
 
     def __init__(self, limit: float | None) -> None:
@@ -35,9 +40,14 @@ class Lowering:
 
     @contextlib.contextmanager
     def within(self, files: Sequence[str], nodes: Sequence[int]) -> Iterator[None]:
-        """files: the member programs that are lowered. nodes: how many each has."""
+        """Limits the block to the time that is left.
+
+        files: the member programs that are lowered. nodes: of each.
+        """
         self.nodes.update(zip(files, nodes))
-        seconds = math.inf if self.limit is None else (60 + 0.5 * sum(self.nodes.values())) * max(1.0, self.limit)
+        seconds = (
+            math.inf if self.limit is None else (60 + 0.5 * sum(self.nodes.values())) * max(1.0, self.limit)
+        )
         start = time.thread_time()
         try:
             with within(seconds - self.spent):
@@ -47,10 +57,10 @@ class Lowering:
 
 
 def limited() -> bool:
-    """Whether this is inside `within`."""
+    """Whether this code runs inside `within`."""
     return _UNTIL.get() < math.inf
 
 
 def over() -> bool:
-    """Whether the time of `within` is over."""
+    """Whether the time of the enclosing `within` is over."""
     return time.thread_time() > _UNTIL.get()

@@ -1,8 +1,11 @@
-"""`Gate`: calls pass it, many at once; a swap closes it, waits for those inside, and holds new ones until it opens.
+"""Lets calls run in parallel, and a swap wait for all of them, with a `Gate`.
 
-The way in and out of a call is a handful of operations that Python does whole (a dict's item set and taken away), no lock: a caller writes down that it is inside and
-looks whether the gate is closed; who closes it says so and looks who is inside. One of the two sees the other. A closed gate lets nobody in, so a swap waits for
-the calls that were inside when it closed and for no others.
+Many calls pass the gate at once. A swap closes it, waits for the calls inside, and delays new ones.
+
+Entering and leaving take no lock, only operations that Python does atomically: setting and deleting an item
+of a dict. A call first records that it is inside and then checks whether the gate is closed. A swap first
+closes the gate and then checks which calls are inside. One of the two always sees the other. No call enters a
+closed gate, so a swap waits only for the calls that were inside when it closed.
 """
 
 from __future__ import annotations
@@ -14,18 +17,18 @@ from contextlib import contextmanager
 from threading import get_ident
 from typing import Any, Protocol
 
-LOOK_S = 0.05  # how often a closed gate looks for threads that have ended inside
+LOOK_S = 0.05  # how often a closed gate looks for threads that ended inside
 
 
 class Runs(Protocol):
-    """What a call runs. It is looked at inside the gate: a swap may put another function there."""
+    """An object with a function to run. `run` is read inside the gate, because a swap may replace it."""
 
     @property
     def run(self) -> Any: ...
 
 
 class Gate:
-    """closed: whether calls wait."""
+    """Lets calls run in parallel, and a swap wait until no call runs. closed: whether new calls wait."""
 
     def __init__(self) -> None:
         self.closed = False
@@ -36,7 +39,10 @@ class Gate:
         self._one = threading.Lock()
 
     def run(self, program: Runs, values: Sequence[Any]) -> Any:
-        """`program.run(*values)`, and no swap meanwhile. Not from inside another such call of this thread."""
+        """Runs `program.run(*values)` with no swap at the same time.
+
+        Not reentrant: not from inside such a call of this thread.
+        """
         me, inside = get_ident(), self._inside
         try:
             inside[me] = True
@@ -50,7 +56,7 @@ class Gate:
 
     @contextmanager
     def passed(self) -> Iterator[None]:
-        """The same for a block."""
+        """Runs a block with no swap at the same time."""
         me = get_ident()
         try:
             self._inside[me] = True
@@ -64,7 +70,7 @@ class Gate:
 
     @contextmanager
     def shut(self) -> Iterator[None]:
-        """Nobody is inside while the block runs."""
+        """Runs a block while no call is inside."""
         with self._one:
             self._opened.clear()
             self.closed = True
@@ -79,20 +85,20 @@ class Gate:
                 self._opened.set()
 
     def _wait(self, me: int) -> None:
-        """Step out until the gate opens, and in again."""
+        """Leaves until the gate opens, and enters again."""
         self._inside.pop(me, None)
         self._left.set()
         self._opened.wait()
         self._inside[me] = True
 
     def _forget_the_dead(self) -> None:
-        """Threads that are no more hold nothing open: those of the parent after a fork."""
-        alive = sys._current_frames()
+        """Removes calls of threads that no longer exist: after a fork, those of the parent."""
+        alive = sys._current_frames()  # Python has no public name for it
         for thread in [t for t in list(self._inside) if t not in alive]:
             self._inside.pop(thread, None)
 
     def __deepcopy__(self, memo: Any) -> Gate:
-        """A copy of what is behind the gate has one of its own."""
+        """A copy of a model has a new gate."""
         return Gate()
 
     def __reduce__(self) -> Any:

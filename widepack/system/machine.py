@@ -1,4 +1,4 @@
-"""The machine that something is measured on, and that a measured plan is for: its name, and which backends it can run."""
+"""Names this machine, for measured plans, and lists the backends that it can run."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ import torch
 
 @cache
 def name_of(device: str) -> str:
-    """`AMD EPYC 9R14, AVX512`, or the GPU's name. device: as torch names it."""
+    """`AMD EPYC 9R14, AVX512`, or the name of the GPU. device: a device name of torch."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(device)
     return f"{cpu_name()}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def cpu_name() -> str:
-    """The processor's name as the system has it."""
+    """The name of the processor, from the operating system."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     except OSError:
-        pass  # another system: what Python says
+        pass  # not Linux: the name that Python knows
     return platform.processor() or platform.machine()
 
 
 CHOOSABLE = ("eager", "aot", "onnxruntime")
-"""Backends that a measured plan may name: what runs in a fresh process without compiling there."""
+"""Backends that a measured plan may name: they run in a new process without compiling there."""
 
 
 def backends_here(device: str) -> tuple[str, ...]:
-    """Those of `CHOOSABLE` that can be measured here: `aot` needs a C++ compiler once, now."""
-    found = ["eager"]
+    """The backends of `CHOOSABLE` that can be measured here. `aot` needs a C++ compiler."""
+    backends = ["eager"]
     if not device.startswith("cpu"):
-        return tuple(found)
+        return tuple(backends)
     if all(find_spec(name) is not None for name in ("onnxruntime", "onnx", "onnxscript")):
-        found.append("onnxruntime")
+        backends.append("onnxruntime")
     if shutil.which(os.environ.get("CXX") or "g++") or shutil.which("clang++"):
-        found.append("aot")
-    return tuple(found)
+        backends.append("aot")
+    return tuple(backends)

@@ -1,4 +1,7 @@
-"""Memory that was freed, given back: glibc keeps what tensors of a member took, and a build would hold several members' worth of it."""
+"""Returns freed memory to the system.
+
+glibc keeps it, and a build would take the memory of several members at once.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,15 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # of malloc.h
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # constants of malloc.h
 LARGE = 2**20
 USUAL = 32 * 2**20
-"""What glibc's own threshold rises to, as blocks of that size are freed."""
+"""The threshold that glibc reaches by itself when blocks of this size are freed."""
 
 
 @cache
 def _libc() -> Any:
-    """The C library, where it is glibc; else None."""
+    """The C library if it is glibc, else None."""
     try:
         library = ctypes.CDLL(None)
         return library if library.malloc_trim and library.mallopt else None
@@ -25,16 +28,17 @@ def _libc() -> Any:
 
 
 def give_back() -> None:
-    """Give freed memory back to the system, where the C library can; takes about a millisecond."""
+    """Returns freed memory to the system if the C library can. Takes about a millisecond."""
     if _libc() is not None:
         _libc().malloc_trim(0)
 
 
 @contextmanager
 def returned_at_once() -> Iterator[None]:
-    """Blocks from a MiB on are the system's own, and return to it when they are freed: a process then holds what lives, at the price of fresh pages for each.
+    """In the block, memory of 1 MiB or more returns to the system as soon as it is freed, at the cost of new
+    pages for each.
 
-    Afterwards blocks up to 32 MiB are kept again, as in every process that has freed some of them.
+    Afterwards glibc keeps blocks of up to 32 MiB again, as in every process that has freed some.
     """
     libc = _libc()
     if libc is None:

@@ -1,7 +1,8 @@
-"""`Pinned`: tensors of mapped files onto a GPU, one after the other, through one buffer of pinned memory.
+"""Copies tensors of mapped files to a GPU through one buffer of pinned memory.
 
-A GPU reads pinned memory alone without the driver copying it once more, and a mapped file cannot be pinned. The buffer has two halves: while one is on its way to
-the GPU, the other is filled from the file. Nothing else of a tensor is held in memory on the way.
+A GPU reads pinned memory without another copy by the driver, and a mapped file cannot be pinned. The buffer
+has two halves: while one half is copied to the GPU, the other is filled from the file. No tensor is in memory
+as a whole.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ BYTES = 64 * 2**20
 
 
 class Pinned:
-    """device: where tensors go. size: bytes of the buffer. It is made when it is first needed."""
+    """Copies tensors to a device. size: bytes of the buffer, which is allocated at the first copy."""
 
     def __init__(self, device: torch.device, size: int = BYTES) -> None:
         self.device = device
@@ -27,23 +28,25 @@ class Pinned:
 
     def place(self, value: Tensor) -> Tensor:
         """A contiguous copy of a tensor on the device."""
-        made = torch.empty(value.shape, dtype=value.dtype, device=self.device)
+        copy = torch.empty(value.shape, dtype=value.dtype, device=self.device)
         if not value.numel():
-            return made
-        source, target = _flat(value.detach().contiguous().resolve_conj().resolve_neg()), _flat(made)
+            return copy
+        source, target = _flat(value.detach().contiguous().resolve_conj().resolve_neg()), _flat(copy)
         with self._lock:
             for number, begin in enumerate(range(0, source.numel(), self._half)):
                 self._send(number % 2, source[begin : begin + self._half], target[begin : begin + self._half])
             for sent in self._sent:
                 if sent is not None:
                     sent.synchronize()
-        return made
+        return copy
 
     def _send(self, half: int, part: Tensor, into: Tensor) -> None:
         if self._buffer is None:
-            self._buffer = torch.empty(2 * self._half, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+            self._buffer = torch.empty(
+                2 * self._half, dtype=torch.uint8, pin_memory=self.device.type == "cuda"
+            )
         if self._sent[half] is not None:
-            self._sent[half].synchronize()  # what this half held has arrived
+            self._sent[half].synchronize()  # the former part of this half has arrived
         place = self._buffer[half * self._half :][: part.numel()]
         place.copy_(part)
         into.copy_(place, non_blocking=True)
@@ -52,6 +55,6 @@ class Pinned:
 
 
 def _flat(value: Tensor) -> Tensor:
-    """A contiguous tensor's bytes."""
+    """The bytes of a contiguous tensor."""
     value = torch.view_as_real(value) if value.is_complex() else value
     return value.reshape(-1).view(torch.uint8)

@@ -1,8 +1,9 @@
-"""Members over threads: the body of a loop for several members at once, each on one thread of its own.
+"""Runs the body of a loop for several members at once, each on its own thread.
 
-An op of one member is often too small for all cores; N members side by side are not. Which is faster hangs on the shapes, and `widepack tune` measures it. The
-threads are made once for the process and wait for work; they are daemons, so that work may come as long as anything runs. In a child after `fork` they are made anew.
-Where no thread can be made, or from inside such a thread, the calling thread does the work.
+An op of one member is often too small for all cores; ops of N members at once are not. Which is faster
+depends on the shapes, and `widepack tune` measures it. The threads are started once in a process and wait for
+work. They are daemons, so work may come until the process ends. After a `fork` the child starts new ones. If
+no thread can be started, or from inside one of these threads, the calling thread does the work.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from queue import SimpleQueue
 
 import torch
 
-START_S = 60.0  # a thread that takes longer to start is not waited for
+START_S = 60.0  # the longest wait for a thread to start
 _lock = threading.Lock()
 _queues: dict[int, SimpleQueue[Callable[[], None]]] = {}
 _local = threading.local()
 
 
-class _Job:
-    """`work(i)` for every i below count, by several threads. They compute as the thread that made it does: inference mode, autocast."""
+class _ThreadTask:
+    """Runs `work(i)` for each i below a count, on several threads, with the inference mode and autocast of
+    the thread that made it.
+    """
 
     def __init__(self, work: Callable[[int], None], count: int, runners: int) -> None:
         self.work, self.left, self.running = work, deque(range(count)), runners
@@ -34,7 +37,11 @@ class _Job:
 
     def run(self) -> None:
         try:
-            cast = torch.autocast("cpu", dtype=self.autocast) if self.autocast is not None else contextlib.nullcontext()
+            cast = (
+                torch.autocast("cpu", dtype=self.autocast)
+                if self.autocast is not None
+                else contextlib.nullcontext()
+            )
             with torch.inference_mode(self.inference), cast:
                 while self.left:
                     try:
@@ -42,7 +49,7 @@ class _Job:
                     except IndexError:  # another thread was faster
                         break
                     self.work(i)
-        except BaseException as error:  # noqa: BLE001  # told by the thread that waits
+        except BaseException as error:  # noqa: BLE001  # raised again by the waiting thread
             self.left.clear()
             self.errors.append(error)
         finally:
@@ -55,60 +62,69 @@ class _Job:
             with self.done:
                 self.done.wait_for(lambda: not self.running)
         finally:
-            self.left.clear()  # where waiting was interrupted, no more work begins
+            self.left.clear()  # after an interrupt no more work begins
         if self.errors:
             raise self.errors[0]
 
 
 def spread(work: Callable[[int], None], count: int, threads: int) -> None:
-    """`work(i)` for every i below count, on up to `threads` threads at once. Raises: what the first `work` that failed did, once all have ended."""
+    """Runs `work(i)` for each i below a count, on at most `threads` threads.
+
+    Raises: the first error, after all threads ended.
+    """
     queue = None if getattr(_local, "inside", False) else _threads(threads)
     if queue is None:
         for i in range(count):
             work(i)
         return
-    job = _Job(work, count, min(threads, count))
+    job = _ThreadTask(work, count, min(threads, count))
     for _ in range(job.running):
         queue.put(job.run)
     job.wait()
 
 
 def _threads(count: int) -> SimpleQueue[Callable[[], None]] | None:
-    """The queue that so many threads take work from; None where none could be started."""
+    """The queue of this many threads; None if no thread could be started."""
     with _lock:
         if count in _queues:
             return _queues[count]
         before = torch.get_num_threads()
         queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        there = threading.Semaphore(0)
+        ready = threading.Semaphore(0)
         started = 0
         for number in range(count):
             try:
-                threading.Thread(target=_serve, args=(queue, there), name=f"widepack-{number}", daemon=True).start()
-            except RuntimeError:  # the system gives no more threads: those that there are do the work
+                threading.Thread(
+                    target=_serve, args=(queue, ready), name=f"widepack-{number}", daemon=True
+                ).start()
+            except RuntimeError:  # the system allows no more threads: the started ones do the work
                 break
             started += 1
         for _ in range(started):
-            there.acquire(timeout=START_S)
-        torch.set_num_threads(before)  # what a worker sets is also the number of threads that are made later
+            ready.acquire(timeout=START_S)
+        torch.set_num_threads(before)  # a worker's setting also applies to threads that start later
         if not started:
             return None
         _queues[count] = queue
         return queue
 
 
-def _serve(queue: SimpleQueue[Callable[[], None]], there: threading.Semaphore) -> None:
-    """A worker: one thread inside an op. Asking first matters: torch gives a thread the process's number when it first needs one, whatever was set before."""
+def _serve(queue: SimpleQueue[Callable[[], None]], ready: threading.Semaphore) -> None:
+    """Runs a worker, whose ops use one thread.
+
+    The number is read before it is set: torch gives a thread the number of the process when it first needs
+    one, whatever was set before.
+    """
     torch.get_num_threads()
     torch.set_num_threads(1)
     _local.inside = True
-    there.release()
+    ready.release()
     while True:
         queue.get()()
 
 
 def _forget() -> None:
-    """After a fork the threads are the parent's."""
+    """Forgets the threads after a fork: they exist only in the parent."""
     global _lock
     _lock = threading.Lock()
     _queues.clear()

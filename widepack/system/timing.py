@@ -1,7 +1,8 @@
-"""Interleaved timing: what is timed together stands in one run, round after round, so that whatever slows the machine down slows all of it.
+"""Times several functions in turns, so that a slow phase of the machine slows all of them.
 
-A round takes a sample of every contestant, the median of a few blocks of calls, in an order that changes; a ratio is the median over rounds of two times in one round (bench/widepack_bench
-judges by the same rule, with intervals). Clocks of single calls are in seconds.
+A round takes one sample of each function, the median of a few blocks of calls, in a changing order. A ratio
+is the median over rounds of two times of the same round; the benchmarks use the same rule, with intervals.
+Times are in seconds.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 Call = Callable[[], object]
-BLOCK_S = 1e-3  # a block lasts about this long, so that the clock's own time does not count
-BLOCKS = 3  # of a sample
-LONG_S = 2e-2  # of one call: what the caches held before it no longer counts
-WARM_CALLS = 4  # before a sample: so many a program over megabytes of weights takes, after another contestant's, until it is as fast as it stays
+BLOCK_S = 1e-3  # the length of a block, so long that the time of the clock itself does not count
+BLOCKS = 3  # blocks of a sample
+LONG_S = 2e-2  # a call this long does not depend on the former content of the caches
+WARM_CALLS = 4  # calls before a sample: a program over megabytes of weights needs them to reach its speed
 ROUNDS = 7
-REST_S = 2e-2  # before a contestant's turn where ops run on several threads: those of the one before wait for work in a loop at first, on a processor that the next one needs
+REST_S = 2e-2  # before each turn if ops use several threads: the threads of the turn before spin at first
 
 
 @contextmanager
 def without_gc() -> Iterator[None]:
-    """No garbage is collected while something is timed."""
+    """Disables garbage collection in the block."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -34,15 +35,15 @@ def without_gc() -> Iterator[None]:
 
 
 def rest() -> None:
-    """Wait until the threads of whoever ran before sleep; nothing where ops run on one thread."""
-    import torch  # who only formats figures does without it
+    """Waits until the threads of the function before sleep; returns at once if ops use one thread."""
+    import torch  # not needed to format figures
 
     if torch.get_num_threads() > 1:
         time.sleep(REST_S)
 
 
 def once(call: Call, calls: int = 1) -> float:
-    """Seconds a call."""
+    """The seconds of a call, as the mean over `calls`."""
     start = time.perf_counter()
     for _ in range(calls):
         call()
@@ -50,9 +51,11 @@ def once(call: Call, calls: int = 1) -> float:
 
 
 def warm(call: Call, clock: Callable[[], float] = time.perf_counter, long: float = LONG_S) -> None:
-    """Call until the caches hold what this contestant reads, as they do where one model is called again and again, and not what the one before it read.
+    """Calls a function until the caches contain what it reads, as they do when one model is called
+    repeatedly.
 
-    long: of the clock's units, after which the calls have been enough."""
+    long: units of the clock after which no further call starts.
+    """
     end = clock() + long
     for _ in range(WARM_CALLS):
         call()
@@ -61,10 +64,13 @@ def warm(call: Call, clock: Callable[[], float] = time.perf_counter, long: float
 
 
 def race(calls: Mapping[str, Call], budget_s: float, least: int = ROUNDS) -> dict[str, list[float]]:
-    """Seconds a call, by contestant, round by round. Rounds go on for budget_s, at least `least` of them."""
+    """The seconds of a call, by function and round.
+
+    Takes rounds for budget_s seconds, and at least `least` rounds.
+    """
     with without_gc():
         for call in calls.values():
-            call()  # the first call pays for what later ones find
+            call()  # the first call is slower
         alone = {name: once(call) for name, call in calls.items()}
         sizes = {name: max(1, round(BLOCK_S / max(t, 1e-7))) for name, t in alone.items()}
         times: dict[str, list[float]] = {name: [] for name in calls}
@@ -77,17 +83,19 @@ def race(calls: Mapping[str, Call], budget_s: float, least: int = ROUNDS) -> dic
                 rest()
                 if alone[name] < LONG_S:
                     warm(calls[name], long=LONG_S / 2)
-                blocks = BLOCKS if alone[name] < LONG_S / 4 else 1  # many candidates of some milliseconds are not to take longer than a search may
+                blocks = (
+                    BLOCKS if alone[name] < LONG_S / 4 else 1
+                )  # keeps a search over many candidates of a few milliseconds short
                 times[name].append(statistics.median(once(calls[name], sizes[name]) for _ in range(blocks)))
     return times
 
 
 def ratio(times: Mapping[str, list[float]], one: str, other: str) -> float:
-    """How much longer `one` takes than `other`: the median over rounds."""
+    """How many times as long as `other` the function `one` takes: the median over rounds."""
     return statistics.median(a / b for a, b in zip(times[one], times[other]))
 
 
 def fastest(times: Mapping[str, list[float]]) -> str:
-    """Who takes the least time in the median of the ratios to the first contestant."""
+    """The function with the smallest median ratio to the first function."""
     first = next(iter(times))
     return min(times, key=lambda name: ratio(times, name, first))

@@ -1,0 +1,19 @@
+"""Chooses plans by measurement on this machine: `widepack.tune`.
+
+| in | out | start reading |
+|---|---|---|
+| an artifact, batches | the fastest plans, in the artifact or the user's cache | `tune.py`, `search.py` |
+
+| file | what it does |
+|---|---|
+| `candidate.py` | Defines the candidates of a search, and its result |
+| `candidate_pool.py` | Makes the candidates of one batch and one pattern: it lowers plans |
+| `node_times.py` | Measures the seconds of each node of the member program in a wide program |
+| `publish.py` | Writes measured plans into an artifact |
+| `report.py` | Defines the report of `widepack.tune` |
+| `search.py` | Searches the fastest plan for one entry, pattern and batch on this machine |
+| `searches.py` | Prepares the searches of one pattern of an entry: one for each batch |
+| `tune.py` | Tunes an artifact: chooses its plans by measurement on this machine, and stores them |
+| `tuned_pattern.py` | Searches the plans of one pattern of an entry, for all batches together |
+| `weight_forms.py` | Chooses plans of all batch classes that store each weight in one form |
+"""

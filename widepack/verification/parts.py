@@ -1,95 +1,134 @@
-"""A wide program compared part by part of its members, where what it derives from their weights would take many times a member's memory.
+"""Divides a wide program into parts of its members, if its derived weights are too large to be in memory at
+once.
 
-A part is the same member programs lowered by the same plan for fewer members, each node by the same strategy; together the parts hold every member to its own answers.
-The program for all members is held to the probe by the first load, as on every machine.
+A part is the same member programs, lowered by the same plan for fewer members, with the same strategy for
+each node. Together the parts compare every member with its own answers. The program for all members is
+checked against the probe at the first load, as on every machine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from widepack_artifacts.program import Program, refs
+from widepack_artifacts.weight_table import member_tensor
 
 from ..ir import ops
-from ..runtime.kernel_count import is_view
-from ..lowering.lower import Lowered, lower
-from ..planning.plan import Plan
+from ..ir.encoding import iter_arguments
 from ..ir.fake_values import Fakes, replay
-from ..runtime.graph_module import split
-from ..lowering.wide_programs import Entry
+from ..lowering.lower import Lowered, lower
+from ..lowering.wide_programs import LoweringEntry
+from ..planning.plan import Plan
+from ..runtime.kernel_count import is_view
+from ..runtime.prologue import split
 
 MOST_BYTES = 192 * 2**20
-"""What derived weights may take, if two members' do not take more."""
+"""How many bytes derived weights may take. A part has at least two members, even if they take more."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """members: numbers of the members that it is for. lowered: what the program was made of; None where that is not known."""
+class MemberPart:
+    """A wide program for some members.
+
+    Attributes:
+        members: The numbers of the members.
+        program: The program for them.
+        lowered: The lowering that made the program; None if it is not known.
+    """
 
     members: range
     program: Program
     lowered: Lowered | None
 
 
-def parts(entry: Entry, pattern: str, program: Program, plan: Plan | None, own: Lowered | None = None) -> list[Part]:
-    """The parts that a wide program is compared in: itself alone, where it can be, or where nothing tells how it was made.
+class WeightsReader(Protocol):
+    """Reads tensors by name. A Ragged weight `w` of member i is the tensor `w@i`."""
 
-    plan: what it was lowered by. own: what lowering gave, where it was lowered just now.
+    def get(self, name: str) -> torch.Tensor: ...
+
+
+def parts(
+    entry: LoweringEntry, pattern: str, program: Program, plan: Plan | None, own: Lowered | None = None
+) -> list[MemberPart]:
+    """Returns the parts in which a wide program is compared.
+
+    It is the program itself if it is small enough, or if it is not known how it was made.
+
+    plan: what it was lowered by. own: its lowering, if it was made now.
     """
     count = entry.count
-    whole = [Part(range(count), program, own)]
-    needed = derived(program, entry.sizes)
-    size = max(2, MOST_BYTES * count // max(needed, 1))
+    whole = [MemberPart(range(count), program, own)]
+    size = max(2, MOST_BYTES * count // max(derived(program, entry.sizes), 1))
     if size >= count or plan is None:
         return whole
     own = own or lowered(entry, pattern, plan, entry.signatures)
     if own.program != program:
         return whole
-    starts = [*range(0, count - size, size), count - size]  # the last one overlaps, so that all have one size
-    made: dict[tuple[int, ...], Lowered] = {}
+    starts = [*range(0, count - size, size), count - size]  # the last part overlaps, so all have one size
+    by_signatures: dict[tuple[int, ...], Lowered] = {}
     found = []
     for start in starts:
         members = range(start, start + size)
-        if (key := tuple(entry.signatures[i] for i in members)) not in made:
-            made[key] = lowered(entry, pattern, plan, key)
-        found.append(Part(members, made[key].program, made[key]))
-    # A strategy that asks for the number of members may choose otherwise for fewer: then only the program itself tells.
-    return found if all(low.used == own.used for low in made.values()) else whole
+        if (key := tuple(entry.signatures[i] for i in members)) not in by_signatures:
+            by_signatures[key] = lowered(entry, pattern, plan, key)
+        found.append(MemberPart(members, by_signatures[key].program, by_signatures[key]))
+    # A strategy that depends on the number of members may differ for fewer. Then only the program itself is
+    # compared.
+    return found if all(low.used == own.used for low in by_signatures.values()) else whole
 
 
-def lowered(entry: Entry, pattern: str, plan: Plan, signatures: Sequence[int]) -> Lowered:
-    """A plan's program for members of these shapes. signatures: their indices into the member programs."""
+def lowered(entry: LoweringEntry, pattern: str, plan: Plan, signatures: Sequence[int]) -> Lowered:
+    """Lowers a plan for other members. signatures: for each member the number of its member program."""
     return lower(entry.simple(pattern), signatures, entry.slots(pattern), plan, entry.sizes, entry.shapes[0])
 
 
 def derived(program: Program, sizes: Mapping[str, int]) -> int:
-    """What the values take that a wide program's prologue makes of weights, in bytes: the most at one time."""
+    """Returns how many bytes the derived weights of a wide program take: the most at one time."""
     prologue = split(program).prologue
     values = replay(prologue, Fakes(sizes, static=True))
-    base = {s.name: s.name for s in prologue.weights}
-    taken: dict[str, int] = {}
-    last: dict[str, int] = {}
+    base = {s.name: s.name for s in prologue.weights}  # value -> the value whose memory it is a view of
+    size: dict[str, int] = {}
+    last_read: dict[str, int] = {}
     for at, node in enumerate(prologue.nodes):
         read = [base[r] for r in refs((node.args, node.kwargs))]
-        last.update(dict.fromkeys(read, at))
-        viewed = node.body is None and read and (node.op.startswith("operator.") or is_view(ops.resolve(node.op)))
-        base[node.name] = read[0] if viewed else node.name
-        taken[node.name] = 0 if viewed else _bytes(values[node.name])
-        last.setdefault(base[node.name], at)
-    last.update({base[r]: len(prologue.nodes) for o in prologue.outputs for r in refs(o.value)})
+        last_read.update(dict.fromkeys(read, at))
+        view = (
+            node.body is None and read and (node.op.startswith("operator.") or is_view(ops.resolve(node.op)))
+        )
+        base[node.name] = read[0] if view else node.name
+        size[node.name] = 0 if view else _bytes(values[node.name])
+        last_read.setdefault(base[node.name], at)
+    last_read.update({base[r]: len(prologue.nodes) for o in prologue.outputs for r in refs(o.value)})
     most = now = 0
     for at, node in enumerate(prologue.nodes):
-        now += taken[node.name]
+        now += size[node.name]
         most = max(most, now)
-        now -= sum(taken.get(name, 0) for name in {base[node.name], *(base[r] for r in refs((node.args, node.kwargs)))} if last[name] == at)
+        touched = {base[node.name], *(base[r] for r in refs((node.args, node.kwargs)))}
+        now -= sum(size.get(name, 0) for name in touched if last_read[name] == at)
     return most
 
 
 def _bytes(value: Any) -> int:
-    if isinstance(value, (list, tuple)):
-        return sum(map(_bytes, value))
-    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
+    return sum(v.numel() * v.element_size() for v in iter_arguments(value) if isinstance(v, torch.Tensor))
+
+
+def all_weights(
+    program: Program, weights: WeightsReader, members: int, part: range | None = None
+) -> dict[str, Any]:
+    """Returns the weights of a wide program by source name. Those of a file are mapped.
+
+    members: N. part: the numbers of the members that the program is for; default all.
+    """
+    chosen = part if part is not None else range(members)
+    found: dict[str, Any] = {}
+    for s in program.weights:
+        if s.kind == "ragged":
+            found[s.source] = [weights.get(member_tensor(s.source, i)) for i in chosen]
+        else:
+            whole = weights.get(s.source)
+            found[s.source] = whole[chosen.start : chosen.stop] if s.kind == "stacked" else whole
+    return found

@@ -1,7 +1,8 @@
-"""What export takes for granted of small sizes, asked of the member itself.
+"""Finds out on the member itself what torch.export assumes about small sizes.
 
-Export takes every dynamic dim to be at least 2, follows `if x.shape[0] > 1` without a condition, and holds on to conditions of its own that say nothing of
-what is computed. Only the member can tell whether its program holds where a dim is 1, or where such a condition does not.
+The export assumes that every dynamic dim is at least 2, follows `if x.shape[0] > 1` without a guard, and adds
+guards that do not concern what is computed. Only the member can tell whether its program is valid where a dim
+is 1, or where a guard of that kind does not hold.
 """
 
 from __future__ import annotations
@@ -15,81 +16,141 @@ import torch
 
 from widepack_artifacts import guards as guard_forms
 
-from .tolerance import floating, same_places
 from ..ir.float64 import double_by_default, raise_value
-from .answers import Subject, fitting, run_module
+from .module_run import run_module
+from .subject import Subject, fitting
+from .tolerance import floating, same_places
 
-_LARGER = 64  # as many sizes are looked at where no small one breaks a condition
+_LARGER = 64  # so many sizes of a dim are tried if no small one breaks a guard
+_MOST_TRIED = 1000  # combinations of small sizes
+
+_Tried = dict[frozenset[int], list[dict[str, int]]]
+"""For each set of guards the sizes that break these guards and no others."""
 
 
-def way_at_one(subject: Subject, letter: str) -> str:
-    """Why the program is not known to hold where a dim is 1, in words; empty when it holds there.
+def difference_at_one(subject: Subject, letter: str) -> str:
+    """Returns why the program is not known to be valid where a dim is 1; "" if it is valid.
 
-    Export takes every dynamic dim to be at least 2, and follows `if x.shape[0] > 1` without a condition: only the member itself can tell. It is asked at the
-    example's sizes of the other dims, then at small ones and a larger one of each: `if B == 1 and T <= 3` leaves no condition on T behind.
+    It is tried at the example's sizes of the other dims, then at small sizes and a larger one of each:
+    `if B == 1 and T <= 3` leaves no guard on T.
     """
     sizes = {**subject.sizes, letter: 1}
     if not subject.fits(sizes):
         return ""
-    if why := _way_at(subject, sizes):
+    if why := _difference_at(subject, sizes):
         return why
     for other, size in subject.sizes.items():
         for n in (1, 2, 3, 2 * size + 1) if other != letter else ():
             at = {**sizes, other: n}
-            if n != size and subject.fits(at) and _takes(subject, at) and (why := _way_at(subject, at)):
+            if (
+                n != size
+                and subject.fits(at)
+                and _accepts(subject, at)
+                and (why := _difference_at(subject, at))
+            ):
                 return f"{why} (at {other} = {n})"
     return ""
 
 
-def needless(subject: Subject, dims: Mapping[str, tuple[int, int | None]], guards: Sequence[Any]) -> set[int]:
-    """Which of the conditions are export's own and not the member's.
+def at_least_two(letter: str, dim: tuple[int, int | None, str], why: str) -> tuple[int, int | None, str]:
+    """Returns a dim's bounds and their source with the lower bound raised to 2. why: what `difference_at_one`
+    returned.
+    """
+    _, most, line = dim
+    upper = f"; {letter} <= {most} is from {line}" if line else ""
+    return 2, most, f"at {letter} = 1 the program is not known to hold: {why}{upper}"
 
-    Export asks of every size whether it is 0 or 1, of every two strides whether they are equal, and holds on to the answer: most such conditions say nothing
-    of what is computed, and would refuse a batch of 1. The member itself is asked at small sizes where they do not hold: those stay where its answer, or its
-    failure, is another than its program's.
+
+def needless(subject: Subject, dims: Mapping[str, tuple[int, int | None]], guards: Sequence[Any]) -> set[int]:
+    """Returns the numbers of the guards that are the export's own and not the member's.
+
+    The export compares each size with 0 and 1 and pairs of strides with each other, and turns the results
+    into guards. Most of these do not concern what is computed, and would refuse a batch of 1. The member is
+    run at small sizes that break them. A guard stays if the member's answer differs from its program's there,
+    or if one of them fails.
     """
     letters = list(subject.sizes)
     if not letters or subject.module is None:
         return set()
-    least = {d: max(1, dims.get(d, (1, None))[0]) for d in letters}  # where the user's bounds begin, small sizes do
-    small = [range(least[d], least[d] + (6 if len(letters) <= 3 and (d != subject.batch or len(letters) < 3) else 3)) for d in letters]
-    choices = [sorted({*s, subject.sizes[d]}) for d, s in zip(letters, small)]
-    grid = [dict(zip(letters, picked)) for picked in itertools.islice(itertools.product(*choices), 1000)]
+    least = {d: max(1, dims.get(d, (1, None))[0]) for d in letters}  # small sizes begin at the user's bounds
+    grid = _small_sizes(subject, least)
     whole = [sizes for sizes in grid if min(sizes.values()) > 1]
-    own = {i for i, g in enumerate(guards) if guard_forms.of_small_sizes(g) or all(guard_forms.holds(g, sizes) for sizes in whole)}
+    own = {
+        i
+        for i, g in enumerate(guards)
+        if guard_forms.of_small_sizes(g) or all(guard_forms.holds(g, sizes) for sizes in whole)
+    }
+    return _judge(subject, _breaking(subject, dims, guards, own, least, grid), guards)
+
+
+def _small_sizes(subject: Subject, least: Mapping[str, int]) -> list[dict[str, int]]:
+    """Returns combinations of small sizes and the example's. least: of each dim."""
+    letters = list(subject.sizes)
+
+    def small(d: str) -> range:
+        many = len(letters) <= 3 and (d != subject.batch or len(letters) < 3)
+        return range(least[d], least[d] + (6 if many else 3))
+
+    choices = [sorted({*small(d), subject.sizes[d]}) for d in letters]
+    return [dict(zip(letters, sizes)) for sizes in itertools.islice(itertools.product(*choices), _MOST_TRIED)]
+
+
+def _breaking(
+    subject: Subject,
+    dims: Mapping[str, tuple[int, int | None]],
+    guards: Sequence[Any],
+    own: set[int],
+    least: Mapping[str, int],
+    grid: Sequence[dict[str, int]],
+) -> _Tried:
+    """Returns sizes that break guards of `own`, and satisfy bounds and all other guards."""
     inside = fitting(dims, [g for i, g in enumerate(guards) if i not in own])
-    tried: dict[frozenset[int], list[dict[str, int]]] = {}
+    tried: _Tried = {}
+
+    def broken_at(sizes: Mapping[str, int]) -> frozenset[int]:
+        return frozenset(i for i in own if not guard_forms.holds(guards[i], sizes))
+
     for sizes in grid:
-        broken = frozenset(i for i in own if not guard_forms.holds(guards[i], sizes))
-        if broken and inside(sizes):
+        if (broken := broken_at(sizes)) and inside(sizes):
             tried.setdefault(broken, []).append(sizes)
-    for i in own - {i for broken in tried for i in broken}:  # what small sizes do not break: `T // 4 - 1 != 1` of a member that takes no T below 8
+    # Small sizes may not break a guard: `T // 4 - 1 != 1` of a member that accepts no T below 8.
+    for i in own - {i for broken in tried for i in broken}:
         for letter in sorted(guard_forms.letters(guards[i])) if guard_forms.of_small_sizes(guards[i]) else ():
             for size in range(least[letter], least[letter] + _LARGER):
                 sizes = {**subject.sizes, letter: size}
-                broken = frozenset(k for k in own if not guard_forms.holds(guards[k], sizes))
+                broken = broken_at(sizes)
                 if i in broken and inside(sizes):
                     tried.setdefault(broken, []).append(sizes)
+    return tried
+
+
+def _judge(subject: Subject, tried: _Tried, guards: Sequence[Any]) -> set[int]:
+    """Runs the member where guards are broken, and returns the needless ones."""
     gone, kept = set[int](), set[int]()
     failed: list[frozenset[int]] = []
     for broken, where in sorted(tried.items(), key=lambda row: len(row[0])):
-        if broken & kept:  # what breaks one that stays is refused anyway
+        if broken & kept:  # a guard that stays refuses these sizes anyway
             continue
-        if not any(_way_at(subject, sizes) for sizes in (where[0], where[-1])):
+        if not any(_difference_at(subject, sizes) for sizes in (where[0], where[-1])):
             gone |= broken
             continue
         failed.append(broken)
-        if len(blamed := broken - gone) == 1:  # the others were found needless where this one holds
+        if len(blamed := broken - gone) == 1:  # the others were found needless elsewhere
             kept |= blamed
     for broken in failed:
-        if broken <= gone - kept:  # needless one by one, needed together: one of them refuses these sizes, rather one that leaves batches alone
-            refuses = {i: sum(len(where) for other, where in tried.items() if i in other) for i in broken}
-            kept.add(min(broken, key=lambda i: (subject.batch in guard_forms.letters(guards[i]), refuses[i], i)))
+        # Each guard alone is needless, but together they are needed. One must refuse these sizes, preferably
+        # one that
+        # does not limit the batch.
+        if broken <= gone - kept:
+            refused = {i: sum(len(where) for other, where in tried.items() if i in other) for i in broken}
+            kept.add(
+                min(broken, key=lambda i: (subject.batch in guard_forms.letters(guards[i]), refused[i], i))
+            )
     return gone - kept
 
 
-def _takes(subject: Subject, sizes: Mapping[str, int]) -> bool:
-    """Whether member 0 answers at these sizes at all: what it does not take, its program need not."""
+def _accepts(subject: Subject, sizes: Mapping[str, int]) -> bool:
+    """Returns whether member 0 answers at these sizes. If it does not, its program need not either."""
     if subject.module is None:
         return False
     (inputs,) = subject.draw(sizes, 3, "shared", 1)
@@ -97,35 +158,30 @@ def _takes(subject: Subject, sizes: Mapping[str, int]) -> bool:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             run_module(subject.module(0), subject, inputs)
-    except Exception:  # noqa: BLE001  # whatever the user's code raises
+    except Exception:  # noqa: BLE001  # the user's code may raise anything
         return False
     return True
 
 
-def _way_at(subject: Subject, sizes: Mapping[str, int]) -> str:
-    """How member 0 and its program differ at these sizes, in words; empty where they do not."""
+def _difference_at(subject: Subject, sizes: Mapping[str, int]) -> str:
+    """Returns how member 0 and its program differ at these sizes; "" if they do not."""
     if subject.module is None:
         return ""
-    module, weights = subject.module(0), subject.weights(0)
-    program = subject.programs[subject.signatures[0]]
+    module, weights = subject.module(0), subject.arguments(0)
     (inputs,) = subject.draw(sizes, 3, "shared", 1)
     failed = "the captured program"
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what the member warns of at such a size is no news of this build
+            # Warnings of members at trial sizes do not concern the user of this build.
+            warnings.simplefilter("ignore")
             with torch.inference_mode():
-                own = subject.run(0)(*(weights[s.source] for s in program.weights), *inputs)
-            try:
-                with torch.inference_mode(), double_by_default():
-                    truths: Sequence[Any] = subject.run(0, late=True)(
-                        *(weights[s.source] for s in program.weights), *(raise_value(x) for x in inputs)
-                    )
-            except RuntimeError:
-                truths = [None] * len(own)
+                own = subject.run(0)(*weights, *inputs)
+            truths = _float64_answers(subject, weights, inputs, len(own))
             failed = "the member itself"
             theirs = [x for x in run_module(module, subject, inputs) if isinstance(x, torch.Tensor)]
     except (RuntimeError, ValueError, IndexError, AssertionError) as e:
-        return f"{failed} fails there: {type(e).__name__}: {(str(e).splitlines() or [''])[0][:200]}".rstrip(": ")
+        line = (str(e).splitlines() or [""])[0][:200]
+        return f"{failed} fails there: {type(e).__name__}: {line}".rstrip(": ")
     for o, t, truth in zip(own, theirs, truths):
         if o.shape != t.shape:
             return f"the member gives {list(t.shape)} there, its program {list(o.shape)}"
@@ -134,15 +190,32 @@ def _way_at(subject: Subject, sizes: Mapping[str, int]) -> str:
     return ""
 
 
+def _float64_answers(
+    subject: Subject, weights: Sequence[Any], inputs: Sequence[torch.Tensor], count: int
+) -> Sequence[torch.Tensor | None]:
+    """Returns member 0's float64 answers; `count` times None if an op has no float64 kernel."""
+    try:
+        with torch.inference_mode(), double_by_default():
+            found: Sequence[torch.Tensor | None] = subject.run(0, late=True)(
+                *weights, *map(raise_value, inputs)
+            )
+    except RuntimeError:
+        return [None] * count
+    return found
+
+
 def _close(own: torch.Tensor, theirs: torch.Tensor, truth: torch.Tensor | None) -> bool:
-    """Whether two runs of one member in one dtype agree but for rounding. truth: the float64 answer, where there is one."""
+    """Returns whether two runs of one member in one dtype differ by rounding only. truth: the float64 answer,
+    if any.
+    """
     if not same_places(own, theirs):
         return False
     noise = _largest(own.to(truth.dtype) - truth) if truth is not None else 0.0
-    return _largest(own - theirs) <= max(8 * noise, max(2e-5, 8 * torch.finfo(theirs.dtype).eps) * _largest(theirs))
+    relative = max(2e-5, 8 * torch.finfo(theirs.dtype).eps)
+    return _largest(own - theirs) <= max(8 * noise, relative * _largest(theirs))
 
 
 def _largest(t: torch.Tensor) -> float:
-    """The largest finite number's absolute value."""
-    fine = t[torch.isfinite(t)].abs()
-    return float(fine.max()) if fine.numel() else 0.0
+    """Returns the largest absolute value of the finite numbers."""
+    finite = t[torch.isfinite(t)].abs()
+    return float(finite.max()) if finite.numel() else 0.0

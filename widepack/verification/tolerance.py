@@ -1,13 +1,21 @@
-"""What "right" means: the bound that a wide answer is held to.
+"""Measures errors of answers against float64, and defines the bound that decides whether a wide answer is
+right.
 
-For each output, with the members' own error (in their own dtype against float64; of members in float64, that of float32 scaled by the two dtypes' eps) pooled
-over all members and calls:
+The bound of an output is computed from the members' own error: their answers in their own dtype against
+float64. The own errors are pooled over all members and calls. For members in float64, the own error is that
+of float32, scaled by the ratio of the two dtypes' eps.
 
-    rms error      at most 2x the members' own + 1 ulp       over all calls of a member; its own over these calls, where that is more than the pooled
-    largest error  at most 4x the members' own + 4 ulp       of the output's rms (float64, pooled)
+| error of a wide answer | bound | taken over |
+|---|---|---|
+| rms error | 2x the members' own rms error + 1 ulp | all calls of one member |
+| largest error | 4x the members' own largest error + 4 ulp | each call |
 
-NaN, inf and the largest number of the dtype, which stands for inf after `nan_to_num`, stand in the same places as in the member's own answer and have no
-part in a scale; integers and booleans are equal.
+The bound of a member's rms error uses the member's own rms error over the same calls if that is larger than
+the pooled one. An ulp is the eps of the dtype, scaled by the output's rms in float64, pooled over members and
+calls.
+
+NaN, inf and the largest number of the dtype (which replaces inf after `nan_to_num`) must be at the same
+positions as in the member's own answer. They do not count in an rms. Integers and booleans must be equal.
 """
 
 from __future__ import annotations
@@ -19,15 +27,29 @@ from typing import Any
 
 import torch
 
-from ..spec.dtypes import at_limit
 from ..errors import VerificationError
+from ..spec.dtypes import at_limit
+from .record import OutputBounds
 
 PART = 1 << 18  # numbers that are compared at once
 
+WITHOUT_FLOAT64 = 1e-5
+"""The part of an output's rms that replaces the members' own error if no float64 reference exists."""
+
 
 @dataclass
-class Pool:
-    """Errors of one output, pooled over members and calls. eps: of the output's dtype."""
+class ErrorStats:
+    """Collects the errors of one output over members and calls, and finds the first answer out of bounds.
+
+    Attributes:
+        name: The name of the output.
+        eps: The eps of the output's dtype; 0 before a floating answer was added.
+        own_square: The sum of squares of the members' own errors.
+        own_max: The largest of the members' own errors.
+        scale_square: The sum of squares of the float64 answers.
+        count: How many numbers the sums are over.
+        wide: The errors of the wide answers that were added.
+    """
 
     name: str
     eps: float = 0.0
@@ -35,26 +57,53 @@ class Pool:
     own_max: float = 0.0
     scale_square: float = 0.0
     count: int = 0
-    wide: list[Wrong] = field(default_factory=list)
+    wide: list[WrongValue] = field(default_factory=list)
+
+    @classmethod
+    def from_bounds(cls, bounds: OutputBounds, eps: float) -> ErrorStats:
+        """Returns the statistics that a manifest recorded for an output. eps: of the dtype it is computed in
+        now.
+        """
+        return cls(
+            bounds.output,
+            eps,
+            own_square=bounds.own_rms**2,
+            own_max=bounds.own_max,
+            scale_square=bounds.scale**2,
+            count=1,
+        )
 
     @property
     def scale(self) -> float:
+        """The rms of the float64 answers."""
         return math.sqrt(self.scale_square / self.count) if self.count else 0.0
 
     @property
     def own_rms(self) -> float:
+        """The rms of the members' own errors."""
         return math.sqrt(self.own_square / self.count) if self.count else 0.0
 
     def rms_bound(self, own: float = 0.0) -> float:
-        """own: the member's own rms error over the same calls: one member may be worse conditioned than the others, and its wide answer is no worse for it."""
+        """Returns the bound of a member's rms error.
+
+        own: the member's own rms error over the same calls. One member may be worse conditioned than the
+        others.
+        """
         return 2 * max(self.own_rms, own) + self.eps * self.scale
 
     @property
     def max_bound(self) -> float:
+        """The bound of the largest error of a call."""
         return 4 * self.own_max + 4 * self.eps * self.scale
 
+    def bounds(self) -> OutputBounds:
+        """Returns what the bounds are computed from, as a record stores it."""
+        return OutputBounds(self.name, self.own_max, self.own_rms, self.scale)
+
+    # ---------------------------------------------------------------- the members' own errors
+
     def add_own(self, own: torch.Tensor, truth: torch.Tensor) -> None:
-        """One member's own answer beside its float64 answer."""
+        """Adds the error of one member's own answer. truth: its float64 answer."""
         if not floating(own):
             return
         self.eps = torch.finfo(own.dtype).eps
@@ -67,54 +116,98 @@ class Pool:
                 self.scale_square += float(exact.abs().square().sum())
                 self.count += error.numel()
 
-    def add_wide(self, member: str, call: str, wide: torch.Tensor, own: torch.Tensor, truth: torch.Tensor) -> None:
-        """One member's wide answer beside its own and its float64 answer."""
+    def restart(self) -> None:
+        """Forgets the members' own errors and the scale, but not the wide answers."""
+        self.own_square = self.own_max = self.scale_square = 0.0
+        self.count = 0
+
+    def raise_own(self, rms: float, largest: float) -> None:
+        """Raises the members' own errors to at least these."""
+        self.own_square = max(self.own_square, rms**2 * self.count)
+        self.own_max = max(self.own_max, largest)
+
+    def widen(self) -> None:
+        """Sets the bound of an output without a float64 reference: the own error is at least 1e-5 of the
+        scale.
+        """
+        self.raise_own(WITHOUT_FLOAT64 * self.scale, WITHOUT_FLOAT64 * self.scale)
+
+    def without_wide(self) -> ErrorStats:
+        """Returns a copy that has the members' own errors and no wide answer."""
+        return ErrorStats(self.name, self.eps, self.own_square, self.own_max, self.scale_square, self.count)
+
+    def take_own(self, other: ErrorStats) -> None:
+        """Replaces the members' own errors and the scale by those of other statistics of the same output."""
+        self.eps, self.own_square, self.own_max = other.eps, other.own_square, other.own_max
+        self.scale_square, self.count = other.scale_square, other.count
+
+    def unsteady(self, eps: float = 0.0) -> str:
+        """Returns why the members' own answers are too far from float64 to compare anything with them, or "".
+
+        State and random numbers make answers like that. eps: of the coarsest dtype that the output is
+        computed through. A value that was rounded to bfloat16 is as far off in float32.
+        """
+        if self.own_rms > max(1e-3, 100 * max(self.eps, eps)) * self.scale:
+            return (
+                f"output {self.name or '0'}: the members' own answers are off by {self.own_rms:.1e} from "
+                "float64, "
+                f"at a scale of {self.scale:.1e}"
+            )
+        return ""
+
+    # ---------------------------------------------------------------- the wide answers
+
+    def add_wide(
+        self, member: str, call: str, wide: torch.Tensor, own: torch.Tensor, truth: torch.Tensor
+    ) -> None:
+        """Adds the error of one member's wide answer. own, truth: the member's own answer, and its float64
+        answer.
+        """
         self.wide.append(measure(member, call, wide, own, truth))
 
     def wrong(self) -> str:
-        """The first answer out of bounds, in words; empty when all are right. A member's rms error is pooled over its calls, its largest error is of each."""
+        """Returns a description of the first answer out of bounds, or "" if all are right.
+
+        A member's rms error is pooled over its calls. The largest error is taken from each call.
+        """
         return self.first_wrong()[1]
 
     def first_wrong(self) -> tuple[str, str]:
-        """Whose answer is the first out of bounds, and `wrong`."""
+        """Returns the member whose answer is the first out of bounds, and what `wrong` returns."""
         for w in self.wide:
             if w.words:
                 return w.member, f"output {self.name or '0'}, member {w.member}, {w.call}: {w.words}"
             if not w.largest <= self.max_bound:
                 return w.member, (
-                    f"output {self.name or '0'}, member {w.member}, {w.call}: largest error {w.largest:.2e} (bound {self.max_bound:.2e}); "
+                    f"output {self.name or '0'}, member {w.member}, {w.call}: "
+                    f"largest error {w.largest:.2e} (bound {self.max_bound:.2e}); "
                     f"the members' own largest error in their own dtype is {self.own_max:.2e}"
                 )
         for member, (rms, own) in self.pooled().items():
             if not rms <= self.rms_bound(own):
                 return member, (
-                    f"output {self.name or '0'}, member {member}: rms error over all calls {rms:.2e} (bound {self.rms_bound(own):.2e}); "
+                    f"output {self.name or '0'}, member {member}: "
+                    f"rms error over all calls {rms:.2e} (bound {self.rms_bound(own):.2e}); "
                     f"the member's own is {own:.2e}, all members' {self.own_rms:.2e}"
                 )
         return "", ""
 
     def pooled(self) -> dict[str, tuple[float, float]]:
-        """Each member's rms error over all its calls, and its own answers' over the same."""
+        """Returns each member's rms error over all its calls: of the wide answers, and of its own answers."""
         sums: dict[str, tuple[float, float, int]] = {}
         for w in self.wide:
             square, own, count = sums.get(w.member, (0.0, 0.0, 0))
             sums[w.member] = square + w.rms**2 * w.count, own + w.own**2 * w.count, count + w.count
-        return {m: (math.sqrt(square / count), math.sqrt(own / count)) if count else (0.0, 0.0) for m, (square, own, count) in sums.items()}
-
-    def unsteady(self, eps: float = 0.0) -> str:
-        """Why the members' own answers cannot be held to anything, in words: they are far from float64, as state or random numbers make them; else empty.
-
-        eps: of the coarsest dtype on the way to this output, where that is coarser than its own: what was rounded to bfloat16 is as far off in float32.
-        """
-        if self.own_rms > max(1e-3, 100 * max(self.eps, eps)) * self.scale:
-            return f"output {self.name or '0'}: the members' own answers are off by {self.own_rms:.1e} from float64, at a scale of {self.scale:.1e}"
-        return ""
+        return {
+            m: (math.sqrt(square / count), math.sqrt(own / count)) if count else (0.0, 0.0)
+            for m, (square, own, count) in sums.items()
+        }
 
     def record(self) -> dict[str, Any]:
-        """What the manifest keeps."""
-        by: dict[str, list[Wrong]] = {}
+        """Returns the row of the manifest's record."""
+        by_member: dict[str, list[WrongValue]] = {}
         for w in self.wide:
-            by.setdefault(w.member, []).append(w)
+            by_member.setdefault(w.member, []).append(w)
         pooled = self.pooled()
         return {
             "output": self.name,
@@ -123,13 +216,25 @@ class Pool:
             "own_rms": self.own_rms,
             "own_max": self.own_max,
             "samples": self.count,
-            "members": {m: {"rms": pooled[m][0], "max": max(w.largest for w in ws)} for m, ws in by.items()},
+            "members": {
+                m: {"rms": pooled[m][0], "max": max(w.largest for w in ws)} for m, ws in by_member.items()
+            },
         }
 
 
 @dataclass(frozen=True)
-class Wrong:
-    """One answer's error against float64 over `count` numbers. words: what is wrong whatever the bound. own: the rms error of the member's own answer."""
+class WrongValue:
+    """The error of one member's wide answer in one call, against float64.
+
+    Attributes:
+        member: The member's name.
+        call: The call's label.
+        rms: The rms error.
+        largest: The largest error.
+        words: What is wrong independent of any bound (a shape, a dtype, NaN), or "".
+        count: How many numbers were compared.
+        own: The rms error of the member's own answer over the same numbers.
+    """
 
     member: str
     call: str
@@ -141,61 +246,83 @@ class Wrong:
 
 
 def floating(t: torch.Tensor) -> bool:
+    """Returns whether a tensor has a floating or complex dtype."""
     return t.is_floating_point() or t.is_complex()
 
 
-def measure(member: str, call: str, wide: torch.Tensor, own: torch.Tensor, truth: torch.Tensor) -> Wrong:
-    """A wide answer against the member's own (shape, dtype, NaN and inf) and its float64 answer (error)."""
-    words = ""
-    if wide.shape != own.shape:
-        words = f"shape {list(wide.shape)}, the member's own {list(own.shape)}"
-    elif wide.dtype != own.dtype:
-        words = f"{wide.dtype}, the member's own {own.dtype}"
-    elif not floating(own):
-        differ = int((wide != own).sum())
-        words = f"{differ} of {own.numel()} values differ from the member's own" if differ else ""
-    elif not same_places(wide, own):
-        words = "NaN or inf in other places than in the member's own answer"
-    elif own.shape != truth.shape:
-        words = f"shape {list(own.shape)}, in float64 {list(truth.shape)}: rounding decides a size"
+def reference_of(own: torch.Tensor) -> torch.Tensor:
+    """Returns a member's own answer as a reference: in float64 if it is floating."""
+    return own.to(torch.complex128 if own.is_complex() else torch.float64) if floating(own) else own
+
+
+def measure(member: str, call: str, wide: torch.Tensor, own: torch.Tensor, truth: torch.Tensor) -> WrongValue:
+    """Compares a wide answer with the member's own (shape, dtype, NaN and inf) and with its float64 answer
+    (error).
+    """
+    words = _mismatch(wide, own, truth)
     if words or not floating(own):
-        return Wrong(member, call, 0.0, 0.0, words)
-    square = itself = largest = 0.0
+        return WrongValue(member, call, 0.0, 0.0, words)
+    wide_square = own_square = largest = 0.0
     count = 0
     for found, mine, exact in parts(wide, own, truth):
         most = at_limit(mine)
-        if bool(most.any()) and not bool(((found[most] / mine[most] - 1).abs() <= torch.finfo(own.dtype).eps).all()):
-            return Wrong(member, call, 0.0, 0.0, f"another number where the member's own answer is the largest of {own.dtype}")
+        if bool(most.any()) and not bool(
+            ((found[most] / mine[most] - 1).abs() <= torch.finfo(own.dtype).eps).all()
+        ):
+            words = f"another number where the member's own answer is the largest of {own.dtype}"
+            return WrongValue(member, call, 0.0, 0.0, words)
         found, mine, exact = only(torch.isfinite(mine) & torch.isfinite(exact) & ~most, found, mine, exact)
         if exact.numel():
             error = (found.to(exact.dtype) - exact).abs()
-            square += float(error.square().sum())
+            wide_square += float(error.square().sum())
             largest = max(largest, float(error.max()))
-            itself += float((mine.to(exact.dtype) - exact).abs().square().sum())
+            own_square += float((mine.to(exact.dtype) - exact).abs().square().sum())
             count += error.numel()
-    return (
-        Wrong(member, call, math.sqrt(square / count), largest, "", count, math.sqrt(itself / count)) if count else Wrong(member, call, 0.0, 0.0, "")
-    )
+    if not count:
+        return WrongValue(member, call, 0.0, 0.0, "")
+    rms, own_rms = math.sqrt(wide_square / count), math.sqrt(own_square / count)
+    return WrongValue(member, call, rms, largest, "", count, own_rms)
+
+
+def _mismatch(wide: torch.Tensor, own: torch.Tensor, truth: torch.Tensor) -> str:
+    """Returns how a wide answer differs from the member's own in more than rounding, or ""."""
+    if wide.shape != own.shape:
+        return f"shape {list(wide.shape)}, the member's own {list(own.shape)}"
+    if wide.dtype != own.dtype:
+        return f"{wide.dtype}, the member's own {own.dtype}"
+    if not floating(own):
+        differ = int((wide != own).sum())
+        return f"{differ} of {own.numel()} values differ from the member's own" if differ else ""
+    if not same_places(wide, own):
+        return "NaN or inf in other places than in the member's own answer"
+    if own.shape != truth.shape:
+        return f"shape {list(own.shape)}, in float64 {list(truth.shape)}: rounding decides a size"
+    return ""
 
 
 def parts(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Tensors of one shape, so many numbers at a time that what is made of them stays in a cache: whole outputs in float64 would come from memory several times."""
+    """Yields flat pieces of tensors of one shape, `PART` numbers at a time.
+
+    Intermediate values of a piece stay in the CPU's cache. Those of whole outputs in float64 would be read
+    from memory several times.
+    """
     if any(t.shape != tensors[0].shape for t in tensors):
         raise VerificationError(
-            f"answers of shapes {', '.join(str(list(t.shape)) for t in tensors)} cannot be compared: a size is decided by rounding, and float64 decides otherwise"
+            f"answers of shapes {', '.join(str(list(t.shape)) for t in tensors)} cannot be compared: "
+            "rounding decides a size, and float64 decides otherwise"
         )
     flat = [t.reshape(-1) for t in tensors]
     for at in range(0, flat[0].numel(), PART):
         yield tuple(t[at : at + PART] for t in flat)
 
 
-def only(fine: torch.Tensor, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The numbers where `fine` is true."""
-    return tensors if bool(fine.all()) else tuple(t[fine] for t in tensors)
+def only(mask: torch.Tensor, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Returns the numbers of each tensor where `mask` is true."""
+    return tensors if bool(mask.all()) else tuple(t[mask] for t in tensors)
 
 
 def same_places(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether NaN, inf and -inf stand in the same places."""
+    """Returns whether NaN, inf and -inf are at the same positions of both tensors."""
     if a.is_complex():
         return same_places(torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj()))
     return a.shape == b.shape and all(_same_places(*some) for some in parts(a, b))

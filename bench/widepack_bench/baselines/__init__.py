@@ -1,0 +1,17 @@
+"""What a user would run without widepack: loop, compiled member, `vmap`, CUDA graph, ONNX Runtime sessions.
+
+| in | out | start reading |
+|---|---|---|
+| N modules and inputs | a callable for each baseline | `table.py` |
+
+| file | what it does |
+|---|---|
+| `compiled.py` | Makes baselines with `torch.compile`, each specialized to the shapes of its calls |
+| `cuda_graph.py` | Records the eager loop as one CUDA graph |
+| `loop.py` | Runs the members one after another: the eager loop |
+| `member_programs.py` | Runs the artifact's member programs as modules |
+| `members.py` | Makes the user's own modules, loads a member's weights into them, and calls them |
+| `onnxruntime_sessions.py` | Runs N sessions of ONNX Runtime: one exported member |
+| `table.py` | Lists the baselines: the members without widepack |
+| `vmap.py` | Makes one member a function of its weights, and runs `torch.func.vmap` of it |
+"""

@@ -1,4 +1,4 @@
-"""Baselines under `torch.compile`, each specialised to the shapes that it is called with."""
+"""Makes baselines with `torch.compile`, each specialized to the shapes of its calls."""
 
 from __future__ import annotations
 
@@ -13,26 +13,30 @@ import torch
 from torch import nn
 
 from ..measure.answers import Run, members_of, stack
-from .vmap import function_of, tables, vmap
 from .loop import loop
+from .vmap import function_of, tables, vmap
 
-MANY = 1024  # compiled forms of one function: a run over several networks and batches makes more of them than torch's own limit
+# Compiled forms of one function. A run over several networks and batches makes more than torch's default
+# limit.
+MANY = 1024
 
 
 def compiled_member(modules: Sequence[nn.Module], each: bool) -> Run:
-    """One compiled member called N times; members whose shapes differ are compiled one by one."""
+    """Compiles one member and calls it N times. Members of different shapes are compiled one by one."""
     try:
         rows = tables(modules)
     except ValueError:
         return loop([_Compiled(m) for m in modules], each)
     one = torch.compile(function_of(modules[0]), dynamic=False)
     if each:
-        return lambda *args, **kwargs: stack([one(w, members_of(args, i), members_of(kwargs, i)) for i, w in enumerate(rows)])
+        return lambda *args, **kwargs: stack(
+            [one(w, members_of(args, i), members_of(kwargs, i)) for i, w in enumerate(rows)]
+        )
     return lambda *args, **kwargs: stack([one(w, args, kwargs) for w in rows])
 
 
 class _Compiled(nn.Module):
-    """A module whose call is compiled."""
+    """Wraps a module so that its call is compiled."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -43,7 +47,7 @@ class _Compiled(nn.Module):
 
 
 def compiled_loop(modules: Sequence[nn.Module], each: bool) -> Run:
-    """N calls in one compiled graph."""
+    """Compiles all N calls and the stacking as one graph."""
     try:
         rows = tables(modules)
     except ValueError:
@@ -59,24 +63,27 @@ def compiled_loop(modules: Sequence[nn.Module], each: bool) -> Run:
 
 
 def vmap_compiled(modules: Sequence[nn.Module], each: bool) -> Run:
-    """`vmap` in one compiled graph."""
+    """Compiles `vmap` as one graph."""
     return torch.compile(vmap(modules, each), dynamic=False)
 
 
 @contextmanager
 def compiler_settings() -> Iterator[None]:
-    """What compiled baselines run under: a call that meets the limit of compiled forms would run eagerly without a word, and be timed so."""
+    """Raises an error where torch's limit of compiled forms is reached.
+
+    Without this setting torch would run the call eagerly without a message, and the time would be wrong.
+    """
     with torch._dynamo.config.patch(recompile_limit=MANY, accumulated_recompile_limit=8 * MANY):
         yield
 
 
 class TooLong(Exception):
-    """Compilation took longer than it may."""
+    """Compilation took longer than its limit."""
 
 
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Stop what runs inside after so many seconds, where the system and the thread allow it. Raises: TooLong."""
+    """Stops the body after `seconds`, if the system and the thread allow it. Raises: TooLong."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -85,7 +92,9 @@ def at_most(seconds: float) -> Iterator[None]:
         raise TooLong(f"it was not compiled within {seconds:g} s")
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds, 5.0)  # again and again: a compiler may swallow what is raised inside it
+    signal.setitimer(
+        signal.ITIMER_REAL, seconds, 5.0
+    )  # Repeats, because a compiler may catch the first exception.
     try:
         yield
     finally:

@@ -1,7 +1,8 @@
-"""N sessions of ONNX Runtime: one member exported with `torch.onnx`, each session with its own member's weights.
+"""Runs N sessions of ONNX Runtime: one exported member, with each member's weights.
 
-Made for the strongest form: every session reads and writes memory that was bound once, its outputs into its member's part of `[N, ...]`. Sessions have as
-many threads as torch, and stop spinning between runs: N pools of threads that spin would slow all contestants down.
+This is the fastest form: every session reads and writes memory that was bound once, and its outputs are its
+member's part of `[N, ...]`. Sessions have as many threads as torch. They do not spin between runs: N spinning
+thread pools would slow all contestants down.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch.utils import _pytree as pytree
 from ..errors import Unavailable
 from ..measure.answers import Run, leaves, members_of
 
-# torch's dtypes as ONNX numbers them (onnx.TensorProto.DataType); the file format fixes them.
+# The numbers of torch's dtypes in ONNX files (onnx.TensorProto.DataType).
 NUMBERS = {
     torch.float32: 1,
     torch.uint8: 2,
@@ -37,10 +38,15 @@ NUMBERS = {
 
 
 def onnxruntime(modules: Sequence[nn.Module], each: bool) -> Run:
-    """N sessions on the CPU, made at the first call of each shape. Raises: Unavailable without onnxruntime, onnx and onnxscript, or on another device."""
+    """Returns a call of N sessions on the CPU, made at the first call of each shape.
+
+    Raises: Unavailable without onnxruntime, onnx and onnxscript, or on another device.
+    """
     device = next((t.device for m in modules for t in (*m.parameters(), *m.buffers())), torch.device("cpu"))
     if device.type != "cpu":
-        raise Unavailable(f"sessions of ONNX Runtime are compared on the CPU, and the members are on {device.type}")
+        raise Unavailable(
+            f"sessions of ONNX Runtime run on the CPU only, but the members are on {device.type}"
+        )
     missing = [name for name in ("onnxruntime", "onnx", "onnxscript") if not _installed(name)]
     if missing:
         raise Unavailable(f"{', '.join(missing)} is not installed (pip install 'widepack[onnx]')")
@@ -48,21 +54,26 @@ def onnxruntime(modules: Sequence[nn.Module], each: bool) -> Run:
 
 
 class _Lazy:
-    """A call whose sessions are made when its shapes first come."""
+    """Makes sessions at the first call of each shape."""
 
     def __init__(self, modules: Sequence[nn.Module], each: bool) -> None:
         self._modules, self._each = modules, each
         self._made: dict[Any, _Sessions] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor)]
-        key = tuple((v.shape, v.dtype) for v in given)
+        tensors = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor)]
+        key = tuple((v.shape, v.dtype) for v in tensors)
         if key not in self._made:
             self._made[key] = _Sessions(_exported(self._modules, self._each, args, kwargs))
-        return self._made[key].run(given)
+        return self._made[key].run(tensors)
 
-    def from_files(self, folder: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], _Sessions]:
-        """Export to files now, and open the sessions later: what they take can be told from what exporting took."""
+    def from_files(
+        self, folder: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Callable[[], _Sessions]:
+        """Exports to files now, and returns a function that opens the sessions.
+
+        The memory of the sessions can then be measured without the memory of the export.
+        """
         made = _exported(self._modules, self._each, args, kwargs)
         paths: list[bytes | str] = []
         for i, data in enumerate(made.models):
@@ -80,10 +91,12 @@ def _installed(name: str) -> bool:
 
 
 class _Sessions:
-    """N sessions of one shape, bound once: a call copies its inputs in, runs all, and copies the outputs out in one piece each.
+    """Binds N sessions of one shape once. A call copies its inputs in, runs all, and copies each output out
+    as one tensor.
 
-    (Binding at every call takes 15 us a session, and so do results made by `session.run`; measured on an MLP of three layers.)
-    inputs: `[...]`, or `[N, ...]` where each member has its own; outputs: `[N, ...]`; both by name in the sessions.
+    Binding at every call takes 15 us for each session, and so do results made by `session.run` (measured on
+    an MLP of three layers). inputs: `[...]`, or `[N, ...]` where each member has its own; outputs: `[N,
+    ...]`; both by name.
     """
 
     def __init__(self, made: _Exported) -> None:
@@ -93,10 +106,15 @@ class _Sessions:
         options.intra_op_num_threads, options.inter_op_num_threads = torch.get_num_threads(), 1
         options.log_severity_level = 3
         options.add_session_config_entry("session.force_spinning_stop", "1")
-        sessions = [runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"]) for model in made.models]
+        sessions = [
+            runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+            for model in made.models
+        ]
         names = [i.name for i in sessions[0].get_inputs()]
         if len(names) != len(made.inputs):
-            raise Unavailable(f"the exported program has {len(names)} inputs, the call {len(made.inputs)} tensors")
+            raise Unavailable(
+                f"the exported program has {len(names)} inputs, but the call has {len(made.inputs)} tensors"
+            )
         inputs = dict(zip(names, made.inputs, strict=True))
         outputs = {
             o.name: torch.empty((len(sessions), *shape), dtype=dtype)
@@ -110,12 +128,14 @@ class _Sessions:
                 part = value[i] if made.each else value
                 binding.bind_input(name, "cpu", 0, NUMBERS[part.dtype], tuple(part.shape), part.data_ptr())
             for name, value in outputs.items():
-                binding.bind_output(name, "cpu", 0, NUMBERS[value.dtype], tuple(value.shape[1:]), value[i].data_ptr())
+                binding.bind_output(
+                    name, "cpu", 0, NUMBERS[value.dtype], tuple(value.shape[1:]), value[i].data_ptr()
+                )
             self._calls.append((session.run_with_iobinding, binding))
 
-    def run(self, given: Sequence[Tensor]) -> Any:
-        for own, value in zip(self._inputs, given, strict=True):
-            own.copy_(value)
+    def run(self, tensors: Sequence[Tensor]) -> Any:
+        for bound, value in zip(self._inputs, tensors, strict=True):
+            bound.copy_(value)
         for run, binding in self._calls:
             run(binding)
         outs = [out.clone() for out in self._outputs]
@@ -124,8 +144,11 @@ class _Sessions:
 
 @dataclass(frozen=True)
 class _Exported:
-    """Members as ONNX models. models: of each its bytes, made when they are asked for, or its file. inputs: the call's tensors, in order. outputs: shape and dtype
-    of each leaf of one member's answer; single: it is one tensor."""
+    """Members as ONNX models.
+
+    models: for each member its bytes, made on request, or its file. inputs: the call's tensors, in order.
+    outputs: the shape and dtype of each leaf of one member's answer. single: the answer is one tensor.
+    """
 
     models: Iterable[bytes | str]
     inputs: list[Tensor]
@@ -134,9 +157,18 @@ class _Exported:
     single: bool
 
 
-def _exported(modules: Sequence[nn.Module], each: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Exported:
-    """Export the first member; the others are its model with their weights. Raises: whatever the exporter does; Unavailable for members of unequal shapes."""
-    given = [v.clone(memory_format=torch.contiguous_format) for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor)]
+def _exported(
+    modules: Sequence[nn.Module], each: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> _Exported:
+    """Exports the first member; the others are its model with their weights.
+
+    Raises: whatever the exporter raises; Unavailable for members of different shapes.
+    """
+    tensors = [
+        v.clone(memory_format=torch.contiguous_format)
+        for v in pytree.tree_leaves((args, kwargs))
+        if isinstance(v, Tensor)
+    ]
     first = modules[0]
     if each:
         args, kwargs = members_of(args, 0), members_of(kwargs, 0)
@@ -145,13 +177,29 @@ def _exported(modules: Sequence[nn.Module], each: bool, args: tuple[Any, ...], k
     if any(t.dtype not in NUMBERS for t in result):
         raise Unavailable(f"ONNX has no dtype for {', '.join(sorted({str(t.dtype) for t in result}))}")
     with _silent(), torch.inference_mode(False), torch.no_grad():
-        exported = torch.onnx.export(_Leaves(first), _plain(args), kwargs=_plain(dict(kwargs)), dynamo=True, optimize=False, verbose=False)
+        exported = torch.onnx.export(
+            _Leaves(first),
+            _plain(args),
+            kwargs=_plain(dict(kwargs)),
+            dynamo=True,
+            optimize=False,
+            verbose=False,
+        )
     assert exported is not None
-    return _Exported(_models(exported.model_proto, modules), given, [(t.shape, t.dtype) for t in result], each, isinstance(answer, Tensor))
+    return _Exported(
+        _models(exported.model_proto, modules),
+        tensors,
+        [(t.shape, t.dtype) for t in result],
+        each,
+        isinstance(answer, Tensor),
+    )
 
 
 def _models(model: Any, modules: Sequence[nn.Module]) -> Iterator[bytes]:
-    """Each member's model: the first one's with other weights. (ONNX Runtime folds and fuses; the exporter was told not to, since it would fold the first one's.)"""
+    """Yields each member's model: the first one's with other weights.
+
+    ONNX Runtime folds and fuses. The exporter does not: it would fold the first member's weights.
+    """
     import onnx
 
     weights = {f"member.{k}": k for k, _ in _named(modules[0])}
@@ -161,13 +209,23 @@ def _models(model: Any, modules: Sequence[nn.Module]) -> Iterator[bytes]:
             if initial.name in weights:
                 value = table[weights[initial.name]]
                 if tuple(value.shape) != tuple(initial.dims):
-                    raise Unavailable(f"the members' {weights[initial.name]} have different shapes, and one exported program needs equal ones")
-                initial.CopyFrom(onnx.TensorProto(name=initial.name, dims=initial.dims, data_type=initial.data_type, raw_data=_bytes(value)))
+                    raise Unavailable(
+                        f"the members' {weights[initial.name]} have different shapes, and one exported "
+                        "program needs equal shapes"
+                    )
+                initial.CopyFrom(
+                    onnx.TensorProto(
+                        name=initial.name,
+                        dims=initial.dims,
+                        data_type=initial.data_type,
+                        raw_data=_bytes(value),
+                    )
+                )
         yield model.SerializeToString()
 
 
 class _Leaves(nn.Module):
-    """A member that gives its output's tensors alone: an exported program has no place for the rest."""
+    """Returns the tensors of a member's output: an exported program has no place for other values."""
 
     def __init__(self, member: nn.Module) -> None:
         super().__init__()
@@ -178,11 +236,17 @@ class _Leaves(nn.Module):
 
 
 def _named(module: nn.Module) -> list[tuple[str, Tensor]]:
-    return [(k, t.detach()) for k, t in (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))]
+    return [
+        (k, t.detach())
+        for k, t in (
+            *module.named_parameters(remove_duplicate=False),
+            *module.named_buffers(remove_duplicate=False),
+        )
+    ]
 
 
 def _plain(value: Any) -> Any:
-    """Inputs that were made in inference mode, as ordinary tensors: an export cannot take the former."""
+    """Copies inputs that were made in inference mode: an export cannot take them."""
     return pytree.tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, value)
 
 
@@ -193,7 +257,7 @@ def _bytes(value: Tensor) -> bytes:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Without the exporter's running commentary."""
+    """Hides the exporter's messages."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)

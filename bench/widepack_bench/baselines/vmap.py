@@ -1,4 +1,4 @@
-"""One member as a function of its weights, and `torch.func.vmap` of it."""
+"""Makes one member a function of its weights, and runs `torch.func.vmap` of it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,25 @@ One = Callable[[Table, tuple[Any, ...], Mapping[str, Any]], Any]
 
 
 def tables(modules: Sequence[nn.Module]) -> list[Table]:
-    """Each member's parameters and buffers by name. Raises: ValueError where the members' names or shapes differ."""
-    found = [{k: t.detach() for k, t in (*m.named_parameters(), *m.named_buffers())} for m in modules]
-    for name, first in found[0].items():
-        if any(name not in table or table[name].shape != first.shape for table in found):
-            raise ValueError(f"the members' {name} have different shapes, and one function of the weights needs equal ones")
-    return found
+    """Returns each member's parameters and buffers by name.
+
+    Raises: ValueError where the members' names or shapes differ.
+    """
+    members = [{k: t.detach() for k, t in (*m.named_parameters(), *m.named_buffers())} for m in modules]
+    for name, first in members[0].items():
+        if any(name not in table or table[name].shape != first.shape for table in members):
+            raise ValueError(
+                f"the members' {name} have different shapes, and one function of the weights "
+                "needs equal shapes"
+            )
+    return members
 
 
 def function_of(module: nn.Module) -> One:
-    """A member's forward as a function of (weights, args, kwargs); it gives a tensor, or a tuple of its output's leaves."""
+    """Returns a member's forward as a function of (weights, args, kwargs).
+
+    It returns a tensor, or a tuple of the output's leaves.
+    """
     base = copy.deepcopy(module)
 
     def one(weights: Table, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -36,7 +45,7 @@ def function_of(module: nn.Module) -> One:
 
 
 def vmap(modules: Sequence[nn.Module], each: bool) -> Run:
-    """`torch.func.vmap` over stacked weights. Raises: ValueError for modules whose weights cannot be stacked."""
+    """Runs `torch.func.vmap` over stacked weights. Raises: ValueError if the weights cannot be stacked."""
     rows = tables(modules)
     weights = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
     _silence_fallbacks()
@@ -50,14 +59,16 @@ def vmap(modules: Sequence[nn.Module], each: bool) -> Run:
 
 
 def _silence_fallbacks() -> None:
-    """An op that vmap has no rule for runs member by member, and writes so at every call, which would be timed too."""
+    """Silences vmap's warnings: an op without a rule runs member by member and warns at every call, which
+    takes time.
+    """
     silence = getattr(torch._C._functorch, "_set_vmap_fallback_warning_enabled", None)
     if silence is not None:
         silence(False)
 
 
 def _axes(value: Any, each: bool) -> Any:
-    """vmap's in_dims for inputs: 0 for the tensors of stacked ones, None for whatever is shared or no tensor."""
+    """Returns vmap's in_dims: 0 for stacked tensors, None for everything else."""
     if isinstance(value, Tensor):
         return 0 if each else None
     if isinstance(value, Mapping):

@@ -1,6 +1,7 @@
-"""The reference blocks as sweeps, so that `bench --primitive block` measures them as it measures layers.
+"""Lists the reference blocks as sweeps: `widepack bench-layers block` measures them like layers.
 
-The preset `ci` takes each block as `trace -m` shows it; `quick` and `full` take the width, heads and tokens of the layers' own sweeps: 128 tokens of width 256, 8 heads.
+The preset `ci` uses each block's own sizes; `quick` and `full` use the width, heads and tokens of the layers'
+sweeps: 128 tokens of width 256, 8 heads.
 """
 
 from __future__ import annotations
@@ -34,15 +35,21 @@ LARGE: Mapping[str, tuple[Mapping[str, Any], tuple[str, ...]]] = {
     "double_stream": (_HEADS, (_X, _TEXT, _VECTOR, _BOTH)),
     "single_stream": (_HEADS, (_X, _VECTOR, _ROPE)),
 }
-"""Of each block: its factory's options and its inputs in `quick` and `full`."""
+"""For each block its factory's options and its inputs in `quick` and `full`."""
 
 
 def sweeps() -> tuple[Sweep, ...]:
-    """Layers, then blocks: `block:mlp`; `all` names the layers, `block` the blocks."""
+    """Returns the sweeps of layers, then of blocks. `all` names the layers, `block` the blocks."""
     return (*SWEEPS, *(_sweep(name) for name in BLOCKS))
 
 
 def _sweep(name: str) -> Sweep:
     block = BLOCKS[name]
     options, inputs = LARGE[name]
-    return Sweep(f"{FAMILY}:{name}", block.make, Shape((), BATCH, inputs, options), Shape((), SMALL_BATCH, block.inputs), FAMILY)
+    return Sweep(
+        f"{FAMILY}:{name}",
+        block.make,
+        Shape((), BATCH, inputs, options),
+        Shape((), SMALL_BATCH, block.inputs),
+        FAMILY,
+    )

@@ -1,10 +1,12 @@
-"""N modules of one architecture as wide programs in memory: captured once, then lowered for each strategy; nothing is written and nothing verified.
+"""Makes wide programs of N modules in memory: captures one member, then lowers it for each strategy.
 
-What a contestant takes beside its program is what `Executable.run` does; the checks of inputs that a loaded model's call makes are not in it.
+Nothing is written and nothing is verified. A call runs `Executable.run`. The input checks of a loaded model's
+call are not part of it.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from widepack import primitives as _primitives  # noqa: F401  # fills the registry
-from widepack.building.preview import Foreseen
-from widepack.lowering.lower import Lowered
-from widepack.checkpoints.alignment import bit_equal
+from widepack.building.preview import Preview
 from widepack.capture.module_tensors import tensors_of
+from widepack.checkpoints.differences import bit_equal
+from widepack.lowering.lower import Lowered
 from widepack.registry.registry import REGISTRY
-from widepack.runtime.graph_module import Executable
-from widepack.spec.draws import Source, draw_all
+from widepack.runtime.executable import Executable
+from widepack.spec.draws import InputSource, draw_all
 from widepack.spec.input_spec import parse_inputs, type_text
 from widepack_artifacts.program import Program
 
@@ -28,12 +30,16 @@ from ..measure.answers import Run
 BATCH = "B"
 AUTO, WIDE, LOOP, SEQUENTIAL = "auto", "wide", "loop", "sequential"
 COMPILED = "wide on compile"
-MOVES = ("shape", "dim", "once", "part")  # strategies of what only moves values about
+MOVES = ("shape", "dim", "once", "part")  # Strategies of ops that only move values.
 
 
 @dataclass(frozen=True)
-class Way:
-    """One wide program. name: what was asked for; used: the strategies that compute in it; same: other names that came to the same program."""
+class WideContestant:
+    """A wide program that can be timed.
+
+    name: the requested strategy. used: the strategies that compute in the program. same: other requests that
+    gave the same program.
+    """
 
     name: str
     used: tuple[str, ...]
@@ -42,8 +48,11 @@ class Way:
 
 
 def members(make: Callable[[], nn.Module], count: int) -> list[nn.Module]:
-    """N members in eval mode that differ in everything: what a layer begins as one number throughout (scales, shifts, statistics) is drawn too."""
-    made = []
+    """Makes N members in eval mode that differ in every weight.
+
+    A tensor that a layer fills with one number (scales, shifts, statistics) gets random values, too.
+    """
+    modules = []
     for i in range(count):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(7 * i + 1)
@@ -51,99 +60,124 @@ def members(make: Callable[[], nn.Module], count: int) -> list[nn.Module]:
             for _, value in (*module.named_parameters(), *module.named_buffers()):
                 if value.is_floating_point() and value.numel() and bool((value == value.flatten()[0]).all()):
                     nn.init.uniform_(value, 0.5, 1.5)
-        made.append(module.requires_grad_(False))
-    return made
+        modules.append(module.requires_grad_(False))
+    return modules
 
 
 def inputs(specs: Sequence[str], batch: int, count: int) -> list[Tensor]:
-    """One call's inputs, each `[N, ...]`: every member has its own."""
+    """Draws the inputs of one call, each `[N, ...]`: other values for each member."""
     parsed, _ = parse_inputs(specs)
-    sources = [Source(s.name, type_text(s), s.low, s.high) for s in parsed]
+    sources = [InputSource(s.name, type_text(s), s.low, s.high) for s in parsed]
     drawn = [draw_all(sources, {BATCH: batch}, 1 + i) for i in range(count)]
     return [torch.stack(v) for v in zip(*drawn, strict=True)]
 
 
 class InMemory:
-    """make: a fresh member in eval mode. modules: the members. specs, given: the inputs, as `inputs` takes and gives them. each: every member has its own, else all have the first one's."""
+    """Lowers the wide programs of some members.
+
+    make: makes a member in eval mode. modules: the members. specs: the inputs, as `inputs` takes them.
+    stacked_inputs: what `inputs` returned. each: every member has its own inputs; else all have those of the
+    first member.
+    """
 
     def __init__(
         self,
         make: Callable[[], nn.Module],
         modules: Sequence[nn.Module],
         specs: Sequence[str],
-        given: Sequence[Tensor],
+        stacked_inputs: Sequence[Tensor],
         each: bool,
         device: str = "cpu",
     ) -> None:
-        model = Foreseen(make, specs, sizes={BATCH: given[0].shape[1]})
-        tables = [{**dict(tensors_of(m)), **dict(m.named_parameters()), **dict(m.named_buffers())} for m in modules]
+        model = Preview(make, specs, sizes={BATCH: stacked_inputs[0].shape[1]})
+        tables = [
+            {**dict(tensors_of(m)), **dict(m.named_parameters()), **dict(m.named_buffers())} for m in modules
+        ]
         self.weights: dict[str, Any] = {}
         kinds = model.kinds()
         for name in kinds:
-            own = [t[name].detach() for t in tables if name in t]
-            if own and any(not bit_equal(v, own[0]) for v in own):
+            values = [t[name].detach() for t in tables if name in t]
+            if values and any(not bit_equal(v, values[0]) for v in values):
                 kinds[name] = "stacked"
             if kinds[name] == "stacked":
-                self.weights[name] = torch.stack(own).to(device)
-            else:  # the same in all members, or a literal of the program
-                self.weights[name] = (own[0] if own else model.captured.weights[name][1]).to(device)
+                self.weights[name] = torch.stack(values).to(device)
+            else:  # One value for all members, or a literal of the program.
+                self.weights[name] = (values[0] if values else model.captured.weights[name][1]).to(device)
         self.device = torch.device(device)
-        self.members = model.of(len(modules), pattern="each" if each else "shared", device=self.device.type, kinds=kinds)
+        self.members = model.of(
+            len(modules), pattern="each" if each else "shared", device=self.device.type, kinds=kinds
+        )
 
     def bound(self, lowered: Lowered) -> Run:
-        """A program ready to run: its one output, or a list of all."""
+        """Returns a call of a program. It returns the only output, or a list of all outputs."""
         run = Executable(lowered.program, self.weights, self.device).run
         if len(lowered.program.outputs) == 1:
             return lambda *args: run(*args)[0]
         return run
 
-    def compiled(self) -> Way:
-        """The wide program under `torch.compile`, for the exact shapes, as baselines are; it compiles when it is first called."""
+    def compiled(self) -> WideContestant:
+        """Returns the wide program under `torch.compile` for the exact shapes, as baselines are compiled.
+
+        It compiles at its first call.
+        """
         lowered = self.members.lowered(self.members.plan(WIDE))
         run = Executable(lowered.program, self.weights, self.device)
         call = torch.compile(run.forward, dynamic=False)
         run.use(lambda *args: call(*run.weights, *args))
         single = len(lowered.program.outputs) == 1
-        return Way(
+        return WideContestant(
             COMPILED,
             tuple(dict.fromkeys(s for s in lowered.used.values() if s not in MOVES)),
             (lambda *args: run.run(*args)[0]) if single else run.run,
         )
 
     def names(self) -> list[str]:
-        """The strategies that some op of the program has, where it has more than one."""
-        made = [REGISTRY[n.op].strategies for n in self.members.program.nodes if n.op in REGISTRY]
-        return list(dict.fromkeys(s for known in made if len(known) > 1 for s in known))
+        """Returns the strategies of those ops of the program that have more than one."""
+        strategies = [REGISTRY[n.op].strategies for n in self.members.program.nodes if n.op in REGISTRY]
+        return list(dict.fromkeys(s for names in strategies if len(names) > 1 for s in names))
 
-    def ways(self, names: Sequence[str] | None = None) -> tuple[list[Way], dict[str, str]]:
-        """`auto` first, then every other program that some strategy comes to, each once; and why others cannot be had here. names: of strategies; all without it."""
+    def contestants(self, names: Sequence[str] | None = None) -> tuple[list[WideContestant], dict[str, str]]:
+        """Returns the programs of all strategies, `auto` first, and the reasons why others cannot run here.
+
+        Strategies that give the same program give one contestant. names: of strategies; None for all.
+        """
         names = self.names() if names is None else names
-        asked: dict[str, list[str]] = {AUTO: [AUTO], WIDE: [WIDE], **{n: [WIDE, n] for n in names}, LOOP: [LOOP]}
-        asked |= {f"{LOOP} {n}": [LOOP, n] for n in names} | {SEQUENTIAL: [WIDE, SEQUENTIAL]}
-        made: list[tuple[Program, Way]] = []
+        requests: dict[str, list[str]] = {
+            AUTO: [AUTO],
+            WIDE: [WIDE],
+            **{n: [WIDE, n] for n in names},
+            LOOP: [LOOP],
+        }
+        requests |= {f"{LOOP} {n}": [LOOP, n] for n in names} | {SEQUENTIAL: [WIDE, SEQUENTIAL]}
+        programs: list[tuple[Program, WideContestant]] = []
         refused: dict[str, str] = {}
-        for name, words in asked.items():
+        for name, request in requests.items():
             try:
-                lowered = self.members.lowered(self.members.plan(words))
-                used = tuple(dict.fromkeys(s for s in lowered.used.values() if s not in MOVES)) or tuple(dict.fromkeys(lowered.used.values()))
-                if len(words) == 2 and words[1] not in used and words[0] == WIDE:
-                    continue  # it applies to no node here
-                number = next((i for i, (p, _) in enumerate(made) if p == lowered.program), -1)
-                if number >= 0:
-                    same = made[number][1]
-                    if not name.startswith(f"{LOOP} ") or (same.name == AUTO and not same.same):  # else one that has no form of its own inside loops
-                        made[number] = made[number][0], replace(same, same=(*same.same, name))
-                    continue
-                made.append((lowered.program, Way(name, used, self.bound(lowered))))
-            except Exception as error:  # a strategy that cannot be lowered or bound is a result, and the others stand
+                self._add(programs, name, request)
+            except Exception as error:  # A strategy that cannot be lowered or bound is a result.
                 if name == AUTO:
                     raise
                 refused[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        return [way for _, way in made], refused
+        return [contestant for _, contestant in programs], refused
+
+    def _add(self, programs: list[tuple[Program, WideContestant]], name: str, request: Sequence[str]) -> None:
+        """Lowers a request. Adds its program, or adds its name to the contestant with the same program."""
+        lowered = self.members.lowered(self.members.plan(request))
+        used = tuple(dict.fromkeys(s for s in lowered.used.values() if s not in MOVES)) or tuple(
+            dict.fromkeys(lowered.used.values())
+        )
+        if len(request) == 2 and request[1] not in used and request[0] == WIDE:
+            return  # The strategy applies to no node.
+        number = next((i for i, (p, _) in enumerate(programs) if p == lowered.program), -1)
+        if number < 0:
+            programs.append((lowered.program, WideContestant(name, used, self.bound(lowered))))
+            return
+        same = programs[number][1]
+        # `loop NAME` equals another program if the strategy has no form inside loops: it is not worth a name.
+        if not name.startswith(f"{LOOP} ") or (same.name == AUTO and not same.same):
+            programs[number] = programs[number][0], replace(same, same=(*same.same, name))
 
 
 def double(modules: Sequence[nn.Module]) -> list[nn.Module]:
-    """The members in float64."""
-    import copy
-
+    """Returns copies of the members in float64."""
     return [copy.deepcopy(m).double() for m in modules]

@@ -1,57 +1,60 @@
-"""One row of `bench --primitive`: a layer, N members of it, every strategy beside the baselines.
+"""Measures one row of `widepack bench-layers`: N members of a layer, every strategy beside the baselines.
 
-1. All answers are compared with the members' own in float64 (`right.py`): a strategy that is wrong is an error of the row, a baseline that is wrong is skipped.
-2. What is far slower than the fastest of its kind after a few calls is not raced: a strategy over `SLOW_STRATEGY` times, a baseline over `SLOW_BASELINE` times. One compiled
-   member called N times, which published tables count against, is always raced.
-3. The rest runs interleaved (`noise.py`).
+1. All answers are compared with the members' answers in float64 (`reference.py`). A strategy with wrong
+   answers is an error of the row. A baseline with wrong answers is skipped.
+2. Strategies and baselines that are much slower than the fastest one are timed for a few calls only
+   (`contestants.py`). The compiled member that is called N times is always raced: published tables compare
+   with it.
+3. The others run interleaved (`measure/race.py`).
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from widepack.errors import VerificationError
 from widepack_bench.layers.sweeps import Sweep
-from widepack.system.timing import LONG_S, WARM_CALLS
 
-from ..measure import race as noise
-from ..baselines.table import BASELINES, Run
-from .block_sweeps import FAMILY as BLOCK
 from ..baselines.compiled import TooLong, at_most, compiler_settings
+from ..baselines.members import reason
+from ..baselines.table import BASELINES, Run
 from ..errors import BenchError
+from ..measure import race as noise
 from ..measure.answers import leaves
-from .in_memory import AUTO, LOOP, InMemory, Way, inputs, members
-from ..report.document import Row
-from .reference import Truth
-from ..suite.compare import reason
-from .tuned import opened, place_of, tuned
+from ..report.row import Row
+from .block_sweeps import FAMILY as BLOCK
+from .contestants import COMPILED_MEMBER, Contestants
+from .in_memory import AUTO, LOOP, InMemory, WideContestant, inputs, members
+from .reference import LayerReference
+from .tuned import TuneRequest, open_tuned, place_of, tuned
 
-COMPILED_MEMBER = "compiled-member"
-RULES = "rules"  # the plan by rules of thumb, beside a tuned `auto`
-SLOW_STRATEGY, SLOW_BASELINE = 1.25, 1.25
-CALLS = 3  # of a contestant, whose shortest decides whether it is raced
-LEAST_ROUNDS = 12  # six even ones: fewer have no 95% interval
+RULES = "rules"  # The plan by rules of thumb, when `auto` is a tuned plan.
+LEAST_ROUNDS = 12  # Six even rounds: fewer give no 95% interval.
 CHECKED = "checked"
-PREPARING = "preparing "  # before a baseline's name: the stage in which a process that dies has died of it
-OF = "strategy "  # before a strategy's name in a race, where the eager loop is a contestant, too
-Said = Callable[[str], None]
+PREPARING = "preparing "  # Prefix of a baseline's stage. It shows which baseline ended a process.
+OnStage = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """What a row may take. baselines: by name. budget_s: of racing. rounds: at least; 0 for a few that judge nothing. compile_limit_s: of each baseline."""
+    """How much time a preset gives to a row.
+
+    baselines: names. budget_s: seconds of racing. rounds: the least number of rounds; 0 for a short race
+    without a verdict. compile_limit_s: seconds that each baseline may take to compile. row_s: an estimate of
+    the whole row's seconds.
+    """
 
     baselines: tuple[str, ...]
     budget_s: float
     rounds: int
     compile_limit_s: float
-    row_s: float  # what a row takes in all, roughly
+    row_s: float
 
     @classmethod
     def of(cls, preset: str) -> Effort:
@@ -63,214 +66,202 @@ class Effort:
         }[preset]
 
 
+@dataclass(frozen=True, slots=True)
+class RowOptions:
+    """Options of a row. All are JSON values, because a row may run in its own process.
+
+    baselines: names; empty for the preset's baselines. budget_s: seconds of racing; None for the preset's.
+    compiled: also time the wide program under `torch.compile`. artifacts: a folder for tuned artifacts, where
+    earlier ones are used again. With a folder `auto` is the tuned and loaded artifact of these members, and
+    the plan by rules of thumb is the strategy `rules`. Without a folder `auto` is the plan by rules of thumb.
+    """
+
+    baselines: Sequence[str] = ()
+    pattern: str = "each"
+    device: str = "cpu"
+    threads: int | None = None
+    pin: bool = False
+    budget_s: float | None = None
+    compiled: bool = False
+    artifacts: str = ""
+
+    @property
+    def each(self) -> bool:
+        """Whether every member has its own inputs."""
+        return self.pattern == "each"
+
+
 def run_row(
     sweep: Sweep,
     count: int,
     preset: str,
-    *,
-    baselines: Sequence[str] = (),
-    pattern: str = "each",
-    device: str = "cpu",
-    threads: int | None = None,
-    pin: bool = False,
-    budget_s: float | None = None,
-    compiled: bool = False,
-    artifacts: str = "",
-    said: Said = lambda stage: None,
+    options: RowOptions | None = None,
+    on_stage: OnStage = lambda stage: None,
 ) -> dict[str, Any]:
-    """One row, as JSON values. baselines, budget_s: others than the preset's. compiled: the wide program under `torch.compile` as a strategy too. said: told each stage.
+    """Measures one row and returns it as JSON values.
 
-    artifacts: a folder for tuned artifacts, in which earlier ones are found: `auto` is an artifact of these members then, tuned here and loaded, and the plan by rules of thumb a strategy,
-    `rules`; without it `auto` is the plan by rules of thumb.
+    count: the number of members. on_stage: called with the name of each stage.
 
-    Raises: VerificationError where a strategy is wrong; BenchError where no baseline runs; what capturing and lowering raise.
+    Raises: VerificationError where a strategy's answers are wrong; BenchError where no baseline runs;
+    whatever capturing and lowering raise.
     """
+    options = options or RowOptions()
     effort = Effort.of(preset)
-    each = pattern == "each"
-    shape = sweep.at(preset)
-    begun = time.perf_counter()
-    with noise.quiet(threads, pin), compiler_settings(), torch.inference_mode():
+    begin = time.perf_counter()
+    with noise.quiet(options.threads, options.pin), compiler_settings(), torch.inference_mode():
         torch._dynamo.reset()
-        with torch.inference_mode(False):
-            given = inputs(shape.inputs, shape.batch, count)
-            modules = members(lambda: sweep.make(preset), count)
-            said("members alone in float64")
-            truth = Truth.of(modules, given, each)
-            said("lowering")
-            wide = InMemory(lambda: sweep.make(preset), modules, shape.inputs, given, each, device)
-            # in a network of many ops the strategies of each would be hundreds of programs
-            ways, refused = wide.ways(() if sweep.family == BLOCK else None)
-            ways += [wide.compiled()] if compiled else []
-            chosen: dict[str, Any] = {}
-            if artifacts:
-                place = place_of(artifacts, sweep.name, count)
-                chosen = tuned(lambda: sweep.make(preset), modules, shape.inputs, shape.batch, place, pattern=pattern, device=device, said=said)
-                ways = [opened(place, chosen, pattern=pattern, device=device), replace(ways[0], name=RULES), *ways[1:]]
-        args = [v.to(device) if each else v[0].to(device) for v in given]
-        modules = [m.to(device) for m in modules]
-        auto = _fill(ways, args, truth, refused)
-        runs, skipped = _baselines(baselines or effort.baselines, modules, each, args, truth, effort.compile_limit_s, said)
+        layer = _Layer.of(sweep, count, preset, options, on_stage)
+        auto = _check_strategies(layer)
+        runs, skipped = _baselines(layer, options.baselines or effort.baselines, effort, on_stage)
         if not runs:
             raise BenchError(f"no baseline runs: {'; '.join(f'{k}: {v}' for k, v in skipped.items())}")
-        said("measuring")
-        field = Field.of(
-            {w.name: w.run for w in ways if w.name not in refused}, runs, args, torch.cuda.synchronize if device.startswith("cuda") else None
+        on_stage("measuring")
+        contestants = Contestants.of(
+            {p.name: p.run for p in layer.programs if p.name not in layer.refused},
+            runs,
+            layer.args,
+            torch.cuda.synchronize if options.device.startswith("cuda") else None,
         )
-        race = field.race(budget_s or effort.budget_s, effort.rounds)
-    row = Row.of(shape.batch, {}, race, skipped, count)
+        race = contestants.race(options.budget_s or effort.budget_s, effort.rounds)
+    row = Row.of(sweep.at(preset).batch, {}, race, skipped, count)
     if not effort.rounds:
-        row = replace(row, verdict=CHECKED, why="the answers are right; times of so small a shape, and of so few calls, say nothing")
-    strategies = field.strategies(race, row.fastest, ways, refused)
-    far = {n: field.far(n) for n in field.baselines if n not in field.against}
-    found = {k: v for k, v in row.to_json().items() if k not in ("sizes", "others", "memory", "roofline")}
-    found["skipped"] = {**skipped, **far}
-    found["baselines"] |= {n: {"median_ms": field.alone[n] * 1e3} for n in far}
+        row = replace(
+            row,
+            verdict=CHECKED,
+            why="the answers are right; the shapes are too small and the calls too few for a verdict",
+        )
     return {
-        "primitive": sweep.name,
-        "members": count,
-        "layer": str(modules[0]),
-        "inputs": list(shape.inputs),
-        "batch": shape.batch,
-        "pattern": pattern,
-        "auto": ", ".join(auto.used) if artifacts or LOOP not in auto.used else next((s for s in auto.same if s.startswith(LOOP)), LOOP),
-        **({"tuned": chosen} if artifacts else {}),
-        COMPILED_MEMBER: strategies[AUTO].get(COMPILED_MEMBER),
-        "strategies": strategies,
-        **found,
-        "seconds": time.perf_counter() - begun,
+        **_layer_json(sweep, count, preset, options, layer, auto),
+        **_times_json(row, race, contestants, layer),
+        "seconds": time.perf_counter() - begin,
     }
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
-    """Who could run in a row's race, and who does.
+class _Layer:
+    """A row's members, their reference answers, and their wide programs.
 
-    ours: strategies, `auto` among them. baselines: the others. took, alone: seconds of the shortest of a few calls of each of ours, of each baseline. sync: waits for the device.
+    args: the inputs of a call. programs: `auto` first. refused: strategies that cannot be lowered or run,
+    with the reasons. plan: the measured plan, empty without a folder for tuned artifacts.
     """
 
-    ours: Mapping[str, noise.Call]
-    baselines: Mapping[str, noise.Call]
-    took: Mapping[str, float]
-    alone: Mapping[str, float]
-    sync: noise.Call | None
+    modules: Sequence[nn.Module]
+    reference: LayerReference
+    args: Sequence[Tensor]
+    each: bool
+    programs: Sequence[WideContestant]
+    refused: dict[str, str]
+    plan: Mapping[str, Any]
 
     @classmethod
-    def of(cls, ours: Mapping[str, Run], baselines: Mapping[str, Run], args: Sequence[Any], sync: noise.Call | None) -> Field:
-        calls, others = ({name: _bound(run, args) for name, run in runs.items()} for runs in (ours, baselines))
-        took, alone = ({name: _shortest(call, sync) for name, call in c.items()} for c in (calls, others))
-        return cls(calls, others, took, alone, sync)
-
-    @property
-    def raced(self) -> dict[str, noise.Call]:
-        """The strategies beside `auto` that are not far slower than the fastest."""
-        return {n: c for n, c in self.ours.items() if n != AUTO and self.took[n] <= SLOW_STRATEGY * min(self.took.values())}
-
-    @property
-    def against(self) -> dict[str, noise.Call]:
-        """The baselines that are not, and the one that published tables count against."""
-        return {n: c for n, c in self.baselines.items() if n == COMPILED_MEMBER or self.alone[n] <= SLOW_BASELINE * min(self.alone.values())}
-
-    def far(self, baseline: str) -> str:
-        """Why a baseline was not raced."""
-        return f"not raced: {self.alone[baseline] / min(self.alone.values()):.1f} times as long as the fastest baseline"
-
-    def race(self, budget_s: float, rounds: int) -> noise.Race:
-        """All of them interleaved. rounds: at least; 0 for a few that judge nothing."""
-        raced, against = self.raced, self.against
-        once = sum(_sample(self.took[n]) for n in raced) + 2 * _sample(self.took[AUTO]) + sum(_sample(self.alone[n]) for n in against)
-        return noise.race(
-            self.ours[AUTO],
-            against,
-            others={OF + n: c for n, c in raced.items()},
-            budget_s=max(budget_s, once * rounds / 2),  # the race ends at three times its budget
-            min_rounds=max(rounds, 2),
-            sync=self.sync,
-        )
-
-    def strategies(self, race: noise.Race, fastest: str, ways: Sequence[Way], refused: Mapping[str, str]) -> dict[str, Any]:
-        """Of each strategy what it is, and its times and ratios, or why it has none."""
-        found: dict[str, Any] = {w.name: {"used": list(w.used), "same": list(w.same)} for w in ways}
-        for name, why in refused.items():
-            found.setdefault(name, {})["skipped"] = why
-        raced, against = self.raced, self.against
-        for name, took in self.took.items():
-            if name in raced or name == AUTO:
-                ours = noise.OURS if name == AUTO else OF + name
-                found[name] |= {"median_ms": race.median_ms(ours), "ratio": race.ratio(fastest, ours).to_json(), "verdict": race.verdict_of(ours)}
-                if COMPILED_MEMBER in against:
-                    found[name][COMPILED_MEMBER] = race.ratio(COMPILED_MEMBER, ours).to_json()
-            else:
-                ratio = {"value": min(self.alone.values()) / took, "low": None, "high": None}
-                found[name] |= {"median_ms": took * 1e3, "ratio": ratio, "verdict": "slower"}
-                found[name]["skipped"] = f"not raced: {took / min(self.took.values()):.1f} times as long as the fastest strategy"
-        return found
+    def of(cls, sweep: Sweep, count: int, preset: str, options: RowOptions, on_stage: OnStage) -> _Layer:
+        shape, each, device = sweep.at(preset), options.each, options.device
+        with torch.inference_mode(False):
+            stacked = inputs(shape.inputs, shape.batch, count)
+            modules = members(lambda: sweep.make(preset), count)
+            on_stage("members alone in float64")
+            reference = LayerReference.of(modules, stacked, each)
+            on_stage("lowering")
+            wide = InMemory(lambda: sweep.make(preset), modules, shape.inputs, stacked, each, device)
+            # A network has many ops: the strategies of each op would be hundreds of programs.
+            programs, refused = wide.contestants(() if sweep.family == BLOCK else None)
+            programs += [wide.compiled()] if options.compiled else []
+            plan: dict[str, Any] = {}
+            if options.artifacts:
+                folder = place_of(options.artifacts, sweep.name, count)
+                request = TuneRequest(shape.inputs, shape.batch, options.pattern, device)
+                plan = tuned(lambda: sweep.make(preset), modules, request, folder, on_stage)
+                auto = open_tuned(folder, plan, pattern=options.pattern, device=device)
+                programs = [auto, replace(programs[0], name=RULES), *programs[1:]]
+        args = [v.to(device) if each else v[0].to(device) for v in stacked]
+        return cls([m.to(device) for m in modules], reference, args, each, programs, refused, plan)
 
 
-def _fill(ways: Sequence[Way], args: Sequence[Any], truth: Truth, refused: dict[str, str]) -> Way:
-    """Run every strategy once; `auto`'s way. Raises: VerificationError for wrong answers."""
-    for way in ways:
+def _check_strategies(layer: _Layer) -> WideContestant:
+    """Runs every strategy once, and adds those that cannot run to `layer.refused`. Returns the program of
+    `auto`.
+
+    Raises: VerificationError for wrong answers.
+    """
+    for program in layer.programs:
         try:
-            answer = way.run(*args)
-        except Exception as error:  # one that does not run here (a kernel that is missing) is a result
-            if way.name == AUTO:
+            answer = program.run(*layer.args)
+        except Exception as error:  # A strategy may need a kernel that this machine does not have.
+            if program.name == AUTO:
                 raise
-            refused[way.name] = reason(error)
+            layer.refused[program.name] = reason(error)
             continue
-        if wrong := truth.wrong(answer):
-            raise VerificationError(f"strategy {way.name} ({', '.join(way.used)}) does not give the members' answers: {wrong}")
-    return ways[0]
+        if wrong := layer.reference.wrong(answer):
+            raise VerificationError(
+                f"strategy {program.name} ({', '.join(program.used)}) does not give the members' "
+                f"answers: {wrong}"
+            )
+    return layer.programs[0]
 
 
 def _baselines(
-    names: Sequence[str], modules: Sequence[Any], each: bool, args: Sequence[Any], truth: Truth, limit_s: float, said: Said
+    layer: _Layer, names: Sequence[str], effort: Effort, on_stage: OnStage
 ) -> tuple[Mapping[str, Run], dict[str, str]]:
-    """The baselines that run and answer rightly, and why others do not."""
-    found: dict[str, Run] = {}
+    """Returns the baselines that run with right answers, and the reasons why the others do not."""
+    runs: dict[str, Run] = {}
     skipped: dict[str, str] = {}
     for name in names:
-        said(f"{PREPARING}{name}")
+        on_stage(f"{PREPARING}{name}")
         try:
-            with at_most(limit_s):
-                run = BASELINES[name](modules, each)
-                wrong = truth.wrong(answer := run(*args))
-                wrong = f"its answers are not the members': {wrong}" if wrong else _borrowed(answer, args)
-                run(*args)
-        except (Exception, TooLong) as error:  # noqa: BLE001  # compilers fail in their own ways, and that is a result
+            with at_most(effort.compile_limit_s):
+                run = BASELINES[name](layer.modules, layer.each)
+                wrong = layer.reference.wrong(answer := run(*layer.args))
+                if wrong:
+                    wrong = f"its answers are not the members': {wrong}"
+                else:
+                    wrong = _shares_memory(answer, layer.args)
+                run(*layer.args)
+        except (Exception, TooLong) as error:  # noqa: BLE001  # compilers raise errors of any class
             skipped[name] = reason(error)
             continue
         if wrong:
             skipped[name] = wrong
         else:
-            found[name] = run
-    return found, skipped
+            runs[name] = run
+    return runs, skipped
 
 
-def _borrowed(answer: Any, args: Sequence[Any]) -> str:
-    """Why an answer is of another form than the loop's and ours, whose memory is the caller's own: it lies in an input's. Empty where it does not."""
-    given = {v.untyped_storage().data_ptr() for v in leaves(args) if v.numel()}
-    lent = any(v.untyped_storage().data_ptr() in given for v in leaves(answer))
-    return "another output form: it answers with the memory of its input, the others with memory that is the caller's" if lent else ""
+def _shares_memory(answer: Any, args: Sequence[Any]) -> str:
+    """Returns why an answer is not comparable: it shares memory with an input. Empty where it does not.
+
+    The answers of the loop and of widepack have their own memory.
+    """
+    inputs = {v.untyped_storage().data_ptr() for v in leaves(args) if v.numel()}
+    if not any(v.untyped_storage().data_ptr() in inputs for v in leaves(answer)):
+        return ""
+    return "another output form: its answer shares memory with its input, and the others' answers do not"
 
 
-def _bound(run: Run, args: Sequence[Any]) -> noise.Call:
-    return lambda: run(*args)
+def _layer_json(
+    sweep: Sweep, count: int, preset: str, options: RowOptions, layer: _Layer, auto: WideContestant
+) -> dict[str, Any]:
+    """Returns the fields of a row that describe the layer and the plan of `auto`."""
+    shape = sweep.at(preset)
+    used = ", ".join(auto.used)
+    if not options.artifacts and LOOP in auto.used:
+        used = next((s for s in auto.same if s.startswith(LOOP)), LOOP)
+    return {
+        "primitive": sweep.name,
+        "members": count,
+        "layer": str(layer.modules[0]),
+        "inputs": list(shape.inputs),
+        "batch": shape.batch,
+        "pattern": options.pattern,
+        "auto": used,
+        **({"tuned": layer.plan} if options.artifacts else {}),
+    }
 
 
-def _sample(seconds: float) -> float:
-    """How long a race takes for one sample of calls that take so many seconds (`noise.race`)."""
-    if seconds > LONG_S:
-        return seconds
-    return min(WARM_CALLS * seconds, LONG_S + seconds) + (3 * seconds if seconds > 0.001 else 0.006)
-
-
-def _shortest(call: noise.Call, sync: noise.Call | None) -> float:
-    """Seconds of the shortest of a few calls."""
-    wait = sync or (lambda: None)
-    best = math.inf
-    for _ in range(CALLS):
-        wait()
-        begin = time.perf_counter()
-        call()
-        wait()
-        best = min(best, time.perf_counter() - begin)
-    return best
+def _times_json(row: Row, race: noise.Race, contestants: Contestants, layer: _Layer) -> dict[str, Any]:
+    """Returns the fields of a row that hold times, ratios and verdicts."""
+    strategies = contestants.strategies_json(race, row.fastest, layer.programs, layer.refused)
+    slow = contestants.slow_baselines()
+    times = {k: v for k, v in row.to_json().items() if k not in ("sizes", "others", "memory", "roofline")}
+    times["skipped"] = {**times["skipped"], **slow}
+    times["baselines"] |= {n: {"median_ms": contestants.baseline_s[n] * 1e3} for n in slow}
+    return {COMPILED_MEMBER: strategies[AUTO].get(COMPILED_MEMBER), "strategies": strategies, **times}

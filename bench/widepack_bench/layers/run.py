@@ -1,11 +1,14 @@
-"""`bench --primitive`: row after row into one JSON document that a later run goes on with. The small rows of the preset `ci` run in this process."""
+"""Runs `widepack bench-layers`: measures row after row into one JSON document, which a later run can resume.
+
+Rows of the preset `ci` are small and run in this process.
+"""
 
 from __future__ import annotations
 
-import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +18,23 @@ from widepack.system.atomic_file import admit
 from widepack_bench.layers.sweeps import MEMBERS, find
 
 from ..baselines.table import BASELINES
-from .block_sweeps import sweeps
 from ..processes.fresh import STEADY
-from .row import Effort
+from ..report.environment import environment
+from ..report.json_file import write_whole
+from ..text import plural
+from .block_sweeps import sweeps
+from .document import check_artifacts_folder, check_environment, new_document, read_document
+from .row import Effort, RowOptions
 from .rows import Clock, Progress, Task, rows
 from .table import settled, summary
-from ..report.document import environment
-from ..suite.run import write_whole
-from ..text import plural
 from .tuned_many import tune_at_once
 
-FORMAT = "widepack.primitives/1"
-TUNE_S = 25.0  # of building and tuning a row, roughly
-MOST = 4096  # members: each is a module of its own, whose answers are held to float64
+TUNE_S = 25.0  # An estimate: seconds to build and tune the artifact of a row.
+MOST_MEMBERS = 4096  # Each member is a module, and its answers are computed in float64.
 
 
-def run_primitives(
-    asked: str,
+def run_layers(
+    names: str,
     preset: str = "quick",
     *,
     members: Sequence[int] = (),
@@ -49,104 +52,118 @@ def run_primitives(
     artifacts: Path | None = None,
     isolate: bool | None = None,
     progress: Progress | None = None,
-    said: Callable[[str], object] = lambda text: None,
+    report: Callable[[str], object] = lambda line: None,
 ) -> dict[str, Any]:
-    """Measure primitives by name, and say each row as it is done.
+    """Measures layers by name, and returns the document. After an interruption, its `interrupted` is true.
 
-    asked: as `sweeps.find` takes it. members: other N than the preset's. out: the document, written after every row. resume: one to go on with (and in, without out);
-    rows that it has, that were not noisy and whose interval was narrow are not run again. tune: `auto` is an artifact that is tuned here. artifacts: where those are kept, a temporary folder without it. jobs: primitives that are tuned at once, each in a process of its own, all before
-    anything is timed. isolate: a process for each primitive; by default for all presets but `ci`. The rest is as in `run_row`.
-    threads: one where they are not given. Returns: the document; where it was interrupted, `interrupted` is true in it. Raises: UsageError.
+    names: as `sweeps.find` takes them. members: numbers of members; empty for the preset's. out: the file of
+    the document, written after every row. resume: a document to go on with; it is also the output without
+    `out`. Rows of it with a settled verdict are not run again. tune: `auto` is a tuned artifact. artifacts:
+    keeps the tuned artifacts; None for a temporary folder. jobs: layers tuned at the same time, before
+    anything is timed. isolate: run each layer in its own process; the default is true for all presets except
+    `ci`. threads: 1 by default. report: called with a line about the size of the run. The others are as in
+    `RowOptions`.
+
+    Raises: UsageError.
     """
-    counts = dict.fromkeys(members or MEMBERS[preset])
-    if max(counts) > MOST:
-        raise UsageError(f"{max(counts)} members are more than this takes ({MOST})")
+    tasks = _tasks(names, members or MEMBERS[preset], baselines, device)
+    options = RowOptions(
+        list(baselines), pattern, device, threads or 1, pin, budget_s, compiled, _folder(artifacts, tune)
+    )
+    isolate = preset != "ci" if isolate is None else isolate
+    document = _prepared(resume, preset, tune, options, isolate)
+    out = out or resume
+    if out is not None:
+        _check_output(out, document)
+    if artifacts is not None:
+        check_artifacts_folder(artifacts)
+    waiting = [t for t in tasks if not settled(document["rows"].get(t.key))]
+    clock = Clock(waiting, Effort.of(preset).row_s, TUNE_S / jobs if tune else 0.0, progress)
+    report(
+        f"{plural(len(waiting), 'row')}"
+        f"{f' of {len(tasks)} (the document has the others)' if len(waiting) < len(tasks) else ''}, "
+        f"about {clock.left()}"
+    )
+    run = _Run(waiting, preset, options, isolate, tune, jobs, clock, progress)
+    run.into(document, out)
+    return document
+
+
+def _tasks(names: str, counts: Sequence[int], baselines: Sequence[str], device: str) -> list[Task]:
+    """Returns the rows of the request. Raises: UsageError for what cannot be measured."""
+    if max(counts) > MOST_MEMBERS:
+        raise UsageError(f"{max(counts)} members are more than the limit of {MOST_MEMBERS}")
     if unknown := [b for b in baselines if b not in BASELINES]:
         raise UsageError(f"unknown baseline {', '.join(map(repr, unknown))}; known: {', '.join(BASELINES)}")
     on_device(device)
-    tasks = [Task(s, n) for s in find(asked, sweeps()) for n in counts]
-    document = _read(resume, preset, pattern, tune) if resume is not None else _new(preset, pattern, tune)
-    threads = threads or 1
-    isolate = preset != "ci" if isolate is None else isolate
-    where = {**environment(device, threads), "memory": STEADY if isolate else {}}
+    return [Task(s, n) for s in find(names, sweeps()) for n in dict.fromkeys(counts)]
+
+
+def _folder(artifacts: Path | None, tune: bool) -> str:
+    """Returns `RowOptions.artifacts`: empty where nothing is tuned, or where the folder is temporary."""
+    return str(artifacts.absolute()) if tune and artifacts is not None else ""
+
+
+def _prepared(
+    resume: Path | None, preset: str, tune: bool, options: RowOptions, isolate: bool
+) -> dict[str, Any]:
+    """Returns the document to resume, or a new one, with the environment of this run. Raises: UsageError."""
+    pattern = options.pattern
+    document = (
+        read_document(resume, preset, pattern, tune)
+        if resume is not None
+        else new_document(preset, pattern, tune)
+    )
+    now = {**environment(options.device, options.threads or 1), "memory": STEADY if isolate else {}}
     if document["rows"]:
-        _same_place(resume, document["environment"], where)
-    document |= {"environment": where, "interrupted": False}
-    out = out or resume
-    if out is not None:  # before anything is measured that could not be kept
-        admit(out, force=True)
-        try:
-            write_whole(out, document)
-        except OSError as error:
-            raise UsageError(f"{out} cannot be written ({error.strerror}); give another path") from error
-    if artifacts is not None:
-        try:
-            artifacts.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=artifacts).close()
-        except OSError as error:
-            raise UsageError(f"{artifacts} cannot be written into ({error.strerror}); give another folder to --artifacts") from error
-    options = {
-        "baselines": list(baselines),
-        "pattern": pattern,
-        "device": device,
-        "threads": threads,
-        "pin": pin,
-        "budget_s": budget_s,
-        "compiled": compiled,
-        "artifacts": str(artifacts.absolute()) if tune and artifacts is not None else "",
-    }
-    waiting = [t for t in tasks if not settled(document["rows"].get(t.key))]
-    clock = Clock(waiting, Effort.of(preset).row_s, TUNE_S / jobs if tune else 0.0, progress)
-    said(f"{plural(len(waiting), 'row')}{f' of {len(tasks)}, the others are there' if len(waiting) < len(tasks) else ''}, about {clock.left()}")
+        check_environment(resume, document["environment"], now)
+    return document | {"environment": now, "interrupted": False}
+
+
+def _check_output(out: Path, document: dict[str, Any]) -> None:
+    """Writes the document before time is spent on results that cannot be saved. Raises: UsageError."""
+    admit(out, force=True)
     try:
-        with ExitStack() as stack:
-            if tune and artifacts is None:
-                options["artifacts"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="widepack-tuned-"))
-            if tune and jobs > 1:
-                tune_at_once(waiting, preset, options, jobs, progress)
-                clock.tuned()
-            for task, row in rows(waiting, preset, options, isolate, clock):
-                document["rows"][task.key] = row
-                document["summary"] = summary(document["rows"])
-                if out is not None:
-                    write_whole(out, document)
-                clock.done()
-    except KeyboardInterrupt:
-        document["interrupted"] = True
+        write_whole(out, document)
+    except OSError as error:
+        raise UsageError(f"{out} cannot be written ({error.strerror}); give another path") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The rows that a run measures, and how."""
+
+    tasks: Sequence[Task]
+    preset: str
+    options: RowOptions
+    isolate: bool
+    tune: bool
+    jobs: int
+    clock: Clock
+    progress: Progress | None
+
+    def into(self, document: dict[str, Any], out: Path | None) -> None:
+        """Measures the rows into the document, and writes it after each row."""
+        try:
+            with ExitStack() as stack:
+                options = self.options
+                if self.tune and not options.artifacts:
+                    temporary = tempfile.TemporaryDirectory(prefix="widepack-tuned-")
+                    options = replace(options, artifacts=stack.enter_context(temporary))
+                fields = asdict(options)
+                if self.tune and self.jobs > 1:
+                    tune_at_once(self.tasks, self.preset, fields, self.jobs, self.progress)
+                    self.clock.tuned()
+                for task, row in rows(self.tasks, self.preset, fields, self.isolate, self.clock):
+                    document["rows"][task.key] = row
+                    _save(document, out)
+                    self.clock.done()
+        except KeyboardInterrupt:
+            document["interrupted"] = True
+        _save(document, out)
+
+
+def _save(document: dict[str, Any], out: Path | None) -> None:
     document["summary"] = summary(document["rows"])
     if out is not None:
         write_whole(out, document)
-    return document
-
-
-def _new(preset: str, pattern: str, tune: bool) -> dict[str, Any]:
-    return {"format": FORMAT, "preset": preset, "pattern": pattern, "tuned": tune, "environment": {}, "rows": {}, "summary": {}}
-
-
-def _read(path: Path, preset: str, pattern: str, tune: bool) -> dict[str, Any]:
-    """The document to go on with. Raises: UsageError for a file that is something else, or of another preset."""
-    try:
-        document: Any = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return _new(preset, pattern, tune)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read as JSON ({error}); give another path, or remove it") from error
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise UsageError(f"{path} is no document of bench --primitive ({FORMAT}); give another path")
-    rows = document.get("rows")
-    if not isinstance(rows, dict) or not all(isinstance(row, dict) and ("error" in row or "verdict" in row) for row in rows.values()):
-        raise UsageError(f"{path} is damaged: it says {FORMAT} and its rows are not what such a document has; give another path, or remove it")
-    if document.get("tuned", False) is not tune:
-        raise UsageError(f"{path} holds rows {'with' if document.get('tuned') else 'without'} --tune; give each its own file")
-    for key, wanted in (("preset", preset), ("pattern", pattern)):
-        if document.get(key) != wanted:
-            raise UsageError(f"{path} holds rows of the {key} {document.get(key)!r}, this run is for {wanted!r}; give each its own file")
-    return document
-
-
-def _same_place(path: Path | None, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse rows of one place beside those of another: a document has one environment. Raises: UsageError."""
-    before = {"memory": {}, **before}
-    other = [f"{key} {before.get(key)} and now {now[key]}" for key in ("device", "threads", "memory") if before.get(key) != now[key]]
-    if other:
-        raise UsageError(f"{path} holds rows measured elsewhere: {', '.join(other)}; give each its own file")

@@ -1,9 +1,11 @@
-"""What `bench --primitive` measures: for each layer of torch.nn how one is made, and the inputs that it is called with.
+"""Lists what `widepack bench-layers` measures: how each layer of torch.nn is made, and its inputs.
 
-    Sweep("linear", nn.Linear, Shape((256, 256), 16, ("input=float32[B,256]",)), Shape((8, 6), 16, ("input=float32[B,8]",)), "linear")
+    Sweep("linear", nn.Linear, Shape((256, 256), 16, ("input=float32[B,256]",)), Shape((8, 6), 16,
+    ("input=float32[B,8]",)), "linear")
 
-Every layer that has a face (`widepack.primitives`) is here by its name in torch.nn, and attention over other sequences and without weights beside them. Each has one shape
-as in published tables of such layers, and a small one that shows whether it works. Every dim but the batch B is a number.
+Every layer that has a wide layer (`widepack.primitives`) is here by its name in torch.nn, and attention over
+other sequences and without weights beside them. Each has one shape as in published tables of such layers, and
+a small one that shows whether it works. Every dim but the batch B is a number.
 """
 
 from __future__ import annotations
@@ -19,13 +21,17 @@ from torch import Tensor, nn
 from widepack.errors import UsageError
 
 MEMBERS: Mapping[str, tuple[int, ...]] = {"ci": (2,), "quick": (4, 8), "full": (4, 8, 16, 32)}
-"""How many members each preset has."""
+"""The numbers of members of each preset."""
 PRESETS = tuple(MEMBERS)
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """args, options: of the layer's constructor. batch: the size of B. inputs: specs as `widepack build --input` takes them, in the order of forward."""
+    """A layer's sizes and inputs.
+
+    args, options: of the layer's constructor. batch: the size of B. inputs: specs as `widepack build --input`
+    takes them, in the order of forward.
+    """
 
     args: tuple[Any, ...]
     batch: int
@@ -35,7 +41,11 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """One layer. name: as it is typed; any case, with or without underscores. family: of the primitive that runs it. aliases: other names for it."""
+    """One layer.
+
+    name: letter case and underscores do not matter when it is typed. family: of the primitive that runs it.
+    aliases: other names for it.
+    """
 
     name: str
     layer: Callable[..., nn.Module]
@@ -45,29 +55,31 @@ class Sweep:
     aliases: tuple[str, ...] = ()
 
     def at(self, preset: str) -> Shape:
-        """The shape of a preset."""
+        """Returns the shape of a preset."""
         return self.small if preset == "ci" else self.shape
 
     def make(self, preset: str) -> nn.Module:
-        """A fresh member in eval mode."""
+        """Makes a member in eval mode."""
         shape = self.at(preset)
         return self.layer(*shape.args, **shape.options).eval()
 
 
 class SelfAttention(nn.MultiheadAttention):
-    """Queries, keys and values of one sequence; the answer alone."""
+    """Self-attention: queries, keys and values of one sequence. It returns the answer without weights."""
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # [B, T, d] -> [B, T, d]
-        found: Tensor = super().forward(x, x, x, need_weights=False)[0]
-        return found
+        answer: Tensor = super().forward(x, x, x, need_weights=False)[0]
+        return answer
 
 
 class CrossAttention(nn.MultiheadAttention):
-    """Queries of one sequence, keys and values of another; the answer alone."""
+    """Cross-attention: queries of one sequence, keys and values of another. It returns the answer without
+    weights.
+    """
 
     def forward(self, x: Tensor, context: Tensor) -> Tensor:  # type: ignore[override]  # [B, T, d], [B, S, d] -> [B, T, d]
-        found: Tensor = super().forward(x, context, context, need_weights=False)[0]
-        return found
+        answer: Tensor = super().forward(x, context, context, need_weights=False)[0]
+        return answer
 
 
 class DotProduct(nn.Module):
@@ -78,13 +90,23 @@ class DotProduct(nn.Module):
 
 
 def _image(
-    name: str, layer: Callable[..., nn.Module], rank: int, args: Callable[[int], tuple[Any, ...]], family: str, *aliases: str, **options: Any
+    name: str,
+    layer: Callable[..., nn.Module],
+    rank: int,
+    args: Callable[[int], tuple[Any, ...]],
+    family: str,
+    *aliases: str,
+    **options: Any,
 ) -> Sweep:
-    """A layer over `[B, C, ...]` with 1, 2 or 3 dims of space. args: of the number of channels."""
+    """Makes a sweep of a layer over `[B, C, ...]` with 1, 2 or 3 dims of space. args: of the number of
+    channels.
+    """
     batch, channels, space = {1: (8, 64, "256"), 2: (8, 64, "32,32"), 3: (4, 32, "16,16,16")}[rank]
     less = {1: "6", 2: "6,5", 3: "4,5,6"}[rank]
     large = Shape(args(channels), batch, (f"input=float32[B,{channels},{space}]",), options)
-    return Sweep(name, layer, large, Shape(args(4), 16, (f"input=float32[B,4,{less}]",), options), family, aliases)
+    return Sweep(
+        name, layer, large, Shape(args(4), 16, (f"input=float32[B,4,{less}]",), options), family, aliases
+    )
 
 
 def _steps(name: str, layer: Callable[..., nn.Module]) -> Sweep:
@@ -98,16 +120,31 @@ def _steps(name: str, layer: Callable[..., nn.Module]) -> Sweep:
 
 
 def _cell(name: str, layer: Callable[..., nn.Module], *states: str) -> Sweep:
-    """A cell with the state that it is given. LSTMCell is without: it takes its two states as one tuple, leaves them at zero here, and is measured so."""
+    """Makes a sweep of a cell with its state as input. LSTMCell has two states in one tuple: they stay at
+    zero here.
+    """
     large = (f"{s}=float32[B,128]" for s in states)
     less = (f"{s}=float32[B,6]" for s in states)
-    return Sweep(name, layer, Shape((64, 128), 8, ("input=float32[B,64]", *large)), Shape((4, 6), 16, ("input=float32[B,4]", *less)), "recurrent")
+    return Sweep(
+        name,
+        layer,
+        Shape((64, 128), 8, ("input=float32[B,64]", *large)),
+        Shape((4, 6), 16, ("input=float32[B,4]", *less)),
+        "recurrent",
+    )
 
 
 def _attention(name: str, layer: Callable[..., nn.Module], names: Sequence[str], *aliases: str) -> Sweep:
     kept = {"batch_first": True}
     large = Shape((256, 8), 8, tuple(f"{n}=float32[B,128,256]" for n in names), kept)
-    return Sweep(name, layer, large, Shape((8, 2), 16, tuple(f"{n}=float32[B,5,8]" for n in names), kept), "attention", aliases)
+    return Sweep(
+        name,
+        layer,
+        large,
+        Shape((8, 2), 16, tuple(f"{n}=float32[B,5,8]" for n in names), kept),
+        "attention",
+        aliases,
+    )
 
 
 def _same(channels: int) -> tuple[int, int, int]:
@@ -133,7 +170,14 @@ def _whole(channels: int) -> tuple[int]:
 
 
 SWEEPS: tuple[Sweep, ...] = (
-    Sweep("linear", nn.Linear, Shape((256, 256), 16, ("input=float32[B,256]",)), Shape((8, 6), 16, ("input=float32[B,8]",)), "linear", ("dense",)),
+    Sweep(
+        "linear",
+        nn.Linear,
+        Shape((256, 256), 16, ("input=float32[B,256]",)),
+        Shape((8, 6), 16, ("input=float32[B,8]",)),
+        "linear",
+        ("dense",),
+    ),
     Sweep(
         "bilinear",
         nn.Bilinear,
@@ -165,8 +209,21 @@ SWEEPS: tuple[Sweep, ...] = (
     _image("batchnorm1d", nn.BatchNorm1d, 1, _one, "norm", "bn1d"),
     _image("batchnorm2d", nn.BatchNorm2d, 2, _one, "norm", "bn2d"),
     _image("batchnorm3d", nn.BatchNorm3d, 3, _one, "norm", "bn3d"),
-    Sweep("layernorm", nn.LayerNorm, Shape((256,), 8, ("input=float32[B,128,256]",)), Shape((8,), 16, ("input=float32[B,5,8]",)), "norm", ("ln",)),
-    Sweep("rmsnorm", nn.RMSNorm, Shape((256,), 8, ("x=float32[B,128,256]",)), Shape((8,), 16, ("x=float32[B,5,8]",)), "norm"),
+    Sweep(
+        "layernorm",
+        nn.LayerNorm,
+        Shape((256,), 8, ("input=float32[B,128,256]",)),
+        Shape((8,), 16, ("input=float32[B,5,8]",)),
+        "norm",
+        ("ln",),
+    ),
+    Sweep(
+        "rmsnorm",
+        nn.RMSNorm,
+        Shape((256,), 8, ("x=float32[B,128,256]",)),
+        Shape((8,), 16, ("x=float32[B,5,8]",)),
+        "norm",
+    ),
     _image("groupnorm", nn.GroupNorm, 2, lambda channels: (channels // 2, channels), "norm", "gn"),
     _image("instancenorm1d", nn.InstanceNorm1d, 1, _one, "norm", "in1d", affine=True),
     _image("instancenorm2d", nn.InstanceNorm2d, 2, _one, "norm", "in2d", affine=True),
@@ -187,11 +244,23 @@ SWEEPS: tuple[Sweep, ...] = (
     _cell("lstmcell", nn.LSTMCell),
     _cell("grucell", nn.GRUCell, "hx"),
     _cell("rnncell", nn.RNNCell, "hx"),
-    Sweep("dropout", nn.Dropout, Shape((), 8, ("input=float32[B,128,256]",)), Shape((), 16, ("input=float32[B,5,8]",)), "dropout"),
+    Sweep(
+        "dropout",
+        nn.Dropout,
+        Shape((), 8, ("input=float32[B,128,256]",)),
+        Shape((), 16, ("input=float32[B,5,8]",)),
+        "dropout",
+    ),
     _image("dropout1d", nn.Dropout1d, 1, _none, "dropout"),
     _image("dropout2d", nn.Dropout2d, 2, _none, "dropout"),
     _image("dropout3d", nn.Dropout3d, 3, _none, "dropout"),
-    Sweep("alphadropout", nn.AlphaDropout, Shape((), 8, ("input=float32[B,128,256]",)), Shape((), 16, ("input=float32[B,5,8]",)), "dropout"),
+    Sweep(
+        "alphadropout",
+        nn.AlphaDropout,
+        Shape((), 8, ("input=float32[B,128,256]",)),
+        Shape((), 16, ("input=float32[B,5,8]",)),
+        "dropout",
+    ),
     _image("featurealphadropout", nn.FeatureAlphaDropout, 2, _none, "dropout"),
     _image("prelu", nn.PReLU, 2, _one, "pointwise"),
     _image("avgpool1d", nn.AvgPool1d, 1, _halved, "pool"),
@@ -214,20 +283,21 @@ def plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def find(asked: str, among: Sequence[Sweep] = SWEEPS) -> list[Sweep]:
-    """Sweeps by name, alias or family, with commas; `all` layers. Raises: UsageError naming the known ones."""
-    found: dict[str, Sweep] = {}
-    for part in filter(str.strip, asked.split(",")) if asked.strip(", ") else [asked]:
+def find(names: str, among: Sequence[Sweep] = SWEEPS) -> list[Sweep]:
+    """Finds sweeps by name, alias or family, separated by commas, or `all`. Raises: UsageError."""
+    sweeps: dict[str, Sweep] = {}
+    for part in filter(str.strip, names.split(",")) if names.strip(", ") else [names]:
         word = plain(part)
         chosen = [s for s in among if word in map(plain, (s.name, *s.aliases))] or [
             s for s in among if word == s.family or (word == "all" and s in SWEEPS)
         ]
         if not chosen:
-            names = [n for s in among for n in (s.name, *s.aliases)]
-            near = get_close_matches(word, names, n=1)
+            known = [n for s in among for n in (s.name, *s.aliases)]
+            near = get_close_matches(word, known, n=1)
             raise UsageError(
                 f"there is no primitive {part.strip()!r}{f', did you mean {near[0]}?' if near else ';'} "
-                f"known: {', '.join(dict.fromkeys(['all', *(s.family for s in among), *(s.name for s in among)]))}"
+                "known: "
+                f"{', '.join(dict.fromkeys(['all', *(s.family for s in among), *(s.name for s in among)]))}"
             )
-        found.update({s.name: s for s in chosen})
-    return list(found.values())
+        sweeps.update({s.name: s for s in chosen})
+    return list(sweeps.values())

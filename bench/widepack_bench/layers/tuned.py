@@ -1,6 +1,7 @@
-"""A layer's members as users run them: an artifact, its plan measured on this machine (`widepack.tune`), loaded.
+"""Builds, tunes and loads the artifact of a layer's members, as users run it.
 
-Beside `in_memory.py`, what a call takes has the checks of its inputs in it, and a plan may name every backend that is here.
+In contrast to `in_memory.py`, a call includes the input checks, and a plan may use every backend of this
+machine.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,111 +23,158 @@ from widepack.spec.entries import FORWARD
 from widepack.system.machine import name_of
 
 from ..errors import BenchError
-from .in_memory import AUTO, BATCH, Way
-from ..report.document import commit
-from ..suite.run import write_whole
+from ..report.environment import commit
+from ..report.json_file import write_whole
+from .in_memory import AUTO, BATCH, WideContestant
 
 ARTIFACT, CACHE, RECORD = "layer.wide", "cache", "tuned.json"
 
 
-def _marked(layer: nn.Module) -> nn.Module:
-    """A layer without weights of its own, with a number beside it: checkpoints hold tensors."""
-    layer.register_buffer("mark", torch.zeros(()))
-    return layer
+@dataclass(frozen=True, slots=True)
+class TuneRequest:
+    """What to tune. inputs: specs as `widepack build --input` takes them. budget_s: seconds of
+    `widepack.tune`.
+    """
+
+    inputs: Sequence[str]
+    batch: int
+    pattern: str = "each"
+    device: str = "cpu"
+    budget_s: float = 4.0
 
 
 def tuned(
     make: Callable[[], nn.Module],
     modules: Sequence[nn.Module],
-    specs: Sequence[str],
-    batch: int,
+    request: TuneRequest,
     folder: Path,
-    *,
-    pattern: str = "each",
-    device: str = "cpu",
-    budget_s: float = 4.0,
-    said: Callable[[str], None] = lambda stage: None,
+    on_stage: Callable[[str], None] = lambda stage: None,
 ) -> dict[str, Any]:
-    """Build and tune the artifact of these members in a folder; what was measured. A folder that holds the same, finished, is left as it is, any other content goes. torch's number of threads is the caller's.
+    """Builds and tunes the artifact of these members in a folder, and returns the measured plan.
 
-    make: a fresh member in eval mode. modules: the members, whose weights it takes. specs: inputs as `widepack build --input` takes them. folder: for the artifact and compiled programs.
-    budget_s: of `tune`. Raises: what building and tuning raise.
+    A folder that has the finished artifact of the same request is used as it is. The artifact of another
+    request is replaced. The number of threads is torch's current number.
+
+    make: makes a member in eval mode. modules: the members. folder: for the artifact and compiled programs.
+    Raises: BenchError where the folder has other files; whatever building and tuning raise.
     """
-    of = {
-        "layer": str(modules[0]),
-        "members": len(modules),
-        "inputs": list(specs),
-        "batch": batch,
-        "pattern": pattern,
-        "device": name_of(device),
-        "threads": torch.get_num_threads(),
-        "budget_s": budget_s,
-        "commit": commit(),
-        "versions": {"widepack": widepack.__version__, "torch": torch.__version__},
-    }
-    record = folder / RECORD
-    if record.exists() and (folder / ARTIFACT).exists():
-        found: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
-        if found.get("of") == of:
-            return found
-    if folder.exists() and any(folder.iterdir()) and not any((folder / name).exists() for name in (RECORD, ARTIFACT, "000.pt")):
-        raise BenchError(f"{folder} holds something else than a tuned layer; give another folder to --artifacts")
-    shutil.rmtree(folder, ignore_errors=True)  # of another layer, machine or version
-    folder.mkdir(parents=True)
-    marked = not modules[0].state_dict()
+    subject = _subject(modules, request)
+    if (earlier := _earlier(folder, subject)) is not None:
+        return earlier
+    _clear(folder)
+    has_weights = bool(modules[0].state_dict())
     paths = [str(folder / f"{i:03}.pt") for i in range(len(modules))]
     for i, (module, path) in enumerate(zip(modules, paths)):
-        torch.save({"mark": torch.tensor(float(i))} if marked else module.state_dict(), path)
-    begun = time.perf_counter()
-    said("building an artifact")
+        torch.save(module.state_dict() if has_weights else {"mark": torch.tensor(float(i))}, path)
+    begin = time.perf_counter()
+    on_stage("building an artifact")
     widepack.build(
         paths,
         folder / ARTIFACT,
-        model=(lambda: _marked(make())) if marked else make,
-        inputs=[re.sub(rf"\b{BATCH}\b", str(batch), spec) for spec in specs],  # baselines are compiled for the exact shapes, too
-        targets=(torch.device(device).type,),
+        model=make if has_weights else lambda: _marked(make()),
+        # Baselines are compiled for the exact shapes, too.
+        inputs=[re.sub(rf"\b{BATCH}\b", str(request.batch), spec) for spec in request.inputs],
+        targets=(torch.device(request.device).type,),
         pt2=False,
     )
     built = time.perf_counter()
+    plan = {
+        "of": subject,
+        "build_s": built - begin,
+        **_measured_plan(folder, request, on_stage),
+    }
+    for path in paths:
+        Path(path).unlink()
+    write_whole(folder / RECORD, plan)
+    return plan
+
+
+def _subject(modules: Sequence[nn.Module], request: TuneRequest) -> dict[str, Any]:
+    """Returns all that a measured plan depends on."""
+    return {
+        "layer": str(modules[0]),
+        "members": len(modules),
+        "inputs": list(request.inputs),
+        "batch": request.batch,
+        "pattern": request.pattern,
+        "device": name_of(request.device),
+        "threads": torch.get_num_threads(),
+        "budget_s": request.budget_s,
+        "commit": commit(),
+        "versions": {"widepack": widepack.__version__, "torch": torch.__version__},
+    }
+
+
+def _earlier(folder: Path, subject: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the plan of an earlier run of the same subject; None where the folder has none."""
+    record = folder / RECORD
+    if not record.exists() or not (folder / ARTIFACT).exists():
+        return None
+    plan: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
+    return plan if plan.get("of") == subject else None
+
+
+def _clear(folder: Path) -> None:
+    """Makes the folder empty. Raises: BenchError where it has files that no tuned layer has."""
+    if (
+        folder.exists()
+        and any(folder.iterdir())
+        and not any((folder / name).exists() for name in (RECORD, ARTIFACT, "000.pt"))
+    ):
+        raise BenchError(
+            f"{folder} contains files that do not belong to a tuned layer. Give another "
+            "folder to --artifacts."
+        )
+    shutil.rmtree(folder, ignore_errors=True)  # An artifact of another layer, machine or version.
+    folder.mkdir(parents=True)
+
+
+def _marked(layer: nn.Module) -> nn.Module:
+    """Adds a buffer to a layer without weights: a checkpoint must have a tensor."""
+    layer.register_buffer("mark", torch.zeros(()))
+    return layer
+
+
+def _measured_plan(folder: Path, request: TuneRequest, on_stage: Callable[[str], None]) -> dict[str, Any]:
+    """Tunes the artifact in a folder, and returns the plan and the time it took."""
+    begin = time.perf_counter()
     (row,) = widepack.tune(
         folder / ARTIFACT,
-        batches=(batch,),  # which has no name in the artifact
-        patterns=(pattern,),
-        budget_s=budget_s,
-        device=device,
+        batches=(request.batch,),  # The artifact has no named batch dim.
+        patterns=(request.pattern,),
+        budget_s=request.budget_s,
+        device=request.device,
         cache=folder / CACHE,
         write=True,
-        progress=lambda stage, done, total: said(f"tuning: {stage}"),
+        progress=lambda stage, done, total: on_stage(f"tuning: {stage}"),
     ).rows
-    chosen: dict[str, Any] = {
-        "of": of,
-        "build_s": built - begun,
-        "tune_s": time.perf_counter() - built,
+    return {
+        "tune_s": time.perf_counter() - begin,
         "chosen": row.chosen,
         "backend": row.backend,
         "strategies": row.strategies,
         "times_ms": row.times_ms,
         "dropped": {name: why.replace(f"{folder}/", "") for name, why in row.dropped.items()},
     }
-    for path in paths:
-        Path(path).unlink()
-    write_whole(record, chosen)
-    return chosen
 
 
-def opened(folder: Path, chosen: Mapping[str, Any], *, pattern: str, device: str) -> Way:
-    """The loaded artifact of a folder as a contestant. Raises: what loading raises; BenchError where the plan that was measured is not the one that runs."""
+def open_tuned(folder: Path, plan: Mapping[str, Any], *, pattern: str, device: str) -> WideContestant:
+    """Loads the artifact of a folder as a contestant.
+
+    Raises: BenchError where the loaded plan is not the measured one; whatever loading raises.
+    """
     ens = widepack.load(folder / ARTIFACT, device=device, cache=folder / CACHE)
     run = ens.each if pattern == "each" else ens
     (bound,) = ens.entry(FORWARD).programs.of(pattern)
-    if bound.backend != chosen["backend"] or dict(bound.plan.times_ms) != chosen["times_ms"]:
+    if bound.backend != plan["backend"] or dict(bound.plan.times_ms) != plan["times_ms"]:
         raise BenchError(
-            f"the plan that was measured, {chosen['chosen']} on {chosen['backend']}, is not the one that the artifact runs here, on {bound.backend}; "
-            f"remove {folder} and tune again"
+            f"{folder}: the measured plan is {plan['chosen']} on {plan['backend']}, but the loaded artifact "
+            f"runs another plan, on {bound.backend}. Remove the folder and tune again."
         )
-    return Way(AUTO, (f"{chosen['chosen']}{'' if chosen['backend'] in chosen['chosen'] else ' on ' + chosen['backend']}",), run)
+    on_backend = "" if plan["backend"] in plan["chosen"] else f" on {plan['backend']}"
+    return WideContestant(AUTO, (f"{plan['chosen']}{on_backend}",), run)
 
 
 def place_of(root: str, name: str, count: int) -> Path:
-    """Where the artifact of N members of a layer is."""
+    """Returns the folder for the artifact of N members of a layer."""
     return Path(root) / f"{name.replace(':', '-')}-{count}"

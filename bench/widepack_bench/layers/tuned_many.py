@@ -1,4 +1,4 @@
-"""Tuned artifacts of many layers, several at once, each layer in a process of its own."""
+"""Tunes the artifacts of many layers, several at the same time, each layer in its own process."""
 
 from __future__ import annotations
 
@@ -11,24 +11,31 @@ import torch
 
 from widepack_bench.layers.sweeps import find
 
-from ..measure import race as noise
-from .block_sweeps import sweeps
+from ..baselines.members import reason
+from ..measure import race
 from ..processes.fresh import ProcessEnded, lines_of_fresh_process
+from .block_sweeps import sweeps
 from .in_memory import members as members_of
 from .rows import Progress, Task
-from ..suite.compare import reason
-from .tuned import place_of, tuned
+from .tuned import TuneRequest, place_of, tuned
 
 
-def tune_at_once(tasks: Sequence[Task], preset: str, options: Mapping[str, Any], jobs: int, progress: Progress | None) -> None:
-    """Build and tune every task's artifact, so many layers at once. What fails here is tried again by its row, which says why. options: of `run_row`."""
+def tune_at_once(
+    tasks: Sequence[Task], preset: str, options: Mapping[str, Any], jobs: int, progress: Progress | None
+) -> None:
+    """Builds and tunes the artifact of every task, `jobs` layers at the same time.
+
+    A failure is not raised here: the task's row tries again and reports it. options: fields of `RowOptions`.
+    """
     lock, stopped, done = threading.Lock(), threading.Event(), 0
 
     def tune(name: str) -> None:
         nonlocal done
         members = [t.members for t in tasks if t.sweep.name == name]
         arguments = {"name": name, "members": members, "preset": preset, "options": dict(options)}
-        lines = lines_of_fresh_process(f"{__name__}:tuned_of", arguments, threads=options["threads"] or 1, steady=True, stopped=stopped)
+        lines = lines_of_fresh_process(
+            f"{__name__}:tuned_of", arguments, threads=options["threads"] or 1, steady=True, stopped=stopped
+        )
         try:
             for line in lines:
                 with lock:
@@ -49,18 +56,24 @@ def tune_at_once(tasks: Sequence[Task], preset: str, options: Mapping[str, Any],
             raise
 
 
-def tuned_of(name: str, members: Sequence[int], preset: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Build and tune the artifacts of one primitive, as a process of its own is asked: `{"members": N}` after each, with `error` where it failed."""
+def tuned_of(
+    name: str, members: Sequence[int], preset: str, options: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Builds and tunes the artifacts of one layer, in the process that `tune_at_once` starts.
+
+    Yields `{"members": N}` after each artifact, with `error` where it failed.
+    """
     (sweep,) = find(name, sweeps())
-    shape, pattern = sweep.at(preset), options["pattern"]
-    with noise.quiet(options["threads"]):
+    shape = sweep.at(preset)
+    request = TuneRequest(shape.inputs, shape.batch, options["pattern"], options["device"])
+    with race.quiet(options["threads"]):
         for count in members:
             torch._dynamo.reset()
             place = place_of(options["artifacts"], name, count)
             try:
                 modules = members_of(lambda: sweep.make(preset), count)
-                tuned(lambda: sweep.make(preset), modules, shape.inputs, shape.batch, place, pattern=pattern, device=options["device"])
-            except Exception as error:  # noqa: BLE001  # the row says it, when its turn comes
+                tuned(lambda: sweep.make(preset), modules, request, place)
+            except Exception as error:  # noqa: BLE001  # the task's row tries again and reports it
                 yield {"members": count, "error": reason(error)}
             else:
                 yield {"members": count}

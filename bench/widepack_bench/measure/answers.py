@@ -1,6 +1,7 @@
-"""The form that all contestants answer in, and when two answers are the same.
+"""Defines the output form of all contestants, and compares two outputs.
 
-Every output leaf is `[N, *the member's shape]`, or a list of N where the members' shapes differ; more than one leaf is a list of leaves.
+Every output leaf is `[N, *the member's shape]`, or a list of N where the members' shapes differ. More than
+one leaf is a list of leaves.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ Run = Callable[..., Any]
 
 
 def leaves(value: Any) -> list[Tensor]:
-    """The tensors of an output in order; numbers, strings and None are left out."""
+    """Returns the tensors of an output in order; numbers, strings and None are left out."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, (str, bytes)) or value is None:
         return []
-    if isinstance(value, Mapping) or (callable(getattr(value, "keys", None)) and callable(getattr(value, "values", None))):
+    if isinstance(value, Mapping) or (
+        callable(getattr(value, "keys", None)) and callable(getattr(value, "values", None))
+    ):
         return [leaf for part in value.values() for leaf in leaves(part)]
     if isinstance(value, Sequence):
         return [leaf for part in value for leaf in leaves(part)]
@@ -32,7 +35,7 @@ def leaves(value: Any) -> list[Tensor]:
 
 
 def members_of(value: Any, index: int) -> Any:
-    """The part of stacked inputs that member `index` sees."""
+    """Returns member `index` of stacked inputs."""
     if isinstance(value, Tensor):
         return value[index]
     if isinstance(value, Mapping):
@@ -43,7 +46,10 @@ def members_of(value: Any, index: int) -> Any:
 
 
 def stack(outputs: Sequence[Any]) -> Any:
-    """N members' outputs as one `[N, ...]`; more than one leaf gives a list of leaves, a leaf of unequal shapes stays a list of N."""
+    """Stacks N members' outputs as `[N, ...]`.
+
+    More than one leaf gives a list of leaves. A leaf of different shapes stays a list of N.
+    """
     if isinstance(outputs[0], Tensor):
         return _stack(outputs)
     return [_stack(leaf) for leaf in zip(*map(leaves, outputs), strict=True)]
@@ -57,7 +63,10 @@ def _stack(tensors: Sequence[Tensor]) -> Tensor | list[Tensor]:
 
 @contextmanager
 def padding_kept() -> Iterator[None]:
-    """Without the fast path of torch's own transformer layers, which answers zero at padded positions: for comparing answers, never for timing."""
+    """Switches off the fast path of torch's transformer layers, which answers zero at padded positions.
+
+    For comparing answers, never for timing.
+    """
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -67,10 +76,11 @@ def padding_kept() -> Iterator[None]:
 
 
 def difference(got: Any, expected: Any) -> str:
-    """What is different between two outputs of all members, in words; empty where nothing is.
+    """Returns the difference between two outputs of all members as text; empty where they are the same.
 
-    Floating-point leaves may differ by a root-mean-square error of sqrt(eps) of their dtype, relative to the expected leaf's own: enough to
-    tell another order of additions from another answer. NaN must stand in the same places; all else is equal.
+    Floating-point leaves may differ by a root-mean-square error of sqrt(eps) of their dtype, relative to the
+    expected leaf's root mean square: another order of additions passes, and another answer does not. NaN must
+    be in the same places; all else must be equal.
     """
     left, right = leaves(got), leaves(expected)
     if len(left) != len(right):
@@ -93,5 +103,8 @@ def difference(got: Any, expected: Any) -> str:
         error, scale = (float((v.abs() ** 2).mean().sqrt()) for v in (a64 - b64, b64))
         bound = torch.finfo(b.dtype).eps ** 0.5
         if error > bound * scale + torch.finfo(b.dtype).tiny:
-            return f"{where}rms error {error:.3g} where the values' rms is {scale:.3g}; the bound is {bound:.1e} of it"
+            return (
+                f"{where}rms error {error:.3g} where the values' rms is {scale:.3g}; the bound is "
+                f"{bound:.1e} of it"
+            )
     return ""

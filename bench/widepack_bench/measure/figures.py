@@ -1,4 +1,4 @@
-"""What a row holds beside times: throughput, memory, start-up, the roofline. Plain numbers; no torch."""
+"""Defines the numbers of a row beside times: memory, start-up, the roofline. No torch."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Peak memory of a contestant in a process of its own, once it has given its first answer, beyond what the imports take.
+    """Peak memory of a contestant in its own process, after its first answer, without the memory of the
+    imports.
 
-    private_bytes: that no other process can share (RssAnon; on a GPU what torch has allocated there). mapped_bytes: pages of files, the artifact's
-    weights among them, which processes share.
+    private_bytes: memory that no other process can share (RssAnon; on a GPU torch's allocations).
+    mapped_bytes: pages of files, the artifact's weights among them, which processes share.
     """
 
     private_bytes: int
@@ -23,7 +24,10 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """From the start of a process to its first answer. median_ms: `import torch` aside; torch_ms: that; runs: how many processes."""
+    """Time from the start of a process to its first answer.
+
+    median_ms: without `import torch`. torch_ms: of `import torch`. runs: the number of processes.
+    """
 
     median_ms: float
     torch_ms: float
@@ -35,7 +39,11 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """What this machine does at best, with the run's threads. stream: bytes a second read from memory as large as the program's data; gemm: FLOP a second."""
+    """The limits of this machine with the run's threads.
+
+    stream: bytes read for each second, from memory as large as the program's data. gemm: FLOP for each
+    second.
+    """
 
     stream: float
     gemm: float
@@ -46,10 +54,11 @@ class Ceilings:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one call of a wide program has to do.
+    """The work of one call of a wide program.
 
-    flop: multiplications and additions of its products, convolutions, attentions and recurrent layers. least_bytes: weights, inputs and outputs, once each.
-    moved_bytes: what its kernels read and write, each by itself. kernels: how many nodes are no views.
+    flop: multiplications and additions of its products, convolutions, attentions and recurrent layers.
+    least_bytes: weights, inputs and outputs, once each. moved_bytes: the reads and writes of each kernel.
+    kernels: nodes that are no views.
     """
 
     flop: int
@@ -63,7 +72,10 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Roof:
-    """A program's work against the ceilings. share: the least time over the measured one, 1 where nothing is left to gain."""
+    """A program's work against the limits of the machine.
+
+    share: the least time over the measured one; 1 where it cannot be faster.
+    """
 
     work: Work
     ceilings: Ceilings
@@ -71,12 +83,12 @@ class Roof:
 
     @property
     def stream_ms(self) -> float:
-        """The time to read and write the least bytes: the streaming floor."""
+        """Returns the time to read and write the least bytes: the streaming floor."""
         return self.work.least_bytes / self.ceilings.stream * 1e3
 
     @property
     def gemm_ms(self) -> float:
-        """The time of its FLOP at the rate of a large product."""
+        """Returns the time of its FLOP at the rate of a large product."""
         return self.work.flop / self.ceilings.gemm * 1e3
 
     @property

@@ -1,8 +1,8 @@
-"""The steps from op after op to the artifact's plan, each loaded as a model of its own: what `bench --levels` times in one run.
+"""Loads the steps from one op after the other to the artifact's plan, each as a model, for `bench --levels`.
 
 | level | what it is |
 |---|---|
-| `sequential` | every op of the wide program run once a member: the definition of all strategies |
+| `sequential` | every op of the wide program runs once for each member: the definition of all strategies |
 | `loop` | member after member: one node for the whole region |
 | `stacked` | every op for all members at once, the program as it was captured |
 | `simplified` | the same after simplification and with a weight prologue |
@@ -34,17 +34,17 @@ LEVELS: Mapping[str, Mapping[str, Any]] = {
 
 
 def load_levels(path: str | os.PathLike[str], device: str) -> tuple[dict[str, WideModel], dict[str, str]]:
-    """Each level by its name `level <name>`, and why others are left out."""
-    made: dict[str, WideModel] = {}
+    """Loads each level as `level <name>`, and returns the reasons why others are left out."""
+    levels: dict[str, WideModel] = {}
     missing: dict[str, str] = {}
     for name in LEVELS:
         try:
-            made[f"level {name}"] = load_level(path, device, name)
+            levels[f"level {name}"] = load_level(path, device, name)
         except widepack.WidepackError as error:
             missing[f"level {name}"] = str(error).splitlines()[0]
-    return made, missing
+    return levels, missing
 
 
 def load_level(path: str | os.PathLike[str], device: str, name: str) -> WideModel:
-    """One level. Raises: what `widepack.load` does where it cannot be loaded here."""
+    """Loads one level. Raises: whatever `widepack.load` raises."""
     return widepack.load(path, device=device, **LEVELS[name])

@@ -1,4 +1,4 @@
-"""An artifact loaded on one backend, as the race and the processes of `--full` both load it."""
+"""Loads an artifact on one backend, for the race and for the processes of `--full`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 def load_on(path: str | os.PathLike[str], device: str, backend: str, dtype: str | None = None) -> WideModel:
-    """The artifact on a backend, in another dtype if one is given; what is not compiled yet is compiled now, since a benchmark was asked for it. Raises: what `widepack.load` does."""
+    """Loads an artifact on a backend, in another dtype if one is named. The backend compiles at once.
+
+    Raises: whatever `widepack.load` raises.
+    """
     takes = "compile" in signature(widepack.load).parameters and backend not in ("auto", "eager")
     more: dict[str, Any] = {"compile": "now"} if takes else {}
     return widepack.load(path, device=device, dtype=dtype, backend=backend, **more)

@@ -1,13 +1,14 @@
-"""Where the time of a call goes: the wide program node by node, beside the member programs node by node in a loop over the members.
+"""Measures the time of each node: of the wide program, and of the member programs in a loop over the members.
 
 | grouped by | what a row is |
 |---|---|
-| `node` | a node of the member program, and the nodes of the wide program that stand for it |
+| `node` | a node of the member program, and the nodes of the wide program that replace it |
 | `op` | all nodes of one op; wide and member program may use different ones |
-| `source` | the user's own line, with the method it is in |
+| `source` | the user's line, with its method |
 
-Every node is run by itself and timed, values freed after their last use; a figure is the median over runs. What a call takes beyond its nodes (checks of the inputs, Python
-between ops) is `overhead_ms`. The weight prologue runs once, before.
+Every node is run and timed alone, and values are freed after their last use. A time is the median over runs.
+`overhead_ms` is the rest of a call: checks of the inputs, Python between ops. The weight prologue runs once,
+before.
 """
 
 from __future__ import annotations
@@ -21,25 +22,29 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from widepack.inference.entry import WideEntry
 from widepack.ir import ops
 from widepack.ir.encoding import decode
-from widepack.runtime.graph_module import graph_module, split
-from widepack.inference.entry import WideEntry
+from widepack.runtime.graph_module import graph_module
+from widepack.runtime.prologue import split
 from widepack_artifacts.program import Node, Program, refs, substitute
 
+from ..text import columns, duration, plural
 from .inputs import make
 from .programs import entry_of, weights_of
-from ..text import columns, duration, plural
 
 FORMAT = "widepack.profile/1"
-SECONDS = 1.0  # of running each side
+SECONDS = 1.0  # Seconds of running each side.
 Key = Literal["node", "op", "source"]
 KEYS: tuple[Key, ...] = ("node", "op", "source")
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One node, run once. member: the member whose turn it was, -1 for all. start_ns: from the beginning of the run."""
+    """One run of one node.
+
+    member: the member that ran, -1 for all. start_ns: since the start of the run.
+    """
 
     name: str
     op: str
@@ -52,7 +57,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One row of a profile. wide_ms, loop_ms: of one call; None where a side has no such node. nodes: of the wide program."""
+    """One row of a profile.
+
+    wide_ms, loop_ms: of one call; None where a side has no such node. nodes: of the wide program.
+    """
 
     key: str
     wide_ms: float | None
@@ -62,7 +70,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Both sides of one batch. wide, loop: a list of spans a run."""
+    """The profiles of both sides at one batch. wide, loop: the spans of each run."""
 
     name: str
     batch: int
@@ -85,12 +93,15 @@ class Profile:
         return self.call_ms - self.wide_ms
 
     def lines(self, by: Key) -> list[Line]:
-        """The rows, longest first."""
+        """Returns the rows, longest first."""
         wide, loop = _times(self.wide, by), _times(self.loop, by)
         count: dict[str, int] = {}
         for span in {s.name: s for s in self.wide[0]}.values():
             count[_key(span, by)] = count.get(_key(span, by), 0) + 1
-        made = [Line(key, wide.get(key), loop.get(key), count.get(key, 0)) for key in dict.fromkeys([*wide, *loop])]
+        made = [
+            Line(key, wide.get(key), loop.get(key), count.get(key, 0))
+            for key in dict.fromkeys([*wide, *loop])
+        ]
         return sorted(made, key=lambda line: (-(line.wide_ms or 0.0), -(line.loop_ms or 0.0)))
 
     def to_json(self) -> dict[str, Any]:
@@ -108,9 +119,10 @@ class Profile:
         }
 
     def table(self, top: int = 12) -> str:
-        """The first rows of each grouping as text."""
-        said = [
-            f"{self.name}, batch {self.batch}, {plural(self.members, 'member')}: a call takes {duration(self.call_ms)}, its nodes {duration(self.wide_ms)}; "
+        """Returns the first rows of each grouping as text."""
+        text = [
+            f"{self.name}, batch {self.batch}, {plural(self.members, 'member')}: a call takes "
+            f"{duration(self.call_ms)}, its nodes {duration(self.wide_ms)}; "
             f"the nodes of the members' own programs, one member after the other, {duration(self.loop_ms)}"
         ]
         for by in KEYS:
@@ -122,20 +134,34 @@ class Profile:
                     duration(line.wide_ms) if line.wide_ms is not None else "-",
                     f"{line.wide_ms / self.wide_ms:.0%}" if line.wide_ms is not None else "-",
                     duration(line.loop_ms) if line.loop_ms is not None else "-",
-                    f"{line.loop_ms / line.wide_ms:.2f}x" if line.wide_ms and line.loop_ms is not None else "-",
+                    f"{line.loop_ms / line.wide_ms:.2f}x"
+                    if line.wide_ms and line.loop_ms is not None
+                    else "-",
                 ]
                 for line in lines[:top]
             ]
-            said += ["", *columns([[by, "nodes", "wide", "share", "in a loop", "gain"], *body])]
+            text += ["", *columns([[by, "nodes", "wide", "share", "in a loop", "gain"], *body])]
             if len(lines) > top:
-                said.append(f"({len(lines) - top} more)")
-        return "\n".join(said)
+                text.append(f"({len(lines) - top} more)")
+        return "\n".join(text)
 
     def trace(self) -> list[dict[str, Any]]:
-        """Events of the Chrome trace format (chrome://tracing, Perfetto): the last run of each side as a process of its own."""
+        """Returns events of the Chrome trace format (chrome://tracing, Perfetto): the last run of each side
+        as a process.
+        """
         events: list[dict[str, Any]] = []
-        for pid, (side, runs) in enumerate((("wide program", self.wide), ("member programs in a loop", self.loop)), 2 * self.batch):
-            events.append({"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": f"{side}, batch {self.batch}"}})
+        for pid, (side, runs) in enumerate(
+            (("wide program", self.wide), ("member programs in a loop", self.loop)), 2 * self.batch
+        ):
+            events.append(
+                {
+                    "ph": "M",
+                    "name": "process_name",
+                    "pid": pid,
+                    "tid": 0,
+                    "args": {"name": f"{side}, batch {self.batch}"},
+                }
+            )
             for span in runs[-1]:
                 events.append(
                     {
@@ -146,16 +172,31 @@ class Profile:
                         "tid": 0,
                         "ts": span.start_ns / 1e3,
                         "dur": span.ns / 1e3,
-                        "args": {"op": span.op, "source": span.source, "of": span.of, "member": "all" if span.member < 0 else span.member},
+                        "args": {
+                            "op": span.op,
+                            "source": span.source,
+                            "of": span.of,
+                            "member": "all" if span.member < 0 else span.member,
+                        },
                     }
                 )
         return events
 
 
 def profile(
-    ens: Any, batch: int, *, entry: str = "", pattern: str = "shared", device: str = "cpu", name: str = "model", seconds: float = SECONDS
+    ens: Any,
+    batch: int,
+    *,
+    entry: str = "",
+    pattern: str = "shared",
+    device: str = "cpu",
+    name: str = "model",
+    seconds: float = SECONDS,
 ) -> Profile:
-    """Profile one batch of a loaded model. seconds: of running each side. Raises: BenchError where no inputs can be made at this batch."""
+    """Profiles one batch of a loaded model.
+
+    seconds: of running each side. Raises: BenchError where no inputs can be made at this batch.
+    """
     run = entry_of(ens, entry)
     args, kwargs, sizes = make(run.entry, batch, members=len(run) if pattern == "each" else 0, device=device)
     state = run.state(**{d: n for d, n in sizes.items() if d in run.state_dims}) if run.entry.state else None
@@ -164,12 +205,16 @@ def profile(
     with torch.inference_mode():
         call = program.run
         call_ms = _median_call(lambda: call(*values), device, seconds)
-        wide, loop = _runs(_wide(run, program.program, values, device), _loop(run, values, marks, device), seconds=2 * seconds)
+        wide, loop = _runs(
+            _wide(run, program.program, values, device),
+            _loop(run, values, marks, device),
+            seconds=2 * seconds,
+        )
     return Profile(name, batch, len(run), sizes, call_ms, wide, loop)
 
 
-class _Steps:
-    """A program node by node. early: names that are there before it begins."""
+class StepClock:
+    """Runs a program node by node. early: names that are computed before it begins."""
 
     def __init__(self, program: Program, device: str) -> None:
         self.program, self.device = program, torch.device(device)
@@ -183,10 +228,13 @@ class _Steps:
         for name, i in last.items():
             if name not in kept:
                 self._drop[i].append(name)
-        self._bodies = {n.name: _Steps(n.body, device) for n in program.nodes if n.body is not None}
+        self._bodies = {n.name: StepClock(n.body, device) for n in program.nodes if n.body is not None}
 
     def run(self, values: dict[str, Any], begin: int, spans: list[Span], member: int = -1) -> dict[str, Any]:
-        """Run all nodes. values: of weights and inputs by name; filled. begin: the clock at the start of the run."""
+        """Runs all nodes.
+
+        values: of weights and inputs by name; results are added. begin: the clock at the start of the run.
+        """
         for node, drop in zip(self.program.nodes, self._drop, strict=True):
             args = decode(substitute(node.args, values.__getitem__), self.device)
             if node.body is not None:
@@ -204,20 +252,28 @@ class _Steps:
         return values
 
     def _loop(self, node: Node, args: Sequence[Any], begin: int, spans: list[Span]) -> list[Any]:
-        """A loop region: its body once a member, and the writing of what it gives."""
+        """Runs a loop region: its body for each member, then the writing of the results."""
         body = node.body
         assert body is not None
-        given = [(a.unbind(0) if isinstance(a, Tensor) else a) if s.kind != "shared" else None for s, a in zip(body.inputs, args, strict=True)]
+        member_args = [
+            (a.unbind(0) if isinstance(a, Tensor) else a) if s.kind != "shared" else None
+            for s, a in zip(body.inputs, args, strict=True)
+        ]
         outs: list[Any] = [[] for _ in body.outputs]
         for i in range(self.program.members):
-            one = {s.name: a if g is None else g[i] for s, a, g in zip(body.inputs, args, given, strict=True)}
+            one = {
+                s.name: a if g is None else g[i]
+                for s, a, g in zip(body.inputs, args, member_args, strict=True)
+            }
             made = self._bodies[node.name].run(one, begin, spans, i)
             start = time.perf_counter_ns()
             for k, o in enumerate(body.outputs):
                 value = substitute(o.value, made.__getitem__)
                 if o.kind == "stacked":
                     if i == 0:
-                        outs[k] = torch.empty((self.program.members, *value.shape), dtype=value.dtype, device=value.device)
+                        outs[k] = torch.empty(
+                            (self.program.members, *value.shape), dtype=value.dtype, device=value.device
+                        )
                     outs[k][i] = value
                 else:
                     outs[k].append(value)
@@ -231,30 +287,47 @@ class _Steps:
 
 
 def _span(node: Node, member: int, start: int, begin: int) -> Span:
-    return Span(node.name, node.op, node.source, node.member or node.name, member, start - begin, time.perf_counter_ns() - start)
+    return Span(
+        node.name,
+        node.op,
+        node.source,
+        node.member or node.name,
+        member,
+        start - begin,
+        time.perf_counter_ns() - start,
+    )
 
 
 def _wide(run: WideEntry, program: Program, inputs: Sequence[Any], device: str) -> Iterator[tuple[Span, ...]]:
-    """Runs of the wide program, for ever."""
+    """Yields runs of the wide program without end."""
     parts = split(program)
-    held = list(graph_module(parts.prologue, torch.device(device)).forward(*weights_of(run, program)))
-    steps = _Steps(parts.main, device)
+    derived = list(graph_module(parts.prologue, torch.device(device)).forward(*weights_of(run, program)))
+    steps = StepClock(parts.main, device)
     names = [s.name for s in (*parts.main.weights, *parts.main.inputs)]
     while True:
         spans: list[Span] = []
-        steps.run(dict(zip(names, [*held, *inputs], strict=True)), time.perf_counter_ns(), spans)
+        steps.run(dict(zip(names, [*derived, *inputs], strict=True)), time.perf_counter_ns(), spans)
         yield tuple(spans)
 
 
-def _loop(run: WideEntry, inputs: Sequence[Any], marks: Sequence[bool], device: str) -> Iterator[tuple[Span, ...]]:
-    """Runs of all members' own programs one after the other, for ever."""
-    made: dict[int, _Steps] = {}
+def _loop(
+    run: WideEntry, inputs: Sequence[Any], marks: Sequence[bool], device: str
+) -> Iterator[tuple[Span, ...]]:
+    """Yields runs of all members' own programs, one after the other, without end."""
+    made: dict[int, StepClock] = {}
     sides = []
     for i in range(len(run)):
-        program, weights = run.programs.member(i)
-        steps = made.setdefault(id(program), _Steps(program, device))
+        program, weights = run.programs.source.member(i)
+        steps = made.setdefault(id(program), StepClock(program, device))
         own = [v[i] if m else v for v, m in zip(inputs, marks, strict=True)]
-        sides.append((steps, dict(zip([s.name for s in (*program.weights, *program.inputs)], [*weights, *own], strict=True))))
+        sides.append(
+            (
+                steps,
+                dict(
+                    zip([s.name for s in (*program.weights, *program.inputs)], [*weights, *own], strict=True)
+                ),
+            )
+        )
     while True:
         spans: list[Span] = []
         begin = time.perf_counter_ns()
@@ -264,16 +337,19 @@ def _loop(run: WideEntry, inputs: Sequence[Any], marks: Sequence[bool], device: 
 
 
 def _runs(*sides: Iterator[tuple[Span, ...]], seconds: float) -> list[tuple[tuple[Span, ...], ...]]:
-    """Runs of all sides in turn, as what slows the machine down shall slow all: two to warm up, then at least three and at most 200, for so many seconds."""
+    """Runs all sides in turn for some seconds: two warm-up runs, then at least three and at most 200.
+
+    Other work on the machine then slows all sides down.
+    """
     for _ in range(2):
         for side in sides:
             next(side)
-    found: list[list[tuple[Span, ...]]] = [[] for _ in sides]
+    runs_of_sides: list[list[tuple[Span, ...]]] = [[] for _ in sides]
     end = time.perf_counter() + seconds
-    while len(found[0]) < 3 or (time.perf_counter() < end and len(found[0]) < 200):
-        for runs, side in zip(found, sides, strict=True):
+    while len(runs_of_sides[0]) < 3 or (time.perf_counter() < end and len(runs_of_sides[0]) < 200):
+        for runs, side in zip(runs_of_sides, sides, strict=True):
             runs.append(next(side))
-    return [tuple(runs) for runs in found]
+    return [tuple(runs) for runs in runs_of_sides]
 
 
 def _median_call(call: Any, device: str, seconds: float) -> float:
@@ -293,7 +369,9 @@ def _key(span: Span, by: Key) -> str:
 
 
 def _times(runs: Sequence[Sequence[Span]], by: Key) -> dict[str, float]:
-    """Milliseconds by key: the median over runs of the sums within a run, in the order of the program."""
+    """Returns milliseconds by key, in the order of the program: the median over runs of the sums within a
+    run.
+    """
     sums: dict[str, list[int]] = {}
     for number, run in enumerate(runs):
         for span in run:
@@ -307,5 +385,9 @@ def _total(runs: Sequence[Sequence[Span]]) -> float:
 
 
 def chrome_trace(profiles: Sequence[Profile], environment: Mapping[str, Any]) -> dict[str, Any]:
-    """One Chrome trace of several batches."""
-    return {"displayTimeUnit": "ms", "otherData": {"widepack": dict(environment)}, "traceEvents": [e for p in profiles for e in p.trace()]}
+    """Returns one Chrome trace of several batches."""
+    return {
+        "displayTimeUnit": "ms",
+        "otherData": {"widepack": dict(environment)},
+        "traceEvents": [e for p in profiles for e in p.trace()],
+    }

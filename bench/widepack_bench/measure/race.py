@@ -1,24 +1,26 @@
-"""Timing that can be believed on a machine that is not quiet.
+"""Times contestants on a machine that also does other work, and gives ratios with intervals.
 
 How a ratio is measured (DESIGN.md, "Fair means"):
 
-1. A **sample** is the median of a few blocks, each of as many calls as last a millisecond; a contestant's sample is its time for one call. A few calls before it are not timed:
-   after another contestant's the caches hold what that one read, and a model that is called again and again does not find them so.
-2. A **round** takes one sample of every contestant, so that whatever slows the machine down slows all of them. The order changes from round
-   to round: each contestant stands at each place and follows each other one equally often (a Williams square).
-3. The **fastest** baseline is chosen on the odd rounds; the **ratio** baseline / ours is measured on the even ones, so that luck in the choice
-   is not counted twice.
-4. The ratio is the median over rounds of the two times in one round; its 95% interval comes from order statistics (binomial, no distribution
-   assumed). The ratio of the two medians is not used: where a machine changes between two speeds, each median can fall into another one.
-5. **A against A**: ours runs twice in every round under two names. An interval as wide as the one that is wanted, or one that excludes 1,
-   refuses the run.
+1. A **sample** is the median of a few blocks. A block has as many calls as fit into a millisecond. A
+   contestant's sample is its time for one call. A few calls before it are not timed, because the caches hold
+   the data of another contestant.
+2. A **round** takes one sample of every contestant: other work on the machine slows all of them down. The
+   order changes from round to round: each contestant takes each place, and follows each other one, equally
+   often (a Williams square).
+3. The odd rounds choose the **fastest** baseline. The even rounds measure the **ratio** baseline / widepack:
+   random errors of the choice do not count twice.
+4. The ratio is the median over rounds of the two times in one round. Its 95% interval comes from order
+   statistics (binomial, no distribution assumed). The ratio of the two medians is not used: where a machine
+   changes between two speeds, each median can be of another speed.
+5. **A against A**: widepack runs twice in every round, under two names. If the interval of this ratio is too
+   wide, or excludes 1, the run is refused.
 6. Rounds go on until both intervals are narrow enough or the time is over.
-7. **Percentiles** are of single calls: inside a block the clock is read after every call. (On a device that has to be waited for, single calls are
-   timed beside the blocks, so that blocks keep the device busy.)
+7. **Percentiles** are of single calls: inside a block the clock is read after every call. On a device that
+   must be waited for, single calls are timed beside the blocks, and blocks keep the device busy.
 
-Contestants are ours under two names, then `others` (ours in other ways: another backend, another level), then the baselines.
-
-Nothing here knows torch, but for `quiet`.
+The contestants are widepack under two names, then `others` (widepack on another backend or level), then the
+baselines. Only `quiet` imports torch.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ from typing import Any, Literal
 from widepack.system.timing import LONG_S, rest, warm, without_gc
 
 OURS, AGAIN = "widepack", "widepack again"
-WIDTH = 0.1  # an interval as wide as this says nothing about "never slower"
-BIAS = 0.02  # A against A may miss 1 by this much: a systematic difference, not noise
+WIDTH = 0.1  # A wider interval gives no verdict.
+BIAS = 0.02  # A against A may differ from 1 by this much: a systematic difference, not noise.
 MIN_ROUNDS = 24
 MAX_ROUNDS = 2000
 BLOCK_NS = 1_000_000
@@ -61,7 +63,10 @@ class Interval:
 
     @property
     def width(self) -> float:
-        """The interval's length; above 1 as a share of the value, since 8.0 [7.8, 8.3] leaves no doubt that 1.0 would."""
+        """Returns the interval's length; for values above 1 as a share of the value.
+
+        The interval 8.0 [7.8, 8.3] gives a clear verdict; the same length around 1.0 would not.
+        """
         return (self.high - self.low) / max(1.0, self.value)
 
     def __str__(self) -> str:
@@ -69,13 +74,17 @@ class Interval:
         return f"{self.value:.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
 
     def to_json(self) -> dict[str, float | None]:
-        """Three numbers; an end that too few rounds leave open is null."""
-        return {k: v if math.isfinite(v) else None for k, v in (("value", self.value), ("low", self.low), ("high", self.high))}
+        """Returns three numbers; an end that too few rounds leave open is null."""
+        return {
+            k: v if math.isfinite(v) else None
+            for k, v in (("value", self.value), ("low", self.low), ("high", self.high))
+        }
 
 
 def median_interval(samples: Sequence[float], level: float = 0.95) -> Interval:
-    """The median and its distribution-free interval: the k-th smallest and k-th largest sample, k from the binomial distribution.
+    """Returns the median and its distribution-free interval.
 
+    The interval is the k-th smallest and the k-th largest sample, with k from the binomial distribution.
     Fewer than six samples have no 95% interval: it is then open, from 0 to infinity.
     """
     ordered = sorted(samples)
@@ -91,9 +100,9 @@ def median_interval(samples: Sequence[float], level: float = 0.95) -> Interval:
 
 
 def order(round_: int, count: int) -> list[int]:
-    """The order of `count` contestants in a round: a Williams square, read backwards every second time through.
+    """Returns the order of `count` contestants in a round: a Williams square, reversed every second time.
 
-    Two rounds in a row, an odd and an even one, have the same order, so that the halves are alike.
+    An odd round and the next even round have the same order, which makes the two halves alike.
     """
     step = round_ // 2
     zigzag = [(i + 1) // 2 if i % 2 else (count - i // 2) % count for i in range(count)]
@@ -103,7 +112,9 @@ def order(round_: int, count: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Percentiles of single calls in milliseconds (nearest rank: each is a call that was timed), and of how many calls."""
+    """Percentiles of single calls in milliseconds (nearest rank: each is the time of a call), and the number
+    of calls.
+    """
 
     p50_ms: float
     p95_ms: float
@@ -112,25 +123,34 @@ class Latency:
 
     @classmethod
     def of(cls, times: Sequence[float]) -> Latency:
-        """times: nanoseconds, sorted."""
+        """Computes percentiles. times: nanoseconds, sorted."""
         if not times:
             return cls(math.nan, math.nan, math.nan, 0)
-        p50, p95, p99 = (times[max(0, math.ceil(share * len(times)) - 1)] / 1e6 for share in (0.5, 0.95, 0.99))
+        p50, p95, p99 = (
+            times[max(0, math.ceil(share * len(times)) - 1)] / 1e6 for share in (0.5, 0.95, 0.99)
+        )
         return cls(p50, p95, p99, len(times))
 
     def to_json(self) -> dict[str, float | int | None]:
-        """The fields; a percentile of no calls is null."""
+        """Returns the fields; a percentile of no calls is null."""
         return {
-            k: None if v != v else v for k, v in (("p50_ms", self.p50_ms), ("p95_ms", self.p95_ms), ("p99_ms", self.p99_ms), ("calls", self.calls))
+            k: None if v != v else v
+            for k, v in (
+                ("p50_ms", self.p50_ms),
+                ("p95_ms", self.p95_ms),
+                ("p99_ms", self.p99_ms),
+                ("calls", self.calls),
+            )
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """What one interleaved run has measured.
+    """The times of one interleaved run.
 
-    names: the contestants; the first two are ours under two names. rounds: `[round][contestant]`, nanoseconds a call. extra: how many after those two are
-    ours too. calls: `[contestant]`, nanoseconds of single calls, sorted; empty where none were timed.
+    names: the contestants; the first two are widepack under two names. rounds: `[round][contestant]`,
+    nanoseconds for one call. extra: how many contestants after those two are widepack, too. calls:
+    `[contestant]`, nanoseconds of single calls, sorted; empty where none were timed.
     """
 
     names: tuple[str, ...]
@@ -147,28 +167,28 @@ class Race:
         return self.names[2 + self.extra :]
 
     def median_ms(self, name: str) -> float:
-        """The median time of one call over all rounds, in milliseconds."""
+        """Returns the median time of one call over all rounds, in milliseconds."""
         place = self.names.index(name)
         return statistics.median(row[place] for row in self.rounds) / 1e6
 
     def ratio(self, name: str, over: str = OURS) -> Interval:
-        """How many times as long as ours (or as `over`) a contestant takes, on the even rounds."""
+        """Returns a contestant's time over widepack's (or over that of `over`), on the even rounds."""
         place, under = self.names.index(name), self.names.index(over)
         return median_interval([row[place] / row[under] for row in self.rounds[1::2]])
 
     def latency(self, name: str) -> Latency:
-        """Percentiles of a contestant's single calls."""
+        """Returns the percentiles of a contestant's single calls."""
         return Latency.of(self.calls[self.names.index(name)] if self.calls else ())
 
     @property
     def fastest(self) -> str:
-        """The baseline with the smallest median on the odd rounds."""
+        """Returns the baseline with the smallest median on the odd rounds."""
         odd = self.rounds[::2]
         return min(self.baselines, key=lambda n: statistics.median(row[self.names.index(n)] for row in odd))
 
     @property
     def noise(self) -> Interval:
-        """A against A: ours against ours."""
+        """Returns the ratio of widepack against itself: A against A."""
         return self.ratio(AGAIN)
 
     @property
@@ -178,11 +198,13 @@ class Race:
 
     @property
     def verdict(self) -> Verdict:
-        """`holds`: not slower than the fastest baseline. `noisy`: refused, whatever the ratio is."""
+        """Returns the verdict: `holds` is not slower than the fastest baseline; `noisy` is refused, whatever
+        the ratio is.
+        """
         return self.verdict_of(OURS)
 
     def verdict_of(self, name: str) -> Verdict:
-        """The verdict about ours, or about another way of running it."""
+        """Returns the verdict about widepack, or about another way to run it."""
         if not self.quiet:
             return "noisy"
         ratio = self.ratio(self.fastest, name)
@@ -192,17 +214,24 @@ class Race:
 
     @property
     def why(self) -> str:
-        """The verdict in words, with its figures."""
+        """Returns the verdict as text, with its numbers."""
         verdict, fastest = self.verdict, self.fastest
         ratio = self.ratio(fastest)
         if verdict == "noisy":
             return (
-                f"refused: the same program against itself gave {self.noise} in {len(self.rounds)} rounds, which must lie around 1 and be "
-                f"narrower than {WIDTH}; the machine is too busy (stop what else runs, give fewer threads or more time)"
+                f"refused: the same program against itself gave {self.noise} in "
+                f"{len(self.rounds)} rounds, which must lie around 1 and be "
+                f"narrower than {WIDTH}; the machine is too busy (stop what else runs, give fewer "
+                "threads or more time)"
             )
         if verdict == "unclear":
-            return f"the interval of {ratio} against {fastest} is not narrower than {WIDTH} after {len(self.rounds)} rounds; give more time"
-        return f"{ratio} times as fast as {fastest}, the fastest baseline" + ("" if verdict == "holds" else ": slower")
+            return (
+                f"the interval of {ratio} against {fastest} is not narrower than {WIDTH} after "
+                f"{len(self.rounds)} rounds; give more time"
+            )
+        return f"{ratio} times as fast as {fastest}, the fastest baseline" + (
+            "" if verdict == "holds" else ": slower"
+        )
 
 
 def race(
@@ -215,18 +244,23 @@ def race(
     sync: Call | None = None,
     clock: Clock = time.perf_counter_ns,
 ) -> Race:
-    """Time `ours` against every baseline, interleaved.
+    """Times `ours` (widepack) against every baseline, interleaved.
 
-    others: ours in other ways, timed in the same rounds; they are no baselines, and the run does not go on for their sake.
-    budget_s: seconds after which no new round starts once `min_rounds` are there and the intervals are narrow; at three times the budget none starts at all.
-    sync: waits for the device, called before the clock is read. Returns: the race, however it ended; its verdict says whether it can be believed.
-    Raises: ValueError without a baseline.
+    others: other ways to run widepack, timed in the same rounds. They are no baselines, and the run does not
+    go on to make their intervals narrow. budget_s: seconds after which no new round starts, once `min_rounds`
+    are done and the intervals are narrow. No round starts after three times the budget. sync: waits for the
+    device; called before the clock is read.
+
+    Returns the race in every case; its verdict tells whether its times are valid. Raises: ValueError without
+    a baseline.
     """
     if not baselines:
         raise ValueError("a race needs a baseline")
     calls: dict[str, Call] = {OURS: ours, AGAIN: ours, **others, **baselines}
     singles = [Singles() for _ in calls]
-    samplers = [_sampler(call, sync, clock, single) for call, single in zip(calls.values(), singles, strict=True)]
+    samplers = [
+        _sampler(call, sync, clock, single) for call, single in zip(calls.values(), singles, strict=True)
+    ]
     rounds: list[tuple[float, ...]] = []
     gc.collect()
     begin = clock()
@@ -248,7 +282,10 @@ def race(
 
 
 class Singles:
-    """Times of single calls, at most `LIMIT` of them, spread evenly over the run: when they are many, every second one is dropped, and of those to come."""
+    """Stores times of single calls, at most `LIMIT` of them, spread evenly over the run.
+
+    At the limit every second time is dropped, and from then on every second new one.
+    """
 
     LIMIT = 50_000
 
@@ -257,7 +294,7 @@ class Singles:
         self._step = 1
 
     def add(self, marks: Sequence[int]) -> None:
-        """marks: the clock before the first call, and after each."""
+        """Adds calls. marks: the clock before the first call, and after each."""
         self._times.extend(float(after - before) for before, after in list(pairwise(marks))[:: self._step])
         while len(self._times) > self.LIMIT:
             self._times = self._times[::2]
@@ -268,7 +305,7 @@ class Singles:
 
 
 def _sampler(call: Call, sync: Call | None, clock: Clock, singles: Singles) -> Callable[[], float]:
-    """A function that takes one sample of `call`: nanoseconds a call."""
+    """Returns a function that takes one sample of `call`: nanoseconds for one call."""
     wait = sync or (lambda: None)
     rest()
     once = _warm(call, wait, clock)
@@ -302,7 +339,7 @@ def _sampler(call: Call, sync: Call | None, clock: Clock, singles: Singles) -> C
 
 
 def _warm(call: Call, wait: Call, clock: Clock) -> float:
-    """Call until 50 ms have passed, at least three times; the shortest of them in nanoseconds."""
+    """Calls until 50 ms have passed, at least three times. Returns the shortest time in nanoseconds."""
     begin, shortest, count = clock(), math.inf, 0
     while count < 3 or (clock() - begin < 50_000_000 and count < 1000):
         wait()
@@ -316,9 +353,9 @@ def _warm(call: Call, wait: Call, clock: Clock) -> float:
 
 @contextmanager
 def quiet(threads: int | None = None, pin: bool = False) -> Iterator[int]:
-    """Run with `threads` threads inside an op, on as many fixed processors where `pin` asks for it and the system can.
+    """Runs the body with `threads` threads inside an op, and restores the settings after it.
 
-    Yields: the number of threads. What was set before is restored.
+    pin: also use as many fixed processors, where the system allows it. Yields the number of threads.
     """
     import torch
 
@@ -336,21 +373,26 @@ def quiet(threads: int | None = None, pin: bool = False) -> Iterator[int]:
 
 
 def _pin(count: int) -> dict[int, Any]:
-    """Bind every thread of this process to the last `count` processors it may use; what each had before, by thread."""
+    """Binds every thread of this process to the last `count` allowed processors.
+
+    Returns the earlier processors of each thread.
+    """
     if not hasattr(os, "sched_setaffinity"):
         return {}
     allowed = sorted(os.sched_getaffinity(0))
-    chosen = set(allowed[-count:])  # interrupts prefer the first ones
+    chosen = set(allowed[-count:])  # Interrupts prefer the first processors.
     before: dict[int, Any] = {}
-    for task in [int(name) for name in os.listdir("/proc/self/task")] if os.path.isdir("/proc/self/task") else [0]:
+    for task in (
+        [int(name) for name in os.listdir("/proc/self/task")] if os.path.isdir("/proc/self/task") else [0]
+    ):
         try:
             before[task] = os.sched_getaffinity(task)
-        except OSError:  # the thread has ended
+        except OSError:  # The thread has ended.
             continue
         _set_affinity(task, chosen)
     return before
 
 
 def _set_affinity(task: int, cpus: Any) -> None:
-    with suppress(OSError):  # the thread has ended
+    with suppress(OSError):  # The thread has ended.
         os.sched_setaffinity(task, cpus)

@@ -1,14 +1,15 @@
-"""The roofline: the work of a wide program counted from its nodes, and what this machine does at best.
+"""Computes the roofline: counts the work of a wide program's nodes, and measures the limits of this machine.
 
 | what | how |
 |---|---|
-| FLOP | torch's own formulas (`torch.utils.flop_counter`) for products, convolutions and attention, op by op on fake tensors of the call's sizes; of recurrent layers, in ATen's form and in widepack's, 2 for each weight, step and sample |
-| least bytes | what the program must touch at least once: weights after the prologue, inputs, outputs |
+| FLOP | `torch.utils.flop_counter` on fake tensors; recurrent layers: 2 for each weight, step, sample |
+| least bytes | what the program must read or write: weights after the prologue, inputs, outputs |
 | moved bytes | what every node that is no view reads and writes, each by itself |
-| ceiling of memory | the best rate of a sum, a product with a vector and a copy over data of as many bytes as the least, so that a program whose weights stay in a cache is held to that cache |
+| memory ceiling | the best rate of a sum, a matrix-vector product and a copy over the least bytes |
 | ceiling of arithmetic | the best rate of a square product in the program's dtype |
 
-A loop region counts as often as there are members. Ceilings are measured with the run's threads, in the same process.
+A loop region counts once for each member. Limits are measured with the run's threads, in the same
+process.
 """
 
 from __future__ import annotations
@@ -26,35 +27,43 @@ from torch.utils.flop_counter import flop_registry
 
 from widepack.ir import ops
 from widepack.ir.encoding import decode
-from widepack.runtime.kernel_count import is_view
-from widepack.ir.kinds import weights_only
 from widepack.ir.fake_values import CPU, Fakes, member_slice, replay
-from widepack.runtime.graph_module import split
+from widepack.ir.kinds import weights_only
+from widepack.ir.op_traits import is_recurrent_layer
+from widepack.ir.tensor_type import dtype_in
+from widepack.ir.torch_internals import memory_id, packet_of
+from widepack.runtime.kernel_count import is_view
+from widepack.runtime.prologue import split
 from widepack_artifacts.program import Node, Program, refs, substitute
 
 from .figures import Ceilings, Roof, Work
 from .programs import entry_of
 
-RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 STEPS = {
     "rnn_steps": 2,
     "gru_steps": 2,
     "lstm_steps": 3,
     "packed_lstm": 3,
 }  # widepack's own ops of recurrent layers, and the first argument that is a weight
-PACKED = ("widepack.linear.default", "widepack.convolution.default", "widepack.streamed_linear.default")  # no formula of torch's knows them
-SECONDS = 0.15  # of measuring each ceiling
+PACKED = (
+    "widepack.linear.default",
+    "widepack.convolution.default",
+    "widepack.streamed_linear.default",
+)  # torch has no FLOP formula for them.
+SECONDS = 0.15  # Seconds of measuring each limit.
 
 
-def roof_of(ens: Any, entry: str, pattern: str, sizes: Mapping[str, int], median_ms: float, device: str) -> Roof:
-    """A loaded model's call at these sizes against this machine's ceilings."""
+def roof_of(
+    ens: Any, entry: str, pattern: str, sizes: Mapping[str, int], median_ms: float, device: str
+) -> Roof:
+    """Compares a loaded model's call at these sizes with this machine's limits."""
     program = entry_of(ens, entry).programs.for_sizes(pattern, sizes).program
     done = work(program, sizes)
     return Roof(done, ceilings(done.least_bytes, _dtype(program), device, torch.get_num_threads()), median_ms)
 
 
 def work(program: Program, sizes: Mapping[str, int]) -> Work:
-    """What one call of a wide program has to do, its prologue aside. sizes: of every named dim."""
+    """Counts the work of one call of a wide program without its prologue. sizes: of every named dim."""
     fakes = Fakes(sizes, static=True)
     values = replay(program, fakes)
     early = weights_only(program)
@@ -68,7 +77,7 @@ def work(program: Program, sizes: Mapping[str, int]) -> Work:
 
 
 class _Total:
-    """Sums over the nodes of a program."""
+    """Sums the work of a program's nodes."""
 
     def __init__(self) -> None:
         self.flop = self.moved = self.kernels = 0
@@ -77,10 +86,12 @@ class _Total:
         if node.body is not None:
             inner = _Total()
             args = decode(substitute(node.args, values.__getitem__), CPU)
-            one = {s.name: member_slice(fakes, a, s.kind, 0) for s, a in zip(node.body.inputs, args, strict=True)}
-            held = replay(node.body, fakes, one)
+            one = {
+                s.name: member_slice(fakes, a, s.kind, 0) for s, a in zip(node.body.inputs, args, strict=True)
+            }
+            body_values = replay(node.body, fakes, one)
             for body_node in node.body.nodes:
-                inner.add(body_node, held, fakes, members)
+                inner.add(body_node, body_values, fakes, members)
             self.flop += inner.flop * members
             self.moved += inner.moved * members
             self.kernels += inner.kernels * members
@@ -89,35 +100,41 @@ class _Total:
         if not isinstance(op, torch._ops.OpOverload) or is_view(op) or _aliases(node, values):
             return
         self.kernels += 1
-        self.moved += _bytes(values[node.name]) + sum(_bytes(values[r]) for r in set(refs((node.args, node.kwargs))))
+        self.moved += _bytes(values[node.name]) + sum(
+            _bytes(values[r]) for r in set(refs((node.args, node.kwargs)))
+        )
         self.flop += _flop(node, values, fakes)
 
 
 def _aliases(node: Node, values: Mapping[str, Any]) -> bool:
-    """Whether an op that may copy (`reshape`, `flatten`) gave a view here."""
+    """Whether an op that may copy (`reshape`, `flatten`) returned a view."""
     made = values[node.name]
     if not isinstance(made, Tensor):
         return not isinstance(made, (tuple, list))
     if node.op.split(".")[1] not in ("reshape", "flatten", "contiguous", "expand_as", "unflatten"):
         return False
     read = [values[r] for r in refs(node.args)]
-    return any(isinstance(v, Tensor) and v.untyped_storage()._cdata == made.untyped_storage()._cdata for v in read)
+    return any(isinstance(v, Tensor) and memory_id(v) == memory_id(made) for v in read)
 
 
 def _flop(node: Node, values: Mapping[str, Any], fakes: Fakes) -> int:
     args = decode(substitute(node.args, values.__getitem__), CPU)
     kwargs = decode(substitute(node.kwargs, values.__getitem__), CPU)
     name = node.op.split(".")[1]
-    if name in RECURRENT:
+    if is_recurrent_layer(node.op):
         steps = int(math.prod(args[0].shape[:-1]))
-        matrices = [t for t in _tensors([a for a in args[1:] if isinstance(a, (tuple, list))]) if t.dim() == 2]  # states are [layers, B, width]
+        matrices = [
+            t for t in _tensors([a for a in args[1:] if isinstance(a, (tuple, list))]) if t.dim() == 2
+        ]  # states are [layers, B, width]
         return sum(2 * int(w.numel()) * steps for w in matrices)
     if name in STEPS:
-        steps = int(math.prod(args[0].shape[1:3]))  # x is [N or 1, T, B, I]; weights are [N, *, *], or a list of N's; biases have a dim less
-        own = [t for t in args[STEPS[name] :] if isinstance(t, Tensor) and t.dim() == 3] + [
+        steps = int(
+            math.prod(args[0].shape[1:3])
+        )  # x is [N or 1, T, B, I]; weights are [N, *, *], or a list of N's; biases have a dim less
+        weights = [t for t in args[STEPS[name] :] if isinstance(t, Tensor) and t.dim() == 3] + [
             t for a in args if isinstance(a, (list, tuple)) for t in a
         ]
-        return sum(2 * int(w.numel()) * steps for w in own)
+        return sum(2 * int(w.numel()) * steps for w in weights)
     if name == "scaled_dot_product_attention":
         query, key, value = args[:3]
         return int(2 * math.prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1]))
@@ -132,14 +149,18 @@ def _flop(node: Node, values: Mapping[str, Any], fakes: Fakes) -> int:
 
 
 def packed_flop(op: str, x: Sequence[int], weight: Sequence[int], made: Sequence[int]) -> int:
-    """FLOP of a layer over packed weights, from sizes: a linear layer's x is [N, R, I] and its weight [N * O, I, 1, 1], or [N, I, O] where it is streamed; a convolution's weight is [O, C / g, *k]."""
+    """Returns the FLOP of a layer over packed weights, from sizes.
+
+    A linear layer's x is [N, R, I] and its weight [N * O, I, 1, 1], or [N, I, O] where it is streamed. A
+    convolution's weight is [O, C / g, *k].
+    """
     if op in (PACKED[0], PACKED[2]):
         return 2 * int(x[1]) * math.prod(map(int, weight))
     return 2 * math.prod(map(int, made)) * math.prod(map(int, weight[1:]))
 
 
 class _Flop(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base has no types
-    """Sums FLOP over the ops that composite ones are made of."""
+    """Sums FLOP over the ops of composite ops."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -147,7 +168,7 @@ class _Flop(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        formula = flop_registry.get(func._overloadpacket)
+        formula = flop_registry.get(packet_of(func))
         if formula is None and func.namespace == "aten":
             with self:
                 made = func.decompose(*args, **kwargs)
@@ -168,29 +189,31 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _bytes(value: Any) -> int:
-    """Bytes of a value's tensors; what is expanded counts once."""
+    """Returns the bytes of a value's tensors; an expanded dim counts once."""
     total = 0
     for t in _tensors(value):
-        total += math.prod(int(n) for n, step in zip(t.shape, t.stride(), strict=True) if step) * t.element_size()
+        total += (
+            math.prod(int(n) for n, step in zip(t.shape, t.stride(), strict=True) if step) * t.element_size()
+        )
     return total
 
 
 def _dtype(program: Program) -> torch.dtype:
-    """The floating dtype that most weights have."""
-    found = [s.type.partition("[")[0] for s in program.weights]
-    floating = [t for t in found if t in ("float32", "float64", "float16", "bfloat16")]
+    """Returns the floating dtype that most weights have."""
+    dtypes = [dtype_in(s.type) for s in program.weights]
+    floating = [t for t in dtypes if t in ("float32", "float64", "float16", "bfloat16")]
     return getattr(torch, max(set(floating), key=floating.count)) if floating else torch.float32
 
 
 def ceilings(least_bytes: int, dtype: torch.dtype, device: str, threads: int) -> Ceilings:
-    """What this machine does at best. least_bytes: the size of the data that is streamed."""
+    """Measures the limits of this machine. least_bytes: the size of the streamed data."""
     rounded = 1 << max(16, min(30, math.ceil(math.log2(max(least_bytes, 1)))))
     return Ceilings(_stream(rounded, device, threads), _gemm(dtype, device, threads))
 
 
 @functools.cache
 def _stream(size: int, device: str, threads: int) -> float:
-    """Bytes a second over `size` bytes of float32."""
+    """Measures bytes for each second over `size` bytes of float32."""
     count = size // 4
     width = 1 << (count.bit_length() // 2)
     data = torch.ones(count // width, width, device=device)
@@ -207,7 +230,7 @@ def _stream(size: int, device: str, threads: int) -> float:
 
 @functools.cache
 def _gemm(dtype: torch.dtype, device: str, threads: int) -> float:
-    """FLOP a second of the best square product."""
+    """Measures FLOP for each second of the best square product."""
     best = 0.0
     for n in (256, 512, 1024) if not device.startswith("cuda") else (2048, 4096, 8192):
         a, b, c = (torch.ones(n, n, dtype=dtype, device=device) for _ in range(3))
@@ -216,7 +239,7 @@ def _gemm(dtype: torch.dtype, device: str, threads: int) -> float:
 
 
 def _shortest(run: Callable[[], object], device: str) -> float:
-    """Seconds of the fastest call in `SECONDS`, at least three."""
+    """Returns the seconds of the fastest call in `SECONDS`, at least three calls."""
     wait: Callable[[], object] = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
     run()
     wait()

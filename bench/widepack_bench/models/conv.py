@@ -1,4 +1,6 @@
-"""Convolutional networks that are no residual ones: a U-Net (Ronneberger et al. 2015), a small net over images, a 1-D CNN over signals."""
+"""Convolutional networks that are no residual ones: a U-Net (Ronneberger et al. 2015), a small net over
+images, a 1-D CNN over signals.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,11 @@ def double(inputs: int, outputs: int) -> nn.Module:
     """Two 3x3 convolutions with norms."""
     layers: list[nn.Module] = []
     for i in range(2):
-        layers += [nn.Conv2d(outputs if i else inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+        layers += [
+            nn.Conv2d(outputs if i else inputs, outputs, 3, padding=1, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(),
+        ]
     return nn.Sequential(*layers)
 
 
@@ -20,7 +26,9 @@ class UNet(nn.Module):
     def __init__(self, inputs: int, width: int, classes: int) -> None:
         super().__init__()
         widths = [width << level for level in range(4)]
-        self.down = nn.ModuleList([double(inputs if not i else widths[i - 1], w) for i, w in enumerate(widths)])
+        self.down = nn.ModuleList(
+            [double(inputs if not i else widths[i - 1], w) for i, w in enumerate(widths)]
+        )
         self.grow = nn.ModuleList([nn.ConvTranspose2d(widths[i + 1], widths[i], 2, 2) for i in range(3)])
         self.up = nn.ModuleList([double(2 * widths[i], widths[i]) for i in range(3)])
         self.head = nn.Conv2d(width, classes, 1)
@@ -41,7 +49,9 @@ def unet(inputs: int = 3, width: int = 64, classes: int = 2) -> nn.Module:
 
 
 def small(inputs: int = 3, width: int = 32, classes: int = 10) -> nn.Module:
-    """Three convolutions with norms, each followed by a pooling, as tutorials have them: [B, inputs, H, W] -> [B, classes]."""
+    """Three convolutions with norms, each followed by a pooling, as tutorials have them: [B, inputs, H, W] ->
+    [B, classes].
+    """
     layers: list[nn.Module] = []
     for i in range(3):
         channels = width << min(i, 1)
@@ -59,5 +69,9 @@ def signal(inputs: int = 8, width: int = 64, classes: int = 10) -> nn.Module:
     layers: list[nn.Module] = []
     for i in range(3):
         channels = width << min(i, 1)
-        layers += [nn.Conv1d(inputs if not i else width << min(i - 1, 1), channels, 5, stride=2, padding=2), nn.BatchNorm1d(channels), nn.ReLU()]
+        layers += [
+            nn.Conv1d(inputs if not i else width << min(i - 1, 1), channels, 5, stride=2, padding=2),
+            nn.BatchNorm1d(channels),
+            nn.ReLU(),
+        ]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(2 * width, classes))

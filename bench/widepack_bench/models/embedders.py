@@ -1,6 +1,8 @@
-"""Parts of diffusion transformers that are no blocks: an embedder, norms that a vector scales and shifts, rotary positions, attention over another sequence.
+"""Parts of diffusion transformers that are no blocks: an embedder, norms that a vector scales and shifts,
+rotary positions, attention over another sequence.
 
-Perceptron embedder and rotary positions as in FLUX.1 (Black Forest Labs 2024), adaptive norms from DiT (Peebles and Xie 2023), rotary positions from Su et al. 2021.
+Perceptron embedder and rotary positions as in FLUX.1 (Black Forest Labs 2024), adaptive norms from DiT
+(Peebles and Xie 2023), rotary positions from Su et al. 2021.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class AdaLayerNormZeroSingle(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Angles of positions of several axes (of an image: frame, row, column), each with its part of a head's dims, as cos and sin. The highest frequency is 1, the lowest 1 / base."""
+    """Angles of positions of several axes (of an image: frame, row, column), each with its part of a head's
+    dims, as cos and sin. The highest frequency is 1, the lowest 1 / base.
+    """
 
     frequencies: Tensor
 
@@ -53,7 +57,9 @@ class Rotary(nn.Module):
 
 
 def rotate(x: Tensor, rope: Tensor) -> Tensor:
-    """Each pair of dims of `x` `[B, H, T, D]` turned by its angle. rope: `[B or 1, 1, T, D/2, 2]`, cos and sin."""
+    """Each pair of dims of `x` `[B, H, T, D]` turned by its angle. rope: `[B or 1, 1, T, D/2, 2]`, cos and
+    sin.
+    """
     pairs = x.unflatten(-1, (-1, 2))  # type: ignore[no-untyped-call]
     cos, sin = rope.unbind(-1)
     one, two = pairs.unbind(-1)
@@ -80,11 +86,17 @@ class MultiheadCrossAttention(nn.Module):
     def __init__(self, dim: int, context: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.query, self.key_value, self.out = nn.Linear(dim, dim), nn.Linear(context, 2 * dim), nn.Linear(dim, dim)
+        self.query, self.key_value, self.out = (
+            nn.Linear(dim, dim),
+            nn.Linear(context, 2 * dim),
+            nn.Linear(dim, dim),
+        )
 
     def forward(self, x: Tensor, context: Tensor) -> Tensor:  # [B, T, dim], [B, S, context]
         query = self.query(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        key, value = self.key_value(context).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        key, value = (
+            self.key_value(context).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        )
         y: Tensor = self.out(scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2))
         return y  # [B, T, dim]
 

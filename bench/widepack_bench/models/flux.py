@@ -1,6 +1,8 @@
-"""Blocks of diffusion transformers in the manner of FLUX.1 (Black Forest Labs 2024) and SD3 (Esser et al. 2024): two streams (image, text) that meet in one attention.
+"""Blocks of diffusion transformers in the manner of FLUX.1 (Black Forest Labs 2024) and SD3 (Esser et al.
+2024): two streams (image, text) that meet in one attention.
 
-    x: image tokens [B, T, dim]    text: [B, S, dim]    vector: [B, dim], of time step and pooled text    rope: cos and sin [B, 1, tokens, head/2, 2], text first
+    x: image tokens [B, T, dim]    text: [B, S, dim]    vector: [B, dim], of time step and pooled text
+        rope: cos and sin [B, 1, tokens, head/2, 2], text first
 
 Queries and keys are normed by head (RMS) before they are turned by their positions.
 """
@@ -15,7 +17,9 @@ from .embedders import rotate
 
 
 class QKV(nn.Module):
-    """Queries, keys and values of all heads, queries and keys normed: [B, T, dim] -> three times [B, H, T, head]."""
+    """Queries, keys and values of all heads, queries and keys normed: [B, T, dim] -> three times [B, H, T,
+    head].
+    """
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -105,9 +109,14 @@ class DoubleStream(nn.Module):
         self.image, self.text = Stream(dim), Stream(dim)
         self.attention = JointAttention(dim, heads)
 
-    def forward(self, x: Tensor, text: Tensor, vector: Tensor, rope: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, text: Tensor, vector: Tensor, rope: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         own = [stream.modulation(vector) for stream in (self.image, self.text)]
-        normed = [stream.first(t) * (1 + m[1]) + m[0] for stream, t, m in zip((self.image, self.text), (x, text), own)]
+        normed = [
+            stream.first(t) * (1 + m[1]) + m[0]
+            for stream, t, m in zip((self.image, self.text), (x, text), own)
+        ]
         y, y_text = self.attention(normed[0], normed[1], rope)
         return self._close(self.image, x, y, own[0]), self._close(self.text, text, y_text, own[1])
 

@@ -8,7 +8,9 @@ from torch import Tensor, nn
 class Recurrent(nn.Module):
     """kind: nn.LSTM, nn.GRU or nn.RNN."""
 
-    def __init__(self, kind: type[nn.LSTM | nn.GRU | nn.RNN], inputs: int, width: int, layers: int, classes: int) -> None:
+    def __init__(
+        self, kind: type[nn.LSTM | nn.GRU | nn.RNN], inputs: int, width: int, layers: int, classes: int
+    ) -> None:
         super().__init__()
         self.steps = kind(inputs, width, layers, batch_first=True)
         self.head = nn.Linear(width, classes)

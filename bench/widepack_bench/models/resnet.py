@@ -8,7 +8,9 @@ from torch import Tensor, nn
 
 def conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Module:
     """A convolution that keeps the size (over the stride), and its norm."""
-    return nn.Sequential(nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(outputs))
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(outputs)
+    )
 
 
 class Residual(nn.Module):
@@ -17,7 +19,9 @@ class Residual(nn.Module):
     def __init__(self, branch: nn.Module, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.branch = branch
-        self.shortcut = conv(inputs, outputs, 1, stride) if stride != 1 or inputs != outputs else nn.Identity()
+        self.shortcut = (
+            conv(inputs, outputs, 1, stride) if stride != 1 or inputs != outputs else nn.Identity()
+        )
 
     def forward(self, x: Tensor) -> Tensor:  # [B, C, H, W]
         return torch.relu(self.branch(x) + self.shortcut(x))
@@ -25,17 +29,23 @@ class Residual(nn.Module):
 
 def basic(inputs: int, width: int, stride: int = 1) -> nn.Module:
     """Two 3x3 convolutions."""
-    return Residual(nn.Sequential(conv(inputs, width, 3, stride), nn.ReLU(), conv(width, width, 3)), inputs, width, stride)
+    return Residual(
+        nn.Sequential(conv(inputs, width, 3, stride), nn.ReLU(), conv(width, width, 3)), inputs, width, stride
+    )
 
 
 def bottleneck(inputs: int, width: int, stride: int = 1) -> nn.Module:
     """1x1, 3x3, 1x1 with four times as many channels."""
-    branch = nn.Sequential(conv(inputs, width, 1), nn.ReLU(), conv(width, width, 3, stride), nn.ReLU(), conv(width, 4 * width, 1))
+    branch = nn.Sequential(
+        conv(inputs, width, 1), nn.ReLU(), conv(width, width, 3, stride), nn.ReLU(), conv(width, 4 * width, 1)
+    )
     return Residual(branch, inputs, 4 * width, stride)
 
 
 class ResNet(nn.Module):
-    """Stem, four stages, mean over the image, classifier. small: a 3x3 stem without pooling, for images of 32 pixels."""
+    """Stem, four stages, mean over the image, classifier. small: a 3x3 stem without pooling, for images of 32
+    pixels.
+    """
 
     def __init__(self, blocks: tuple[int, ...], deep: bool, width: int, classes: int, small: bool) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""Transformers: a vision transformer (Dosovitskiy et al. 2020), BERT (Devlin et al. 2018), FT-Transformer for tables (Gorishniy et al. 2021)."""
+"""Transformers: a vision transformer (Dosovitskiy et al. 2020), BERT (Devlin et al. 2018), FT-Transformer for
+tables (Gorishniy et al. 2021).
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,18 @@ class Attention(nn.Module):
         self.query, self.key, self.value, self.out = (nn.Linear(dim, dim) for _ in range(4))
 
     def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:  # [B, T, dim], [B, 1, 1, T]
-        query, key, value = (layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value))
+        query, key, value = (
+            layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
         y: Tensor = self.out(scaled_dot_product_attention(query, key, value, bias).transpose(1, 2).flatten(2))
         return y
 
 
 class Block(nn.Module):
-    """Attention and a two-layer perceptron, both residual. early: norms before them (ViT, FT-Transformer), else behind (BERT)."""
+    """Attention and a two-layer perceptron, both residual. early: norms before them (ViT, FT-Transformer),
+    else behind (BERT).
+    """
 
     def __init__(self, dim: int, heads: int, hidden: int, early: bool) -> None:
         super().__init__()
@@ -111,11 +118,20 @@ class FT(nn.Module):
         return y  # [B, classes]
 
 
-def vit(image: int = 224, patch: int = 16, dim: int = 384, depth: int = 12, heads: int = 6, classes: int = 1000) -> nn.Module:
+def vit(
+    image: int = 224, patch: int = 16, dim: int = 384, depth: int = 12, heads: int = 6, classes: int = 1000
+) -> nn.Module:
     return ViT(image, patch, dim, depth, heads, classes)
 
 
-def bert(dim: int = 768, depth: int = 12, heads: int = 12, vocabulary: int = 30522, length: int = 512, classes: int = 2) -> nn.Module:
+def bert(
+    dim: int = 768,
+    depth: int = 12,
+    heads: int = 12,
+    vocabulary: int = 30522,
+    length: int = 512,
+    classes: int = 2,
+) -> nn.Module:
     return Classifier(dim, depth, heads, vocabulary, length, classes)
 
 

@@ -1,4 +1,4 @@
-"""Random weights and statistics: members that differ in everything, or share what `shared` says, bit for bit."""
+"""Random weights and statistics for members. `shared` names the weights that are equal in all members."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 State = dict[str, Tensor]
 
 
-def states(factory: Callable[[], nn.Module], members: int, shared: Callable[[str], bool] = lambda name: False) -> Iterator[State]:
+def states(
+    factory: Callable[[], nn.Module], members: int, shared: Callable[[str], bool] = lambda name: False
+) -> Iterator[State]:
     """Each member's state dict. shared: of which names all members have the first one's values."""
     first: State = {}
     for i in range(members):

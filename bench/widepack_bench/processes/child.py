@@ -1,7 +1,8 @@
-"""`python -m widepack_bench.processes.child SPEC BEGIN`: one contestant in a process of its own (alone.py starts it, and reads what it prints).
+"""Runs one contestant in its own process: `python -m widepack_bench.processes.child SPEC BEGIN`.
 
-SPEC is a JSON object: artifact, entry, pattern, device, threads, pin, inputs (a file), mode `memory` or `start`, and what to run: backend, level, or baseline
-with factory and checkpoints. BEGIN is the monotonic clock, in nanoseconds, when the process was started.
+`contestant.py` starts it and reads what it prints. SPEC is a JSON object: artifact, entry, pattern, device,
+threads, pin, inputs (a file), mode `memory` or `start`, and what to run: backend, level, or baseline with
+factory and checkpoints. BEGIN is the monotonic clock, in nanoseconds, at the start of the process.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import IO, Any
 def main() -> None:
     spec: dict[str, Any] = json.loads(sys.argv[1])
     begin = int(sys.argv[2])
-    written, sys.stdout = sys.stdout, sys.stderr  # what a model prints is no result
+    written, sys.stdout = sys.stdout, sys.stderr  # A model may print, which is not the result.
     if spec["mode"] == "start":
         print(json.dumps(start(spec, begin)), file=written)
     else:
@@ -25,7 +26,10 @@ def main() -> None:
 
 
 def start(spec: dict[str, Any], begin: int) -> dict[str, float]:
-    """Milliseconds from `begin` to the first answer: as a user's own script would go there, `import torch` and the reading of inputs aside."""
+    """Measures milliseconds from `begin` to the first answer, as a user's script would get there.
+
+    `import torch` and the reading of inputs are not counted.
+    """
     before = time.monotonic_ns()
     import torch
 
@@ -45,34 +49,42 @@ def start(spec: dict[str, Any], begin: int) -> dict[str, float]:
 
 
 def memory(spec: dict[str, Any], out: IO[str]) -> None:
-    """Print what the imports take, once the first answer is there, then go on calling: the parent watches."""
+    """Prints the memory of the imports after the first answer, then goes on calling while the parent
+    measures.
+    """
     import gc
 
     import torch
     from torch.utils._pytree import tree_leaves
 
-    from ..baselines import table as baselines
-    from ..suite import compare as suite  # noqa: F401  # what measures is no part of what is measured
-    from .contestant import resident
+    from ..baselines import table  # The memory of the measurement itself is not counted.
     from ..measure.race import quiet
+    from .contestant import resident
 
     private, mapped = resident()
     cuda = spec["device"].startswith("cuda")
     each = spec["pattern"] == "each"
     args, kwargs = torch.load(spec["inputs"], map_location=spec["device"])
     with quiet(spec["threads"], spec["pin"]), torch.inference_mode():
-        run: Any = baselines.BASELINES[spec["baseline"]](_members(spec), each) if "baseline" in spec else _ours(spec)
-        if spec.get("baseline") == "onnxruntime":  # a user of sessions has files, and neither modules nor exporter
+        run: Any = (
+            table.BASELINES[spec["baseline"]](_members(spec), each) if "baseline" in spec else _ours(spec)
+        )
+        if (
+            spec.get("baseline") == "onnxruntime"
+        ):  # A user of sessions has ONNX files, and no modules or exporter.
             with tempfile.TemporaryDirectory(prefix="widepack-onnx-") as folder:
                 opened = run.from_files(folder, args, kwargs)
                 run = None
                 gc.collect()
                 _hand_back()
                 private, mapped = resident()
-                sessions, given = opened(), [v for v in tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
+                sessions, tensors = (
+                    opened(),
+                    [v for v in tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)],
+                )
 
             def run(*_: Any, **__: Any) -> Any:
-                return sessions.run(given)
+                return sessions.run(tensors)
 
         for _ in range(2):
             run(*args, **kwargs)
@@ -91,7 +103,7 @@ def memory(spec: dict[str, Any], out: IO[str]) -> None:
 
 
 def _hand_back() -> None:
-    """Give freed memory back to the system, where the C library can: what a compiler took is not what the program takes."""
+    """Returns freed memory to the system, where the C library can. It was the compiler's memory."""
     import ctypes
 
     try:
@@ -115,22 +127,27 @@ def _ours(spec: dict[str, Any]) -> Callable[..., Any]:
 
 
 def _members(spec: dict[str, Any]) -> list[Any]:
-    """The members as the race has them: the user's own modules with the artifact's weights, or its member programs."""
+    """Returns the members of the race: the user's modules with the artifact's weights, or its member
+    programs.
+    """
     import widepack
 
     from ..baselines.member_programs import flat_members
-    from ..suite.compare import called, named_factory, own_module
+    from ..baselines.members import called, named_factory, own_module
 
     ens = widepack.load(spec["artifact"], device=spec["device"], warmup=False)
     if not spec["factory"]:
         return flat_members(ens if spec["entry"] == "forward" else ens.entry(spec["entry"]))
     factory = named_factory(spec["factory"], spec["factory_args"], ens)
-    made = [called(own_module(factory, ens.state_dict(i), name), spec["entry"]) for i, name in enumerate(ens.members)]
+    made = [
+        called(own_module(factory, ens.state_dict(i), name), spec["entry"])
+        for i, name in enumerate(ens.members)
+    ]
     return [m.to(spec["device"]).eval() for m in made]
 
 
 def _own_loop(spec: dict[str, Any], each: bool) -> Callable[..., Any]:
-    """The loop as a script without widepack starts: the user's module, checkpoints mapped and taken as they are."""
+    """Runs the loop as a script without widepack does: the user's module with mapped checkpoints."""
     import inspect
 
     import torch
@@ -141,8 +158,8 @@ def _own_loop(spec: dict[str, Any], each: bool) -> Callable[..., Any]:
     for path in spec["checkpoints"]:
         state = torch.load(path, mmap=True, weights_only=True, map_location=spec["device"])
         module = factory(**spec["factory_args"], **({"state_dict": state} if takes else {})).eval()
-        wanted = module.state_dict()
-        module.load_state_dict({k: state[k] for k in wanted}, assign=True)
+        expected = module.state_dict()
+        module.load_state_dict({k: state[k] for k in expected}, assign=True)
         modules.append(module.to(spec["device"]))
 
     def run(*args: Any, **kwargs: Any) -> list[Any]:
@@ -156,7 +173,7 @@ def _own_loop(spec: dict[str, Any], each: bool) -> Callable[..., Any]:
 
 
 def _factory(name: str) -> Callable[..., Any]:
-    """`pkg.mod:factory` or `file.py:factory`, without widepack's own look-up, whose imports a loop does not need."""
+    """Finds `pkg.mod:factory` or `file.py:factory` without widepack: a loop does not need its imports."""
     import os
     from importlib import import_module, util
 
@@ -170,10 +187,10 @@ def _factory(name: str) -> Callable[..., Any]:
     else:
         sys.path.insert(0, os.getcwd())
         module = import_module(where)
-    found: Any = module
+    value: Any = module
     for part in attribute.split("."):
-        found = getattr(found, part)
-    return found  # type: ignore[no-any-return]
+        value = getattr(value, part)
+    return value  # type: ignore[no-any-return]
 
 
 if __name__ == "__main__":

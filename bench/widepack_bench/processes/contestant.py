@@ -1,7 +1,8 @@
-"""Peak memory and start-up: each contestant in a process of its own.
+"""Measures peak memory and start-up: each contestant runs in its own process.
 
-The parent writes what the child needs to a folder (inputs, state dicts), starts `python -m widepack_bench.processes.child`, and reads the child's memory from the
-system every 2 ms. Figures of memory begin when the child has given its first answer and has handed back what compiling and exporting took.
+The parent writes the child's inputs and state dicts to a folder, starts `python -m
+widepack_bench.processes.child`, and reads the child's memory from the system every 2 ms. The measurement of
+memory begins after the child's first answer, when the memory of compiling and exporting is freed.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from ..report.document import Report
 
 Progress = Callable[[str, int, int], None]
-STARTS = 3  # processes whose median is the start-up
-LIMIT_S = 900.0  # of one process
+STARTS = 3  # The start-up is the median of this many processes.
+LIMIT_S = 900.0  # Seconds that one process may take.
 POLL_S = 0.002
 
 
@@ -45,16 +46,16 @@ def measured_alone(
     inputs: Any = None,
     progress: Progress | None = None,
 ) -> Report:
-    """The report with memory in its rows, and start-up of ours and of the eager loop.
+    """Adds memory to a report's rows, and the start-up of widepack and of the eager loop.
 
-    model: the artifact's path. factory: the name of what makes the members, "" for the artifact's member programs; unnamed: the members came as objects, which no
-    other process can have.
+    model: the artifact's path. factory: its name; "" for the artifact's member programs. unnamed: the members
+    are objects, which another process cannot get.
     """
     import torch
 
     import widepack
 
-    from ..suite.compare import call_inputs
+    from ..baselines.members import call_inputs
 
     ens = widepack.load(model, device="cpu")
     entry = ens.manifest.entries[report.entry]
@@ -75,7 +76,9 @@ def measured_alone(
         steps = sum(1 + len(r.others) + len(r.timings) for r in report.rows)
         done = 0
         for row in report.rows:
-            args, kwargs, _ = call_inputs(entry, inputs, row.batch, len(ens) if report.pattern == "each" else 0, "cpu")
+            args, kwargs, _ = call_inputs(
+                entry, inputs, row.batch, len(ens) if report.pattern == "each" else 0, "cpu"
+            )
             torch.save((args, kwargs), f"{folder}/inputs-{row.batch}.pt")
             memory: dict[str, Memory | str] = {}
             for name, _, _ in row.contestants():
@@ -86,15 +89,19 @@ def measured_alone(
                 if how is None:
                     continue
                 if "baseline" in how and unnamed:
-                    memory[name] = "the modules were given as objects; give the name of what makes them, file.py:factory"
+                    memory[name] = (
+                        "the modules are objects; give the name of their factory instead, file.py:factory"
+                    )
                     continue
-                memory[name] = _memory({**common, **how, "inputs": f"{folder}/inputs-{row.batch}.pt", "mode": "memory"})
+                memory[name] = _memory(
+                    {**common, **how, "inputs": f"{folder}/inputs-{row.batch}.pt", "mode": "memory"}
+                )
             rows.append(replace(row, memory=memory))
         start: dict[str, Start | str] = {}
-        given = {**common, "inputs": f"{folder}/inputs-{report.rows[0].batch}.pt", "mode": "start"}
+        spec = {**common, "inputs": f"{folder}/inputs-{report.rows[0].batch}.pt", "mode": "start"}
         if progress:
             progress("start-up", 0, 2)
-        start[OURS] = _start({**given, "backend": report.backend})
+        start[OURS] = _start({**spec, "backend": report.backend})
         if progress:
             progress("start-up", 1, 2)
         if not factory or factory == "hf" or report.entry != "forward":
@@ -104,12 +111,12 @@ def measured_alone(
             for i in range(len(ens)):
                 paths.append(f"{folder}/{i}.pt")
                 torch.save({k: v.clone() for k, v in ens.state_dict(i).items()}, paths[-1])
-            start["loop"] = _start({**given, "baseline": "loop", "checkpoints": paths})
+            start["loop"] = _start({**spec, "baseline": "loop", "checkpoints": paths})
     return replace(report, rows=tuple(rows), start=start)
 
 
 def _how(name: str, backend: str) -> dict[str, Any] | None:
-    """What a child needs to be the contestant of this name; None for a call that was given."""
+    """Returns what a child needs to run the contestant of this name; None for a caller's own call."""
     if name == OURS:
         return {"backend": backend}
     if name.startswith(f"{OURS}["):
@@ -123,9 +130,22 @@ def _how(name: str, backend: str) -> dict[str, Any] | None:
 
 @contextmanager
 def _child(spec: Mapping[str, Any]) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
-    """A child, and the file that its standard error goes to; ended where it takes longer than `LIMIT_S`. It is told when it began, by the clock that processes share."""
-    environment = {**os.environ, "OMP_NUM_THREADS": str(spec["threads"]), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    command = [sys.executable, "-m", "widepack_bench.processes.child", json.dumps(spec), str(time.monotonic_ns())]
+    """Starts a child, and yields it with the file of its standard error. It is ended after `LIMIT_S`.
+
+    The child gets its start time, by the clock that processes share.
+    """
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": str(spec["threads"]),
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "widepack_bench.processes.child",
+        json.dumps(spec),
+        str(time.monotonic_ns()),
+    ]
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
         limit = threading.Timer(LIMIT_S, child.kill)
@@ -142,10 +162,10 @@ def _child(spec: Mapping[str, Any]) -> Iterator[tuple[subprocess.Popen[str], IO[
 
 
 def _memory(spec: Mapping[str, Any]) -> Memory | str:
-    """The child's peak after its first answer, or why there is none."""
+    """Returns the child's peak memory after its first answer, or the reason why there is none."""
     with _child(spec) as (child, log):
         assert child.stdout is not None
-        line = child.stdout.readline()  # after its first answer
+        line = child.stdout.readline()  # After its first answer.
         peak = [0, 0]
         while line and child.poll() is None:
             peak = [max(p, n) for p, n in zip(peak, resident(child.pid), strict=True)]
@@ -154,7 +174,7 @@ def _memory(spec: Mapping[str, Any]) -> Memory | str:
     if isinstance(rest, str):
         return rest
     ready = json.loads(line)
-    if "private_bytes" in rest:  # a GPU's own figure
+    if "private_bytes" in rest:  # Memory of the GPU.
         return Memory(int(rest["private_bytes"]), 0)
     if not any(peak):
         return "this system does not say what a process takes (/proc/<pid>/status)"
@@ -162,19 +182,21 @@ def _memory(spec: Mapping[str, Any]) -> Memory | str:
 
 
 def _start(spec: Mapping[str, Any]) -> Start | str:
-    """The median of some starts; the first, which fills caches, is not counted."""
-    found = []
+    """Returns the median of some starts. The first start fills caches and is not counted."""
+    starts = []
     for _ in range(STARTS + 1):
         with _child(spec) as (child, log):
             rest = _finish(child, log)
         if isinstance(rest, str):
             return rest
-        found.append((rest["start_ms"], rest["torch_ms"]))
-    return Start(statistics.median(s for s, _ in found[1:]), statistics.median(t for _, t in found[1:]), STARTS)
+        starts.append((rest["start_ms"], rest["torch_ms"]))
+    return Start(
+        statistics.median(s for s, _ in starts[1:]), statistics.median(t for _, t in starts[1:]), STARTS
+    )
 
 
 def _finish(child: subprocess.Popen[str], log: IO[str]) -> dict[str, float] | str:
-    """The child's result, or why it has none."""
+    """Returns the child's result, or the reason why it has none."""
     out, _ = child.communicate()
     if child.returncode == 0:
         result: dict[str, float] = json.loads(out.splitlines()[-1])
@@ -187,7 +209,7 @@ def _finish(child: subprocess.Popen[str], log: IO[str]) -> dict[str, float] | st
 
 
 def resident(pid: int | str = "self") -> tuple[int, int]:
-    """Private and mapped bytes of a process that are in memory now; zeros where the system does not say."""
+    """Returns a process's private and mapped bytes in memory now; zeros where the system does not tell."""
     private = mapped = 0
     try:
         for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines():

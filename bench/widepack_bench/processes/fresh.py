@@ -1,4 +1,7 @@
-"""A function of this package in a process of its own: `python -m widepack_bench.processes.fresh MODULE:FUNCTION ARGUMENTS`."""
+"""Runs a function of this package in its own process.
+
+The command is `python -m widepack_bench.processes.fresh MODULE:FUNCTION ARGUMENTS`.
+"""
 
 from __future__ import annotations
 
@@ -17,29 +20,40 @@ from widepack.errors import WidepackError
 from ..errors import BenchError
 
 
-def in_fresh_process(function: str, arguments: Mapping[str, Any], *, threads: int | None = None, limit_s: float | None = None) -> dict[str, Any]:
-    """What a function gives, which takes and gives what JSON can hold, or `{"error": why}`.
+def in_fresh_process(
+    function: str, arguments: Mapping[str, Any], *, threads: int | None = None, limit_s: float | None = None
+) -> dict[str, Any]:
+    """Runs a function in its own process, and returns its JSON result or `{"error": reason}`.
 
-    function: `module:function`. threads: of the process's own OpenMP, which torch reads as it is imported. limit_s: seconds after which it is ended.
+    function: `module:function`, with JSON arguments. threads: OpenMP threads of the process, which torch
+    reads at import. limit_s: seconds after which the process is ended.
     """
     try:
-        done = subprocess.run(_command(function, arguments), capture_output=True, text=True, check=False, timeout=limit_s, env=_environment(threads))
+        done = subprocess.run(
+            _command(function, arguments),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=limit_s,
+            env=_environment(threads),
+        )
     except subprocess.TimeoutExpired:
         return {"error": f"it did not end within {limit_s:.0f} s"}
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         return {"error": lines[-1][:1000] if lines else f"exit code {done.returncode}"}
     try:
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    except (IndexError, ValueError):  # something wrote behind the result
+        result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError):  # Other output follows the result.
         return {"error": f"its process gave no result: {done.stdout[-200:]!r}"}
-    return found
+    return result
 
 
-ATTACHED = "attached"  # to whoever started it: a process that ends when that one does, however it ended
+ATTACHED = "attached"  # Connected to the parent: the process ends when the parent ends.
 STEADY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 34), "MALLOC_TOP_PAD_": str(1 << 26)}
-"""What makes glibc keep the memory that is freed. By itself it gives a large answer's back and asks the system for it again at the next call, or does not, by
-what the process did before."""
+"""Makes glibc keep freed memory. By default it returns the memory of a large answer to the system, and
+requests it again at the next call, or does not, depending on earlier calls.
+"""
 
 
 def lines_of_fresh_process(
@@ -51,9 +65,11 @@ def lines_of_fresh_process(
     steady: bool = False,
     stopped: threading.Event | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """What a generator gives, one by one, as it gives it. limit_s: seconds between two of them. steady: memory that is freed stays the process's (`STEADY`). stopped: ends it when it is set.
+    """Runs a generator in its own process, and yields each of its values at once.
 
-    Raises: ProcessEnded, with why, where its process ends before the generator does.
+    limit_s: seconds between two values. steady: freed memory stays in the process (`STEADY`). stopped: ends
+    the process when it is set. Raises: ProcessEnded, with the reason, where the process ends before the
+    generator does.
     """
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         child = subprocess.Popen(
@@ -81,10 +97,10 @@ def lines_of_fresh_process(
             for line in child.stdout:
                 timer.cancel()
                 try:
-                    found = json.loads(line)
+                    value = json.loads(line)
                 except ValueError:
                     raise ProcessEnded(f"it gave something else than a result: {line[:200]!r}") from None
-                yield found
+                yield value
                 timer = threading.Timer(limit_s, stop)
                 timer.start()
             code = child.wait()
@@ -98,8 +114,14 @@ def lines_of_fresh_process(
             child.stdin.close()
         if code:
             log.seek(0)
-            said = [line for line in log.read().splitlines() if line.strip()]
-            raise ProcessEnded(f"it did not go on within {limit_s:.0f} s" if late.is_set() else said[-1][:1000] if said else f"exit code {code}")
+            messages = [line for line in log.read().splitlines() if line.strip()]
+            raise ProcessEnded(
+                f"it did not go on within {limit_s:.0f} s"
+                if late.is_set()
+                else messages[-1][:1000]
+                if messages
+                else f"exit code {code}"
+            )
 
 
 def _kill_when(stopped: threading.Event, ended: threading.Event, child: subprocess.Popen[str]) -> None:
@@ -110,12 +132,12 @@ def _kill_when(stopped: threading.Event, ended: threading.Event, child: subproce
 
 
 def tell(value: Mapping[str, Any]) -> None:
-    """A line of a generator's process between two of its values."""
+    """Prints a line between two values of a generator's process."""
     print(json.dumps(value), file=sys.__stdout__, flush=True)
 
 
 class ProcessEnded(BenchError):
-    """A process that ended before it had given all that was asked of it."""
+    """A process ended before all its results were there."""
 
 
 def _command(function: str, arguments: Mapping[str, Any]) -> list[str]:
@@ -123,33 +145,42 @@ def _command(function: str, arguments: Mapping[str, Any]) -> list[str]:
 
 
 def _environment(threads: int | None) -> dict[str, str]:
-    own = {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **({} if threads is None else {"OMP_NUM_THREADS": str(threads)})}
+    own = {
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+        **({} if threads is None else {"OMP_NUM_THREADS": str(threads)}),
+    }
     return {**os.environ, **own}
 
 
 def _end_with_parent() -> None:
-    """Nothing comes on standard input; it ends when the process that holds its other end has ended, even where that was killed."""
-    while os.read(0, 4096):  # not `sys.stdin.read()`, which holds a lock that an interpreter waits for at its end
+    """Ends this process when its parent ends, even where the parent was killed.
+
+    The parent keeps standard input open and writes nothing.
+    """
+    while os.read(0, 4096):  # `sys.stdin.read()` would take a lock that the interpreter waits for at exit.
         pass
     os._exit(1)
 
 
 def main() -> None:
-    """One line of JSON on standard output, of a generator one for each of its values; an error as one line on standard error."""
+    """Prints one line of JSON on standard output, for a generator one for each value.
+
+    An error is one line on standard error.
+    """
     module, _, function = sys.argv[1].partition(":")
     if ATTACHED in sys.argv[3:]:
         threading.Thread(target=_end_with_parent, daemon=True).start()
-    written, sys.stdout = sys.stdout, sys.stderr  # what libraries print is no result
+    written, sys.stdout = sys.stdout, sys.stderr  # Libraries may print, which is not the result.
     try:
-        found = getattr(import_module(module), function)(**json.loads(sys.argv[2]))
-        if isinstance(found, Iterator):
-            for part in found:
+        result = getattr(import_module(module), function)(**json.loads(sys.argv[2]))
+        if isinstance(result, Iterator):
+            for part in result:
                 print(json.dumps(part), file=written, flush=True)
             return
     except WidepackError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         sys.exit(1)
-    print(json.dumps(found), file=written)
+    print(json.dumps(result), file=written)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""The rows of the suite: which network, how many members, which batch, in sizes for a CPU and in full."""
+"""Lists the rows of the suite: the network, the number of members and the batch, in sizes for a CPU and in
+full.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,12 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class SuiteRow:
-    """title: for a person. factory: `file:function` among the models. shared: weights that all members have alike, by name. forms: for a CPU, and in full. by_hand: the trunk is also shared by hand."""
+    """A network of the suite.
+
+    title: its name in the table. factory: `file:function` in `models/`. shared: whether all members have the
+    same weight of this name. forms: for a CPU, and in full. by_hand: also time a trunk that is shared by
+    hand.
+    """
 
     name: str
     title: str
@@ -32,11 +39,11 @@ class SuiteRow:
 
     @property
     def model(self) -> str:
-        """The factory as `--model` takes it."""
+        """Returns the factory as `--model` takes it."""
         return f"{MODELS}.{self.factory}"
 
     def form(self, size: str) -> Form:
-        """size: `cpu` or `full`."""
+        """Returns the form of a size: `cpu` or `full`."""
         return self.forms[0] if size == "cpu" else self.forms[1]
 
 
@@ -64,7 +71,7 @@ def _trunk(name: str) -> bool:
 
 
 def _all_but_query_and_value(name: str) -> bool:
-    """A LoRA of query and value that was merged: their weights differ, and nothing else; the heads are trained."""
+    """Whether members with a merged LoRA of query and value share this weight. Their heads differ."""
     return _trunk(name) and not name.endswith(("attention.query.weight", "attention.value.weight"))
 
 
@@ -73,31 +80,90 @@ ROWS: tuple[SuiteRow, ...] = (
     SuiteRow("mlp-b1", "MLP 64-128-64", "mlp:mlp", 100, 1, _same("input=float32[B,64]")),
     SuiteRow("deep-mlp", "deep MLP 8 x 256", "mlp:deep", 20, 32, _same("input=float32[B,64]")),
     SuiteRow(
-        "resblock", "residual block, 64 channels", "resnet:block", 20, 8, (Form({}, ("x=float32[B,64,8,8]",)), Form({}, ("x=float32[B,64,32,32]",)))
+        "resblock",
+        "residual block, 64 channels",
+        "resnet:block",
+        20,
+        8,
+        (Form({}, ("x=float32[B,64,8,8]",)), Form({}, ("x=float32[B,64,32,32]",))),
     ),
-    SuiteRow("resnet18", "ResNet-18", "resnet:resnet18", 10, 8, (Form(_SMALL | {"width": 16}, ("x=float32[B,3,16,16]",)), _IMAGE)),
+    SuiteRow(
+        "resnet18",
+        "ResNet-18",
+        "resnet:resnet18",
+        10,
+        8,
+        (Form(_SMALL | {"width": 16}, ("x=float32[B,3,16,16]",)), _IMAGE),
+    ),
     SuiteRow("conv-net", "small conv net", "conv:small", 10, 8, _same("input=float32[B,3,32,32]")),
-    SuiteRow("resnet50", "ResNet-50", "resnet:resnet50", 32, 1, (Form(_SMALL | {"width": 8}, ("x=float32[B,3,32,32]",)), _IMAGE)),
+    SuiteRow(
+        "resnet50",
+        "ResNet-50",
+        "resnet:resnet50",
+        32,
+        1,
+        (Form(_SMALL | {"width": 8}, ("x=float32[B,3,32,32]",)), _IMAGE),
+    ),
     SuiteRow("vit", "ViT-S", "transformer:vit", 8, 8, (Form(_SMALL_VIT, ("x=float32[B,3,32,32]",)), _IMAGE)),
     SuiteRow("bert", "BERT-base", "transformer:bert", 8, 4, _BERT),
-    SuiteRow("bert-frozen", "BERT-base, trunk frozen, heads trained", "transformer:bert", 8, 4, _BERT, shared=_trunk, by_hand=True),
-    SuiteRow("bert-lora", "BERT-base, merged LoRA of q and v", "transformer:bert", 8, 4, _BERT, shared=_all_but_query_and_value),
+    SuiteRow(
+        "bert-frozen",
+        "BERT-base, trunk frozen, heads trained",
+        "transformer:bert",
+        8,
+        4,
+        _BERT,
+        shared=_trunk,
+        by_hand=True,
+    ),
+    SuiteRow(
+        "bert-lora",
+        "BERT-base, merged LoRA of q and v",
+        "transformer:bert",
+        8,
+        4,
+        _BERT,
+        shared=_all_but_query_and_value,
+    ),
     SuiteRow("lstm", "LSTM 2 x 128", "recurrent:lstm", 16, 8, _STEPS),
     SuiteRow("gru", "GRU 2 x 128", "recurrent:gru", 16, 8, _STEPS),
     SuiteRow("gru-8", "GRU 2 x 128", "recurrent:gru", 8, 8, _STEPS),
     SuiteRow("rnn-8", "RNN 2 x 128", "recurrent:rnn", 8, 8, _STEPS),
-    SuiteRow("ft-transformer", "FT-Transformer", "transformer:ft", 50, 64, (Form(_SMALL_FT, ("x=float32[B,10]",)), Form({}, ("x=float32[B,32]",)))),
-    SuiteRow("unet", "U-Net", "conv:unet", 5, 4, (Form({"width": 8}, ("x=float32[B,3,32,32]",)), Form({}, ("x=float32[B,3,256,256]",)))),
-    SuiteRow("cnn1d", "1-D CNN", "conv:signal", 30, 16, (Form({"width": 32}, ("input=float32[B,8,64]",)), Form({}, ("input=float32[B,8,256]",)))),
+    SuiteRow(
+        "ft-transformer",
+        "FT-Transformer",
+        "transformer:ft",
+        50,
+        64,
+        (Form(_SMALL_FT, ("x=float32[B,10]",)), Form({}, ("x=float32[B,32]",))),
+    ),
+    SuiteRow(
+        "unet",
+        "U-Net",
+        "conv:unet",
+        5,
+        4,
+        (Form({"width": 8}, ("x=float32[B,3,32,32]",)), Form({}, ("x=float32[B,3,256,256]",))),
+    ),
+    SuiteRow(
+        "cnn1d",
+        "1-D CNN",
+        "conv:signal",
+        30,
+        16,
+        (Form({"width": 32}, ("input=float32[B,8,64]",)), Form({}, ("input=float32[B,8,256]",))),
+    ),
 )
 
 
 def chosen(names: Sequence[str]) -> list[SuiteRow]:
-    """Rows by name, all where none is named. Raises: UsageError naming the known ones."""
+    """Returns rows by name; all where none is named. Raises: UsageError with the known ones."""
     from widepack.errors import UsageError
 
     known = {row.name: row for row in ROWS}
     unknown = [n for n in names if n not in known]
     if unknown:
-        raise UsageError(f"the suite has no row {', '.join(map(repr, unknown))}; its rows are {', '.join(known)}")
+        raise UsageError(
+            f"the suite has no row {', '.join(map(repr, unknown))}; its rows are {', '.join(known)}"
+        )
     return [row for row in ROWS if not names or row.name in names]

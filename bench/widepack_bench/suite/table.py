@@ -1,4 +1,4 @@
-"""What the suite found, in words: the summary over its rows, and the table of the README."""
+"""Writes the results of the suite as text: the summary of its rows, and the table of the README."""
 
 from __future__ import annotations
 
@@ -6,27 +6,31 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from .rows import ROWS
 from ..text import duration
+from .rows import ROWS
 
 BY_HAND = "trunk shared by hand"
-BELOW = 0.9  # a row under it is no near miss
+BELOW = 0.9  # Rows with a ratio below it are named in the summary.
 
 
-def wanted(found: Mapping[str, Any] | None) -> bool:
-    """Whether a row has to be run: it is missing, ended with an error, or was refused as noisy."""
-    return found is None or "error" in found or any(r["verdict"] == "noisy" for r in found["report"]["rows"])
+def must_run(row: Mapping[str, Any] | None) -> bool:
+    """Whether a row must be run: it is missing, ended with an error, or was refused as noisy."""
+    return row is None or "error" in row or any(r["verdict"] == "noisy" for r in row["report"]["rows"])
 
 
 def summary(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Over the rows that were measured: how many hold, the geometric mean of the ratios to the fastest baseline, what is below 0.9."""
+    """Summarizes the measured rows.
+
+    The summary has the number of rows that hold, the geometric mean of the ratios to the fastest baseline,
+    and the rows below 0.9.
+    """
     ratios = {key: r["ratio"]["value"] for key, r in _measured(rows)}
-    held = [key for key, r in _measured(rows) if r["verdict"] == "holds"]
+    holding = [key for key, r in _measured(rows) if r["verdict"] == "holds"]
     return {
         "rows": len(rows),
         "measured": len(ratios),
-        "holds": len(held),
-        "share_holds": len(held) / len(ratios) if ratios else None,
+        "holds": len(holding),
+        "share_holds": len(holding) / len(ratios) if ratios else None,
         "geometric_mean": math.exp(sum(map(math.log, ratios.values())) / len(ratios)) if ratios else None,
         **_regret(rows),
         "below": sorted(key for key, ratio in ratios.items() if ratio < BELOW),
@@ -35,57 +39,81 @@ def summary(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _regret(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Over the rows that were measured again: how much longer the chosen plan takes than the best candidate."""
-    found = {key: row["again"]["regret"] for key, row in rows.items() if "regret" in row.get("again", {})}
-    if not found:
+    """Returns how much longer the chosen plan takes than the best candidate, over the rows measured again."""
+    regrets = {key: row["again"]["regret"] for key, row in rows.items() if "regret" in row.get("again", {})}
+    if not regrets:
         return {}
-    worst = max(found, key=lambda key: found[key])
+    worst = max(regrets, key=lambda key: regrets[key])
     return {
         "regret": {
-            "rows": len(found),
-            "geometric_mean": math.exp(sum(map(math.log, found.values())) / len(found)),
-            "worst": [worst, found[worst]],
+            "rows": len(regrets),
+            "geometric_mean": math.exp(sum(map(math.log, regrets.values())) / len(regrets)),
+            "worst": [worst, regrets[worst]],
         }
     }
 
 
 def _measured(rows: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
-    found = [(key, row["report"]["rows"][0]) for key, row in rows.items() if not wanted(row) and row["report"]["rows"]]
-    return [(key, row) for key, row in found if row["ratio"]["value"] is not None]
+    measured = [
+        (key, row["report"]["rows"][0])
+        for key, row in rows.items()
+        if not must_run(row) and row["report"]["rows"]
+    ]
+    return [(key, row) for key, row in measured if row["ratio"]["value"] is not None]
 
 
 def table(document: Mapping[str, Any]) -> str:
-    """The document as a table in Markdown, with what it was measured on."""
+    """Returns the document as a table in Markdown, with the machine and the versions."""
     rows = {key: document["rows"][key] for key in sorted(document["rows"], key=_place)}
     reports = [row["report"] for row in rows.values() if "error" not in row]
-    head = ["network", "N", "batch", "threads", "widepack", "fastest baseline", "ratio", "over the eager loop", "roofline", "verdict"]
+    head = [
+        "network",
+        "N",
+        "batch",
+        "threads",
+        "widepack",
+        "fastest baseline",
+        "ratio",
+        "over the eager loop",
+        "roofline",
+        "verdict",
+    ]
     body = [_cells(row) for row in rows.values()]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *("| " + " | ".join(cells) + " |" for cells in body)]
-    found = document["summary"]
-    said = []
+    lines = [
+        "| " + " | ".join(head) + " |",
+        "|" + "---|" * len(head),
+        *("| " + " | ".join(cells) + " |" for cells in body),
+    ]
+    totals = document["summary"]
+    notes = []
     if reports:
         env = reports[0]["environment"]
         versions = ", ".join(f"{k} {v}" for k, v in env["versions"].items())
-        said.append(f"{', '.join(sorted({r['environment']['date'] for r in reports}))}, {env['device']}, {versions}; sizes: {document['size']}.")
-    if found.get("measured"):
-        said.append(
-            f"{found['holds']} of {found['measured']} measured rows hold ({found['share_holds']:.0%}); geometric mean of the ratios to the fastest baseline "
-            f"{found['geometric_mean']:.2f}; below {BELOW}: {', '.join(found['below']) or 'none'}."
+        notes.append(
+            f"{', '.join(sorted({r['environment']['date'] for r in reports}))}, "
+            f"{env['device']}, {versions}; sizes: {document['size']}."
         )
-    if regret := found.get("regret"):
+    if totals.get("measured"):
+        notes.append(
+            f"{totals['holds']} of {totals['measured']} measured rows hold "
+            f"({totals['share_holds']:.0%}); geometric mean of the ratios to the fastest baseline "
+            f"{totals['geometric_mean']:.2f}; below {BELOW}: {', '.join(totals['below']) or 'none'}."
+        )
+    if regret := totals.get("regret"):
         worst, times = regret["worst"]
-        said.append(
-            f"The chosen plans take {regret['geometric_mean']:.3f} times as long as the best candidate (geometric mean of {regret['rows']} rows, measured again in "
-            f"processes of their own); the worst {times:.2f}, {worst}."
+        notes.append(
+            f"The chosen plans take {regret['geometric_mean']:.3f} times as long as the best "
+            f"candidate (geometric mean of {regret['rows']} rows, measured again in "
+            f"other processes); the worst {times:.2f}, {worst}."
         )
-    said += [f"Not measured: {', '.join(found['not_measured'])}."] if found.get("not_measured") else []
+    notes += [f"Not measured: {', '.join(totals['not_measured'])}."] if totals.get("not_measured") else []
     for key, row in rows.items():
-        said += _notes(key, row)
-    return "\n".join([*lines, "", *said])
+        notes += _notes(key, row)
+    return "\n".join([*lines, "", *notes])
 
 
 def _place(key: str) -> tuple[int, str]:
-    """The order of the suite, whatever the order of measuring: by network, then by threads."""
+    """Returns the sort key of a row: networks in the order of the suite, then threads."""
     name, _, threads = key.partition(", ")
     return next((i for i, row in enumerate(ROWS) if row.name == name), len(ROWS)), threads
 
@@ -97,40 +125,47 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     report = row["report"]
     if not report["rows"]:
         return [*start, str(report["environment"]["threads"]), "", "", "", "", "", "not measured"]
-    (found,) = report["rows"]
-    fastest, looped = found["baselines"][found["fastest"]], found["baselines"].get("loop")
+    (result,) = report["rows"]
+    fastest, looped = result["baselines"][result["fastest"]], result["baselines"].get("loop")
     return [
         *start,
         str(report["environment"]["threads"]),
-        duration(found["median_ms"]),
-        f"{found['fastest']}, {duration(fastest['median_ms'])}",
-        _interval(found["ratio"]),
+        duration(result["median_ms"]),
+        f"{result['fastest']}, {duration(fastest['median_ms'])}",
+        _interval(result["ratio"]),
         f"{looped['ratio']['value']:.2f}" if looped and looped["ratio"]["value"] is not None else "",
-        f"{found['roofline']['share']:.0%}" if found["roofline"] else "",
-        found["verdict"],
+        f"{result['roofline']['share']:.0%}" if result["roofline"] else "",
+        result["verdict"],
     ]
 
 
 def _notes(key: str, row: Mapping[str, Any]) -> list[str]:
-    """What stands beside a row: the streaming floor of the MLP at batch 1, the trunk that was shared by hand."""
+    """Returns notes about a row: the memory floor of the MLP at batch 1, the time of the trunk shared by
+    hand.
+    """
     if "error" in row or not row["report"]["rows"]:
         return []
-    (found,) = row["report"]["rows"]
-    said = []
-    if key.startswith("mlp-b1,") and found["roofline"]:
-        roof = found["roofline"]
-        said.append(
-            f"{key}: the streaming floor is {duration(roof['stream_ms'])} ({roof['least_bytes'] / 1e6:.2f} MB at {roof['stream_bytes_per_s'] / 1e9:.1f} GB/s)."
+    (result,) = row["report"]["rows"]
+    notes = []
+    if key.startswith("mlp-b1,") and result["roofline"]:
+        roof = result["roofline"]
+        notes.append(
+            f"{key}: the streaming floor is {duration(roof['stream_ms'])} "
+            f"({roof['least_bytes'] / 1e6:.2f} MB at {roof['stream_bytes_per_s'] / 1e9:.1f} GB/s)."
         )
-    other = found["others"].get(BY_HAND)
+    other = result["others"].get(BY_HAND)
     if other:
-        times = "" if other["over_ours"]["value"] is None else f", {_interval(other['over_ours'])} times as long as widepack"
-        said.append(f"{key}: the {BY_HAND} takes {duration(other['median_ms'])}{times}.")
-    return said
+        times = (
+            ""
+            if other["over_ours"]["value"] is None
+            else f", {_interval(other['over_ours'])} times as long as widepack"
+        )
+        notes.append(f"{key}: the {BY_HAND} takes {duration(other['median_ms'])}{times}.")
+    return notes
 
 
 def one_line(row: Mapping[str, Any]) -> str:
-    """A row's figures, as they are said when it is done."""
+    """Returns the line that is printed when a row is done."""
     return " | ".join(cell for cell in _cells(row)[4:] if cell)
 
 

@@ -1,4 +1,4 @@
-"""`widepack append`: more members for an artifact."""
+"""`widepack append`: adds members to an artifact."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from .build import expand
 from ..shared.options import ARTIFACT, example, json_option, model_options, stdout_kept
 from ..shared.progress_bar import Progress
 from ..shared.revision import checkpoint_options, out_options, tell
+from .build import expand
 
 
 @click.command(
@@ -20,7 +20,11 @@ from ..shared.revision import checkpoint_options, out_options, tell
 )
 @ARTIFACT
 @click.argument("checkpoints", metavar="CKPT...", nargs=-1, required=True)
-@click.option("--names", metavar="A,B,...|FILE", help="The newcomers' names. Without it: the shortest distinguishing parts of the paths.")
+@click.option(
+    "--names",
+    metavar="A,B,...|FILE",
+    help="The names of the new members. Default: the shortest distinguishing parts of the paths.",
+)
 @out_options
 @model_options
 @checkpoint_options
@@ -38,15 +42,16 @@ def command(
     trust_pickle: bool,
     as_json: bool,
 ) -> None:
-    """Add the checkpoints CKPT... to ARTIFACT, behind the members that are there.
+    """Add the checkpoints CKPT... to ARTIFACT after its present members.
 
-    Your model's code is not needed: a checkpoint is held to the artifact's weights and programs, and has the shapes of one of its members. Programs are lowered again
-    by rules of thumb, since the number of members stands in them; plans that were measured for fewer are left out. Every answer is proved again for all members
-    before one rename publishes the result.
+    The code of your model is not needed: each checkpoint is checked against the artifact's weights and
+    programs, and must have the shapes of one of its members. The programs contain the number of members, so
+    they are lowered again by rules of thumb, and plans that were measured for fewer members are left out. The
+    answers of all members are verified again before one rename publishes the result.
     """
     with stdout_kept(as_json), Progress() as progress:
         import widepack
-        from widepack.spec.input_spec import parse_model_args
+        from widepack.spec.config import parse_model_args
 
         report = widepack.append(
             artifact,

@@ -1,8 +1,11 @@
-"""`widepack compile`: an artifact's programs as native code, in the local cache or in a folder for a container image."""
+"""`widepack compile`: compiles the programs of an artifact, into the user's cache or into a folder for an
+image.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ PATTERNS = {"shared": ("shared",), "each": ("each",), "both": ("shared", "each")
 @click.command(
     epilog=example(
         "widepack compile ens.wide",
-        "widepack compile ens.wide -o compiled --pattern shared   # then load(cache='compiled'), or WIDEPACK_CACHE=compiled",
+        "widepack compile ens.wide -o compiled --pattern shared   # then WIDEPACK_CACHE=compiled",
         "widepack compile ens.wide --backend onnxruntime --json",
     )
 )
@@ -29,88 +32,129 @@ PATTERNS = {"shared": ("shared",), "each": ("each",), "both": ("shared", "each")
     "--out",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="The folder to fill, for a container image; load(cache=DIR) or WIDEPACK_CACHE points there. Without it: the user's cache.",
+    help="The folder to write, for a container image; load(cache=DIR) or WIDEPACK_CACHE names it. "
+    "Default: the user's cache.",
 )
 @click.option(
-    "--backend", type=click.Choice(["aot", "onnxruntime"]), default="aot", show_default=True, help="What to compile for: AOTInductor or ONNX Runtime."
+    "--backend",
+    type=click.Choice(["aot", "onnxruntime"]),
+    default="aot",
+    show_default=True,
+    help="The backend: AOTInductor or ONNX Runtime.",
 )
 @click.option(
     "--pattern",
     type=click.Choice(list(PATTERNS)),
     default="both",
     show_default=True,
-    help="Programs for inputs that all members share, for one input each, or both.",
+    help="Programs for inputs that are the same for all members, for inputs of each member, or both.",
 )
 @entry_option
-@click.option("--threads", type=click.IntRange(min=1), help="Threads of the checking calls; what is compiled runs with any number.")
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    help="Threads of the checks. The compiled programs run with any number of threads.",
+)
 @json_option
-def command(artifact: Path, out: Path | None, backend: str, pattern: str, entry: str, threads: int | None, as_json: bool) -> None:
-    """Compile ARTIFACT's programs for this machine, so that load(backend="aot") starts at once and needs no compiler.
+def command(
+    artifact: Path,
+    out: Path | None,
+    backend: str,
+    pattern: str,
+    entry: str,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Compile ARTIFACT's programs for this machine. Then load(backend="aot") starts at once and needs no
+    compiler.
 
-    What is in the cache already is left as it is. Every program is held to the flat graph at several sizes and to the artifact's probe before it is
-    kept. The code is of this processor's instruction set and this build of torch; elsewhere it is not taken.
+    Programs that are in the cache already are not compiled again. Every program is compared with the eager
+    one at several sizes, and with the artifact's probe, before it is kept. The code is for the instruction
+    set of this processor and this build of torch; other machines do not load it.
     """
-    from widepack_artifacts.writer import Reader
+    from widepack_artifacts.reader import Reader
 
     entries = Reader(artifact).manifest.entries
     names = [entry_named(entries, entry, "")] if entry else list(entries)
     if out is not None and not out.exists():
         out.mkdir(parents=True)
-        out.chmod(0o755)  # whatever the umask says: a folder that a group can write into is not taken
-    rows: list[dict[str, Any]] = []
+        out.chmod(0o755)  # a folder that a group may write to would be refused, so the umask must not decide
     with stdout_kept(as_json), Progress() as progress:
-        import torch
-
-        import widepack
-
-        stages: list[str] = []
-
-        def report(stage: str, done: int, total: int) -> None:
-            stages.append(stage)
-            progress(stage, done, total)
-
-        ens = widepack.load(artifact, backend=backend, compile="now", cache=out, warmup=False, threads=threads, progress=report)
-        for name in names:
-            for one in PATTERNS[pattern]:
-                begun, start = len(stages), time.monotonic()
-                places = ens.entry(name).compiled(one)
-                rows.append(
-                    {
-                        "entry": name,
-                        "pattern": one,
-                        "programs": len(places),
-                        "compiled": len(stages) - begun,
-                        "seconds": round(time.monotonic() - start, 3),
-                        "bytes": sum(f.stat().st_size for p in set(places) for f in p.iterdir()),
-                    }
-                )
-        from widepack.system.compiled_cache import default_folder
-
-        folder = out or default_folder()
-        document = {
-            "path": str(artifact),
-            "backend": backend,
-            "folder": str(folder),
-            "torch": torch.__version__,
-            "instructions": torch.backends.cpu.get_cpu_capability(),
-            "programs": rows,
-        }
+        document = _compiled(artifact, out, backend, PATTERNS[pattern], names, threads, progress)
     if as_json:
         emit(document)
-        return
+    else:
+        click.echo("\n".join(_lines(document)))
+
+
+def _compiled(
+    artifact: Path,
+    out: Path | None,
+    backend: str,
+    patterns: Sequence[str],
+    entries: Sequence[str],
+    threads: int | None,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Compiles the programs and returns the document of the command."""
+    import torch
+
+    import widepack
+    from widepack.system.compiled_cache import default_folder
+
+    stages: list[str] = []
+
+    def report(stage: str, done: int, total: int) -> None:
+        stages.append(stage)
+        progress(stage, done, total)
+
+    ens = widepack.load(
+        artifact, backend=backend, compile="now", cache=out, warmup=False, threads=threads, progress=report
+    )
+    rows = []
+    for name in entries:
+        for pattern in patterns:
+            stages.clear()
+            start = time.monotonic()
+            places = ens.entry(name).compiled(pattern)
+            rows.append(
+                {
+                    "entry": name,
+                    "pattern": pattern,
+                    "programs": len(places),
+                    "compiled": len(stages),
+                    "seconds": round(time.monotonic() - start, 3),
+                    "bytes": sum(f.stat().st_size for p in set(places) for f in p.iterdir()),
+                }
+            )
+    return {
+        "path": str(artifact),
+        "backend": backend,
+        "folder": str(out or default_folder()),
+        "torch": torch.__version__,
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "programs": rows,
+    }
+
+
+def _lines(document: dict[str, Any]) -> list[str]:
+    """Returns the document as lines of text."""
+    rows = document["programs"]
     table = [["entry", "pattern", "programs", "", "size", "seconds"]]
     table += [
         [
             r["entry"],
             r["pattern"],
             str(r["programs"]),
-            f"{r['compiled']} compiled" if r["compiled"] else "there already",
+            f"{r['compiled']} compiled" if r["compiled"] else "in the cache",
             size(r["bytes"]),
             f"{r['seconds']:.1f}",
         ]
         for r in rows
     ]
-    click.echo("\n".join(columns(table)))
-    click.echo(
-        f"{plural(sum(r['programs'] for r in rows), 'program')} for {backend} in {folder}, torch {document['torch']}, {document['instructions']}"
-    )
+    count = plural(sum(r["programs"] for r in rows), "program")
+    return [
+        *columns(table),
+        f"{count} for {document['backend']} in {document['folder']}, torch {document['torch']}, "
+        f"{document['instructions']}",
+    ]

@@ -1,95 +1,193 @@
-"""`widepack demo`: eight classifiers from training to a benchmark, by the commands that a user would type."""
+"""`widepack demo`: eight classifiers from training to an answer, by the commands that a user would type."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import shlex
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import click
 
-from widepack_bench.text import columns, plural
+from widepack_bench.text import columns, duration, plural
 
-from .bench import Noisy
+from ..shared.failures import Failure, Refusal
 from ..shared.options import example
-from ..main import Failure, Refusal, cli
+from .bench import Noisy
 
-MODEL = Path(__file__).with_name("digits_model.py")
+MODEL = Path(__file__).with_name("demo_model.py")
 SPEC = "x=float32[B,64]"
+BATCH = 32
 
 
-@click.command(epilog=example("widepack demo", "widepack demo /tmp/digits --threads 1"))
+@click.command(epilog=example("widepack demo", "widepack demo /tmp/digits --count 4"))
 @click.argument("folder", default="demo", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--count", type=click.IntRange(min=1, max=100), default=8, show_default=True, help="How many classifiers to train.")
-@click.option("--budget", type=click.FloatRange(min=0, min_open=True), default=10.0, show_default=True, help="Seconds of measuring a batch.")
-@click.option("--threads", type=click.IntRange(min=1), help="Threads inside an op while measuring.")
-def command(folder: Path, count: int, budget: float, threads: int | None) -> None:
-    """Train eight small classifiers on scikit-learn's digits and take them all the way, into FOLDER (default: demo).
+@click.option(
+    "--count",
+    type=click.IntRange(min=1, max=100),
+    default=8,
+    show_default=True,
+    help="How many classifiers to train.",
+)
+@click.option(
+    "--budget",
+    type=click.FloatRange(min=0, min_open=True),
+    default=3.0,
+    show_default=True,
+    help="Seconds of measuring the speed.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Threads inside an op while measuring.",
+)
+def command(folder: Path, count: int, budget: float, threads: int) -> None:
+    """Train small classifiers of handwritten digits in FOLDER, and try every step.
 
-    Writes a model file, checkpoints and an artifact; builds, verifies and times it; prints the accuracy of each member and of the ensemble.
-    Every command is shown as you would type it. A folder of an earlier demo is used again.
+    The data are scikit-learn's digits. Training takes about 20 seconds on one thread. The demo then builds an
+    artifact, checks it, times it, and asks it. Every command is shown as you would type it. FOLDER is `demo`
+    by default; a folder of an earlier demo is used again.
     """
     if find_spec("sklearn") is None:
         raise Failure(
-            "the demo trains on scikit-learn's digits, and scikit-learn is not installed: pip install scikit-learn (or: pip install 'widepack[demo]')"
+            "the demo trains on scikit-learn's digits, and scikit-learn is not installed: "
+            "pip install scikit-learn (or: pip install 'widepack[demo]')"
         )
     model, checkpoints, artifact = folder / MODEL.name, folder / "ckpts", folder / "digits.wide"
     prepare(folder, model)
-    say(f"1. Train {plural(count, 'classifier')}, one a seed")
-    for old in checkpoints.glob("seed*.pt"):
-        old.unlink()
-    shown([Path(sys.executable).name, str(model), str(checkpoints), str(count)])
-    trained = subprocess.run([sys.executable, str(model), str(checkpoints), str(count)], check=False)
-    if trained.returncode:
-        raise Failure(f"training ended with exit code {trained.returncode}; what went wrong stands above")
-    say("2. Build one artifact of them")
+    say(f"1. Train {plural(count, 'classifier')} of handwritten digits, one for each seed")
+    train(model, checkpoints, count)
+
+    say("2. Build one artifact of them, and prove its answers")
     paths = [str(checkpoints / f"seed{seed}.pt") for seed in range(count)]
     options = ["-o", str(artifact), "--model", f"{model}:make", "--input", SPEC, "--force"]
-    run(["build", *paths, *options], ["build", f"{checkpoints}/*.pt", *options])
-    say("3. Verify it")
-    run(["verify", str(artifact)])
-    say("4. Ask all members at once")
-    click.echo("\n".join(accuracies(artifact)))
-    say("5. Time it beside the members without widepack")
-    timing = ["--budget", f"{budget:g}", *(["--threads", str(threads)] if threads else [])]
-    try:
-        run(["bench", str(artifact), "--model", f"{model}:make", "--batch", "1,32", *timing])
-    except Noisy as noisy:  # says something about the machine, nothing about widepack
-        click.echo(noisy.format_message(), err=True)
-    say("What else there is")
-    for words in (["inspect", str(artifact)], ["trace", str(artifact)], ["extract", str(artifact), "seed0", "-o", str(folder / "seed0.safetensors")]):
-        shown(["widepack", *words])
+    built = run(["build", *paths, *options], shown_as=["build", f"{checkpoints}/*.pt", *options])
+    tell(*(line for line in built.splitlines() if line.startswith(("weights", "wide share"))))
+
+    say("3. Check its files and its answers")
+    checked = run(["verify", str(artifact)])
+    tell(", ".join(" ".join(line.split()[:2]) for line in checked.splitlines()))
+
+    say(f"4. Time it beside a loop over the {plural(count, 'model')}")
+    speed = timed(folder, artifact, model, ["--budget", f"{budget:g}", "--threads", str(threads)])
+
+    say("5. Ask all members at once")
+    tell(*answers(artifact), speed)
+
+    say("Next:")
+    tell(
+        *columns(
+            [
+                [f"widepack bench {artifact} --model {model}:make", "time it beside every alternative"],
+                [f"widepack inspect {artifact}", "what the artifact contains"],
+                [f"widepack trace {artifact}", "how each op runs for all members"],
+                ["docs/tutorial/first-ensemble.md", "the same steps with a model of your own"],
+            ]
+        )
+    )
 
 
 def prepare(folder: Path, model: Path) -> None:
-    """Write the model file. Raises: Refusal where the folder holds something that is no demo of ours."""
+    """Writes the model file. Raises: Refusal if the folder contains something else than an earlier demo."""
     text = MODEL.read_text(encoding="utf-8")
     if folder.exists() and any(folder.iterdir()):
-        ours = model.is_file() and model.read_text(encoding="utf-8", errors="replace").splitlines()[:1] == text.splitlines()[:1]
-        if not ours:
-            raise Refusal(f"{folder} exists and is not the folder of an earlier demo; give another one: widepack demo FOLDER")
+        earlier = (
+            model.is_file()
+            and model.read_text(encoding="utf-8", errors="replace").splitlines()[:1] == text.splitlines()[:1]
+        )
+        if not earlier:
+            raise Refusal(
+                f"{folder} exists and is not the folder of an earlier demo; give another one: "
+                "widepack demo FOLDER"
+            )
     folder.mkdir(parents=True, exist_ok=True)
     model.write_text(text, encoding="utf-8")
 
 
-def run(words: list[str], typed: list[str] | None = None) -> None:
-    """Show a command as a user types it, and run it."""
-    shown(["widepack", *(typed or words)])
-    cli.main(words, prog_name="widepack", standalone_mode=False)
+def train(model: Path, checkpoints: Path, count: int) -> None:
+    """Runs the model file as a script, and shows the accuracies of its members in one line.
+
+    Raises:
+        Failure: The script failed.
+    """
+    for old in checkpoints.glob("seed*.pt"):
+        old.unlink()
+    words = [str(model), str(checkpoints), str(count)]
+    show([Path(sys.executable).name, *words])
+    click.echo("  accuracy:", nl=False)
+    with subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True) as training:
+        assert training.stdout is not None
+        for line in training.stdout:
+            click.echo(f" {line.split()[-1]}", nl=False)
+    click.echo()
+    if training.returncode:
+        raise Failure(f"training ended with exit code {training.returncode}; its messages are above")
+
+
+def timed(folder: Path, artifact: Path, model: Path, options: list[str]) -> str:
+    """Runs `widepack bench` against the loop. Returns the speed as one line."""
+    document = folder / "bench.json"
+    document.unlink(missing_ok=True)
+    words = ["--model", f"{model}:make", "--baseline", "loop", "--batch", str(BATCH)]
+    with contextlib.suppress(Noisy):  # the row says so too
+        run(["bench", str(artifact), *words, *options, "--json", str(document)])
+    report = json.loads(document.read_text(encoding="utf-8"))
+    (row,) = report["rows"]
+    call = f"{duration(row['median_ms'])} for {BATCH} images and {plural(report['members'], 'member')}"
+    if row["verdict"] == "noisy" or row["ratio"]["value"] is None:
+        tell("no comparison: other work keeps the machine busy; run the command again when it is quiet")
+        return f"speed: roughly {call}, on a busy machine"
+    loop = duration(row["baselines"]["loop"]["median_ms"])
+    tell(f"widepack {duration(row['median_ms'])}, loop {loop}, on {report['environment']['device']}")
+    return f"speed: {call}, {row['ratio']['value']:.1f} times as fast as the loop"
+
+
+def run(words: list[str], shown_as: list[str] | None = None) -> str:
+    """Shows a command as a user types it, and runs it. Returns what it prints, which is shown only if it
+    fails.
+    """
+    show(["widepack", *(shown_as or words)])
+    printed, messages = io.StringIO(), io.StringIO()
+    main = click.get_current_context().find_root().command.main
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.redirect_stdout(printed))
+            if not sys.stderr.isatty():  # a terminal shows the progress bars
+                stack.enter_context(contextlib.redirect_stderr(messages))
+            main(words, prog_name="widepack", standalone_mode=False)
+    except Noisy:
+        raise
+    except Exception:
+        click.echo(printed.getvalue() + messages.getvalue(), err=True)
+        raise
+    return printed.getvalue()
 
 
 def say(text: str) -> None:
+    """Prints a title."""
     click.echo(f"\n{text}")
 
 
-def shown(words: list[str]) -> None:
+def tell(*lines: str) -> None:
+    """Prints results."""
+    for line in lines:
+        click.echo(f"  {line}")
+
+
+def show(words: list[str]) -> None:
+    """Prints a command as a user types it."""
     click.echo(f"$ {' '.join(w if '*' in w else shlex.quote(w) for w in words)}")
 
 
-def accuracies(artifact: Path) -> list[str]:
-    """Each member's accuracy and that of the mean of their probabilities, all from the wide program."""
+def answers(artifact: Path) -> list[str]:
+    """Returns the answers to the image on which members differ most, and the accuracy of one and of all."""
     import torch
 
     import widepack
@@ -97,10 +195,16 @@ def accuracies(artifact: Path) -> list[str]:
     from .demo_model import data
 
     _, _, x, y = data()
-    click.echo(f'>>> ens = widepack.load("{artifact}"); ens(x).argmax(-1); ens.mean(x, of="softmax").argmax(-1)')
     ens = widepack.load(artifact)
     with torch.inference_mode():
-        right = (ens(x).argmax(-1) == y).float().mean(1)  # [N]
-        mean = (ens.mean(x, of="softmax").argmax(-1) == y).float().mean().item()
-        rows = [[name, f"{value:.2%}"] for name, value in zip(ens.members, right.tolist(), strict=True)]
-    return columns([["member", f"accuracy on {len(y)} test images"], *rows, ["mean of all", f"{mean:.2%}"]])
+        each: Any = ens(x).argmax(-1)  # [N, B]
+        together = ens.mean(x, of="softmax").argmax(-1)  # [B]
+        image = int(ens.std(x).amax(-1).argmax())
+    digits = " ".join(str(int(digit)) for digit in each[:, image])
+    return [
+        f'ens = widepack.load("{artifact}"); ens(x).argmax(-1); ens.mean(x, of="softmax").argmax(-1)',
+        f"image {image}: the members see {digits}, together they see "
+        f"{int(together[image])}; it is {int(y[image])}",
+        f"accuracy on {len(y)} test images: one member {(each == y).float().mean():.2%} on average, "
+        f"together {(together == y).float().mean():.2%}",
+    ]

@@ -1,4 +1,4 @@
-"""`widepack drop`: an artifact without some of its members."""
+"""`widepack drop`: removes members from an artifact."""
 
 from __future__ import annotations
 
@@ -16,20 +16,33 @@ from ..shared.revision import out_options, tell
 @click.argument("members", metavar="MEMBER...", nargs=-1, required=True)
 @out_options
 @json_option
-def command(artifact: Path, members: tuple[str, ...], out: Path | None, force: bool, max_shard_size: str | None, as_json: bool) -> None:
-    """Take members, by name or number from 0, out of ARTIFACT; at least one stays.
+def command(
+    artifact: Path,
+    members: tuple[str, ...],
+    out: Path | None,
+    force: bool,
+    max_shard_size: str | None,
+    as_json: bool,
+) -> None:
+    """Remove members from ARTIFACT, by name or by number from 0. At least one member must remain.
 
-    Programs are lowered again by rules of thumb, since the number of members stands in them; plans that were measured for more are left out. Every answer is proved
-    again before one rename publishes the result. `widepack extract` writes a member's weights to a file of its own first.
+    The programs contain the number of members, so they are lowered again by rules of thumb, and plans that
+    were measured for more members are left out. The answers are verified again before one rename publishes
+    the result. To keep the weights of a member, run `widepack extract` first.
     """
     from widepack.spec.names import number_in
-    from widepack_artifacts.writer import Reader
+    from widepack_artifacts.reader import Reader
 
     names = [m.name for m in Reader(artifact).manifest.members]
     with stdout_kept(as_json), Progress() as progress:
         import widepack
 
         report = widepack.drop(
-            artifact, [number_in(names, m) for m in members], out=out, force=force, max_shard_size=max_shard_size, progress=progress
+            artifact,
+            [number_in(names, m) for m in members],
+            out=out,
+            force=force,
+            max_shard_size=max_shard_size,
+            progress=progress,
         )
     tell(report, as_json)

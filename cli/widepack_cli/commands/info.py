@@ -1,4 +1,4 @@
-"""`widepack info`: versions and devices, for a bug report or a person who wonders."""
+"""`widepack info`: shows versions and devices, for example for a bug report."""
 
 from __future__ import annotations
 
@@ -12,13 +12,24 @@ import click
 
 from ..shared.options import emit, example, json_option
 
-PACKAGES = ("widepack", "torch", "safetensors", "click", "numpy", "onnx", "onnxscript", "onnxruntime", "transformers", "scikit-learn")
+PACKAGES = (
+    "widepack",
+    "torch",
+    "safetensors",
+    "click",
+    "numpy",
+    "onnx",
+    "onnxscript",
+    "onnxruntime",
+    "transformers",
+    "scikit-learn",
+)
 
 
 @click.command(epilog=example("widepack info", "widepack info --json"))
 @json_option
 def command(as_json: bool) -> None:
-    """Say which versions and devices widepack sees here."""
+    """Show the versions and devices that widepack sees here."""
     found = collect()
     if as_json:
         emit(found)
@@ -31,20 +42,30 @@ def command(as_json: bool) -> None:
 
 
 def collect() -> dict[str, dict[str, Any]]:
-    """Packages, the machine, its devices."""
+    """Returns packages, system and devices."""
     import torch
 
     from widepack.system.machine import cpu_name
-    from widepack_bench.report.document import commit
+    from widepack_bench.report.environment import commit
 
     devices: dict[str, Any] = {
-        "cpu": f"{cpu_name()}, {os.cpu_count()} processors, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
+        "cpu": f"{cpu_name()}, {os.cpu_count()} processors, {torch.get_num_threads()} threads, "
+        f"{torch.backends.cpu.get_cpu_capability()}"
     }
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             card = torch.cuda.get_device_properties(index)
-            devices[f"cuda:{index}"] = f"{card.name}, {card.total_memory / 2**30:.0f} GiB, capability {card.major}.{card.minor}"
-    compiler = next((path for name in (os.environ.get("CXX"), "g++", "clang++", "cl") if name and (path := shutil.which(name))), None)
+            devices[f"cuda:{index}"] = (
+                f"{card.name}, {card.total_memory / 2**30:.0f} GiB, capability {card.major}.{card.minor}"
+            )
+    compiler = next(
+        (
+            path
+            for name in (os.environ.get("CXX"), "g++", "clang++", "cl")
+            if name and (path := shutil.which(name))
+        ),
+        None,
+    )
     return {
         "packages": {name: _version(name) for name in PACKAGES},
         "system": {

@@ -1,4 +1,4 @@
-"""`widepack inspect`: what is in an artifact, from its manifest alone."""
+"""`widepack inspect`: shows what an artifact contains, from its manifest."""
 
 from __future__ import annotations
 
@@ -9,23 +9,30 @@ from typing import Any
 import click
 
 from widepack_artifacts import guards
+from widepack_artifacts.entry import Entry, Input
 from widepack_artifacts.errors import plain
-from widepack_artifacts.manifest import Entry, Input, Manifest
-from widepack_artifacts.writer import Reader
+from widepack_artifacts.manifest import Manifest
+from widepack_artifacts.reader import Reader
 from widepack_bench.text import columns, plural, size
 
 from ..shared.options import ARTIFACT, emit, example, json_option, readable
 
 
-@click.command(epilog=example("widepack inspect ens.wide", "widepack inspect ens.wide --weights", "widepack inspect ens.wide --json | jq .summary"))
+@click.command(
+    epilog=example(
+        "widepack inspect ens.wide",
+        "widepack inspect ens.wide --weights",
+        "widepack inspect ens.wide --json | jq .summary",
+    )
+)
 @ARTIFACT
 @click.option("--weights", is_flag=True, help="List every weight with its kind, type and shape.")
 @click.option("--files", is_flag=True, help="List every file with its size and hash.")
 @json_option
 def command(artifact: Path, weights: bool, files: bool, as_json: bool) -> None:
-    """Say what is in ARTIFACT: members, inputs, conditions, outputs, weights, programs, what was verified.
+    """Show what ARTIFACT contains: members, inputs, guards, outputs, weights, programs, verification.
 
-    Reads the manifest alone and checks its digest; `widepack verify` checks the files.
+    The command reads only the manifest and checks its digest. `widepack verify` checks the files.
     """
     manifest = Reader(artifact).manifest
     with readable(artifact):
@@ -36,22 +43,23 @@ def command(artifact: Path, weights: bool, files: bool, as_json: bool) -> None:
 
 
 def summary(manifest: Manifest) -> dict[str, Any]:
-    """The figures of an artifact that a program asks for first."""
+    """Returns the main figures of an artifact, for `--json`."""
     return {
         "members": [m.name for m in manifest.members],
         "entries": list(manifest.entries),
         "state": manifest.state,
         "weights": dict(Counter(w.kind for w in manifest.weights)),
         "bytes": sum(f.bytes for f in manifest.files.values()),
-        # of several the first: the rows of one batch class stand in the order in which they are preferred
+        # The rows of one batch class are in the order of preference; the first one counts.
         "strategies": {
-            name: {f"{w.device}.{w.pattern}": strategies(w.plan) for w in reversed(entry.wide)} for name, entry in manifest.entries.items()
+            name: {f"{w.device}.{w.pattern}": strategies(w.plan) for w in reversed(entry.wide)}
+            for name, entry in manifest.entries.items()
         },
     }
 
 
 def strategies(plan: dict[str, Any]) -> dict[str, int]:
-    """How many nodes of the member program run in each strategy, most frequent first."""
+    """Counts the nodes of the member program by strategy, the most frequent first."""
     counts: Counter[str] = Counter()
     for region in plan.get("regions", []):
         if region["strategy"] == "loop":
@@ -61,17 +69,25 @@ def strategies(plan: dict[str, Any]) -> dict[str, int]:
 
 
 def lines(path: str, manifest: Manifest, weights: bool, files: bool) -> list[str]:
-    """The artifact as text."""
+    """Returns the artifact as lines of text."""
     total = sum(f.bytes for f in manifest.files.values())
     text = [
         (
-            f"{path}: {plural(len(manifest.members), 'member')}, {plural(len(manifest.files), 'file')} of {size(total)}, "
+            f"{path}: {plural(len(manifest.members), 'member')}, "
+            f"{plural(len(manifest.files), 'file')} of {size(total)}, "
             f"format {'.'.join(map(str, manifest.version))}"
         ),
         f"{manifest.digest}",
         "",
         "members",
-        *_indent(columns([["", "name", "checkpoint", "size"], *([str(i), m.name, m.source, size(m.bytes)] for i, m in enumerate(manifest.members))])),
+        *_indent(
+            columns(
+                [
+                    ["", "name", "checkpoint", "size"],
+                    *([str(i), m.name, m.source, size(m.bytes)] for i, m in enumerate(manifest.members)),
+                ]
+            )
+        ),
     ]
     for name, entry in manifest.entries.items():
         text += ["", f"entry {name}", *_indent(_entry(entry))]
@@ -79,7 +95,9 @@ def lines(path: str, manifest: Manifest, weights: bool, files: bool) -> list[str
     text += ["", "verified", *_indent(_verified(manifest))]
     made = {k: v for k, v in manifest.provenance.items() if k != "history"}
     text += ["", "provenance", *_indent(f"{k}: {_short(v)}" for k, v in made.items())] if made else []
-    text += ["", "since then", *_indent(since)] if (since := _history(manifest.provenance.get("history"))) else []
+    text += (
+        ["", "since then", *_indent(since)] if (since := _history(manifest.provenance.get("history"))) else []
+    )
     if files:
         rows = [[name, size(f.bytes), f.sha256] for name, f in manifest.files.items()]
         text += ["", "files", *_indent(columns([["name", "size", "sha256"], *rows]))]
@@ -87,13 +105,22 @@ def lines(path: str, manifest: Manifest, weights: bool, files: bool) -> list[str
 
 
 def _history(rows: Any) -> list[str]:
-    """What `update`, `append` and `drop` have noted, a line for each member. It is a record, and may be anything."""
+    """Returns a line for each member that `update`, `append` or `drop` changed.
+
+    The history is a free record, so any value in it is accepted.
+    """
     found = []
     for row in rows if isinstance(rows, list) else []:
-        for change in row.get("members", []) if isinstance(row, dict) and isinstance(row.get("members"), list) else []:
+        for change in (
+            row.get("members", []) if isinstance(row, dict) and isinstance(row.get("members"), list) else []
+        ):
             if isinstance(change, dict):
-                came = f"{change.get('member')} is {change['source']}" if "source" in change else f"without {change.get('member')}"
-                was = f", and was {change['left']}" if "source" in change and "left" in change else ""
+                came = (
+                    f"{change.get('member')} is {change['source']}"
+                    if "source" in change
+                    else f"without {change.get('member')}"
+                )
+                was = f", was {change['left']}" if "source" in change and "left" in change else ""
                 found.append(f"{row.get('date')} {row.get('did')}: {_short(came + was)}")
     return found
 
@@ -101,23 +128,34 @@ def _history(rows: Any) -> list[str]:
 def _entry(entry: Entry) -> list[str]:
     inside, out = {s.input for s in entry.state}, {s.output for s in entry.state}
     text = [f"input   {i.name}: {i.type}{_bounds(i)}" for k, i in enumerate(entry.inputs) if k not in inside]
-    text += [f"output  {o.name or '(the only one)'}: {o.type}, {o.kind}" for k, o in enumerate(entry.outputs) if k not in out]
+    text += [
+        f"output  {o.name or '(the only one)'}: {o.type}, {o.kind}"
+        for k, o in enumerate(entry.outputs)
+        if k not in out
+    ]
     for state in entry.state:
         begins = f"the weight {state.initial}" if state.initial else "zeros"
-        text.append(f"state   {entry.inputs[state.input].name}: {entry.inputs[state.input].type}, one a member; begins as {begins}")
+        text.append(
+            f"state   {entry.inputs[state.input].name}: {entry.inputs[state.input].type}, one "
+            f"for each member; begins as {begins}"
+        )
     for name, dim in entry.dims.items():
-        text.append(f"dim     {name} from {dim.min} to {'any' if dim.max is None else dim.max}{_where(dim.source)}")
+        text.append(
+            f"dim     {name} from {dim.min} to {'any' if dim.max is None else dim.max}{_where(dim.source)}"
+        )
     text += [f"guard   {guards.text(g.expr)}{_where(g.source)}" for g in entry.guards]
     text += [f"fixed   {sentence}" for sentence in entry.fixed]
     first: set[tuple[Any, ...]] = set()
     for wide in entry.wide:
         batch = (
-            "" if wide.batch[1] is None and wide.batch[0] <= 1 else f", batch {wide.batch[0]} to {'any' if wide.batch[1] is None else wide.batch[1]}"
+            ""
+            if wide.batch[1] is None and wide.batch[0] <= 1
+            else f", batch {wide.batch[0]} to {'any' if wide.batch[1] is None else wide.batch[1]}"
         )
         used = ", ".join(f"{strategy} {count}" for strategy, count in strategies(wide.plan).items())
         runs = f", backend {wide.plan['backend']}" if wide.plan.get("backend") else ""
         row = (wide.device, wide.pattern, wide.batch, wide.plan.get("machine"), wide.plan.get("threads"))
-        runs += ", where the backend before is not there" if row in first else ""
+        runs += ", if the backend of the row before is not installed" if row in first else ""
         first.add(row)
         text.append(f"program {wide.device}, {wide.pattern}{batch}{runs}: {used or 'no strategies recorded'}")
     text += [f"pt2     {pattern}: {file}" for pattern, file in entry.pt2.items()]
@@ -125,16 +163,16 @@ def _entry(entry: Entry) -> list[str]:
 
 
 def _verified(manifest: Manifest) -> list[str]:
-    """What was compared when the artifact was built, entry by entry."""
+    """Returns what the build verified, by entry."""
     others = manifest.verification.get("entries", {})
     own = {k: v for k, v in manifest.verification.items() if k != "entries"}
     text = [line for record in [own] if record for line in _record(record, "")]
     text += [line for name, record in others.items() for line in _record(record, f"{name} ")]
-    return text or ["nothing is recorded"]
+    return text or ["no record"]
 
 
 def _record(record: dict[str, Any], entry: str) -> list[str]:
-    """For each output of an entry, the wide programs' largest error beside the members' own."""
+    """Returns, for each output of an entry, the largest error of the wide programs and of the members."""
     worst: dict[str, tuple[float, float]] = {}
     for rows in record.get("wide", {}).values():
         for row in rows:
@@ -142,10 +180,13 @@ def _record(record: dict[str, Any], entry: str) -> list[str]:
             before, own = worst.get(row.get("output", ""), (0.0, 0.0))
             worst[row.get("output", "")] = (max([before, *errors]), max(own, float(row.get("own_max", 0.0))))
     text = [
-        f"{entry and entry.strip() + ': '}{plural(len(record.get('calls', [])), 'call')} of every member and program against {record.get('truth', 'float64')}, torch {record.get('torch', '?')}"
+        f"{entry and entry.strip() + ': '}{plural(len(record.get('calls', [])), 'call')} "
+        f"of every member and program against {record.get('truth', 'float64')}, torch "
+        f"{record.get('torch', '?')}"
     ]
     return text + [
-        f"{entry}{name or 'output'}: off by at most {wide:.2e}, the members themselves by {own:.2e}" for name, (wide, own) in worst.items()
+        f"{entry}{name or 'output'}: largest error {wide:.2e}; the members' own {own:.2e}"
+        for name, (wide, own) in worst.items()
     ]
 
 

@@ -1,4 +1,7 @@
-"""`widepack trace --model M --input S` and `trace -m BLOCK`: a model before any build, from what makes one member and its inputs. This is where torch is imported."""
+"""Traces a model before any build: `widepack trace --model M --input S`, and `trace -m BLOCK`.
+
+Unlike `trace.py`, this module imports torch.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 from widepack_artifacts.program import Node, Program, refs
 from widepack_bench.text import plural
 
-from ..main import Refusal
+from ..shared.failures import Refusal
 
 if TYPE_CHECKING:
-    from widepack.building.preview import Foreseen
+    from widepack.building.preview import Preview
 
-    from .trace import Step
+    from ..shared.trace_rows import Step
 
 
 @dataclass(frozen=True, slots=True)
 class Shaped:
-    """A node of the member program. takes: the types of the values that it reads; out: what it makes."""
+    """A node of the member program: the types that it reads (`takes`) and the type of its result (`out`)."""
 
     node: str
     op: str
@@ -29,8 +32,15 @@ class Shaped:
 
 
 @dataclass(frozen=True, slots=True)
-class Foreknown:
-    """What is said of a model. inputs, outputs: (name, type). sizes: of the example. steps: one a node, with members only; because: of the plan's regions."""
+class ModelTrace:
+    """The trace of a model.
+
+    Attributes:
+        inputs, outputs: (name, type) of each.
+        sizes: The size of each dynamic dim in the example.
+        steps: One for each node; empty if no number of members was given.
+        plan: The plan as JSON; None if no number of members was given.
+    """
 
     name: str
     entry: str
@@ -55,54 +65,70 @@ class Foreknown:
 
 
 def block(name: str) -> tuple[str, Callable[[], Any], tuple[str, ...]]:
-    """A reference block by name: what it is called, what makes it, its inputs. Raises: Refusal naming those that there are."""
+    """Returns the title, the factory and the inputs of a reference block. Raises: Refusal for an unknown
+    name.
+    """
     from difflib import get_close_matches
 
     from widepack_bench.models.blocks import BLOCKS
 
     if name not in BLOCKS:
         near = get_close_matches(name, BLOCKS, n=1)
-        raise Refusal(f"there is no reference block {name!r}{f', did you mean {near[0]}?' if near else ''}; there are {', '.join(BLOCKS)}")
+        raise Refusal(
+            "there is no reference block "
+            f"{name!r}{f', did you mean {near[0]}?' if near else ''}; there are {', '.join(BLOCKS)}"
+        )
     found = BLOCKS[name]
     return f"{name}, {found.doc}", found.make, found.inputs
 
 
 def blocks() -> list[list[str]]:
-    """The reference blocks: name, line, inputs."""
+    """Returns name, description and inputs of each reference block."""
     from widepack_bench.models.blocks import BLOCKS
 
     return [[name, b.doc, " ".join(b.inputs)] for name, b in BLOCKS.items()]
 
 
 def factory(model: str, given: Sequence[str]) -> Callable[[], Any]:
-    """What makes a member, as `widepack build --model` takes it. Raises: Refusal, UsageError."""
+    """Returns the factory that `--model` names. Raises: Refusal, UsageError."""
     from widepack.building.factories import find_factory
-    from widepack.spec.input_spec import parse_model_args
+    from widepack.spec.config import parse_model_args
 
     if model == "hf":
         raise Refusal(
-            "--model hf reads the config.json beside a checkpoint, and before a build there is none: give a factory, package.module:function or path/file.py:function"
+            "--model hf reads the config.json beside a checkpoint, and before a build there "
+            "is none: give a factory, package.module:function or path/file.py:function"
         )
     made = find_factory(model, parse_model_args(given))
     if made.takes_state_dict:
         raise Refusal(
-            f"the factory {model} sizes itself by a checkpoint's weights (state_dict=), and before a build there is none: build --dry-run says the same with checkpoints"
+            f"the factory {model} sizes itself by a checkpoint's weights (state_dict=), and "
+            "before a build there is none: build --dry-run says the same with checkpoints"
         )
     return made
 
 
-def foresee(
-    name: str, make: Callable[[], Any], inputs: Sequence[str], entry: str, members: int | None, pattern: str, device: str, batch: int | None
-) -> Foreknown:
-    """The member program, and for N members what would run. Raises: CaptureError, LoweringError, UsageError."""
+def trace(
+    name: str,
+    make: Callable[[], Any],
+    inputs: Sequence[str],
+    entry: str,
+    members: int | None,
+    pattern: str,
+    device: str,
+    batch: int | None,
+) -> ModelTrace:
+    """Traces the member program and, for N members, what would run. Raises: CaptureError, LoweringError,
+    UsageError.
+    """
     from widepack import primitives  # noqa: F401  # fills the registry
-    from widepack.building.preview import Foreseen
+    from widepack.building.preview import Preview
 
     if device.partition(":")[0] not in ("cpu", "cuda"):
         raise Refusal(f"plans are for cpu and cuda, not for {device}")
     entry = entry or "forward"
-    model = Foreseen(make, inputs, entry=entry)
-    found = Foreknown(
+    model = Preview(make, inputs, entry=entry)
+    found = ModelTrace(
         name,
         entry,
         tuple((leaf.name, leaf.type) for leaf in model.captured.inputs),
@@ -113,22 +139,30 @@ def foresee(
     return found if members is None else _planned(found, model, members, pattern, device, batch)
 
 
-def _planned(found: Foreknown, model: Foreseen, members: int, pattern: str, device: str, batch: int | None) -> Foreknown:
-    """With kinds, strategies and why."""
+def _planned(
+    found: ModelTrace, model: Preview, members: int, pattern: str, device: str, batch: int | None
+) -> ModelTrace:
+    """Adds kinds, strategies and reasons."""
     from dataclasses import replace
 
-    from .trace import steps
+    from ..shared.trace_rows import steps
 
     wide = model.of(members, pattern=pattern, device=device.partition(":")[0])
     plan = wide.plan(size=batch)
     lowered = wide.lowered(plan)
     filled = wide.filled(plan, lowered).to_json()
-    return replace(found, steps=tuple(steps(model.program, lowered.program, filled)), plan=filled | {"batch": list(plan.batch)})
+    return replace(
+        found,
+        steps=tuple(steps(model.program, lowered.program, filled)),
+        plan=filled | {"batch": list(plan.batch)},
+    )
 
 
 def _shaped(program: Program) -> list[Shaped]:
-    """Every node with the types of what it reads and makes."""
-    types = {s.name: s.type for s in (*program.weights, *program.inputs)} | {n.name: n.out for n in program.nodes}
+    """Returns every node with the types that it reads and makes."""
+    types = {s.name: s.type for s in (*program.weights, *program.inputs)} | {
+        n.name: n.out for n in program.nodes
+    }
     return [Shaped(n.name, n.op, _takes(n, types), n.out, n.source) for n in program.nodes]
 
 
@@ -136,12 +170,15 @@ def _takes(node: Node, types: dict[str, str]) -> tuple[str, ...]:
     return tuple(types[r] for r in dict.fromkeys(refs((node.args, node.kwargs))))
 
 
-def title(found: Foreknown, members: int | None, device: str, pattern: str) -> str:
-    """What is shown, in one line, and the member's inputs and outputs."""
+def title(found: ModelTrace, members: int | None, device: str, pattern: str) -> str:
+    """Returns a title line, and a line with the member's inputs and outputs."""
     who = plural(len(found.shapes), "node") + " of the member program"
     if found.plan is not None and members is not None:
         least, most = found.plan["batch"]
-        who = f"{plural(members, 'member')}, {device}, {pattern}, batch {least} to {'any' if most is None else most}, by rules of thumb: {who}"
+        who = (
+            f"{plural(members, 'member')}, {device}, {pattern}, batch {least} to "
+            f"{'any' if most is None else most}, by rules of thumb: {who}"
+        )
     named = "" if found.entry == "forward" else f"entry {found.entry}, "
     given = ", ".join(f"{n} {t}" for n, t in found.inputs)
     made = ", ".join(t for _, t in found.outputs)

@@ -1,4 +1,4 @@
-"""`widepack update`: other checkpoints in the places of members."""
+"""`widepack update`: replaces members of an artifact by other checkpoints."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from ..shared.failures import Refusal
 from ..shared.options import ARTIFACT, example, json_option, model_options, stdout_kept
-from ..main import Refusal
 from ..shared.progress_bar import Progress
 from ..shared.revision import checkpoint_options, out_options, tell
 
@@ -16,7 +16,7 @@ from ..shared.revision import checkpoint_options, out_options, tell
     epilog=example(
         "widepack update ens.wide --member 3 new.pt",
         "widepack update ens.wide --member fold0 a.pt --member fold4 b.pt -o next.wide",
-        "widepack update ens.wide --member fold0 a.pt --model net.py:make   # holds the captured program to your own module too",
+        "widepack update ens.wide --member fold0 a.pt --model net.py:make   # also compares your own module",
     )
 )
 @ARTIFACT
@@ -27,7 +27,7 @@ from ..shared.revision import checkpoint_options, out_options, tell
     multiple=True,
     required=True,
     metavar="MEMBER CKPT",
-    help="A member, by name or number from 0, and the checkpoint that takes its place. Repeatable.",
+    help="A member, by name or by number from 0, and the checkpoint that replaces it. Repeatable.",
 )
 @out_options
 @model_options
@@ -45,24 +45,28 @@ def command(
     trust_pickle: bool,
     as_json: bool,
 ) -> None:
-    """Put other checkpoints in the places of members of ARTIFACT; names and order stay.
+    """Replace members of ARTIFACT by other checkpoints. Names and order do not change.
 
-    Your model's code is not needed: a checkpoint is held to the artifact's weights and programs. A weight that all members had in common is kept once a member where
-    the new one differs. Every answer is proved again for all members before one rename publishes the result: the old artifact or the new one, whatever happens.
+    The code of your model is not needed: each checkpoint is checked against the artifact's weights and
+    programs. If the new member differs in a weight that all members shared, that weight is stored for each
+    member. The answers of all members are verified again before one rename publishes the result. At every
+    moment the path holds the old artifact or the new one.
     """
     from widepack.spec.names import number_in
-    from widepack_artifacts.writer import Reader
+    from widepack_artifacts.reader import Reader
 
     names = [m.name for m in Reader(artifact).manifest.members]
     chosen: dict[int | str, str | Path] = {}
     for member, checkpoint in members:
         number = number_in(names, member)
         if number in chosen:
-            raise Refusal(f"--member {member}: the member {names[number]} is named twice")
+            raise Refusal(
+                f"--member {member}: the member {names[number]} is given twice; give each member once"
+            )
         chosen[number] = checkpoint
     with stdout_kept(as_json), Progress() as progress:
         import widepack
-        from widepack.spec.input_spec import parse_model_args
+        from widepack.spec.config import parse_model_args
 
         report = widepack.update(
             artifact,

@@ -1,4 +1,4 @@
-"""`widepack verify`: an artifact's files and answers, checked here and now."""
+"""`widepack verify`: checks the files and the answers of an artifact."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ import click
 from widepack_artifacts.errors import WidepackError
 from widepack_bench.text import plural, size
 
-from ..shared.options import ARTIFACT, emit, entry_named, entry_option, example, json_option, model_options, stdout_kept
+from ..shared.options import (
+    ARTIFACT,
+    emit,
+    entry_named,
+    entry_option,
+    example,
+    json_option,
+    model_options,
+    stdout_kept,
+)
 
 BATCHES = (1, 2, 5)
 
@@ -27,10 +36,20 @@ BATCHES = (1, 2, 5)
 @click.argument("checkpoints", metavar="[CKPT]...", nargs=-1)
 @model_options
 @entry_option
-@click.option("--key", help="Where the state dict is inside a checkpoint that holds more.")
-@click.option("--trust-pickle", is_flag=True, help="Unpickle whatever the checkpoints hold, which runs the code that they name.")
-@click.option("--device", default="cpu", show_default=True, help="Where the answers are checked.")
-@click.option("--dtype", metavar="DTYPE", help="Check what it answers when it is loaded in another dtype: bf16, fp16, fp32.")
+@click.option("--key", help="The place of the state dict in a checkpoint that holds more.")
+@click.option(
+    "--trust-pickle",
+    is_flag=True,
+    help="Unpickle the checkpoints. This runs the code that they name.",
+)
+@click.option(
+    "--device", default="cpu", show_default=True, help="The device on which the answers are checked."
+)
+@click.option(
+    "--dtype",
+    metavar="DTYPE",
+    help="Check the answers of the artifact in another dtype: bf16, fp16, fp32.",
+)
 @json_option
 def command(
     artifact: Path,
@@ -44,18 +63,22 @@ def command(
     dtype: str | None,
     as_json: bool,
 ) -> None:
-    """Check ARTIFACT: its manifest, the size and hash of every file, and the probe, which holds its answers to those recorded at build.
+    """Check ARTIFACT: its manifest, the size and hash of every file, and its answers on the probe.
 
-    With the checkpoints that it was built from: whether it holds their weights, bit for bit. With --model: whether it answers as your own modules do.
-    Exit code 1 at the first check that fails.
+    With checkpoints, also check that the artifact holds their weights, bit for bit. With --model, also check
+    that it answers like your own modules. The exit code is 1 at the first check that fails.
     """
     if dtype and model is not None:
-        raise click.UsageError("--dtype goes without --model: your modules are of the dtype that the artifact was built in")
+        raise click.UsageError(
+            "--dtype goes without --model: your modules have the dtype that the artifact was built in"
+        )
     done: list[dict[str, Any]] = []
     document = {"path": str(artifact), "device": device, "ok": False, "checks": done}
     try:
         with stdout_kept(as_json):
-            for name, found in checks(artifact, checkpoints, model, model_args, key, trust_pickle, device, entry, dtype):
+            for name, found in checks(
+                artifact, checkpoints, model, model_args, key, trust_pickle, device, entry, dtype
+            ):
                 done.append({"check": name, "found": found})
                 if not as_json:
                     click.echo(f"{name:<12} ok  {found}")
@@ -79,13 +102,17 @@ def checks(
     entry: str = "",
     dtype: str | None = None,
 ) -> Iterator[tuple[str, str]]:
-    """Each check that passed: its name and what was found. Raises: WidepackError at the first that fails."""
-    from widepack_artifacts.writer import Reader, opened
+    """Yields name and result of each passed check. Raises: WidepackError at the first check that fails."""
+    from widepack_artifacts.reader import Reader, opened
 
     reader, _ = opened(artifact, Reader.check_sizes)
     manifest = reader.manifest
     entries = [entry_named(manifest.entries, entry, "")] if entry else list(manifest.entries)
-    said = "" if entries == ["forward"] else f", {'entry' if len(entries) == 1 else 'entries'} {', '.join(entries)}"
+    said = (
+        ""
+        if entries == ["forward"]
+        else f", {'entry' if len(entries) == 1 else 'entries'} {', '.join(entries)}"
+    )
     yield "digest", manifest.digest
     total = sum(f.bytes for f in manifest.files.values())
     yield "sizes", f"{plural(len(manifest.files), 'file')}, {size(total)}"
@@ -95,44 +122,57 @@ def checks(
         if not reader.replaced():
             raise
         manifest = opened(artifact, Reader.check_hashes)[0].manifest
-        yield "digest", f"{manifest.digest}, published while the one before was read"
+        yield "digest", f"{manifest.digest}, published while the previous manifest was read"
     yield "hashes", f"{plural(len(manifest.files), 'file')}, SHA-256"
     import widepack
 
-    ens = widepack.load(artifact, device=device, dtype=dtype, verify="off" if not manifest.probe else "sizes", warmup=False)
+    ens = widepack.load(
+        artifact, device=device, dtype=dtype, verify="off" if not manifest.probe else "sizes", warmup=False
+    )
     if manifest.probe:
         for name in entries:
             ens.entry(name).probe()
         yield (
             "probe",
-            f"{plural(len(ens), 'member')} on {device}{f' in {dtype}' if dtype else ''}{said}, patterns shared and each, against the float64 answers recorded at build",
+            f"{plural(len(ens), 'member')} on "
+            f"{device}{f' in {dtype}' if dtype else ''}{said}, patterns shared and each, "
+            "against the float64 answers recorded at build",
         )
     if checkpoints:
         yield "checkpoints", _same_weights(ens, checkpoints, key, trust)
     if model is not None:
         from widepack.building.factories import find_factory
-        from widepack.spec.input_spec import parse_model_args
+        from widepack.spec.config import parse_model_args
 
-        factory = find_factory(model, parse_model_args(model_args), checkpoints[0] if checkpoints else manifest.members[0].source)
+        factory = find_factory(
+            model, parse_model_args(model_args), checkpoints[0] if checkpoints else manifest.members[0].source
+        )
         modules = _own_modules(ens, factory, device)
         for name in entries:
             yield "answers", f"{_same_answers(ens, modules, name, device)}{f', entry {name}' if said else ''}"
 
 
 def _same_weights(ens: Any, checkpoints: tuple[str, ...], key: str | None, trust: bool) -> str:
-    """Hold the members' weights to the checkpoints, in their order. Raises: VerificationError with all that differs.
+    """Compares the members' weights with the checkpoints, in their order.
 
-    A tied weight has one of its names in a checkpoint. Floating weights that a build converted are converted here too.
+    A tied weight has one of its names in a checkpoint. Floating weights that the build converted are
+    converted here too.
+
+    Raises:
+        VerificationError: A weight differs; the message lists up to eight.
     """
+    from widepack.checkpoints.differences import bit_equal, under_model_names
     from widepack.checkpoints.discovery import open_all
     from widepack.errors import VerificationError
-    from widepack.checkpoints.alignment import bit_equal, under_model_names
 
     from .build import expand
 
     opened = open_all(expand(checkpoints), key, trust)
     if len(opened) != len(ens):
-        raise VerificationError(f"checkpoints: {len(opened)} were given, the artifact has {len(ens)} members: {', '.join(ens.members[:20])}")
+        raise VerificationError(
+            f"checkpoints: {len(opened)} were given, the artifact has {len(ens)} members: "
+            f"{', '.join(ens.members[:20])}"
+        )
     tied = [{w.name, *w.aliases} for w in ens.manifest.weights if w.aliases]
     wrong: list[str] = []
     converted: set[str] = set()
@@ -141,9 +181,14 @@ def _same_weights(ens: Any, checkpoints: tuple[str, ...], key: str | None, trust
         state = ens.state_dict(name)
         own = under_model_names(checkpoint, state).state_dict()
         count += len(own)
-        missing = sorted(k for k in set(state) - set(own) if not any(k in names and names & set(own) for names in tied))
+        missing = sorted(
+            k for k in set(state) - set(own) if not any(k in names and names & set(own) for names in tied)
+        )
         wrong += [f"member {name}: {k} is not in {checkpoint.path}" for k in missing]
-        wrong += [f"member {name}: {k} of {checkpoint.path} is not in the artifact" for k in sorted(set(own) - set(state))]
+        wrong += [
+            f"member {name}: {k} of {checkpoint.path} is not in the artifact"
+            for k in sorted(set(own) - set(state))
+        ]
         for k in sorted(set(own) & set(state)):
             theirs, mine = own[k], state[k]
             if theirs.dtype != mine.dtype and theirs.is_floating_point() and mine.is_floating_point():
@@ -153,27 +198,29 @@ def _same_weights(ens: Any, checkpoints: tuple[str, ...], key: str | None, trust
                 wrong.append(f"member {name}: {k} is not that of {checkpoint.path}")
     if wrong:
         more = f"; and {len(wrong) - 8} more" if len(wrong) > 8 else ""
-        raise VerificationError(f"checkpoints: {'; '.join(wrong[:8])}{more}. Were these checkpoints given in the order of the members?")
+        raise VerificationError(
+            f"checkpoints: {'; '.join(wrong[:8])}{more}. Give the checkpoints in the order of the members"
+        )
     to = f", converted to {', '.join(sorted(converted))}" if converted else ""
     return f"{plural(count, 'tensor')} of {plural(len(opened), 'checkpoint')}, bit for bit{to}"
 
 
 def _own_modules(ens: Any, factory: Callable[..., Any], device: str) -> list[Any]:
-    from widepack_bench.suite.compare import own_module
+    from widepack_bench.baselines.members import own_module
 
     return [own_module(factory, ens.state_dict(name), name).to(device) for name in ens.members]
 
 
 def _same_answers(ens: Any, modules: list[Any], name: str, device: str) -> str:
-    """Hold an entry's answers to the user's own modules, both patterns. Raises: VerificationError."""
+    """Compares an entry's answers with the user's modules, for both patterns. Raises: VerificationError."""
     import torch
 
     from widepack.errors import VerificationError
+    from widepack_bench.baselines.members import called
     from widepack_bench.baselines.table import difference, loop, padding_kept
     from widepack_bench.errors import BenchError
     from widepack_bench.measure.inputs import make
     from widepack_bench.suite.stateful_steps import steps
-    from widepack_bench.suite.compare import called
 
     entry, run = ens.manifest.entries[name], ens.entry(name)
     own = [called(m, name) for m in modules]
@@ -187,12 +234,22 @@ def _same_answers(ens: Any, modules: list[Any], name: str, device: str) -> str:
                         wrong = steps(run, modules, batch, each, device)
                     else:
                         args, kwargs, _ = make(entry, batch, members=len(ens) if each else 0, device=device)
-                        wrong = difference((run.each if each else run)(*args, **kwargs), loop(own, each)(*args, **kwargs))
-                except BenchError:  # a batch that the model is not for
+                        wrong = difference(
+                            (run.each if each else run)(*args, **kwargs), loop(own, each)(*args, **kwargs)
+                        )
+                except BenchError:  # the model does not take this batch size
                     continue
                 if wrong:
-                    raise VerificationError(f"answers: {name}, batch {batch}, {'each' if each else 'shared'}: not those of your modules: {wrong}")
+                    raise VerificationError(
+                        f"answers: {name}, batch {batch}, {'each' if each else 'shared'}: the artifact "
+                        f"does not answer like your modules: {wrong}"
+                    )
                 compared.append(batch)
     if not compared:
-        raise VerificationError(f"answers: {name}: no inputs could be made at batch {', '.join(map(str, BATCHES))}")
-    return f"as your own modules{', two steps in a row' if carries else ''}, patterns shared and each, batch {', '.join(map(str, dict.fromkeys(compared)))}"
+        raise VerificationError(
+            f"answers: {name}: no inputs could be made at batch {', '.join(map(str, BATCHES))}"
+        )
+    return (
+        f"as your own modules{', two steps in a row' if carries else ''}, patterns shared "
+        f"and each, batch {', '.join(map(str, dict.fromkeys(compared)))}"
+    )

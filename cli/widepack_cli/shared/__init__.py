@@ -1,0 +1,12 @@
+"""What several commands use: options, progress bars, tables.
+
+| file | what it does |
+|---|---|
+| `failures.py` | How a command ends when it fails: a paragraph on standard error and an exit code |
+| `measuring.py` | Options and output that the benchmark commands have in common: `bench` |
+| `options.py` | Options that several commands have, and the JSON document of a command |
+| `progress_bar.py` | Progress of long work on standard error: a bar on a terminal, one line |
+| `report_lines.py` | Lines that several commands print about a report |
+| `revision.py` | Options and report of the commands that change members: `update`, `append`, `drop` |
+| `trace_rows.py` | Rows of a trace: each node of the member program, its strategy |
+"""

@@ -1,0 +1,13 @@
+"""Changes torch while a member is exported, so that more members can be captured.
+
+| in | out | start reading |
+|---|---|---|
+| torch's functions | the same ones, without reads of values and without fixed sizes | `context.py` |
+
+| file | what it does |
+|---|---|
+| `context.py` | Replaces functions of torch that torch.export cannot follow, while a member is exported |
+| `decompositions.py` | Decomposes ops that the format does not have |
+| `functions.py` | Replaces functions whose own code reads values or fixes the sizes of its inputs |
+| `tensor_index.py` | Rewrites places that a number in a tensor names: `table[domain]` |
+"""

@@ -1,17 +1,21 @@
-"""What an export cannot follow although the answer hangs on no value: put in another way of the same meaning, while an export runs or before it is functional.
+"""Replaces functions of torch that torch.export cannot follow, while a member is exported.
 
-| what | why | instead |
+The answers of these functions depend on no value, but torch's own code reads values or fixes sizes. The
+replacements give the same answers. Some work during the export; others rewrite the exported graph before it
+is made functional.
+
+| what | why torch.export cannot follow | replacement |
 |---|---|---|
-| nn.Transformer looks whether a mask is causal | branches on the mask's values, for speed alone | the mask is used as it is |
-| take_along_dim | torch's own code fixes the sizes | broadcast, then gather |
-| cdist | torch chooses a kernel by the number of rows | the op below it, which chooses when it is run |
-| max_pool1d | torch's own code fixes the length that it pools | where that is dynamic, max_pool2d of one row |
-| linspace with a size as its number of steps | torch fixes the number | the same numbers out of arange |
-| div of two sizes, rounded | makes a tensor whose value is a size again | the sizes divided |
-| as_strided | reads memory, which is laid out otherwise for several members | the same numbers by their places, where memory is in the order of the value |
-| `x[:, k] = v` with a number in a tensor | branches on its value | places.py |
-| a batch norm that trains without a momentum | its share of a batch, 1 / how many, is a number out of a tensor | statistics of the batch alone, and the share as a tensor |
-| an embedding with max_norm | writes into its weight at every call | the weight's rows are bounded before the look-up: a row that is bounded already stays |
+| `nn.Transformer`'s check for a causal mask | branches on values for speed | the mask is used as it is |
+| `take_along_dim` | torch's code fixes the sizes | broadcast, then gather |
+| `cdist` | torch chooses a kernel by the number of rows | the op below it, which chooses at run time |
+| `max_pool1d` | torch's code fixes the pooled length | if that is dynamic, `max_pool2d` of one row |
+| `linspace` with a size as its number of steps | torch fixes the number | the same numbers from `arange` |
+| `div` of two sizes with rounding | makes a tensor whose value is a size again | the sizes divided |
+| `as_strided` | reads memory, whose layout differs for several members | look-ups by place |
+| `x[:, k] = v` with a number in a tensor | branches on its value | `tensor_index.py` |
+| a batch norm that trains with `momentum=None` | reads a number from a tensor | the number as a tensor |
+| an embedding with `max_norm` | writes into its weight | rows are bounded before the look-up |
 """
 
 from __future__ import annotations
@@ -23,37 +27,52 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.modules import transformer
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ...ir.torch_internals import aten_packet, op_base_name, replaced_causal_mask_check
 from .tensor_index import SET_ITEM, set_item
 
 
-def _causal_if_told(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+def _declared_causal(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+    """Whether the caller said that the mask is causal."""
     return is_causal is True
 
 
 def _take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None, **more: Any) -> Tensor:
-    """The same by gather: every dim but one broadcasts."""
+    """`take_along_dim` by gather: all dims but one broadcast."""
     if dim is None or more or x.ndim != indices.ndim or not -x.ndim <= dim < x.ndim:
-        return _ORIGINAL(x, indices, dim, **more)
+        return _TAKE_ALONG_DIM(x, indices, dim, **more)
     dim %= x.ndim
     shape = [
-        max(a, b) if isinstance(a, int) and isinstance(b, int) else b if isinstance(a, int) and a == 1 else a for a, b in zip(x.shape, indices.shape)
+        max(a, b) if isinstance(a, int) and isinstance(b, int) else b if isinstance(a, int) and a == 1 else a
+        for a, b in zip(x.shape, indices.shape)
     ]
-    of = [-1 if d == dim else s for d, s in enumerate(shape)]
-    return x.expand(of).gather(dim, indices.expand(of))
+    expanded = [-1 if d == dim else s for d, s in enumerate(shape)]
+    return x.expand(expanded).gather(dim, indices.expand(expanded))
 
 
-def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "use_mm_for_euclid_dist_if_necessary") -> Tensor:
-    """The same without the choice between two ways of one answer, which differ in their derivatives alone: the op takes it again, by the same rule."""
+def _cdist(
+    x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "use_mm_for_euclid_dist_if_necessary"
+) -> Tensor:
+    """`cdist` without its choice between two kernels, which differ only in their derivatives.
+
+    The op below it makes the same choice again when it runs.
+    """
     if compute_mode not in _MODES:
         return _CDIST(x1, x2, p, compute_mode)
-    return torch.ops.aten._cdist_forward.default(x1, x2, p, _MODES[compute_mode])  # type: ignore[no-any-return]
+    distances: Tensor = aten_packet("_cdist_forward").default(x1, x2, p, _MODES[compute_mode])
+    return distances
 
 
-def _max_pool1d(x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False) -> Tensor:
-    """The same over one row."""
+def _max_pool1d(
+    x: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> Tensor:
+    """`max_pool1d` as `max_pool2d` of one row, where the length is dynamic."""
     length: Any = x.shape[-1]
     if isinstance(length, int):
         return _POOL(x, kernel_size, stride, padding, dilation, ceil_mode)
@@ -62,14 +81,26 @@ def _max_pool1d(x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 
         return [other, *(v if isinstance(v, (tuple, list)) else (v,))]
 
     steps = row(kernel_size if stride is None or stride == [] else stride, 1)
-    return torch.max_pool2d(x.unsqueeze(-2), row(kernel_size, 1), steps, row(padding, 0), row(dilation, 1), ceil_mode).squeeze(-2)
+    return torch.max_pool2d(
+        x.unsqueeze(-2), row(kernel_size, 1), steps, row(padding, 0), row(dilation, 1), ceil_mode
+    ).squeeze(-2)
 
 
-def _linspace(start: Any, end: Any, steps: Any, *args: Any, dtype: torch.dtype | None = None, **more: Any) -> Tensor:
-    """The same by arange where the number of steps is a size: from the start in the first half, from the end in the second, as torch does."""
+def _linspace(
+    start: Any, end: Any, steps: Any, *args: Any, dtype: torch.dtype | None = None, **more: Any
+) -> Tensor:
+    """`linspace` by arange, where the number of steps is a dynamic size.
+
+    As in torch, the first half counts from the start and the second half from the end.
+    """
     dtype = dtype or torch.get_default_dtype()
     plain = not args and set(more) <= {"device"} and dtype in (torch.float32, torch.float64)
-    if not isinstance(steps, torch.SymInt) or not plain or isinstance(start, Tensor) or isinstance(end, Tensor):
+    if (
+        not isinstance(steps, torch.SymInt)
+        or not plain
+        or isinstance(start, Tensor)
+        or isinstance(end, Tensor)
+    ):
         return _LINSPACE(start, end, steps, *args, dtype=dtype, **more)
     a, b = (_rounded(v, dtype) for v in (start, end))
     i = torch.arange(steps, dtype=torch.float64, device=more.get("device"))  # type: ignore[call-overload]  # a size is a number to export
@@ -79,61 +110,82 @@ def _linspace(start: Any, end: Any, steps: Any, *args: Any, dtype: torch.dtype |
 
 
 def _rounded(number: Any, dtype: torch.dtype) -> Any:
-    """A bound as a tensor of this dtype holds it."""
-    return struct.unpack("f", struct.pack("f", number))[0] if isinstance(number, (int, float)) and dtype == torch.float32 else number
+    """Returns a number rounded to the precision of this dtype."""
+    return (
+        struct.unpack("f", struct.pack("f", number))[0]
+        if isinstance(number, (int, float)) and dtype == torch.float32
+        else number
+    )
 
 
 def _div(x: Any, y: Any, *args: Any, rounding_mode: str | None = None, **more: Any) -> Any:
-    """A size divided by a size and rounded is a size: a tensor of it would be data. Sizes are positive, where both ways of rounding are one."""
-    whole = all(isinstance(v, (int, torch.SymInt)) for v in (x, y)) and any(isinstance(v, torch.SymInt) for v in (x, y))
+    """`div` that gives a size where it divides sizes with rounding. Torch's tensor would be data.
+
+    Sizes are positive, so `trunc` and `floor` are the same.
+    """
+    whole = all(isinstance(v, (int, torch.SymInt)) for v in (x, y)) and any(
+        isinstance(v, torch.SymInt) for v in (x, y)
+    )
     if whole and rounding_mode in ("trunc", "floor") and not args and not more:
         return x // y
     return _DIV(x, y, *args, rounding_mode=rounding_mode, **more)
 
 
-def _batch_norm(self: _BatchNorm, input: Tensor) -> Tensor:  # a call may name it, as it names the method's own
-    """The same where running statistics are the mean of those of all batches (`momentum=None`)."""
-    if not torch.compiler.is_exporting() or self.momentum is not None or not self.training or self.num_batches_tracked is None:
+def _batch_norm(self: _BatchNorm, input: Tensor) -> Tensor:  # a call may use the parameter's name
+    """Forward of batch norm, where running statistics are the mean of all batches (`momentum=None`)."""
+    if (
+        not torch.compiler.is_exporting()
+        or self.momentum is not None
+        or not self.training
+        or self.num_batches_tracked is None
+    ):
         return _BATCH_NORM(self, input)
     self._check_input_dim(input)  # type: ignore[no-untyped-call]
     self.num_batches_tracked.add_(1)
     assert self.running_mean is not None and self.running_var is not None
     batch = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
     y = torch.nn.functional.batch_norm(input, *batch, self.weight, self.bias, True, 1.0, self.eps)
-    for held, new in zip((self.running_mean, self.running_var), batch):
-        held.add_((new - held) / self.num_batches_tracked.to(held.dtype))
+    for running, new in zip((self.running_mean, self.running_var), batch):
+        running.add_((new - running) / self.num_batches_tracked.to(running.dtype))
     return y
 
 
 def by_places(x: Tensor, size: Sequence[Any], stride: Sequence[Any], offset: Any = None) -> Tensor:
-    """`x.as_strided(size, stride, offset)` of a value whose memory is in its own order: the number at each place. Raises: NotImplementedError for other memory.
+    """`x.as_strided(size, stride, offset)` as a look-up, where the memory is in the value's own order.
 
-    A place outside the value is refused by the look-up, when it is run.
+    A place outside the value is refused by the look-up when it runs.
+    Raises: NotImplementedError for memory in another order.
     """
     if not x.is_contiguous() or x.storage_offset() != 0:
         raise NotImplementedError(
-            "as_strided of a view reads memory that the view does not show; call .contiguous() before it, or write it as unfold or indexing"
+            "as_strided of a view reads memory that the view does not show; call .contiguous() before it, or "
+            "write it as unfold or indexing"
         )
     places: Any = offset or 0
     for d, (n, step) in enumerate(zip(size, stride)):
-        places = places + (torch.arange(n, device=x.device) * step).reshape([-1 if k == d else 1 for k in range(len(size))])
+        places = places + (torch.arange(n, device=x.device) * step).reshape(
+            [-1 if k == d else 1 for k in range(len(size))]
+        )
     if not isinstance(places, Tensor):
         places = torch.full((), places, dtype=torch.int64, device=x.device)
     return x.reshape(-1)[places]
 
 
-_ORIGINAL = torch.take_along_dim
+_TAKE_ALONG_DIM = torch.take_along_dim
 _BATCH_NORM = _BatchNorm.forward
 _POOL, _LINSPACE, _DIV, _CDIST = torch.max_pool1d, torch.linspace, torch.div, torch.cdist
-_MODES = {"use_mm_for_euclid_dist_if_necessary": None, "use_mm_for_euclid_dist": 1, "donot_use_mm_for_euclid_dist": 2}
+_MODES = {
+    "use_mm_for_euclid_dist_if_necessary": None,
+    "use_mm_for_euclid_dist": 1,
+    "donot_use_mm_for_euclid_dist": 2,
+}
 _ALIASES = {"detach", "alias", "contiguous", "lift_fresh_copy"}
 
 
 @contextmanager
 def exportable() -> Iterator[None]:
-    """While an export runs: torch's own functions that it cannot follow are replaced."""
-    detect, method = transformer._detect_is_causal_mask, Tensor.take_along_dim
-    transformer._detect_is_causal_mask = _causal_if_told
+    """Replaces the functions of torch in this module's table, inside a with block."""
+    method = Tensor.take_along_dim
     torch.take_along_dim = _take_along_dim  # type: ignore[assignment]
     Tensor.take_along_dim = _take_along_dim  # type: ignore[method-assign, assignment]
     torch.max_pool1d = _max_pool1d  # type: ignore[assignment]
@@ -143,11 +195,11 @@ def exportable() -> Iterator[None]:
     Tensor.__setitem__ = set_item  # type: ignore[method-assign, assignment]
     _BatchNorm.forward = _batch_norm  # type: ignore[method-assign]
     try:
-        yield
+        with replaced_causal_mask_check(_declared_causal):
+            yield
     finally:
         _BatchNorm.forward = _BATCH_NORM  # type: ignore[method-assign]
-        transformer._detect_is_causal_mask = detect
-        torch.take_along_dim = _ORIGINAL
+        torch.take_along_dim = _TAKE_ALONG_DIM
         torch.max_pool1d = _POOL
         torch.linspace, torch.div = _LINSPACE, _DIV
         torch.cdist = torch.functional.cdist = _CDIST
@@ -156,20 +208,23 @@ def exportable() -> Iterator[None]:
 
 
 def bound_embeddings(exported: torch.export.ExportedProgram) -> None:
-    """Replace `embedding_renorm_(w, ids); embedding(w, ids)` by `embedding(renorm(w), ids)`, in the graph as exported; of embedding bags too."""
+    """Replaces `embedding_renorm_(w, ids); embedding(w, ids)` by `embedding(renorm(w), ids)` in an exported
+    graph.
+
+    Embedding bags are rewritten too. The graph must not be functional yet.
+    """
     graph = exported.graph_module.graph
     for node in list(graph.nodes):
-        if node.op != "call_function" or getattr(node.target, "_opname", "") != "embedding_renorm_":
+        if node.op != "call_function" or op_base_name(node.target) != "embedding_renorm_":
             continue
-        held, ids, most, p = node.args
-        weight = held
-        while weight.op == "call_function" and getattr(weight.target, "_opname", "") in _ALIASES:
-            weight = weight.args[0]
+        written, ids, most, p = node.args
+        weight = _origin(written)
         with graph.inserting_before(node):
             bounded = graph.call_function(torch.ops.aten.renorm.default, (weight, p, 0, most))
             bounded.meta.update(weight.meta | {"stack_trace": node.meta.get("stack_trace", "")})
         for user in list(weight.users):
-            if getattr(user.target, "_opname", "") in ("embedding", "embedding_bag") and _origin(user.args[1]) is _origin(ids):
+            is_lookup = op_base_name(user.target) in ("embedding", "embedding_bag")
+            if is_lookup and _origin(user.args[1]) is _origin(ids):
                 user.replace_input_with(weight, bounded)
         node.replace_all_uses_with(bounded)
         graph.erase_node(node)
@@ -177,6 +232,7 @@ def bound_embeddings(exported: torch.export.ExportedProgram) -> None:
 
 
 def _origin(node: Any) -> Any:
-    while isinstance(node, torch.fx.Node) and getattr(node.target, "_opname", "") in _ALIASES:
+    """Returns the node whose value a chain of aliases passes on."""
+    while isinstance(node, torch.fx.Node) and op_base_name(node.target) in _ALIASES:
         node = node.args[0]
     return node

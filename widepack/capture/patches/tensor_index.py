@@ -1,11 +1,12 @@
-"""A place that a number of a tensor's own names: `table[domain]`, where `domain` is a tensor without dims.
+"""Rewrites places that a number in a tensor names: `table[domain]`, where `domain` is a tensor without dims.
 
-torch.export reads the number for that (`.item()`), and does not take one that is written to beside slices; what is read stops whatever is one call for all members: from there on they run one after the other. The program
-looks the place up instead, and says the same, places from the end and places that do not exist included.
+torch.export reads the number (`.item()`), and refuses to write to such a place beside slices. A read number
+cannot be one call for all members, so they would run one after the other from there on. The program looks the
+place up instead. The answers are the same, also for places from the end and places that do not exist.
 
 | as exported | instead |
 |---|---|
-| `x[:, k] = v` in the member's code | `x[:, k[None]] = v.unsqueeze(1)`, while an export runs |
+| `x[:, k] = v` in the member's code | `x[:, k[None]] = v.unsqueeze(1)`, while the member is exported |
 | `select(x, d, k.item())` | `index(x, [..., k[None]]).select(d, 0)` |
 | `select_scatter(x, v, d, k.item())` | `index_put(x, [..., k[None]], v.unsqueeze(d))` |
 """
@@ -17,51 +18,75 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from ...ir.torch_internals import aten_packet
+
 _ATEN = torch.ops.aten
-_READS = (_ATEN._local_scalar_dense.default, _ATEN.item.default)
-_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8)
+_TO_COPY = aten_packet("_to_copy").default
+_READS = (aten_packet("_local_scalar_dense").default, _ATEN.item.default)
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
+_INDEX_DTYPES = _INTEGERS[:2]  # what an index may be
 
 
 def look_up_places(exported: torch.export.ExportedProgram) -> None:
-    """Rewrite a functional export in place. A number that is read for something else too is still read."""
+    """Rewrites a functional exported program in place. A number that other nodes read stays."""
     graph = exported.graph_module.graph
     for node in list(graph.nodes):
         dim_at = {_ATEN.select.int: 1, _ATEN.select_scatter.default: 2}.get(node.target, 0)
         if not dim_at or len(node.args) <= dim_at + 1:
             continue
-        args: tuple[Any, ...] = node.args
-        x, dim, number = args[0], args[dim_at], args[dim_at + 1]
+        number = node.args[dim_at + 1]
         if not isinstance(number, fx.Node) or number.target not in _READS:
             continue
-        held: Any = number.args[0]
-        if held.meta["val"].dtype not in _WHOLE:
+        place: Any = number.args[0]
+        if place.meta["val"].dtype not in _INTEGERS:
             continue
-        dim %= x.meta["val"].ndim
-        with graph.inserting_before(node):
-            at = _call(graph, node, _ATEN.reshape.default, held, [1])
-            if at.meta["val"].dtype not in _WHOLE[:2]:
-                at = _call(graph, node, _ATEN._to_copy.default, at, dtype=torch.int64)
-            places = [*[None] * dim, at]
-            if dim_at == 1:
-                new = _call(graph, node, _ATEN.select.int, _call(graph, node, _ATEN.index.Tensor, x, places), dim, 0)
-            else:
-                new = _call(graph, node, _ATEN.index_put.default, x, places, _call(graph, node, _ATEN.unsqueeze.default, args[1], dim))
+        new = _look_up(graph, node, place, dim_at)
         node.replace_all_uses_with(new)
         exported.graph_signature.replace_all_uses(node.name, new.name)
         graph.erase_node(node)
-        _forget(graph, number)
+        _remove_unread(graph, number)
     exported.graph_module.recompile()
 
 
+def _look_up(graph: fx.Graph, node: fx.Node, place: fx.Node, dim_at: int) -> fx.Node:
+    """Adds the look-up for a select or select_scatter. place: the tensor with the number. dim_at: where the
+    dim is.
+    """
+    args: tuple[Any, ...] = node.args
+    x, dim = args[0], args[dim_at] % args[0].meta["val"].ndim
+    with graph.inserting_before(node):
+        index = _call(graph, node, _ATEN.reshape.default, place, [1])
+        if index.meta["val"].dtype not in _INDEX_DTYPES:
+            index = _call(graph, node, _TO_COPY, index, dtype=torch.int64)
+        places = [*[None] * dim, index]
+        if dim_at == 1:
+            row = _call(graph, node, _ATEN.index.Tensor, x, places)
+            return _call(graph, node, _ATEN.select.int, row, dim, 0)
+        values = _call(graph, node, _ATEN.unsqueeze.default, args[1], dim)
+        return _call(graph, node, _ATEN.index_put.default, x, places, values)
+
+
 def set_item(x: Tensor, index: Any, value: Any) -> None:
-    """`x[index] = value` with a place that is a number in a tensor, beside slices and numbers; else as it stands."""
+    """`x[index] = value`, where one place may be a number in a tensor beside slices and numbers.
+
+    Other indices are passed on unchanged.
+    """
     items = list(index) if isinstance(index, tuple) else [index]
-    numbers = [i for i, item in enumerate(items) if isinstance(item, Tensor) and item.ndim == 0 and item.dtype in _WHOLE]
-    plain = all(isinstance(item, (slice, int, torch.SymInt)) and not isinstance(item, bool) for i, item in enumerate(items) if i not in numbers)
+    numbers = [
+        i
+        for i, item in enumerate(items)
+        if isinstance(item, Tensor) and item.ndim == 0 and item.dtype in _INTEGERS
+    ]
+    plain = all(
+        isinstance(item, (slice, int, torch.SymInt)) and not isinstance(item, bool)
+        for i, item in enumerate(items)
+        if i not in numbers
+    )
     if len(numbers) == 1 and plain:
         (at,) = numbers
         items[at] = items[at].reshape(1).long()
-        behind = x.ndim - at - 1 - sum(not isinstance(item, slice) for item in items[at + 1 :])  # dims of the value that are behind this place
+        # dims of the value that are behind this place
+        behind = x.ndim - at - 1 - sum(not isinstance(item, slice) for item in items[at + 1 :])
         if isinstance(value, Tensor) and value.ndim > behind:
             value = value.unsqueeze(value.ndim - behind)
         index = tuple(items)
@@ -72,24 +97,27 @@ SET_ITEM = Tensor.__setitem__
 
 
 def _call(graph: fx.Graph, like: fx.Node, op: Any, *args: Any, **more: Any) -> fx.Node:
-    """A node, with what an export knows of its value, from the line of another."""
-    made = graph.call_function(op, args, more)
-    made.meta.update({k: v for k, v in like.meta.items() if k in ("stack_trace", "nn_module_stack")})
+    """Adds a node with the source line of another node, and computes its fake value."""
+    node = graph.call_function(op, args, more)
+    node.meta.update({k: v for k, v in like.meta.items() if k in ("stack_trace", "nn_module_stack")})
     with like.meta["val"].fake_mode:
-        made.meta["val"] = op(*fx.node.map_arg(args, lambda n: n.meta["val"]), **more)
-    return made
+        node.meta["val"] = op(*fx.node.map_arg(args, lambda n: n.meta["val"]), **more)
+    return node
 
 
-def _forget(graph: fx.Graph, number: fx.Node) -> None:
-    """Take out a number and the questions about its range, where nothing else reads it; a look-up refuses what lies outside by itself."""
-    waiting, found = [number], {number}
+def _remove_unread(graph: fx.Graph, number: fx.Node) -> None:
+    """Removes a number and the checks of its range, if nothing else reads it.
+
+    A look-up refuses a place outside of the tensor itself.
+    """
+    waiting, removable = [number], {number}
     while waiting:
         for user in waiting.pop().users:
             if user.op == "output" or isinstance(user.meta.get("val"), torch.Tensor):
                 return
-            if user not in found:
-                found.add(user)
+            if user not in removable:
+                removable.add(user)
                 waiting.append(user)
     for node in reversed(list(graph.nodes)):
-        if node in found:
+        if node in removable:
             graph.erase_node(node)

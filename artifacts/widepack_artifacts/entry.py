@@ -1,0 +1,367 @@
+"""Defines the entries of a manifest: inputs, outputs, dims, guards, states and programs.
+
+No torch is imported.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from . import guards as guard_forms
+from . import tree
+from .dims import Dim, Guard
+from .fields import (
+    IDENTIFIER,
+    MAX_NAME,
+    MAX_RANK,
+    check_unique,
+    manifest_error,
+    read_choice,
+    read_count,
+    read_free_object,
+    read_list,
+    read_map,
+    read_name,
+    read_object,
+    read_optional_integer,
+    read_range,
+    read_text,
+)
+from .file_list import File, read_file_name
+from .format_version import VERSION
+from .weight_table import ITEM_BYTES, KINDS
+
+PATTERNS = ("shared", "each")
+_KEYS = (
+    "inputs",
+    "signature",
+    "outputs",
+    "result",
+    "dims",
+    "guards",
+    "fixed",
+    "member",
+    "signatures",
+    "wide",
+    "pt2",
+)
+_TYPE = re.compile(r"([a-z][a-z0-9_]*)\[(.*)\]\Z")
+_SIZE = re.compile(r"(?:[0-9]{1,19}|(?:[1-9][0-9]{0,17}\*)?([A-Za-z_][A-Za-z0-9_]*))\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A tensor leaf of a call.
+
+    An example of `type` is `float32[B,3,32*H,W]`. `low` and `high` are the inclusive bounds of an integer
+    input's values.
+    """
+
+    name: str
+    type: str
+    low: int | None = None
+    high: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, "type": self.type, "low": self.low, "high": self.high}
+
+    @classmethod
+    def from_json(cls, data: Any, dims: Mapping[str, Dim], where: str = "an input") -> Input:
+        d = read_object(data, where, ("name", "type", "low", "high"))
+        low, high = (read_optional_integer(d[k], f"{where}: {k}") for k in ("low", "high"))
+        if low is not None and high is not None and low > high:
+            raise manifest_error(f"{where}: the bounds {low}..{high} contain no value")
+        return cls(
+            read_name(d["name"], f"{where}: name"),
+            _read_input_type(d["type"], dims, f"{where}: type"),
+            low,
+            high,
+        )
+
+
+class Parameter(NamedTuple):
+    """A parameter of the forward.
+
+    `kind` is positional or keyword. `tree` is over the input leaves. `default` says whether a call may omit
+    the parameter.
+    """
+
+    name: str
+    kind: str
+    tree: tree.Tree
+    default: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OutputLeaf:
+    """A tensor leaf of the result: its type in one member, and its kind in the wide program."""
+
+    name: str
+    type: str
+    kind: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, "type": self.type, "kind": self.kind}
+
+    @classmethod
+    def from_json(cls, data: Any, where: str = "an output") -> OutputLeaf:
+        d = read_object(data, where, ("name", "type", "kind"))
+        text = read_text(d["type"], f"{where}: type")
+        if not _TYPE.match(text):
+            raise manifest_error(f"{where}: {text[:60]!r} is not a type such as float32[B,10]")
+        return cls(
+            read_text(d["name"], f"{where}: name", MAX_NAME),
+            text,
+            read_choice(d["kind"], KINDS, f"{where}: kind"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A state: a value that the caller carries from call to call, one for each member in every pattern.
+
+    `input` and `output` are the numbers of its leaves. The name of the input is the name of the state.
+    `initial` is the weight that has its first value, or "" for zeros.
+    """
+
+    input: int
+    output: int
+    initial: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"input": self.input, "output": self.output, "initial": self.initial}
+
+    @classmethod
+    def from_json(cls, data: Any, where: str = "a state") -> State:
+        d = read_object(data, where, ("input", "output", "initial"))
+        return cls(
+            read_count(d["input"], f"{where}: input"),
+            read_count(d["output"], f"{where}: output"),
+            read_text(d["initial"], f"{where}: initial", MAX_NAME),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WideProgram:
+    """A wide program for one kind of device, one pattern and one batch class.
+
+    `batch` is (least, most or None), counted at the example sizes of the other dims. `plan` has the form that
+    `widepack.planning.plan.Plan` writes.
+    """
+
+    device: str
+    pattern: str
+    file: str
+    batch: tuple[int, int | None] = (1, None)
+    plan: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "device": self.device,
+            "pattern": self.pattern,
+            "file": self.file,
+            "batch": list(self.batch),
+            "plan": self.plan,
+        }
+
+    @classmethod
+    def from_json(cls, data: Any, files: Mapping[str, File], where: str = "a wide program") -> WideProgram:
+        d = read_object(data, where, ("device", "pattern", "file", "batch", "plan"))
+        device = read_text(d["device"], f"{where}: device", 32)
+        if not re.fullmatch(r"[a-z]+", device):
+            raise manifest_error(f"{where}: {device[:40]!r} is not a kind of device such as cpu or cuda")
+        pattern, file = (
+            read_choice(d["pattern"], PATTERNS, f"{where}: pattern"),
+            read_file_name(d["file"], files, f"{where}: file"),
+        )
+        return cls(
+            device,
+            pattern,
+            file,
+            read_range(d["batch"], f"{where}: batch"),
+            read_free_object(d["plan"], f"{where}: plan"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A named program over the artifact's weights.
+
+    inputs: the tensor leaves of a call, in order.
+    signature: the parameters of the forward.
+    outputs, result: the tensor leaves of the result, and their tree.
+    dims, guards: the named dims, and the conditions on them that every call must meet.
+    fixed: sentences about sizes that the member's code fixes.
+    member: the files of the member programs, one for each shape signature.
+    signatures: for each member its index into `member`.
+    wide: the wide programs.
+    pt2: for each pattern the file of the torch.export program.
+    state: the states of the entry; format 1.0 has none.
+    """
+
+    inputs: tuple[Input, ...]
+    signature: list[Parameter]
+    outputs: tuple[OutputLeaf, ...]
+    result: tree.Tree
+    dims: dict[str, Dim]
+    guards: tuple[Guard, ...]
+    fixed: list[str]
+    member: list[str]
+    signatures: list[int]
+    wide: tuple[WideProgram, ...]
+    pt2: dict[str, str] = field(default_factory=dict)
+    state: tuple[State, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "inputs": [i.to_json() for i in self.inputs],
+            "signature": [list(p) for p in self.signature],
+            "outputs": [o.to_json() for o in self.outputs],
+            "result": self.result,
+            "dims": {n: d.to_json() for n, d in self.dims.items()},
+            "guards": [g.to_json() for g in self.guards],
+            "fixed": self.fixed,
+            "member": self.member,
+            "signatures": self.signatures,
+            "wide": [w.to_json() for w in self.wide],
+            "pt2": self.pt2,
+            **({"state": [s.to_json() for s in self.state]} if self.state else {}),
+        }
+
+    @classmethod
+    def from_json(
+        cls,
+        data: Any,
+        members: int,
+        files: Mapping[str, File],
+        where: str = "an entry",
+        version: tuple[int, int] = VERSION,
+    ) -> Entry:
+        carries = version >= (1, 1) and isinstance(data, dict) and "state" in data
+        d = read_object(data, where, (*_KEYS, "state") if carries else _KEYS)
+        dims = read_map(d["dims"], f"{where}: dims", Dim.from_json)
+        for name in dims:
+            if not IDENTIFIER.match(name):
+                raise manifest_error(
+                    f"{where}: dims: {name[:80]!r} is not a valid name of a dim; use letters, digits and _"
+                )
+        entry = cls(
+            inputs=tuple(
+                read_list(d["inputs"], f"{where}: inputs", lambda v, w: Input.from_json(v, dims, w))
+            ),
+            signature=read_list(d["signature"], f"{where}: signature", _read_parameter),
+            outputs=tuple(read_list(d["outputs"], f"{where}: outputs", OutputLeaf.from_json)),
+            result=d["result"],
+            dims=dims,
+            guards=tuple(
+                read_list(d["guards"], f"{where}: guards", lambda v, w: Guard.from_json(v, dims, w))
+            ),
+            fixed=read_list(d["fixed"], f"{where}: fixed", read_text),
+            member=read_list(d["member"], f"{where}: member", lambda v, w: read_file_name(v, files, w)),
+            signatures=read_list(d["signatures"], f"{where}: signatures", read_count),
+            wide=tuple(
+                read_list(d["wide"], f"{where}: wide", lambda v, w: WideProgram.from_json(v, files, w))
+            ),
+            pt2=read_map(d["pt2"], f"{where}: pt2", lambda v, w: read_file_name(v, files, w)),
+            state=tuple(read_list(d["state"], f"{where}: state", State.from_json)) if carries else (),
+        )
+        entry.check(members, where)
+        return entry
+
+    def check(self, members: int, where: str) -> None:
+        """Checks the fields against each other. Raises: ArtifactError."""
+        check_unique([i.name for i in self.inputs], f"{where}: inputs")
+        check_unique([p.name for p in self.signature], f"{where}: signature")
+        self._check_states(where)
+        self._check_signature(where)
+        self._check_result(where)
+        if not self.member or len(self.signatures) != members or max(self.signatures) >= len(self.member):
+            raise manifest_error(
+                f"{where}: signatures must name, for each of the {members} members, "
+                f"one of the {len(self.member)} member programs"
+            )
+        for pattern in self.pt2:
+            read_choice(pattern, PATTERNS, f"{where}: pt2")
+
+    def _check_states(self, where: str) -> None:
+        """Checks that each state names an input and an output of one type, and no input twice."""
+        for s in self.state:
+            if s.input >= len(self.inputs) or s.output >= len(self.outputs):
+                raise manifest_error(
+                    f"{where}: a state names input {s.input} and output {s.output}, "
+                    f"but the entry has {len(self.inputs)} inputs and {len(self.outputs)} outputs"
+                )
+            before, after = self.inputs[s.input], self.outputs[s.output]
+            if before.type != after.type:
+                raise manifest_error(
+                    f"{where}: the state {before.name[:80]} is {before.type[:80]} as input "
+                    f"and {after.type[:80]} as output; a state keeps its type"
+                )
+        if len({s.input for s in self.state}) < len(self.state):
+            raise manifest_error(f"{where}: state: an input occurs twice")
+
+    def _check_signature(self, where: str) -> None:
+        """Checks that the parameters contain each input leaf once.
+
+        States may be absent from the parameters.
+        """
+        states = {s.input for s in self.state}
+        leaves: list[int] = []
+        for parameter in self.signature:
+            tree.check(parameter.tree, len(self.inputs))
+            own = tree.leaves(parameter.tree)
+            if set(own) & states and not set(own) <= states:
+                raise manifest_error(
+                    f"{where}: the parameter {parameter.name[:80]} contains states and other inputs; "
+                    "a parameter contains states only, or none"
+                )
+            leaves += own
+        if sorted([*leaves, *(states - set(leaves))]) != list(range(len(self.inputs))):
+            raise manifest_error(
+                f"{where}: the signature must contain each of the {len(self.inputs)} input leaves once; "
+                f"it contains {sorted(leaves)[:20]}"
+            )
+
+    def _check_result(self, where: str) -> None:
+        """Checks that the result's tree contains each output leaf, except those of states."""
+        tree.check(self.result, len(self.outputs))
+        leaves = {*tree.leaves(self.result)}
+        if sorted([*leaves, *(s.output for s in self.state)]) != list(range(len(self.outputs))):
+            raise manifest_error(
+                f"{where}: the result's tree must contain all {len(self.outputs)} output leaves"
+                f"{' except those of states' if self.state else ''}"
+            )
+
+    @property
+    def states(self) -> list[str]:
+        """The names of the states."""
+        return [self.inputs[s.input].name for s in self.state]
+
+
+def _read_input_type(value: Any, dims: Mapping[str, Dim], where: str) -> str:
+    """Reads the type of an input, such as `float32[B,3,32*H,W]`, and checks its dtype and its dims."""
+    match = _TYPE.match(read_text(value, where))
+    sizes = [_SIZE.match(s) for s in match[2].split(",")] if match and match[2] else []
+    if not match or len(sizes) > MAX_RANK or not all(sizes):
+        raise manifest_error(f"{where}: {value[:60]!r} is not a type such as float32[B,3,32*H,W]")
+    if match[1] not in ITEM_BYTES:
+        raise manifest_error(f"{where}: {value[:60]!r} has an unknown dtype; known: {', '.join(ITEM_BYTES)}")
+    if any(int(size) >= 2**63 for size in match[2].split(",") if size.isdecimal()):
+        raise manifest_error(f"{where}: {value[:60]!r} has a size of more than 63 bits")
+    for size in sizes:
+        if size and size[1] and size[1] not in dims:
+            raise manifest_error(
+                f"{where}: {value[:60]!r} names the dim {size[1][:60]!r}; "
+                f"known: {guard_forms.some(dims) or 'none'}"
+            )
+    return str(value)
+
+
+def _read_parameter(value: Any, where: str) -> Parameter:
+    if not isinstance(value, list) or len(value) != 4 or type(value[3]) is not bool:
+        raise manifest_error(f"{where}: expected [name, kind, tree, default], got {str(value)[:60]}")
+    kind = read_choice(value[1], ("positional", "keyword"), where)
+    return Parameter(read_name(value[0], where), kind, value[2], value[3])  # the entry checks the tree

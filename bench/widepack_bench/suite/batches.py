@@ -1,0 +1,141 @@
+"""Compares the answers of all contestants at one batch, then times them in one race."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..baselines.compiled import at_most
+from ..baselines.members import reason
+from ..baselines.table import Run, difference, padding_kept
+from ..errors import BenchError
+from ..measure import race as noise
+from ..report.row import Row
+
+Progress = Callable[[str, int, int], None]
+
+EAGER = ("loop", "vmap")  # Baselines that need no compilation.
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds of timing for each batch, and seconds that each baseline may take to compile."""
+
+    budget_s: float
+    compile_limit_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInputs:
+    """The inputs of one call. sizes: of the named dims."""
+
+    batch: int
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    sizes: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchContest:
+    """The contestants of a comparison, the same for all batches.
+
+    wide: the wide model. others: the wide model loaded in other ways. loop: the members one after another,
+    whose answers are expected. baselines: those that could be made. skipped: the reasons why the others could
+    not. members: N. sync: waits for the device; None on the CPU.
+    """
+
+    wide: Run
+    others: Mapping[str, Run]
+    loop: Run
+    baselines: Mapping[str, Run]
+    skipped: Mapping[str, str]
+    members: int
+    limits: Limits
+    sync: noise.Call | None
+    progress: Progress | None
+
+    def row(self, inputs: BatchInputs) -> Row:
+        """Compares all answers, then times. Raises: BenchError if a wide model's answers differ from the
+        loop's.
+        """
+        with padding_kept():
+            expected = self.loop(*inputs.args, **inputs.kwargs)
+        _check("the wide model", self.wide, inputs, expected)
+        skipped = dict(self.skipped)
+        others = self._right_others(inputs, expected, skipped)
+        calls = self._right_baselines(inputs, expected, skipped)
+        if not calls:
+            raise BenchError(
+                f"batch {inputs.batch}: no baseline runs: "
+                f"{'; '.join(f'{k}: {v}' for k, v in skipped.items())}"
+            )
+        if self.progress:
+            self.progress(f"batch {inputs.batch}: measuring", 0, 1)
+        race = noise.race(
+            _bound(self.wide, inputs), calls, others=others, budget_s=self.limits.budget_s, sync=self.sync
+        )
+        return Row.of(inputs.batch, inputs.sizes, race, skipped, self.members)
+
+    def _right_others(
+        self, inputs: BatchInputs, expected: Any, skipped: dict[str, str]
+    ) -> dict[str, noise.Call]:
+        """Returns the calls of the other loaded models. Raises: BenchError for wrong answers."""
+        calls: dict[str, noise.Call] = {}
+        for name, run in self.others.items():
+            try:
+                _check(name, run, inputs, expected)
+            except BenchError:
+                raise
+            except Exception as error:  # noqa: BLE001  # backends raise errors of any class
+                skipped[name] = reason(error)
+            else:
+                calls[name] = _bound(run, inputs)
+        return calls
+
+    def _right_baselines(
+        self, inputs: BatchInputs, expected: Any, skipped: dict[str, str]
+    ) -> dict[str, noise.Call]:
+        """Returns the calls of the baselines that run with right answers."""
+        calls: dict[str, noise.Call] = {}
+        for number, (name, run) in enumerate(self.baselines.items()):
+            if self.progress and name not in EAGER:
+                self.progress(f"batch {inputs.batch}: preparing {name}", number, len(self.baselines))
+            wrong = _wrong(run, inputs, expected, self.limits.compile_limit_s)
+            if wrong:
+                skipped[name] = wrong
+            else:
+                calls[name] = _bound(run, inputs)
+        return calls
+
+
+def _check(name: str, run: Run, inputs: BatchInputs, expected: Any) -> None:
+    """Compares a wide model's answers with the loop's. Raises: BenchError where they differ."""
+    with padding_kept():
+        wrong = difference(run(*inputs.args, **inputs.kwargs), expected)
+    if wrong:
+        raise BenchError(
+            f"batch {inputs.batch}: {name} does not give the members' answers, so its time means "
+            f"nothing: {wrong}. Run `widepack verify` for details."
+        )
+
+
+def _wrong(run: Run, inputs: BatchInputs, expected: Any, limit_s: float) -> str:
+    """Returns why a baseline cannot be timed here; empty where it can."""
+    try:
+        with at_most(limit_s):
+            with padding_kept():
+                wrong = difference(run(*inputs.args, **inputs.kwargs), expected)
+            run(*inputs.args, **inputs.kwargs)  # Compiles the form that is timed.
+    except Exception as error:  # noqa: BLE001  # compilers raise errors of any class
+        return reason(error)
+    return wrong and f"its answers are not the loop's: {wrong}"
+
+
+def _bound(run: Run, inputs: BatchInputs) -> noise.Call:
+    """Returns the call that is timed, with as little Python around it as possible."""
+    args, kwargs = inputs.args, inputs.kwargs
+    if len(args) == 1 and not kwargs:
+        (only,) = args
+        return lambda: run(only)
+    return lambda: run(*args, **kwargs)

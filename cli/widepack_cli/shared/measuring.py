@@ -1,0 +1,93 @@
+"""Options and output that the benchmark commands have in common: `bench`, `bench-layers`, `bench-suite`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+BASELINES = (
+    "loop",
+    "compiled-member",
+    "compiled-loop",
+    "vmap",
+    "vmap-compiled",
+    "onnxruntime",
+    "cuda-graph-loop",
+)
+
+device_option = click.option(
+    "--device", default="cpu", show_default=True, help="The device of all contestants: cpu, cuda, cuda:1."
+)
+baseline_option = click.option(
+    "--baseline",
+    "baselines",
+    metavar="NAME",
+    multiple=True,
+    help=f"A baseline to compare with: {', '.join(BASELINES)}. Repeatable. Default: all of them.",
+)
+tune_option = click.option(
+    "--tune", is_flag=True, help="Tune each artifact on this machine before it is timed."
+)
+
+
+def thread_options(f: F) -> F:
+    """`--threads` and `--pin`."""
+    f = click.option("--pin", is_flag=True, help="Bind the process to as many processors as it has threads.")(
+        f
+    )
+    return click.option(
+        "--threads",
+        type=click.IntRange(min=1),
+        help="Threads inside an op. Default: torch's number for `bench`, 1 for `bench-layers` "
+        "and `bench-suite`.",
+    )(f)
+
+
+def measuring_options(f: F) -> F:
+    """`--budget`, `--compile-limit`, `--threads` and `--pin`."""
+    f = click.option(
+        "--compile-limit",
+        type=click.FloatRange(min=0, min_open=True),
+        default=600.0,
+        show_default=True,
+        help="Seconds that one baseline may take to compile. A slower one is left out.",
+    )(thread_options(f))
+    return click.option(
+        "--budget",
+        type=click.FloatRange(min=0, min_open=True),
+        default=20.0,
+        show_default=True,
+        help="Seconds of measuring for each batch size, without compilation. "
+        "It may take three times as long while intervals are wide.",
+    )(f)
+
+
+def counts(_ctx: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
+    """A click callback: numbers of members; empty if the option is not given."""
+    from .options import batch_list
+
+    return () if value is None else batch_list(_ctx, parameter, value)
+
+
+def refuse_folder(option: str, path: str | None) -> None:
+    """Refuses a folder where a file is expected. Raises: click.BadParameter."""
+    if path and path != "-" and Path(path).is_dir():
+        raise click.BadParameter(f"{path} is a folder; give the path of a file", param_hint=option)
+
+
+def as_text(document: Any) -> str:
+    """Returns a JSON document as the text of a file."""
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def write(path: str, text: str) -> None:
+    """Writes a file that appears complete or not at all."""
+    from widepack.system.atomic_file import whole
+
+    with whole(Path(path), force=True) as temporary:
+        temporary.write_text(text, encoding="utf-8")

@@ -1,0 +1,25 @@
+"""Lines that several commands print about a report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def damaged(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns a line for each output in which only some members answer NaN or inf."""
+    return [
+        f"{'not finite':<13}member {r['member']}: {r['numbers']:,} of {r['of']:,} numbers "
+        f"of output {r['output']} "
+        f"of {r['entry']} are NaN or inf, and the answers of all other members are finite: check its weights"
+        for r in rows
+    ]
+
+
+def some(names: Sequence[str], at_most: int = 20) -> str:
+    """Returns the names in one line; a long list is shortened in the middle."""
+    return (
+        ", ".join(names)
+        if len(names) <= at_most
+        else f"{', '.join(names[: at_most // 2])}, ..., {', '.join(names[-3:])}"
+    )

@@ -1,0 +1,389 @@
+"""Writes the numbers of README.md and docs/ from the measurements in bench/results/*.json.
+
+    python scripts/docs/result_pages.py            # writes them into the pages
+    python scripts/docs/result_pages.py --check    # exit code 1 if a page is not up to date
+
+A page marks the place of a generated part with its name:
+
+    <!-- generated: suite -->
+    ...
+    <!-- end of generated -->
+
+`PARTS` has one function for each name. Nobody types a measured number into a page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from widepack_bench.layers import table as layer_table
+from widepack_bench.suite import table as suite_table
+from widepack_bench.text import duration
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = (
+    "README.md",
+    "docs/results/networks.md",
+    "docs/results/layers.md",
+    "docs/results/architectures.md",
+    "docs/results/service.md",
+    "docs/explanation/publishing.md",
+)
+MARK = re.compile(r"(<!-- generated: ([\w-]+) -->\n)(.*?)(<!-- end of generated -->)", re.DOTALL)
+README_ROWS = ("mlp-b32", "resnet18", "vit", "bert", "lstm", "unet")
+
+
+def read(name: str) -> Any:
+    """A document of bench/results."""
+    return json.loads((ROOT / "bench" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def filled(text: str) -> str:
+    """The text of a page with all its generated parts made again."""
+    return MARK.sub(lambda m: f"{m[1]}{PARTS[m[2]]().rstrip()}\n{m[4]}", text)
+
+
+def _suite(threads: int) -> str:
+    document = read("suite-cpu")
+    ending = f", {threads} thread" + ("" if threads == 1 else "s")
+    rows = {key: row for key, row in document["rows"].items() if key.endswith(ending)}
+    return suite_table.table({**document, "rows": rows, "summary": suite_table.summary(rows)})
+
+
+def _lines_as_list(text: str) -> str:
+    """A table with the lines below it as a list, which Markdown does not join."""
+    rows, _, notes = text.partition("\n\n")
+    return rows + "\n\n" + "\n".join(f"- {line}" for line in notes.splitlines() if line)
+
+
+def suite_one_thread() -> str:
+    return _lines_as_list(_suite(1))
+
+
+def suite_two_threads() -> str:
+    return _lines_as_list(_suite(2))
+
+
+def suite_six_rows() -> str:
+    """Six rows of the suite, on one thread: the table of the README."""
+    rows = read("suite-cpu")["rows"]
+    lines = [
+        "| network | members | batch | widepack | fastest alternative | speedup | over the eager loop |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in README_ROWS:
+        row = rows[f"{name}, 1 thread"]
+        (found,) = row["report"]["rows"]
+        fastest, looped = found["baselines"][found["fastest"]], found["baselines"]["loop"]
+        ratio = found["ratio"]
+        lines.append(
+            f"| {row['title']} | {row['members']} | {row['batch']} | {duration(found['median_ms'])} "
+            f"| {found['fastest']}, {duration(fastest['median_ms'])} "
+            f"| {ratio['value']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}] | "
+            f"{looped['ratio']['value']:.2f} |"
+        )
+    env = rows[f"{README_ROWS[0]}, 1 thread"]["report"]["environment"]
+    versions = env["versions"]
+    lines += [
+        "",
+        f"{env['date']}, {env['device']}, one thread, torch {versions['torch']}. Weights "
+        "are random and plans are tuned.",
+        "A speedup is a time over widepack's, with its 95% interval.",
+    ]
+    return "\n".join(lines)
+
+
+def layers() -> str:
+    return _lines_as_list(layer_table.markdown(read("primitives-cpu")))
+
+
+def blocks() -> str:
+    document = read("blocks-cpu")
+    found = document["summary"]
+    lines = [
+        f"{found['holds']} of {found['measured']} blocks hold. The geometric mean of the "
+        "ratios to the fastest "
+        f"baseline is {found['geometric_mean']:.2f}.",
+        "",
+        "| block | ratio | verdict |",
+        "|---|---|---|",
+    ]
+    for key, row in document["rows"].items():
+        ratio = row["ratio"]
+        lines.append(
+            f"| {key.split(',')[0].removeprefix('block:')} | {ratio['value']:.2f} "
+            f"[{ratio['low']:.2f}, {ratio['high']:.2f}] | {row['verdict']} |"
+        )
+    return "\n".join([*lines, "", _where(document["environment"])])
+
+
+def _where(environment: Mapping[str, Any]) -> str:
+    threads = environment["threads"]
+    words = f"{threads} thread" + ("" if threads == 1 else "s")
+    parts = [
+        environment.get("date", ""),
+        environment["device"],
+        words,
+        f"torch {environment['versions']['torch']}",
+    ]
+    return ", ".join(p for p in parts if p) + "."
+
+
+def _value(interval: Mapping[str, Any], unit: float = 1.0, form: str = ".2f") -> str:
+    value, low, high = (interval[key] / unit for key in ("value", "low", "high"))
+    return f"{value:{form}} [{low:{form}}, {high:{form}}]"
+
+
+def zoo() -> str:
+    """What 237 architectures of public packages gave."""
+    document, again = read("zoo-cpu"), read("zoo-cpu")["sample_of_60"]
+    found = document["summary"]
+    lines = [
+        f"- {found['entries']} architectures that export with a dynamic batch were tried, "
+        "with 3 members each. "
+        f"{found['right_shared']} are right with shared inputs and {found['right_each']} "
+        "with one input for each member.",
+        *(f"- `{name}` is not: {why}." for name, why in document["failed"].items()),
+        f"- Silently wrong: {found['silently_wrong']}.",
+        f"- In {found['wide_share_at_least_98']}, at least 98% of the nodes that read "
+        "members' own weights run wide.",
+        f"- Kernels of the wide program over one member's: {found['kernels_median']:.2f} in the median, "
+        f"{found['kernels_p90']:.2f} at the 90th percentile.",
+        f"- A build on one thread takes {again['build_s_median']:.1f} s in the median and "
+        f"{again['build_s_p90']:.0f} s at the "
+        "90th percentile (a seeded sample of 60).",
+        f"- Isolation in that sample: {again['isolation']}.",
+        "",
+        f"{document['machine'].split(';')[0]}, torch {document['torch']}, python {document['python']}.",
+    ]
+    return "\n".join(lines)
+
+
+def unseen() -> str:
+    document = read("unseen-cpu")
+    commits = list(document["summary"].items())
+    tried, right = (sum(c[key] for _, c in commits[1:]) for key in ("tried", "right"))
+    (_, first), *_ = commits
+    return (
+        "Architectures that were in no list before, tried once as they come: first "
+        f"{first['right']} of {first['tried']} "
+        f"were right. After that list was worked on, {right} of {tried} others, again tried once, were right."
+    )
+
+
+def zoo_onnx() -> str:
+    found = read("zoo-onnx")["summary"]
+    return (
+        f"Of a seeded sample of {found['entries']}, torch's own exporter takes "
+        f"{found['torch_exporter_takes']} single "
+        f"members with a dynamic batch. Of these, {found['widepack_right_of_those']} "
+        "answer in ONNX Runtime as wide programs "
+        f"within float32 rounding ({found['torch_right_of_those']} as torch writes them "
+        f"alone). Of all {found['entries']}, "
+        f"{found['widepack_right']} do; one has complex numbers inside."
+    )
+
+
+def zoo_speed() -> str:
+    document = read("zoo-speed-cpu")
+    found = document["summary"]
+    quiet = found["rows"] - found["verdicts"].get("noisy", 0)
+    slower = [row for row in found["does_not_hold"] if row["verdict"] == "slower"]
+    lines = [
+        f"Without tuning, over a seeded sample of {found['entries']} architectures (8 "
+        "members, batches 1 and 8), "
+        f"{found['verdicts']['holds']} of {quiet} rows that were quiet enough hold "
+        "against the faster of eager loop and vmap. "
+        f"The geometric mean is {found['geomean_ratio']:.1f} times as fast, and "
+        f"{found['geomean_over_loop']:.1f} times as fast as the loop.",
+        "",
+        "| slower | batch | baseline | ratio |",
+        "|---|---|---|---|",
+        *(
+            f"| {row['entry']} | {row['batch']} | {row['fastest']} | {row['ratio']['value']:.2f} |"
+            for row in slower
+        ),
+        "",
+        _where(document["environment"]),
+    ]
+    return "\n".join(lines)
+
+
+def call_overhead() -> str:
+    document = read("call-overhead-cpu")
+    lines = ["| call | beyond the bare graph, us |", "|---|---|"]
+    lines += [
+        f"| `{name}` | {_value(row['over_us'], form='.1f')} |" for name, row in document["rows"].items()
+    ]
+    return "\n".join([*lines, "", _where(document["environment"])])
+
+
+def first_answer() -> str:
+    document = read("first-answer-cpu")
+    lines = ["| process | to its first answer, beyond `import torch`, s |", "|---|---|"]
+    lines += [
+        f"| {name} | {_value(row['beyond_torch_ms'], 1000)} |" for name, row in document["rows"].items()
+    ]
+    size = document["weights_bytes"] / 1e6
+    return "\n".join([*lines, "", f"{size:.0f} MB of weights. {_where(document['environment'])}"])
+
+
+def load_1gb() -> str:
+    document = read("load-1gb-cpu")
+    loads = [row for row in document["loads"] if row["prologue"] == "on"]
+    first = [row["load_s"] for row in loads if row["probe"] == "run"]
+    later = [row["load_s"] for row in loads if row["probe"] != "run"]
+    share = max(row["anon_share_of_weights"] for row in document["loads"])
+    return "\n".join(
+        [
+            f"- An artifact of {document['weights_bytes'] / 1e9:.2f} GB loads in "
+            f"{statistics.median(later):.2f} s beyond "
+            f"`import torch`, and in {statistics.median(first):.2f} s the first time, when it "
+            "runs the probe.",
+            f"- The load takes {share:.1%} of the weights' size in private memory: the "
+            "weights stay in the mapped file.",
+            f"- `widepack --help` takes {statistics.median(document['help_s']):.2f} s, `widepack inspect` "
+            f"{statistics.median(document['inspect_s']):.2f} s.",
+            "",
+            _where(document["environment"]),
+        ]
+    )
+
+
+def build_memory() -> str:
+    lines = [
+        "| members | MB each | limit, MB | private memory above the start, MB | all "
+        "stages, s | stacking over `cp` |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, row in read("build-memory-cpu")["rows"].items():
+        speed = f"{row['stacking_of_cp_speed']:.2f}" if "stacking_of_cp_speed" in row else ""
+        lines.append(
+            f"| {row['members']} ({name.split(',')[0]}) | {row['member_mb']} | {row['limit_mb'] or ''} "
+            f"| {row['private_above_base_mb']['peak']:.0f} | {sum(row['seconds'].values()):.0f} | {speed} |"
+        )
+    return "\n".join(lines)
+
+
+def subset() -> str:
+    document = read("subset-cpu")
+    lines = [
+        f"| members of {document['members']} | their share | read from the disk |",
+        "|---|---|---|",
+    ]
+    for row in document["rows"]:
+        names = (
+            ", ".join(map(str, row["members"]))
+            if len(row["members"]) < 4
+            else f"{len(row['members'])} members, spread"
+        )
+        lines.append(f"| {names} | {row['expected']:.2%} | {row['part']:.2%} |")
+    return "\n".join([*lines, "", _where(document["environment"])])
+
+
+def swaps() -> str:
+    document = read("swap-cpu")
+    calls, pause, copy, wait = (document[key] for key in ("calls_ms", "pause_ms", "copy_ms", "wait_ms"))
+    return "\n".join(
+        [
+            f"{document['members']} members of a residual MLP of {document['layers']} layers; "
+            f"{document['calls']:,} calls of "
+            f"{document['threads']} threads during {document['swaps']} swaps, on "
+            f"{document['environment']['cpus']} cores.",
+            "",
+            f"- Answers that were not completely of one version of each member: {document['torn']}.",
+            f"- p99 of the calls: {calls['with']['p99']:.0f} ms; without swaps "
+            f"{calls['without']['p99']:.0f} ms.",
+            f"- The pause: {pause['p50']:.1f} ms in the median, of which {copy['p50']:.1f} ms is for writing "
+            f"{document['bytes_a_swap'] / 1e6:.1f} MB.",
+            f"- The longest pause: {pause['most']:.1f} ms; in the longest wait, running calls "
+            f"took {wait['most']:.1f} ms to end.",
+            "",
+            _where(document["environment"]),
+        ]
+    )
+
+
+def kills() -> str:
+    document = read("kills")
+    random, steps = document["random"], document["steps"]
+    bad = random["damaged_or_missing"] + steps["damaged_or_missing"]
+    left = random["litter_left_by_the_next_writer"] + steps["litter_left_by_the_next_writer"]
+    return "\n".join(
+        [
+            f"This was tested with {random['killed']} SIGKILLs at random moments of first "
+            "builds, builds, updates and appends,",
+            f"and with {steps['killed']} more, one before each step that these take in the "
+            "folder. Artifacts that were damaged or",
+            f"missing afterwards: {bad}. Files that the next writer did not remove: {left}.",
+        ]
+    )
+
+
+def fuzz() -> str:
+    runs = read("fuzz")
+    lines = ["| mode | damaged artifacts | refused | loaded | other outcomes |", "|---|---|---|---|---|"]
+    for run in runs:
+        outcomes: dict[str, int] = dict(run["outcomes"])
+        refused = outcomes.pop("refused", 0)
+        loaded = outcomes.pop("loaded", 0) + outcomes.pop("same", 0)
+        rest = ", ".join(f"{name} {count}" for name, count in outcomes.items())
+        lines.append(
+            f"| {run['mode']}, seed {run['seed']} | {run['cases']:,} | {refused:,} | "
+            f"{loaded:,} | {rest or 'none'} |"
+        )
+    return "\n".join(lines)
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "suite-six-rows": suite_six_rows,
+    "suite-one-thread": suite_one_thread,
+    "suite-two-threads": suite_two_threads,
+    "layers": layers,
+    "blocks": blocks,
+    "zoo": zoo,
+    "unseen": unseen,
+    "zoo-onnx": zoo_onnx,
+    "zoo-speed": zoo_speed,
+    "call-overhead": call_overhead,
+    "first-answer": first_answer,
+    "load-1gb": load_1gb,
+    "build-memory": build_memory,
+    "subset": subset,
+    "swaps": swaps,
+    "kills": kills,
+    "fuzz": fuzz,
+}
+
+
+def stale() -> list[str]:
+    """The pages whose generated parts are not those of bench/results."""
+    texts = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
+    return [page for page, text in texts.items() if filled(text) != text]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Writes or checks the pages. Returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit code 1 if a page is not up to date"
+    )
+    check = parser.parse_args(arguments).check
+    pages = stale()
+    for page in pages:
+        print(f"{page}: {'not up to date; run scripts/docs/result_pages.py' if check else 'written'}")
+        if not check:
+            path = ROOT / page
+            path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
+    return int(check and bool(pages))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

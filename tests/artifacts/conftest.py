@@ -1,0 +1,20 @@
+"""Fixtures for the tests of writer and reader."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from stores import build
+
+from widepack_artifacts.manifest import Manifest
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ens.wide"
+
+
+@pytest.fixture
+def made(path: Path) -> Manifest:
+    return build(path)

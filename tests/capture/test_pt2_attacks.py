@@ -1,0 +1,291 @@
+"""Tests `.pt2` files that were edited: they are refused, and no code of a file runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from capture.pt2_files import DYNAMIC, QUICK, Small, program_of, save, seeded
+from widepack import build
+from widepack.errors import (
+    WidepackError,
+)
+
+
+def rewrite(path: Path, change: Callable[[dict[str, bytes]], object]) -> Path:
+    """Writes the file with some of its records changed."""
+    with zipfile.ZipFile(path) as archive:
+        records = {n.partition("/")[2]: archive.read(n) for n in archive.namelist()}
+    change(records)
+    out = path.with_name("hurt.pt2")
+    with zipfile.ZipFile(out, "w") as archive:
+        for name, data in records.items():
+            archive.writestr(f"hurt/{name}", data)
+    return out
+
+
+def model(change: Callable[[dict[str, Any]], object]) -> Callable[[dict[str, bytes]], object]:
+    return lambda records: _edit(records, "models/model.json", change)
+
+
+def weights(change: Callable[[dict[str, Any]], object]) -> Callable[[dict[str, bytes]], object]:
+    return lambda records: _edit(
+        records, "data/weights/model_weights_config.json", lambda v: change(v["config"])
+    )
+
+
+def _edit(records: dict[str, bytes], name: str, change: Callable[[dict[str, Any]], object]) -> None:
+    value = json.loads(records[name])
+    change(value)
+    records[name] = json.dumps(value).encode()
+
+
+def graph(v: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = v["graph_module"]["graph"]
+    return found
+
+
+def size_of_x(v: dict[str, Any], expr: str) -> None:
+    graph(v)["tensor_values"]["x"]["sizes"][0] = {"as_expr": {"expr_str": expr, "hint": {"as_int": 4}}}
+
+
+def call_spec(v: dict[str, Any], kind: str) -> None:
+    row = v["graph_module"]["module_call_graph"][0]["signature"]
+    row["out_spec"] = json.dumps(
+        [
+            1,
+            {
+                "type": kind,
+                "context": '{"__enum__": true, "fqn": "os:system", "name": "x"}',
+                "children_spec": [],
+            },
+        ]
+    )
+
+
+EVIL = "__import__('os').mkdir('evil-was-here')"
+ATTACKS: list[tuple[str, Callable[[dict[str, bytes]], object], str]] = [
+    (
+        "another op",
+        model(lambda v: graph(v)["nodes"][0].update(target="torch.ops.aten.from_file.default")),
+        "holds the op aten.from_file.default",
+    ),
+    (
+        "a python function",
+        model(lambda v: graph(v)["nodes"][0].update(target="torch.hub.load")),
+        "holds the op",
+    ),
+    ("no function", model(lambda v: graph(v)["nodes"][0].update(target="os.system")), "holds the op"),
+    ("an extension", model(lambda v: graph(v)["nodes"][0].update(target="#evil:op")), "holds the op"),
+    (
+        "an op that writes",
+        model(
+            lambda v: graph(v)["nodes"][0].update(
+                target="torch.ops.aten.relu_.default", inputs=graph(v)["nodes"][0]["inputs"][:1]
+            )
+        ),
+        "writes into a value",
+    ),
+    (
+        "an expression",
+        model(lambda v: size_of_x(v, EVIL)),
+        "a size is a number, or a whole multiple of a dynamic dim",
+    ),
+    ("a long expression", model(lambda v: size_of_x(v, "Pow(Integer(9), Integer(9))")), "a size is a number"),
+    (
+        "a condition",
+        model(lambda v: v.update(guards_code=[EVIL])),
+        "a condition that cannot be written as arithmetic over named dims",
+    ),
+    (
+        "a condition of another input",
+        model(lambda v: v.update(guards_code=["L['z'].size()[0] <= 3"])),
+        "is of no input that is known",
+    ),
+    (
+        "no conditions",
+        model(lambda v: v.pop("guards_code")),
+        "does not write down under which conditions it holds",
+    ),
+    (
+        "another schema",
+        model(lambda v: v["schema_version"].update(major=9)),
+        "is a torch.export program of schema 9, but widepack reads 8",
+    ),
+    ("a tree of another class", model(lambda v: call_spec(v, "os.system")), "gives a os.system"),
+    (
+        "a name",
+        model(lambda v: graph(v)["nodes"][0]["outputs"][0]["as_tensor"].update(name="a\n")),
+        "is no name",
+    ),
+    (
+        "a value before it is made",
+        model(lambda v: graph(v)["nodes"][0]["inputs"][0]["arg"]["as_tensor"].update(name="linear")),
+        "read before it is computed",
+    ),
+    (
+        "two values of one name",
+        model(lambda v: graph(v)["nodes"].insert(1, graph(v)["nodes"][0])),
+        "two values are called",
+    ),
+    (
+        "a keyword",
+        model(lambda v: graph(v)["nodes"][0]["inputs"][1].update(name="evil", kind=2)),
+        "after one by name",
+    ),
+    (
+        "a large number",
+        model(lambda v: graph(v)["nodes"][0]["inputs"][0].update(arg={"as_int": 2**70})),
+        "outside 64 bits",
+    ),
+    (
+        "a dtype",
+        model(lambda v: graph(v)["tensor_values"]["x"].update(dtype=99)),
+        "has no known dtype",
+    ),
+    (
+        "a graph",
+        model(
+            lambda v: graph(v)["nodes"][0]["inputs"][0].update(arg={"as_graph": {"name": "x", "graph": {}}})
+        ),
+        "an argument of kind 'as_graph'",
+    ),
+    (
+        "a custom object",
+        model(lambda v: v["graph_module"]["signature"]["input_specs"].append({"custom_obj": {}})),
+        "holds an input of kind 'custom_obj'",
+    ),
+    (
+        "a weight that is not there",
+        model(
+            lambda v: v["graph_module"]["signature"]["input_specs"][0]["parameter"].update(
+                parameter_name="no"
+            )
+        ),
+        "reads no",
+    ),
+    ("no JSON", lambda r: r.update({"models/model.json": b"{"}), "not JSON"),
+    ("a key twice", lambda r: r.update({"models/model.json": b'{"a": 1, "a": 2}'}), "occurs twice"),
+    ("depth", lambda r: r.update({"models/model.json": b"[" * 100_000}), "nested over"),
+    (
+        "two programs",
+        lambda r: r.update({"models/other.json": b"{}"}),
+        "is an archive of 2 torch.export programs",
+    ),
+    ("no weights", lambda r: r.pop("data/weights/model_weights_config.json"), "in an unsupported format"),
+    (
+        "pickled",
+        weights(lambda c: c["fc.weight"].update(use_pickle=True)),
+        "has a pickled fc.weight, and loading it can run code",
+    ),
+    (
+        "a path",
+        weights(lambda c: c["fc.weight"].update(path_name="../../models/no")),
+        "fc.weight has no bytes",
+    ),
+    (
+        "past its bytes",
+        weights(lambda c: c["fc.weight"]["tensor_meta"].update(storage_offset={"as_int": 1})),
+        "fc.weight needs 28 bytes, its record has 24",
+    ),
+    (
+        "strides",
+        weights(lambda c: c["fc.weight"]["tensor_meta"].update(strides=[{"as_int": 2**40}, {"as_int": 1}])),
+        "its record has 24",
+    ),
+    (
+        "negative",
+        weights(lambda c: c["fc.weight"]["tensor_meta"].update(strides=[{"as_int": -3}, {"as_int": 1}])),
+        "fc.weight has no shape",
+    ),
+    (
+        "a symbolic weight",
+        weights(lambda c: c["fc.weight"]["tensor_meta"].update(sizes=[{"as_expr": {}}, {"as_int": 3}])),
+        "fc.weight has no shape",
+    ),
+    (
+        "no bytes",
+        lambda r: r.update({"data/weights/weight_0": b""}),
+        "is a torch.export program without its weights",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(
+        save(
+            tmp_path_factory.mktemp("small") / "a.pt2",
+            seeded(Small, 0),
+            torch.randn(4, 3),
+            dims={"x": {0: DYNAMIC}},
+        )
+    )
+
+
+@pytest.mark.parametrize(("change", "words"), [row[1:] for row in ATTACKS], ids=[row[0] for row in ATTACKS])
+def test_an_edited_program_is_refused(
+    change: Callable[[dict[str, bytes]], object],
+    words: str,
+    small: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    copied = tmp_path / "a.pt2"
+    copied.write_bytes(small.read_bytes())
+    with pytest.raises(WidepackError) as caught:
+        build([rewrite(copied, change)], tmp_path / "e.wide", **QUICK)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "evil-was-here").exists()
+    assert not (tmp_path / "e.wide").exists()
+
+
+def test_example_inputs_that_are_pickled_code_are_not_run(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import io
+    import pickle
+
+    class Evil:
+        def __reduce__(self) -> Any:
+            return os.mkdir, ("evil-was-here",)
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.pt2").write_bytes(small.read_bytes())
+    file = io.BytesIO()
+    torch.save(Evil(), file)
+    for data in (pickle.dumps(Evil()), file.getvalue()):
+        path = rewrite(
+            tmp_path / "a.pt2",
+            lambda records, data=data: records.update(  # type: ignore[misc]
+                {"data/sample_inputs/model.pt": data}
+            ),
+        )
+        build([path], tmp_path / "e.wide", force=True, **QUICK)  # its float inputs are drawn
+        assert not (tmp_path / "evil-was-here").exists()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.binary(min_size=1, max_size=6))
+def test_a_program_overwritten_anywhere_is_read_or_refused(
+    small: Path, tmp_path_factory: pytest.TempPathFactory, at: int, data: bytes
+) -> None:
+    path = tmp_path_factory.mktemp("hurt") / "a.pt2"
+    whole = small.read_bytes()
+    at %= len(whole)
+    path.write_bytes((whole[:at] + data + whole[at + len(data) :])[: len(whole)])
+    try:
+        program_of(path)
+    except WidepackError as error:
+        assert "\n" not in str(error)

@@ -1,0 +1,245 @@
+"""Tests code that torch.export cannot follow: the message names the line and the way out."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import widepack
+from capture.size_members import Base, built, member, own_line, refused
+from widepack.capture.explain import user_frame, user_line
+from widepack.errors import CaptureError, VerificationError
+from widepack.ir.torch_internals import distributions_validate
+
+
+class Item(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x) / float(x.abs().max())  # here
+
+
+class Sum(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:  # here
+            return self.fc(x)
+        return -self.fc(x)
+
+
+class Loop(Base):
+    def forward(self, x: Tensor, n: Tensor) -> Tensor:
+        y: Tensor = self.fc(x)
+        for _ in range(int(n)):  # here
+            y = y + 1
+        return y
+
+
+class AsList(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x) + torch.tensor(x.sum(-1).tolist())[:, None]  # here
+
+
+class AsNumpy(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(torch.from_numpy(x.numpy() * 2))  # here
+
+
+class Printed(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(x)
+        print(f"{y.mean():.3f}")  # here
+        return y
+
+
+class Until(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(x)
+        while y.abs().max() > 1:  # here
+            y = y / 2
+        return y
+
+
+class Tried(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            if x.sum() > 0:  # here
+                return self.fc(x)
+        except RuntimeError:
+            pass
+        return -self.fc(x)
+
+
+class Cond(Base):
+    def forward(self, x: Tensor) -> Any:
+        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (self.fc(x),))  # here
+
+
+class Checked(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        assert (x > -1000).all()  # here
+        return self.fc(x)
+
+
+class Validated(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(x)
+        return torch.distributions.Normal(y, y.exp(), validate_args=True).log_prob(y + 1)  # here
+
+
+class Sampled(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(x)
+        return torch.distributions.Normal(y, y.exp()).rsample()  # here
+
+
+class Packed(Base):
+    def forward(self, x: Tensor, n: Tensor) -> Any:
+        y = self.fc(x)
+        return nn.utils.rnn.pack_padded_sequence(y, n, batch_first=True, enforce_sorted=False).data  # here
+
+
+class Scripted(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = torch.jit.script(nn.Linear(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.head(self.fc(x))  # here
+        return y
+
+
+@pytest.mark.parametrize(
+    ("make", "inputs", "words"),
+    [
+        (
+            Item,
+            ["x=float32[B,3]"],
+            [
+                "reads the value of a tensor as a Python number",
+                "Keep it a tensor, without .item(), int() and float()",
+            ],
+        ),
+        (Sum, ["x=float32[B,3]"], ["branches on the values of a tensor", "choose with torch.where"]),
+        (
+            Loop,
+            ["x=float32[B,3]", "n=int64[]:1..3"],
+            ["repeats something as often as the values of a tensor say", "an argument of the factory"],
+        ),
+        (AsList, ["x=float32[B,3]"], ["keep the values a tensor"]),
+        (AsNumpy, ["x=float32[B,3]"], ["leaves torch for NumPy", "torch's own functions"]),
+        (Printed, ["x=float32[B,3]"], ["writes the value of a tensor into a text", "Leave it out"]),
+        (Until, ["x=float32[B,3]"], ["branches on the values of a tensor", "a fixed number of steps"]),
+        (Tried, ["x=float32[B,3]"], ["branches on the values of a tensor", "choose with torch.where"]),
+        (Cond, ["x=float32[B,3]"], ["uses torch's cond", "choose with torch.where"]),
+        (Checked, ["x=float32[B,3]"], ["checks the values of a tensor", "make it before the call"]),
+        (
+            Validated,
+            ["x=float32[B,3]"],
+            ["looks at the values of a distribution's arguments", "Leave validate_args out"],
+        ),
+        (Sampled, ["x=float32[B,3]"], ["draws random numbers", "make them an input"]),
+        (
+            Packed,
+            ["x=float32[B,T,3]", "n=int64[B]:1..2"],
+            ["packs sequences by their lengths", "Run the padded sequences"],
+        ),
+        (Scripted, ["x=float32[B,3]"], ["holds head, compiled by torch.jit", "plain modules"]),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_what_no_export_can_follow(
+    make: type[nn.Module], inputs: list[str], words: list[str], tmp_path: Path
+) -> None:
+    message = refused(make, tmp_path, inputs=inputs)
+    for word in words:
+        assert word in message, message
+    assert own_line(message, make).endswith("# here")
+    assert "(unhinted" not in message
+
+
+class Coin(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(x)
+        return y * random.random()
+
+
+def test_pythons_random_numbers(tmp_path: Path) -> None:
+    message = refused(Coin, tmp_path, VerificationError, inputs=["x=float32[B,3]"])
+    assert "forward gives other answers from run to run" in message
+    assert "random numbers (of Python or NumPy" in message
+
+
+class Policy(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(x)
+        return torch.distributions.Normal(y, y.exp()).log_prob(y + 1)
+
+
+def test_distributions_do_not_validate_while_a_member_is_captured(tmp_path: Path) -> None:
+    before = distributions_validate()
+    ens, x = widepack.load(built(Policy, tmp_path, inputs=["x=float32[B,3]"])), torch.randn(5, 3)
+    assert distributions_validate() == before
+    with torch.no_grad():
+        torch.testing.assert_close(ens(x).clone(), torch.stack([member(Policy, i)(x) for i in range(2)]))
+
+
+class Endless(Base):
+    """A dict that contains itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables: dict[str, Any] = {"one": torch.ones(4)}
+        self.tables["all"] = self.tables
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(x) * self.tables["one"]
+        return y
+
+
+def test_what_contains_itself_is_told_as_that(tmp_path: Path) -> None:
+    with pytest.raises(
+        CaptureError, match="nested without end. Look for a list or dict of the member that contains itself"
+    ):
+        built(Endless, tmp_path, inputs=["x=float32[B,3]"])
+
+
+def test_the_users_line_comes_before_a_librarys() -> None:
+    torchs, library = (
+        str(Path(torch.__file__).parent / "a.py"),
+        str(Path(pytest.__file__).parent / "blocks.py"),
+    )
+    frame = lambda file, name, code: traceback.FrameSummary(file, 7, name, line=code)  # noqa: E731
+    stack = [
+        frame("/home/me/net.py", "forward", "self.up(x)"),
+        frame(torchs, "call", ""),
+        frame(library, "forward", "if n > 3:"),
+        frame(torchs, "b", ""),
+    ]
+    assert user_frame(stack) == "net.py:7 in forward: self.up(x), by way of blocks.py:7 in forward: if n > 3:"
+    assert user_frame(stack[1:]) == "blocks.py:7 in forward: if n > 3:"
+    assert user_frame(stack[:2]) == "net.py:7 in forward: self.up(x)"
+    assert user_frame([stack[1]]) == ""
+    pythons = frame(contextlib.__file__, "__enter__", "return next(self.gen)")
+    assert (
+        user_frame([*stack[:2], pythons]) == "net.py:7 in forward: self.up(x)" and user_frame([pythons]) == ""
+    ), "Python's own lines are nobody's"
+    runner = str(Path(widepack.__file__).parent / "capture" / "export.py")
+    assert (
+        user_frame([frame("/home/me/build.py", "main", "build()"), frame(runner, "export", ""), stack[2]])
+        == "blocks.py:7 in forward: if n > 3:"
+    )
+
+
+def test_lines_of_generated_code_are_left_out() -> None:
+    trace = (
+        '  File "/home/me/net.py", line 3, in forward\n    y = f(x)\n'
+        '  File "<eval_with_key>.3", line 11, in forward\n    sin = x.sin()\n'
+    )
+    assert user_line(trace) == "net.py:3 in forward"
+    assert user_line(trace, code=True) == "net.py:3 in forward: y = f(x)"
+    assert user_line("") == ""

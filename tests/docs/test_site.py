@@ -1,0 +1,103 @@
+"""The documentation site: its pages, its links, its pictures, its figures."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import result_pages
+from data_flow import OUT, picture
+from paths import ROOT
+
+from widepack.layers.catalog import LAYERS
+
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_figures_are_those_of_the_measurements() -> None:
+    """Run scripts/docs/result_pages.py after bench/results has changed."""
+    assert result_pages.stale() == []
+
+
+def test_every_generated_part_is_used() -> None:
+    texts = [(ROOT / page).read_text(encoding="utf-8") for page in result_pages.PAGES]
+    assert {name for text in texts for _, name, *_ in result_pages.MARK.findall(text)} == set(
+        result_pages.PARTS
+    )
+
+
+def test_the_picture_is_up_to_date() -> None:
+    assert OUT.read_text(encoding="utf-8") == picture()
+
+
+@pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs matplotlib: pip install 'widepack[docs]'")
+def test_the_plot_has_every_baseline_and_network(tmp_path: Path) -> None:
+    import speed_plot
+
+    text = speed_plot.OUT.read_text(encoding="utf-8")
+    for name in (*speed_plot.NAMES.values(), *speed_plot.NETWORKS.values()):
+        assert name in text
+    assert set(speed_plot.over_members()) == set(speed_plot.NAMES)
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "widepack/README.md", *PAGES], ids=str
+)
+def test_links_lead_to_files(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not re.match(r"[a-z]+:|#", link)]
+    shown = {ROOT / "docs" / made for made in ("reference/format.md", "reference/attacks.md")}
+    missing = [link for link in links if not (page.parent / link.partition("#")[0]).resolve().exists()]
+    assert not missing, shown
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 150
+    paragraphs = re.split(r"\n\s*\n", re.sub(r"^```.*?^```$", "", README, flags=re.MULTILINE | re.DOTALL))
+    long = [
+        p for p in paragraphs if not p.lstrip().startswith(("|", "<", "- ", "1.")) and len(p.splitlines()) > 4
+    ]
+    assert not long
+
+
+def test_the_page_of_layers_names_all_of_them() -> None:
+    page = (ROOT / "docs/reference/api/layers.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"`(Wide\w+)`", page)) - {"WideLayer"} == set(LAYERS)
+    assert f"There are {len(LAYERS)}:" in (ROOT / "docs/how-to/wide-layers.md").read_text(encoding="utf-8")
+
+
+def test_rooms_are_named_and_exist() -> None:
+    """widepack/README.md has every room, every room that it has exists, and so does every file."""
+    page = (ROOT / "widepack/README.md").read_text(encoding="utf-8")
+    tree = page[page.index("```text") : page.index("```\n\n")]
+    named = set(re.findall(r"^  (\w+)/ ", tree, re.MULTILINE))
+    rooms = {p.name for p in (ROOT / "widepack").iterdir() if (p / "__init__.py").is_file()}
+    assert named == rooms
+    for room, files in re.findall(r"^\| [^|]+ \| `(\w+)` \| ([^|]+) \|$", page, re.MULTILINE):
+        assert room in rooms
+        for file in re.findall(r"`([\w/]+\.py)`", files):
+            assert (ROOT / "widepack" / room / file).is_file(), (room, file)
+    for path in re.findall(r"`(\w+/[\w/]+\.py)`", page):
+        assert (ROOT / "widepack" / path).is_file(), path
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("mkdocs") is None, reason="needs mkdocs: pip install 'widepack[docs]'")
+def test_the_site_builds(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    command_line = (tmp_path / "site/reference/cli.html").read_text(encoding="utf-8")
+    assert "widepack build" in command_line and "--max-shard-size" in command_line

@@ -1,0 +1,123 @@
+"""Reads the code blocks of a Markdown page, and runs them in their order as a reader would."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import io
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
+
+from widepack_cli.main import cli
+
+BLOCK = re.compile(
+    r"^(?:<!-- not run: (?P<reason>[^\n]*?) -->\n)?```(?P<language>\w+)(?: title=\"(?P<title>[^\"]+)\")?\n"
+    r"(?P<code>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+RUN = ("python", "sh")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    language: str
+    title: str
+    code: str
+    reason: str  # why it is not run; empty if it is run
+    line: int
+
+
+def blocks(text: str) -> list[Block]:
+    """The fenced blocks of a page, from the first to the last."""
+    return [
+        Block(
+            m["language"],
+            m["title"] or "",
+            m["code"],
+            m["reason"] or "",
+            text.count("\n", 0, m.start("language")) + 1,
+        )
+        for m in BLOCK.finditer(text)
+    ]
+
+
+def run_page(text: str, name: str, folder: Path) -> None:
+    """Runs the blocks of a page in the current folder, which is `folder`. A block with a title is a file with
+    that name.
+
+    A `text` block after a block that ran is its expected output: each of its lines is in the output, in this
+    order. Numbers and times may differ, and `...` stands for anything.
+    """
+    space: dict[str, Any] = {"__name__": "page"}
+    output: str | None = None
+    for block in blocks(text):
+        where = f"{name}:{block.line}"
+        if block.title:
+            (folder / block.title).write_text(block.code, encoding="utf-8")
+        elif block.reason:
+            output = None
+        elif block.language == "python":
+            output = _run_python(block, where, space)
+        elif block.language == "sh":
+            output = "".join(_run_command(line, where) for line in _lines(block.code))
+        elif block.language == "text" and output is not None:
+            _compare(block.code, output, where)
+
+
+def _run_python(block: Block, where: str, space: dict[str, Any]) -> str:
+    printed = io.StringIO()
+    code = compile("\n" * block.line + block.code, where, "exec")
+    with contextlib.redirect_stdout(printed):
+        exec(code, space)
+    return printed.getvalue()
+
+
+def _lines(code: str) -> list[str]:
+    """The commands of a block, one each, without comments."""
+    joined = code.replace("\\\n", " ")
+    return [line for line in joined.splitlines() if line.strip() and not line.startswith("#")]
+
+
+def _run_command(line: str, where: str) -> str:
+    """Runs one command and returns what it prints. File names with `*` are expanded as a shell does."""
+    words = [
+        found
+        for word in shlex.split(line, comments=True)
+        for found in (sorted(glob.glob(word)) if "*" in word else [word])
+    ]
+    if words[0] == "widepack":
+        done = CliRunner().invoke(cli, words[1:], prog_name="widepack")
+        assert done.exit_code == 0, f"{where}: {line}\n{done.output}"
+        return done.output
+    assert words[0] == "python", f"{where}: {line}: mark the block with <!-- not run: reason -->"
+    run = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, f"{where}: {line}\n{run.stdout}{run.stderr}"
+    return run.stdout
+
+
+def _compare(expected: str, output: str, where: str) -> None:
+    """Checks that the lines of `expected` are in the output, in their order, with numbers left out of the
+    comparison.
+    """
+    rest = [_masked(line) for line in output.splitlines()]
+    for line in expected.splitlines():
+        pattern = ".*".join(re.escape(part) for part in _masked(line).split("..."))
+        at = next((i for i, found in enumerate(rest) if re.fullmatch(pattern, found)), None)
+        assert at is not None, f"{where}: the output has no line {line!r} here:\n{output}"
+        rest = rest[at + 1 :]
+
+
+def _masked(line: str) -> str:
+    """A line with each number, and each time or size with its unit, as `#`."""
+    line = re.sub(r"sha256:[0-9a-f]+", "#", line)
+    line = re.sub(r"\d[\d,]*(\.\d+)?(e[+-]?\d+)?( (ms|us|s|kB|MB|GB|B)\b)?", "#", line)
+    return re.sub(r"\s+", " ", line).strip()

@@ -1,0 +1,39 @@
+"""Reads private parts of loaded models. No other test file names them, so that a change of them is a change
+here.
+"""
+
+from __future__ import annotations
+
+from widepack.inference.binder import Binder
+from widepack.inference.entry import WideEntry
+from widepack.inference.model import WideModel
+from widepack.inference.open_artifact import OpenArtifact
+from widepack.system.gate import Gate
+
+WRITE_CHANGES = "_do"
+"""The method of `WeightChanges` that writes or restores weights."""
+
+
+def callers_inside(gate: Gate) -> dict[int, bool]:
+    """Returns the threads that are inside a gate."""
+    return gate._inside
+
+
+def artifact_of(ens: WideModel) -> OpenArtifact:
+    """Returns the open artifact of a loaded model."""
+    return ens._artifact
+
+
+def binder_of(entry: WideEntry) -> Binder:
+    """Returns what binds the calls of an entry."""
+    return entry._binder
+
+
+def remembered_calls(entry: WideEntry) -> int:
+    """Returns how many shapes of calls an entry remembers as checked."""
+    return len(entry._seen)
+
+
+def prologue_bytes(ens: WideModel) -> int:
+    """Returns the bytes of derived weights that a loaded model has in memory."""
+    return artifact_of(ens).limits.prologue.bytes

@@ -1,0 +1,88 @@
+"""Makes the member programs that several tests of simplification share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import small
+from small import node, program
+
+from widepack.lowering.lower import lower
+from widepack_artifacts.program import Kind, Node, Program, Ref
+
+NORM = ("gamma", "beta", "mean", "var")
+
+
+def ops_of(made: Program) -> list[str]:
+    return [n.op.split(".")[1] for n in made.nodes]
+
+
+def conv_norm(
+    bias: bool = True,
+    affine: bool = True,
+    more: tuple[Node, ...] = (),
+    outputs: tuple[str, ...] = ("r",),
+    conv: Node | None = None,
+) -> Program:
+    """conv -> eval batch norm -> relu."""
+    weights = {
+        "w": "float32[6,2,3,3]",
+        **({"b": "float32[6]"} if bias else {}),
+        **dict.fromkeys(NORM if affine else NORM[2:], "float32[6]"),
+    }
+    made = conv or node(
+        "c", "conv2d", Ref("x"), Ref("w"), Ref("b") if bias else None, [2, 1], [1, 1], [1, 1], 2
+    )
+    parameters = (Ref("gamma"), Ref("beta")) if affine else (None, None)
+    nodes = [
+        made,
+        node(
+            "n",
+            "_native_batch_norm_legit_no_training",
+            Ref("c"),
+            *parameters,
+            Ref("mean"),
+            Ref("var"),
+            0.1,
+            1e-3,
+        ),
+        node("n0", "operator.getitem", Ref("n"), 0),
+        node("r", "relu", Ref("n0")),
+        *more,
+    ]
+    return program(weights, {"x": "float32[B,4,6,5]"}, nodes, list(outputs))
+
+
+def wide_of(made: Program, slots: dict[str, Kind]) -> Program:
+    return lower([made], [0, 0, 0], slots, small.plan(), small.SIZES).program
+
+
+def simple_members(simple: Program, slots: dict[str, Kind]) -> Program:
+    """The simplified member program as one loop: it is a member program still."""
+    return lower(
+        [simple], [0, 0, 0], slots, small.plan(all=[n.name for n in simple.nodes]), small.SIZES
+    ).program
+
+
+def layer_norm(layers: int = 2, width: int = 4, **options: Any) -> Program:
+    nodes = [
+        node("n", "layer_norm", Ref("x"), [width], Ref("gamma"), Ref("beta"), out=f"float32[B,T,{width}]")
+    ]
+    nodes += [
+        node(
+            f"y{i}", "linear", Ref("n"), Ref(f"w{i}"), *((Ref(f"b{i}"),) if i else ()), out="float32[B,T,40]"
+        )
+        for i in range(layers)
+    ]
+    weights = {
+        "gamma": f"float32[{width}]",
+        "beta": f"float32[{width}]",
+        **{f"w{i}": f"float32[40,{width}]" for i in range(layers)},  # too wide to be joined (siblings.py)
+        "b1": "float32[40]",
+    }
+    return program(
+        weights,
+        {"x": f"float32[B,T,{width}]"},
+        [*nodes, *options.get("more", ())],
+        [f"y{i}" for i in range(layers)] + list(options.get("outputs", ())),
+    )

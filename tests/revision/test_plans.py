@@ -1,0 +1,96 @@
+"""Tests what revisions do with measured plans and with plans in the user's cache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from revisions import X, add_measured_plan, check_answers, check_refused, checked_manifest, content
+from torch import nn
+
+from widepack import append, drop, load, update
+from widepack.errors import VerificationError
+from widepack.planning import plan_cache
+from widepack.planning.plan import Plan
+from widepack.verification import wide
+from widepack.verification.tolerance import WrongValue
+from widepack_artifacts.reader import Reader
+
+
+def test_measured_plans(copy: Path, paths: list[Path]) -> None:
+    add_measured_plan(copy)
+    report = update(copy, {0: paths[3]})
+    assert (
+        report.left_out == []
+        and sum("machine" in w.plan for w in checked_manifest(copy).entries["forward"].wide) == 1
+    )
+    report = append(copy, [paths[0]], names=["more"])
+    assert (
+        len(report.left_out) == 1
+        and "theirs, 2 threads: measured with 3 members, and there are 4" in report.left_out[0]
+    )
+    assert not any("machine" in w.plan for w in checked_manifest(copy).entries["forward"].wide)
+
+
+def test_a_measured_plan_that_is_wrong(copy: Path, paths: list[Path]) -> None:
+    add_measured_plan(copy, wrong=True)
+    report = update(copy, {0: paths[3]})
+    assert (
+        len(report.left_out) == 1
+        and "theirs, 2 threads: the wide program (forward, shared) is wrong: output" in report.left_out[0]
+    )
+    assert (
+        not any("machine" in w.plan for w in checked_manifest(copy).entries["forward"].wide)
+        and report.lowered == []
+    )
+
+
+def test_a_program_that_new_weights_make_wrong(
+    copy: Path, paths: list[Path], nets: list[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Channel-packed convolutions may fail, because they add up in another order.
+
+    Then plain ones are lowered.
+    """
+    check, before = wide.check_wide, content(copy)
+    refuse = [True]
+
+    def once(*args: Any) -> None:
+        check(*args)
+        if refuse and refuse.pop():
+            args[6][0].wide.append(WrongValue("m0", "B=2", 1.0, 1.0, "made wrong"))
+
+    monkeypatch.setattr(wide, "check_wide", once)
+    report = update(copy, {0: paths[3]})
+    assert report.lowered == ["forward"] and all(
+        w.plan.get("plain") for w in checked_manifest(copy).entries["forward"].wide
+    )
+    check_answers(copy, [nets[3], nets[1], nets[2]], X)
+    before = content(copy)
+    refuse.append(True)
+    check_refused(
+        lambda: update(copy, {0: paths[0]}),
+        VerificationError,
+        "is wrong: output output, member m0",
+        "the program that was there",
+        "Nothing was published",
+    )
+    assert content(copy) == before
+
+
+def test_plans_in_the_users_cache(copy: Path, paths: list[Path]) -> None:
+    entry = Reader(copy).manifest.entries["forward"]
+    row = next(w for w in entry.wide if w.pattern == "each")
+    plan = replace(Plan.from_json(row.plan), machine="here", threads=1)
+    before = Reader(copy).manifest.digest
+    plan_cache.keep(before, "forward", "each", "cpu", [(Reader(copy).program(row.file), plan)])
+    report = update(copy, {0: paths[3]})
+    ((_, found),) = plan_cache.find(report.digest, "forward", "each", "cpu")
+    assert found == plan and report.left_out == [] and load(copy).plans("each") == [plan]
+    report = drop(copy, [0])
+    assert report.left_out == [
+        "forward, each, cpu, kept in your cache: measured with 3 members, and there are 2"
+    ]
+    assert plan_cache.find(report.digest, "forward", "each", "cpu") == []

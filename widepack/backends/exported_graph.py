@@ -1,0 +1,113 @@
+"""Assembles an ExportedProgram of torch from a program's nodes, without an export.
+
+An export would add conditions of its own (a convolution's choice of kernel limits the batch to below 16) and
+take seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
+
+from widepack_artifacts.program import Program
+
+from ..ir.fake_values import Fakes, bind_sizes_of_data
+from ..ir.torch_internals import rename_node
+from ..runtime.graph_module import graph_module
+
+
+@dataclass
+class ExportedGraph:
+    """A program as a graph with a fake value at each node: its weights, its inputs, and its output node."""
+
+    module: fx.GraphModule
+    weights: list[fx.Node]
+    inputs: list[fx.Node]
+    output: fx.Node
+
+
+def exported_graph(
+    program: Program,
+    values: Mapping[str, Any],
+    fakes: Fakes,
+    device: torch.device,
+    input_names: Sequence[str],
+) -> ExportedGraph:
+    """A program as a graph. values: the fake value of each weight, input and node, by name."""
+    module = graph_module(program, device)
+    nodes = [n for n in module.graph.nodes if n.op != "output"]
+    names = [s.name for s in (*program.weights, *program.inputs)] + [n.name for n in program.nodes]
+    for node, name in zip(nodes, names, strict=True):
+        node.meta["val"] = values[name]
+    bind_sizes_of_data(nodes, fakes)
+    count = len(program.weights)
+    inputs = nodes[count : count + len(program.inputs)]
+    for node, name in zip(inputs, input_names, strict=True):
+        rename_node(node, name)
+        node.target = node.name
+    (output,) = (n for n in module.graph.nodes if n.op == "output")
+    return ExportedGraph(module, nodes[:count], inputs, output)
+
+
+def assemble(
+    graph: ExportedGraph,
+    names: Sequence[str],
+    state: Mapping[str, torch.Tensor],
+    outputs: Sequence[fx.Node],
+    arguments: Any,
+    result: Any,
+    constraints: Mapping[Any, Any],
+) -> ExportedProgram:
+    """An ExportedProgram.
+
+    names: of the weights. state: the weights by name. arguments, result: pytrees of the input numbers and the
+    output numbers. constraints: the bounds of each symbol of a size.
+    """
+    specs = [
+        InputSpec(InputKind.BUFFER, TensorArgument(n.name), name, True)
+        for n, name in zip(graph.weights, names, strict=True)
+    ]
+    specs += [InputSpec(InputKind.USER_INPUT, TensorArgument(n.name), None) for n in graph.inputs]
+    results = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(n.name), None) for n in outputs]
+    input_names = [n.name for n in graph.inputs]
+    call = ModuleCallSignature(
+        [], [], pytree.tree_structure(arguments), pytree.tree_structure(result), input_names
+    )
+    graph.module.graph.lint()
+    graph.module.recompile()
+    return ExportedProgram(
+        root=graph.module,
+        graph=graph.module.graph,
+        graph_signature=ExportGraphSignature(specs, results),
+        state_dict=dict(state),
+        range_constraints=dict(constraints),
+        module_call_graph=[ModuleCallEntry("", call)],
+        example_inputs=None,
+        constants={},
+    )
+
+
+def size_bounds(fakes: Fakes, dims: Mapping[str, tuple[int, int | None]], least: int = 0) -> dict[Any, Any]:
+    """The bounds of each dim's symbol. least: a lower bound of every dim's lower bound."""
+    from torch.utils._sympy.numbers import int_oo
+    from torch.utils._sympy.value_ranges import ValueRanges
+
+    return {
+        fakes.dims[d].node.expr: ValueRanges(max(low, least), int_oo if high is None else high)
+        for d, (low, high) in dims.items()
+    }

@@ -1,0 +1,266 @@
+"""Makes the example call of an entry and captures one member with it.
+
+| the user gives | the source is |
+|---|---|
+| input specs, for example `x=float32[B,3,32,32]` | `SpecCalls` |
+| `sample`, `sample_kwargs`, `dynamic` | `SampleCalls` |
+| members that are torch.export programs | `ExportedCalls` |
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from ..capture.call import MemberCall, arrange
+from ..capture.capture import Captured, FixedSize
+from ..capture.example import default_axes, example_sizes, from_specs, sizes_without_ones
+from ..capture.pt2.factory import ExportedProgramFactory
+from ..errors import CaptureError, UsageError
+from ..spec.entries import FORWARD, method_of, of_entry
+from ..spec.input_spec import Bounds, InputSpec, parse_inputs
+from .members import EntryMembers, MemberCapture
+
+Specs = Sequence[str] | Mapping[str, Sequence[str]]
+Ranges = Mapping[str, tuple[int | None, int | None]]
+
+
+@dataclass(frozen=True)
+class CallDescription:
+    """What the user gave to describe the calls of all entries.
+
+    The fields are the arguments of `widepack.build`.
+    """
+
+    inputs: Specs | None = None
+    sample: Any = None
+    sample_kwargs: Mapping[str, Any] | None = None
+    dynamic: Mapping[str, Any] | None = None
+
+    @property
+    def forward_inputs(self) -> Sequence[str] | None:
+        """The input specs of `forward`."""
+        return self.inputs.get(FORWARD) if isinstance(self.inputs, Mapping) else self.inputs
+
+
+class CallSource(Protocol):
+    """Captures members of one entry with an example call.
+
+    bounds: the bounds of dims that the user gave. ranges: the bounds of integer inputs, by name.
+    """
+
+    @property
+    def bounds(self) -> Mapping[str, Bounds]: ...
+    @property
+    def ranges(self) -> Ranges: ...
+    def capture(self, members: EntryMembers, signature: int) -> Captured | MemberCapture:
+        """Captures the first member of a shape signature.
+
+        Returns a `MemberCapture` if another member can be captured the same way. Raises: CaptureError;
+        UsageError.
+        """
+
+
+def call_source(calls: CallDescription, members: EntryMembers) -> CallSource:
+    """Returns the source of an entry's example call. Raises: UsageError."""
+    entry, entries = members.entry, members.entries
+    sample = of_entry(calls.sample, entry, entries, "sample")
+    keywords = of_entry(calls.sample_kwargs, entry, entries, "sample_kwargs")
+    dynamic = of_entry(calls.dynamic, entry, entries, "dynamic")
+    sampled = sample is not None or keywords is not None
+    if isinstance(members.factory, ExportedProgramFactory):
+        _check_exported(members, sampled)
+        return ExportedCalls(members.factory, calls.forward_inputs)
+    if calls.inputs:
+        if sampled:
+            raise UsageError("inputs and sample are both given; give one of them to describe a call")
+        specs, bounds = specs_of(calls.inputs, entry, entries)
+        return SpecCalls(specs, bounds)
+    if sampled:
+        args = (sample,) if isinstance(sample, torch.Tensor) else tuple(sample or ())
+        return SampleCalls(args, dict(keywords or {}), dynamic)
+    prefix = f"{entry}:" if len(entries) > 1 else ""
+    raise UsageError(
+        f"no inputs: describe each input of {entry}, for example --input '{prefix}x=float32[B,3,32,32]'"
+        " (letters are dynamic dims), or give a sample"
+    )
+
+
+def specs_of(inputs: Specs, entry: str, entries: Sequence[str]) -> tuple[list[InputSpec], dict[str, Bounds]]:
+    """Returns the input specs and bounds of one entry. inputs: texts, or texts by entry.
+
+    Raises: UsageError.
+    """
+    if not isinstance(inputs, Mapping):
+        return parse_inputs(inputs, entry, entries)
+    unknown = [k for k in inputs if k not in entries]
+    if unknown:
+        raise UsageError(
+            f"inputs names the entry {', '.join(map(repr, unknown))}; the entries are {', '.join(entries)}"
+        )
+    return parse_inputs(inputs.get(entry, ()), entry, entries)
+
+
+def larger_sizes(
+    error: FixedSize, sizes: Mapping[str, int], bounds: Mapping[str, Bounds]
+) -> dict[str, int] | None:
+    """Returns the example's sizes with those doubled that a member fixes; None if the bounds allow no larger
+    one.
+
+    A member may fix an example size by accident: `view(4, -1)` fits a batch of 4.
+    """
+    larger = {
+        d: 2 * n if d in error.letters and (bounds.get(d, (1, None))[1] or 2 * n) >= 2 * n else n
+        for d, n in sizes.items()
+    }
+    return None if larger == dict(sizes) else larger
+
+
+def spec_call(
+    module: nn.Module, specs: Sequence[InputSpec], sizes: Mapping[str, int], entry: str
+) -> MemberCall:
+    """Returns a call that is drawn from input specs, at these sizes."""
+    values, axes = from_specs(specs, sizes)
+    return arrange(module, (), values, axes, sizes, entry)
+
+
+@dataclass(frozen=True)
+class SpecCalls:
+    """Draws the example call from input specs. widepack chooses the sizes of the dynamic dims."""
+
+    specs: Sequence[InputSpec]
+    bounds: Mapping[str, Bounds]
+
+    @property
+    def ranges(self) -> Ranges:
+        """The bounds of integer inputs, by name."""
+        return {s.name: (s.low, s.high) for s in self.specs}
+
+    def capture(self, members: EntryMembers, signature: int) -> MemberCapture:
+        """Captures the first member of a shape signature, at larger sizes where the program then covers more
+        sizes.
+        """
+        first = members.first_of(signature)
+        fresh = [members.module(first)]
+        call = spec_call(fresh[0], self.specs, example_sizes(self.specs, self.bounds), members.entry)
+        try:
+            found = MemberCapture(members.capture(first, call, fresh=fresh), members, call)
+        except FixedSize as e:
+            found = self._at_larger_sizes(members, first, call, e)
+        return self._widened(members, first, found, call.sizes)
+
+    def _at_larger_sizes(
+        self, members: EntryMembers, first: int, call: MemberCall, error: FixedSize
+    ) -> MemberCapture:
+        """Captures the member at larger sizes. Raises the first error if that fails too."""
+        larger = larger_sizes(error, call.sizes, self.bounds)
+        if larger is None:
+            raise error
+        try:
+            return self._at(members, first, larger)
+        except CaptureError:
+            raise error from None
+
+    def _widened(
+        self, members: EntryMembers, first: int, found: MemberCapture, sizes: Mapping[str, int]
+    ) -> MemberCapture:
+        """Returns a capture at larger sizes if the example made a size inside the member 1; else `found`.
+
+        sizes: those of the first example.
+        """
+        conditions = [g.expr for g in found.captured.guards]
+        larger = sizes_without_ones(sizes, conditions, self.bounds)
+        if larger is not None:
+            # The program of the larger sizes covers more sizes. Without one, the first program is used.
+            with suppress(CaptureError):
+                return self._at(members, first, larger)
+        return found
+
+    def _at(self, members: EntryMembers, first: int, sizes: Mapping[str, int]) -> MemberCapture:
+        call = spec_call(members.module(first), self.specs, sizes, members.entry)
+        return MemberCapture(members.capture(first, call), members, call)
+
+
+@dataclass(frozen=True)
+class SampleCalls:
+    """Uses the user's sample as the example call.
+
+    dynamic: `{input: {axis: letter}}`, or None: axis 0 of every input is "B".
+    """
+
+    args: tuple[Any, ...]
+    keywords: dict[str, Any]
+    dynamic: Mapping[str, Any] | None
+    bounds: Mapping[str, Bounds] = field(default_factory=dict)
+    ranges: Ranges = field(default_factory=dict)
+
+    def capture(self, members: EntryMembers, signature: int) -> MemberCapture:
+        """Captures the first member of a shape signature. Raises: UsageError; CaptureError."""
+        first = members.first_of(signature)
+        fresh = [members.module(first)]
+        parameters = inspect.signature(method_of(fresh[0], members.entry)).parameters
+        unknown = sorted(set(self.dynamic or ()) - set(parameters) - set(self.keywords))
+        if unknown and not any(p.kind is p.VAR_POSITIONAL for p in parameters.values()):
+            raise UsageError(
+                f"dynamic names {', '.join(unknown)}, which {members.entry} does not take;"
+                f" it takes {', '.join(parameters)}"
+            )
+        axes = self.dynamic
+        if axes is None:
+            axes = default_axes(list(parameters), self.args, self.keywords)
+        call = arrange(fresh[0], self.args, self.keywords, axes, {}, members.entry)
+        named_dims = self.dynamic is not None
+        return MemberCapture(members.capture(first, call, named_dims, fresh), members, call, named_dims)
+
+
+@dataclass(frozen=True)
+class ExportedCalls:
+    """Reads members that are torch.export programs. They bring their own example call.
+
+    specs: the texts of the input specs that the user gave, or None.
+    """
+
+    factory: ExportedProgramFactory
+    specs: Sequence[str] | None
+
+    @property
+    def bounds(self) -> Mapping[str, Bounds]:
+        """The bounds of dims that the user gave."""
+        return parse_inputs(self.specs or ())[1]
+
+    @property
+    def ranges(self) -> Ranges:
+        """The bounds of integer inputs, by name."""
+        return {s.name: (s.low, s.high) for s in parse_inputs(self.specs or ())[0]}
+
+    def capture(self, members: EntryMembers, signature: int) -> Captured:
+        """Reads the programs of all members with this shape signature, which must be the same."""
+        aligned = members.aligned
+        checkpoints = [c for c, own in zip(aligned.checkpoints, aligned.signatures) if own == signature]
+        return self.factory.captured(checkpoints, self.specs)
+
+
+def _check_exported(members: EntryMembers, sampled: bool) -> None:
+    """Refuses options that members that are torch.export programs do not have. Raises: UsageError."""
+    if sampled:
+        raise UsageError(
+            "a sample is given, but the members are torch.export programs, which bring their own;"
+            " describe inputs with specs, or leave them out"
+        )
+    if members.dropout:
+        raise UsageError(
+            "dropout is on, but the members are torch.export programs, whose dropout was removed by the"
+            " export;"
+            " name a --model and give state dicts"
+        )
+    if list(members.entries) != [FORWARD] or members.states:
+        raise UsageError(
+            "the members are torch.export programs: each has one entry, forward, and carries no state;"
+            " leave --entry and --state out"
+        )

@@ -1,0 +1,169 @@
+"""Defines `BuildReport` and `EntryReport`, and computes them from a build."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..checkpoints.discovery import LeftOut
+from ..ir.kinds import kinds
+from ..lowering.wide_programs import LoweredProgram, wide_share
+from .entry import BuildEntry
+from .weights_table import WeightsTable
+
+
+@dataclass(frozen=True)
+class EntryReport:
+    """What `widepack.build` measured of one entry.
+
+    Args:
+        wide_share: Of the nodes that read a Stacked weight, the part that runs in a strategy other than
+            `sequential` and `loop`, from 0 to 1.
+        kernels_member: The number of kernels of one call of one member at batch 2, without the weight
+            prologue.
+        kernels_wide: The number of kernels of one call of the wide program at batch 2, without the weight
+            prologue.
+        kinds: The number of nodes of each kind: `shared`, `stacked`, `ragged`.
+        strategies: The number of nodes of each strategy, in the pattern `shared` on the CPU at the smallest
+            batch class.
+        plans: One dict for each plan, with `device`, `pattern`, `batch`, `strategies` and `because`.
+
+    Example:
+        >>> report = widepack.build(["a.pt", "b.pt"], "ens.wide", model="net.py:make",
+        inputs=["x=float32[B,8]"])
+        >>> report.entries["forward"].wide_share
+        1.0
+    """
+
+    wide_share: float
+    kernels_member: int
+    kernels_wide: int
+    kinds: dict[str, int]
+    strategies: dict[str, int]
+    plans: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """What `widepack.build` built and measured.
+
+    Args:
+        path: The artifact's folder.
+        members: The names of the members, in order.
+        wide_share: As in `EntryReport`, of the first entry.
+        kernels_member: As in `EntryReport`, of the first entry.
+        kernels_wide: As in `EntryReport`, of the first entry.
+        kinds: As in `EntryReport`, of the first entry.
+        strategies: As in `EntryReport`, of the first entry.
+        seconds: The time of each stage, in seconds.
+        verification: The record of the two comparisons, as the manifest has it. Empty after a dry run.
+        weights: The bytes of the weights, by kind.
+        bytes_disk: The size of all files of the artifact, in bytes.
+        bytes_memory: The size of the weights in memory, in bytes.
+        plans: As in `EntryReport`, of the first entry.
+        digest: The SHA-256 of the manifest. Empty after a dry run.
+        left_out: The checkpoints that `skip_bad` left out, with `number` (from 0), `path` and `why`.
+        entries: The report of each entry, by name.
+        tuned: The measurements of `tune`, as `TuneReport.to_json` returns them; None without `tune`.
+        not_finite: The members whose own answers have NaN or inf in an output in which all others are finite,
+            with `entry`, `member`, `output`, `numbers` (how many are not finite) and `of` (how many there
+            are).
+
+    Example:
+        >>> report = widepack.build(["a.pt", "b.pt"], "ens.wide", model="net.py:make",
+        inputs=["x=float32[B,8]"])
+        >>> report.members
+        ('a', 'b')
+    """
+
+    path: str
+    members: tuple[str, ...]
+    wide_share: float
+    kernels_member: int
+    kernels_wide: int
+    kinds: dict[str, int]
+    strategies: dict[str, int]
+    seconds: dict[str, float]
+    verification: dict[str, Any]
+    weights: dict[str, int]
+    bytes_disk: int
+    bytes_memory: int
+    plans: list[dict[str, Any]] = field(default_factory=list)
+    digest: str = ""
+    left_out: list[dict[str, Any]] = field(default_factory=list)
+    entries: dict[str, EntryReport] = field(default_factory=dict)
+    tuned: dict[str, Any] | None = None
+    not_finite: list[dict[str, Any]] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the report as a dict that `json.dumps` takes.
+
+        Returns:
+            A dict with a key for each field; entries are dicts too.
+
+        Example:
+            >>> print(json.dumps(report.to_json(), indent=2))
+        """
+        return asdict(self)
+
+
+def entry_report(entry: BuildEntry, wides: Sequence[LoweredProgram]) -> EntryReport:
+    """Returns the report of an entry, without the number of kernels."""
+    wide = next(w for w in wides if w.pattern == "shared")
+    program = entry.simple("shared")[0]
+    by_node = kinds(program, entry.slots("shared"))
+    strategies: dict[str, int] = {}
+    for used in wide.lowered.used.values():
+        strategies[used] = strategies.get(used, 0) + 1
+    return EntryReport(
+        wide_share=wide_share(program, by_node, wide.lowered.used),
+        kernels_member=0,
+        kernels_wide=0,
+        kinds={k: sum(by_node[n.name] == k for n in program.nodes) for k in ("shared", "stacked", "ragged")},
+        strategies=strategies,
+        plans=[
+            {
+                "device": p.device,
+                "pattern": p.pattern,
+                "batch": list(p.batch),
+                "strategies": p.strategies(),
+                "because": p.regions[0].because if p.regions else "",
+            }
+            for w in wides
+            for p in w.uses
+        ],
+    )
+
+
+def build_report(
+    table: WeightsTable,
+    entries: Sequence[BuildEntry],
+    wides: Mapping[str, Sequence[LoweredProgram]],
+    out: str,
+    left_out: Sequence[LeftOut],
+) -> BuildReport:
+    """Returns the part of the report that is known without verification."""
+    reports = {e.entry: entry_report(e, wides[e.entry]) for e in entries}
+    weights = {
+        k: sum(r.weight.bytes(table.count) for r in table.rows if r.weight.kind == k)
+        for k in ("shared", "stacked", "ragged")
+    }
+    first = next(iter(reports.values()))
+    return BuildReport(
+        path=out,
+        members=tuple(table.aligned.names),
+        wide_share=first.wide_share,
+        kernels_member=0,
+        kernels_wide=0,
+        kinds=first.kinds,
+        strategies=first.strategies,
+        seconds={},
+        verification={},
+        weights=weights,
+        bytes_disk=sum(weights.values()),
+        bytes_memory=sum(weights.values()),
+        plans=first.plans,
+        left_out=[b._asdict() for b in left_out],
+        entries=reports,
+    )

@@ -1,0 +1,96 @@
+"""Holds the parsed and checked arguments of one build."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..checkpoints.discovery import member_names
+from ..errors import UsageError
+from ..planning.request import StrategyRequest
+from ..spec.names import read_names
+from ..spec.state import StateRequest
+from ..system.progress import Report
+from ..tuning.tune import BATCHES
+from .call_source import CallDescription, specs_of
+from .write import SHARD_BYTES
+
+TARGETS = ("cpu", "cuda")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildRequest:
+    """The arguments of `widepack.build`, parsed and checked.
+
+    names: of the members. one_checkpoint: whether all members are passes of one checkpoint. shard_bytes: the
+    largest size of a weights file. tune_batches: the batches to measure at, or None. dropout: whether dropout
+    is on.
+
+    Raises: UsageError for arguments that exclude each other, and for input specs that cannot be read.
+    """
+
+    paths: tuple[str, ...]
+    names: tuple[str, ...]
+    out: str | Path
+    model: str | Callable[..., nn.Module] | None = None
+    model_args: Mapping[str, Any] | None = None
+    calls: CallDescription = field(default_factory=CallDescription)
+    entries: tuple[str, ...]
+    states: tuple[StateRequest, ...] = ()
+    key: str | None = None
+    dtype: torch.dtype | None = None
+    trust_pickle: bool = False
+    skip_bad: bool = False
+    strategies: StrategyRequest = field(default_factory=StrategyRequest)
+    targets: tuple[str, ...] = TARGETS
+    share: str = "auto"
+    pt2: bool = True
+    shard_bytes: int = SHARD_BYTES
+    force: bool = False
+    dry_run: bool = False
+    tune_batches: tuple[int, ...] | None = None
+    dropout: bool = False
+    one_checkpoint: bool = False
+    progress: Report | None = None
+
+    def __post_init__(self) -> None:
+        for target in self.targets:
+            if target not in TARGETS:
+                raise UsageError(f"unknown target {target!r}; known: {', '.join(TARGETS)}")
+        if self.tune_batches is not None and self.strategies != StrategyRequest():
+            raise UsageError(
+                "tune measures every strategy and takes the fastest, but strategy names one; give one of the"
+                " two"
+            )
+        # A mistake in a spec is reported before any checkpoint is read.
+        for name in self.entries if self.calls.inputs else ():
+            specs_of(self.calls.inputs or (), name, self.entries)
+
+    def states_of(self, entry: str) -> list[StateRequest]:
+        """Returns the states that were requested for one entry."""
+        return [s for s in self.states if s.entry in ("", entry)]
+
+
+def names_of(
+    names: str | Path | Sequence[str] | None, paths: Sequence[str], count: int, one_checkpoint: bool
+) -> tuple[str, ...]:
+    """Returns the names of the members.
+
+    Without `names` they are taken from the paths, or are numbers if all members are passes of one checkpoint.
+    Raises: UsageError.
+    """
+    if names is not None:
+        return tuple(read_names(names, count))
+    return tuple(map(str, range(count))) if one_checkpoint else tuple(member_names(paths))
+
+
+def batches_of(tune: bool | Sequence[int]) -> tuple[int, ...] | None:
+    """Returns the batches that `tune` names; None if the build is not tuned."""
+    if tune is False:
+        return None
+    return tuple(BATCHES) if tune is True else tuple(tune)

@@ -1,0 +1,297 @@
+"""Finds the differences between checkpoints, or between checkpoints and the model, and describes them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..errors import MemberMismatch
+from ..ir.torch_internals import memory_id
+from .discovery import Checkpoint, TensorInfo, info_of, is_floating
+
+_PIECE_BYTES = 16 << 20
+Infos = Mapping[str, TensorInfo]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The checkpoints that are compared, under the model's names.
+
+    infos: the dtypes and shapes of each checkpoint's weights. labels: how messages name each checkpoint.
+    model: the dtypes and shapes of the model's weights; None: the first checkpoint is the model. canonical:
+    for a tied weight its name in the files. ragged: whether shapes may differ.
+    """
+
+    checkpoints: Sequence[Checkpoint]
+    infos: Sequence[Infos]
+    labels: Sequence[str]
+    model: Infos | None
+    canonical: Mapping[str, str]
+    ragged: bool
+
+
+@dataclass
+class Differences:
+    """A line for each difference, and hints on what to do. A hint that applies twice is stored once."""
+
+    lines: list[str] = field(default_factory=list)
+    hints: dict[str, None] = field(default_factory=dict)
+
+    def hint(self, text: str) -> None:
+        """Adds a hint."""
+        self.hints[text] = None
+
+    def describe(self) -> str:
+        """Returns all lines and hints as one text."""
+        head = self.lines[0]
+        if len(self.lines) > 1:
+            numbered = "; ".join(f"({i}) {line}" for i, line in enumerate(self.lines, 1))
+            head = f"the members do not match, {len(self.lines)} differences: {numbered}"
+        return " ".join([f"{head}.", *self.hints])
+
+
+def differences(compared: Compared) -> Differences:
+    """Returns all differences.
+
+    Weights that differ only in a floating dtype are one line for all checkpoints.
+    """
+    found = Differences()
+    other_dtypes = False
+    for i in range(len(compared.infos)):
+        _compare_names(compared, i, found)
+        other_dtypes |= _compare_weights(compared, i, found)
+        _compare_tied(compared, i, found)
+    if other_dtypes:
+        _describe_dtypes(compared, found)
+    return found
+
+
+def check_equal(compared: Compared) -> None:
+    """Raises one MemberMismatch with every difference, by checkpoint and name, if there are any."""
+    found = differences(compared)
+    if found.lines:
+        raise MemberMismatch(found.describe())
+
+
+def mismatch(checkpoint: Checkpoint, model_state: Mapping[str, Tensor], ragged: bool, about: str = "") -> str:
+    """Returns why a checkpoint does not fit a model, without its name; "" if it fits.
+
+    about: only hints with this text are added.
+    """
+    checkpoint = under_model_names(checkpoint, model_state)
+    infos = [checkpoint.tensors()]
+    model = {n: info_of(t) for n, t in model_state.items()}
+    canonical, _ = tied_names(model_state, infos)
+    found = differences(Compared([checkpoint], infos, [""], model, canonical, ragged))
+    if not found.lines:
+        return ""
+    text = "; ".join(line.removeprefix(":").strip() for line in found.lines)
+    return " ".join([f"{text}.", *(h for h in found.hints if about in h)])
+
+
+def _compare_names(compared: Compared, i: int, found: Differences) -> None:
+    """Adds the weights that checkpoint i lacks or has in excess."""
+    info, label, canonical, model = compared.infos[i], compared.labels[i], compared.canonical, compared.model
+    expected, owner = (compared.infos[0], compared.labels[0]) if model is None else (model, "the model")
+    missing = sorted(n for n in expected if n not in info and canonical.get(n, n) not in info)
+    unexpected = sorted(n for n in info if n not in expected)
+    if missing:
+        found.lines.append(f"{label} lacks {_names(missing)}, which {owner} has".strip())
+    if unexpected:
+        found.lines.append(f"{label} has {_names(unexpected)}, which {owner} has not".strip())
+    if missing or unexpected:
+        maker = "." if model is None else ", the one that --model with its arguments makes."
+        found.hint(f"Members are of one architecture{maker}")
+    if model is None:
+        return
+    prefixes = _prefixes(compared.checkpoints[i], model) if missing else []
+    if len(prefixes) > 1:
+        keys = [prefix.rstrip(".") for prefix in prefixes]
+        found.hint(
+            f"All of the model's names are in it under {', '.join(keys)}: name one, for example --key"
+            f" {keys[0]}."
+        )
+    if unexpected and not missing and (copies := _copies(unexpected, expected)):
+        found.hint(f"Weights of the model's names are in it under {copies} too: --key {copies} takes those.")
+
+
+def _compare_weights(compared: Compared, i: int, found: Differences) -> bool:
+    """Adds the weights of checkpoint i whose dtype or shape differs.
+
+    Returns: whether weights differ only in their floating dtype. No line is added for these.
+    """
+    info, model, ragged = compared.infos[i], compared.model, compared.ragged
+    expected = compared.infos[0] if model is None else model
+    other_dtypes = False
+    for name in sorted(n for n in info if n in expected):
+        have = info[name]
+        sides = [(compared.labels[0], compared.infos[0].get(name))] if i else []
+        if model is not None:
+            sides.append(("the model", model[name]))
+        others = [
+            (side, other) for side, other in sides if other is not None and _conflict(have, other, ragged)
+        ]
+        if others and all(_differs_in_float_dtype(have, other, ragged) for _, other in others):
+            other_dtypes = True
+        elif others:
+            sizes = ", ".join(f"{side} has {other}" for side, other in others)
+            found.lines.append(f"{compared.labels[i]}: {name} is {have}; {sizes}")
+            for _, other in others:
+                found.hint(_hint(have, other))
+    return other_dtypes
+
+
+def _compare_tied(compared: Compared, i: int, found: Differences) -> None:
+    """Adds names of checkpoint i that are one tensor in the model but differ in the file."""
+    info, checkpoint = compared.infos[i], compared.checkpoints[i]
+    for name, first in compared.canonical.items():
+        if (
+            name != first
+            and name in info
+            and info[name] == info[first]
+            and not bit_equal(checkpoint.get(name), checkpoint.get(first))
+        ):
+            found.lines.append(
+                f"{compared.labels[i]}: {name} and {first} differ, but are one tensor in the model"
+            )
+
+
+def _describe_dtypes(compared: Compared, found: Differences) -> None:
+    """Adds the line for floating weights whose dtypes differ between checkpoints, or from the model's."""
+    model = compared.model
+    by_dtypes: dict[str, list[str]] = {} if model is None else {_dtypes(model): ["the model"]}
+    for name, info in zip(compared.labels, compared.infos):
+        by_dtypes.setdefault(_dtypes(info), []).append(name or "it")
+    groups = "; ".join(f"{dtypes} in {_names(names)}" for dtypes, names in by_dtypes.items())
+    found.lines.append(f"the floating weights have other dtypes: {groups}")
+    dtype = _floating(compared.infos[0]).most_common(1)[0][0]
+    found.hint(
+        f"Give --dtype {dtype} (or another): it converts every floating weight once, and the model to it."
+    )
+
+
+def _differs_in_float_dtype(have: TensorInfo, other: TensorInfo, ragged: bool) -> bool:
+    """Returns whether two weights differ only in their floating dtype."""
+    return (
+        is_floating(have.dtype)
+        and is_floating(other.dtype)
+        and not _conflict(have, other._replace(dtype=have.dtype), ragged)
+    )
+
+
+def _floating(info: Infos) -> Counter[str]:
+    """Counts the floating weights of each dtype."""
+    return Counter(one.dtype for one in info.values() if is_floating(one.dtype))
+
+
+def _dtypes(info: Infos) -> str:
+    """Returns `float32`, or `bfloat16 (12 weights), float32 (2 weights)`."""
+    counts = _floating(info).most_common()
+    return ", ".join(
+        dtype if len(counts) == 1 else f"{dtype} ({count} weight{'s' if count > 1 else ''})"
+        for dtype, count in counts
+    )
+
+
+def _conflict(have: TensorInfo, other: TensorInfo, ragged: bool) -> bool:
+    """Returns whether two weights cannot be members' values of one weight."""
+    return have.dtype != other.dtype or (
+        len(have.shape) != len(other.shape) if ragged else have.shape != other.shape
+    )
+
+
+def _hint(have: TensorInfo, other: TensorInfo) -> str:
+    """Returns what to do about two weights that conflict."""
+    if have.dtype != other.dtype:
+        return "One weight has one dtype in all members and in the model; convert the checkpoints."
+    if len(have.shape) != len(other.shape):
+        return "Shapes of other ranks are another architecture."
+    return (
+        "Heads of other sizes need a factory with a parameter `state_dict=` that sizes the module by the"
+        " weights."
+    )
+
+
+def _names(names: list[str]) -> str:
+    """Returns at most 20 names as a text."""
+    return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+
+
+def under_model_names(checkpoint: Checkpoint, model: Mapping[str, object]) -> Checkpoint:
+    """Returns a checkpoint under the names that the model has.
+
+    A prefix that was removed from its names is restored if the model itself is wrapped and has it. If the
+    checkpoint has none of the model's names, but all of them under one prefix (`model.` in a checkpoint of
+    Lightning), that part is taken. The other weights are not the model's.
+    """
+    if checkpoint.prefix and model and all(name.startswith(checkpoint.prefix) for name in model):
+        return checkpoint.unstripped()
+    whole = checkpoint.unstripped()
+    if sum(name in model for name in whole.tensors()) > sum(name in model for name in checkpoint.tensors()):
+        return whole
+    prefixes = _prefixes(checkpoint, model)
+    return checkpoint.under(prefixes[0]) if len(prefixes) == 1 else checkpoint
+
+
+def _prefixes(checkpoint: Checkpoint, model: Mapping[str, object]) -> list[str]:
+    """Returns the prefixes under which a checkpoint has all of the model's names, if it has none without."""
+    names = checkpoint.tensors()
+    if not model or any(name in names for name in model):
+        return []
+    first = max(model, key=len)
+    prefixes = dict.fromkeys(name[: -len(first)] for name in names if name.endswith(f".{first}"))
+    return [prefix for prefix in prefixes if all(prefix + name in names for name in model)]
+
+
+def tied_names(
+    model: Mapping[str, Tensor], infos: Sequence[Infos]
+) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
+    """Returns the weights with several names: `{name: canonical name}` and `{canonical name: other names}`.
+
+    safetensors stores a tied weight once, so the canonical name is the first that all checkpoints have.
+    """
+    groups: dict[tuple[object, ...], list[str]] = {}
+    for name, tensor in model.items():
+        if tensor.numel():
+            groups.setdefault(_memory_of(tensor), []).append(name)
+    canonical, aliases = {}, {}
+    for names in groups.values():
+        first = next((n for n in names if all(n in info for info in infos)), None)
+        if len(names) > 1 and first is not None:
+            canonical.update(dict.fromkeys(names, first))
+            aliases[first] = tuple(n for n in names if n != first)
+    return canonical, aliases
+
+
+def _memory_of(tensor: Tensor) -> tuple[object, ...]:
+    """Returns a key that is equal for two names of one tensor, also on the meta device."""
+    shape, stride = tuple(tensor.shape), tensor.stride()
+    return memory_id(tensor), tensor.storage_offset(), shape, stride, tensor.dtype
+
+
+def _copies(names: Sequence[str], model: Mapping[str, object]) -> str:
+    """Returns the prefix under which the names contain all of the model's again (an average beside the
+    weights).
+    """
+    first = max(model, key=len)
+    prefixes = [name[: -len(first) - 1] for name in names if name.endswith(f".{first}")]
+    return next((prefix for prefix in prefixes if all(f"{prefix}.{name}" in names for name in model)), "")
+
+
+def bit_equal(a: Tensor, b: Tensor) -> bool:
+    """Returns whether two tensors have the same dtype, shape and bits.
+
+    Reading stops at the first difference.
+    """
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    a, b = a.detach().reshape(-1), b.detach().reshape(-1)
+    step = max(1, _PIECE_BYTES // a.element_size())
+    # Trained members differ in the small first piece, so the rest is not read from disk.
+    starts = [0, *range(1024, a.numel(), step)]
+    ends = [*starts[1:], a.numel()]
+    return all(torch.equal(a[s:e].view(torch.uint8), b[s:e].view(torch.uint8)) for s, e in zip(starts, ends))

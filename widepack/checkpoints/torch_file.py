@@ -1,0 +1,211 @@
+"""Reads files of torch.save: as data, with placeholders for objects of other classes, or by trusted
+unpickling.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import pickletools
+import re
+import sys
+import warnings
+from collections import deque
+
+import torch
+from torch import nn
+
+from .checkpoint import Checkpoint, unwrapped
+from .state_dict import (
+    OR_TRUST,
+    SAVE,
+    Foreign,
+    ForeignDict,
+    ForeignList,
+    PickedStateDict,
+    RefusedFile,
+    info_of,
+    pick,
+    stands_for,
+)
+
+# The first bytes of every file in torch.save's older format, pickled with protocol 2.
+LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+_MOST_CLASSES = 200  # of a file whose other objects are skipped
+_NEVER = ("torch.jit._pickle.restore_type_tag",)
+_CUT = "is truncated or damaged; copy or download it again"
+
+
+def open_torch_file(
+    path: str, key: str | None, status: os.stat_result, mapped: bool, trust: bool
+) -> Checkpoint:
+    """Opens a file of torch.save.
+
+    key: where the state dict is. mapped: whether the file is a zip file. trust: whether to run the code that
+    it names.
+    Raises: RefusedFile.
+    """
+    tensors, module, versions = _picked(path, key, mapped, trust)
+    for name, tensor in tensors.items():
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
+            kind = (
+                "quantized"
+                if tensor.is_quantized
+                else f"on the device {tensor.device}"
+                if tensor.layout == torch.strided
+                else str(tensor.layout)
+            )
+            raise RefusedFile(f"{name} is {kind}; widepack reads only dense tensors with data")
+
+    def again() -> nn.Module:
+        fresh = _picked(path, key, mapped, trust).module
+        assert fresh is not None  # the first read found it
+        return fresh
+
+    return unwrapped(
+        Checkpoint(
+            path,
+            {name: info_of(tensor) for name, tensor in tensors.items()},
+            lambda name: tensors[name].resolve_conj().resolve_neg(),
+            "",
+            status,
+            module=again if module is not None else None,
+            versions=versions,
+        )
+    )
+
+
+def _picked(path: str, key: str | None, mapped: bool, trust: bool) -> PickedStateDict:
+    found = _load(path, mapped, trust)
+    if isinstance(found, Foreign):
+        raise RefusedFile(_pickled(found.name))
+    return pick(found, key)
+
+
+def _load(path: str, mapped: bool, trust: bool) -> object:
+    """Returns the content of a file, with `Foreign` in place of objects of other classes; trust: with these
+    objects.
+    """
+    if trust and not mapped and not _starts_as_torch(path):
+        return _unpickle(path, mapped)
+    foreign: dict[str, type[Foreign]] = {}
+    while True:
+        try:
+            with torch.serialization.safe_globals([(stands, name) for name, stands in foreign.items()]):
+                return _torch_load(path, mapped, True)
+        except pickle.UnpicklingError as error:
+            message = str(error)
+            if not mapped and not foreign and _is_cut(path):
+                raise RefusedFile(_CUT) from None
+            if trust:
+                return _unpickle(path, mapped)
+            if not _add_placeholder(foreign, message):
+                raise RefusedFile(_unsafe(next(iter(foreign), ""), message)) from None
+        except Exception as error:  # noqa: BLE001  # torch.load raises any error for a damaged file
+            if foreign:
+                raise RefusedFile(_pickled(next(iter(foreign)))) from None
+            raise RefusedFile(f"{_CUT} (torch says {' '.join(str(error).split())[:200]!r})") from None
+
+
+def _add_placeholder(foreign: dict[str, type[Foreign]], message: str) -> bool:
+    """Adds a placeholder for the class at which the unpickler stopped, or makes it a dict or a list.
+
+    Returns: whether a placeholder was added or changed.
+    """
+    if unknown := re.search(r"Unsupported global: GLOBAL (\S+)", message):
+        name = unknown[1] if "." in unknown[1] else f"builtins.{unknown[1]}"
+        if name in foreign or len(foreign) >= _MOST_CLASSES or name in _NEVER:
+            return False
+        foreign[name] = stands_for(name)
+        return True
+    if filled := re.search(r"Can only (SETITEMS?|append|extend).* got <class '([^']+)'>", message):
+        name = filled[2]
+        if (
+            name not in foreign
+            or not issubclass(foreign[name], Foreign)
+            or issubclass(foreign[name], (ForeignDict, ForeignList))
+        ):
+            return False
+        foreign[name] = stands_for(name, ForeignDict if filled[1].startswith("SETITEM") else ForeignList)
+        return True
+    return False
+
+
+def _torch_load(path: str, mapped: bool, weights_only: bool) -> object:
+    with warnings.catch_warnings():
+        # Warnings of pickle protocols and sparse tensors: a file that cannot be read raises RefusedFile.
+        warnings.simplefilter("ignore")
+        if mapped and not path.endswith(".safetensors"):
+            return torch.load(path, map_location="cpu", weights_only=weights_only, mmap=True)
+        # torch.load chooses by the suffix and not by the content, so it gets an open file; only named files
+        # are mapped.
+        with open(path, "rb") as file:
+            return torch.load(file, map_location="cpu", weights_only=weights_only)
+
+
+def _unpickle(path: str, mapped: bool) -> object:
+    """Returns the content of a trusted file.
+
+    Its code is imported from the working folder too. Raises: RefusedFile.
+    """
+    here = os.getcwd()
+    added = here not in sys.path
+    if added:
+        sys.path.insert(0, here)
+    try:
+        if mapped or _starts_as_torch(path):
+            return _torch_load(path, mapped, False)
+        with open(path, "rb") as file:
+            found: object = pickle.load(file)
+            return found
+    except (ImportError, AttributeError) as error:
+        raise RefusedFile(
+            f"cannot be unpickled here: {type(error).__name__}: {error};"
+            " run widepack where the code that the file names can be imported"
+        ) from None
+    except Exception as error:  # noqa: BLE001  # the file's code may raise anything
+        raise RefusedFile(
+            f"cannot be unpickled: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        ) from None
+    finally:
+        if added and here in sys.path:
+            sys.path.remove(here)
+
+
+def _starts_as_torch(path: str) -> bool:
+    with open(path, "rb") as file:
+        return file.read(len(LEGACY)) == LEGACY
+
+
+def _is_cut(path: str) -> bool:
+    """Returns whether the four pickles at the start of a file in the older format end too early.
+
+    A pickle that ends inside the name of a class looks like an object of another class.
+    """
+    with open(path, "rb") as file:
+        try:
+            for _ in range(4):
+                deque(pickletools.genops(file), maxlen=0)
+        except ValueError:
+            return True
+    return False
+
+
+def _unsafe(name: str, message: str) -> str:
+    """Returns torch's refusal to unpickle as one sentence that names the class."""
+    if "TorchScript" in message:
+        return f"is a TorchScript archive, which contains code; {SAVE}"
+    if "Unsupported operand" in message:
+        return (
+            "is written with a pickle protocol that cannot be read as data; save it again with torch.save's"
+            " default"
+            f" protocol{OR_TRUST}"
+        )
+    found = re.search(r"GLOBAL ([\w.]+)", message) or re.search(r"class '?([\w.]+)", message)
+    if name or found:
+        return _pickled(name or found[1])  # type: ignore[index]
+    return f"is damaged, or has more than tensors: {' '.join(message.split())[:200]}"
+
+
+def _pickled(name: str) -> str:
+    return f"has a pickled {name}, and loading it can run code; {SAVE}{OR_TRUST}"

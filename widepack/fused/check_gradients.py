@@ -1,0 +1,167 @@
+"""Compares gradients of a wide program, and a program that draws, with the members' modules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from widepack_artifacts.program import Program
+
+from ..errors import VerificationError
+from ..ir.at_rest import rested
+from ..spec.draws import draw_all
+from .member_runs import Gradients, LiveMembers, gradients_of, run_module, run_program, weighted_sum
+from .program_runs import DifferentiableProgram
+from .programs import CPU, FusedEntry, Runner
+
+BOUND = 1e-3  # the relative error of float32 gradients that is accepted; a wrong program is off by more
+WAY_OUT = (
+    'Please report it; strategy="loop" runs members one after the other, and validate=False skips this check'
+)
+
+
+def check_draws(fused: LiveMembers, entry: FusedEntry, program: Program, gradients: bool) -> None:
+    """Compares a member program that draws with the members' own modules, both from one seed.
+
+    Raises VerificationError for other outputs, and with `gradients` for other gradients.
+    """
+    names = _trained(fused, entry) if gradients else []
+    for i in range(len(fused)):
+        leaves = draw_all(entry.sources[: entry.input_count], entry.sizes, 3 + i)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(29 + i)
+            outputs, grads = run_program(fused, entry, program, i, leaves, names)
+            torch.manual_seed(29 + i)
+            expected, expected_grads = run_module(fused, i, leaves, names)
+        bound = _relative_bound(expected)
+        for k, (a, b) in enumerate(zip(outputs, expected)):
+            error, size = _error(a.detach(), b.detach())
+            if error > bound * size:
+                raise VerificationError(
+                    f"output {entry.captured.outputs[k][0] or k} of member {i} is off by {error:.2e} at a "
+                    f"size of {size:.2e} from its own module's, drawn from one seed. The members draw from "
+                    "another source than torch's generator (of Python or NumPy, which no export sees), or "
+                    f"the capture is wrong. {WAY_OUT}"
+                )
+        _compare(i, grads, expected_grads, expected_grads)
+
+
+def check_gradients(
+    fused: LiveMembers, entry: FusedEntry, runner: Runner, resting: Program, draws: bool
+) -> None:
+    """Compares the gradients of a wide program, with its random ops at rest, with the members' own.
+
+    Args:
+        fused: The fused module.
+        entry: The entry of the program.
+        runner: What runs the program.
+        resting: The member program at rest.
+        draws: Whether the members' modules draw. Then the member program at rest gives the expected
+            gradients.
+
+    Raises:
+        VerificationError: A gradient differs.
+    """
+    names = _trained(fused, entry)
+    drawn = [
+        draw_all(entry.sources[: entry.input_count], entry.sizes, 3 + (i if any(runner.stacked) else 0))
+        for i in range(len(fused))
+    ]
+    grads = _wide_gradients(fused, entry, runner, drawn, names)
+    sums: Gradients = {}  # of the shared weights, over all members
+    own_names = [n for n in names if entry.kinds[n] == "stacked"]
+    for i in range(len(fused)):
+        leaves = [
+            v if own or not any(runner.stacked) else drawn[0][k]
+            for k, (v, own) in enumerate(zip(drawn[i], runner.stacked))
+        ]
+        if draws:
+            _, expected = run_program(fused, entry, resting, i, leaves, names)
+        else:
+            _, expected = run_module(fused, i, leaves, names)
+        for n, g in expected.items():
+            if entry.kinds[n] == "shared" and g is not None:
+                before = sums.get(n)
+                sums[n] = g if before is None else before + g
+        stacked = {n: None if (g := grads[n]) is None else g[i] for n in own_names}
+        _compare(i, stacked, {n: expected[n] for n in own_names}, expected)
+    _compare(None, {n: grads[n] for n in sums}, sums, sums)
+
+
+def _wide_gradients(
+    fused: LiveMembers,
+    entry: FusedEntry,
+    runner: Runner,
+    drawn: Sequence[Sequence[torch.Tensor]],
+    names: Sequence[str],
+) -> Gradients:
+    """Returns the gradients of the wide program at rest, on the CPU. `drawn`: the inputs of each member."""
+    program = rested(entry.on_cpu().runner(runner.stacked, entry.sizes, gradients=True).program)
+    assert program is not None  # as on the module's device
+    values = [torch.stack(v) if own else v[0] for v, own in zip(zip(*drawn), runner.stacked)]
+    weights = {
+        n: v.detach().cpu().clone().requires_grad_(n in names) for n, v in fused.tensors_of(entry).items()
+    }
+    buffers = [fused.tensor_of(name).detach().cpu().clone() for _, _, name in entry.carried]
+    carried = {o for _, o, _ in entry.carried}
+    with torch.enable_grad():
+        answer = DifferentiableProgram(program, CPU)(weights, [*values, *buffers])
+        kinds = [o.kind for o in program.outputs]
+        totals = []
+        for i in range(len(fused)):
+            outputs = [
+                y if kind == "shared" else y[i]
+                for k, (y, kind) in enumerate(zip(answer, kinds))
+                if k not in carried
+            ]
+            totals.append(weighted_sum(outputs, i))
+        return gradients_of(torch.stack(totals).sum(), weights, names)
+
+
+def _trained(fused: LiveMembers, entry: FusedEntry) -> list[str]:
+    """Returns the weights whose gradients are computed."""
+    return [
+        n
+        for n in dict.fromkeys(s.source for s in entry.programs[0].weights)
+        if n not in entry.constants and fused.tensor_of(n).requires_grad
+    ]
+
+
+def _relative_bound(values: Sequence[torch.Tensor]) -> float:
+    """Returns the relative error that is accepted for values of these dtypes."""
+    eps = max((torch.finfo(v.dtype).eps for v in values if v.is_floating_point()), default=0.0)
+    return BOUND * max(math.sqrt(eps / torch.finfo(torch.float32).eps), 1e-6)
+
+
+def _error(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
+    """Returns the largest difference of two values, and the second's largest number, without NaN and inf."""
+    if not b.is_floating_point() or not b.numel():
+        return 0.0, 0.0
+    finite = torch.isfinite(b)
+    return float((a - b).where(finite, 0).abs().max()), float(b.where(finite, 0).abs().max())
+
+
+def _compare(i: int | None, wide: Gradients, own: Gradients, scale: Gradients) -> None:
+    """Raises VerificationError where two gradients differ by more than rounding.
+
+    `i` is the member, or None for shared weights. `scale` has the gradients whose dtypes set the bound.
+    """
+    bound = _relative_bound([g for g in scale.values() if g is not None])
+    largest = max((_error(g, g)[1] for g in own.values() if g is not None), default=0.0)
+    zero = torch.zeros(())
+    for name, expected in own.items():
+        computed = wide[name]
+        b = zero if expected is None else expected
+        error, size = _error(zero if computed is None else computed, b)
+        if expected is None and computed is not None:
+            error = float(computed.abs().max()) if computed.numel() else 0.0
+        size = max(size, 0.01 * largest)
+        if error > bound * size + torch.finfo(b.dtype).tiny:
+            whose = "all members" if i is None else f"member {i}"
+            raise VerificationError(
+                f"the gradient of {name} of {whose} is not its own: off by {error:.2e} at a size of "
+                f"{size:.2e} (bound {bound:.0e} of it). The capture may have lost what stops a gradient, or "
+                f"the member computes its own gradient (torch.autograd.Function). {WAY_OUT}"
+            )

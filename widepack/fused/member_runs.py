@@ -1,0 +1,97 @@
+"""Runs single members of a fused module, as modules and as programs, for comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.utils._pytree as pytree
+from torch import nn
+
+from widepack_artifacts.program import Program
+
+from ..capture.call import MemberCall
+from ..capture.export import calm, clone
+from ..capture.results import known_forms
+from .program_runs import DifferentiableProgram
+from .programs import CPU, FusedEntry
+from .skeleton import weights_of
+
+Gradients = dict[str, torch.Tensor | None]
+
+
+class LiveMembers(Protocol):
+    """What a comparison needs of a fused module."""
+
+    def __len__(self) -> int: ...
+    def member(self, i: int, device: torch.device | str | None = None) -> nn.Module: ...
+    def sample(self) -> MemberCall: ...
+    def tensor_of(self, name: str) -> torch.Tensor: ...
+    def tensors_of(self, entry: FusedEntry) -> dict[str, torch.Tensor]: ...
+    @property
+    def drops_only_when_fused(self) -> bool: ...
+
+
+def sample_with(fused: LiveMembers, leaves: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the sample's arguments with other tensors."""
+    it, call = iter(leaves), fused.sample()
+    args, kwargs = pytree.tree_map(
+        lambda v: next(it) if isinstance(v, torch.Tensor) else v, (call.args, call.kwargs)
+    )
+    return args, kwargs
+
+
+def run_module(
+    fused: LiveMembers, i: int, leaves: Sequence[torch.Tensor], names: Sequence[str]
+) -> tuple[list[torch.Tensor], Gradients]:
+    """Returns what member i's own module answers, and the gradients of these weights."""
+    member = fused.member(i, CPU)
+    args, kwargs = sample_with(fused, [clone(v) for v in leaves])
+    with calm(), torch.enable_grad():
+        answer = known_forms(member(*args, **kwargs))
+        outputs = [y for y in pytree.tree_leaves(answer) if isinstance(y, torch.Tensor)]
+        return outputs, gradients_of(weighted_sum(outputs, i), weights_of(member), names)
+
+
+def run_program(
+    fused: LiveMembers,
+    entry: FusedEntry,
+    program: Program,
+    i: int,
+    leaves: Sequence[torch.Tensor],
+    names: Sequence[str],
+) -> tuple[list[torch.Tensor], Gradients]:
+    """Returns what the member program answers with member i's weights, and the gradients of these weights."""
+
+    def copy_of(name: str, value: torch.Tensor) -> torch.Tensor:
+        value = value.detach().cpu()
+        own = value[i] if entry.kinds[name] == "stacked" else value
+        return own.clone().requires_grad_(name in names)
+
+    weights = {n: copy_of(n, v) for n, v in fused.tensors_of(entry).items()}
+    buffers = [copy_of(name, fused.tensor_of(name)) for _, _, name in entry.carried]
+    carried = {o for _, o, _ in entry.carried}
+    with torch.enable_grad():
+        answer = DifferentiableProgram(program, CPU)(weights, [*(clone(v) for v in leaves), *buffers])
+        outputs = [y for k, y in enumerate(answer) if k not in carried]
+        return outputs, gradients_of(weighted_sum(outputs, i), weights, names)
+
+
+def weighted_sum(outputs: Sequence[torch.Tensor], i: int) -> torch.Tensor:
+    """Returns a weighted sum of member i's outputs. The weights are random, and the same in every call."""
+    g = torch.Generator().manual_seed(17 + i)
+    pairs = [
+        (y, torch.randn(y.shape, generator=g, dtype=torch.float64).to(y.dtype))
+        for y in outputs
+        if y.is_floating_point()
+    ]
+    terms = [(y * r).sum().double() for y, r in pairs if y.requires_grad]
+    return torch.stack(terms).sum() if terms else torch.zeros(())
+
+
+def gradients_of(total: torch.Tensor, weights: Mapping[str, torch.Tensor], names: Sequence[str]) -> Gradients:
+    """Returns the gradient of a sum by each named weight; None if the sum does not depend on it."""
+    if not names or not total.requires_grad:
+        return dict.fromkeys(names)
+    return dict(zip(names, torch.autograd.grad(total, [weights[n] for n in names], allow_unused=True)))

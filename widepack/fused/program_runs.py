@@ -1,0 +1,62 @@
+"""Runs a wide program on live weights: differentiably, or with a prologue that runs when a weight changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from widepack_artifacts.program import Program
+
+from ..runtime.executable import Executable
+from ..runtime.graph_module import graph_module
+from .torch_module import write_count
+
+ProgramRun = Callable[[Mapping[str, torch.Tensor], Sequence[torch.Tensor]], list[Any]]
+"""Takes the weights by source name and the inputs, and returns the outputs."""
+
+_FUSED_STEPS = "_widepack_steps"  # an attribute of parameters
+
+
+def _count_fused_steps(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Counts steps of an optimizer's fused kernels, because torch does not count their writes."""
+    for group in optimizer.param_groups:
+        if group.get("fused"):
+            for p in group["params"]:
+                setattr(p, _FUSED_STEPS, getattr(p, _FUSED_STEPS, 0) + 1)
+
+
+register_optimizer_step_post_hook(_count_fused_steps)
+
+
+class DifferentiableProgram:
+    """Runs a program as one function of weights and inputs that autograd can differentiate."""
+
+    def __init__(self, program: Program, device: torch.device) -> None:
+        self.sources = [s.source for s in program.weights]
+        self.forward = graph_module(program, device).forward
+
+    def __call__(self, weights: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[Any]:
+        return list(self.forward(*(weights[s] for s in self.sources), *inputs))
+
+
+class RebindingProgram:
+    """Runs a program over bound weights, and binds them again when one of them has changed."""
+
+    def __init__(self, program: Program, device: torch.device) -> None:
+        self.program, self.device = program, device
+        self.sources = [s.source for s in program.weights]
+        self.bound: list[tuple[int, int, int, int]] | None = (
+            None  # the versions of the weights that are bound
+        )
+        self.executable: Executable | None = None
+
+    def __call__(self, weights: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[Any]:
+        own = [weights[s] for s in self.sources]
+        versions = [(id(w), w.data_ptr(), write_count(w), getattr(w, _FUSED_STEPS, 0)) for w in own]
+        if self.executable is None or versions != self.bound:
+            values = {s: w.detach() for s, w in zip(self.sources, own)}
+            self.executable, self.bound = Executable(self.program, values, self.device), versions
+        return self.executable.run_for_autograd(*inputs)

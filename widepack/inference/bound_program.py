@@ -1,0 +1,102 @@
+"""Defines wide programs before and after they are bound to weights."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from widepack_artifacts.program import Program
+from widepack_artifacts.tree import Tree
+
+from ..backends import BoundFunction
+from ..planning.plan import Plan
+from ..runtime.executable import Executable
+
+
+@dataclass(frozen=True)
+class StoredProgram:
+    """A wide program with its plan. content: the SHA-256 of its file; "" if it was lowered in this
+    process.
+    """
+
+    program: Program
+    plan: Plan
+    content: str = ""
+
+
+@dataclass(frozen=True)
+class WalkCost:
+    """What a walk found that a program takes, as the user's cache stores it.
+
+    Attributes:
+        work: Nanoseconds of one core.
+        bytes: The most bytes in memory at one time.
+    """
+
+    work: float
+    bytes: float
+
+    def write(self) -> str:
+        """Returns the text that `read` takes."""
+        return f"{self.work!r} {self.bytes!r}"
+
+    @classmethod
+    def read(cls, text: str) -> WalkCost | None:
+        """Parses a text of the cache; None if it has another form."""
+        try:
+            work, size = map(float, text.split())
+        except ValueError:
+            return None
+        return cls(work, size) if 0 <= work < math.inf and 0 <= size < math.inf else None
+
+
+@dataclass(frozen=True)
+class Runnable:
+    """A program over weights. function: what a backend bound; None if the flat graph of `executable` runs."""
+
+    executable: Executable
+    function: BoundFunction | None = None
+
+
+class BoundProgram:
+    """A wide program that is ready to run.
+
+    Attributes: program: The program that runs. plan: What it was lowered by. Its `batch` is the range of
+        sizes of the first dim that the program is for. backend: The name of the backend. content: The SHA-256
+        of the program's file; "" if the program is in no file of the artifact. only: The number of the output
+        that is the whole answer without change; -1 if the answer must be built. run: Runs the program on a
+        list of inputs.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        plan: Plan,
+        runnable: Runnable,
+        result: Tree,
+        backend: str = "eager",
+        content: str = "",
+    ) -> None:
+        self.program = program
+        self.content = content
+        self.plan = plan
+        self.backend = backend
+        self.become(runnable)
+        leaf = result.get("leaf", -1)
+        self.only = leaf if leaf >= 0 and program.outputs[leaf].kind != "shared" else -1
+
+    def become(self, runnable: Runnable) -> None:
+        """Replaces what runs, from the next call on."""
+        self.runnable = runnable
+        self.run = runnable.executable.run
+
+    @property
+    def executable(self) -> Executable:
+        """The program over its weights."""
+        return self.runnable.executable
+
+    @property
+    def place(self) -> Path | None:
+        """The folder of the compiled program; None if no folder holds one."""
+        return self.runnable.function.place if self.runnable.function is not None else None

@@ -1,0 +1,151 @@
+"""Runs single members of a loaded model on the probe's inputs: their own programs, in their dtype and in
+float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from widepack_artifacts.program import Output, Program, Ref, Slot
+
+from ..errors import ArtifactError
+from ..ir.at_rest import draws, rested
+from ..runtime.graph_module import Function, evaluate, graph_module
+from ..verification.record import OutputBounds, has_float64_reference
+from ..verification.tolerance import ErrorStats, reference_of
+from .entry_inputs import EntryInputs
+
+Weight = Callable[[str], Tensor]
+"""Returns a weight of one member by name."""
+
+
+@dataclass(frozen=True)
+class OwnAnswers:
+    """One member's answers to one call.
+
+    Attributes:
+        own: For each output the answer in the member's dtype.
+        truth: For each output the float64 answer.
+        bounds: For each output how far the two are apart.
+    """
+
+    own: list[Tensor]
+    truth: list[Tensor]
+    bounds: list[OutputBounds]
+
+
+class MemberRuns:
+    """Runs the members of one entry."""
+
+    def __init__(self, inputs: EntryInputs) -> None:
+        self.inputs = inputs
+        self.artifact, self.entry, self.name = inputs.artifact, inputs.entry, inputs.name
+        self._functions: dict[tuple[int, bool], tuple[Program, Function]] = {}
+
+    @property
+    def float64(self) -> bool:
+        """Whether the members' float64 answers are the reference, as the build found out."""
+        return has_float64_reference(self.artifact.manifest.verification, self.name)
+
+    def answers(self, pattern: str, place: int, weight: Weight, exact: Weight) -> OwnAnswers:
+        """Runs one member on the probe's inputs.
+
+        place: of the member among the loaded ones. weight: its weights as programs take them.
+        exact: its weights as the checkpoint has them.
+        Raises: RuntimeError and others from torch if the member's program fails.
+        """
+        with torch.inference_mode():
+            own = self.own(pattern, place, weight)
+            truth = self._float64(pattern, place, exact) or [reference_of(o) for o in own]
+        stats = [ErrorStats(o.name) for o in self.entry.outputs]
+        for output, a, b in zip(stats, own, truth):
+            output.add_own(a, b)
+            if not self.float64:
+                output.widen()
+        return OwnAnswers(own, truth, [output.bounds() for output in stats])
+
+    def own(self, pattern: str, place: int, weight: Weight) -> list[Tensor]:
+        """Returns one member's answers in its own dtype."""
+        program, run = self._function(self.artifact.chosen[place], False)
+        weights = (weight(s.source) for s in program.weights)
+        return list(run(*weights, *self._inputs(pattern, place, weight)))
+
+    def _float64(self, pattern: str, place: int, exact: Weight) -> list[Tensor] | None:
+        """Returns a member's float64 answers; None if an op has no float64 kernel, or decides otherwise in
+        it.
+        """
+        if not self.float64:
+            return None
+        from ..ir.float64 import raise_value  # imports the registry of ops
+
+        program, run = self._function(self.artifact.chosen[place], True)
+        weights = (raise_value(exact(s.source)) for s in program.weights)
+        try:
+            found = run(*weights, *map(raise_value, self._inputs(pattern, place, exact, True)))
+        except RuntimeError:
+            return None
+        return [reference_of(t) for t in found]
+
+    def _inputs(self, pattern: str, place: int, weight: Weight, exact: bool = False) -> list[Tensor]:
+        """Returns one member's inputs of a call. A state that begins as a weight has the member's value."""
+        initial = {s.input: s.initial for s in self.entry.state if s.initial}
+        values = zip(self.inputs.per_member(pattern), self.inputs.of_probe(pattern, exact))
+        return [
+            weight(initial[k]) if k in initial else x[place] if own else x
+            for k, (own, x) in enumerate(values)
+        ]
+
+    def _function(self, number: int, exact: bool) -> tuple[Program, Function]:
+        """Returns a member's program, and the function of its weights and inputs, which is made once.
+
+        exact: in float64.
+        """
+        signature = self.entry.signatures[number]
+        if (signature, exact) not in self._functions:
+            file = self.entry.member[signature]
+            if exact:
+                from ..ir.cast import raised  # imports the registry of ops
+
+                program = raised(self.artifact.reader.program(file))
+            else:
+                program = self.artifact.program(file, self.name)
+            program = self.at_rest(program)
+            self._functions[signature, exact] = program, graph_module(program, self.artifact.device).forward
+        return self._functions[signature, exact]
+
+    def at_rest(self, program: Program) -> Program:
+        """Returns a program without its random draws, as the probe was made. Raises: ArtifactError."""
+        found = rested(program) if draws(program) else program
+        if found is None:
+            raise ArtifactError(
+                f"{self.artifact.reader.root}: a program of entry {self.name} draws random numbers by an op "
+                "that cannot be taken out, so no probe can check it"
+            )
+        return found
+
+    def first_failure(self, pattern: str, place: int, weight: Weight) -> str:
+        """Returns the first node of a member's program that fails, as the end of a message; "" if none
+        does.
+        """
+        program, _ = self._function(self.artifact.chosen[place], False)
+        values: dict[str, Any] = {s.name: weight(s.source) for s in program.weights}
+        values.update(zip((s.name for s in program.inputs), self._inputs(pattern, place, weight)))
+        for node in program.nodes:
+            single = replace(
+                program,
+                weights=(),
+                inputs=tuple(Slot(n, n, "shared", "") for n in values),
+                nodes=(node,),
+                outputs=(Output(Ref(node.name), "shared"),),
+            )
+            try:
+                with torch.inference_mode():
+                    (values[node.name],) = evaluate(single, list(values.values()), self.artifact.device)
+            except RuntimeError:
+                return f": node {node.name} ({node.op}{f', from {node.source}' if node.source else ''})"
+        return ""

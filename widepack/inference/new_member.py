@@ -1,0 +1,114 @@
+"""Checks a checkpoint that replaces a member: its weights against the artifact, and its own answers to the
+probe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..checkpoints.differences import bit_equal
+from ..checkpoints.newcomer import Newcomer
+from ..errors import MemberMismatch, VerificationError
+from ..verification.coarse_eps import coarsest
+from ..verification.tolerance import ErrorStats, floating, same_places
+from .member_runs import OwnAnswers
+from .open_artifact import OpenArtifact
+from .programs import EntryPrograms
+from .weight_exchange import MemberUpdate
+
+
+def changed_weights(artifact: OpenArtifact, place: int, new: Newcomer, path: str | Path) -> dict[str, Tensor]:
+    """Returns the new weights that differ from the member's, in memory.
+
+    Raises: MemberMismatch for other shapes, and for weights that all members share.
+    """
+    number, name = artifact.chosen[place], artifact.members[place]
+    rows = [w for w in artifact.manifest.weights if w.role != "constant"]
+    if other := [w for w in rows if w.of(new.like) != w.of(number)]:
+        shapes = ", ".join(f"{w.name} is {w.of(new.like)}, the member's {w.of(number)}" for w in other[:5])
+        raise MemberMismatch(
+            f"checkpoint {path} has other shapes than member {name} ({shapes}); a member of a running "
+            "service keeps its "
+            "shapes: `widepack update` puts it into the artifact"
+        )
+    weights = artifact.weights
+    found = {
+        w.name: value for w in rows if not bit_equal(value := new.value(w.name), weights.part(w.name, number))
+    }
+    shared = [(n, v.numel() * v.element_size()) for n, v in found.items() if weights.row(n).kind == "shared"]
+    if shared:
+        names = ", ".join(f"{n} ({size:,} bytes)" for n, size in shared[:10])
+        more = f" and {len(shared) - 10} more" if len(shared) > 10 else ""
+        raise MemberMismatch(
+            f"checkpoint {path} differs in {len(shared)} weight{'s' if len(shared) > 1 else ''} that all "
+            "members "
+            f"share, {sum(s for _, s in shared):,} bytes: {names}{more}. One member alone cannot change them "
+            "in a "
+            "running service: `widepack update` parts them and lowers the programs again; an artifact that "
+            "was built "
+            "with --share none takes such a checkpoint in a swap"
+        )
+    return {n: value.detach().clone(memory_format=torch.contiguous_format) for n, value in found.items()}
+
+
+def checked_answers(
+    e: EntryPrograms, pattern: str, update: MemberUpdate, mapped: Mapping[str, Tensor], path: str | Path
+) -> OwnAnswers:
+    """Returns the new member's own answers to the probe's inputs.
+
+    mapped: its weights that differ, in the files' dtype.
+    Raises: VerificationError if the member fails, or if its answers are not close enough to float64.
+    """
+    artifact, place, weights = e.artifact, update.place, e.artifact.weights
+
+    def weight(name: str) -> Tensor:
+        return update.values[name] if name in update.values else weights.of_member(name, place)
+
+    def exact(name: str) -> Tensor:
+        value = mapped[name] if name in mapped else weights.part(name, artifact.chosen[place])
+        return value.to(artifact.device)
+
+    where = f"checkpoint {path}, entry {e.name}, the probe's inputs ({pattern})"
+    try:
+        found = e.probe_check.runs.answers(pattern, place, weight, exact)
+    except (RuntimeError, IndexError, ValueError) as error:  # for example an eigenvalue problem with NaN
+        raise VerificationError(
+            f"{where}: the member's own program fails where the member that is there answers: "
+            f"{type(error).__name__}: {' '.join(str(error).split())[:300]}; look at its weights"
+        ) from error
+    _check_answers(e, pattern, place, found, where)
+    return found
+
+
+def _check_answers(e: EntryPrograms, pattern: str, place: int, found: OwnAnswers, where: str) -> None:
+    """Checks that a new member's answers are finite and close to float64. Raises: VerificationError."""
+    others = e.probe_check.answers(pattern)
+    prefix = e.inputs.probe_prefix(pattern)
+    program = e.source.member_program(place)
+    for k, (own, truth, eps) in enumerate(zip(found.own, found.truth, coarsest(program))):
+        if not floating(own):
+            continue
+        name = e.entry.outputs[k].name or k
+        finite = all(
+            bool(torch.isfinite(t).all()) for n, t in others.items() if n.startswith(f"{prefix}.y{k}.")
+        )
+        bad = int((~torch.isfinite(own)).sum())
+        # A member may mean -inf. If no other member answers it, the weights are broken.
+        if bad and finite:
+            raise VerificationError(
+                f"{where}: {bad} of {own.numel()} numbers of output {name} are NaN or inf, and all other "
+                "members' "
+                "answers are finite: its weights are damaged, or its training diverged"
+            )
+        stats = ErrorStats(str(name))
+        stats.add_own(own, truth)
+        if not same_places(own, truth) or (e.probe_check.runs.float64 and stats.unsteady(eps)):
+            why = stats.unsteady(eps) or f"output {name} is NaN or inf where float64 is not"
+            raise VerificationError(
+                f"{where}: {why}; nothing can be proved of answers so far from the exact ones. Look at its "
+                "weights"
+            )

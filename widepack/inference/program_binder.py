@@ -1,0 +1,141 @@
+"""Binds wide programs to weights and to a backend."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from widepack_artifacts import strict_json
+
+from .. import backends
+from ..errors import ArtifactError, UsageError
+from ..ir.at_rest import draws
+from ..kernels.decompose import decompose
+from ..runtime.executable import Executable
+from ..verification import probe as probes
+from .bound_program import BoundProgram, Runnable, StoredProgram
+from .entry_inputs import EntryInputs
+from .open_artifact import BackendOptions
+from .probe_check import ProbeCheck
+from .program_admission import ProgramAdmission
+
+
+class ProgramBinder:
+    """Binds the programs of one entry."""
+
+    def __init__(self, inputs: EntryInputs, admission: ProgramAdmission, probe_check: ProbeCheck) -> None:
+        self.inputs, self.admission, self.probe_check = inputs, admission, probe_check
+        self.artifact, self.entry = inputs.artifact, inputs.entry
+
+    def bind(
+        self,
+        pattern: str,
+        stored: StoredProgram,
+        options: BackendOptions | None = None,
+        fallback: StoredProgram | None = None,
+        weights: Mapping[str, Any] | None = None,
+    ) -> BoundProgram:
+        """Makes a wide program ready to run.
+
+        options: default those of the load. fallback: what runs on `eager` if the plan's own backend is not
+        available; default the same program. weights: by name; default those of the model. Raises:
+        ArtifactError; UsageError.
+        """
+        options = options or self.artifact.options.backend
+        program = stored.program
+        self.admission.check_slots(pattern, program)
+        if weights is None:
+            weights = {s.source: self.artifact.weights.get(s.source) for s in program.weights}
+        backend = self._backend(pattern, stored, options)
+        if backend != "eager":
+            program = decompose(program)  # packed weights are for oneDNN: no compiler takes them
+            content = f"{stored.content} decomposed" if stored.content else ""
+            self.admission.check(pattern, program, weights, content)
+            run = self.artifact.executable(program, weights)
+            try:
+                task = self._task(pattern, stored, run, options)
+                function = backends.backend(backend).bind(task)
+            except (backends.Unavailable, ArtifactError, UsageError) as e:
+                if options.backend != "auto":
+                    raise
+                warnings.warn(
+                    f"backend {backend!r}, which the plan was measured to run best on, is not taken, "
+                    f"and 'eager' runs: {e}",
+                    stacklevel=8,
+                )
+                return self.bind(pattern, fallback or stored, replace(options, backend="eager"))
+            run.use(function)
+            runnable = Runnable(run, function)
+        else:
+            self.admission.check(pattern, program, weights, stored.content)
+            workers = min(stored.plan.workers, torch.get_num_threads())
+            runnable = Runnable(self.artifact.executable(program, weights, workers))
+        return BoundProgram(program, stored.plan, runnable, self.entry.result, backend, stored.content)
+
+    def rebind(self, pattern: str, bound: BoundProgram, weights: Mapping[str, Any]) -> Runnable:
+        """Binds a bound program on the same backend to other weights. weights: by name."""
+        options = replace(self.artifact.options.backend, backend=bound.backend)
+        stored = StoredProgram(bound.program, bound.plan, bound.content)
+        return self.bind(pattern, stored, options, weights=weights).runnable
+
+    def _backend(self, pattern: str, stored: StoredProgram, options: BackendOptions) -> str:
+        """Returns the name of the backend for a program. Raises: UsageError."""
+        name, planned = options.backend, stored.plan.backend
+        chosen = (planned if planned in backends.NAMES else "eager") if name == "auto" else name
+        if chosen == "eager" or not draws(stored.program):
+            return chosen
+        if name != "auto":
+            raise UsageError(
+                f"{self.inputs.title(pattern)} draws random numbers, so its answers differ from call to "
+                "call, "
+                f"and backend {name!r} can only be checked on equal answers: leave the backend out, which "
+                "takes "
+                "'eager'"
+            )
+        return "eager"
+
+    def _task(
+        self, pattern: str, stored: StoredProgram, run: Executable, options: BackendOptions
+    ) -> backends.Task:
+        """Returns what a backend needs to bind a wide program."""
+        artifact, inputs, plan = self.artifact, self.inputs, stored.plan
+        batches = ""
+        if plan.batch != (1, None):
+            batches = f", batch {plan.batch[0]} to {'any' if plan.batch[1] is None else plan.batch[1]}"
+        return backends.Task(
+            program=run.main,
+            weights=run.given,
+            device=artifact.device,
+            # The digest of what is compiled: the prologue may have taken a part of the program.
+            content=strict_json.digest(run.main.to_json()),
+            pattern=pattern,
+            said=f"{inputs.title(pattern)}{batches}",
+            eager=run.eager,
+            dims={d: (v.min, v.max, v.example) for d, v in self.entry.dims.items()},
+            example=inputs.sizes_of(plan),
+            guards=[g.expr for g in self.entry.guards],
+            inputs=lambda sizes: inputs.drawn(pattern, sizes),
+            differ=lambda found, reference: self.differ(pattern, found, reference),
+            compile=options.compile,
+            cache=options.cache,
+            located=artifact.weights.located,
+            progress=options.progress,
+            workers=min(plan.workers, torch.get_num_threads()),
+            most_nodes=options.most_nodes,
+        )
+
+    def differ(self, pattern: str, found: Sequence[Any], reference: Sequence[Any]) -> str:
+        """Returns where a program's outputs differ from the flat graph's by more than the probe's bounds;
+        else "".
+        """
+        bounds = self.probe_check.bounds(pattern) or self.probe_check.bounds("shared") or []
+        for k, (mine, right) in enumerate(zip(found, reference)):
+            row = bounds[k] if k < len(bounds) else None
+            for a, b in zip(mine, right) if isinstance(right, list) else [(mine, right)]:
+                if words := probes.differs(a, b, row):
+                    return f"output {self.entry.outputs[k].name or k} {words}"
+        return ""

@@ -1,0 +1,138 @@
+"""Finds the wide programs of an entry: in the user's cache, in the artifact, or by lowering the member
+programs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from widepack_artifacts.program import Kind, Program
+
+from ..errors import ArtifactError, LoweringError, UsageError
+from ..planning import plan_cache
+from ..planning.plan import Plan, nearest_threads
+from ..spec.entries import PATTERNS
+from ..system.machine import name_of
+from .bound_program import StoredProgram
+from .entry_inputs import EntryInputs
+from .program_admission import ProgramAdmission
+
+
+class ProgramSource:
+    """The wide programs and the member programs of one entry."""
+
+    def __init__(self, inputs: EntryInputs, admission: ProgramAdmission) -> None:
+        self.inputs, self.admission = inputs, admission
+        self.artifact, self.entry, self.name = inputs.artifact, inputs.entry, inputs.name
+
+    @property
+    def plain(self) -> bool:
+        """Whether the artifact's plans have no packed convolutions, because answers with them were not
+        right.
+        """
+        return any(w.plan.get("plain") for w in self.entry.wide)
+
+    def member(self, place: int) -> tuple[Program, list[Any]]:
+        """Returns a member's own program, and a value for each of its weights. place: among the loaded
+        members.
+        """
+        program = self.member_program(place)
+        return program, [self.artifact.weights.of_member(s.source, place) for s in program.weights]
+
+    def member_program(self, place: int) -> Program:
+        """Returns a member's own program. place: of the member among the loaded ones."""
+        number = self.artifact.chosen[place]
+        return self.artifact.program(self.entry.member[self.entry.signatures[number]], self.name)
+
+    def planned(self, pattern: str) -> list[StoredProgram]:
+        """Returns the programs for a pattern: those that were measured here, else the artifact's or lowered
+        ones.
+
+        The best of each batch class comes first. Nothing is bound.
+        """
+        return self.measured(pattern) or self.wide(pattern)
+
+    def measured(self, pattern: str) -> list[StoredProgram]:
+        """Returns the programs that `tune` measured on this machine and stored in the user's cache."""
+        artifact = self.artifact
+        if not artifact.uses_stored_plans:
+            return []
+        return [
+            StoredProgram(program, plan)
+            for program, plan in plan_cache.find(
+                artifact.manifest.digest, self.name, pattern, str(artifact.device)
+            )
+        ]
+
+    def wide(self, pattern: str) -> list[StoredProgram]:
+        """Returns the artifact's programs: those that were measured on this machine, else its other ones.
+
+        If it has none for the pattern, the member programs are lowered.
+        Raises: ArtifactError; LoweringError; UsageError.
+        """
+        artifact = self.artifact
+        if artifact.uses_stored_plans and (stored := self._stored(pattern)):
+            return stored
+        try:
+            return [StoredProgram(program, plan) for program, plan in self.lower(pattern)]
+        except (LoweringError, UsageError) as e:
+            if artifact.options.strategies is not None or not artifact.whole or pattern not in PATTERNS:
+                raise
+            raise ArtifactError(
+                f"{self.inputs.title(pattern)} is not in the artifact, and cannot be made here: {e}"
+            ) from e
+
+    def _stored(self, pattern: str) -> list[StoredProgram]:
+        """Returns the artifact's programs for this device: measured on this machine, else by rules of
+        thumb.
+        """
+        artifact = self.artifact
+        every = [w for w in self.entry.wide if w.pattern == pattern and w.device == artifact.device.type]
+        here = name_of(str(artifact.device)) if any("machine" in w.plan for w in every) else ""
+        plans = [(w, Plan.from_json(w.plan)) for w in every if w.plan.get("machine", "") in ("", here)]
+        measured = nearest_threads([((w, p), p.threads) for w, p in plans if p.machine]) if here else []
+        rows = measured or [(w, p) for w, p in plans if not p.machine]
+        files = artifact.manifest.files
+        return [StoredProgram(artifact.reader.program(w.file), p, files[w.file].sha256) for w, p in rows]
+
+    def lower(self, pattern: str) -> list[tuple[Program, Plan]]:
+        """Lowers the member programs of the loaded members for a pattern.
+
+        Entries over the same files and kinds of inputs are lowered once in a load. Raises: LoweringError;
+        UsageError.
+        """
+        from ..lowering.relower import relower  # imports the rules, which only lowering needs
+
+        artifact, inputs = self.artifact, self.inputs
+        programs = [artifact.program(f, self.name) for f in self.entry.member]
+        signatures = [self.entry.signatures[i] for i in artifact.chosen]
+        per_member = inputs.per_member(pattern)
+        self.admission.check_member_programs(pattern, programs, signatures)
+        lowering = artifact.limits.lowering
+        key = (
+            tuple(self.entry.member),
+            tuple(per_member),
+            tuple(inputs.example.items()),
+            inputs.letter,
+            pattern,
+            self.plain,
+            tuple(signatures),
+        )
+        if key not in lowering.made:
+            kinds: dict[str, Kind] = {w.name: w.kind for w in artifact.manifest.weights}  # type: ignore[misc]
+            with lowering.within(self.entry.member, [len(p.nodes) for p in programs]):
+                lowering.made[key] = relower(
+                    programs,
+                    signatures,
+                    kinds,
+                    per_member,
+                    dict(inputs.example),
+                    inputs.letter,
+                    artifact.device.type,
+                    pattern,
+                    artifact.options.strategies or "auto",
+                    artifact.options.simplify,
+                    self.plain,
+                )
+        found: list[tuple[Program, Plan]] = lowering.made[key]
+        return found

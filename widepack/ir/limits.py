@@ -1,0 +1,166 @@
+"""Checks the operands of ops of untrusted programs before an op reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from . import ops
+from .encoding import iter_arguments
+from .op_traits import RECURRENT_LAYERS, RECURRENT_STEPS
+
+OBJECT = 1024
+LARGEST = 2**31
+LISTED = 2**18
+
+
+class LimitExceeded(Exception):
+    """An op exceeds a limit. The message completes a sentence that begins with the node."""
+
+
+# Arguments that may exceed `LARGEST`: ends of slices, which are clamped, and bounds of drawn values.
+_ANY = frozenset({"start", "end", "low", "high"})
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Every tensor of an argument or a result."""
+    return (v for v in iter_arguments(value) if isinstance(v, torch.Tensor))
+
+
+def size(value: Any) -> int:
+    """The bytes of the tensors of a result, as if no two shared memory."""
+    return sum(t.numel() * t.element_size() + OBJECT for t in tensors(value))
+
+
+_REJECTING = frozenset(f"aten.{n}" for n in ("_standard_gamma", "_sample_dirichlet", "binomial", "poisson"))
+
+
+def refuse_numbers(op: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Checks the arguments of an op: numbers larger than any size, and too many results.
+
+    Raises: LimitExceeded.
+    """
+    name = op.rpartition(".")[0]
+    if op in ops.PYTHON:
+        refuse_operands(op, args)
+        return
+    if name in _REJECTING:
+        raise LimitExceeded("draws numbers until it accepts one, which may never end")
+    given = ops.bind(op, tuple(args), dict(kwargs))
+    for argument in ops.enumerations(op):
+        if isinstance(given.get(argument), (int, float, str)):
+            raise LimitExceeded(f"has {given[argument]!r} as {argument}, which is no number")
+    for argument, type_, _ in ops.arguments(op):
+        if argument in given and "int" in type_.lower() and argument not in _ANY:
+            _within(argument, given[argument])
+    if name.startswith(
+        "aten._fft_"
+    ):  # torch checks these in its public functions, not in the ops behind them
+        _transformed(name, given)
+    rule = _LISTS.get(name)
+    if rule is not None and (count := rule(given)) > LISTED:
+        raise LimitExceeded(f"returns {count:,} tensors; at most {LISTED:,} are allowed")
+    if name == "aten.mvlgamma":
+        _within("p", given.get("p"), 2**12)
+    if name in RECURRENT_LAYERS or name in RECURRENT_STEPS:
+        _within("steps", recurrent_steps(name, given), 2**24)
+
+
+def _transformed(name: str, given: Mapping[str, Any]) -> None:
+    """Checks that the dims of a Fourier transform exist, each once, and are not empty.
+
+    Raises: LimitExceeded.
+    """
+    x, dims = given.get("self"), integers(given.get("dim"))
+    rank = x.dim() if isinstance(x, torch.Tensor) else 0
+    places = [
+        d for d in dims if 0 <= d < rank
+    ]  # the ops would read memory before the tensor for a negative dim
+    if (
+        not isinstance(x, torch.Tensor)
+        or not dims
+        or len(set(places)) != len(dims)
+        or not all(x.shape[d] for d in places)
+        or given.get("normalization") not in (0, 1, 2)
+    ):
+        raise LimitExceeded(f"transforms the dims {dims[:8]} of {rank}, or not as a transform does")
+
+
+def _within(name: str, value: Any, most: int = LARGEST) -> None:
+    for number in iter_arguments(value):
+        if isinstance(number, int) and abs(number) > most:
+            raise LimitExceeded(f"has {number:,} as {name}; numbers up to {most:,} are allowed there")
+
+
+def refuse_operands(op: str, args: Sequence[Any]) -> None:
+    """Checks that Python's operators get numbers: of lists or texts they would make longer ones.
+
+    Raises: LimitExceeded.
+    """
+    if op == "operator.getitem":
+        return
+    for value in args:
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            continue
+        if not isinstance(value, (int, float)) or (isinstance(value, int) and abs(value) >= 2**63):
+            raise LimitExceeded(f"reads {str(value)[:40]!r}, which is not a number of 64 bits")
+    if op == "operator.pow" and len(args) == 2 and isinstance(args[1], int) and abs(args[1]) > 64:
+        raise LimitExceeded(f"has the exponent {args[1]:,}; at most 64 is allowed")
+
+
+def _dim_size(given: Mapping[str, Any], of: str = "self") -> int:
+    x, dim = given.get(of), given.get("dim", 0)
+    if not isinstance(x, torch.Tensor) or not isinstance(dim, int) or not -x.dim() <= dim < x.dim():
+        return 0  # the op refuses it
+    return int(x.shape[dim])
+
+
+def _splits(given: Mapping[str, Any]) -> int:
+    part = given.get("split_size")
+    return -(-_dim_size(given) // max(1, part)) if isinstance(part, int) else 0
+
+
+def _chunks(given: Mapping[str, Any]) -> int:
+    count = given.get("chunks")
+    return count if isinstance(count, int) else 0
+
+
+_LISTS: dict[str, Callable[[Mapping[str, Any]], int]] = {
+    "aten.unbind": _dim_size,
+    "aten.unbind_copy": _dim_size,
+    "aten.split": _splits,
+    "aten.split_copy": _splits,
+    "aten.unsafe_split": _splits,
+    "aten.chunk": _chunks,
+    "aten.unsafe_chunk": _chunks,
+    "widepack.pack_convolutions": lambda given: _dim_size(given, "weight"),
+    "widepack.pack_lstm": lambda given: 2 * _dim_size(given, "w_x"),
+}
+
+
+def recurrent_steps(name: str, given: Mapping[str, Any]) -> int:
+    """The steps of a recurrent op, over all layers, directions and members."""
+    if name in RECURRENT_STEPS:
+        x, h = given.get("x"), given.get("h")
+        if not isinstance(x, torch.Tensor) or x.dim() != 4 or not isinstance(h, torch.Tensor) or not h.dim():
+            return 0
+        return int(x.shape[1]) * (int(h.shape[0]) if name == "widepack.packed_lstm" else 1)
+    x = given.get("input", given.get("data"))
+    if not isinstance(x, torch.Tensor) or not x.dim():
+        return 0
+    layers, both = given.get("num_layers", 1), given.get("bidirectional", False)
+    steps = int(max(x.shape[:2])) if x.dim() > 1 else int(x.shape[0])
+    return steps * max(1, layers if isinstance(layers, int) else 1) * (2 if both else 1)
+
+
+def integers(value: Any) -> list[int]:
+    """The integers of an argument that is one integer or a list."""
+    return (
+        [v for v in value if isinstance(v, int)]
+        if isinstance(value, (list, tuple))
+        else [value]
+        if isinstance(value, int)
+        else []
+    )

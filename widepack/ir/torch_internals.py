@@ -1,0 +1,146 @@
+"""Wraps names of torch that have no public form.
+
+Each function says what it does. All of them hold for torch 2.11 to 2.13; a function that also works without
+the private name says so. Other modules of the library call these functions instead of the private names: a
+new version of torch then needs changes in one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeGuard
+
+import torch
+from torch import fx, nn
+from torch.nn.modules import transformer
+
+# The guard behind torch.inference_mode, without its Python layer: 3 microseconds a call, not 7. Else
+# inference_mode itself.
+inference_guard: Callable[[bool], AbstractContextManager[Any]] = getattr(
+    torch._C, "_InferenceMode", torch.inference_mode
+)
+
+
+def is_overload(op: Any) -> TypeGuard[torch._ops.OpOverload]:
+    """Whether a callable is one overload of an op: `torch.ops.aten.linear.default`."""
+    return isinstance(op, torch._ops.OpOverload)
+
+
+def overload_behind(op: Any) -> Any:
+    """The overload that `torch.library.custom_op` defined, or the argument itself."""
+    return getattr(op, "_opoverload", op)
+
+
+def schema_of(op: Any) -> Any:
+    """The schema of an overload; None for a callable that is not an overload."""
+    return getattr(op, "_schema", None)
+
+
+def base_name(op: torch._ops.OpOverload) -> str:
+    """The name of an overload without library and overload: `linear`."""
+    return op._schema.name.split("::")[1]
+
+
+def overload_name(op: torch._ops.OpOverload) -> str:
+    """The name of the overload alone: `default`, `Tensor`."""
+    return op._overloadname
+
+
+def can_decompose(op: torch._ops.OpOverload) -> bool:
+    """Whether torch implements an op by other ops."""
+    return bool(op._can_decompose())
+
+
+def packet_of(op: torch._ops.OpOverload) -> Any:
+    """The packet of an overload, which holds all overloads of the op: `torch.ops.aten.linear`."""
+    return op._overloadpacket
+
+
+def memory_id(value: torch.Tensor) -> int:
+    """A number for the memory of a tensor, which all its views share.
+
+    It also exists for tensors without data.
+    """
+    return int(value.untyped_storage()._cdata)
+
+
+def symbolic_expression(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
+    """The expression of a symbolic number as it was written, without what is known of its symbols since."""
+    return value.node._expr
+
+
+def rename_node(node: fx.Node, name: str) -> None:
+    """Renames a node of a graph; the name becomes unique in the graph."""
+    node._rename(name)
+
+
+def forget_source(file: str) -> None:
+    """Removes the source of a generated graph module that torch keeps for tracebacks.
+
+    Does nothing where torch does not have that cache.
+    """
+    kept = getattr(getattr(fx.graph_module, "_loader", None), "eval_cache", None)
+    if isinstance(kept, dict):
+        kept.pop(file, None)
+
+
+def mark_dynamic(x: torch.Tensor, axis: int) -> None:
+    """Tells `torch.compile` that a size of an input changes between calls."""
+    torch._dynamo.mark_dynamic(x, axis)
+
+
+def package_loader() -> Any:
+    """The class that loads compiled packages without the compiler; None where torch does not have it."""
+    return getattr(getattr(torch._C, "_aoti", None), "AOTIModelPackageLoader", None)
+
+
+def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """Returns the parameters of a module itself, without its submodules. The dict is the module's own."""
+    return module._parameters  # named_parameters leaves out None, and cannot be written to
+
+
+def buffers_of(module: nn.Module) -> dict[str, torch.Tensor | None]:
+    """Returns the buffers of a module itself, without its submodules. The dict is the module's own."""
+    return module._buffers  # named_buffers leaves out None, and cannot be written to
+
+
+def submodules_of(module: nn.Module) -> dict[str, nn.Module | None]:
+    """Returns the direct submodules of a module. The dict is the module's own."""
+    return module._modules  # named_children leaves out None and repeated modules
+
+
+def op_base_name(target: Any) -> str:
+    """The name of an op without library and overload, such as `linear`; empty for other callables."""
+    return str(getattr(target, "_opname", ""))
+
+
+def aten_packet(name: str) -> Any:
+    """Returns `torch.ops.aten.<name>`, also where the name begins with an underscore."""
+    return getattr(torch.ops.aten, name)
+
+
+def guard_texts(exported: torch.export.ExportedProgram) -> list[str] | None:
+    """Returns the guards of an exported program as Python expressions; None in a torch before 2.11."""
+    return getattr(exported, "_guards_code", None)
+
+
+def check_while_exporting(condition: Any, message: Callable[[], str]) -> None:
+    """Raises an error if a condition on sizes is false. torch.export records the condition."""
+    torch._check(condition, message)  # type: ignore[no-untyped-call]
+
+
+def distributions_validate() -> bool:
+    """Returns whether new `torch.distributions` objects check the values of their arguments."""
+    return bool(torch.distributions.Distribution._validate_args)  # only the setter is public
+
+
+@contextmanager
+def replaced_causal_mask_check(check: Callable[..., bool]) -> Iterator[None]:
+    """Replaces `nn.Transformer`'s check whether a mask is causal, inside a with block."""
+    original = transformer._detect_is_causal_mask
+    transformer._detect_is_causal_mask = check
+    try:
+        yield
+    finally:
+        transformer._detect_is_causal_mask = original

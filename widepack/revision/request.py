@@ -1,0 +1,49 @@
+"""Holds the arguments of one revision of an artifact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from widepack_artifacts.manifest import Manifest
+
+from ..checkpoints.newcomer import Newcomer
+from ..system.progress import Report
+from .weights import MemberSlot
+
+PathText = str | PathLike[str]
+Model = str | Callable[..., nn.Module] | None
+SlotsOf = Callable[[Manifest, Callable[[str | Path], Newcomer]], list[MemberSlot]]
+"""Returns the members of the revised artifact, from the manifest and a function that opens a new checkpoint.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReviseRequest:
+    """The arguments of `update`, `append` or `drop`.
+
+    did: the name of the function. slots_of: returns the new members. max_shard_size: as the user gave it, or
+    None.
+    """
+
+    did: str
+    path: PathText
+    slots_of: SlotsOf
+    out: PathText | None = None
+    force: bool = False
+    key: str | None = None
+    trust_pickle: bool = False
+    model: Model = None
+    model_args: Mapping[str, Any] | None = None
+    max_shard_size: int | str | None = None
+    progress: Report | None = None
+
+    @property
+    def target(self) -> PathText:
+        """The path that is written."""
+        return self.path if self.out is None else self.out

@@ -1,0 +1,308 @@
+"""Runs one revision of an artifact: reads it, checks the new members, writes, verifies, and publishes.
+
+The member programs of the artifact define the model, so the user's code is not needed. A new member is
+checked against the artifact's weights table. Then
+
+1. the weights files are written again (weights.py);
+2. if the number of members, a kind or a shape changes, the wide programs and torch.export programs of the
+   affected entries are lowered again by rules of thumb, and their measured plans are left out
+   (revised_entry.py);
+3. comparison (b) is made for all members, and the probe is computed again (prove.py);
+4. one rename publishes the result, so a reader sees the old artifact or the new one.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from widepack_artifacts import manifest as form
+from widepack_artifacts import weights as weight_files
+from widepack_artifacts.manifest import Member
+from widepack_artifacts.reader import Reader
+from widepack_artifacts.weight_table import KINDS
+from widepack_artifacts.writer import Writer
+
+from ..building.factories import find_factory
+from ..building.provenance import SHARD_SIZE, command_line, timestamp
+from ..building.write import WeightFiles, write_tensors
+from ..capture.pt2.factory import ExportedProgramFactory
+from ..checkpoints.factory import Factory
+from ..checkpoints.newcomer import Newcomer, newcomer
+from ..errors import ArtifactError, UsageError
+from ..ir.at_rest import draws
+from ..lowering.wide_programs import LoweredProgram
+from ..planning.request import StrategyRequest
+from ..registry.registry import strategy_names
+from ..spec.config import parse_size
+from ..spec.entries import FORWARD
+from ..spec.names import path_of
+from ..system.progress import Stages
+from ..verification import probe
+from ..verification.record import join_records
+from ..verification.reference import not_finite
+from ..version import __version__
+from .prove import Modules, ProofContext
+from .report import ReviseReport
+from .request import ReviseRequest
+from .revised_entry import ProvedRevision, RevisedEntry
+from .weights import MemberSlot, RevisedTable, new_table, rewrite
+
+_TRIES = 5
+
+
+@dataclass(frozen=True)
+class CheckedRevision:
+    """A revision whose new members were read and checked against the old artifact.
+
+    slots: the members of the revised artifact. modules: makes the own modules of new members. table: the new
+    weights table. entries: the entries for the new members.
+    """
+
+    slots: list[MemberSlot]
+    modules: Modules
+    table: RevisedTable
+    entries: list[RevisedEntry]
+
+
+def revise(request: ReviseRequest) -> ReviseReport:
+    """Runs a revision.
+
+    With `out`, another process may publish the artifact at `path` while it is read. The revision then starts
+    again. Without `out` this process holds the artifact's lock.
+    """
+    path = path_of(request.path)
+    if request.out is not None:
+        path_of(request.out, "out")
+    for left in reversed(range(_TRIES)):
+        first = Reader(path)  # refuses a path without an artifact before anything is written
+        try:
+            return _revise_once(request)
+        except ArtifactError:
+            if request.out is None or not left or not first.replaced():
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def _revise_once(request: ReviseRequest) -> ReviseReport:
+    shard_bytes = None if request.max_shard_size is None else parse_size(request.max_shard_size)
+    stages = Stages(request.progress)
+    with Writer(request.target, force=request.force or request.out is None) as writer:
+        # Without `out`, the writer's lock is held: no other process publishes while this one reads.
+        reader = Reader(request.path)
+        strategies = _strategies_of(reader.manifest)
+        checked = _checked(request, reader, stages)
+        with stages.stage("lower"):
+            wides = {e.name: e.lower(strategies) for e in checked.entries}
+        with stages.stage("write weights"):
+            files, way = rewrite(writer, reader, checked.table, checked.slots, shard_bytes, stages.step)
+        context = ProofContext(
+            WeightFiles.open(writer, files), checked.slots, checked.modules, strategies, stages
+        )
+        with stages.stage("verify"):
+            proved = _proved(checked, wides, context)
+        new = _exported(reader, checked, proved, writer, stages)
+        with stages.stage("publish"):
+            history = _history(request, reader.manifest, checked, proved)
+            manifest = writer.publish(_with_history(new, history, shard_bytes))
+    left_out = [line for p in proved for line in p.left_out]
+    for one in proved:
+        left_out += one.carry_plans(reader.manifest.digest, manifest.digest)
+    return _report(request, manifest, history, checked, proved, left_out, way, stages)
+
+
+def _checked(request: ReviseRequest, reader: Reader, stages: Stages) -> CheckedRevision:
+    """Reads the new members and checks them against the artifact, whose files are checked too."""
+    old = reader.manifest
+    for name, entry in old.entries.items():
+        if any(draws(reader.program(f)) for f in entry.member):
+            raise UsageError(
+                f"{request.did}: entry {name} of {request.path} draws random numbers at every call (dropout"
+                " that is"
+                " on), so its programs cannot be revised for other members: build the artifact again"
+            )
+    with stages.stage("read"):
+        slots = request.slots_of(old, lambda p: newcomer(old, p, request.key, request.trust_pickle))
+        modules = _modules(request, slots, list(old.entries))
+    with stages.stage("check"):
+        # A damaged file must not get a new hash.
+        reader.check_hashes([*(p.name for p in reader.weights_files()), *([old.probe] if old.probe else [])])
+        files = weight_files.Weights(reader.weights_files())
+        files.check(old.weights, len(old.members))
+        table = new_table(old, files, slots)
+    probed = weight_files.Weights([reader.path(old.probe)]) if old.probe else None
+    entries = [RevisedEntry(name, row, reader, table, slots, probed) for name, row in old.entries.items()]
+    return CheckedRevision(slots, modules, table, entries)
+
+
+def _proved(
+    checked: CheckedRevision, wides: Mapping[str, list[LoweredProgram]], context: ProofContext
+) -> list[ProvedRevision]:
+    """Verifies all entries. Raises: VerificationError."""
+    with warnings.catch_warnings():
+        # Warnings of members at trial sizes do not concern the user.
+        warnings.simplefilter("ignore")
+        return [entry.prove(wides[entry.name], context) for entry in checked.entries]
+
+
+def _exported(
+    reader: Reader,
+    checked: CheckedRevision,
+    proved: Sequence[ProvedRevision],
+    writer: Writer,
+    stages: Stages,
+) -> form.Manifest:
+    """Writes the programs and the probe, and returns the new manifest without its history."""
+    old = reader.manifest
+    with stages.stage("export"):
+        entries = {p.name: p.write(writer, reader) for p in proved}
+        calls = {place: answers for p in proved for place, answers in p.probe.items()}
+        probe_name = write_tensors(writer, "probe", probe.make(calls)) if old.probe else ""
+    return replace(
+        old,
+        members=tuple(old.members[s.old] if s.old is not None else _member_row(s) for s in checked.slots),
+        weights=checked.table.weights,
+        entries=entries,
+        probe=probe_name,
+        verification=join_records(_records(proved)),
+    )
+
+
+def _with_history(
+    manifest: form.Manifest, history: Mapping[str, Any], shard_bytes: int | None
+) -> form.Manifest:
+    """Returns the manifest with one more row in the history of its provenance."""
+    before = manifest.provenance.get("history")
+    provenance = {
+        **manifest.provenance,
+        **({} if shard_bytes is None else {SHARD_SIZE: shard_bytes}),
+        "history": [*(before if isinstance(before, list) else []), dict(history)],
+    }
+    return replace(manifest, provenance=provenance)
+
+
+def _history(
+    request: ReviseRequest, old: form.Manifest, checked: CheckedRevision, proved: Sequence[ProvedRevision]
+) -> dict[str, Any]:
+    """Returns the revision's row in the history of the artifact's provenance."""
+    compared = any(p.modules_compared for p in proved)
+    return {
+        "did": request.did,
+        "members": _changed(old, checked.slots),
+        "kinds": [k.to_json() for k in checked.table.changed],
+        "from": old.digest,
+        "command": command_line(),
+        "date": timestamp(),
+        "widepack": __version__,
+        "torch": torch.__version__,
+        "asked": [checked.slots[i].name for i in sorted(checked.modules)] if compared else [],
+    }
+
+
+def _report(
+    request: ReviseRequest,
+    manifest: form.Manifest,
+    history: Mapping[str, Any],
+    checked: CheckedRevision,
+    proved: Sequence[ProvedRevision],
+    left_out: list[str],
+    way: str,
+    stages: Stages,
+) -> ReviseReport:
+    table = checked.table
+    return ReviseReport(
+        path=os.fspath(request.target),
+        did=request.did,
+        members=tuple(s.name for s in checked.slots),
+        changed=history["members"],
+        kinds=history["kinds"],
+        lowered=[p.name for p in proved if p.wides],
+        left_out=left_out,
+        written=way,
+        asked=history["asked"],
+        weights={k: sum(w.bytes(table.count) for w in table.weights if w.kind == k) for k in KINDS},
+        bytes_disk=sum(f.bytes for f in manifest.files.values()),
+        seconds=stages.seconds,
+        before=history["from"],
+        digest=manifest.digest,
+        verification=manifest.verification,
+        not_finite=not_finite(_records(proved)),
+    )
+
+
+def _records(proved: Sequence[ProvedRevision]) -> dict[str, dict[str, Any]]:
+    """Returns the records of the comparisons by entry."""
+    return {p.name: p.record for p in proved}
+
+
+def _strategies_of(manifest: form.Manifest) -> StrategyRequest:
+    """Returns the strategies that the artifact was built with, as far as this version knows them."""
+    names = manifest.provenance.get("strategy")
+    known = strategy_names()
+    return StrategyRequest.parse(
+        [name for name in names if name in known] if isinstance(names, list) else "auto"
+    )
+
+
+def _modules(
+    request: ReviseRequest, slots: Sequence[MemberSlot], entries: Sequence[str]
+) -> dict[int, Callable[[], nn.Module]]:
+    """Returns what makes the new members' own modules, by the number of the member.
+
+    It is the factory that the user names, or the torch.export program that is the checkpoint. Raises:
+    UsageError.
+    """
+    model, args = request.model, request.model_args
+    if model is None and args:
+        raise UsageError("model arguments are given, but no model")
+    found: dict[int, Callable[[], nn.Module]] = {}
+    for i, slot in enumerate(slots):
+        if slot.new is None:
+            continue
+        factory: Factory | None = None
+        if model is not None:
+            factory = find_factory(model, args, slot.new.checkpoint.path)
+        elif slot.new.checkpoint.program is not None and entries == [FORWARD]:
+            factory = ExportedProgramFactory()
+        if factory is not None:
+            factory.dtype = None if model is None else slot.new.dtype
+            found[i] = partial(_filled, factory, slot.new, slot.name)
+    return found
+
+
+def _filled(factory: Factory, new: Newcomer, name: str) -> nn.Module:
+    """Returns a new member's own module with its weights. Raises: MemberMismatch."""
+    return factory.filled(new.checkpoint, new.aligned.state_dict(0), name)
+
+
+def _member_row(slot: MemberSlot) -> Member:
+    """Returns the manifest's row of a new member."""
+    assert slot.new is not None
+    checkpoint = slot.new.checkpoint
+    return Member(slot.name, checkpoint.path, checkpoint.sha256(), checkpoint.bytes)
+
+
+def _changed(old: form.Manifest, slots: Sequence[MemberSlot]) -> list[dict[str, Any]]:
+    """Returns a row for each member that was removed, replaced or added."""
+    names = {s.name for s in slots}
+    removed: list[dict[str, Any]] = [
+        {"member": m.name, "left": m.source} for m in old.members if m.name not in names
+    ]
+    sources = {m.name: m.source for m in old.members}
+    rows = [_member_row(s) for s in slots if s.new is not None]
+    return removed + [
+        {
+            "member": m.name,
+            "source": m.source,
+            "sha256": m.sha256,
+            **({"left": sources[m.name]} if m.name in sources else {}),
+        }
+        for m in rows
+    ]

@@ -1,0 +1,78 @@
+"""Limits the memory and the work that one load may take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..errors import ArtifactError
+
+LEAST_BYTES = 256 * 2**20
+LEAST_WORK = 4e9
+BYTES_FOR_WEIGHTS, BYTES_FOR_PROBE = 16, 1024
+WORK_FOR_WEIGHTS, WORK_FOR_PROBE = 200.0, 10_000.0
+
+
+@dataclass
+class Budget:
+    """The memory and the work that the programs of one load may take.
+
+    bytes: live at one time. work: nanoseconds of one core. limit: the factor on the usual budget. spent: the
+    work so far. resident: bytes of derived weights that the prologues of bound programs made.
+    """
+
+    bytes: float
+    work: float
+    limit: float = 1.0
+    spent: float = 0.0
+    resident: float = 0.0
+
+    @classmethod
+    def of(cls, weights: int, probe: int, limit: float = 1.0) -> Budget:
+        """The budget for files of these sizes. weights, probe: bytes. limit: a factor."""
+        memory = LEAST_BYTES + BYTES_FOR_WEIGHTS * weights + BYTES_FOR_PROBE * probe
+        work = LEAST_WORK + WORK_FOR_WEIGHTS * weights + WORK_FOR_PROBE * probe
+        return cls(memory * limit, work * limit, limit)
+
+    def admit(self, said: str, work: float, memory: float) -> None:
+        """Checks the work and the memory of the load.
+
+        said: the program and the node. Raises: ArtifactError if it is too much.
+        """
+        for what, wanted, allowed, write in (
+            ("memory", memory, self.bytes, _bytes),
+            ("work", work, self.work, _seconds),
+        ):
+            if wanted > allowed:
+                there = (
+                    f", {_bytes(self.resident)} of it in programs that are bound already"
+                    if what == "memory" and self.resident
+                    else ""
+                )
+                one, other = _apart(wanted, allowed, write)
+                raise ArtifactError(
+                    f"{said} would bring the {what} of this load to {one}{there}; an artifact of these "
+                    f"files may take {other} when it is loaded. "
+                    f"If you trust its makers: load(limit={2 * wanted / allowed * self.limit:.1g}) allows "
+                    "this much, a later node may need more, and limit=None allows anything"
+                )
+
+
+def _bytes(count: float, digits: int = 1) -> str:
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if count >= size:
+            return f"{count / size:,.{digits}f} {unit}"
+    return f"{count:,.0f} bytes"
+
+
+def _seconds(nanoseconds: float, digits: int = 0) -> str:
+    return f"{nanoseconds / 1e9:,.{digits}f} s of a core"
+
+
+def _apart(one: float, other: float, write: Callable[[float, int], str]) -> tuple[str, str]:
+    """Two figures as text, with as many digits as show that they differ."""
+    for digits in range(1, 10):
+        said = write(one, digits), write(other, digits)
+        if said[0] != said[1]:
+            break
+    return said

@@ -1,0 +1,167 @@
+"""Binds a program to its weights on a device, and runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+
+from widepack_artifacts.program import Program, Ref, refs
+
+from ..ir.torch_internals import inference_guard
+from .graph_module import Function, graph_module
+from .prologue import split
+
+
+class Executable:
+    """A program that is bound to its weights on a device.
+
+    `run(inputs)` returns the values of its outputs.
+
+    Args:
+        program: The program.
+        weights: A value for each source name of a weight: a tensor, or a list of N for a Ragged one.
+        device: Where it runs.
+        prologue: Whether the nodes that depend on weights alone run once, now.
+        workers: The number of members that a loop runs at once; 0 for one after the other.
+
+    Attributes:
+        main, given: The program after the prologue, and the values of its weights. Backends compile these.
+        prologue, names: The program that computed `given`, or None, and the names of its results.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        weights: Mapping[str, Any],
+        device: torch.device,
+        *,
+        prologue: bool = True,
+        workers: int = 0,
+    ) -> None:
+        given = [weights[s.source] for s in program.weights]
+        self.prologue: Program | None = None
+        self.names = tuple(s.name for s in program.weights)
+        if prologue:
+            parts = split(program)
+            with torch.inference_mode():
+                given = list(graph_module(parts.prologue, device).forward(*given))
+            program, self.prologue, self.names = parts.main, parts.prologue, parts.names
+        self.device = device
+        self.main, self.given = program, given
+        self.program, self.weights = _lists(program, given)
+        self.workers = workers
+        self.forward: Function = graph_module(self.program, device, workers).forward
+        self.call: Function = self.eager
+        self._own()
+        if (
+            device.type == "cuda"
+        ):  # other threads call on other streams, which do not wait for copies on this stream
+            torch.cuda.current_stream(device).synchronize()
+
+    def _own(self) -> None:
+        self._owned = frozenset(
+            {storage(t) for w in self.weights for t in (w if isinstance(w, (list, tuple)) else [w])} - {0}
+        )
+
+    @cached_property
+    def reads(self) -> tuple[frozenset[str], ...]:
+        """For each value of `given` the names of the weights that it depends on."""
+        found = {s.name: frozenset([s.source]) for s in (self.prologue or self.main).weights}
+        for node in self.prologue.nodes if self.prologue else ():
+            found[node.name] = frozenset().union(*(found[r] for r in refs((node.args, node.kwargs))))
+        return tuple(found[name] for name in self.names)
+
+    @property
+    def eager(self) -> Function:
+        """The flat graph over its weights: a function from inputs to outputs."""
+        return partial(self.forward, *self.weights)
+
+    def use(self, call: Function) -> None:
+        """Replaces the function that runs. call: a function from inputs to outputs."""
+        self.call = call
+
+    def exchange(self, values: Mapping[int, Any]) -> None:
+        """Other values in the place of some of `given`, for the flat graph from the next call on."""
+        for number, value in values.items():
+            self.given[number] = value
+        self.weights = _lists(self.main, self.given)[1]
+        self.call = self.eager
+        self._own()
+
+    def run(self, *inputs: Any) -> list[Any]:
+        """The outputs, in memory that the caller may write into."""
+        with inference_guard(True):
+            found = list(self.call(*inputs))
+            given = [x.untyped_storage().data_ptr() for x in inputs]
+            for i, value in enumerate(found):
+                if (
+                    type(value) is not torch.Tensor
+                    or (at := value.untyped_storage().data_ptr()) in self._owned
+                    or at in given
+                ):
+                    found[i] = _free(value, {*self._owned, *given})
+        return found
+
+    def run_for_autograd(self, *inputs: Any) -> list[Any]:
+        """The same, in tensors that a later call with gradients may read."""
+        with torch.no_grad():
+            taken = {*self._owned, *(x.untyped_storage().data_ptr() for x in inputs)}
+            return [_free(value, taken) for value in self.call(*inputs)]
+
+
+def _free(value: Any, taken: Set[int]) -> Any:
+    """An output that the caller may write into: a copy if it shares memory with a weight or an input."""
+    if isinstance(value, list):
+        return [_free(v, taken) for v in value]
+    return _copy(value) if isinstance(value, torch.Tensor) and storage(value) in taken else value
+
+
+def _copy(value: torch.Tensor) -> torch.Tensor:
+    """A copy.
+
+    On the CPU `cat` is faster than `clone`, whose time for megabytes depends on the distance of the two
+    addresses.
+    """
+    return (
+        torch.cat((value,))
+        if value.device.type == "cpu" and value.ndim and value.is_contiguous()
+        else value.clone()
+    )
+
+
+def storage(value: Any) -> int:
+    """The address of a tensor's memory; 0 for other values, and for tensors without readable memory
+    (prepacked weights).
+    """
+    return (
+        value.untyped_storage().data_ptr()
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided
+        else 0
+    )
+
+
+def _lists(program: Program, given: list[Any]) -> tuple[Program, list[Any]]:
+    """The program with a list of members for each Stacked weight that a loop splits: it is split once, not at
+    every call.
+    """
+    at = {s.name: i for i, s in enumerate(program.weights)}
+    slots, values, nodes = list(program.weights), list(given), []
+    for node in program.nodes:
+        if node.body is None:
+            nodes.append(node)
+            continue
+        args = list(node.args)
+        for k, (slot, arg) in enumerate(zip(node.body.inputs, args)):
+            if slot.kind == "stacked" and isinstance(arg, Ref) and arg.name in at:
+                name = f"{arg.name}__members"
+                if name not in at:
+                    at[name] = len(slots)
+                    slots.append(replace(program.weights[at[arg.name]], name=name))
+                    values.append(list(values[at[arg.name]].unbind(0)))
+                args[k] = Ref(name)
+        nodes.append(replace(node, args=tuple(args)))
+    return replace(program, weights=tuple(slots), nodes=tuple(nodes)), values

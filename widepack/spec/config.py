@@ -1,0 +1,111 @@
+"""Reads `widepack.toml`, model arguments, and sizes in bytes, as a user writes them.
+
+It does not import torch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError
+from .input_spec import NAME, did_you_mean, kind_of_text
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+TOML_KEYS = ("model", "input", "key", "model_arg", "entry", "state")
+_TOML_LISTS = {"input": "x=float32[B,3,32,32]", "entry": "encode", "state": "cache"}
+_TOML_EXAMPLE = {"model": "pkg.mod:factory", "key": "state_dict"}
+
+
+def parse_model_args(items: Sequence[str]) -> dict[str, Any]:
+    """Reads `width=64`, `name=small`, `sizes=[1,2]`.
+
+    A value that is not JSON is a string. Raises: UsageError.
+    """
+    found: dict[str, Any] = {}
+    for item in items:
+        name, equals, value = item.partition("=")
+        name = name.strip()
+        if not equals or not NAME.match(name):
+            raise UsageError(f"model argument {item!r}: write NAME=VALUE, for example width=64")
+        if name in found:
+            raise UsageError(f"model argument {name} is given twice: {found[name]!r} and {value!r}")
+        try:
+            found[name] = json.loads(value)
+        except (ValueError, RecursionError):
+            found[name] = value
+    return found
+
+
+_SIZES = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([KMGT]i?)?B?\Z", re.ASCII | re.IGNORECASE)
+
+
+def parse_size(size: int | str) -> int:
+    """Returns the bytes of `5GB`, `500 MB`, `2GiB`, or a number. Raises: UsageError."""
+    found = _SIZES.match(size.strip()) if isinstance(size, str) else None
+    number = 0.0 if found is None else float(found[1]) * _unit(found[2] or "")
+    if isinstance(size, int) and not isinstance(size, bool):
+        number = size
+    if not 1 <= number < 2**63:
+        raise UsageError(
+            f"size {size!r}: write bytes as a number from 1, or with a unit, for example 5GB or 500MB"
+        )
+    return int(number)
+
+
+def _unit(name: str) -> int:
+    power = "kmgt".find(name[:1].lower()) + 1 if name else 0
+    return int((1024 if name.endswith(("i", "I")) else 1000) ** power)
+
+
+def read_toml(folder: str | Path) -> dict[str, Any]:
+    """Reads `widepack.toml` of a folder.
+
+    Its keys are `model`, `input`, `entry` and `state` (returned as lists), `key`, and `model_arg` (a table).
+    Returns: the keys that it has; {} without the file. Raises: UsageError, also for an unknown key or a wrong
+    type.
+    """
+    path = Path(folder) / "widepack.toml"
+    try:
+        found = tomllib.loads(path.read_bytes().decode("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"{path} is not TOML: {error}") from None
+    for key in found:
+        if key not in TOML_KEYS:
+            raise UsageError(
+                f"{path}: unknown key {key!r}{did_you_mean(key, TOML_KEYS) or '.'}"
+                f" Known keys: {', '.join(TOML_KEYS)}"
+            )
+    for key in ("model", "key"):
+        if not isinstance(found.get(key, ""), str):
+            raise UsageError(
+                f"{path}: {key} is {kind_of_text(found[key])}; it must be a string,"
+                f' for example {key} = "{_TOML_EXAMPLE[key]}"'
+            )
+    for key, text in _TOML_LISTS.items():
+        if key in found:
+            rows = [found[key]] if isinstance(found[key], str) else found[key]
+            if not isinstance(rows, list) or not all(isinstance(row, str) for row in rows):
+                raise UsageError(
+                    f'{path}: {key} must be a string or a list of strings, for example {key} = ["{text}"]'
+                )
+            found[key] = rows
+    if not isinstance(found.get("model_arg", {}), dict):
+        raise UsageError(
+            f"{path}: model_arg is {kind_of_text(found['model_arg'])};"
+            " it must be a table: [model_arg], then width = 64"
+        )
+    return dict(found)

@@ -1,0 +1,218 @@
+"""Makes the candidates of one batch and one pattern: it lowers plans, binds programs, and times and checks
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from widepack_artifacts import strict_json
+from widepack_artifacts.program import Program
+
+from ..backends.flat import nodes_unrolled
+from ..backends.task import first_line
+from ..errors import UsageError
+from ..ir.fake_values import Shapes
+from ..ir.kinds import kinds, weights_only
+from ..kernels.decompose import decompose
+from ..lowering.lower import lower
+from ..planning.heuristics import plans
+from ..planning.plan import Plan, for_size, scaled
+from ..planning.request import StrategyRequest
+from ..registry.registry import REGISTRY
+from ..simplify.member_programs import SimplifiedPrograms
+from ..system.timing import once
+from .candidate import Candidate, unique_candidates
+
+RULES, LOOP, COMPOSED, CHOSEN = "rules of thumb", "loop", "composed", "chosen"
+KEPT = (RULES, LOOP, CHOSEN)  # these are not released, however slow they are
+SLOW = 4.0  # a candidate takes no part in the race if it takes this many times as long as the fastest so far
+COMPILED = 600  # the most nodes that a search compiles: a compiler takes about a tenth of a second for each
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What a search measures: the programs of one pattern at one batch.
+
+    simple: the member programs, simplified for the pattern.
+    sizes: the size of each dim, with the batch.
+    letter: the dim of the batch, or "".
+    device, pattern: the device and the pattern of inputs.
+    inputs: the inputs of a wide call at these sizes.
+    example: the example sizes of the dims.
+    shapes: the fake values of the member program at the example sizes. Searches that share them lower faster.
+    plain: no packed convolutions by rules of thumb, as in the artifact's plans.
+    """
+
+    simple: SimplifiedPrograms
+    sizes: Mapping[str, int]
+    letter: str
+    device: torch.device
+    pattern: str
+    inputs: Sequence[torch.Tensor]
+    example: Mapping[str, int]
+    shapes: Shapes
+    plain: bool = False
+
+
+class CandidatePool:
+    """The candidates for one workload.
+
+    Args:
+        work: The workload.
+        bind: Makes a wide program runnable on the backend that its plan names.
+        right: Returns why the answers of a bound program are wrong, or "".
+    """
+
+    def __init__(
+        self, work: Workload, bind: Callable[[Program, Plan], Any], right: Callable[[Any], str]
+    ) -> None:
+        self.simple, self.sizes, self.letter, self.example = (
+            work.simple,
+            work.sizes,
+            work.letter,
+            work.example,
+        )
+        self.device, self.pattern, self.plain = work.device, work.pattern, work.plain
+        self.inputs, self.shapes = work.inputs, work.shapes
+        self.bind, self.right = bind, right
+        self.classes: tuple[int, int | None] = (1, None)  # the batch class that the plans serve
+        self.scaled = scaled(work.sizes, work.letter, work.example) or 1
+        self.first = work.simple.programs[0]
+        self.kinds = kinds(self.first, work.simple.slots)
+        self.early = weights_only(self.first)
+        self.tuned = [
+            n
+            for n in self.first.nodes
+            if self.kinds[n.name] == "stacked" and n.name not in self.early and n.op in REGISTRY
+        ]
+        self.dropped: dict[str, str] = {}
+        self._by_key: dict[str, Candidate] = {}
+        self._fastest: Candidate | None = None
+
+    def whole(self, whole: str) -> list[Plan]:
+        """Returns the plans by rules of thumb, smallest batch first, for `auto`, `wide` or `loop`."""
+        return plans(
+            self.first,
+            self.simple.slots,
+            len(self.simple.signatures),
+            self.example,
+            self.letter,
+            self.device.type,
+            self.pattern,
+            StrategyRequest(whole, plain=self.plain),
+        )
+
+    def rules(self) -> Plan:
+        """Returns the plan by rules of thumb that serves this batch."""
+        return for_size(self.whole("auto"), self.scaled, lambda p: p)
+
+    @property
+    def all(self) -> list[Candidate]:
+        """All candidates."""
+        return unique_candidates(list(self._by_key.values()))
+
+    def candidate(self, name: str, plan: Plan, origin: str = "") -> Candidate | None:
+        """Returns a plan as a bound candidate; None if it cannot run.
+
+        If an earlier candidate runs the same program, it is returned. `origin` is as in `Candidate`.
+        """
+        plan = replace(plan, batch=self.classes, at=self.sizes.get(self.letter, 0))
+        strategies = sorted((n, c.strategy) for n, c in plan.choices.items())
+        key = f"{plan.backend} {plan.workers} {sorted(plan.looped())} {strategies}"
+        if key in self._by_key:
+            return self._by_key[key]
+        try:
+            lowered = lower(
+                self.simple.programs,
+                self.simple.signatures,
+                self.simple.slots,
+                plan,
+                self.example,
+                self.shapes,
+            )
+            program = decompose(lowered.program) if plan.backend else lowered.program
+            same = f"{plan.backend} {plan.workers} {strict_json.digest(program.to_json())}"
+            if same in self._by_key:  # the strategies that this plan names apply nowhere
+                self._by_key[key] = self._by_key[same]
+                return self._by_key[key]
+            _refuse_long_compilation(plan, program)
+            bound = self.bind(lowered.program, plan)
+            bound.run(*self.inputs)
+        except Exception as e:  # noqa: BLE001  # other runtimes fail with errors of their own; a plan that fails takes no part
+            self.dropped[name] = f"{type(e).__name__}: {first_line(e)[:200]}"
+            return None
+        c = Candidate(name, plan, lowered.program, lowered.used, bound, origin)
+        self._by_key[key] = self._by_key[same] = c
+        self._time(c)
+        return c
+
+    def _time(self, c: Candidate) -> None:
+        """Measures about how long a candidate takes, alternating with the fastest so far."""
+        fastest = self._fastest if self._fastest is not None and self._fastest.bound is not None else c
+        tries = [(once(self.call(c)), once(self.call(fastest))) for _ in range(3)]
+        c.seconds, least = (min(t) for t in zip(*tries))
+        c.slower = c.seconds / least
+        if c.slower <= 1:
+            self._fastest = c
+
+    def screened(self, c: Candidate | None) -> Candidate | None:
+        """Returns a candidate unless it is much slower than another one. Then its memory is released."""
+        if c is None or c.bound is None:
+            return None
+        if c.slower > SLOW and c.name not in KEPT:
+            self.dropped[c.name] = f"{c.slower:.1f} times as slow as the fastest at that time"
+            c.bound = None
+            return None
+        return c
+
+    def named(self, name: str) -> Candidate | None:
+        """Returns the plan by rules of thumb (`RULES`) or the loop (`LOOP`), bound; None if it is wrong or
+        fails.
+        """
+        if name in self.dropped:
+            return None
+        c = self.candidate(name, self.rules() if name == RULES else self.whole("loop")[0])
+        return None if c is None or c.name in self.dropped else self.bound(c)
+
+    def bound(self, c: Candidate) -> Candidate:
+        """Binds a candidate again if it was released. Raises: what binding raises."""
+        if c.bound is None:
+            c.bound = self.bind(c.program, c.plan)
+        return c
+
+    def call(self, c: Candidate) -> Callable[[], object]:
+        """Returns a call of a bound candidate, for timing."""
+        run, inputs = c.bound.run, self.inputs
+        return lambda: run(*inputs)
+
+    def is_right(self, c: Candidate) -> bool:
+        """Returns whether the answers of a candidate are right. If not, it is dropped."""
+        words = self.right(c.bound)
+        if words:
+            self.dropped[c.name] = words
+        return not words
+
+    def ready(self, *candidates: Candidate | None) -> list[Candidate]:
+        """Returns the candidates that may race, each once."""
+        return [
+            c for c in unique_candidates(candidates) if c.bound is not None and c.name not in self.dropped
+        ]
+
+    def release_all_but(self, *candidates: Candidate | None) -> None:
+        """Releases all other candidates, because packed weights are a copy in memory."""
+        for c in self.all:
+            if c not in candidates:
+                c.bound = None
+
+
+def _refuse_long_compilation(plan: Plan, program: Program) -> None:
+    """Refuses a program that `aot` would compile for minutes. Raises: UsageError."""
+    if plan.backend == "aot" and (nodes := nodes_unrolled(program)) > COMPILED:
+        raise UsageError(
+            f"{nodes} nodes with its loops unrolled, more than {COMPILED}: compilation would take long"
+        )

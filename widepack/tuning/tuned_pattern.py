@@ -1,0 +1,117 @@
+"""Searches the plans of one pattern of an entry, for all batches together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from widepack_artifacts.program import Program
+
+from ..errors import VerificationError
+from ..inference.entry import WideEntry
+from ..planning.plan import Plan
+from ..system.machine import name_of
+from ..system.progress import Report
+from .candidate import SearchResult
+from .report import MeasuredBatch
+from .search import Search
+from .searches import batch_classes, searches_of
+from .weight_forms import ServedBatch, one_form, without_forms
+
+
+@dataclass(frozen=True)
+class TunedPattern:
+    """The plans of one pattern.
+
+    programs: the wide programs with their plans, one batch class after the other.
+    rows: what was measured, one row for each batch.
+    refused: for each batch that was refused, the reason.
+    """
+
+    programs: list[tuple[Program, Plan]] = field(default_factory=list)
+    rows: list[MeasuredBatch] = field(default_factory=list)
+    refused: dict[int, str] = field(default_factory=dict)
+
+
+def tune_pattern(
+    entry: WideEntry,
+    pattern: str,
+    batches: Sequence[int],
+    budget_s: float,
+    others: Sequence[str],
+    compile_s: float,
+    progress: Report | None,
+) -> TunedPattern:
+    """Searches the plans of one pattern. The arguments are those of `searches_of`."""
+    searches, refused = searches_of(entry, pattern, batches, budget_s, others, compile_s, progress)
+    results: dict[int, SearchResult] = {}
+    for batch, search in searches.items():
+        try:
+            results[batch] = search.run()
+        except VerificationError as e:  # other batches may be right
+            refused[batch] = str(e)
+    if not results:
+        return TunedPattern(refused=refused)
+    searches = {b: searches[b] for b in results}
+    chosen, on_eager = _serve(results, searches, budget_s)
+    # the classes are wider than in the searches if a batch was refused
+    classes = batch_classes({b: s.scaled for b, s in searches.items()})
+    machine, threads = name_of(str(entry.programs.artifact.device)), torch.get_num_threads()
+    tuned = TunedPattern(refused=refused)
+    for batch, served in chosen.items():
+        result, best = _result_of(results[batch], served), served.best
+        # a second program for machines where the backend's compiled program or package does not exist
+        second = [on_eager[batch].best] if best.backend != "eager" else []
+        for c in (best, *second):
+            plan = replace(
+                c.plan, batch=classes[batch], machine=machine, threads=threads, times_ms=result.times_ms
+            )
+            tuned.programs.append((c.program, plan))
+        tuned.rows.append(
+            MeasuredBatch(
+                entry=entry.name,
+                pattern=pattern,
+                batch=batch,
+                classes=classes[batch],
+                chosen=best.name,
+                backend=best.backend,
+                strategies=dict(Counter(best.used.values())),
+                ms=result.times_ms.get(best.name, 0.0) or without_forms(searches[batch], best),
+                rules=result.against_rules,
+                loop=result.against_loop,
+                times_ms=result.times_ms,
+                changes=tuple(result.changes),
+                dropped=result.dropped,
+            )
+        )
+    return tuned
+
+
+def _serve(
+    results: Mapping[int, SearchResult], searches: Mapping[int, Search], budget_s: float
+) -> tuple[dict[int, ServedBatch], dict[int, ServedBatch]]:
+    """Returns the plans of all batches, and those for machines that have the backend `eager` only."""
+    chosen = one_form({b: r.best for b, r in results.items()}, searches, budget_s)
+    if all(served.best.backend == "eager" for served in chosen.values()):
+        return chosen, chosen
+    eager = {
+        b: served.best if served.best.backend == "eager" else results[b].on_eager
+        for b, served in chosen.items()
+    }
+    return chosen, one_form(eager, searches, budget_s)
+
+
+def _result_of(result: SearchResult, served: ServedBatch) -> SearchResult:
+    """Returns the figures of the plan that serves a batch, if it is another one than the search's best."""
+    if served.best is result.best:
+        return result
+    return replace(
+        result,
+        times_ms={**result.times_ms, **served.times_ms},
+        against_rules=served.rules,
+        against_loop=served.loop,
+        changes=[],
+    )

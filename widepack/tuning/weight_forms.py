@@ -1,0 +1,112 @@
+"""Chooses plans of all batch classes that store each weight in one form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from widepack_artifacts.program import refs
+
+from ..system.timing import race, ratio
+from .candidate import Candidate
+from .candidate_pool import LOOP, RULES
+from .search import Search
+
+WHERE = "(where)"  # a key beside the names of nodes: the session that owns the weights
+
+
+@dataclass(frozen=True)
+class ServedBatch:
+    """The plan that serves a batch.
+
+    `times_ms`, `rules` and `loop` are as in `MeasuredBatch`. They are set if the plan is another one than the
+    search's best and was measured again beside it.
+    """
+
+    best: Candidate
+    times_ms: dict[str, float] = field(default_factory=dict)
+    rules: float | None = None
+    loop: float | None = None
+
+
+def one_form(
+    best: dict[int, Candidate], searches: Mapping[int, Search], budget_s: float
+) -> dict[int, ServedBatch]:
+    """Returns plans for all batch classes with one form of each weight beside the mapped one.
+
+    Weights in two packed orders would be in memory twice. If the best plans of the classes differ in that,
+    one of them serves all classes, except those that the loop serves best. It is the plan with the least time
+    over all batches.
+    """
+    forms = {b: _forms(searches[b], c) for b, c in best.items()}
+    strategies: dict[str, set[str]] = {}
+    for form in forms.values():
+        for node, strategy in form.items():
+            strategies.setdefault(node, set()).add(strategy)
+    if all(len(s) == 1 for s in strategies.values()):
+        return {b: ServedBatch(c) for b, c in best.items()}
+    totals: dict[int, float] = {}
+    served: dict[int, dict[int, ServedBatch]] = {}
+    for leader in (b for b in best if forms[b]):
+        totals[leader], served[leader] = 0.0, {}
+        for b, search in searches.items():
+            batch, log_ratio = _serve(search, best[b], best[leader], leader, b == leader, budget_s)
+            served[leader][b] = batch
+            totals[leader] += log_ratio
+    chosen = served[min(totals, key=lambda of: totals[of])]
+    return {b: ServedBatch(c.best) if c.best is best[b] else c for b, c in chosen.items()}
+
+
+def _serve(
+    search: Search, best: Candidate, leader: Candidate, of: int, is_own: bool, budget_s: float
+) -> tuple[ServedBatch, float]:
+    """Serves a batch with the leader's plan, the rules of thumb in the same form, or the loop: the fastest of
+    them.
+
+    Returns: the plan; the logarithm of its time relative to the batch's best plan, infinite if none of them
+    runs.
+    """
+    mine: Candidate | None = leader if is_own else search.candidate(f"as at {of}", leader.plan)
+    mine = mine if mine is not None and search.is_right(search.bound(mine)) else None
+    rules, loop = search.named(RULES), search.named(LOOP)
+    same_form = rules is not None and _forms(search, rules) in ({}, _forms(search, leader))
+    options = {"mine": mine, "rules": rules if same_form else None, "loop": loop}
+    runs = {k: c for k, c in options.items() if c is not None}
+    calls = {k: search.call(c) for k, c in {**runs, "best": search.bound(best)}.items()}
+    if rules is not None:
+        calls["(rules)"] = search.call(rules)
+    times = race(calls, budget_s / 20)
+    if not runs:
+        return ServedBatch(best), math.inf
+    use = min(runs, key=lambda k: ratio(times, k, "best"))
+    against = {k: ratio(times, k, use) for k in ("(rules)", "loop") if k in times}
+    ms = {c.name: 1e3 * sorted(times[k])[len(times[k]) // 2] for k, c in runs.items()}
+    batch = ServedBatch(runs[use], ms, against.get("(rules)"), against.get("loop"))
+    return batch, math.log(ratio(times, use, "best"))
+
+
+def without_forms(search: Search, c: Candidate) -> float:
+    """Returns the milliseconds of a candidate that took no part in its batch's race."""
+    times = race({c.name: search.call(c)}, 0.0)[c.name]
+    return 1e3 * sorted(times)[len(times) // 2]
+
+
+def _forms(search: Search, c: Candidate) -> dict[str, str]:
+    """Returns the strategies of the nodes that read weights, except nodes that read the mapped weights."""
+    looped = c.plan.looped()
+    if c.backend == "onnxruntime":  # it packs weights in its own way, in one session for each program
+        return {WHERE: f"{c.name} on onnxruntime"}
+
+    def form(name: str) -> str:
+        if name not in looped:
+            return c.used[name]
+        return f"{c.plan.choices[name].strategy} in loops" if name in c.plan.choices else ""
+
+    reading = [
+        n.name
+        for n in search.first.nodes
+        if n.name not in search.early and any(r in search.early for r in refs((n.args, n.kwargs)))
+    ]
+    forms = {name: form(name) for name in reading if form(name)}
+    return {**forms, WHERE: ""} if forms else {}

@@ -1,0 +1,172 @@
+"""Makes the calls of a verification: their batches and sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from ..spec.draws import draw_all, rows
+from .subject import CallCase, Subject, VerifiedCall
+from .tolerance import floating
+
+SAMPLES = 64  # numbers per output and member that a comparison needs, at least
+MORE = 32  # at most so many calls are added to reach them, if an output has few numbers at any batch
+BATCHES = (1, 2, 5)  # that are cut out of the large batch
+
+
+def calls(subject: Subject, patterns: Iterable[str]) -> list[VerifiedCall]:
+    """Returns the calls of a verification.
+
+    For each pattern: a large batch and its first 1, 2 and 5 rows, with a second step of each if the caller
+    carries states; other sizes of the other dims; a size of 1 of each other dim.
+    """
+    large = _large(subject) if subject.batch else 0
+    at_large = {**subject.sizes, **({subject.batch: large} if subject.batch else {})}
+    repeats = min(MORE, math.ceil(SAMPLES / _smallest(subject, at_large)) - 1)
+    found: list[VerifiedCall] = []
+    for pattern in patterns:
+        found += _batches(subject, pattern, large, at_large, len(found))
+        found += [c for c in _other(subject, pattern) if _accepted(subject, c)]
+        found += [c for c in _repeated(subject, pattern, large, at_large, repeats) if _accepted(subject, c)]
+        if not any(c.user for c in found if c.pattern == pattern):
+            found.append(_example(subject, pattern))
+    return found
+
+
+def _carried(subject: Subject) -> frozenset[int]:
+    return frozenset(s.input for s in subject.states)
+
+
+def _case(subject: Subject, batch: int, *, repeat: int = 0) -> CallCase:
+    """Returns the case of a call that differs from the example in the batch alone."""
+    return CallCase.of_sizes({subject.batch: batch} if subject.batch else {}, repeat=repeat)
+
+
+def _batches(
+    subject: Subject, pattern: str, large: int, at_large: Mapping[str, int], start: int
+) -> list[VerifiedCall]:
+    """Returns the calls of a large batch and of its first rows, as far as members accept them.
+
+    The user's module does not run the large batch. start: the number of the first of these calls.
+    """
+    members, carried, letter = len(subject.members), _carried(subject), subject.batch
+    whole = subject.draw(at_large, 1, pattern, members)
+    tried = {large: VerifiedCall(_case(subject, large), pattern, whole, not letter, carried)}
+    for batch in BATCHES if letter else ():
+        if batch < large and subject.fits({**subject.sizes, letter: batch}):
+            cut = [rows(v, subject.sources, letter, batch) for v in whole]
+            tried[batch] = VerifiedCall(_case(subject, batch), pattern, cut, True, carried)
+    first = {batch: call for batch, call in tried.items() if _accepted(subject, call)}
+    steps = []
+    if carried:  # the next step of each call: other inputs, and the states that the first step left
+        following = subject.draw(at_large, 5, pattern, members)
+        for number, (batch, call) in enumerate(first.items(), start):
+            cut = (
+                following if batch == large else [rows(v, subject.sources, letter, batch) for v in following]
+            )
+            steps.append(replace(call, case=replace(call.case, step=2), inputs=cut, after=number))
+    return [*first.values(), *steps]
+
+
+def _other(subject: Subject, pattern: str) -> Iterator[VerifiedCall]:
+    """Yields calls at other sizes of the other dims, and with a size of 1 of each, which ops may drop or
+    broadcast.
+    """
+    other = _other_sizes(subject)
+    ones = [
+        sizes for d in subject.sizes if d != subject.batch and subject.fits(sizes := {**subject.sizes, d: 1})
+    ]
+    for sizes in [*([other] if other != dict(subject.sizes) else []), *ones]:
+        inputs = subject.draw(sizes, 7, pattern, len(subject.members))
+        yield VerifiedCall(CallCase.of_sizes(sizes), pattern, inputs, True, _carried(subject))
+
+
+def _repeated(
+    subject: Subject, pattern: str, large: int, at_large: Mapping[str, int], count: int
+) -> Iterator[VerifiedCall]:
+    """Yields further calls of the large batch, so that `SAMPLES` numbers of every output are compared."""
+    for k in range(count):
+        inputs = subject.draw(at_large, 101 + 7 * k, pattern, len(subject.members))
+        yield VerifiedCall(_case(subject, large, repeat=k + 1), pattern, inputs, False, _carried(subject))
+
+
+def _example(subject: Subject, pattern: str) -> VerifiedCall:
+    """Returns the call with the example's own integers, which the export has run."""
+    inputs = [like_example(subject, i if pattern == "each" else 0) for i in range(len(subject.members))]
+    return VerifiedCall(CallCase(name="the example"), pattern, inputs, True, _carried(subject))
+
+
+def like_example(subject: Subject, seed: int) -> list[torch.Tensor]:
+    """Returns one member's inputs: the example's integers, and floats that are drawn."""
+    drawn = draw_all(subject.sources, subject.sizes, 1 + seed)
+    return [
+        v if x.example is None or v.is_floating_point() else x.example.clone()
+        for x, v in zip(subject.sources, drawn)
+    ]
+
+
+def _accepted(subject: Subject, call: VerifiedCall) -> bool:
+    """Returns whether members answer to a call's inputs."""
+    return all(_answers_to(subject, x) for x in (call.inputs if call.pattern == "each" else call.inputs[:1]))
+
+
+def _answers_to(subject: Subject, inputs: Sequence[torch.Tensor]) -> bool:
+    """Returns whether member 0 answers.
+
+    A member may reject indices that were drawn for other sizes, for example the edges of a graph with fewer
+    nodes.
+    """
+    try:
+        with torch.inference_mode():
+            subject.run(0)(*subject.arguments(0), *inputs)
+    except (RuntimeError, ValueError, IndexError):
+        return False
+    return True
+
+
+def _large(subject: Subject) -> int:
+    """Returns the large batch: it gives at least `SAMPLES` numbers in the smallest output."""
+    least = 6
+    at_least = {**subject.sizes, subject.batch: least}
+    if not _answers_to(subject, draw_all(subject.sources, at_least, 1)):
+        return subject.sizes[subject.batch]
+    needed = math.ceil(SAMPLES * least / _smallest(subject, at_least))
+    return next(
+        (
+            b
+            for b in range(max(least, min(SAMPLES, needed)), 0, -1)
+            if subject.fits({**subject.sizes, subject.batch: b})
+        ),
+        subject.sizes[subject.batch],
+    )
+
+
+def _smallest(subject: Subject, sizes: Mapping[str, int]) -> int:
+    """Returns how many numbers the smallest floating output of a call has; `SAMPLES` if that is not known."""
+    drawn = draw_all(subject.sources, sizes, 1)
+    if not _answers_to(subject, drawn):
+        return SAMPLES
+    with torch.inference_mode():
+        values = subject.run(0)(*subject.arguments(0), *drawn)
+    return min(
+        (v.numel() for v in values if isinstance(v, torch.Tensor) and v.numel() and floating(v)),
+        default=SAMPLES,
+    )
+
+
+def _other_sizes(subject: Subject) -> dict[str, int]:
+    """Returns sizes of the other dims that differ from the example's, if bounds and guards allow them."""
+    found = dict(subject.sizes)
+    for letter, size in subject.sizes.items():
+        if letter == subject.batch:
+            continue
+        for other in (size + 2, size - 2, size + 1, size - 1, 2 * size, size // 2):
+            if other > 0 and subject.fits({**found, letter: other}):
+                found[letter] = other
+                break
+    if found != dict(subject.sizes) and subject.batch and subject.fits({**found, subject.batch: 3}):
+        found[subject.batch] = 3
+    return found

@@ -1,0 +1,198 @@
+"""Runs comparison (a): the answers of the user's own modules against those of the captured program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..capture.module_tensors import tensors_of
+from ..errors import VerificationError, WidepackError
+from .module_run import run_module
+from .op_record import Recorded
+from .subject import MemberAnswers, Subject, VerifiedCall, earlier_answers
+from .tolerance import ErrorStats, reference_of
+
+_REPEATS = 8  # of one call: a coin may fall the same way a few times
+
+
+class OwnModules:
+    """Collects the answers of the members' own modules.
+
+    Attributes:
+        captured: For each output the errors of the modules' answers against the programs' answers.
+    """
+
+    def __init__(self, subject: Subject, calls: Sequence[VerifiedCall], captured: list[ErrorStats]) -> None:
+        self.subject, self.calls, self.captured = subject, calls, captured
+        # Plain attributes that hold another tensor after a call: state that an export cannot see.
+        self._replaced: list[str] = []
+
+    def run(self, i: int, found: Sequence[MemberAnswers]) -> None:
+        """Runs member i's module on the user's calls. found: for each call the programs' answers, up to
+        member i.
+
+        The module is built when the program's float64 weights are freed. Raises: VerificationError.
+        """
+        subject = self.subject
+        assert subject.module is not None
+        module = subject.module(i)
+        if subject.same_program is not None and subject.same_program.note_module(i, module):
+            del module
+            module = subject.module(i)
+        record = True  # the first call
+        left: list[list[Any]] = []  # for each call what the module returned
+        for call, into in zip(self.calls, found):
+            theirs: list[torch.Tensor] = []
+            if call.user and earlier_answers(self.calls, found, call, i) is None:
+                before = dict(tensors_of(module))
+                inputs = subject.with_states(
+                    call.inputs[i], left[call.after] if call.after is not None else ()
+                )
+                returned = _module_answer(subject, i, module, inputs, call.label, record)
+                theirs = _tensors(subject, i, returned, into.own[i])
+                record = False
+                self._replaced += [
+                    n for n, t in tensors_of(module) if before.get(n) is not t and n not in self._replaced
+                ]
+                for output, y, o in zip(self.captured, theirs, into.own[i]):
+                    output.add_wide(subject.members[i], call.label, y, o, reference_of(o))
+            left.append(theirs if subject.states else [])
+
+    def check(self, own: Sequence[ErrorStats], float64: bool) -> None:
+        """Checks the answers against the bounds. own: the members' own errors. float64: whether they are
+        against float64.
+
+        Raises: VerificationError for a wrong capture; MemberMismatch for a member with another program.
+        """
+        subject = self.subject
+        for output, errors in zip(self.captured, own):
+            output.take_own(errors)
+            if not float64:
+                output.widen()
+            member, wrong = output.first_wrong()
+            if wrong:
+                self._refuse(member, wrong)
+        if subject.same_program is not None:
+            subject.same_program.check()
+
+    def _refuse(self, member: str, wrong: str) -> None:
+        subject, replaced = self.subject, self._replaced
+        if not replaced and not _repeatable(subject, self.calls):
+            raise VerificationError(
+                f"{wrong}: {subject.method} gives other answers from run to run, and nothing can be proved "
+                "of such a "
+                "model. It draws random numbers (of Python or NumPy, which no export sees) or keeps "
+                "something from one "
+                "call to the next; make it deterministic, or make what it draws an input"
+            )
+        why = _difference(subject, subject.members.index(member))
+        if replaced:
+            why += (
+                f". {subject.method} leaves another tensor in {', '.join(replaced[:5])}, a plain attribute: "
+                "to carry that from call to call, make it a buffer with register_buffer "
+                f"and build with --state {replaced[0]}"
+            )
+        raise VerificationError(
+            f"the captured program does not give the members' own answers: {wrong}. {why}"
+        )
+
+
+def _explanation(subject: Subject, i: int) -> str:
+    """Returns how member i's module differs from the captured one, as the next sentence; "" if nothing is
+    known.
+    """
+    why = subject.same_program.explain(i) if subject.same_program is not None else ""
+    return f". {why}" if why else ""
+
+
+def _difference(subject: Subject, i: int) -> str:
+    """Returns why member i's own answers may differ from its program's, and the way out."""
+    why = _explanation(subject, i)
+    if why:
+        what = f": {why[2].lower()}{why[3:]}"
+    elif subject.same_program is None:
+        what = " (a Python number or list drawn in __init__), or the export is wrong"
+    else:
+        what = " (a number in a global: no plain attribute of the modules tells), or the export is wrong"
+    return (
+        f"The members differ in something that is no weight{what}; "
+        "make it a buffer or an argument of the factory"
+    )
+
+
+def _module_answer(
+    subject: Subject, i: int, module: nn.Module, inputs: Sequence[torch.Tensor], label: str, record: bool
+) -> list[Any]:
+    """Returns what member i's module returns. record: whether its operations are recorded.
+
+    Raises: VerificationError if the module fails.
+    """
+    same_program = subject.same_program
+    try:
+        if record and same_program is not None:
+            recorded = Recorded()
+            try:
+                found = run_module(module, subject, inputs, recorded)
+            except Exception:  # noqa: BLE001  # an op of the user's may not accept a mode: run without a record
+                same_program.note_operations(i, None)
+            else:
+                same_program.note_operations(i, recorded.operations)
+                return found
+        return run_module(module, subject, inputs)
+    except (MemoryError, WidepackError):
+        raise
+    except Exception as e:
+        raise VerificationError(
+            f"member {subject.members[i]}: its own module fails at {label}, where the captured program "
+            "answers: "
+            f"{type(e).__name__}: {' '.join(str(e).split())[:300]}. {_difference(subject, i)}"
+        ) from e
+
+
+def _tensors(
+    subject: Subject, i: int, returned: Sequence[Any], own: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Returns the tensors that a module returned.
+
+    own: the program's outputs. Raises: VerificationError if the rest differs from what the program returns.
+    """
+    member, numbers = subject.members[i], subject.numbers
+    tensors = [x for x in returned if isinstance(x, torch.Tensor)]
+    # A field that is None may be no leaf of the member's own class.
+    rest = [x for x in returned if x is not None and not isinstance(x, torch.Tensor)]
+    if rest != [x for x in numbers if x is not None]:
+        raise VerificationError(
+            f"member {member} returns {rest} beside its tensors, the captured program {list(numbers)}: "
+            "numbers in the result belong to the program and must be the same for all members and calls; "
+            f"return them as tensors, or leave them out{_explanation(subject, i)}"
+        )
+    if len(tensors) != len(own):
+        raise VerificationError(
+            f"member {member} gives {len(tensors)} tensors, the captured program {len(own)}; "
+            f"what forward returns must not depend on values{_explanation(subject, i)}"
+        )
+    return tensors
+
+
+def _repeatable(subject: Subject, calls: Sequence[VerifiedCall]) -> bool:
+    """Returns whether the first member's own module gives one answer to one call, run after run.
+
+    Only a module with states may give others.
+    """
+    call = next((c for c in calls if c.user and c.after is None), None)
+    if subject.module is None or subject.states or call is None:
+        return True
+    module, inputs = subject.module(0), call.inputs[0]
+
+    def tensors() -> list[torch.Tensor]:
+        return [x for x in run_module(module, subject, inputs) if isinstance(x, torch.Tensor)]
+
+    first = tensors()
+    return all(
+        a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
+        for _ in range(_REPEATS)
+        for a, b in zip(first, tensors())
+    )

@@ -1,0 +1,116 @@
+"""Reads and writes the record of a build's verification, as the manifest stores it.
+
+The record is JSON whose keys are for people: `wide` has the keys `shared.0`, `each.1` (pattern and number of
+the wide program), and `truth` is a sentence that begins with the dtype of the reference. This module alone
+parses them. All other code uses `OutputBounds`, `read_bounds` and `has_float64_reference`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from widepack_artifacts.errors import ArtifactError
+
+from ..spec.entries import FORWARD
+
+_FLOAT64 = "float64"
+_WITHOUT_FLOAT64 = (
+    "float32 (an op has no float64 kernel, or decides otherwise in it); bound 1e-5 of the scale"
+)
+
+
+@dataclass(frozen=True)
+class OutputBounds:
+    """What the bound of one output is computed from.
+
+    Attributes:
+        output: The name of the output; "" for a single one.
+        own_max: The largest of the members' own errors.
+        own_rms: The rms of the members' own errors.
+        scale: The rms of the float64 answers.
+    """
+
+    output: str = ""
+    own_max: float = 0.0
+    own_rms: float = 0.0
+    scale: float = 0.0
+
+    def wider(self, other: OutputBounds) -> OutputBounds:
+        """Returns bounds that both allow."""
+        return OutputBounds(
+            self.output,
+            max(self.own_max, other.own_max),
+            max(self.own_rms, other.own_rms),
+            max(self.scale, other.scale),
+        )
+
+
+def program_key(pattern: str, number: int) -> str:
+    """Returns the key of a wide program in the record: `shared.0`."""
+    return f"{pattern}.{number}"
+
+
+def _pattern_of(key: str) -> str:
+    """Returns the pattern of a key that `program_key` made."""
+    return key.partition(".")[0]
+
+
+def reference_text(float64: bool) -> str:
+    """Returns the record's value of `truth`. float64: whether the members' float64 answers are the
+    reference.
+    """
+    return _FLOAT64 if float64 else _WITHOUT_FLOAT64
+
+
+def has_float64_reference(verification: Mapping[str, Any], entry: str) -> bool:
+    """Returns whether the members' float64 answers are the reference of an entry, as its build found out."""
+    return str(entry_record(verification, entry).get("truth", _FLOAT64)).startswith(_FLOAT64)
+
+
+def join_records(records: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Joins the records of all entries into the one of the manifest.
+
+    The keys of `forward` are at the top. The records of other entries are under `entries`.
+    """
+    others = {entry: record for entry, record in records.items() if entry != FORWARD}
+    return {**records.get(FORWARD, {}), **({"entries": others} if others else {})}
+
+
+def entry_record(verification: Mapping[str, Any], entry: str) -> Mapping[str, Any]:
+    """Returns one entry's part of joined records; empty if it has none."""
+    record = verification if entry == FORWARD else (verification.get("entries") or {}).get(entry)
+    return record if isinstance(record, Mapping) else {}
+
+
+def read_bounds(verification: Mapping[str, Any], entry: str, pattern: str) -> list[OutputBounds] | None:
+    """Returns what was recorded of a pattern's first wide program, for each output; None if nothing was.
+
+    Raises: ArtifactError if the record does not have the form that a build writes.
+    """
+    programs = entry_record(verification, entry).get("wide", {})
+    if not isinstance(programs, Mapping):
+        raise ArtifactError(
+            f"verification of {entry}: wide is a {type(programs).__name__}, "
+            "but it must be an object with one list for each program"
+        )
+    rows = next((r for key, r in programs.items() if _pattern_of(key) == pattern), None)
+    if rows is None:
+        return None
+    if not isinstance(rows, list) or not all(map(_is_row, rows)):
+        raise ArtifactError(
+            f"verification of {entry}: {pattern} is no list of records with own_max, own_rms and scale"
+        )
+    return [
+        OutputBounds(
+            str(row.get("output") or ""), float(row["own_max"]), float(row["own_rms"]), float(row["scale"])
+        )
+        for row in rows
+    ]
+
+
+def _is_row(row: Any) -> bool:
+    return isinstance(row, Mapping) and all(
+        type(row.get(k)) in (int, float) and row[k] >= 0 for k in ("own_max", "own_rms", "scale")
+    )
