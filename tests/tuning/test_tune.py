@@ -219,28 +219,20 @@ def test_who_was_near_the_best_runs_again(artifact: Path, monkeypatch: pytest.Mo
             else own(name)
         ),
     )
-    # Fixed times: no candidate is left out because it was slow, and every strategy is the fastest somewhere.
-    profiles: list[Any] = []
-
-    def costs(run: Any, *rest: Any) -> dict[str, float]:
-        profiles.append(run)
-        names = dict.fromkeys(node.member or node.name for node in run.program.nodes)
-        return {name: 1e-4 * (1 + (i + len(profiles)) % 3) for i, name in enumerate(names)}
-
-    monkeypatch.setattr(candidate_pool, "once", lambda call: 1e-3)
-    monkeypatch.setattr(search, "cost_of_nodes", costs)
+    monkeypatch.setattr(candidate_pool, "once", lambda call: 1e-3)  # no candidate is left out for its time
     better = "loop on aot"
     several: list[set[str]] = []
-    lucky = ""  # another candidate on that backend; measured node times decide which there are
+    first = lucky = ""  # the fastest on eager, and the same plan on the backend
 
     def clocked(
         calls: dict[str, Callable[[], object]], budget_s: float, least: int = 7
     ) -> dict[str, list[float]]:
-        nonlocal lucky
+        nonlocal first, lucky
+        first = first or next(n for n in calls if n not in ("rules of thumb", "loop"))
+        lucky = f"{first} on aot"
+        seconds = {first: 1.9e-3, lucky: 1.0e-3 if not several else 1.4e-3, better: 1.2e-3}
         if better in calls:
             several.append(set(calls))
-            lucky = lucky or next(n for n in calls if n.endswith(" on aot") and n != better)
-        seconds = {lucky: 1.0e-3 if len(several) == 1 else 1.4e-3, better: 1.2e-3}
         return {n: [seconds.get(n, 2e-3)] * 7 for n in calls}
 
     monkeypatch.setattr(search, "race", clocked)
