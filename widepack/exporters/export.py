@@ -135,8 +135,8 @@ def export(
 ) -> ExportReport:
     """Writes one program of an artifact to a file that runs without widepack.
 
-    Before the file appears, its answers are compared with the artifact's: in ONNX Runtime if it is installed,
-    or in torch for `pt2`.
+    Before the file appears, its answers are compared with the artifact's: those of an ONNX file in ONNX
+    Runtime, those of a pt2 file in torch. Without ONNX Runtime the report says that nothing was compared.
 
     If ONNX cannot express the wide program, or ONNX Runtime answers wrongly for it, every op is written once
     for each member. The report says so.

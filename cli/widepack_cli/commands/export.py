@@ -83,8 +83,8 @@ def command(
     """Write one program of ARTIFACT to a file that runs without widepack.
 
     Before the file appears, its answers are compared with those recorded at build, and with the artifact's
-    program at other sizes: in ONNX Runtime if it is installed, or in torch. Inputs, outputs and dynamic dims
-    keep their names. An output is [N, ...], or N outputs NAME@0, NAME@1, ... if its shape differs between
+    program at other sizes. A pt2 file runs in torch, an ONNX file in ONNX Runtime; without ONNX Runtime it is
+    written and reported as not checked. Inputs, outputs and dynamic dims keep their names. An output is [N, ...], or N outputs NAME@0, NAME@1, ... if its shape differs between
     members.
     """
     from widepack.spec.names import number_in
