@@ -84,8 +84,8 @@ def command(
 
     Before the file appears, its answers are compared with those recorded at build, and with the artifact's
     program at other sizes. A pt2 file runs in torch, an ONNX file in ONNX Runtime; without ONNX Runtime it is
-    written and reported as not checked. Inputs, outputs and dynamic dims keep their names. An output is [N, ...], or N outputs NAME@0, NAME@1, ... if its shape differs between
-    members.
+    written and reported as not checked. Inputs, outputs and dynamic dims keep their names. An output is
+    [N, ...], or N outputs NAME@0, NAME@1, ... if its shape differs between members.
     """
     from widepack.spec.names import number_in
     from widepack_artifacts.reader import Reader
