@@ -13,7 +13,6 @@ from widepack_artifacts.entry import Entry
 from ..errors import ArtifactError, InputError
 from ..planning.plan import Plan
 from ..runtime.budget import Budget
-from ..runtime.meta_values import META
 from ..spec.draws import InputSource, draw
 from ..spec.input_spec import batch_letter
 from ..verification import probe as probes
@@ -144,7 +143,7 @@ class EntryInputs:
         for k, leaf in enumerate(self.binder.leaves):
             shape = [d if isinstance(d, int) else d.factor * self.example[d.letter] for d in leaf.dims]
             many = members and (letters[k] == "e" or k in self.binder.carried)
-            found.append(torch.empty([members, *shape] if many else shape, dtype=leaf.dtype, device=META))
+            found.append(torch.empty([members, *shape] if many else shape, dtype=leaf.dtype, device="meta"))
         size = sum(x.numel() * x.element_size() for x in found)
         if size > budget.bytes:
             raise ArtifactError(

@@ -14,7 +14,6 @@ from widepack_artifacts.program import Program
 
 from ..runtime.admission import admit, check_outputs, check_slots
 from ..runtime.budget import Budget
-from ..runtime.walk import NeedsValues, Walk
 from ..spec.entries import PATTERNS
 from ..system import user_cache
 from .bound_program import WalkCost
@@ -97,6 +96,8 @@ class ProgramAdmission:
         artifact = self.artifact
         if artifact.limits.budget is None:
             return
+        from ..runtime.walk import NeedsValues, Walk
+
         for k in sorted(set(signatures)):
             title = f"{artifact.reader.root}: the member program {k} of entry {self.inputs.name}"
             number = artifact.chosen[signatures.index(k)]

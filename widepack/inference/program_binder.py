@@ -14,7 +14,6 @@ from widepack_artifacts import strict_json
 from .. import backends
 from ..errors import ArtifactError, UsageError
 from ..ir.at_rest import draws
-from ..kernels.decompose import decompose
 from ..runtime.executable import Executable
 from ..verification import probe as probes
 from .bound_program import BoundProgram, Runnable, StoredProgram
@@ -52,6 +51,8 @@ class ProgramBinder:
             weights = {s.source: self.artifact.weights.get(s.source) for s in program.weights}
         backend = self._backend(pattern, stored, options)
         if backend != "eager":
+            from ..kernels.decompose import decompose  # a program on `eager` does not need it
+
             program = decompose(program)  # packed weights are for oneDNN: no compiler takes them
             content = f"{stored.content} decomposed" if stored.content else ""
             self.admission.check(pattern, program, weights, content)

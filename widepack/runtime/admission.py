@@ -17,8 +17,6 @@ from widepack_artifacts.weight_table import Weight
 from ..errors import ArtifactError, WidepackError
 from .budget import Budget
 from .prologue import split
-from .random_sizes import random_size
-from .walk import NeedsValues, Walk
 
 Inputs = Callable[[bool], Sequence[Any]]
 """Returns the inputs of a program. True: with their values. False: only their sizes matter."""
@@ -84,6 +82,10 @@ def admit(
     Returns: its outputs, on the meta device or with data, and the most bytes that it takes at one time.
     Raises: ArtifactError naming the node that is refused.
     """
+    # Only a program that was not checked on this machine before needs the rules of costs.
+    from .random_sizes import random_size
+    from .walk import NeedsValues, Walk
+
     given = [weights[s.source] for s in program.weights]
     spent = budget.spent
     for values in (False, True):

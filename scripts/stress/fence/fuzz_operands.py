@@ -1,0 +1,299 @@
+"""Runs every op of the allow-list with drawn operands, where each tensor ends at a page without access.
+
+    python scripts/stress/fence/fuzz_operands.py --cases 130 -o bench/results/fence.json
+    python scripts/stress/fence/fuzz_operands.py --ops aten.lstm.input --cases 2000 --seed 7
+    python scripts/stress/fence/fuzz_operands.py --ops aten.take.default --case 123
+
+An operand set passes in two ways, as the operands of a node of an untrusted artifact do: through the check
+that precedes a load (`Walk`), and to the function that a bound program calls. A call may have other sizes
+than the load, so the second way does not depend on the first. A set may be refused by a Python exception. It
+may not end the process, read or write outside its tensors, or take more than 20 s.
+
+A case is made from the op, the seed and its number alone: `--case` runs one again in this process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import faulthandler
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+SECONDS = 20.0
+BYTES = 6 * 2**30
+"""Memory of a worker. An operand set that asks for more is refused."""
+
+
+def compiled(folder: Path) -> Path:
+    """Compiles the allocator and returns the library. Raises: CalledProcessError, FileNotFoundError."""
+    library = folder / "fence.so"
+    command = ["cc", "-O2", "-shared", "-fPIC", "-o", str(library), str(HERE / "allocator.c"), "-ldl"]
+    subprocess.run(command, check=True, capture_output=True)
+    return library
+
+
+# ---------------------------------------------------------------- one operand set
+
+
+def admitted(op: str, args: list[Any], kwargs: dict[str, Any]) -> str:
+    """Checks the operands as a load does.
+
+    Returns: `admitted`; `refused`; or `too much` for operands that ask for more memory or work than a load
+    may take, or that no program can have at a call: those are not run.
+    """
+    import torch
+
+    from widepack.errors import ArtifactError
+    from widepack.ir import limits, ops
+    from widepack.runtime.budget import Budget
+    from widepack.runtime.walk import NeedsValues, Walk
+    from widepack_artifacts.program import Node, Output, Program, Ref, Slot
+
+    class TooMuch(ArtifactError):
+        """The budget does not allow this."""
+
+    class SmallBudget(Budget):
+        def admit(self, said: str, work: float, memory: float) -> None:
+            try:
+                super().admit(said, work, memory)
+            except ArtifactError as e:
+                raise TooMuch(str(e)) from None
+
+    values: list[Any] = []
+
+    def slot(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            values.append(value)
+            return Ref(f"x{len(values) - 1}")
+        return [slot(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+    named = ops.bind(op, tuple(args), kwargs)
+    if any(isinstance(named.get(name), (int, float, str)) for name in ops.enumerations(op)):
+        return "too much"  # a number in the place of a dtype is refused whatever it is
+    node = Node("y", op, tuple(slot(a) for a in args), {k: slot(v) for k, v in kwargs.items()})
+    slots = tuple(Slot(f"x{i}", f"x{i}", "shared", "") for i in range(len(values)))
+    program = Program((), slots, (node,), (Output(Ref("y"), "shared"),))
+    budget = SmallBudget(2.0**30, 4e9)
+    try:
+        for with_values in (False, True):
+            with contextlib.suppress(NeedsValues):
+                Walk(budget, "fuzz", torch.device("cpu"), values=with_values).run(program, values)
+                break
+    except TooMuch:
+        return "too much"
+    except ArtifactError as e:
+        return "too much" if isinstance(e.__context__, limits.LimitExceeded) and _lists(op) else "refused"
+    return "admitted"
+
+
+def _lists(op: str) -> bool:
+    """Returns whether numbers determine how many tensors an op returns."""
+    from widepack.ir.ops import resolve
+    from widepack.ir.torch_internals import schema_of
+
+    return any("List" in str(r.type) for r in schema_of(resolve(op)).returns)
+
+
+def call(op: str, args: list[Any], kwargs: dict[str, Any]) -> str:
+    """Runs an operand set and returns how it ended: `ran`, or the class of the exception."""
+    import torch
+
+    from widepack.ir import ops
+
+    try:
+        with torch.inference_mode():
+            ops.function(op)(*args, **kwargs)
+    except Exception as e:  # noqa: BLE001  # each class is a refusal; a bound program gives it a class of widepack
+        return type(e).__name__
+    return "ran"
+
+
+def case(op: str, seed: int, number: int) -> tuple[str, str]:
+    """Runs one case. Returns how the check before a load and how the call ended."""
+    from operands import Drawn
+
+    args, kwargs = Drawn(op, 1_000_003 * seed + number).operands()
+    first = admitted(op, args, kwargs)
+    return first.replace(" ", "-"), "not-called" if first == "too much" else call(op, args, kwargs)
+
+
+# ---------------------------------------------------------------- worker and monitor
+
+
+def work(tasks: str, seed: int, fence: bool) -> None:
+    """Runs the cases of a list `[[op, first, last], ...]`, and writes one line before and after each."""
+    import warnings
+
+    import torch
+
+    import widepack
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    widepack.primitives.find("linear")  # the ops and the samples exist before the fence is on
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if fence:
+        assert ctypes.CDLL(os.environ["LD_PRELOAD"]).fence_enable(1) == 0, "no addresses for the fence"
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + BYTES,) * 2)
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # an op may print
+    for op, first, last in json.loads(tasks):
+        for number in range(first, last):
+            out.write(f"> {op} {number}\n")
+            found = case(op, seed, number)
+            out.write(f"< {found[0]} {found[1]}\n")
+
+
+class Monitor:
+    """Runs cases in workers and restarts a worker that ends or takes too long.
+
+    Args:
+        seed: The seed of all cases.
+        library: The compiled allocator, or None to run without a fence.
+    """
+
+    def __init__(self, seed: int, library: Path | None) -> None:
+        self.seed, self.library = seed, library
+        self.ended: list[dict[str, Any]] = []
+        self.outcomes: dict[str, Counter[str]] = {}
+
+    def run(self, tasks: list[list[Any]]) -> None:
+        """Runs all tasks `[op, first, last]`. After a crash the rest goes on in another worker."""
+        while tasks:
+            tasks = self._once(tasks)
+
+    def _once(self, tasks: list[list[Any]]) -> list[list[Any]]:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        if self.library is not None:
+            environment |= {"LD_PRELOAD": str(self.library)}
+        words = ["--worker", json.dumps(tasks), "--seed", str(self.seed)]
+        words += [] if self.library else ["--no-fence"]
+        worker = subprocess.Popen(
+            [sys.executable, str(Path(__file__).resolve()), *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+        )
+        assert worker.stdout is not None
+        at: tuple[str, int] | None = None
+        buffer = b""
+        while True:
+            ready, _, _ = select.select([worker.stdout], [], [], SECONDS if at else 120.0)
+            chunk = os.read(worker.stdout.fileno(), 1 << 16) if ready else b""
+            if not chunk:
+                break
+            *lines, buffer = (buffer + chunk).split(b"\n")
+            for line in lines:
+                at = self._line(line.decode(), at)
+        if not ready:
+            worker.kill()
+        code = worker.wait()
+        worker.stdout.close()
+        if at is None:
+            if code:
+                raise RuntimeError(f"the worker ended with {code} outside a case")
+            return []
+        how = "timeout" if not ready else signal.Signals(-code).name if code < 0 else f"exit {code}"
+        self.ended.append({"op": at[0], "case": at[1], "how": how})
+        print(f"{at[0]} case {at[1]}: {how}", file=sys.stderr, flush=True)
+        return _after(tasks, at)
+
+    def _line(self, line: str, at: tuple[str, int] | None) -> tuple[str, int] | None:
+        mark, first, second = line.split(" ", 2)
+        if mark == ">":
+            return first, int(second)
+        assert at is not None
+        self.outcomes.setdefault(at[0], Counter())[f"{first}, {second}"] += 1
+        return None
+
+
+def _after(tasks: list[list[Any]], at: tuple[str, int]) -> list[list[Any]]:
+    """Returns the tasks after a case."""
+    for i, (op, first, last) in enumerate(tasks):
+        if op == at[0] and first <= at[1] < last:
+            rest = [[op, at[1] + 1, last]] if at[1] + 1 < last else []
+            return rest + tasks[i + 1 :]
+    return []
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ops", help="names of ops, separated by commas. Default: the whole allow-list")
+    parser.add_argument("--cases", type=int, default=130, help="operand sets for each op")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--case", type=int, help="run this case of the op here, without the fence")
+    parser.add_argument("--no-fence", action="store_true", help="do not compile and load the allocator")
+    parser.add_argument("-o", "--out", type=Path, help="a JSON file for the result")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    sys.path[:0] = [str(ROOT / package) for package in (".", "artifacts", "bench", "cli")] + [str(HERE)]
+    if given.worker:
+        work(given.worker, given.seed, not given.no_fence)
+        return
+    names = given.ops.split(",") if given.ops else fuzzed()
+    if given.case is not None:
+        show(names[0], given.seed, given.case)
+        return
+    begin = time.time()
+    with tempfile.TemporaryDirectory(prefix="widepack-fence-") as folder:
+        monitor = Monitor(given.seed, None if given.no_fence else compiled(Path(folder)))
+        with contextlib.suppress(KeyboardInterrupt):
+            monitor.run([[op, 0, given.cases] for op in names])
+    document = {
+        "seed": given.seed,
+        "ops": len(names),
+        "cases": sum(sum(c.values()) for c in monitor.outcomes.values()) + len(monitor.ended),
+        "seconds": round(time.time() - begin, 1),
+        "ended": monitor.ended,
+        "outcomes": {op: dict(sorted(c.items())) for op, c in sorted(monitor.outcomes.items())},
+    }
+    if given.out:
+        given.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    crashes = Counter(f"{e['op']} {e['how']}" for e in monitor.ended)
+    print(
+        f"{document['cases']:,} operand sets of {len(names)} ops in {document['seconds']:.0f} s: "
+        f"{len(monitor.ended)} ended the process"
+    )
+    for what, count in sorted(crashes.items()):
+        print(f"  {what}: {count}")
+    sys.exit(1 if monitor.ended else 0)
+
+
+def fuzzed() -> list[str]:
+    """Returns the ops of the allow-list that read tensors."""
+    from widepack.ir import ops
+    from widepack_artifacts.opset import OPS
+
+    python = {"loop", *ops.PYTHON}
+    return sorted(op for op in OPS if op not in python and not op.startswith("aten.sym_"))
+
+
+def show(op: str, seed: int, number: int) -> None:
+    """Prints the operands of a case and runs it in this process."""
+    from operands import Drawn
+
+    faulthandler.enable()
+    args, kwargs = Drawn(op, 1_000_003 * seed + number).operands()
+    print(op, args, kwargs, flush=True)
+    print(*case(op, seed, number))
+
+
+if __name__ == "__main__":
+    main()
