@@ -137,9 +137,9 @@ def test_12_cycles_and_values_before_they_are_made(
         (node("a", "aten._fft_r2c.default", X, [], 0, True), "transforms the dims []"),
         (node("a", "aten._fft_r2c.default", X, [-2], 2, True), "transforms the dims [-2]"),
         (node("a", "operator.getitem", 3, 3), "cannot run"),
-        (node("a", "widepack.linear.default", X, X, None), "not enough values"),
+        (node("a", "widepack.linear.default", X, X, None), "x has 2 dims; 3 are needed"),
         (node("a", "widepack.pack_linear.default", X, 1), "cannot run"),
-        (node("a", "widepack.pack_lstm.default", W, W, False, [2, 2, 6]), "are not those of an LSTM"),
+        (node("a", "widepack.pack_lstm.default", W, W, False, [2, 2, 6]), "w_x has 6 rows; 4 * 8 are needed"),
         (node("a", "widepack.lstm_steps.default", *[X] * 4, None, None, None, False), "cannot run"),
     ],
 )

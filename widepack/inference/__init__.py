@@ -17,6 +17,7 @@ The first load on a machine runs the artifact's probe. `ens.swap` replaces a mem
 | `each.py` | Marks inputs of a call that have one value for each member |
 | `entry.py` | Defines an entry of a loaded model: calls, `each`, `mean`, `std`, `vote`, states |
 | `entry_inputs.py` | Makes the inputs of an entry's wide calls: from the probe, drawn at other sizes |
+| `failed_call.py` | Explains a call that an op refused: which node, which inputs |
 | `file_sizes.py` | Counts the bytes of a file that are on the disk: a sparse file has holes |
 | `load.py` | Loads an artifact and returns a `WideModel`: `widepack.load` |
 | `load_limits.py` | Limits the memory and the work |

@@ -13,7 +13,7 @@ import torch
 
 from widepack_artifacts.entry import Entry
 
-from ..errors import InputError
+from ..errors import InputError, WidepackError
 from ..planning.plan import Plan
 from ..spec.entries import PATTERNS
 from .binder import Binder
@@ -206,7 +206,16 @@ class WideEntry:
         # All checks and the choice of the program depend on this alone, so equal calls are checked once.
         key = (tuple(per_member), *[(v.shape, v.dtype, v.device, v.layout) for v in values])
         program = self._seen.get(key) or self._check(values, per_member, key)
-        found = self._gate.run(program, values)
+        try:
+            found = self._gate.run(program, values)
+        except (WidepackError, torch.OutOfMemoryError):
+            raise
+        except Exception as e:
+            from .failed_call import explained  # only a call that fails needs it
+
+            title = f"{self._artifact.reader.root.name}: entry {self.name}"
+            source = self.programs.source
+            raise explained(title, program, source.member, values, per_member, e) from e
         if program.only >= 0 and not carries:
             return found[program.only]
         outputs = program.program.outputs

@@ -15,6 +15,7 @@ from .. import backends
 from ..errors import ArtifactError, UsageError
 from ..ir.at_rest import draws
 from ..runtime.executable import Executable
+from ..runtime.value_checks import ValueChecks, checked_nodes
 from ..verification import probe as probes
 from .bound_program import BoundProgram, Runnable, StoredProgram
 from .entry_inputs import EntryInputs
@@ -57,7 +58,14 @@ class ProgramBinder:
             content = f"{stored.content} decomposed" if stored.content else ""
             self.admission.check(pattern, program, weights, content)
             run = self.artifact.executable(program, weights)
+            checks = ValueChecks(run.main, run.given)
             try:
+                if not checks.possible:
+                    node = next(checked_nodes(run.main))
+                    raise backends.Unavailable(
+                        f"{self.inputs.title(pattern)}: node {node.name} ({node.op}) reads places that are "
+                        "computed inside the program; only 'eager' checks them"
+                    )
                 task = self._task(pattern, stored, run, options)
                 function = backends.backend(backend).bind(task)
             except (backends.Unavailable, ArtifactError, UsageError) as e:
@@ -69,7 +77,7 @@ class ProgramBinder:
                     stacklevel=8,
                 )
                 return self.bind(pattern, fallback or stored, replace(options, backend="eager"))
-            run.use(function)
+            run.use(checks.before(function) if checks.needed else function)
             runnable = Runnable(run, function)
         else:
             self.admission.check(pattern, program, weights, stored.content)

@@ -50,7 +50,7 @@ def refuse_numbers(op: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
         raise LimitExceeded("draws numbers until it accepts one, which may never end")
     given = ops.bind(op, tuple(args), dict(kwargs))
     for argument in ops.enumerations(op):
-        if isinstance(given.get(argument), (int, float, str)):
+        if isinstance(given.get(argument), (int, float, str, torch.Tensor, list, tuple)):
             raise LimitExceeded(f"has {given[argument]!r} as {argument}, which is no number")
     for argument, type_, _ in ops.arguments(op):
         if argument in given and "int" in type_.lower() and argument not in _ANY:

@@ -22,6 +22,7 @@ from ..errors import ArtifactError, UsageError
 from ..kernels import packed as packed  # packed, recurrent and streamed define widepack's ops
 from ..kernels import recurrent as recurrent
 from ..kernels import streamed as streamed
+from ..kernels.checks import CHECKS
 from ..kernels.library import FUNCTIONS
 from .torch_internals import base_name, can_decompose, is_overload, overload_behind, overload_name, schema_of
 
@@ -152,12 +153,33 @@ def function(name: str) -> Op:
     return FUNCTIONS.get(name) or checked(name)
 
 
+def unchecked(name: str) -> Op:
+    """The function of an op without a check of its operands, for code that is traced.
+
+    Raises: as `resolve`.
+    """
+    return FUNCTIONS.get(name) or _SAFE.get(name) or resolve(name)
+
+
 def checked(name: str) -> Op:
     """The op; for an op that crashes on wrong arguments, a function that refuses them.
 
     Raises: as `resolve`.
     """
-    return _CHECKED.get(name) or resolve(name)
+    return _SAFE.get(name) or (_with_check(name) if name in CHECKS else resolve(name))
+
+
+@cache
+def _with_check(name: str) -> Op:
+    """Returns the op behind its check."""
+    op, check = resolve(name), CHECKS[name]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        check(*args, **kwargs)
+        return op(*args, **kwargs)
+
+    run.__name__ = name
+    return run
 
 
 @cache
@@ -195,7 +217,7 @@ def _stack(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
     return torch.stack(list(tensors), dim)
 
 
-_CHECKED: dict[str, Op] = {"aten._reshape_alias.default": _alias, "aten._stack.default": _stack}
+_SAFE: dict[str, Op] = {"aten._reshape_alias.default": _alias, "aten._stack.default": _stack}
 
 
 def name_of(op: Any) -> str:

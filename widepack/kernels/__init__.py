@@ -6,6 +6,7 @@
 
 | file | what it does |
 |---|---|
+| `checks/` | Checks the operands of ops whose kernels read or write outside of them |
 | `decompose.py` | Replaces widepack's own ops in a program by ATen ops, for readers |
 | `library.py` | Registers widepack's own ops with torch, and keeps their functions |
 | `onednn.py` | Calls oneDNN, the library that runs torch's packed layers on a CPU |

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
@@ -12,17 +13,29 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {}
 """The function of each op, by a name such as `widepack.linear.default`."""
 
 
-def define(schema: str, function: Callable[..., Any], fake: Callable[..., Any] | None) -> None:
+def define(
+    schema: str,
+    function: Callable[..., Any],
+    fake: Callable[..., Any] | None,
+    check: Callable[..., None],
+) -> None:
     """Defines an op of the namespace `widepack`.
 
     Args:
         schema: The op's schema, as `torch.library` takes it.
         function: Computes the op.
         fake: Returns an answer of the right sizes, or None if `function` works on fake tensors too.
+        check: Checks the operands before `function` runs. It raises OperandError.
     """
+
+    @wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        check(*args, **kwargs)
+        return function(*args, **kwargs)
+
     name = schema.partition("(")[0]
     _LIBRARY.define(schema)
-    _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
+    _LIBRARY.impl(name, checked, "CompositeExplicitAutograd")
     if fake is not None:
         torch.library.register_fake(f"widepack::{name}", fake, lib=_LIBRARY)
-    FUNCTIONS[f"widepack.{name}.default"] = function
+    FUNCTIONS[f"widepack.{name}.default"] = checked

@@ -25,12 +25,14 @@ Without oneDNN, and for other devices and dtypes, packing copies the weight, and
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import onednn
+from .checks import own_ops as checks
 from .library import define
 from .onednn import usable
 
@@ -64,7 +66,8 @@ def _pack_convolution(
 ) -> Tensor:
     if not usable(weight):
         return weight.clone(memory_format=torch.contiguous_format)
-    return onednn.reorder_convolution_weight(weight, stride, padding, dilation, groups, size)
+    packed = onednn.reorder_convolution_weight(weight, stride, padding, dilation, groups, size)
+    return checks.mark(packed, "convolution", *stride, *padding, *dilation, groups)
 
 
 def _pack_convolutions(
@@ -114,7 +117,8 @@ def _pack_linear(weight: Tensor, rows: int) -> Tensor:
     if not usable(weight):
         return flat.clone(memory_format=torch.contiguous_format)
     size = [1, members * inputs, max(rows, 1), 1]
-    return onednn.reorder_convolution_weight(flat, [1, 1], [0, 0], [1, 1], members, size)
+    packed = onednn.reorder_convolution_weight(flat, [1, 1], [0, 0], [1, 1], members, size)
+    return checks.mark(packed, "linear", members)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, act: str = "") -> Tensor:
@@ -159,12 +163,14 @@ define(
     " -> Tensor",
     _pack_convolution,
     lambda weight, *_: torch.empty_like(weight),
+    checks.pack_convolution,
 )
 define(
     "pack_convolutions(Tensor weight, int[] stride, int[] padding, int[] dilation, int groups, int[] size)"
     " -> Tensor[]",
     _pack_convolutions,
     None,
+    partial(checks.pack_convolution, members=1),
 )
 define(
     "convolution(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] padding, "
@@ -172,10 +178,17 @@ define(
     " str act='') -> Tensor",
     _convolution,
     _fake_convolution,
+    checks.convolution,
 )
 define(
     "pack_linear(Tensor weight, int rows) -> Tensor",
     _pack_linear,
     lambda weight, rows: weight.new_empty(weight.shape[0] * weight.shape[1], weight.shape[2], 1, 1),
+    checks.pack_linear,
 )
-define("linear(Tensor x, Tensor weight, Tensor? bias, str act='') -> Tensor", _linear, _fake_linear)
+define(
+    "linear(Tensor x, Tensor weight, Tensor? bias, str act='') -> Tensor",
+    _linear,
+    _fake_linear,
+    checks.linear,
+)

@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from . import onednn
+from .checks import own_ops as checks
 from .library import define
 from .onednn import usable
 
@@ -189,22 +190,10 @@ def _pack_lstm(w_x: Tensor, w_h: Tensor, reverse: bool, size: list[int]) -> list
     # the order of torch's own layers
     pairs = [(a.t().contiguous(), b.t().contiguous()) for a, b in zip(w_x.unbind(0), w_h.unbind(0))]
     if usable(w_x) and usable(w_h):
-        units = w_h.shape[1]
-        if (
-            w_x.dim() != 3
-            or w_x.shape[0] != len(w_h)
-            or w_x.shape[2] != 4 * units
-            or w_h.shape[2] != 4 * units
-        ):
-            raise ValueError(
-                f"weights of {list(w_x.shape)} and {list(w_h.shape)} are not those of an LSTM, "
-                "[N, I, 4H] and [N, H, 4H]"
-            )
-        # oneDNN does not check the sizes
-        if len(size) != 3 or size[2] != w_x.shape[1] or not all(0 < s < 2**31 for s in size):
-            raise ValueError(f"an input of {size} is not of the form [T, B, {w_x.shape[1]}]")
-        pairs = [onednn.reorder_lstm_weights(a, b, reverse, size) for a, b in pairs]
-    return [a for a, _ in pairs] + [b for _, b in pairs]
+        # oneDNN refuses an input without steps or rows, as an example
+        example = [max(1, n) for n in size]
+        pairs = [onednn.reorder_lstm_weights(a, b, reverse, example) for a, b in pairs]
+    return [checks.mark(w, "lstm", bool(reverse)) for w in (*(a for a, _ in pairs), *(b for _, b in pairs))]
 
 
 def _packed_lstm(
@@ -269,22 +258,31 @@ define(
     " -> Tensor",
     _rnn_steps,
     _fake_steps,
+    checks.rnn_steps,
 )
 define(
     "gru_steps(Tensor x, Tensor h, Tensor w_x, Tensor w_h, Tensor? b_x, Tensor? b_h, bool reverse) -> Tensor",
     _gru_steps,
     _fake_steps,
+    checks.gru_steps,
 )
 define(
     "lstm_steps(Tensor x, Tensor h, Tensor c, Tensor w_x, Tensor w_h, Tensor? b_x, Tensor? b_h, Tensor? w_p,"
     " bool reverse) -> (Tensor, Tensor)",
     _lstm_steps,
     _fake_lstm,
+    checks.lstm_steps,
 )
-define("pack_lstm(Tensor w_x, Tensor w_h, bool reverse, int[] size) -> Tensor[]", _pack_lstm, _fake_pack_lstm)
+define(
+    "pack_lstm(Tensor w_x, Tensor w_h, bool reverse, int[] size) -> Tensor[]",
+    _pack_lstm,
+    _fake_pack_lstm,
+    checks.pack_lstm,
+)
 define(
     "packed_lstm(Tensor x, Tensor h, Tensor c, Tensor[] weights, Tensor? b_x, Tensor? b_h, bool reverse)"
     " -> (Tensor, Tensor)",
     _packed_lstm,
     _fake_lstm,
+    checks.packed_lstm,
 )

@@ -17,6 +17,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from .checks import own_ops as checks
 from .library import define
 
 OP = "widepack.streamed_linear.default"
@@ -51,4 +52,9 @@ def _fake(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty((weight.shape[0], x.shape[1], weight.shape[2]))
 
 
-define("streamed_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor", _streamed_linear, _fake)
+define(
+    "streamed_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
+    _streamed_linear,
+    _fake,
+    checks.streamed_linear,
+)

@@ -22,6 +22,7 @@
 | `random_sizes.py` | Finds results whose size random numbers determine |
 | `sequence_costs.py` | Computes the costs of ops over the steps of a sequence: recurrent layers |
 | `unroll.py` | Writes out every loop region of a program, member after member, for readers |
+| `value_checks.py` | Checks the values that ops of a compiled program read as places |
 | `value_sizes.py` | Bounds the results whose size only values determine: `nonzero`, a mask as index |
 | `walk.py` | Checks a program against a budget before it runs: an artifact may come |
 """

@@ -10,13 +10,13 @@ from __future__ import annotations
 import linecache
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from widepack_artifacts.program import Program, substitute
+from widepack_artifacts.program import Node, Program, substitute
 
 from ..errors import ArtifactError
 from ..ir import ops
@@ -33,9 +33,11 @@ class Loop(nn.Module):
     workers: the number of members that run at once, each on its own thread; 0 for one after the other.
     """
 
-    def __init__(self, body: Program, members: int, device: torch.device, workers: int = 0) -> None:
+    def __init__(
+        self, body: Program, members: int, device: torch.device, workers: int = 0, *, checks: bool = True
+    ) -> None:
         super().__init__()
-        self.run = graph_module(body, device).forward
+        self.run = graph_module(body, device, checks=checks).forward
         drawn = any(
             torch.Tag.nondeterministic_seeded in getattr(ops.resolve(n.op), "tags", ())
             for n in body.nodes
@@ -92,11 +94,15 @@ class Loop(nn.Module):
         ]
 
 
-def graph_module(program: Program, device: torch.device, workers: int = 0) -> fx.GraphModule:
+def graph_module(
+    program: Program, device: torch.device, workers: int = 0, *, checks: bool = True
+) -> fx.GraphModule:
     """A program as a flat GraphModule.
 
-    It takes the weights, then the inputs, and returns a tuple of outputs. workers: of its loops.
+    It takes the weights, then the inputs, and returns a tuple of outputs. workers: of its loops. checks:
+    whether ops run behind the checks of their operands. A graph that is traced has none.
     """
+    function = ops.function if checks else ops.unchecked
     graph = fx.Graph()
     root = nn.Module()
     at: dict[str, fx.Node] = {}
@@ -105,7 +111,7 @@ def graph_module(program: Program, device: torch.device, workers: int = 0) -> fx
     for i, node in enumerate(program.nodes):
         args = decode(substitute(node.args, at.__getitem__), device)
         if node.body is not None:
-            root.add_module(f"loop{i}", Loop(node.body, program.members, device, workers))
+            root.add_module(f"loop{i}", Loop(node.body, program.members, device, workers, checks=checks))
             at[node.name] = graph.call_module(f"loop{i}", tuple(args))
             continue
         known = {a for a, _, _ in ops.arguments(node.op)}
@@ -116,7 +122,7 @@ def graph_module(program: Program, device: torch.device, workers: int = 0) -> fx
                 "does not have it"
             )
         made = graph.call_function(
-            ops.function(node.op), tuple(args), decode(substitute(node.kwargs, at.__getitem__), device)
+            function(node.op), tuple(args), decode(substitute(node.kwargs, at.__getitem__), device)
         )
         at[node.name] = made
     graph.output(tuple(substitute(o.value, at.__getitem__) for o in program.outputs))
@@ -138,11 +144,13 @@ def evaluate(program: Program, given: Sequence[Any], device: torch.device) -> li
     """
     at: dict[str, Any] = {s.name: v for s, v in zip((*program.weights, *program.inputs), given, strict=True)}
     for node in program.nodes:
-        args = decode(substitute(node.args, at.__getitem__), device)
-        if node.body is not None:
-            at[node.name] = Loop(node.body, program.members, device)(*args)
-        else:
-            at[node.name] = ops.function(node.op)(
-                *args, **decode(substitute(node.kwargs, at.__getitem__), device)
-            )
+        at[node.name] = evaluate_node(node, at, program.members, device)
     return [substitute(o.value, at.__getitem__) for o in program.outputs]
+
+
+def evaluate_node(node: Node, values: Mapping[str, Any], members: int, device: torch.device) -> Any:
+    """Runs one node. values: those before it, by name. members: N of its program. Raises: the op's error."""
+    args = decode(substitute(node.args, values.__getitem__), device)
+    if node.body is not None:
+        return Loop(node.body, members, device)(*args)
+    return ops.function(node.op)(*args, **decode(substitute(node.kwargs, values.__getitem__), device))

@@ -82,7 +82,7 @@ def admitted(op: str, args: list[Any], kwargs: dict[str, Any]) -> str:
         return [slot(v) for v in value] if isinstance(value, (list, tuple)) else value
 
     named = ops.bind(op, tuple(args), kwargs)
-    if any(isinstance(named.get(name), (int, float, str)) for name in ops.enumerations(op)):
+    if any(isinstance(named.get(name), (int, float, str, torch.Tensor)) for name in ops.enumerations(op)):
         return "too much"  # a number in the place of a dtype is refused whatever it is
     node = Node("y", op, tuple(slot(a) for a in args), {k: slot(v) for k, v in kwargs.items()})
     slots = tuple(Slot(f"x{i}", f"x{i}", "shared", "") for i in range(len(values)))
@@ -108,7 +108,7 @@ def _lists(op: str) -> bool:
     return any("List" in str(r.type) for r in schema_of(resolve(op)).returns)
 
 
-def call(op: str, args: list[Any], kwargs: dict[str, Any]) -> str:
+def call(op: str, args: list[Any], kwargs: dict[str, Any], unchecked: bool = False) -> str:
     """Runs an operand set and returns how it ended: `ran`, or the class of the exception."""
     import torch
 
@@ -116,25 +116,25 @@ def call(op: str, args: list[Any], kwargs: dict[str, Any]) -> str:
 
     try:
         with torch.inference_mode():
-            ops.function(op)(*args, **kwargs)
+            (ops.unchecked if unchecked else ops.function)(op)(*args, **kwargs)
     except Exception as e:  # noqa: BLE001  # each class is a refusal; a bound program gives it a class of widepack
         return type(e).__name__
     return "ran"
 
 
-def case(op: str, seed: int, number: int) -> tuple[str, str]:
+def case(op: str, seed: int, number: int, unchecked: bool = False) -> tuple[str, str]:
     """Runs one case. Returns how the check before a load and how the call ended."""
     from operands import Drawn
 
     args, kwargs = Drawn(op, 1_000_003 * seed + number).operands()
     first = admitted(op, args, kwargs)
-    return first.replace(" ", "-"), "not-called" if first == "too much" else call(op, args, kwargs)
+    return first.replace(" ", "-"), "not-called" if first == "too much" else call(op, args, kwargs, unchecked)
 
 
 # ---------------------------------------------------------------- worker and monitor
 
 
-def work(tasks: str, seed: int, fence: bool) -> None:
+def work(tasks: str, seed: int, fence: bool, unchecked: bool) -> None:
     """Runs the cases of a list `[[op, first, last], ...]`, and writes one line before and after each."""
     import warnings
 
@@ -155,7 +155,7 @@ def work(tasks: str, seed: int, fence: bool) -> None:
     for op, first, last in json.loads(tasks):
         for number in range(first, last):
             out.write(f"> {op} {number}\n")
-            found = case(op, seed, number)
+            found = case(op, seed, number, unchecked)
             out.write(f"< {found[0]} {found[1]}\n")
 
 
@@ -165,10 +165,11 @@ class Monitor:
     Args:
         seed: The seed of all cases.
         library: The compiled allocator, or None to run without a fence.
+        unchecked: Whether ops run without their checks.
     """
 
-    def __init__(self, seed: int, library: Path | None) -> None:
-        self.seed, self.library = seed, library
+    def __init__(self, seed: int, library: Path | None, unchecked: bool) -> None:
+        self.seed, self.library, self.unchecked = seed, library, unchecked
         self.ended: list[dict[str, Any]] = []
         self.outcomes: dict[str, Counter[str]] = {}
 
@@ -182,7 +183,7 @@ class Monitor:
         if self.library is not None:
             environment |= {"LD_PRELOAD": str(self.library)}
         words = ["--worker", json.dumps(tasks), "--seed", str(self.seed)]
-        words += [] if self.library else ["--no-fence"]
+        words += ([] if self.library else ["--no-fence"]) + (["--unchecked"] if self.unchecked else [])
         worker = subprocess.Popen(
             [sys.executable, str(Path(__file__).resolve()), *words],
             stdout=subprocess.PIPE,
@@ -239,13 +240,14 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=130, help="operand sets for each op")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--case", type=int, help="run this case of the op here, without the fence")
+    parser.add_argument("--unchecked", action="store_true", help="call the ops without their checks")
     parser.add_argument("--no-fence", action="store_true", help="do not compile and load the allocator")
     parser.add_argument("-o", "--out", type=Path, help="a JSON file for the result")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     given = parser.parse_args()
     sys.path[:0] = [str(ROOT / package) for package in (".", "artifacts", "bench", "cli")] + [str(HERE)]
     if given.worker:
-        work(given.worker, given.seed, not given.no_fence)
+        work(given.worker, given.seed, not given.no_fence, given.unchecked)
         return
     names = given.ops.split(",") if given.ops else fuzzed()
     if given.case is not None:
@@ -253,7 +255,7 @@ def main() -> None:
         return
     begin = time.time()
     with tempfile.TemporaryDirectory(prefix="widepack-fence-") as folder:
-        monitor = Monitor(given.seed, None if given.no_fence else compiled(Path(folder)))
+        monitor = Monitor(given.seed, None if given.no_fence else compiled(Path(folder)), given.unchecked)
         with contextlib.suppress(KeyboardInterrupt):
             monitor.run([[op, 0, given.cases] for op in names])
     document = {

@@ -1,0 +1,287 @@
+"""Ops whose kernels trust their operands refuse operands that lead outside of them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from paths import ROOT
+from torch import Tensor
+
+import widepack
+from widepack.ir import ops
+from widepack.kernels.checks import CHECKS, OF_VALUES, OperandError
+from widepack.kernels.library import FUNCTIONS
+from widepack_artifacts.opset import OPS
+
+FUZZER = ROOT / "scripts" / "stress" / "fence" / "fuzz_operands.py"
+
+
+def run(op: str, *args: Any, **kwargs: Any) -> Any:
+    with torch.inference_mode():
+        return ops.function(op)(*args, **kwargs)
+
+
+def ids(*values: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    return torch.tensor(values, dtype=dtype)
+
+
+def lstm(**changes: Any) -> tuple[Any, ...]:
+    """Operands of `aten.lstm.input`: two steps, three inputs, four units, a batch of two."""
+    given: dict[str, Any] = {
+        "x": torch.zeros(2, 2, 3),
+        "hx": [torch.zeros(1, 2, 4), torch.zeros(1, 2, 4)],
+        "params": [torch.zeros(16, 3), torch.zeros(16, 4), torch.zeros(16), torch.zeros(16)],
+        "layers": 1,
+    } | changes
+    return given["x"], given["hx"], given["params"], True, given["layers"], 0.0, False, False, False
+
+
+PACKED = torch.zeros(3, 4, 24), torch.zeros(3, 6, 24), False, [5, 2, 4]
+IMAGE = torch.zeros(1, 2, 4, 4)
+LU = torch.eye(3)
+
+BAD: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], str]] = {
+    "segments past the end": (
+        "aten.segment_reduce.default",
+        (torch.zeros(4), "sum"),
+        {"offsets": ids(0, 4000)},
+        "offsets contains 4000; 0 to 4 are possible",
+    ),
+    "segments of other lengths": (
+        "aten.segment_reduce.default",
+        (torch.zeros(4), "sum"),
+        {"lengths": ids(2, 9), "unsafe": True},
+        "lengths contains 9",
+    ),
+    "segments that step back": (
+        "aten.segment_reduce.default",
+        (torch.zeros(4), "sum"),
+        {"offsets": ids(0, 3, 1, 4)},
+        "offsets decreases",
+    ),
+    "bags past the end": (
+        "aten._embedding_bag_forward_only.default",
+        (torch.zeros(5, 2), ids(0, 1), ids(0, 70)),
+        {},
+        "offsets contains 70",
+    ),
+    "bags of ids that do not exist": (
+        "aten.embedding_bag.default",
+        (torch.zeros(5, 2), ids(0, 5), ids(0, 1)),
+        {},
+        "indices contains 5; 0 to 4 are possible",
+    ),
+    "no bag": ("aten.embedding_bag.default", (torch.zeros(5, 2), ids(0), ids()), {}, "offsets is empty"),
+    "targets that are no class": (
+        "aten.ctc_loss.IntList",
+        (torch.zeros(4, 1, 3), ids(1, 10**8).view(1, 2), [4], [2]),
+        {},
+        "targets contains 100000000",
+    ),
+    "more targets than there are": (
+        "aten.ctc_loss.IntList",
+        (torch.zeros(4, 1, 3), ids(1, 2).view(1, 2), [4], [3]),
+        {},
+        "target_lengths contains 3",
+    ),
+    "states of another batch": (
+        "aten.lstm.input",
+        lstm(hx=[torch.zeros(1, 1, 4)] * 2),
+        {},
+        r"hx\[0\] is \[1, 1, 4\]; \[1, 2, 4\] is needed",
+    ),
+    "weights of other sizes": (
+        "aten.lstm.input",
+        lstm(params=[torch.zeros(16, 3), torch.zeros(8, 4), torch.zeros(16), torch.zeros(16)]),
+        {},
+        r"params\[1\] is \[8, 4\]",
+    ),
+    "fewer weights than layers": (
+        "aten.lstm.input",
+        lstm(layers=2, hx=[torch.zeros(2, 2, 4)] * 2),
+        {},
+        "the layers need 8 weights",
+    ),
+    "batch sizes that grow": (
+        "aten.lstm.data",
+        (torch.zeros(5, 3), ids(2, 1, 2), *lstm()[1:-1]),
+        {},
+        "batch_sizes increases",
+    ),
+    "batch sizes for more rows": (
+        "aten.lstm.data",
+        (torch.zeros(3, 3), ids(2, 2), *lstm()[1:-1]),
+        {},
+        "batch_sizes is for 4 rows",
+    ),
+    "a norm of another size": (
+        "aten._weight_norm_interface.default",
+        (torch.ones(4, 3), torch.ones(2, 1)),
+        {},
+        "g has 2 numbers",
+    ),
+    "statistics of other channels": (
+        "aten._native_batch_norm_legit_no_training.default",
+        (IMAGE, None, None, torch.zeros(1), torch.ones(1), 0.1, 1e-5),
+        {},
+        "running_mean is for 1 channels of 2",
+    ),
+    "groups that are not the input's": (
+        "aten.native_group_norm.default",
+        (IMAGE, None, None, 1, 2, 999, 1, 1e-5),
+        {},
+        "not the sizes of input",
+    ),
+    "values of another length": (
+        "aten._scaled_dot_product_flash_attention_for_cpu.default",
+        (torch.zeros(1, 1, 2, 8), torch.zeros(1, 1, 3, 8), torch.zeros(1, 1, 2, 8)),
+        {},
+        r"value is \[1, 1, 2, 8\]",
+    ),
+    "longer values": (
+        "aten.scaled_dot_product_attention.default",
+        (torch.zeros(1, 1, 2, 8), torch.zeros(1, 1, 2, 8), torch.zeros(1, 1, 4, 8)),
+        {},
+        "they differ in length",
+    ),
+    "pivots that are no row": (
+        "aten.lu_unpack.default",
+        (LU, ids(0, 1, 2, dtype=torch.int32)),
+        {},
+        "LU_pivots contains 0; 1 to 3 are possible",
+    ),
+    "pivots of another size": (
+        "aten.linalg_lu_solve.default",
+        (LU, ids(1, dtype=torch.int32), LU),
+        {},
+        r"pivots is \[1\]; \[3\] is needed",
+    ),
+    "half of a pair": (
+        "aten.linalg_ldl_solve.default",
+        (LU, ids(1, 2, -3, dtype=torch.int32), LU),
+        {},
+        "without a second one",
+    ),
+    "a scale below 0": (
+        "aten.upsample_nearest2d.default",
+        (IMAGE, [8, 8], -2.0, 2.0),
+        {},
+        "a scale is -2.0",
+    ),
+    "a scale that does not fit": (
+        "aten._upsample_bilinear2d_aa.default",
+        (IMAGE, [8, 8], False, 0.5, 2.0),
+        {},
+        "does not make 8 of 4",
+    ),
+    "a dim before the first": ("aten._fft_c2c.default", (LU + 0j, [-2], 0, True), {}, "transforms the dims"),
+    "half of the numbers": ("aten._fft_c2r.default", (LU + 0j, [1], 0, 40), {}, "last_dim_size is 40"),
+    "points in three dims": ("aten._pdist_forward.default", (IMAGE,), {}, "4 dims; 2 are needed"),
+    "a stride of 0": (
+        "widepack.pack_convolution.default",
+        (torch.zeros(2, 2, 3, 3), [0, 1], [0, 0], [1, 1], 1, [1, 2, 4, 4]),
+        {},
+        "stride contains 0",
+    ),
+    "rows beyond all": (
+        "widepack.pack_linear.default",
+        (torch.zeros(3, 6, 4), 2**31 - 1),
+        {},
+        "rows is 2147483647",
+    ),
+    "an LSTM of other sizes": (
+        "widepack.packed_lstm.default",
+        (
+            torch.zeros(3, 5, 2, 4),
+            torch.zeros(3, 2, 6),
+            torch.zeros(3, 1, 6),
+            [torch.zeros(24, 4)] * 3 + [torch.zeros(24, 6)] * 3,
+            None,
+            None,
+            False,
+        ),
+        {},
+        r"c is \[3, 1, 6\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_operands_that_lead_outside_are_refused(name: str) -> None:
+    op, args, kwargs, message = BAD[name]
+    with pytest.raises(OperandError, match=message):
+        run(op, *args, **kwargs)
+
+
+def test_a_weight_that_was_packed_for_another_op_is_refused() -> None:
+    packed = run("widepack.pack_lstm.default", *PACKED)
+    if not packed[0].is_mkldnn:
+        pytest.skip("torch has no oneDNN here")
+    x, h = torch.zeros(3, 5, 2, 4), torch.zeros(3, 2, 6)
+    y, _ = run("widepack.packed_lstm.default", x, h, h, packed, None, None, False)
+    assert y.shape == (3, 5, 2, 6)
+    with pytest.raises(OperandError, match=r"was packed for \('lstm', False\); \('lstm', True\) is needed"):
+        run("widepack.packed_lstm.default", x, h, h, packed, None, None, True)
+    linear = run("widepack.pack_linear.default", torch.zeros(3, 6, 4), 5)
+    with pytest.raises(OperandError, match="packed for"):
+        run("widepack.convolution.default", IMAGE, linear, None, [1, 1], [0, 0], [1, 1], 1)
+
+
+def test_every_check_is_of_an_op_of_the_list() -> None:
+    assert CHECKS.keys() <= OPS and CHECKS.keys() >= OF_VALUES
+    assert {op for op in OPS if op.startswith("widepack.")} == FUNCTIONS.keys()
+
+
+def fuzz(*words: str) -> subprocess.CompletedProcess[str]:
+    if shutil.which("cc") is None:
+        pytest.skip("the fence needs a C compiler")
+    return subprocess.run(
+        [sys.executable, str(FUZZER), *words], capture_output=True, text=True, timeout=1800, check=False
+    )
+
+
+def test_a_kernel_that_reads_too_far_ends_at_the_fence() -> None:
+    """The fuzzer finds what it is there to find: with the check of an op removed, the process ends."""
+    found = fuzz("--ops", "aten.lu_unpack.default", "--cases", "60", "--unchecked")
+    assert found.returncode == 1 and "aten.lu_unpack.default SIGSEGV" in found.stdout, found.stderr
+
+
+def test_checked_ops_stay_inside_of_their_operands() -> None:
+    found = fuzz("--ops", ",".join([*CHECKS, *FUNCTIONS]), "--cases", "12", "--seed", "11")
+    assert found.returncode == 0, found.stdout
+
+
+@pytest.mark.slow
+def test_all_ops_stay_inside_of_their_operands() -> None:
+    found = fuzz("--cases", "60", "--seed", "12")
+    assert found.returncode == 0, found.stdout
+
+
+def test_a_call_with_an_index_out_of_range_names_input_value_and_bounds(tmp_path: Any) -> None:
+    class Bags(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag = torch.nn.EmbeddingBag(10, 4)
+
+        def forward(self, ids: Tensor, offsets: Tensor) -> Tensor:
+            return self.bag(ids, offsets)
+
+    paths = []
+    for i in range(2):
+        torch.manual_seed(i)
+        torch.save(Bags().state_dict(), tmp_path / f"{i}.pt")
+        paths.append(tmp_path / f"{i}.pt")
+    out = tmp_path / "bags.wide"
+    widepack.build(paths, out, model=Bags, inputs=["ids=int64[12]:0..9", "offsets=int64[3]:0..0"], pt2=False)
+    ens = widepack.load(out)
+    good = torch.arange(12) % 10, ids(0, 4, 7)
+    assert ens(*good).shape == (2, 3, 4)
+    with pytest.raises(widepack.InputError, match="input ids contains 77, .* looks up one of 10 rows"):
+        ens(torch.full((12,), 77), good[1])
+    with pytest.raises(widepack.InputError, match="offsets contains 40; 0 to 12 are possible"):
+        ens(good[0], ids(0, 4, 40))

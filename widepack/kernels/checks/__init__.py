@@ -1,0 +1,102 @@
+"""Checks the operands of ops whose kernels read or write outside of them.
+
+torch checks the operands of most ops. The ops of `CHECKS` trust what their public functions check before,
+or what another operand says: a forged program, or a call with unusual sizes, would read the memory of other
+values, or end the process. A check has the parameters of its op and runs at every call, before the kernel.
+
+| file | ops |
+|---|---|
+| `require.py` | Provides the error and the conditions that checks share |
+| `attention.py` | attention on a CPU |
+| `fourier.py` | the ops behind Fourier transforms |
+| `linalg.py` | solvers that read pivots |
+| `lookups.py` | bags of embeddings, segments, CTC |
+| `norms.py` | batch, group and weight normalization |
+| `own_ops.py` | widepack's own ops |
+| `recurrent.py` | LSTM, GRU and plain RNN layers |
+| `resampling.py` | upsampling |
+
+`scripts/stress/fence` runs every op of the allow-list with drawn operands behind guard pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from . import attention, fourier, linalg, lookups, norms, recurrent, resampling
+from .require import OperandError as OperandError
+
+Check = Callable[..., None]
+
+CHECKS: dict[str, Check] = {
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": attention.flash_attention,
+    "aten.scaled_dot_product_attention.default": attention.attention,
+    "aten._pdist_forward.default": linalg.pair_distances,
+    "aten.linalg_matrix_power.default": linalg.matrix_power,
+    "aten._fft_c2c.default": fourier.c2c,
+    "aten._fft_c2r.default": fourier.c2r,
+    "aten._fft_r2c.default": fourier.r2c,
+    "aten.linalg_ldl_solve.default": linalg.ldl_solve,
+    "aten.linalg_lu_solve.default": linalg.lu_solve,
+    "aten.lu_unpack.default": linalg.lu_unpack,
+    "aten._embedding_bag.default": lookups.embedding_bag,
+    "aten._embedding_bag_forward_only.default": lookups.embedding_bag,
+    "aten.embedding_bag.default": lookups.embedding_bag,
+    "aten.embedding_bag.padding_idx": lookups.embedding_bag,
+    "aten.ctc_loss.IntList": lookups.ctc_loss,
+    "aten.segment_reduce.default": lookups.segment_reduce,
+    "aten._native_batch_norm_legit.no_stats": norms.batch_norm_without_statistics,
+    "aten._native_batch_norm_legit_functional.default": norms.batch_norm,
+    "aten._native_batch_norm_legit_no_training.default": norms.batch_norm,
+    "aten._weight_norm.default": norms.weight_norm,
+    "aten._weight_norm_interface.default": norms.weight_norm_kernel,
+    "aten.native_group_norm.default": norms.group_norm,
+    "aten.gru.data": partial(recurrent.layer_packed, gates=3),
+    "aten.gru.input": partial(recurrent.layer, gates=3),
+    "aten.lstm.data": recurrent.lstm_packed,
+    "aten.lstm.input": recurrent.lstm,
+    "aten.rnn_relu.data": partial(recurrent.layer_packed, gates=1),
+    "aten.rnn_relu.input": partial(recurrent.layer, gates=1),
+    "aten.rnn_tanh.data": partial(recurrent.layer_packed, gates=1),
+    "aten.rnn_tanh.input": partial(recurrent.layer, gates=1),
+}
+"""The check of each op by its name in programs. widepack's own ops have theirs in their definitions."""
+
+for _name, _spatial, _corners in (
+    ("_upsample_bicubic2d_aa", 2, True),
+    ("_upsample_bilinear2d_aa", 2, True),
+    ("_upsample_nearest_exact1d", 1, False),
+    ("_upsample_nearest_exact2d", 2, False),
+    ("_upsample_nearest_exact3d", 3, False),
+    ("upsample_bicubic2d", 2, True),
+    ("upsample_bilinear2d", 2, True),
+    ("upsample_linear1d", 1, True),
+    ("upsample_nearest1d", 1, False),
+    ("upsample_nearest2d", 2, False),
+    ("upsample_nearest3d", 3, False),
+    ("upsample_trilinear3d", 3, True),
+):
+    CHECKS[f"aten.{_name}.default"] = resampling.upsample(
+        _spatial, corners=_corners, smooth=_name.endswith("_aa")
+    )
+    CHECKS[f"aten.{_name}.vec"] = resampling.upsample_list(_spatial, corners=_corners)
+
+OF_VALUES = frozenset(
+    {
+        "aten._embedding_bag.default",
+        "aten._embedding_bag_forward_only.default",
+        "aten.ctc_loss.IntList",
+        "aten.embedding_bag.default",
+        "aten.embedding_bag.padding_idx",
+        "aten.gru.data",
+        "aten.linalg_ldl_solve.default",
+        "aten.linalg_lu_solve.default",
+        "aten.lstm.data",
+        "aten.lu_unpack.default",
+        "aten.rnn_relu.data",
+        "aten.rnn_tanh.data",
+        "aten.segment_reduce.default",
+    }
+)
+"""Ops whose check reads values. A compiler traces sizes alone, so its code would run without the check."""

@@ -1,0 +1,45 @@
+"""Checks the operands of the attention kernel for CPUs, which its public op checks before it calls it."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .require import OperandError, dense, of_shape, require
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, *rest: object, **named: object) -> None:
+    """Checks `aten.scaled_dot_product_attention`: on a CPU torch does not compare key and value."""
+    dense("query", query)
+    dense("key", key)
+    dense("value", value)
+    if min(key.dim(), value.dim()) < 2 or key.shape[-2] != value.shape[-2]:
+        raise OperandError(f"key is {list(key.shape)} and value {list(value.shape)}; they differ in length")
+
+
+def flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> None:
+    """Checks `aten._scaled_dot_product_flash_attention_for_cpu`."""
+    batch, heads, rows, width = dense("query", query, 4).shape
+    columns = dense("key", key, 4).shape[2]
+    of_shape("key", key, [batch, heads, columns, width], query)
+    of_shape("value", value, [batch, heads, columns, width], query)
+    require(query.dtype.is_floating_point, f"query is {query.dtype}; a floating dtype is needed")
+    require(min(batch, heads, rows, columns, width) >= 1, "an operand is empty")
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        require(x.stride(-1) == 1 or x.shape[-1] == 1, f"the last dim of {name} is not contiguous")
+    if attn_mask is None:
+        return
+    require(not is_causal, "is_causal excludes attn_mask")
+    sizes = dense("attn_mask", attn_mask, 2, 4).shape
+    full = (batch, heads, rows, columns)[-len(sizes) :]
+    if any(found not in (1, wanted) for found, wanted in zip(sizes, full)):
+        raise OperandError(f"attn_mask is {list(sizes)}; it does not broadcast to {list(full)}")
+    require(attn_mask.dtype in (query.dtype, query.new_empty(0).float().dtype), "attn_mask has another dtype")

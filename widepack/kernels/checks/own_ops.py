@@ -1,0 +1,236 @@
+"""Checks the operands of widepack's own ops, and marks weights in oneDNN's order.
+
+oneDNN trusts the sizes that it is given, and a weight in its order shows only some of them. So a pack op
+marks its result with what it was packed for, and an op that reads it requires the same mark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .require import LARGEST, OperandError, dense, numbers, of_shape, require
+
+_MARK = "widepack_packed_for"
+
+
+def mark(packed: Tensor, *purpose: Any) -> Tensor:
+    """Marks a weight in oneDNN's order with its purpose, and returns it. Other weights stay as they are."""
+    if packed.is_mkldnn:
+        setattr(packed, _MARK, purpose)
+    return packed
+
+
+def packed_for(name: str, weight: Any, *purpose: Any) -> bool:
+    """Returns whether a weight is in oneDNN's order.
+
+    Raises: OperandError if it was packed for another purpose.
+    """
+    if not isinstance(weight, Tensor):
+        raise OperandError(f"{name} is not a tensor")
+    if weight.layout is torch.strided:
+        return False
+    found = getattr(weight, _MARK, None)
+    if found != purpose:
+        raise OperandError(f"{name} was packed for {found}; {purpose} is needed")
+    return True
+
+
+def pack_convolution(
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    size: Sequence[int],
+    members: int = 0,
+) -> None:
+    """Checks `widepack.pack_convolution`; with `members` dims before those of the weight, the op for many."""
+    spatial = dense("weight", weight, 4 + members, 5 + members).dim() - 2 - members
+    geometry(spatial, stride, padding, dilation, groups)
+    outputs, inputs = weight.shape[members : members + 2]
+    require(outputs % groups == 0, f"{outputs} channels do not form {groups} groups")
+    numbers("size", size, spatial + 2, 1)
+    require(size[1] == inputs * groups, f"size has {size[1]} channels; {inputs * groups} are needed")
+    extents(size[2:], weight.shape[members + 2 :], stride, padding, dilation)
+
+
+def geometry(
+    spatial: int, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
+) -> None:
+    """Checks the literals of a convolution."""
+    numbers("stride", stride, spatial, 1, 2**20)
+    numbers("padding", padding, spatial, 0, 2**20)
+    numbers("dilation", dilation, spatial, 1, 2**20)
+    require(1 <= groups <= LARGEST, f"groups is {groups}; at least 1 is needed")
+
+
+def extents(
+    image: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> None:
+    """Checks that a kernel fits into the padded image."""
+    for n, k, p, d in zip(image, kernel, padding, dilation):
+        if n + 2 * p - d * (k - 1) - 1 < 0 or k < 1:
+            raise OperandError(f"a kernel of {list(kernel)} does not fit into an image of {list(image)}")
+
+
+def convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    act: str = "",
+) -> None:
+    """Checks `widepack.convolution`."""
+    spatial = dense("x", x, 4, 5).dim() - 2
+    if packed_for("weight", weight, "convolution", *stride, *padding, *dilation, groups):
+        require(x.dtype is torch.float32 and x.device.type == "cpu", "x is not float32 on the CPU")
+    require(weight.dim() == spatial + 2, f"weight has {weight.dim()} dims; {spatial + 2} are needed")
+    geometry(spatial, stride, padding, dilation, groups)
+    inputs = weight.shape[1] * groups
+    require(x.shape[1] == inputs, f"x has {x.shape[1]} channels; {inputs} are needed")
+    require(weight.shape[0] % groups == 0, f"{weight.shape[0]} channels do not form {groups} groups")
+    of_shape("bias", bias, [weight.shape[0]], x)
+    extents(x.shape[2:], weight.shape[2:], stride, padding, dilation)
+
+
+def pack_linear(weight: Tensor, rows: int) -> None:
+    """Checks `widepack.pack_linear`."""
+    dense("weight", weight, 3)
+    require(0 <= rows <= 2**24, f"rows is {rows}; numbers up to {2**24} are possible")
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, act: str = "") -> None:
+    """Checks `widepack.linear`."""
+    members, _, inputs = dense("x", x, 3).shape
+    if packed_for("weight", weight, "linear", members):
+        require(x.dtype is torch.float32 and x.device.type == "cpu", "x is not float32 on the CPU")
+    shape = list(weight.shape)
+    if weight.dim() != 4 or shape[1:] != [inputs, 1, 1] or members < 1 or shape[0] % members:
+        raise OperandError(f"weight is {shape}; [{members} * O, {inputs}, 1, 1] is needed")
+    of_shape("bias", bias, [members, shape[0] // members], x)
+
+
+def streamed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Checks `widepack.streamed_linear`."""
+    members, inputs, outputs = dense("weight", weight, 3).shape
+    dense("x", x, 3)
+    require(x.shape[0] in (1, members), f"x is for {x.shape[0]} members of {members}")
+    of_shape("x", x, [x.shape[0], x.shape[1], inputs], weight)
+    of_shape("bias", bias, [members, outputs], weight)
+
+
+def steps(
+    gates: int, x: Tensor, h: Tensor, w_x: Tensor, w_h: Tensor, b_x: Tensor | None, b_h: Tensor | None
+) -> None:
+    """Checks a layer over steps: sizes as in `recurrent.py`."""
+    members, batch, width = dense("h", h, 3).shape
+    _input(x, members, batch, h)
+    of_shape("w_x", w_x, [members, x.shape[3], w_x.shape[-1] if w_x.dim() else 0], h)
+    of_shape("w_h", w_h, [members, width, w_x.shape[2]], h)
+    of_shape("b_x", b_x, [members, w_x.shape[2]], h)
+    of_shape("b_h", b_h, [members, w_x.shape[2]], h)
+    require(w_x.shape[2] % gates == 0, f"{w_x.shape[2]} rows are not {gates} gates")
+
+
+def _input(x: Tensor, members: int, batch: int, like: Tensor) -> None:
+    dense("x", x, 4)
+    require(x.shape[0] in (1, members), f"x is for {x.shape[0]} members of {members}")
+    of_shape("x", x, [x.shape[0], x.shape[1], batch, x.shape[3]], like)
+
+
+def rnn_steps(
+    x: Tensor,
+    h: Tensor,
+    w_x: Tensor,
+    w_h: Tensor,
+    b_x: Tensor | None,
+    b_h: Tensor | None,
+    reverse: bool,
+    act: str,
+) -> None:
+    """Checks `widepack.rnn_steps`."""
+    steps(1, x, h, w_x, w_h, b_x, b_h)
+    require(w_x.shape[2] == h.shape[2], f"w_x is for a state of {w_x.shape[2]}; h has {h.shape[2]}")
+
+
+def gru_steps(
+    x: Tensor,
+    h: Tensor,
+    w_x: Tensor,
+    w_h: Tensor,
+    b_x: Tensor | None,
+    b_h: Tensor | None,
+    reverse: bool,
+) -> None:
+    """Checks `widepack.gru_steps`."""
+    steps(3, x, h, w_x, w_h, b_x, b_h)
+    require(w_x.shape[2] == 3 * h.shape[2], f"w_x is for a state of {w_x.shape[2] // 3}; h has {h.shape[2]}")
+
+
+def lstm_steps(
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    w_x: Tensor,
+    w_h: Tensor,
+    b_x: Tensor | None,
+    b_h: Tensor | None,
+    w_p: Tensor | None,
+    reverse: bool,
+) -> None:
+    """Checks `widepack.lstm_steps`."""
+    steps(4, x, h, w_x, w_h, b_x, b_h)
+    width = w_x.shape[2] // 4
+    of_shape("c", c, [*h.shape[:2], width], h)
+    of_shape("w_p", w_p, [h.shape[0], width, h.shape[2]], h)
+    require(w_p is not None or width == h.shape[2], f"w_x is for a state of {width}; h has {h.shape[2]}")
+
+
+def pack_lstm(w_x: Tensor, w_h: Tensor, reverse: bool, size: Sequence[int]) -> None:
+    """Checks `widepack.pack_lstm`."""
+    members, inputs, rows = dense("w_x", w_x, 3).shape
+    units = dense("w_h", w_h, 3).shape[1]
+    of_shape("w_h", w_h, [members, units, rows], w_x)
+    require(rows == 4 * units, f"w_x has {rows} rows; 4 * {units} are needed")
+    numbers("size", size, 3, 0, 2**24)
+    require(size[2] == inputs, f"size is for inputs of {size[2]}; w_x has {inputs}")
+
+
+def packed_lstm(
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weights: Sequence[Tensor],
+    b_x: Tensor | None,
+    b_h: Tensor | None,
+    reverse: bool,
+) -> None:
+    """Checks `widepack.packed_lstm`."""
+    members, batch, units = dense("h", h, 3).shape
+    _input(x, members, batch, h)
+    of_shape("c", c, h.shape, h)
+    if len(weights) != 2 * members or not members:
+        raise OperandError(f"there are {len(weights)} weights; two for each of {members} members are needed")
+    packed = packed_for("weights[0]", weights[0], "lstm", bool(reverse))
+    for k, weight in enumerate(weights):
+        if packed_for(f"weights[{k}]", weight, "lstm", bool(reverse)) != packed:
+            raise OperandError("some of the weights are packed")
+        inputs = x.shape[3] if k < members else units
+        wanted = [1, 1, inputs, 4, units] if packed else [4 * units, inputs]
+        if list(weight.shape) != wanted or weight.dtype != h.dtype:
+            raise OperandError(f"weights[{k}] is {list(weight.shape)}; {wanted} is needed")
+    if packed:
+        require(h.dtype is torch.float32 and h.device.type == "cpu", "h is not float32 on the CPU")
+    of_shape("b_x", b_x, [members, 4 * units], h)
+    of_shape("b_h", b_h, [members, 4 * units], h)

@@ -1,0 +1,77 @@
+"""Provides what checks of operands share: the error, and conditions on sizes and values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+INTEGERS = (torch.int32, torch.int64)
+LARGEST = 2**31 - 1
+
+
+class OperandError(ValueError):
+    """Raised if an op would read or write outside its operands. The message names the operand."""
+
+
+def require(condition: object, message: str) -> None:
+    """Raises OperandError with the message unless the condition is true."""
+    if not condition:
+        raise OperandError(message)
+
+
+def dense(name: str, x: Any, *ranks: int) -> Tensor:
+    """Returns a tensor with memory of its own strides. Raises OperandError for other values and ranks."""
+    if not isinstance(x, Tensor) or x.layout is not torch.strided:
+        raise OperandError(f"{name} is not a dense tensor")
+    if ranks and x.dim() not in ranks:
+        wanted = " or ".join(map(str, ranks))
+        raise OperandError(f"{name} has {x.dim()} dims; {wanted} are needed")
+    return x
+
+
+def of_shape(name: str, x: Any, shape: Sequence[int], like: Tensor | None = None) -> None:
+    """Checks the shape of a tensor, and that its dtype is that of another. None is no tensor, and passes."""
+    if x is None:
+        return
+    dense(name, x)
+    if list(x.shape) != list(shape):
+        raise OperandError(f"{name} is {list(x.shape)}; {list(shape)} is needed")
+    if like is not None and (x.dtype != like.dtype or x.device != like.device):
+        raise OperandError(f"{name} is {x.dtype} on {x.device}; {like.dtype} on {like.device} is needed")
+
+
+def readable(*tensors: Tensor | None) -> bool:
+    """Returns whether the values of these tensors can be read: not while a compiler traces sizes."""
+    return not torch.compiler.is_compiling() and all(
+        t is None or (type(t) in (Tensor, torch.nn.Parameter) and not t.is_meta) for t in tensors
+    )
+
+
+def between(name: str, x: Tensor, low: int, high: int) -> None:
+    """Checks that all numbers of an integer tensor are from `low` to `high`, both included."""
+    if not x.numel():
+        return
+    least, most = (int(v) for v in torch.aminmax(x))
+    if least < low or most > high:
+        raise OperandError(f"{name} contains {least if least < low else most}; {low} to {high} are possible")
+
+
+def integers(name: str, x: Any, *ranks: int) -> Tensor:
+    """Returns an int32 or int64 tensor. Raises OperandError for other values and ranks."""
+    found = dense(name, x, *ranks)
+    require(found.dtype in INTEGERS, f"{name} is {found.dtype}; int64 is needed")
+    return found
+
+
+def numbers(name: str, values: Any, count: int, low: int, high: int = LARGEST) -> None:
+    """Checks a list of `count` integers from `low` to `high`."""
+    if isinstance(values, (str, Tensor)) or len(values) != count:
+        raise OperandError(f"{name} is {values!r}; {count} numbers are needed")
+    for value in values:
+        if isinstance(value, torch.SymInt):
+            continue
+        if not isinstance(value, int) or not low <= value <= high:
+            raise OperandError(f"{name} contains {value!r}; numbers from {low} to {high} are possible")

@@ -1,0 +1,96 @@
+"""Checks the values that ops of a compiled program read as places, before the compiled code runs.
+
+On `eager` an op such as `embedding_bag` runs behind a check of its operands (`kernels/checks`). A compiler
+traces sizes alone, so its code has no check of values. Here the nodes that compute those operands run once
+more, eagerly, and then the checks. These nodes are few: views of inputs, and arithmetic on indices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from widepack_artifacts.program import Node, Program, refs, substitute
+
+from ..ir import ops
+from ..ir.encoding import decode
+from ..kernels.checks import CHECKS, OF_VALUES
+from .graph_module import evaluate_node
+
+MOST_NODES = 16
+"""The most nodes that run twice. A program that needs more runs on `eager`."""
+_CHEAP = ("int64", "int32", "bool", "int", "list")
+
+
+def checked_nodes(program: Program) -> Iterator[Node]:
+    """Yields the nodes whose operands must be checked by their values, also those in loops."""
+    for node in program.nodes:
+        if node.body is not None:
+            yield from checked_nodes(node.body)
+        elif node.op in OF_VALUES:
+            yield node
+
+
+class ValueChecks:
+    """The checks of one program.
+
+    Args:
+        program: The main part of a wide program.
+        given: A value for each of its weights.
+
+    Attributes:
+        possible: Whether the operands can be computed by few nodes. If not, `run` must not be called.
+        needed: Whether the program has nodes to check.
+    """
+
+    def __init__(self, program: Program, given: Sequence[Any]) -> None:
+        nodes = list(checked_nodes(program))
+        self.needed = bool(nodes)
+        at = {n.name: n for n in program.nodes}
+        self._checked = [n for n in nodes if n.name in at]
+        self._before = _ancestors(at, self._checked)
+        self.possible = len(self._checked) == len(nodes) and len(self._before) <= MOST_NODES
+        self.possible = self.possible and all(map(_cheap, self._before))
+        self._weights = {s.name: v for s, v in zip(program.weights, given, strict=True)}
+        self._inputs = [s.name for s in program.inputs]
+        self._members = program.members
+
+    def run(self, *inputs: torch.Tensor) -> None:
+        """Checks the operands of a call. Raises: OperandError; what a node raises."""
+        values = {**self._weights, **dict(zip(self._inputs, inputs, strict=True))}
+        device = torch.device("cpu") if not inputs else inputs[0].device
+        for node in self._before:
+            values[node.name] = evaluate_node(node, values, self._members, device)
+        for node in self._checked:
+            args = decode(substitute(node.args, values.__getitem__), device)
+            CHECKS[node.op](*args, **decode(substitute(node.kwargs, values.__getitem__), device))
+
+    def before(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function that checks its inputs, and then calls `function`."""
+
+        def run(*inputs: Any) -> Any:
+            self.run(*inputs)
+            return function(*inputs)
+
+        return run
+
+
+def _cheap(node: Node) -> bool:
+    """Returns whether a node computes indices or sizes, or is a view."""
+    if node.body is not None or node.op in OF_VALUES:
+        return False
+    return node.op in ops.PYTHON or node.out.startswith(_CHEAP) or ops.may_view(node.op)
+
+
+def _ancestors(at: dict[str, Node], nodes: Sequence[Node]) -> list[Node]:
+    """Returns the nodes that the arguments of some nodes depend on, in the order of the program."""
+    seen: set[str] = set()
+    todo = [r for n in nodes for r in refs((n.args, n.kwargs))]
+    while todo:
+        name = todo.pop()
+        if name in at and name not in seen:
+            seen.add(name)
+            todo += refs((at[name].args, at[name].kwargs))
+    return [n for name, n in at.items() if name in seen]
