@@ -29,6 +29,7 @@ from ..checkpoints.newcomer import Newcomer, newcomer
 from ..errors import UsageError, VerificationError
 from ..ir.at_rest import draws
 from ..spec.entries import PATTERNS
+from ..system.autocast import autocast_off
 from ..system.progress import StageClock
 from ..verification import probe as probes
 from ..verification.record import OutputBounds
@@ -97,7 +98,7 @@ def swap(
                 "cannot be "
                 "compared while others call; build another artifact"
             )
-    with artifact.swapping:
+    with artifact.swapping, autocast_off():
         artifact.check_open()
         stages = StageClock()
         new = newcomer(artifact.manifest, checkpoint, key, trust_pickle)

@@ -21,6 +21,7 @@ from ..ir.at_rest import draws
 from ..planning import plan_cache
 from ..planning.plan import Plan, for_size
 from ..spec.entries import PATTERNS
+from ..system.autocast import autocast_off
 from ..system.machine import CHOOSABLE, backends_here, name_of
 from ..system.progress import Report
 from .publish import publish_plans
@@ -32,6 +33,7 @@ from .tuned_pattern import TunedPattern, tune_pattern
 BATCHES = (1, 8, 32)
 
 
+@autocast_off()
 def tune(
     path: str | PathLike[str],
     *,
