@@ -10,9 +10,9 @@ import click
 from ..shared.failures import Failure
 from ..shared.measuring import (
     baseline_option,
+    check_output,
     counts,
     device_option,
-    refuse_folder,
     thread_options,
     tune_option,
 )
@@ -101,7 +101,7 @@ def command(names: tuple[str, ...], json_file: str | None, top: int | None, **op
     NAME is a layer, an alias, or a family; `all` means every layer, `block` every reference block. Without a
     NAME the command lists what it can measure.
     """
-    refuse_folder("--json", json_file)
+    check_output("--json", json_file)
     as_json = json_file == "-"
     if not names:
         _list_layers(as_json)
