@@ -91,19 +91,19 @@ def wide(
     nan: the member whose floating-point numbers are all NaN.
     """
     columns: list[Shared | Stacked] = []
-    columns: list[list[torch.Tensor]] = []
+    by_argument: list[list[torch.Tensor]] = []
     for stacked, parts in zip(kinds, zip(*(tensors(s) for s in many))):
         if not stacked:
             columns.append(Shared(Value(None, parts[0])))
-            columns.append([parts[0]] * len(many))
+            by_argument.append([parts[0]] * len(many))
             continue
         if nan is not None and (parts[0].is_floating_point() or parts[0].is_complex()):
             parts = tuple(torch.full_like(p, float("nan")) if i == nan else p for i, p in enumerate(parts))
         x = torch.stack(parts)
         columns.append(Stacked(Value(None, packed(x) if memory == "packed" and x.ndim >= 3 else x)))
-        columns.append(list(parts))
+        by_argument.append(list(parts))
     args, kwargs = put(many[0], iter(columns))
-    return args, kwargs, [put(many[0], iter([o[i] for o in columns])) for i in range(len(many))]
+    return args, kwargs, [put(many[0], iter([a[i] for a in by_argument])) for i in range(len(many))]
 
 
 def outputs(result: Any, members: int) -> list[Any]:

@@ -83,7 +83,7 @@ def values(
     return [[v.abs() + 0.1 for v in row] if s.name == "var" else row for s, row in zip(slots, drawn)]
 
 
-def held(members: Sequence[torch.Tensor], kind: Kind) -> Any:
+def of_kind(members: Sequence[torch.Tensor], kind: Kind) -> Any:
     """Returns the values of N members in the form that a wide program takes."""
     return (
         members[0] if kind == "shared" else torch.stack(list(members)) if kind == "stacked" else list(members)
@@ -128,9 +128,9 @@ def check(
         values(member_program.weights, kinds, members, sizes),
         values(member_program.inputs, kinds, members, sizes),
     )
-    by_name = {s.source: held(w, kinds[s.name]) for s, w in zip(member_program.weights, weights)}
+    by_name = {s.source: of_kind(w, kinds[s.name]) for s, w in zip(member_program.weights, weights)}
     run = Executable(wide, by_name, CPU, prologue=prologue)
-    got = run.run(*(held(x, kinds[s.name]) for s, x in zip(member_program.inputs, inputs)))
+    got = run.run(*(of_kind(x, kinds[s.name]) for s, x in zip(member_program.inputs, inputs)))
     member, raised = graph_module(member_program, CPU), graph_module(raise_program(member_program), CPU)
     for i in range(members):
         with torch.inference_mode():

@@ -23,7 +23,7 @@ def same(a: Any, b: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp", "lstm"])
-def test_load_and_calls_under_autocast_answer_as_without_it(name: str, artifacts: Artifacts) -> None:
+def test_autocast_does_not_change_loads_and_calls(name: str, artifacts: Artifacts) -> None:
     """An LSTM runs over packed weights, which torch's autocast cannot convert."""
     case, path = cases.load(name), artifacts(name)
     args, kwargs = case.sample(3, 0)
@@ -59,7 +59,7 @@ class Net(nn.Module):
         return y
 
 
-def test_artifacts_are_made_changed_and_exported_under_autocast(tmp_path: Path) -> None:
+def test_artifacts_are_built_updated_and_exported_under_autocast(tmp_path: Path) -> None:
     paths = [tmp_path / f"m{i}.pt" for i in range(3)]
     members = [Net() for _ in paths]
     for path, member in zip(paths, members):
@@ -71,5 +71,5 @@ def test_artifacts_are_made_changed_and_exported_under_autocast(tmp_path: Path) 
         ens.swap(0, paths[1])
         x = torch.randn(5, 4)
         y = ens(x)
-    right = torch.stack([members[i](x) for i in (1, 1, 2)])
-    torch.testing.assert_close(y, right.detach(), rtol=1e-5, atol=1e-6)
+    expected = torch.stack([members[i](x) for i in (1, 1, 2)])
+    torch.testing.assert_close(y, expected.detach(), rtol=1e-5, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Tests that a member's named tuple of torch (`x.max(1)`) keeps its type and fields in all answers."""
+"""Tests that a named tuple of torch, such as `x.max(1)` returns, keeps its type and fields in all answers."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize("name", list(FUNCTIONS))
-def test_a_fused_module_returns_torchs_type(name: str) -> None:
-    own = members(lambda: Net(FUNCTIONS[name]))
+def test_a_fused_module_returns_the_type_of_torch(name: str) -> None:
+    originals = members(lambda: Net(FUNCTIONS[name]))
     x = torch.randn(6, 4)
-    y, right = widepack.fuse(own, x)(x), [m(x) for m in own]
-    assert type(y) is type(right[0]) is getattr(torch.return_types, name)
+    y, expected = widepack.fuse(originals, x)(x), [m(x) for m in originals]
+    assert type(y) is type(expected[0]) is getattr(torch.return_types, name)
     for k, field in enumerate(y.__match_args__):
-        torch.testing.assert_close(getattr(y, field), torch.stack([r[k] for r in right]))
+        torch.testing.assert_close(getattr(y, field), torch.stack([r[k] for r in expected]))
 
 
-def test_an_artifact_its_members_and_packed_modules_do_too(tmp_path: Path) -> None:
-    own = members(lambda: Net(lambda x: {"a": x.max(1), "b": [tuple(x.min(1)), x]}))
+def test_an_artifact_its_members_and_packed_modules_return_the_type_of_torch(tmp_path: Path) -> None:
+    originals = members(lambda: Net(lambda x: {"a": x.max(1), "b": [tuple(x.min(1)), x]}))
     x = torch.randn(6, 4)
-    fused = widepack.fuse(own, x)
+    fused = widepack.fuse(originals, x)
     fused.save(tmp_path / "a.wide")
     ens = widepack.load(tmp_path / "a.wide")
-    for y in (ens(x), ens.each(torch.stack([x] * 3)), ens[1](x), widepack.fuse(own, x, packed=True)(x)):
+    for y in (ens(x), ens.each(torch.stack([x] * 3)), ens[1](x), widepack.fuse(originals, x, packed=True)(x)):
         assert type(y["a"]) is torch.return_types.max
         assert type(y["b"][0]) is tuple
     values, indices = ens(x)["a"]
-    torch.testing.assert_close(values[2], own[2](x)["a"].values)
-    assert torch.equal(indices[2], own[2](x)["a"].indices)
+    torch.testing.assert_close(values[2], originals[2](x)["a"].values)
+    assert torch.equal(indices[2], originals[2](x)["a"].indices)
     widepack.export(tmp_path / "a.wide", tmp_path / "a.pt2", to="pt2")
     y = torch.export.load(tmp_path / "a.pt2").module()(x)
     torch.testing.assert_close(y["a"]["values"], values)
@@ -66,5 +66,5 @@ def test_an_artifact_its_members_and_packed_modules_do_too(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "name", ["max", "torch.return_types.SequenceKey", "torch.return_types.inspect", "torch.return_types.qr"]
 )
-def test_a_name_of_a_file_with_other_fields_is_a_plain_output(name: str) -> None:
+def test_a_type_name_with_other_fields_gives_a_plain_output(name: str) -> None:
     assert type(named_values(name, [("values", 1), ("indices", 2)])) is Output
