@@ -1,5 +1,5 @@
-"""Settings for every test: one thread, so that tests beside each other do not fight for cores; a cache of our
-own; the cases' artifacts, built once.
+"""Settings for every test: one thread, so that parallel tests do not compete for cores; a temporary user's
+cache; the artifacts of the cases, built once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ settings.load_profile("widepack")
 
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The user's cache is left alone; processes that tests start inherit this one."""
+    """Replaces the user's cache by a temporary folder, also for the processes that tests start."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
@@ -31,7 +31,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Artifacts:
-    """The cases' artifacts and build reports, each built when it is first asked for."""
+    """Returns the artifacts and build reports of the cases. Each is built at its first use."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent

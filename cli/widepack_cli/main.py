@@ -14,7 +14,7 @@ import click
 
 from widepack_artifacts.errors import WidepackError
 
-from .shared.failures import Failure, Refusal
+from .shared.failures import Failure, Interrupted, Refusal
 
 # Command -> one line for --help, by purpose, so that --help imports none of them. Their modules have the same
 # names.
@@ -116,8 +116,10 @@ class Lazy(click.Group):
             )  # torch warns about its own code; the user cannot change it
         try:
             return super().invoke(ctx)
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
+        except (click.ClickException, click.exceptions.Exit):
             raise
+        except (KeyboardInterrupt, click.Abort) as error:
+            raise Interrupted from error
         except Exception as error:
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
                 raise  # the reader of the pipe ended: click exits silently

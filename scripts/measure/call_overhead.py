@@ -40,8 +40,9 @@ from torch import Tensor, nn
 import widepack
 from widepack.system.timing import once, without_gc
 from widepack_bench.measure.answers import difference, leaves
+from widepack_bench.measure.processors import quiet
 from widepack_bench.measure.programs import entry_of
-from widepack_bench.measure.race import median_interval, order, quiet
+from widepack_bench.measure.race import median_interval, order
 from widepack_bench.report.environment import environment
 
 ROOT = Path(__file__).resolve().parents[2]

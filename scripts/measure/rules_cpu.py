@@ -31,8 +31,8 @@ from widepack.tuning.candidate import with_choices
 from widepack.tuning.candidate_pool import RULES
 from widepack.tuning.search import Search
 from widepack.tuning.searches import searches_of
+from widepack_bench.measure.processors import quiet
 from widepack_bench.measure.programs import entry_of
-from widepack_bench.measure.race import quiet
 from widepack_bench.models.weights import states
 from widepack_bench.report.environment import environment
 from widepack_bench.suite.rows import chosen

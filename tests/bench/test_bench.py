@@ -31,6 +31,7 @@ from widepack_bench.baselines.table import BASELINES, difference, leaves, loop, 
 from widepack_bench.errors import BenchError
 from widepack_bench.measure import inputs
 from widepack_bench.measure import race as noise
+from widepack_bench.measure.processors import quiet
 from widepack_bench.report.row import Row
 from widepack_bench.text import columns, duration, plural, size
 
@@ -160,7 +161,7 @@ def test_rounds_end() -> None:
 
 def test_quiet_restores_what_was_set() -> None:
     before = torch.get_num_threads()
-    with noise.quiet(1, pin=True) as threads:
+    with quiet(1, pin=True) as threads:
         assert threads == torch.get_num_threads() == 1
     assert torch.get_num_threads() == before
 

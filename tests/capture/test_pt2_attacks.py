@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -254,7 +256,6 @@ def test_an_edited_program_is_refused(
 def test_example_inputs_that_are_pickled_code_are_not_run(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import io
     import pickle
 
     class Evil:
@@ -289,3 +290,84 @@ def test_a_program_overwritten_anywhere_is_read_or_refused(
         program_of(path)
     except WidepackError as error:
         assert "\n" not in str(error)
+
+
+def deflated(path: Path, only: str) -> Path:
+    """Writes the file with some of its records compressed."""
+    out = path.with_name("deflated.pt2")
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(out, "w") as archive:
+        for name in source.namelist():
+            archive.writestr(
+                name, source.read(name), zipfile.ZIP_DEFLATED if only in name else zipfile.ZIP_STORED
+            )
+    return out
+
+
+def copied_with(small: Path, tmp_path: Path, name: str, data: bytes) -> Path:
+    (tmp_path / "a.pt2").write_bytes(small.read_bytes())
+    return rewrite(tmp_path / "a.pt2", lambda records: records.update({name: data}))
+
+
+def test_compressed_records_are_read_or_refused(small: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.pt2").write_bytes(small.read_bytes())
+    assert build([deflated(tmp_path / "a.pt2", ".json")], tmp_path / "e.wide", **QUICK).members
+    with pytest.raises(WidepackError, match="is compressed; torch stores weights uncompressed"):
+        program_of(deflated(tmp_path / "a.pt2", "weight_0"))
+
+
+def bomb(megabytes: int) -> bytes:
+    """A file of torch.save with a compressed record of zeros."""
+    file = io.BytesIO()
+    torch.save(((torch.zeros(4, 3),), {}), file)
+    with zipfile.ZipFile(file, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data/9", bytes(megabytes << 20))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_example_inputs_that_are_a_zip_bomb(small: Path, tmp_path: Path, inner: bool) -> None:
+    data = bomb(300) if inner else bytes(40 << 20)
+    path = copied_with(small, tmp_path, "data/sample_inputs/model.pt", data)
+    words = (
+        "has compressed records of 3145" if inner else "hurt/data/sample_inputs/model.pt has 41943040 bytes"
+    )
+    with pytest.raises(WidepackError, match=words):
+        build([path if inner else deflated(path, "sample_inputs")], tmp_path / "e.wide", **QUICK)
+
+
+def test_a_program_that_is_a_zip_bomb(small: Path, tmp_path: Path) -> None:
+    path = copied_with(small, tmp_path, "models/model.json", b" " * (40 << 20))
+    with pytest.raises(WidepackError, match="models/model.json has 41943040 bytes, of which at most"):
+        program_of(deflated(path, "models/"))
+
+
+def test_a_weight_that_is_expanded_to_gigabytes(small: Path, tmp_path: Path) -> None:
+    def expanded(config: dict[str, Any]) -> None:
+        meta = config["fc.weight"]["tensor_meta"]
+        meta["sizes"] = [{"as_int": 1 << 20}, {"as_int": 1 << 20}]
+        meta["strides"] = [{"as_int": 0}, {"as_int": 0}]
+
+    (tmp_path / "a.pt2").write_bytes(small.read_bytes())
+    with pytest.raises(WidepackError, match="has tensors of 43980465[0-9]+ bytes by their shapes"):
+        program_of(rewrite(tmp_path / "a.pt2", weights(expanded)))
+
+
+@pytest.mark.parametrize(
+    ("guards", "words"),
+    [
+        (["+".join(["L['x'].size()[0]"] * 200_000) + " >= 1"], "has 1 conditions on sizes, the longest of"),
+        (["L['x'].size()[0] >= 1"] * 200_000, "has 200000 conditions on sizes"),
+        (["(" * 900 + "1" + ")" * 900 + " >= 1"], "cannot be written as arithmetic"),
+        (["-" * 1900 + "L['x'].size()[0] <= 1"], "cannot be written as arithmetic"),
+        (["1" + "+1" * 950 + " >= 1"], "cannot be written as arithmetic"),
+    ],
+    ids=["one of many terms", "many", "nested", "signs", "sum"],
+)
+def test_guards_of_many_terms(small: Path, tmp_path: Path, guards: list[str], words: str) -> None:
+    (tmp_path / "a.pt2").write_bytes(small.read_bytes())
+    path = rewrite(tmp_path / "a.pt2", model(lambda program: program.update(guards_code=guards)))
+    start = perf_counter()
+    with pytest.raises(WidepackError, match=words) as caught:
+        build([path], tmp_path / "e.wide", **QUICK)
+    assert perf_counter() - start < 5
+    assert len(str(caught.value)) < 1000 + len(str(path))

@@ -1,4 +1,4 @@
-"""The networks that widepack is tested on: one small file each, sizes for a CPU, shapes as people train them.
+"""The networks of the tests: one small file for each, with usual shapes, small enough for a CPU.
 
 Every module has
 
@@ -6,13 +6,13 @@ Every module has
 |---|---|
 | `model(**kwargs)` | the factory, as in `--model cases.mlp:model` or `tests/cases/mlp.py:model` |
 | `INPUTS` | the input specs |
-| `N` | how many members |
-| `RECURRENT` | whether its time goes into a recurrent op |
+| `N` | the number of members |
+| `RECURRENT` | whether a recurrent op takes most of its time |
 | `sample(batch, seed)` | `(args, kwargs)` for one call |
-| `member(i)` | trained-like member i in eval mode: its own weights, norms and running statistics |
+| `member(i)` | member i in eval mode, as if trained: its weights, norms and statistics are distinct |
 
-`NAMES` are the twelve networks; `GUARDED` branch on a size, so that their export holds under a condition
-only.
+`NAMES` lists the twelve networks. The networks in `GUARDED` branch on a size, so that their export is valid
+under a condition only.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ GUARDED = ["guard_pad", "guard_size"]
 
 
 def load(name: str) -> ModuleType:
-    """The module of one case."""
+    """Returns the Python module of one case."""
     return import_module(f"{__name__}.{name}")
 
 
 def write_checkpoints(case: str | ModuleType, folder: str | Path) -> list[str]:
-    """Save every member's state dict as `<case>-<i>.pt` into the folder; returns the paths, in order."""
+    """Saves every member's state dict as `<case>-<i>.pt` in the folder, and returns the paths in order."""
     module = load(case) if isinstance(case, str) else case
     stem = module.__name__.rpartition(".")[2]
     folder = Path(folder)
@@ -62,17 +62,17 @@ def write_checkpoints(case: str | ModuleType, folder: str | Path) -> list[str]:
 
 
 def generator(seed: int) -> torch.Generator:
-    """A generator of its own, so that a sample depends on its seed only."""
+    """Returns a new generator, so that a sample depends on its seed only."""
     return torch.Generator().manual_seed(seed)
 
 
 def trained(
     build: Callable[[], nn.Module], seed: int, batches: Iterable[tuple[tuple[Any, ...], dict[str, Any]]] = ()
 ) -> nn.Module:
-    """A module as training leaves it, without the training: drawn weights, norms away from 1 and 0,
-    statistics of the batches.
+    """Returns a module that looks trained: random weights, norms different from 1 and 0, statistics of the
+    batches.
 
-    Fresh norms and biases are equal in all members and would be found Shared, which trained ones are not.
+    Fresh norms and biases are equal in all members, and would be Shared. Trained ones differ.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -94,7 +94,7 @@ def calibrate(module: nn.Module, batches: Iterable[tuple[tuple[Any, ...], dict[s
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.reset_running_stats()
-        norm.momentum = None  # None: the plain average over the batches
+        norm.momentum = None  # None: the unweighted average over the batches
         norm.train()
     for args, kwargs in batches:
         module(*args, **kwargs)

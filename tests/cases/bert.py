@@ -1,5 +1,5 @@
-"""BERT for classification, transformers' own, small: dynamic length up to its 64 positions, a padding mask, a
-ModelOutput as result.
+"""A small BERT for classification, from transformers: dynamic length up to its 64 positions, a padding mask,
+and a ModelOutput as result.
 """
 
 from typing import Any

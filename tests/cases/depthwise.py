@@ -1,5 +1,5 @@
-"""A depthwise-separable CNN (MobileNet's block) with maxpool between the stages and adaptive pooling to 2 x
-2.
+"""A depthwise-separable CNN (MobileNet's block) with maxpool between the stages and adaptive pooling
+to 2 x 2.
 """
 
 from typing import Any

@@ -1,5 +1,5 @@
-"""A text classifier on nn.TransformerEncoder with a padding mask; a class token stands in front, so that no
-row is all padding.
+"""A text classifier on nn.TransformerEncoder with a padding mask. A class token comes first, so that no row
+is all padding.
 """
 
 from typing import Any
@@ -42,6 +42,6 @@ def sample(batch: int, seed: int, length: int = 11) -> tuple[tuple[Tensor, ...],
 
 
 def member(i: int) -> nn.Module:
-    # The layers of nn.TransformerEncoder start as copies of one; `trained` moves only their norms and biases,
-    # which is enough to tell them apart.
+    # The layers of nn.TransformerEncoder start as copies of one layer. `trained` changes only their norms and
+    # biases, which is enough to make the layers different.
     return trained(model, 800 + i)

@@ -1,5 +1,5 @@
-"""A convolutional trunk that was frozen, and heads that were trained: the members' trunks are equal bit for
-bit, running statistics too.
+"""A frozen convolutional trunk and trained heads: the members' trunks are equal bit for bit, running
+statistics too.
 """
 
 from typing import Any
@@ -46,6 +46,6 @@ def sample(batch: int, seed: int) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
 
 def member(i: int) -> nn.Module:
     module = trained(model, 1100, [sample(16, 11000)])
-    own = trained(lambda: model().get_submodule("head"), 1101 + i)
-    module.get_submodule("head").load_state_dict(own.state_dict())
+    head = trained(lambda: model().get_submodule("head"), 1101 + i)
+    module.get_submodule("head").load_state_dict(head.state_dict())
     return module

@@ -1,5 +1,5 @@
-"""GPT-2 with its language-model head tied to the embedding, transformers' own, small, without a cache:
-dynamic length up to its 64 positions.
+"""A small GPT-2 from transformers, without a cache: its language-model head is tied to the embedding, and its
+length is dynamic, up to its 64 positions.
 """
 
 from typing import Any

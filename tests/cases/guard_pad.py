@@ -1,5 +1,5 @@
-"""A member that pads an odd length to an even one: a program captured at an even length is right for even
-lengths only.
+"""A member that pads an odd length to an even one. A program that is captured at an even length is valid for
+even lengths only.
 """
 
 from typing import Any

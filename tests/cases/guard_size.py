@@ -1,5 +1,5 @@
-"""A member that takes another way for batches over 100: a program captured at a small batch must refuse a
-large one.
+"""A member that takes another branch for batches over 100. A program that is captured at a small batch must
+refuse a large one.
 """
 
 from typing import Any

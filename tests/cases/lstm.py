@@ -1,4 +1,4 @@
-"""A tagger on a bidirectional LSTM of two layers; its time axis is fixed at 12, because torch.export fixes
+"""A tagger on a bidirectional LSTM of two layers. Its time axis is fixed at 12, because torch.export fixes
 it.
 """
 

@@ -1,4 +1,4 @@
-"""A multilayer perceptron on tables: Linear, GELU, dropout."""
+"""A multilayer perceptron for tabular data: Linear, GELU, dropout."""
 
 from typing import Any
 

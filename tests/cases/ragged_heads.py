@@ -1,5 +1,5 @@
-"""One trunk architecture, heads of 3, 5 and 10 classes: the factory takes `state_dict=` and builds the head
-that the weights need.
+"""One trunk architecture with heads of 3, 5 and 10 classes. The factory takes `state_dict=` and builds the
+head that the weights need.
 """
 
 from collections.abc import Mapping

@@ -1,5 +1,5 @@
-"""ResNet-18's shape: stem of 7 x 7 and a maxpool, four stages of two basic blocks, BatchNorm, global average
-pooling (He et al. 2015), at width 16.
+"""The architecture of ResNet-18 (He et al. 2015) at width 16: a 7 x 7 stem and a maxpool, four stages of two
+basic blocks, BatchNorm, global average pooling.
 """
 
 from typing import Any

@@ -1,5 +1,5 @@
 """A text CNN (Kim 2014): embedding, three convolutions in parallel, the maximum over time, one linear layer.
-Dynamic length from 5, the widest kernel.
+The length is dynamic, from 5, the widest kernel.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
-"""A U-Net of two levels (Ronneberger et al. 2015): double convolutions with BatchNorm, maxpool down,
-transposed and bilinear up, skips by cat.
+"""A U-Net of two levels (Ronneberger et al. 2015): double convolutions with BatchNorm, downsampling by
+maxpool, upsampling by a transposed convolution and bilinearly, skip connections by cat.
 
-Height and width are dynamic, multiples of 4: otherwise a skip would not fit its upsampled partner.
+Height and width are dynamic multiples of 4. Otherwise a skip would not fit its upsampled partner.
 """
 
 from typing import Any

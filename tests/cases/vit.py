@@ -1,5 +1,5 @@
 """A vision transformer (Dosovitskiy et al. 2020): patch convolution, class token, learned positions, pre-norm
-blocks with fused q, k, v.
+blocks with one projection for q, k and v.
 """
 
 from typing import Any

@@ -219,7 +219,7 @@ def test_stopping_keeps_what_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(primitive_rows, "run_row", row)
     out = tmp_path / "rows.json"
     result = widepack("bench-layers", "linear", "-p", "ci", "-n", "2,3", "-o", out)
-    assert result.exit_code == 1
+    assert result.exit_code == 130
     assert f"stopped after 1 rows; go on with --resume {out}" in result.stderr
     assert list(json.loads(out.read_text())["rows"]) == ["linear, N=2"]
     assert "linear" in result.stdout

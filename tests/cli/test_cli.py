@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from support import Artifacts
 from cases import load, write_checkpoints
 from widepack.errors import UsageError
 from widepack_artifacts.errors import ArtifactError
+from widepack_artifacts.reader import Reader
 from widepack_cli.commands import build as build_command
 from widepack_cli.main import COMMANDS, cli
 from widepack_cli.shared.progress_bar import Progress
@@ -131,7 +133,7 @@ def test_main_is_a_script() -> None:
         (PermissionError(13, "Permission denied", "/root/x"), 1, "/root/x: Permission denied"),
         (MemoryError(), 1, "not enough memory"),
         (ZeroDivisionError("division by zero"), 1, "ZeroDivisionError: division by zero"),
-        (KeyboardInterrupt(), 1, "Aborted!"),
+        (KeyboardInterrupt(), 130, "Aborted!"),
     ],
 )
 def test_errors_are_one_paragraph(
@@ -611,3 +613,33 @@ def test_demo_in_full(tmp_path: Path) -> None:
 def test_demo_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("widepack_cli.commands.demo.find_spec", lambda name: None)
     assert "pip install scikit-learn" in refused(1, "demo")
+
+
+def test_inspect_shortens_long_tables(monkeypatch: pytest.MonkeyPatch, artifact: Path) -> None:
+    """500 members are a few rows, and no long name makes the table wide; --members lists all."""
+    own = Reader(artifact).manifest
+    many = tuple(
+        replace(own.members[0], name=f"customer-{i}-{'n' * 90}", source=f"/data/{'x' * 200}/{i}.pt")
+        for i in range(500)
+    )
+    command = import_module("widepack_cli.commands.inspect")
+    manifest = replace(own, members=many)
+    text = command.lines("ens.wide", manifest, False, False)
+    rows = text[text.index("members") + 1 :]
+    rows = rows[: rows.index("")]
+    assert len(rows) == 15 and "... 487 more; --members lists all" in rows[11] and "499" in rows[-1]
+    assert max(map(len, rows)) <= 130
+    whole = command.lines("ens.wide", manifest, False, False, True)
+    assert sum("customer-" in row for row in whole) == 500 and any(many[250].name in row for row in whole)
+
+
+def test_the_order_of_the_members(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A shell puts cust-10 before cust-2: a notice says so, and --sort natural sorts."""
+    order = import_module("widepack_cli.commands.build").in_order
+    paths = [str(tmp_path / f"cust-{i}.pt") for i in (0, 1, 10, 11, 2)]
+    assert order(paths, "none") == paths
+    assert "member 2 is cust-10.pt, before cust-2.pt" in capsys.readouterr().err
+    assert order(paths, "natural") == [str(tmp_path / f"cust-{i}.pt") for i in (0, 1, 2, 10, 11)]
+    assert order(paths[::-1], "none") == paths[::-1] and not capsys.readouterr().err, "the user's own order"
+    assert order([f"{i}/a" for i in range(3)], "none") and not capsys.readouterr().err
+    assert order(["b2", "b02", "a10b3", "a10b20"], "natural") == ["a10b3", "a10b20", "b02", "b2"]

@@ -1,5 +1,5 @@
-"""Tests of a device: skipped where there is none. `WIDEPACK_TEST_DEVICE=cpu pytest tests/gpu` runs them on
-the CPU, to try the tests themselves.
+"""The tests of a GPU are skipped on a machine without a GPU. `WIDEPACK_TEST_DEVICE=cpu pytest tests/gpu` runs
+them on the CPU, to check the tests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def device() -> Iterator[str]:
-    """Where a test runs, with float32 products in float32: TF32 keeps ten bits of each factor."""
+    """Yields the device of a test. Float32 products are in float32, because TF32 keeps ten bits of each
+    factor.
+    """
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     yield DEVICE

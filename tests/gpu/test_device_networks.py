@@ -1,4 +1,4 @@
-"""The twelve networks on a device: each member's answers, members apart from each other, and the probe."""
+"""Tests the twelve networks on a device: each member's answers, isolation of members, and the probe."""
 
 from __future__ import annotations
 
@@ -28,37 +28,39 @@ except Exception as error:
     print("refused", type(error).__name__, flush=True)
 else:
     print("answered", flush=True)
-os._exit(0)  # without what CUDA does at the end of a process whose context a kernel has ended
+os._exit(0)  # skips what CUDA does at the end of a process whose context a kernel has ended
 """
 
 
 @pytest.mark.parametrize("name", cases.NAMES)
-def test_every_member_answers_as_alone(name: str, artifacts: Artifacts, device: str) -> None:
+def test_members_answer_on_the_device_as_alone(name: str, artifacts: Artifacts, device: str) -> None:
     case = cases.load(name)
     ens = load(artifacts(name), device=device)
     bounds: dict[int, Bound] = {}
     for batch in (1, 2, 5):
-        own = [case.sample(batch, 1000 * batch + 10 * i) for i in range(case.N)]
-        shared = ens(*to(own[0][0], device), **to(own[0][1], device))
-        each = ens.each(*to(stack([a for a, _ in own]), device), **to(stack([k for _, k in own]), device))
+        calls = [case.sample(batch, 1000 * batch + 10 * i) for i in range(case.N)]
+        shared = ens(*to(calls[0][0], device), **to(calls[0][1], device))
+        each = ens.each(*to(stack([a for a, _ in calls]), device), **to(stack([k for _, k in calls]), device))
         for i in range(case.N):
-            for answer, (args, kwargs) in ((shared, own[0]), (each, own[i])):
+            for answer, (args, kwargs) in ((shared, calls[0]), (each, calls[i])):
                 alone = leaves(run(case.member(i).to(device), to(args, device), to(kwargs, device)))
                 truth = leaves(run(case.member(i).double(), double(args), double(kwargs)))
-                for k, (wide, mine, right) in enumerate(zip(_leaves(answer), alone, truth, strict=True)):
+                for k, (wide, member_answer, exact) in enumerate(
+                    zip(_leaves(answer), alone, truth, strict=True)
+                ):
                     assert wide[i].device.type == torch.device(device).type
-                    bounds.setdefault(k, Bound()).add(wide[i].cpu(), mine.cpu(), right)
+                    bounds.setdefault(k, Bound()).add(wide[i].cpu(), member_answer.cpu(), exact)
     for bound in bounds.values():
         bound.check()
 
 
 def _leaves(answer: Any) -> list[Any]:
-    """The leaves of a wide answer: `[N, ...]`, or a list of N where members differ in shape."""
+    """Returns the leaves of a wide answer: `[N, ...]`, or a list of N where shapes differ by member."""
     return [answer] if isinstance(answer, (torch.Tensor, list)) else leaves(answer)
 
 
 @pytest.mark.parametrize("name", cases.NAMES)
-def test_nan_in_one_members_weights_stays_there(
+def test_nan_in_one_members_weights_reaches_no_other_member(
     name: str, artifacts: Artifacts, tmp_path: Path, device: str
 ) -> None:
     def found(path: Path) -> list[list[torch.Tensor]]:
@@ -79,19 +81,19 @@ def test_nan_in_one_members_weights_stays_there(
 def test_an_index_out_of_range_is_refused(
     name: str, artifacts: Artifacts, tmp_path: Path, device: str
 ) -> None:
-    """In a process of its own: a kernel that finds it on a GPU ends the process's use of the device."""
+    """The call runs in a new process, because a GPU kernel that finds the index ends the process's use of the
+    device.
+    """
     case = cases.load(name)
-    for value, said in ((3, "answered"), (200, "refused"), (2**40, "refused")):
+    for value, expected in ((3, "answered"), (200, "refused"), (2**40, "refused")):
         args, kwargs = case.sample(2, 0)
         args = [a.clone() for a in args]
         args[0][1, 3] = value
         torch.save((to(args, device), to(kwargs, device)), tmp_path / "call.pt")
-        assert must(fresh(REFUSED, artifacts(name), device, tmp_path / "call.pt")).split()[0] == said
+        assert must(fresh(REFUSED, artifacts(name), device, tmp_path / "call.pt")).split()[0] == expected
 
 
-def test_the_probe_finds_a_weight_that_is_not_the_proved_one(
-    artifacts: Artifacts, tmp_path: Path, device: str
-) -> None:
+def test_the_probe_finds_a_changed_weight(artifacts: Artifacts, tmp_path: Path, device: str) -> None:
     path = tmp_path / "other.wide"
     shutil.copytree(artifacts("mlp"), path)
     (weights,) = path.glob("weights-*.safetensors")

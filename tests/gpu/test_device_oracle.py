@@ -1,4 +1,4 @@
-"""The oracle on a device: every strategy of every primitive equals the op run once a member there."""
+"""Tests on a device that every strategy of every primitive equals the op run once for each member."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ABSENT = re.compile(
 
 
 def runs_alone(op: str, samples: list[Sample]) -> bool:
-    """Whether the device has a kernel for the op and these dtypes. Raises: any other error of the member."""
+    """Returns whether the device has a kernel for the op and these dtypes. Every other error is raised."""
     try:
         for sample in samples:
             member(op, sample)
@@ -47,7 +47,7 @@ def runs_alone(op: str, samples: list[Sample]) -> bool:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_strategy_equals_the_op_once_a_member(
+def test_every_strategy_equals_the_op_run_once_for_each_member(
     family: str, device: str, record_property: Callable[[str, object], None]
 ) -> None:
     wrong: list[str] = []
@@ -61,8 +61,8 @@ def test_every_strategy_equals_the_op_once_a_member(
                         absent.add(op)
                 if op in absent:
                     continue
-                for where, result, own in run_all(op, members, device):
-                    for i, (got, sample) in enumerate(zip(outputs(result, members), own)):
+                for where, result, calls in run_all(op, members, device):
+                    for i, (got, sample) in enumerate(zip(outputs(result, members), calls)):
                         assert_equal(
                             op,
                             got,
@@ -71,7 +71,7 @@ def test_every_strategy_equals_the_op_once_a_member(
                             drawn=not ops.pure(op, *sample),
                         )
                         compared += 1
-            except Exception as error:  # noqa: BLE001  # the whole list says more than its first entry
+            except Exception as error:  # noqa: BLE001  # the test reports all errors, not only the first
                 wrong.append(f"{op}, N={members}: {type(error).__name__}: {str(error)[:300]}")
     record_property("compared", compared)
     record_property("absent", sorted(absent))
@@ -85,15 +85,15 @@ def test_nan_in_one_member_changes_no_bit_of_another(family: str, device: str) -
     for op in (op for op in WALKED if REGISTRY[op].family == family and op not in UNDEFINED):
         for where, many, kinds in runs(op, 3, device):
             for memory in memories(many):
-                (args, kwargs, clean_own), (args_nan, kwargs_nan, own) = (
+                (args, kwargs, clean_calls), (args_nan, kwargs_nan, calls) = (
                     wide(many, kinds, memory, nan) for nan in (None, 1)
                 )
                 try:
-                    if not (runs_alone(op, clean_own) and runs_alone(op, own)):
+                    if not (runs_alone(op, clean_calls) and runs_alone(op, calls)):
                         continue
                 except (
                     RuntimeError
-                ):  # a member that refuses NaN: what all do then, tests/test_primitives.py says
+                ):  # a member that refuses NaN: tests/primitives/test_oracle.py checks the strategies
                     continue
                 w = EagerWriter(3, torch.device(device).type)
                 w.op = op

@@ -1,4 +1,4 @@
-"""A model that serves on a device: swaps, threads, streams, subsets of members, and training."""
+"""Tests a model that serves calls on a device: swaps, threads, streams, subsets of members, and training."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def net() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Members `0.pt` to `3.pt` in `e.wide`, and `new.pt`."""
+    """Returns a folder with the artifact `e.wide` of the members `0.pt` to `3.pt`, and with `new.pt`."""
     place = tmp_path_factory.mktemp("service")
     for seed, name in enumerate([*(f"{i}" for i in range(N)), "new"]):
         with torch.random.fork_rng(devices=[]):
@@ -56,7 +56,7 @@ def wait(device: str) -> None:
         torch.cuda.current_stream().synchronize()
 
 
-def test_a_swap_changes_its_member_alone(folder: Path, device: str) -> None:
+def test_a_swap_changes_only_its_member(folder: Path, device: str) -> None:
     ens = load(folder / "e.wide", device=device)
     x = draw(8, 3, 6, 6).to(device)
     before = ens(x)
@@ -72,7 +72,7 @@ def test_a_swap_changes_its_member_alone(folder: Path, device: str) -> None:
     assert torch.equal(ens(x), before)
 
 
-def test_every_answer_of_threads_on_streams_of_their_own_is_of_one_version(folder: Path, device: str) -> None:
+def test_answers_of_threads_with_one_stream_each_are_of_one_version(folder: Path, device: str) -> None:
     ens = load(folder / "e.wide", device=device, warmup=False)
     given = draw(16, 3, 6, 6)
     wrong: list[str] = []
@@ -87,15 +87,15 @@ def test_every_answer_of_threads_on_streams_of_their_own_is_of_one_version(folde
                 wait(device)
                 out.append(y.cpu())
 
-    def tried(out: list[torch.Tensor]) -> None:
+    def call_and_record_errors(out: list[torch.Tensor]) -> None:
         try:
             call(out)
-        except Exception as error:  # noqa: BLE001  # a thread's error is this test's
+        except Exception as error:  # noqa: BLE001  # the test fails with the error of a thread
             wrong.append(f"{type(error).__name__}: {error}")
 
     for _ in range(4):
         answers.append([])
-    threads = [threading.Thread(target=tried, args=(out,)) for out in answers]
+    threads = [threading.Thread(target=call_and_record_errors, args=(out,)) for out in answers]
     for t in threads:
         t.start()
     while not all(answers) and not wrong:
@@ -118,10 +118,10 @@ def test_every_answer_of_threads_on_streams_of_their_own_is_of_one_version(folde
         )
         assert -1 not in which
         seen.add(which)
-    assert len(seen) > 1, "no call came between the swaps: this test proves nothing"
+    assert len(seen) > 1, "no call came between the swaps, so the test proves nothing"
 
 
-def test_some_members_alone(folder: Path, device: str) -> None:
+def test_a_subset_of_the_members(folder: Path, device: str) -> None:
     x = draw(4, 3, 6, 6).to(device)
     torch.testing.assert_close(
         load(folder / "e.wide", device=device, members=[3, 1])(x),
@@ -132,13 +132,13 @@ def test_some_members_alone(folder: Path, device: str) -> None:
 
 
 def test_a_fused_module_trains_as_its_members(device: str) -> None:
-    own = [m.to(device).train() for m in members(Cnn, dtype=torch.float64)]
+    originals = [m.to(device).train() for m in members(Cnn, dtype=torch.float64)]
     data = [
         (draw(6, 3, 8, 8, seed=s, dtype=torch.float64).to(device), (ids(3, 6, seed=s) % 4).to(device))
         for s in range(5)
     ]
-    fused = widepack.fuse(own, data[0][0])
-    alone = copies(own)
+    fused = widepack.fuse(originals, data[0][0])
+    alone = copies(originals)
     for i, m in enumerate(alone):
         opt = torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9)
         for x, y in data:

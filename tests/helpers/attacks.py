@@ -1,4 +1,4 @@
-"""Helps the tests of attacks: loads a forged artifact and checks how it is refused."""
+"""Shares helpers of the tests of attacks: they load a forged artifact and check how it is refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SELF = {"device": "self"}
 
 
 def refused(path: Path, *words: str, kind: type[WidepackError] = ArtifactError, **how: Any) -> str:
-    """Returns the error of a load. It comes soon, with these words, and takes little memory."""
+    """Checks that a load fails soon, with these words and little memory, and returns the message."""
     before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     with pytest.raises(kind) as caught:
         load(path, **how)
@@ -45,14 +45,14 @@ BIG = 2**40
 
 
 def wide(of: Any, rows: int) -> list[dict[str, Any]]:
-    """`e`: one number seen as [rows, rows]."""
+    """Returns the node `e`, which expands one number to [rows, rows]."""
     return [node("s", "aten.sum.default", of), node("e", "aten.expand.default", ref("s"), [rows, rows])]
 
 
 def looped(
     inner: list[dict[str, Any]], times: int, inputs: str = "shared", members: int = 0
 ) -> dict[str, Any]:
-    """A loop over nodes of `a`, nested `times` times."""
+    """Returns a loop over nodes of `a`, nested `times` times."""
     body = {
         "format": "widepack.program/1",
         "members": members,
@@ -61,8 +61,8 @@ def looped(
         "nodes": inner,
         "outputs": [[ref(inner[-1]["name"]), "ragged"]],
     }
-    made = {"name": f"loop_{times}", "op": "loop", "args": [ref("a")], "body": body}
-    return made if times == 1 else looped([made], times - 1, members=members)
+    loop = {"name": f"loop_{times}", "op": "loop", "args": [ref("a")], "body": body}
+    return loop if times == 1 else looped([loop], times - 1, members=members)
 
 
 def probe_with(forged: Forged, change: Callable[[dict[str, torch.Tensor]], object]) -> Forged:

@@ -1,4 +1,4 @@
-"""Reads the code blocks of a Markdown page, and runs them in their order as a reader would."""
+"""Reads the code blocks of a Markdown page, and runs them in order, as a reader would."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ RUN = ("python", "sh")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a page."""
+    """A fenced code block of a page."""
 
     language: str
     title: str
     code: str
-    reason: str  # why it is not run; empty if it is run
+    reason: str  # why the block is not run; empty if it is run
     line: int
 
 
 def blocks(text: str) -> list[Block]:
-    """The fenced blocks of a page, from the first to the last."""
+    """Returns the fenced code blocks of a page in order."""
     return [
         Block(
             m["language"],
@@ -51,11 +51,11 @@ def blocks(text: str) -> list[Block]:
 
 
 def run_page(text: str, name: str, folder: Path) -> None:
-    """Runs the blocks of a page in the current folder, which is `folder`. A block with a title is a file with
-    that name.
+    """Runs the blocks of a page in the current folder, which is `folder`. A block with a title is written to
+    a file with that name.
 
-    A `text` block after a block that ran is its expected output: each of its lines is in the output, in this
-    order. Numbers and times may differ, and `...` stands for anything.
+    A `text` block after a block that ran is the expected output. The output must contain each of its lines,
+    in this order. Numbers and times may differ, and `...` matches any text.
     """
     space: dict[str, Any] = {"__name__": "page"}
     output: str | None = None
@@ -82,13 +82,13 @@ def _run_python(block: Block, where: str, space: dict[str, Any]) -> str:
 
 
 def _lines(code: str) -> list[str]:
-    """The commands of a block, one each, without comments."""
+    """Returns the commands of a block, without comments."""
     joined = code.replace("\\\n", " ")
     return [line for line in joined.splitlines() if line.strip() and not line.startswith("#")]
 
 
 def _run_command(line: str, where: str) -> str:
-    """Runs one command and returns what it prints. File names with `*` are expanded as a shell does."""
+    """Runs one command and returns its output. File names with `*` are expanded as in a shell."""
     words = [
         found
         for word in shlex.split(line, comments=True)
@@ -105,9 +105,7 @@ def _run_command(line: str, where: str) -> str:
 
 
 def _compare(expected: str, output: str, where: str) -> None:
-    """Checks that the lines of `expected` are in the output, in their order, with numbers left out of the
-    comparison.
-    """
+    """Checks that the output contains the lines of `expected` in order. Numbers are not compared."""
     rest = [_masked(line) for line in output.splitlines()]
     for line in expected.splitlines():
         pattern = ".*".join(re.escape(part) for part in _masked(line).split("..."))
@@ -117,7 +115,7 @@ def _compare(expected: str, output: str, where: str) -> None:
 
 
 def _masked(line: str) -> str:
-    """A line with each number, and each time or size with its unit, as `#`."""
+    """Replaces each number of a line, and each time or size with its unit, by `#`."""
     line = re.sub(r"sha256:[0-9a-f]+", "#", line)
     line = re.sub(r"\d[\d,]*(\.\d+)?(e[+-]?\d+)?( (ms|us|s|kB|MB|GB|B)\b)?", "#", line)
     return re.sub(r"\s+", " ", line).strip()

@@ -34,6 +34,6 @@ def rows_of(
 
 
 def forever() -> Iterator[dict[str, Any]]:
-    """Its process's number, and no end."""
+    """Yields a row with the id of its process, then never ends."""
     yield {"pid": os.getpid()}
     time.sleep(600)

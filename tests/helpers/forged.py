@@ -1,4 +1,4 @@
-"""Forges artifacts: changes any file of a golden artifact, then corrects hashes, names and digest."""
+"""Forges artifacts: changes any file of a golden artifact, then corrects the hashes, names and digest."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from paths import GOLDEN as GOLDEN
 
 
 def golden(name: str) -> Path:
-    """The newest golden artifact of this name."""
+    """Returns the newest golden artifact with this name."""
     return max(GOLDEN.glob(f"????-??-??-{name}.wide"))
 
 
 class Forged:
-    """An artifact in the making. documents: its JSON files by name. files: the bytes of the others."""
+    """An artifact before it is written. documents: its JSON files by name. files: the bytes of the others."""
 
     def __init__(self, name: str = "mlp") -> None:
         source = golden(name)
@@ -36,24 +36,24 @@ class Forged:
         return self.manifest["entries"]["forward"]
 
     def programs(self, start: str = "programs/cpu.") -> list[Any]:
-        """The wide programs for a CPU, or others by the start of their names."""
+        """Returns the wide programs for a CPU, or others by the start of their names."""
         return [d for n, d in self.documents.items() if n.startswith(start)]
 
     def add(self, *nodes: dict[str, Any], start: str = "programs/cpu.") -> Forged:
-        """Put nodes in front of the others of every program."""
+        """Inserts nodes at the start of every program."""
         for program in self.programs(start):
             program["nodes"] = [*nodes, *program["nodes"]]
         return self
 
     def change(self, suffix: str, how: Callable[[bytes], bytes]) -> Forged:
-        """Other bytes in the files whose names end or begin so."""
+        """Changes the bytes of the files whose names end or begin with `suffix`."""
         for name in self.files:
             if name.endswith(suffix) or name.startswith(suffix):
                 self.files[name] = how(self.files[name])
         return self
 
     def save(self, folder: Path, seal: bool = True) -> Path:
-        """Write it. seal: with right hashes, names and digest."""
+        """Writes the artifact. seal: with correct hashes, names and digest."""
         renamed: dict[str, str] = {}
         table: dict[str, Any] = {}
         rows = {
@@ -81,7 +81,7 @@ class Forged:
         body = {k: to(v) for k, v in self.manifest.items() if k not in ("digest", "files")}
         extra = {
             n: f for n, f in self.manifest["files"].items() if n not in rows
-        }  # what a test has put into the list
+        }  # the nodes that a test has put into the list
         body["files"] = {**table, **extra} if seal else self.manifest["files"]
         text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
         body["digest"] = "sha256:" + hashlib.sha256(text).hexdigest() if seal else self.manifest["digest"]
@@ -90,7 +90,7 @@ class Forged:
 
 
 def node(name: str, op: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """A node as a program has it."""
+    """Returns a node in the form of a program file."""
     return {"name": name, "op": op, "args": list(args), **({"kwargs": kwargs} if kwargs else {})}
 
 

@@ -23,7 +23,7 @@ class Mlp(nn.Module):
 
 
 class Cnn(nn.Module):
-    """A convolution with a batch norm, one without, and a head."""
+    """A convolution with a batch norm, one without a norm, and a head."""
 
     def __init__(self, momentum: float = 0.1) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Cnn(nn.Module):
 
 
 class Transformer(nn.Module):
-    """An embedding, one encoder layer, a head; optionally dropout."""
+    """An embedding, one encoder layer and a head. Dropout is optional."""
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
@@ -57,8 +57,10 @@ class Transformer(nn.Module):
 def members(
     make: Callable[[], nn.Module], count: int = 3, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> list[Any]:
-    """Returns eval-mode members with different weights and statistics, even of a factory with equal ones."""
-    made: list[Any] = []
+    """Returns members in eval mode. Their weights and statistics differ, even where a factory makes equal
+    ones.
+    """
+    modules: list[Any] = []
     for i in range(count):
         g = torch.Generator().manual_seed(100 * seed + i)
         with torch.random.fork_rng(devices=[]):
@@ -71,8 +73,8 @@ def members(
                 b += 0.3 * torch.randn(b.shape, generator=g).to(dtype)
             elif name.endswith("running_var"):
                 b *= 0.5 + torch.rand(b.shape, generator=g).to(dtype)
-        made.append(module)
-    return made
+        modules.append(module)
+    return modules
 
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -88,14 +90,16 @@ def copies(modules: Sequence[Any]) -> list[Any]:
 
 
 def stacked(modules: Sequence[Any]) -> dict[str, Tensor]:
-    """Every weight and buffer `[N, ...]`."""
+    """Returns every weight and buffer, stacked as `[N, ...]`."""
     states = [m.state_dict() for m in modules]
     return {n: torch.stack([s[n] for s in states]) for n in states[0]}
 
 
 def gradients(modules: Sequence[Any]) -> dict[str, Tensor]:
-    made = {}
+    result = {}
     for name, _ in modules[0].named_parameters():
-        own = [dict(m.named_parameters())[name] for m in modules]
-        made[name] = torch.stack([p.grad if p.grad is not None else torch.zeros_like(p) for p in own])
-    return made
+        parameters = [dict(m.named_parameters())[name] for m in modules]
+        result[name] = torch.stack(
+            [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
+        )
+    return result

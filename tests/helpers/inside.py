@@ -1,5 +1,5 @@
-"""Reads private parts of loaded models. No other test file names them, so that a change of them is a change
-here.
+"""Reads private parts of loaded models. No other test file names them, so that a change of them changes only
+this file.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def artifact_of(ens: WideModel) -> OpenArtifact:
 
 
 def binder_of(entry: WideEntry) -> Binder:
-    """Returns what binds the calls of an entry."""
+    """Returns the object that binds the calls of an entry."""
     return entry._binder
 
 
 def remembered_calls(entry: WideEntry) -> int:
-    """Returns how many shapes of calls an entry remembers as checked."""
+    """Returns the number of call shapes that an entry has stored as checked."""
     return len(entry._seen)
 
 

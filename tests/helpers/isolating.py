@@ -1,4 +1,4 @@
-"""What tests of isolation share: an artifact of which one member is ill, and every member's answers."""
+"""Shares helpers of the tests of isolation: an artifact with NaN in one member, and all members' answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATTERNS = ("shared", "each")
 def poisoned(artifact: Path, member: int, folder: Path) -> Path:
     """Returns a copy in which every Stacked floating weight of one member is NaN.
 
-    It is written in place, because tensors at another place in memory may round differently.
+    NaN is written into the file, because tensors at another address in memory may round differently.
     """
     shutil.copytree(artifact, folder)
     (path,) = folder.glob("weights-*.safetensors")
@@ -42,20 +42,20 @@ def poisoned(artifact: Path, member: int, folder: Path) -> Path:
 
 
 def to(value: Any, device: str) -> Any:
-    """A call's tensors on a device."""
+    """Moves the tensors of a call to a device."""
     return pytree.tree_map_only(torch.Tensor, lambda t: t.to(device), value)
 
 
 def answers(ens: WideModel, name: str, device: str = "cpu") -> list[list[torch.Tensor]]:
-    """[member] -> its answers to some calls of both presets."""
+    """Returns, for each member, its answers to calls of both presets."""
     case = cases.load(name)
     found: list[list[torch.Tensor]] = [[] for _ in range(case.N)]
     for batch, pattern in itertools.product((1, 3), PATTERNS):
-        own = [to(case.sample(batch, 40 + i), device) for i in range(case.N)]
+        calls = [to(case.sample(batch, 40 + i), device) for i in range(case.N)]
         result = (
-            ens(*own[0][0], **own[0][1])
+            ens(*calls[0][0], **calls[0][1])
             if pattern == "shared"
-            else ens.each(*stack([a for a, _ in own]), **stack([k for _, k in own]))
+            else ens.each(*stack([a for a, _ in calls]), **stack([k for _, k in calls]))
         )
         wide = (
             leaves(result) if isinstance(result, torch.Tensor) or not isinstance(result, list) else [result]

@@ -15,12 +15,12 @@ Draw = Callable[[torch.Generator], tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class Case:
-    """make: a module. draw: one member's positional inputs. call: keyword arguments that are no tensors."""
+    """make: makes a module. draw: one member's positional inputs. call: keyword arguments without tensors."""
 
     make: Callable[[], nn.Module]
     draw: Draw
     call: dict[str, Any] = field(default_factory=dict)
-    named: Draw | None = None  # tensors by keyword: pairs of name and value
+    named: Draw | None = None  # tensors that are passed by keyword: pairs of name and value
 
 
 def x(*shapes: tuple[int, ...]) -> Draw:
@@ -32,7 +32,7 @@ def ids(high: int, *shape: int) -> Draw:
 
 
 def allowed(g: torch.Generator, *shape: int) -> Tensor:
-    """A boolean mask, True for what is hidden; the first position never is."""
+    """Returns a boolean mask. True hides a position; the first position is never hidden."""
     mask = torch.rand(shape, generator=g) < 0.4
     mask[..., 0] = False
     return mask

@@ -1,6 +1,6 @@
 """Lists every option of every module of torch.nn that the library runs, for test_module_options.py.
 
-A case is a module and one member's inputs. Names say the options: `conv2d-reflect-same-g2-d1`.
+A case is a module and one member's inputs. Its name lists the options: `conv2d-reflect-same-g2-d1`.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ def norms() -> Iterator[tuple[str, Case]]:
     )
     for n, (batch, instance) in enumerate(zip(batches, instances), 1):
         for affine, track, momentum in itertools.product((True, False), (True, False), (0.1, None)):
-            own, s = marks(affine=affine, statistics=track, cumulative=momentum is None), SIZES[:n]
+            options, s = marks(affine=affine, statistics=track, cumulative=momentum is None), SIZES[:n]
             yield (
-                named(f"batchnorm{n}d", own),
+                named(f"batchnorm{n}d", options),
                 Case(
                     partial(batch, 4, affine=affine, track_running_stats=track, momentum=momentum, eps=1e-3),
                     x((3, 4, *s)),
@@ -89,21 +89,21 @@ def norms() -> Iterator[tuple[str, Case]]:
             )
             if momentum is not None:
                 yield (
-                    named(f"instancenorm{n}d", own),
+                    named(f"instancenorm{n}d", options),
                     Case(
                         partial(instance, 4, affine=affine, track_running_stats=track, eps=1e-3),
                         x((3, 4, *s)),
                     ),
                 )
     for shape, affine, bias in itertools.product(((4,), (3, 4), (2, 3, 4)), (True, False), (True, False)):
-        own = named(len(shape), marks(affine=affine, bias=bias))
+        options = named(len(shape), marks(affine=affine, bias=bias))
         yield (
-            named("layernorm", own),
+            named("layernorm", options),
             Case(partial(nn.LayerNorm, shape, elementwise_affine=affine, bias=bias), x((2, 5, 2, 3, 4))),
         )
         if bias:
             yield (
-                named("rmsnorm", own),
+                named("rmsnorm", options),
                 Case(
                     partial(nn.RMSNorm, shape, elementwise_affine=affine, eps=None if affine else 1e-3),
                     x((2, 5, 2, 3, 4)),
@@ -191,7 +191,9 @@ def attention() -> Iterator[tuple[str, Case]]:
 
 
 class Product(nn.Module):
-    """The function: True in a mask keeps a position; in nn.MultiheadAttention it hides the position."""
+    """Calls `scaled_dot_product_attention`. Here True in a mask keeps a position; in nn.MultiheadAttention it
+    hides the position.
+    """
 
     def __init__(self, causal: bool = False, scale: float | None = None) -> None:
         super().__init__()
@@ -252,4 +254,4 @@ QUICK = [
     "embedding-padding -2",
     "embeddingbag-mean-padding 0-max norm-offsets",
 ]
-"""One of each kind, for every run."""
+"""One case of each kind, which every run of the tests checks."""

@@ -1,11 +1,11 @@
-"""Option spaces: draws any call of a layer's op, option by option. (Samples are a few fixed calls.)
+"""Option spaces: draw any call of a layer's op, option by option. (Samples are a few fixed calls.)
 
     @options("linear")
     def _linear(draw: Draw, pick: Pick, batch: int) -> Sample: ...
 
-`pick(a, b, c)` chooses a literal, `draw` makes tensors, `batch` is the batch. What is picked never depends on
-the batch or on what tensors hold, so that the same picks give N members, each batch and each dtype. Two draws
-differ by what tensors hold.
+`pick(a, b, c)` chooses a literal, `draw` makes tensors, `batch` is the batch size. A pick never depends on
+the batch size or on the numbers in tensors, so that the same picks give N members, each batch size and each
+dtype. Two draws differ in the numbers in tensors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from widepack.registry.samples import Draw, Sample, call
 
 
 class Pick:
-    """Chooses among options. choose: takes the options and returns the index of one."""
+    """Chooses among options. choose: takes the number of options and returns the index of one."""
 
     def __init__(self, choose: Callable[[int], int]) -> None:
         self._choose = choose
@@ -36,7 +36,7 @@ class Pick:
         return among[self._picks[self._at - 1]]
 
     def again(self) -> Pick:
-        """From here on, what was picked before, in its order."""
+        """Returns a `Pick` that repeats the earlier choices in order."""
         self._at = 0
         return self
 
@@ -46,7 +46,7 @@ OPTIONS: dict[str, Space] = {}
 
 
 def options(names: str) -> Callable[[Space], Space]:
-    """Register the decorated function as the option space of these ops."""
+    """Registers the decorated function as the option space of these ops."""
 
     def add(make: Space) -> Space:
         for name in names.split():
@@ -57,7 +57,7 @@ def options(names: str) -> Callable[[Space], Space]:
 
 
 def _lead(pick: Pick, batch: int, *, none: bool = True) -> tuple[int, ...]:
-    """Leading dims: none, a batch, a batch among others."""
+    """Picks the leading dims: none, a batch, or a batch among others."""
     return pick(*([()] if none else []), (batch,), (batch, 3), (2, batch, 3))  # type: ignore[no-any-return]
 
 
@@ -99,7 +99,9 @@ def _embedding(draw: Draw, pick: Pick, batch: int) -> Sample:
 
 
 def _bags(padded: bool) -> Space:
-    """Bags of one length, of several lengths, and empty bags; with and without a last offset."""
+    """Returns a space of bags of one length, of several lengths, and empty bags; with and without a last
+    offset.
+    """
 
     def make(draw: Draw, pick: Pick, batch: int) -> Sample:
         lengths, last, mode, dtype = (
@@ -111,7 +113,7 @@ def _bags(padded: bool) -> Space:
         starts = list(itertools.accumulate((lengths[i % len(lengths)] for i in range(batch)), initial=0))
         size = starts[-1] + (pick(0, 0, 2) if last else 0) * bool(
             batch
-        )  # torch itself crashes on numbers without a bag
+        )  # torch crashes on numbers without a bag
         weights = draw.normal(size) if pick(False, True) and mode == 0 else None
         given = (
             draw.normal(7, 4),
@@ -136,7 +138,7 @@ options("embedding_bag.padding_idx")(_bags(True))
 
 
 def _window(pick: Pick, spatial: int, *choices: int) -> list[int]:
-    """One number a dim, or one for all of them."""
+    """Picks one number for each dim, or one for all dims."""
     return [pick(*choices)] if pick(False, False, True) else [pick(*choices) for _ in range(spatial)]
 
 
@@ -148,7 +150,7 @@ def _image(draw: Draw, pick: Pick, batch: int, channels: int, spatial: int, *siz
 def _conv(spatial: int, named: bool) -> Space:
     def make(draw: Draw, pick: Pick, batch: int) -> Sample:
         groups = pick(1, 1, 2, 4)
-        outputs, plain = pick(4, 8), pick(False, False, True)  # of one pixel alone
+        outputs, plain = pick(4, 8), pick(False, False, True)  # a kernel of one pixel
         kernel = [1] * spatial if plain else [pick(1, 2, 3) for _ in range(spatial)]
         x, weight = _image(draw, pick, batch, 4, spatial, 5, 6), draw.normal(outputs, 4 // groups, *kernel)
         bias, dilation = _maybe(pick, draw.normal(outputs)), _window(pick, spatial, 1, 2)
@@ -282,7 +284,7 @@ def _attention(draw: Draw, pick: Pick, batch: int) -> Sample:
         ((), ()),
         ((batch, heads, 2),) * 2,
     )
-    lead = more  # of queries, of which several heads look at one of the keys
+    lead = more  # the dims of queries: several heads of queries use one head of keys
     q, k, v = (
         draw.normal(*lead, queries, width),
         draw.normal(*few, keys, width),
@@ -405,7 +407,7 @@ for _n in (1, 2, 3):
 
 @options("pad")
 def _pad(draw: Draw, pick: Pick, batch: int) -> Sample:
-    """Padding of images; constant padding also of some dims only, and with negative sizes."""
+    """Pads images. Constant padding may also pad some dims only, and have negative sizes."""
     spatial, mode = pick(1, 2, 3), pick("constant", "reflect", "replicate", "circular")
     x = _image(draw, pick, batch, 3, spatial, 4, 5)
     if mode != "constant":
@@ -416,7 +418,7 @@ def _pad(draw: Draw, pick: Pick, batch: int) -> Sample:
 
 
 def arguments(sample: Sample) -> Sequence[Any]:
-    """Returns the arguments whose kinds are varied: each tensor, and each list of tensors."""
+    """Returns the arguments whose kinds the tests vary: each tensor, and each list of tensors."""
     args, kwargs = sample
     return [
         a

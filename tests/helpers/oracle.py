@@ -1,7 +1,8 @@
-"""Runs an op member after member, which defines the result of every strategy, for tests of primitives.
+"""Runs an op once for each member. The result defines what every strategy must return.
 
-`wide` makes arguments for a strategy out of N members' samples, `outputs` takes its result apart again,
-`assert_equal` compares it with the members. `run_all` walks all that is registered for an op.
+`wide` turns the samples of N members into arguments of a strategy. `outputs` splits the result of the
+strategy into the members' results. `assert_equal` compares them with the members. `run_all` runs every
+strategy of an op.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ EXACT = {
     "index",
     "embedding",
     "pad",
-}  # families that move numbers and never compute with them
-ULPS = 32  # of the largest number of the result: other orders of sums, vectorised against scalar code
+}  # families that copy numbers and never compute
+ULPS = 32  # of the largest number of the result: sums in another order, vectorised against scalar code
 UNDEFINED = {
     "aten.empty_like.default",
     "aten.new_empty.default",
@@ -38,14 +39,14 @@ COMBINATIONS = 7
 VIEWS = {
     "aten.view.default",
     "aten._unsafe_view.default",
-}  # simplification replaces them by `reshape`; a single member would need contiguous memory
+}  # simplification replaces them by `reshape`; for one member they need contiguous memory
 SEQUENTIAL = Strategy(
     "sequential", lambda w, *args, **kwargs: sequential(w, w.op, args, kwargs), always, "once a member"
 )
 
 
 def tensors(arg: Any) -> list[torch.Tensor]:
-    """The tensors among arguments, in order."""
+    """Returns the tensors among arguments, in order."""
     if isinstance(arg, torch.Tensor):
         return [arg]
     if isinstance(arg, (list, tuple)):
@@ -55,12 +56,12 @@ def tensors(arg: Any) -> list[torch.Tensor]:
 
 SIZED = {
     op for op in SAMPLES if not any(tensors(s) for s in SAMPLES[op](Draw(0)))
-}  # they draw, and take sizes alone (test_dropout.py)
+}  # ops that draw random numbers and take only sizes (test_dropout.py)
 WALKED = sorted(set(REGISTRY) - SIZED)
 
 
 def put(arg: Any, to: Iterator[Any]) -> Any:
-    """Arguments with their tensors replaced by the next of `to`."""
+    """Replaces the tensors in arguments by the next tensors of `to`."""
     if isinstance(arg, torch.Tensor):
         return next(to)
     if isinstance(arg, (list, tuple)):
@@ -69,13 +70,15 @@ def put(arg: Any, to: Iterator[Any]) -> Any:
 
 
 def combinations(count: int, draws: bool = False) -> list[tuple[bool, ...]]:
-    """Yields which tensors are Stacked: all, each alone, then the rest. draws: also none (random ops)."""
+    """Returns the combinations of Stacked tensors: all, each alone, then the rest. draws: also none, for
+    random ops.
+    """
     every = [c for c in itertools.product((True, False), repeat=count) if any(c) or draws]
     return sorted(every, key=lambda c: (not all(c), sum(c) != 1))[:COMBINATIONS]
 
 
 def packed(x: torch.Tensor) -> torch.Tensor:
-    """`[N, B, C, ...]` over memory `[B, N*C, ...]`."""
+    """Returns `x` as `[N, B, C, ...]` over memory of layout `[B, N*C, ...]`."""
     return x.transpose(0, 1).contiguous().transpose(0, 1)
 
 
@@ -85,38 +88,38 @@ def wide(
     """Returns arguments for a strategy, and the arguments of each member.
 
     memory: member-major ("major") or channel-packed ("packed").
-    nan: the member whose floats are all NaN.
+    nan: the member whose floating-point numbers are all NaN.
     """
     columns: list[Shared | Stacked] = []
-    own: list[list[torch.Tensor]] = []
+    by_argument: list[list[torch.Tensor]] = []
     for stacked, parts in zip(kinds, zip(*(tensors(s) for s in many))):
         if not stacked:
             columns.append(Shared(Value(None, parts[0])))
-            own.append([parts[0]] * len(many))
+            by_argument.append([parts[0]] * len(many))
             continue
         if nan is not None and (parts[0].is_floating_point() or parts[0].is_complex()):
             parts = tuple(torch.full_like(p, float("nan")) if i == nan else p for i, p in enumerate(parts))
         x = torch.stack(parts)
         columns.append(Stacked(Value(None, packed(x) if memory == "packed" and x.ndim >= 3 else x)))
-        own.append(list(parts))
+        by_argument.append(list(parts))
     args, kwargs = put(many[0], iter(columns))
-    return args, kwargs, [put(many[0], iter([o[i] for o in own])) for i in range(len(many))]
+    return args, kwargs, [put(many[0], iter([a[i] for a in by_argument])) for i in range(len(many))]
 
 
 def outputs(result: Any, members: int) -> list[Any]:
-    """A rule's result as each member's outputs; None for what the rule leaves out."""
+    """Returns each member's outputs from the result of a rule; None for an output that the rule omits."""
     if isinstance(result, (tuple, list)):
         return [list(row) for row in zip(*(outputs(r, members) for r in result))]
     if result is None:
         return [None] * members
-    held = result.value.fake if isinstance(result.value, Value) else result.value
-    return list(held.unbind(0)) if isinstance(result, Stacked) else [held] * members
+    stored = result.value.fake if isinstance(result.value, Value) else result.value
+    return list(stored.unbind(0)) if isinstance(result, Stacked) else [stored] * members
 
 
 def assert_equal(op: str, got: Any, want: Any, where: str, drawn: bool = False) -> None:
-    """Checks that shapes and dtypes are equal, and numbers too, except for rounding of floats.
+    """Checks that shapes, dtypes and numbers are equal, except for rounding of floating-point numbers.
 
-    drawn: the numbers are random, and test_dropout.py checks them.
+    drawn: the numbers are random and not compared here; test_dropout.py checks them.
     """
     if isinstance(want, (tuple, list)):
         assert len(got) == len(want), f"{where}: {len(got)} outputs, the member has {len(want)}"
@@ -132,7 +135,7 @@ def assert_equal(op: str, got: Any, want: Any, where: str, drawn: bool = False) 
         if op in UNDEFINED or drawn:
             return
         if REGISTRY[op].family in EXACT or not (want.is_floating_point() or want.is_complex()):
-            assert torch.equal(bits(got), bits(want)), f"{where}: differs from the member's own"
+            assert torch.equal(bits(got), bits(want)), f"{where}: differs from the member's result"
             return
         finite = want[torch.isfinite(want)].abs()
         bound = ULPS * torch.finfo(want.dtype).eps * float(finite.max()) if finite.numel() else 0.0
@@ -142,7 +145,7 @@ def assert_equal(op: str, got: Any, want: Any, where: str, drawn: bool = False) 
 
 
 def bits(x: torch.Tensor) -> torch.Tensor:
-    """Returns the bytes of a tensor; all NaN have the same bytes."""
+    """Returns the bytes of a tensor. All NaN get the same bytes."""
     if x.is_floating_point() or x.is_complex():
         x = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
         return (
@@ -159,13 +162,13 @@ def member(op: str, sample: Sample) -> Any:
 
 
 def on(sample: Sample, device: str) -> Sample:
-    """A sample whose tensors are on a device."""
+    """Moves the tensors of a sample to a device."""
     args, kwargs = put(sample, iter([t.to(device) for t in tensors(sample)]))
     return args, kwargs
 
 
 def runs(op: str, members: int, device: str = "cpu") -> Iterator[tuple[str, list[Sample], tuple[bool, ...]]]:
-    """Every sample of an op with every combination of kinds."""
+    """Yields every sample of an op with every combination of kinds."""
     drawn = [[on(s, device) for s in SAMPLES[op](Draw(17 + i))] for i in range(members)]
     for number, many in enumerate(zip(*drawn)):
         for kinds in combinations(len(tensors(many[0])), not ops.pure(op, *many[0])):
@@ -183,9 +186,9 @@ def memories(many: list[Sample]) -> tuple[str, ...]:
 def run_all(op: str, members: int, device: str = "cpu") -> Iterator[tuple[str, Any, list[Sample]]]:
     for where, many, kinds in runs(op, members, device):
         for memory in memories(many):
-            args, kwargs, own = wide(many, kinds, memory)
+            args, kwargs, calls = wide(many, kinds, memory)
             w = EagerWriter(members, torch.device(device).type)
             w.op = op
             last = [SEQUENTIAL] if op not in SIZES and (op not in VIEWS or memory == "major") else []
             for s in (*applicable(w, op, args, kwargs), *last):
-                yield f"{where}, {memory}, strategy {s.name}", s.rule(w, *args, **kwargs), own
+                yield f"{where}, {memory}, strategy {s.name}", s.rule(w, *args, **kwargs), calls

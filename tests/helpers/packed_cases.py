@@ -1,4 +1,4 @@
-"""Shapes and numbers for the tests of prepacked layers."""
+"""Shares shapes and random numbers between the tests of prepacked layers."""
 
 from __future__ import annotations
 

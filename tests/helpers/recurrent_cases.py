@@ -1,4 +1,4 @@
-"""Makes recurrent members for several tests."""
+"""Makes random tensors for the tests of recurrent ops."""
 
 from __future__ import annotations
 

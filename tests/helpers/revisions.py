@@ -1,4 +1,4 @@
-"""Makes and checks artifacts whose members change."""
+"""Builds and checks artifacts whose members change."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Net(nn.Module):
 
 
 def member(make: Callable[[], nn.Module], seed: int, trunk: int = 0) -> nn.Module:
-    """Makes a member. Members with an equal `trunk` have equal trunks; all other weights differ by `seed`."""
+    """Makes a member. Members with the same `trunk` have equal trunks. All other weights depend on `seed`."""
     torch.manual_seed(seed + 10)
     net = make().eval()
     for name, p in net.state_dict().items():
@@ -80,28 +80,28 @@ def checked_manifest(path: Path) -> Manifest:
 
 
 def names_of(manifest: Manifest, but: Sequence[str] = ("probe", ".pt2")) -> set[str]:
-    """Returns the files of an artifact, without those that contain drawn inputs or a time."""
+    """Returns the files of an artifact, without those that contain random inputs or a time."""
     return {name for name in manifest.files if not any(b in name for b in but)}
 
 
 def check_same(
     path: Path, scratch: Path, call: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
 ) -> None:
-    """Compares an artifact with one that was built: files by their hashes, state dicts and answers by their
+    """Compares an artifact with one that was built from scratch: files by hash, state dicts and answers by
     bits.
     """
-    found, wanted = checked_manifest(path), checked_manifest(scratch)
-    assert names_of(found) == names_of(wanted)
-    assert found.weights == wanted.weights
+    found, expected = checked_manifest(path), checked_manifest(scratch)
+    assert names_of(found) == names_of(expected)
+    assert found.weights == expected.weights
     assert {n: (e.signatures, e.outputs, sorted(e.pt2)) for n, e in found.entries.items()} == {
-        n: (e.signatures, e.outputs, sorted(e.pt2)) for n, e in wanted.entries.items()
+        n: (e.signatures, e.outputs, sorted(e.pt2)) for n, e in expected.entries.items()
     }
-    assert [(m.sha256, m.bytes) for m in found.members] == [(m.sha256, m.bytes) for m in wanted.members]
+    assert [(m.sha256, m.bytes) for m in found.members] == [(m.sha256, m.bytes) for m in expected.members]
     mine, theirs = load(path), load(scratch)
     for i in range(len(theirs)):
-        own, other = mine.state_dict(i), theirs.state_dict(i)
-        assert list(own) == list(other)
-        assert all(torch.equal(own[k], other[k]) for k in own)
+        state, expected_state = mine.state_dict(i), theirs.state_dict(i)
+        assert list(state) == list(expected_state)
+        assert all(torch.equal(state[k], expected_state[k]) for k in state)
     if call:
         many = [torch.stack([a * (1 + i) for i in range(len(theirs))]) for a in call]
         for a, b in ((mine(*call), theirs(*call)), (mine.each(*many), theirs.each(*many))):
@@ -109,7 +109,7 @@ def check_same(
 
 
 def check_answers(path: Path, nets: Sequence[nn.Module], x: Tensor) -> None:
-    """Compares an artifact with the members' own modules."""
+    """Compares the answers of an artifact with those of its members' modules."""
     with torch.no_grad():
         for got, net in zip(load(path)(x), nets, strict=True):
             torch.testing.assert_close(got, net(x), rtol=1e-4, atol=1e-5)
@@ -124,7 +124,7 @@ def check_refused(call: Callable[[], object], kind: type[WidepackError], *words:
 
 
 def add_measured_plan(path: Path, wrong: bool = False) -> None:
-    """Adds a plan to an artifact that was measured on another machine, for its program or for a wrong one."""
+    """Adds a measured plan of another machine to an artifact, for its program or for a wrong one."""
     reader = Reader(path)
     entry = reader.manifest.entries["forward"]
     row = next(w for w in entry.wide if (w.device, w.pattern) == ("cpu", "shared"))

@@ -1,4 +1,4 @@
-"""Makes the member programs that several tests of simplification share."""
+"""Shares member programs between the tests of simplification."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from widepack_artifacts.program import Kind, Node, Program, Ref
 NORM = ("gamma", "beta", "mean", "var")
 
 
-def ops_of(made: Program) -> list[str]:
-    return [n.op.split(".")[1] for n in made.nodes]
+def ops_of(member_program: Program) -> list[str]:
+    return [n.op.split(".")[1] for n in member_program.nodes]
 
 
 def conv_norm(
@@ -24,18 +24,18 @@ def conv_norm(
     outputs: tuple[str, ...] = ("r",),
     conv: Node | None = None,
 ) -> Program:
-    """conv -> eval batch norm -> relu."""
+    """Returns the program conv -> batch norm in eval mode -> relu."""
     weights = {
         "w": "float32[6,2,3,3]",
         **({"b": "float32[6]"} if bias else {}),
         **dict.fromkeys(NORM if affine else NORM[2:], "float32[6]"),
     }
-    made = conv or node(
+    first = conv or node(
         "c", "conv2d", Ref("x"), Ref("w"), Ref("b") if bias else None, [2, 1], [1, 1], [1, 1], 2
     )
     parameters = (Ref("gamma"), Ref("beta")) if affine else (None, None)
     nodes = [
-        made,
+        first,
         node(
             "n",
             "_native_batch_norm_legit_no_training",
@@ -53,12 +53,12 @@ def conv_norm(
     return program(weights, {"x": "float32[B,4,6,5]"}, nodes, list(outputs))
 
 
-def wide_of(made: Program, slots: dict[str, Kind]) -> Program:
-    return lower([made], [0, 0, 0], slots, small.plan(), small.SIZES).program
+def wide_of(member_program: Program, slots: dict[str, Kind]) -> Program:
+    return lower([member_program], [0, 0, 0], slots, small.plan(), small.SIZES).program
 
 
 def simple_members(simple: Program, slots: dict[str, Kind]) -> Program:
-    """The simplified member program as one loop: it is a member program still."""
+    """Returns the simplified member program as one loop. It is still a member program."""
     return lower(
         [simple], [0, 0, 0], slots, small.plan(all=[n.name for n in simple.nodes]), small.SIZES
     ).program

@@ -1,4 +1,4 @@
-"""Small member programs written by hand, run member by member and wide."""
+"""Small member programs, written by hand, and a check of a wide program against the members."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def node(
 def program(
     weights: Mapping[str, str], inputs: Mapping[str, str], nodes: Sequence[Node], outputs: Sequence[str]
 ) -> Program:
-    """weights and inputs: name -> type; the name in the program is also its source."""
-    made = Program(
+    """weights and inputs: name -> type. The name in the program is also the source."""
+    result = Program(
         tuple(Slot(n, n, "shared", t) for n, t in weights.items()),
         tuple(Slot(n, n, "shared", t) for n, t in inputs.items()),
         tuple(nodes),
         tuple(Output(Ref(o), "shared") for o in outputs),
     )
-    made.check()
-    return made
+    result.check()
+    return result
 
 
 def classifier() -> Program:
-    """A trunk, a head with a computed weight, a size, a value that no node reads, and three outputs."""
+    """Returns a trunk, a head with a computed weight, a size, an unused value, and three outputs."""
     nodes = [
         node("h", "linear", Ref("w_trunk_in"), Ref("w_trunk")),
         node("made", "linear", Ref("x"), Ref("h")),
@@ -75,26 +75,28 @@ def draw(type_: str, seed: int, sizes: Mapping[str, int] = SIZES) -> torch.Tenso
 def values(
     slots: Sequence[Slot], kinds: Mapping[str, Kind], members: int, sizes: Mapping[str, int] = SIZES
 ) -> list[list[torch.Tensor]]:
-    """[slot][member]: one tensor N times where the slot is Shared; variances are positive."""
-    made = [
+    """Returns [slot][member]: the same tensor N times where the slot is Shared. Variances are positive."""
+    drawn = [
         [draw(s.type, 97 * j + (0 if kinds[s.name] == "shared" else 1 + i), sizes) for i in range(members)]
         for j, s in enumerate(slots)
     ]
-    return [[v.abs() + 0.1 for v in row] if s.name == "var" else row for s, row in zip(slots, made)]
+    return [[v.abs() + 0.1 for v in row] if s.name == "var" else row for s, row in zip(slots, drawn)]
 
 
-def held(own: Sequence[torch.Tensor], kind: Kind) -> Any:
-    """N members' values as a wide program takes them."""
-    return own[0] if kind == "shared" else torch.stack(list(own)) if kind == "stacked" else list(own)
+def of_kind(members: Sequence[torch.Tensor], kind: Kind) -> Any:
+    """Returns the values of N members in the form that a wide program takes."""
+    return (
+        members[0] if kind == "shared" else torch.stack(list(members)) if kind == "stacked" else list(members)
+    )
 
 
-def all_kinds(made: Program, **own: Kind) -> dict[str, Kind]:
-    """Every slot Shared but these."""
-    return {s.name: own.get(s.name, "shared") for s in (*made.weights, *made.inputs)}
+def all_kinds(member_program: Program, **others: Kind) -> dict[str, Kind]:
+    """Returns kinds with every slot Shared except those given."""
+    return {s.name: others.get(s.name, "shared") for s in (*member_program.weights, *member_program.inputs)}
 
 
 def plan(**regions: Sequence[str]) -> Plan:
-    """A plan with these loop regions, all else wide."""
+    """Returns a plan with these loop regions. All other nodes are wide."""
     return Plan(
         "cpu",
         "shared",
@@ -103,12 +105,12 @@ def plan(**regions: Sequence[str]) -> Plan:
     )
 
 
-def lowered(made: Program, kinds: Mapping[str, Kind], chosen: Plan, members: int = 3) -> Lowered:
-    return lower([made], [0] * members, kinds, chosen, SIZES)
+def lowered(member_program: Program, kinds: Mapping[str, Kind], chosen: Plan, members: int = 3) -> Lowered:
+    return lower([member_program], [0] * members, kinds, chosen, SIZES)
 
 
 def check(
-    made: Program,
+    member_program: Program,
     wide: Program,
     kinds: Mapping[str, Kind],
     members: int = 3,
@@ -118,23 +120,26 @@ def check(
 ) -> None:
     """Checks that the outputs of the wide program equal those of each member.
 
-    Where they differ by more than 1e-5, both are compared with the member in float64: the largest error of
-    the wide program must be within four times the member's own, plus four ulp of the output's rms (DESIGN,
-    "Correct means").
+    Where they differ by more than 1e-5, both are compared with the member in float64. The largest error of
+    the wide program may be four times the largest error of the member, plus four ulp of the output's rms
+    (DESIGN, "Correct means").
     """
-    weights, inputs = values(made.weights, kinds, members, sizes), values(made.inputs, kinds, members, sizes)
-    by_name = {s.source: held(w, kinds[s.name]) for s, w in zip(made.weights, weights)}
+    weights, inputs = (
+        values(member_program.weights, kinds, members, sizes),
+        values(member_program.inputs, kinds, members, sizes),
+    )
+    by_name = {s.source: of_kind(w, kinds[s.name]) for s, w in zip(member_program.weights, weights)}
     run = Executable(wide, by_name, CPU, prologue=prologue)
-    got = run.run(*(held(x, kinds[s.name]) for s, x in zip(made.inputs, inputs)))
-    member, raised = graph_module(made, CPU), graph_module(raise_program(made), CPU)
+    got = run.run(*(of_kind(x, kinds[s.name]) for s, x in zip(member_program.inputs, inputs)))
+    member, raised = graph_module(member_program, CPU), graph_module(raise_program(member_program), CPU)
     for i in range(members):
         with torch.inference_mode():
-            want = member(*(w[i] for w in weights), *(x[i] for x in inputs))
-        assert len(got) == len(want)
-        for number, (g, w, o) in enumerate(zip(got, want, wide.outputs)):
-            mine = g if o.kind == "shared" else g[i]
-            if not torch.allclose(mine, w, rtol=1e-5, atol=1e-6):
+            expected = member(*(w[i] for w in weights), *(x[i] for x in inputs))
+        assert len(got) == len(expected)
+        for number, (g, w, o) in enumerate(zip(got, expected, wide.outputs)):
+            answer = g if o.kind == "shared" else g[i]
+            if not torch.allclose(answer, w, rtol=1e-5, atol=1e-6):
                 exact = raised(*(v[i].double() for v in (*weights, *inputs)))[number]
-                own = float((w.double() - exact).abs().max())
+                member_error = float((w.double() - exact).abs().max())
                 ulp = torch.finfo(w.dtype).eps * float(exact.square().mean().sqrt())
-                assert float((mine.double() - exact).abs().max()) <= 4 * own + 4 * ulp
+                assert float((answer.double() - exact).abs().max()) <= 4 * member_error + 4 * ulp

@@ -1,4 +1,4 @@
-"""Helps the tests of writer and reader: a small artifact, and what is in its folder."""
+"""Shares helpers of the tests of writer and reader: a small artifact, and the content of its folder."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def refused(call: Callable[[], object], *words: str, kind: type[ArtifactError] =
 
 
 def revise(path: Path, weights: bytes = b"v" * 3000) -> Manifest:
-    """Updates an artifact: a changed copy of the weights file, one kept program, one new program."""
+    """Updates an artifact with a changed copy of the weights file, one kept program and one new program."""
     reader = Reader(path)
     with Writer(path, force=True) as writer:
         (old,) = reader.weights_files()

@@ -1,4 +1,4 @@
-"""Shares fixtures between tests: artifacts of the cases, fresh processes, the bound of comparisons."""
+"""Shares helpers between tests: artifacts of the cases, new processes, the bound of comparisons."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from widepack import BuildReport, build
 
 
 class Artifacts:
-    """`artifacts("mlp")` is the path of the artifact with the default plan; `"wide"` selects the strategy.
+    """`artifacts("mlp")` returns the path of the artifact with the default plan; `"wide"` selects a strategy.
 
-    folder: of all workers of a run; what one has built the others open.
+    folder: shared by all workers of a run. The other workers open what one worker has built.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -40,7 +40,7 @@ class Artifacts:
             with (self.folder / f"{name}.lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not report.exists():
-                    made = build(
+                    built = build(
                         self.checkpoints(name),
                         path,
                         model=case.model,
@@ -48,7 +48,7 @@ class Artifacts:
                         strategy=strategy,
                         **more,
                     )
-                    report.write_bytes(pickle.dumps(made))
+                    report.write_bytes(pickle.dumps(built))
             self.reports[name, strategy] = pickle.loads(report.read_bytes())
         return path
 
@@ -64,7 +64,7 @@ class Artifacts:
 
 
 def fresh(code: str, *words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
-    """A new Python process with one thread; its words are `sys.argv[1:]`."""
+    """Runs code in a new Python process with one thread. `words` are its `sys.argv[1:]`."""
     command = [sys.executable, "-W", "error", "-c", code, *map(str, words)]
     return subprocess.run(
         command,
@@ -76,14 +76,14 @@ def fresh(code: str, *words: str | Path, **env: str) -> subprocess.CompletedProc
 
 
 def must(done: subprocess.CompletedProcess[str]) -> str:
-    """What a process printed that has to succeed."""
+    """Checks that a process succeeded, and returns its output."""
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 @contextmanager
 def plain_attention() -> Iterator[None]:
-    """Switches off the fast path of nn.TransformerEncoder, which gives padded positions other numbers."""
+    """Disables the fast path of nn.TransformerEncoder, which gives padded positions other numbers."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -93,7 +93,7 @@ def plain_attention() -> Iterator[None]:
 
 
 def run(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The member alone."""
+    """Runs one member without gradients."""
     with plain_attention(), torch.no_grad():
         return module(*args, **kwargs)
 
@@ -122,7 +122,7 @@ def leaves(result: Any) -> list[Tensor]:
 
 
 def stack(values: Sequence[Any]) -> Any:
-    """Inputs of N calls as one: every tensor `[N, ...]`."""
+    """Stacks the inputs of N calls: every tensor becomes `[N, ...]`."""
     first = values[0]
     if isinstance(first, Tensor):
         return torch.stack(list(values))
@@ -133,9 +133,10 @@ def stack(values: Sequence[Any]) -> Any:
 
 @dataclass
 class Bound:
-    """DESIGN.md "Correct means" for one output: errors against float64, the members' own ones pooled.
+    """Checks one output by DESIGN.md, "Correct means". Errors are against float64, of all members together.
 
-    rms error at most 2x the members' own + 1 ulp, largest at most 4x their own + 4 ulp, of the output's rms
+    The rms error is at most 2x that of the members + 1 ulp, and the largest error at most 4x theirs + 4 ulp,
+    of the output's rms.
     """
 
     own: list[Tensor] = field(default_factory=list)

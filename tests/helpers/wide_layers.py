@@ -1,4 +1,4 @@
-"""Makes wide layers and their modules, and compares both, for the tests of wide layers."""
+"""Makes wide layers and their modules, and compares them, for the tests of wide layers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DROPOUTS = [
 
 
 def members(make: Callable[[], nn.Module], count: int = N) -> list[nn.Module]:
-    """Returns modules in float64 that differ in every number, statistics included."""
+    """Returns modules in float64 that differ in every number, including statistics."""
     modules = []
     for i in range(count):
         with torch.random.fork_rng(devices=[]):
@@ -70,13 +70,13 @@ def stacked(values: list[Any]) -> Any:
     return tuple(stacked(list(v)) for v in zip(*values)) if isinstance(first, tuple) else first
 
 
-def wide_call(own: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> tuple[list[Any], dict[str, Any]]:
+def wide_call(member_calls: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> tuple[list[Any], dict[str, Any]]:
     args: list[Any] = []
-    for place, column in enumerate(zip(*(a for a, _ in own))):
-        # a tensor that is inputs twice stays one tensor
-        same = next((j for j in range(place) if column[0] is own[0][0][j]), None)
+    for place, column in enumerate(zip(*(a for a, _ in member_calls))):
+        # a tensor that is passed as two inputs stays one tensor
+        same = next((j for j in range(place) if column[0] is member_calls[0][0][j]), None)
         args.append(stacked(list(column)) if same is None else args[same])
-    return args, {k: stacked([kw[k] for _, kw in own]) for k in own[0][1]}
+    return args, {k: stacked([kw[k] for _, kw in member_calls]) for k in member_calls[0][1]}
 
 
 def floats(value: Any) -> list[Tensor]:
@@ -84,7 +84,7 @@ def floats(value: Any) -> list[Tensor]:
 
 
 def loss(result: Any) -> Tensor:
-    """Returns a weighted sum of all outputs, with another weight for each number."""
+    """Returns a weighted sum of all outputs. Each number has another weight."""
     total = torch.zeros((), dtype=torch.float64)
     for t in floats(result):
         total = total + (t * torch.linspace(0.5, 2, t.numel(), dtype=t.dtype).reshape(t.shape)).sum()
@@ -123,10 +123,10 @@ def check(case: Case, train: bool, strategy: str = "auto") -> WideLayer:
     """Compares a wide layer with its modules: answer, gradients, buffers."""
     alone = [m.train(train) for m in members(case.make)]
     wide_layer = wide_layer_of([copy.deepcopy(m) for m in alone], strategy)
-    own = calls(case)
-    args, kwargs = wide_call(own)
+    member_calls = calls(case)
+    args, kwargs = wide_call(member_calls)
     with plain_attention():
-        results = [answers(m, *call) for m, call in zip(alone, own)]
+        results = [answers(m, *call) for m, call in zip(alone, member_calls)]
     rows = len(leaves(args)) and N
     answer, grads = wide_answers(wide_layer, args, kwargs)
     assert rows
@@ -142,7 +142,7 @@ def check(case: Case, train: bool, strategy: str = "auto") -> WideLayer:
 
 
 def wide_answers(wide_layer: WideLayer, args: Any, kwargs: Any) -> tuple[Any, list[Tensor]]:
-    """Returns what `answers` returns, for a wide layer, with one loss for each member."""
+    """Does what `answers` does, for a wide layer, with one loss for each member."""
     inputs: list[Any] = [
         a.clone().requires_grad_() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args
     ]

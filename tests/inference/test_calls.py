@@ -1,6 +1,6 @@
 """Tests calls of a loaded model.
 
-Covers refused calls and their messages, forms of inputs and results, mixed patterns, members, threads,
+They cover refused calls and their messages, forms of inputs and results, mixed patterns, members, threads,
 imports and the probe.
 """
 
@@ -34,7 +34,7 @@ Pair = namedtuple("Pair", "low high")
 
 
 class Forms(nn.Module):
-    """Inputs and results of every form."""
+    """Has inputs and results of every form."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ X, STATE, MORE = forms_call()[0][0], forms_call()[0][1], forms_call()[1]["more"]
         (([X, X, X], STATE), {"more": MORE}, ["x is a list of 3", "takes a tensor"]),
     ],
 )
-def test_wrong_inputs_are_refused_in_one_sentence(
+def test_wrong_inputs_are_refused_with_one_sentence(
     forms: WideModel, args: Any, kwargs: Any, words: list[str]
 ) -> None:
     if "scale" not in kwargs and len(args) < 5:
@@ -196,7 +196,7 @@ def test_a_member_refuses_like_the_ensemble(mlp: WideModel) -> None:
 
 
 class Skips(nn.Module):
-    """A forward of which a build may leave the second input out."""
+    """Has an optional second input, which a build may omit."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
@@ -215,10 +215,10 @@ class Skips(nn.Module):
 @pytest.mark.parametrize(
     "call", [lambda ens, x, other: ens(x, other, scale=2.0), lambda ens, x, other: ens(x, second=other)]
 )
-def test_an_input_is_never_taken_for_another(call: Any, tmp_path: Path) -> None:
-    """`forward(x, first, second, scale=1)` is built with x, second and scale=2.
+def test_an_argument_is_never_passed_to_another_input(call: Any, tmp_path: Path) -> None:
+    """The entry is built from `forward(x, first, second, scale=1)` with x, second and scale=2.
 
-    A second argument by position is `first`, and a call without scale means 1: both are refused.
+    A second argument by position means `first`, and a call without scale means 1. Both calls are refused.
     """
     paths = [tmp_path / f"m{i}.pt" for i in range(2)]
     for i, path in enumerate(paths):
@@ -250,7 +250,7 @@ def close(a: Tensor, b: Tensor) -> None:
     torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_results_have_the_members_form(forms: WideModel) -> None:
+def test_results_have_the_form_of_a_members_result(forms: WideModel) -> None:
     for seed, batch in ((0, 3), (1, 1), (2, 9)):
         args, kwargs = forms_call(batch, seed)
         y = forms(*args, **kwargs)
@@ -270,7 +270,7 @@ def test_results_have_the_members_form(forms: WideModel) -> None:
             _ = pair.middle
         with pytest.raises(KeyError):
             _ = pair["middle"]
-        assert y["input"].shape == (3, batch, 4)  # Shared, expanded at the border
+        assert y["input"].shape == (3, batch, 4)  # Shared, expanded when the call returns
         assert y["positive"].dtype == torch.bool
         for i in range(3):
             alone = run(Forms(i).eval(), args, kwargs)
@@ -285,7 +285,7 @@ def _tensors(result: Any) -> list[Tensor]:
     return leaves(dict(result) if isinstance(result, Output) else result)
 
 
-def test_nested_inputs_one_a_member(forms: WideModel) -> None:
+def test_nested_inputs_with_one_value_for_each_member(forms: WideModel) -> None:
     calls = [forms_call(2, 10 + i) for i in range(3)]
     args, kwargs = stack([a for a, _ in calls]), {"more": stack([k["more"] for _, k in calls]), "scale": 3.0}
     y = forms.each(*args, **kwargs)
@@ -318,7 +318,7 @@ def test_mixed_patterns_are_lowered_on_demand(bert: WideModel) -> None:
     assert repr(widepack.each(1)) == "widepack.each(1)"
 
 
-def test_one_leaf_of_a_nested_input_one_a_member(forms: WideModel) -> None:
+def test_a_leaf_of_a_nested_input_with_one_value_for_each_member(forms: WideModel) -> None:
     (x, (low, _)), kwargs = forms_call(2, 0)
     highs = [forms_call(2, 20 + i)[0][1][1] for i in range(3)]
     y = forms(x, (low, widepack.each(highs)), **kwargs)
@@ -327,13 +327,11 @@ def test_one_leaf_of_a_nested_input_one_a_member(forms: WideModel) -> None:
             close(a[i], b)
 
 
-def test_memory_of_inputs_does_not_matter(mlp: WideModel) -> None:
+def test_strides_of_inputs_do_not_change_answers(mlp: WideModel) -> None:
     x = torch.randn(4, 64)
     y = mlp(x)
     assert torch.equal(mlp(input=x), y)
-    close(
-        mlp(x.t().contiguous().t()), y
-    )  # a product takes another kernel of the library for it, on some machines
+    close(mlp(x.t().contiguous().t()), y)  # on some machines a product runs another kernel for this memory
     assert torch.equal(mlp(torch.stack([x, x], dim=2)[..., 0]), y)
     assert torch.equal(mlp(x.clone().requires_grad_()), y)
     with torch.inference_mode():
@@ -349,7 +347,7 @@ def test_memory_of_inputs_does_not_matter(mlp: WideModel) -> None:
 
 
 @pytest.mark.parametrize("name", cases.NAMES)
-def test_state_dicts_come_back_bit_for_bit(name: str, artifacts: Artifacts) -> None:
+def test_state_dicts_are_returned_bit_for_bit(name: str, artifacts: Artifacts) -> None:
     case = cases.load(name)
     ens = load(artifacts(name), warmup=False)
     assert ens.members == tuple(f"{i}" for i in range(case.N)) or ens.members == tuple(
@@ -392,7 +390,7 @@ def test_members_by_number_and_name(mlp: WideModel) -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp", "bert", "frozen_trunk", "ragged_heads"])
-def test_some_of_the_members(name: str, artifacts: Artifacts) -> None:
+def test_load_of_some_members(name: str, artifacts: Artifacts) -> None:
     case = cases.load(name)
     path = artifacts(name)
     ens = load(path)
@@ -440,7 +438,7 @@ def test_wrong_options_of_load(options: dict[str, Any], words: str, artifacts: A
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_no_artifact(artifacts: Artifacts, tmp_path: Path) -> None:
+def test_a_folder_without_an_artifact_is_refused(artifacts: Artifacts, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="it does not exist"):
         load(tmp_path / "none.wide")
     with pytest.raises(ArtifactError, match=r"without manifest\.json is not an artifact"):
@@ -465,8 +463,8 @@ def test_strategies_at_load(name: str, artifacts: Artifacts) -> None:
 
 @pytest.mark.parametrize("strategy", [None, "loop"])
 @pytest.mark.parametrize("name", ["resnet18", "encoder", "frozen_trunk", "ragged_heads"])
-def test_programs_as_they_were_captured(name: str, strategy: str | None, artifacts: Artifacts) -> None:
-    """The same answers without simplification, from programs that keep what it takes away."""
+def test_load_without_simplification(name: str, strategy: str | None, artifacts: Artifacts) -> None:
+    """Programs without simplification keep the nodes that it removes, and give the same answers."""
     case = cases.load(name)
     args, kwargs = case.sample(3, 1)
     ours, plain = load(artifacts(name)), load(artifacts(name), strategies=strategy, simplify=False)
@@ -482,7 +480,7 @@ def test_programs_as_they_were_captured(name: str, strategy: str | None, artifac
 
 
 def _ops_of(ens: WideModel) -> list[str]:
-    """The ops of the program of pattern `shared`, those of loops' bodies too."""
+    """Returns the ops of the program of pattern `shared`, including those in the bodies of loops."""
     nodes = ens.entry("forward").programs.of("shared")[0].program.nodes
     return [inner.op for n in nodes for inner in (n.body.nodes if n.body else (n,))]
 
@@ -518,7 +516,7 @@ def test_mean_std_and_vote(mlp: WideModel, bert: WideModel, artifacts: Artifacts
         load(artifacts("ragged_heads")).mean(torch.zeros(1, 1, 16, 16))
 
 
-def test_closed_models_say_so(artifacts: Artifacts) -> None:
+def test_a_closed_model_is_refused_with_a_message(artifacts: Artifacts) -> None:
     ens = load(artifacts("mlp"))
     ens.close()
     ens.close()
@@ -532,7 +530,7 @@ def test_closed_models_say_so(artifacts: Artifacts) -> None:
 @pytest.mark.parametrize("name", ["mlp", "bert"])
 def test_calls_from_many_threads(name: str, artifacts: Artifacts) -> None:
     case = cases.load(name)
-    ens = load(artifacts(name), warmup=False)  # the first calls race for the programs too
+    ens = load(artifacts(name), warmup=False)  # the first calls also compete to bind the programs
     batches = [1, 2, 3, 200 if name == "mlp" else 40]
     calls = [case.sample(b, b) for b in batches]
 
@@ -579,7 +577,7 @@ def test_public_names_do_not_depend_on_the_order_of_imports() -> None:
     assert must(fresh(code)).split() == ["True", "True"]
 
 
-def test_the_loader_imports_no_rules_until_it_has_to_lower(artifacts: Artifacts) -> None:
+def test_the_loader_imports_no_strategies_until_it_lowers(artifacts: Artifacts) -> None:
     code = """
 import sys, torch, widepack
 def rules():
@@ -602,8 +600,8 @@ print(rules())
     assert "'building'" not in after
 
 
-def test_the_rooms_that_import_tests_name_exist() -> None:
-    """A test that a module is not imported holds for nothing once the module has another name."""
+def test_the_modules_named_in_import_tests_exist() -> None:
+    """A test that a module is not imported proves nothing if no module has this name."""
     rooms = {m.name for m in pkgutil.iter_modules(widepack.__path__) if m.ispkg}
     assert {
         "registry",
@@ -631,7 +629,7 @@ def test_the_rooms_that_import_tests_name_exist() -> None:
 
 
 def test_no_module_hides_a_public_function() -> None:
-    """Importing a submodule sets an attribute of the package: none may have the name of a public function."""
+    """Importing a submodule sets an attribute of the package, so no submodule may be named as a function."""
     code = (
         "import importlib, pkgutil, widepack\n"
         "for m in pkgutil.walk_packages(widepack.__path__, 'widepack.'):\n"
@@ -645,7 +643,7 @@ def test_no_module_hides_a_public_function() -> None:
 
 
 def tampered(artifact: Path, folder: Path, stem: str, change: Any) -> Path:
-    """Copies an artifact and changes the floats of one tensor file in place. No size differs."""
+    """Copies an artifact and changes the floating-point numbers of one tensor file, but no size."""
     shutil.copytree(artifact, folder)
     (path,) = folder.glob(f"{stem}-*.safetensors")
     with open(path, "r+b") as file:
@@ -664,7 +662,7 @@ def tampered(artifact: Path, folder: Path, stem: str, change: Any) -> Path:
 
 
 def off(name: str, values: Tensor) -> Tensor:
-    """One number of one member's answers in the probe, off by a thousandth."""
+    """Changes one number of one member's answers in the probe by a thousandth."""
     if ".y" in name and name.endswith(".1"):
         values = values.clone()
         values[1] *= 1.001
@@ -684,7 +682,7 @@ def test_a_tampered_artifact_is_refused_at_load(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = tampered(artifacts("mlp"), tmp_path / "e.wide", stem, change)
-    for _ in range(2):  # a refusal is not remembered as a pass
+    for _ in range(2):  # a refusal is not stored as a pass
         with pytest.raises(
             VerificationError, match=rf"probe: output .* of member .*{member}.* is off by"
         ) as caught:
@@ -702,7 +700,9 @@ def test_a_tampered_artifact_is_refused_at_load(
     load(path, verify="off")(torch.zeros(1, 64))
 
 
-def test_a_pass_is_remembered(artifacts: Artifacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_passed_probe_is_stored(
+    artifacts: Artifacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     checked: list[str] = []
     check = probe.check
@@ -724,17 +724,17 @@ def test_a_pass_is_remembered(artifacts: Artifacts, tmp_path: Path, monkeypatch:
     assert checked == ["shared"] * classes + ["each"] * len(ens.plans("each"))
     load(path, strategies="loop")  # another program
     assert checked[-1] == "shared"
-    known = len(checked)
+    count = len(checked)
     load(path, strategies="loop")
     load(path, prologue=False)
-    assert len(checked) == known + classes
+    assert len(checked) == count + classes
     load(path, verify="off")
-    assert len(checked) == known + classes
+    assert len(checked) == count + classes
     ens.probe()
-    assert len(checked) > known + classes  # asked for: it runs again
+    assert len(checked) > count + classes  # an explicit probe runs again
 
 
-def test_a_cache_that_cannot_be_written_does_no_harm(
+def test_a_cache_that_cannot_be_written_is_ignored(
     artifacts: Artifacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -747,7 +747,7 @@ def test_without_the_prologue_answers_are_the_same(artifacts: Artifacts) -> None
     close(load(artifacts("resnet18"), prologue=False)(x), load(artifacts("resnet18"))(x))
 
 
-def test_a_field_of_an_output_hides_what_else_has_its_name() -> None:
+def test_a_field_of_an_output_hides_an_attribute_of_the_same_name() -> None:
     y = Output("Out", [("kind", 1), ("values", 2), ("logits", 3)])
     assert [y.kind, y.values, y.logits, y["kind"], y[2]] == [1, 2, 3, 1, 3]
     assert repr(y) == "Output(Out: kind=int, values=int, logits=int)"

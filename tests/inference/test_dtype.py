@@ -1,5 +1,5 @@
-"""Tests `load(dtype=...)`: answers are checked against the members' own in that dtype; other casts are
-refused.
+"""Tests `load(dtype=...)`: the answers are checked against those of the members in that dtype, and other
+casts are refused.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ QUICK: dict[str, Any] = {"pt2": False, "targets": ("cpu",)}
 
 
 class Masked(nn.Module):
-    """Has numbers that depend on a dtype: a mask of its largest number, integer positions and quotients, a
-    constant, a norm, a state."""
+    """Has numbers that depend on a dtype: a mask with its largest number, integer positions and quotients, a
+    constant, a norm, a state.
+    """
 
     state: Tensor
 
@@ -89,7 +90,7 @@ def masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (torch.float32, torch.float32),
     ],
 )
-def test_answers_are_the_members_own_in_the_dtype(masked: Path, name: Any, dtype: torch.dtype) -> None:
+def test_answers_are_those_of_the_members_in_the_dtype(masked: Path, name: Any, dtype: torch.dtype) -> None:
     ens = load(masked, dtype=name)
     assert ens.entry("forward").entry.inputs[0].type.startswith(str(dtype).removeprefix("torch."))
     x, keep = torch.randn(6, 5, 8).to(dtype), torch.rand(6, 5) > 0.3
@@ -100,13 +101,15 @@ def test_answers_are_the_members_own_in_the_dtype(masked: Path, name: Any, dtype
     bound = Bound()
     for i in range(N):
         one = ens.member(i)
-        own = one(x, keep, state=one.state())[0]
+        member_answer = one(x, keep, state=one.state())[0]
         module = member(i).double()
         with double_by_default(), torch.no_grad():
             exact = module(x.double(), keep)
-        bound.add(y[i], own, exact)
+        bound.add(y[i], member_answer, exact)
         assert torch.allclose(
-            own.double(), exact, atol=20 * max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
+            member_answer.double(),
+            exact,
+            atol=20 * max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps),
         )
     if dtype.itemsize < 8:
         bound.check()
@@ -126,9 +129,9 @@ def test_a_member_is_swapped_in_the_dtype(masked: Path, members: list[int | str]
     ens = load(masked, dtype="bf16", members=members)
     x, keep = torch.randn(6, 5, 8).bfloat16(), torch.rand(6, 5) > 0.3
     before = ens(x, keep, state=ens.state())[0]
-    held = ens.member(1)
+    module_before = ens.member(1)
     ens.swap(1, path)
-    for one in (held, ens.member(1)):
+    for one in (module_before, ens.member(1)):
         assert torch.equal(one.get_buffer("w_p_inside_bias"), new.get_parameter("inside.bias").bfloat16())
     y = ens(x, keep, state=ens.state())[0]
     error = y[1].float() - member(9)(x.float(), keep)
@@ -162,25 +165,29 @@ def test_networks(name: str, artifacts: Artifacts) -> None:
     )
     for i in range(len(ens)):
         with torch.no_grad():
-            own = cases.load(name).member(i).to(torch.bfloat16)(*args, **kwargs)
-        own = (
-            own if isinstance(own, Tensor) else next(iter(own.values())) if hasattr(own, "values") else own[0]
+            member_answer = cases.load(name).member(i).to(torch.bfloat16)(*args, **kwargs)
+        member_answer = (
+            member_answer
+            if isinstance(member_answer, Tensor)
+            else next(iter(member_answer.values()))
+            if hasattr(member_answer, "values")
+            else member_answer[0]
         )
-        scale = float(own.float().square().mean().sqrt())
+        scale = float(member_answer.float().square().mean().sqrt())
         assert wide[i].dtype == torch.bfloat16
-        assert float((wide[i].float() - own.float()).abs().max()) < 0.15 * scale
+        assert float((wide[i].float() - member_answer.float()).abs().max()) < 0.15 * scale
 
 
 def _down(value: Any) -> Any:
     return value.bfloat16() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
-def test_what_the_dtype_cannot_hold_is_refused(tmp_path: Path) -> None:
+def test_a_weight_past_the_range_of_the_dtype_is_refused(tmp_path: Path) -> None:
     def large() -> nn.Module:
-        made = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+        module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
         with torch.no_grad():
-            made[0].weight[0, 0] = 70000.0
-        return made
+            module[0].weight[0, 0] = 70000.0
+        return module
 
     build(saved(tmp_path, large), tmp_path / "e.wide", model=large, inputs=["input=float32[B,4]"], **QUICK)
     with pytest.raises(
@@ -196,9 +203,11 @@ def test_what_the_dtype_cannot_hold_is_refused(tmp_path: Path) -> None:
         load(tmp_path / "e.wide", dtype="int8")
 
 
-@pytest.mark.parametrize("how", ["build", "update", "append", "swap"])
-def test_a_checkpoint_with_a_number_past_the_dtype_is_refused_by_name(tmp_path: Path, how: str) -> None:
-    """It would be inf in the file, in the truth as in the answer, and hidden by what bounds it."""
+@pytest.mark.parametrize("command", ["build", "update", "append", "swap"])
+def test_a_checkpoint_with_a_number_past_the_range_is_refused_by_name(tmp_path: Path, command: str) -> None:
+    """Otherwise the number would be inf in the file, in the reference answer and in the answer, and the bound
+    would hide it.
+    """
     paths = saved(tmp_path, lambda: nn.Linear(4, 2))
     bad = torch.load(paths[0])
     bad["bias"][0] = 1e6
@@ -207,23 +216,23 @@ def test_a_checkpoint_with_a_number_past_the_dtype_is_refused_by_name(tmp_path: 
         tmp_path / "e.wide",
         {"model": lambda: nn.Linear(4, 2), "inputs": ["input=float16[B,4]"], "dtype": "fp16", **QUICK},
     )
-    if how != "build":
+    if command != "build":
         build(paths, out, **more)
-    before = Reader(out).manifest.digest if how != "build" else ""
+    before = Reader(out).manifest.digest if command != "build" else ""
     with pytest.raises(
         CheckpointError,
         match=r"bad.pt: bias has 1e\+06, but the largest number of float16 is 6.55e\+04"
         r".*bfloat16 has the range",
     ):
-        if how == "build":
+        if command == "build":
             build([*paths, tmp_path / "bad.pt"], out, **more)
-        elif how == "update":
+        elif command == "update":
             update(out, {1: tmp_path / "bad.pt"})
-        elif how == "append":
+        elif command == "append":
             append(out, [tmp_path / "bad.pt"])
         else:
             load(out).swap(1, tmp_path / "bad.pt")
-    assert not out.exists() if how == "build" else Reader(out).manifest.digest == before
+    assert not out.exists() if command == "build" else Reader(out).manifest.digest == before
 
 
 def test_answers_that_overflow_are_refused(tmp_path: Path) -> None:

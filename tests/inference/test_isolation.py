@@ -29,9 +29,9 @@ WITH_IDS = {
 
 
 def opened(artifact: Path, strategy: str, programs: dict[str, Any] | None = None) -> WideModel:
-    """Loads an artifact of strategy `wide`, or lowers it again.
+    """Loads an artifact with the strategy `wide`, or lowers it again with another.
 
-    programs: the programs of an equal artifact, which are lowered once for all.
+    programs: the programs of an equal artifact, so that several artifacts are lowered once.
     """
     ens = load(artifact, strategies=None if strategy == "wide" else strategy, verify="off", warmup=False)
     if programs is not None:
@@ -48,7 +48,7 @@ def opened(artifact: Path, strategy: str, programs: dict[str, Any] | None = None
 
 
 IN_LOOPS = {"mlp", "ragged_heads"}
-"""Cases that are tried as a loop, too, each time: there members meet nowhere but in the results."""
+"""Cases that also run as a loop in every run of the tests. There members share nothing but the results."""
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ IN_LOOPS = {"mlp", "ragged_heads"}
         for strategy in STRATEGIES
     ],
 )
-def test_nan_in_one_members_weights_stays_there(
+def test_nan_in_one_members_weights_reaches_no_other_member(
     name: str, strategy: str, artifacts: Artifacts, tmp_path: Path
 ) -> None:
     programs: dict[str, Any] = {}
@@ -74,7 +74,7 @@ def test_nan_in_one_members_weights_stays_there(
             for a, b in zip(before, after, strict=True):
                 if i == j:
                     assert b.isnan().all(), (
-                        f"the NaN of member {j} does not reach its own answer: this test proves nothing"
+                        f"the NaN of member {j} is not in its answer, so the test proves nothing"
                     )
                 else:
                     assert torch.equal(a, b), f"NaN in member {j} changes member {i}"
@@ -82,7 +82,9 @@ def test_nan_in_one_members_weights_stays_there(
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", ["mlp", "resnet18", "vit"])
-def test_nan_in_one_members_input_stays_there(name: str, strategy: str, artifacts: Artifacts) -> None:
+def test_nan_in_one_members_input_reaches_no_other_member(
+    name: str, strategy: str, artifacts: Artifacts
+) -> None:
     case = cases.load(name)
     ens = opened(artifacts(name, "wide"), strategy)
     x = torch.stack([case.sample(2, 50 + i)[0][0] for i in range(case.N)])
@@ -98,7 +100,7 @@ def test_nan_in_one_members_input_stays_there(name: str, strategy: str, artifact
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", WITH_IDS)
-def test_an_index_out_of_range_is_refused_as_alone(name: str, strategy: str, artifacts: Artifacts) -> None:
+def test_an_index_that_a_member_refuses_is_refused(name: str, strategy: str, artifacts: Artifacts) -> None:
     case = cases.load(name)
     which, rows = WITH_IDS[name]
     ens = opened(artifacts(name, "wide"), strategy)
@@ -118,11 +120,11 @@ def test_an_index_out_of_range_is_refused_as_alone(name: str, strategy: str, art
         wrong = with_id(args, kwargs, (1, 3), value)
         with pytest.raises(InputError, match=f"contains {value}, .* looks up one of {rows} rows"):
             ens(*wrong[0], **wrong[1])
-        for i in range(case.N):  # the last member has no next one's rows to read; the first has
+        for i in range(case.N):  # the last member could not read rows of a next member; the first could
             wrong = with_id(args_each, kwargs_each, (i, 1, 3), value)
             with pytest.raises(InputError, match=f"contains {value}, .* looks up one of {rows} rows"):
                 ens.each(*wrong[0], **wrong[1])
-    ens(*args, **kwargs)  # and afterwards it answers
+    ens(*args, **kwargs)  # later calls answer
 
 
 def _signature(ens: WideModel) -> list[tuple[str, str]]:

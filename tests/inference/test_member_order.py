@@ -1,4 +1,4 @@
-"""Tests loads of all members in another order: the programs in the file are for the file's order only."""
+"""Tests loads of all members in another order. The programs in a file are for the order of the file only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ORDER = [2, 0, 1]
 
 
 class Ragged(nn.Module):
-    """A head whose size is the member's own and stands in its program, and a state."""
+    """Has a state, and a head whose size differs by member and is a literal in its program."""
 
     mean: Tensor
 
@@ -55,10 +55,10 @@ def ragged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[st
     return folder, states
 
 
-def right(
-    ens: WideModel, states: list[dict[str, Tensor]], order: list[int], dtype: torch.dtype, most: float
+def check_answers(
+    ens: WideModel, states: list[dict[str, Tensor]], order: list[int], dtype: torch.dtype, tolerance: float
 ) -> None:
-    """Both patterns answer as the members alone do in float64."""
+    """Checks that both patterns answer as each member alone in float64."""
     x = torch.randn(3, 4, 6)
     begun = ens.state()
     y, after = ens(x[0].to(dtype), state=begun)
@@ -68,25 +68,29 @@ def right(
         alone.load_state_dict(states[number])
         alone.double()
         before = alone.mean.clone()
-        torch.testing.assert_close(y[place].double(), alone(x[0].double()), rtol=most, atol=most)
-        torch.testing.assert_close(after["mean"][place].double(), alone.mean, rtol=most, atol=most)
+        torch.testing.assert_close(y[place].double(), alone(x[0].double()), rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(after["mean"][place].double(), alone.mean, rtol=tolerance, atol=tolerance)
         alone.mean = before
-        torch.testing.assert_close(each[place].double(), alone(x[place].double()), rtol=most, atol=most)
+        torch.testing.assert_close(
+            each[place].double(), alone(x[place].double()), rtol=tolerance, atol=tolerance
+        )
 
 
-@pytest.mark.parametrize(("dtype", "most"), [(None, 1e-5), pytest.param("bf16", 0.1, marks=pytest.mark.slow)])
-def test_every_order_answers_as_the_members_alone(
-    ragged: tuple[Path, list[dict[str, Tensor]]], dtype: str | None, most: float
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(None, 1e-5), pytest.param("bf16", 0.1, marks=pytest.mark.slow)]
+)
+def test_members_in_another_order_answer_as_alone(
+    ragged: tuple[Path, list[dict[str, Tensor]]], dtype: str | None, tolerance: float
 ) -> None:
     folder, states = ragged
-    load(folder / "e.wide").probe()  # a pass that is remembered of the file's order is none of another
+    load(folder / "e.wide").probe()  # a stored pass for the order of the file is not valid for another order
     ens = load(folder / "e.wide", members=ORDER, dtype=dtype)
     assert ens.members == ("m2", "m0", "m1")
-    right(ens, states, ORDER, torch.bfloat16 if dtype else torch.float32, most)
+    check_answers(ens, states, ORDER, torch.bfloat16 if dtype else torch.float32, tolerance)
     ens.probe()
 
 
-def test_the_files_order_by_name_runs_the_files_programs(
+def test_members_named_in_the_order_of_the_file_run_its_programs(
     ragged: tuple[Path, list[dict[str, Tensor]]],
 ) -> None:
     folder, states = ragged
@@ -95,7 +99,7 @@ def test_the_files_order_by_name_runs_the_files_programs(
     assert not any(
         b.content for b in load(folder / "e.wide", members=ORDER).entry("forward").programs.of("shared")
     )
-    right(ens, states, [0, 1, 2], torch.float32, 1e-5)
+    check_answers(ens, states, [0, 1, 2], torch.float32, 1e-5)
 
 
 def test_a_swap_in_another_order(ragged: tuple[Path, list[dict[str, Tensor]]], tmp_path: Path) -> None:
@@ -104,13 +108,13 @@ def test_a_swap_in_another_order(ragged: tuple[Path, list[dict[str, Tensor]]], t
     torch.save(new, tmp_path / "new.pt")
     ens = load(folder / "e.wide", members=ORDER)
     ens.swap(2, tmp_path / "new.pt")
-    right(ens, [states[0], new, states[2]], ORDER, torch.float32, 1e-5)
+    check_answers(ens, [states[0], new, states[2]], ORDER, torch.float32, 1e-5)
     ens.probe()
 
 
 @pytest.mark.slow
 def test_an_export_of_another_order(ragged: tuple[Path, list[dict[str, Tensor]]], tmp_path: Path) -> None:
-    made = widepack.export(
+    exported = widepack.export(
         ragged[0] / "e.wide", tmp_path / "x.pt2", to="pt2", members=ORDER, pattern="each"
-    )  # which holds it to the probe
-    assert made.members == ("m2", "m0", "m1")
+    )  # the export checks it against the probe
+    assert exported.members == ("m2", "m0", "m1")

@@ -1,4 +1,4 @@
-"""Tests `ens.swap`: answers of the new member and of the others, calls meanwhile, refusals, and restored
+"""Tests `ens.swap`: answers of the new member and of the others, concurrent calls, refusals, and restored
 members.
 """
 
@@ -34,8 +34,8 @@ MORE: list[dict[str, Any]] = [{"strategies": "wide"}, {"prologue": False}, {"mem
 
 
 class Net(nn.Module):
-    """Has a convolution with a folded norm, a layer behind it, a derived weight, and a state that begins
-    as a buffer.
+    """Has a convolution with a folded norm, a layer after it, a derived weight, and a state that is a buffer
+    at first.
     """
 
     mean: Tensor
@@ -58,11 +58,11 @@ class Net(nn.Module):
 def member(seed: int, make: Callable[[], nn.Module] = Net) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = make().eval()
-        for name, b in made.named_buffers():
+        module = make().eval()
+        for name, b in module.named_buffers():
             if "running" in name:
                 b.copy_(torch.rand_like(b) + 0.5)
-    return made
+    return module
 
 
 def saved(folder: Path, seed: int, make: Callable[[], nn.Module] = Net) -> Path:
@@ -74,7 +74,7 @@ def saved(folder: Path, seed: int, make: Callable[[], nn.Module] = Net) -> Path:
 
 @pytest.fixture(scope="module")
 def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three members of `Net`, in an artifact; `new.pt` beside it is a fourth."""
+    """Builds three members of `Net`. `new.pt`, in the same folder, is a fourth."""
     folder = tmp_path_factory.mktemp("net")
     paths = [saved(folder, i) for i in range(N)]
     build(paths, folder / "e.wide", model=Net, inputs=["x=float32[B,3,6,6]"], state=["mean"], **QUICK)
@@ -90,15 +90,15 @@ def mlp() -> nn.Module:
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Builds three members of an MLP that share the first layer.
 
-    `new.pt` and `other.pt` have the same first layer, `own.pt` has another one.
+    `new.pt` and `other.pt` have the same first layer, `own.pt` has a different one.
     """
     folder = tmp_path_factory.mktemp("small")
     trunk = mlp()[0].state_dict()
     paths = []
     for name in ("a", "b", "c", "new", "other"):
-        made = mlp()
-        made[0].load_state_dict(trunk)
-        torch.save(made.state_dict(), folder / f"{name}.pt")
+        module = mlp()
+        module[0].load_state_dict(trunk)
+        torch.save(module.state_dict(), folder / f"{name}.pt")
         paths.append(folder / f"{name}.pt")
     torch.save(mlp().state_dict(), folder / "own.pt")
     for share in ("auto", "none"):
@@ -114,7 +114,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def running(ens: WideModel, pattern: str, inputs: list[Tensor]) -> BoundProgram:
-    """The program that a call runs."""
+    """Returns the program that a call runs."""
     entry = ens.entry("forward")
     sizes = binder_of(entry).check(inputs, entry.programs.inputs.per_member(pattern))
     return entry.programs.for_sizes(pattern, sizes)
@@ -123,8 +123,8 @@ def running(ens: WideModel, pattern: str, inputs: list[Tensor]) -> BoundProgram:
 def expected(
     ens: WideModel, place: int, new: dict[str, Tensor], pattern: str, inputs: list[Tensor]
 ) -> list[Any]:
-    """Returns what the bound program of a pattern answers over weights that are stacked again, with the
-    new member's.
+    """Returns the answers of the bound program of a pattern, over weights that are stacked again with the new
+    member.
     """
     bound = running(ens, pattern, inputs)
     weights: dict[str, Any] = {}
@@ -157,14 +157,14 @@ def equal(a: Any, b: Any) -> bool:
     ],
     ids=str,
 )
-def test_the_new_member_answers_and_the_others_as_before(net: Path, options: dict[str, Any]) -> None:
+def test_a_swap_changes_the_answers_of_its_member_only(net: Path, options: dict[str, Any]) -> None:
     ens = load(net / "e.wide", **options)
     place = 1
     number = artifact_of(ens).chosen[place]
     x, xs = torch.randn(4, 3, 6, 6), torch.randn(len(ens), 4, 3, 6, 6)
     state = ens.state()
     before, each = ens(x, state=state), ens.each(xs, state=state)
-    held = ens.member(place)
+    module_before = ens.member(place)
     new = torch.load(net / "new.pt")
     begun = {
         **state,
@@ -175,7 +175,7 @@ def test_the_new_member_answers_and_the_others_as_before(net: Path, options: dic
     report = ens.swap(place, net / "new.pt")
     assert (
         report.member == f"m{number}" and report.weights == 10 and report.bytes > 0
-    )  # a norm counts batches, and has its first weight and bias
+    )  # including the norm's count of batches, weight and bias
     assert 0 < report.pause < 5 and {"open", "check", "derive", "wait", "copy", "verify"} == set(
         report.seconds
     )
@@ -185,12 +185,12 @@ def test_the_new_member_answers_and_the_others_as_before(net: Path, options: dic
     others = [i for i in range(len(ens)) if i != place]
     assert torch.equal(y[others], before[0][others]) and torch.equal(ye[others], each[0][others])
     assert not torch.equal(y[place], before[0][place])
-    # the member as a module, one that was there before and a new one; its state dict; its own module
-    own = member(77)
-    theirs = own(x)
-    for one in (held, ens.member(place), copy.deepcopy(ens.member(place))):
-        assert torch.allclose(one(x, state=one.state())[0], theirs, atol=1e-5)
-    assert torch.allclose(y[place], theirs, atol=1e-5)
+    # the member's module, from before and after the swap, and its state dict against the original module
+    original = member(77)
+    exact = original(x)
+    for one in (module_before, ens.member(place), copy.deepcopy(ens.member(place))):
+        assert torch.allclose(one(x, state=one.state())[0], exact, atol=1e-5)
+    assert torch.allclose(y[place], exact, atol=1e-5)
     assert all(torch.equal(v, new[k]) for k, v in ens.state_dict(place).items())
     ens.probe()
     Reader(net / "e.wide").check_hashes()
@@ -198,30 +198,30 @@ def test_the_new_member_answers_and_the_others_as_before(net: Path, options: dic
     assert torch.equal(again(x, state=again.state())[0], before[0])
 
 
-def test_a_pattern_that_is_bound_later_is_held_to_the_new_member(net: Path) -> None:
+def test_a_pattern_that_is_bound_after_a_swap_has_the_new_member(net: Path) -> None:
     ens = load(net / "e.wide", warmup=False)
     ens.swap("m1", net / "new.pt")
     xs = torch.randn(N, 2, 3, 6, 6)
     y, _ = ens.each(xs, state=ens.state())
     assert torch.allclose(y[1], member(77)(xs[1]), atol=1e-5)
-    assert ens.swap(1, net / "m1.pt").weights == 10  # and back
+    assert ens.swap(1, net / "m1.pt").weights == 10  # swaps it back
     ens.probe()
     assert torch.equal(
         ens.each(xs, state=ens.state())[0], (other := load(net / "e.wide")).each(xs, state=other.state())[0]
     )
 
 
-def test_what_is_the_same_is_not_written(small: Path) -> None:
+def test_equal_weights_are_not_written(small: Path) -> None:
     ens = load(small / "auto.wide")
     assert ens.swap(0, small / "a.pt").bytes == 0
     report = ens.swap(0, small / "new.pt")
-    assert report.weights == 4  # the first layer is that of all
+    assert report.weights == 4  # all members have this first layer
     assert report.bytes >= 4 * (8 * 8 + 8 + 8 * 4 + 4)
     assert "pause" in str(report)
 
 
 @pytest.mark.parametrize("name", ["lstm", "ragged_heads", pytest.param("bert", marks=pytest.mark.slow)])
-def test_networks_whose_weights_are_packed_or_lists(name: str, artifacts: Artifacts, tmp_path: Path) -> None:
+def test_swap_of_packed_weights_and_of_lists(name: str, artifacts: Artifacts, tmp_path: Path) -> None:
     import cases
 
     path = artifacts(name)
@@ -239,11 +239,11 @@ def test_networks_whose_weights_are_packed_or_lists(name: str, artifacts: Artifa
     want = expected(ens, 1, new, "shared", values)
     ens.swap(1, tmp_path / "new.pt")
     assert equal(bound.run(*values), want)
-    mine, old = (
+    after, others_before = (
         [[leaf[i] for i in (0, 2)] for leaf in want],
         [[leaf[i] for i in (0, 2)] for leaf in _leaves(before)],
     )
-    assert equal(mine, old)
+    assert equal(after, others_before)
 
 
 def _leaves(value: Any) -> list[Any]:
@@ -257,7 +257,7 @@ def _leaves(value: Any) -> list[Any]:
 # ---------------------------------------------------------------- refused
 
 
-def test_a_weight_that_all_share_is_refused_by_name_and_bytes(small: Path) -> None:
+def test_a_change_of_a_shared_weight_is_refused_by_name_and_bytes(small: Path) -> None:
     ens = load(small / "auto.wide")
     x = torch.randn(2, 8)
     before = ens(x)
@@ -297,7 +297,7 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(
     assert not artifact_of(ens).swapped
 
 
-def test_arguments_that_mean_nothing(small: Path) -> None:
+def test_invalid_arguments_are_refused(small: Path) -> None:
     ens = load(small / "auto.wide")
     bad: Any
     for bad, words in (
@@ -319,7 +319,7 @@ def test_arguments_that_mean_nothing(small: Path) -> None:
         ens.swap(0, {})  # type: ignore[arg-type]
     with pytest.raises(widepack.CheckpointError, match="nowhere"):
         ens.swap(0, small / "nowhere.pt")
-    held = ens.member(0)
+    module = ens.member(0)
     ens.close()
     for refused in (
         lambda: ens.swap(0, small / "new.pt"),
@@ -331,26 +331,26 @@ def test_arguments_that_mean_nothing(small: Path) -> None:
     ):
         with pytest.raises(UsageError, match="was closed"):
             refused()
-    assert held(torch.randn(2, 8)).shape == (2, 4)  # what was given out stays usable
+    assert module(torch.randn(2, 8)).shape == (2, 4)  # a module from before the close still works
 
 
-def test_a_wide_program_that_answers_wrongly_gets_the_old_member_back(
+def test_a_swap_with_wrong_answers_restores_the_old_member(
     net: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ens = load(net / "e.wide")
     x, state = torch.randn(4, 3, 6, 6), ens.state()
     before = ens(x, state=state)[0]
-    whole = WeightChanges.apply
+    apply = WeightChanges.apply
 
-    def less(changes: WeightChanges) -> None:
+    def apply_only_weights(changes: WeightChanges) -> None:
         changes.written, changes.values = (
             changes.written[:10],
             [],
-        )  # the weights, and nothing that is made of them
-        whole(changes)
+        )  # the weights, but no derived weight
+        apply(changes)
 
     with monkeypatch.context() as patch:
-        patch.setattr(WeightChanges, "apply", less)
+        patch.setattr(WeightChanges, "apply", apply_only_weights)
         with pytest.raises(VerificationError, match="answers wrongly for it, and the old member is back"):
             ens.swap(1, net / "new.pt")
     assert torch.equal(ens(x, state=state)[0], before) and torch.equal(ens.state()["mean"], state["mean"])
@@ -359,7 +359,9 @@ def test_a_wide_program_that_answers_wrongly_gets_the_old_member_back(
     assert ens.swap(1, net / "new.pt").weights == 10
 
 
-def test_what_fails_half_way_is_put_back(net: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_swap_that_fails_half_way_restores_the_old_member(
+    net: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ens = load(net / "e.wide")
     x, state = torch.randn(4, 3, 6, 6), ens.state()
     before = ens(x, state=state)[0]
@@ -370,7 +372,7 @@ def test_what_fails_half_way_is_put_back(net: Path, monkeypatch: pytest.MonkeyPa
 
 
 def _failing(do: Callable[..., None]) -> Callable[..., None]:
-    """Writes half of what there is, the first time."""
+    """Wraps a write so that the first call writes half of the changes and fails."""
     times: list[int] = []
 
     def half(changes: WeightChanges, *given: Any) -> None:
@@ -387,8 +389,8 @@ def _failing(do: Callable[..., None]) -> Callable[..., None]:
 
 
 def test_every_answer_is_of_one_version_of_each_member(small: Path) -> None:
-    """Four threads call while members are swapped. scripts/measure/swap_under_load.py runs 10,000 calls
-    of 8 threads.
+    """Four threads call while members are swapped. (scripts/measure/swap_under_load.py runs 10,000 calls in 8
+    threads.)
     """
     ens = load(small / "auto.wide")
     x = torch.randn(16, 8)
@@ -419,7 +421,7 @@ def test_every_answer_is_of_one_version_of_each_member(small: Path) -> None:
     assert not wrong and len(seen) > 3
 
 
-def test_programs_that_are_bound_during_a_swap_are_swapped_too(
+def test_a_program_that_is_bound_during_a_swap_has_the_new_member(
     small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from widepack.inference import swap as swapping
@@ -439,21 +441,21 @@ def test_programs_that_are_bound_during_a_swap_are_swapped_too(
 
     monkeypatch.setattr(swapping, "WeightChanges", Slow)
     ens.swap(1, small / "new.pt")
-    made = mlp()
-    made.load_state_dict(torch.load(small / "new.pt"))
-    assert torch.allclose(ens.each(xs)[1], made(xs[1]), atol=1e-5)
+    module = mlp()
+    module.load_state_dict(torch.load(small / "new.pt"))
+    assert torch.allclose(ens.each(xs)[1], module(xs[1]), atol=1e-5)
 
 
 def alone(path: Path, x: Tensor) -> Tensor:
-    """What a member of `Net` answers in float64."""
-    made = Net().double().eval()
-    made.load_state_dict(torch.load(path))
+    """Returns the answer of a member of `Net` in float64."""
+    module = Net().double().eval()
+    module.load_state_dict(torch.load(path))
     with torch.no_grad():
-        return torch.as_tensor(made(x))
+        return torch.as_tensor(module(x))
 
 
-@pytest.mark.parametrize("dtype", [None, "fp64"])  # weights are the mapped files, and copies
-def test_what_is_bound_before_a_swap_is_put_back_is_put_back_too(
+@pytest.mark.parametrize("dtype", [None, "fp64"])  # weights are mapped files without a dtype, copies with one
+def test_a_program_that_is_bound_during_a_refused_swap_has_the_old_member(
     net: Path, monkeypatch: pytest.MonkeyPatch, dtype: str | None
 ) -> None:
     from widepack.inference import swap as swapping
@@ -466,8 +468,8 @@ def test_what_is_bound_before_a_swap_is_put_back_is_put_back_too(
 
     def answers() -> dict[str, Tensor]:
         state = ens.state()
-        made = {"shared": ens(given[1], state=state)[0][1], "each": ens.each(given, state=state)[0][1]}
-        return made | {
+        results = {"shared": ens(given[1], state=state)[0][1], "each": ens.each(given, state=state)[0][1]}
+        return results | {
             what: m(given[1], state=m.state())[0]
             for what, m in (("now", ens.member(1)), ("kept", got["member"]))
         }
@@ -494,7 +496,7 @@ def test_what_is_bound_before_a_swap_is_put_back_is_put_back_too(
     assert all(torch.allclose(y.double(), new, atol=1e-4) for y in answers().values())
 
 
-def test_a_member_that_is_made_during_a_swap_is_the_new_one(
+def test_a_member_module_that_is_made_during_a_swap_is_the_new_one(
     net: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
@@ -507,7 +509,7 @@ def test_a_member_that_is_made_during_a_swap_is_the_new_one(
 
     def slow(values: MemberUpdate, *given: Any) -> None:
         whole(values, *given)
-        got.append(ens.member(1))  # as another thread may, when all is made aside and nothing written
+        got.append(ens.member(1))  # another thread may call now: all values are computed, but none is written
 
     monkeypatch.setattr(MemberUpdate, "changes", slow)
     ens.swap(1, net / "new.pt")
@@ -515,7 +517,7 @@ def test_a_member_that_is_made_during_a_swap_is_the_new_one(
     assert got and all(torch.allclose(m(x, state=m.state())[0], want) for m in (got[0], ens.member(1)))
 
 
-def test_the_gate_waits_for_those_inside_and_holds_the_others() -> None:
+def test_the_gate_waits_for_calls_inside_and_blocks_new_calls() -> None:
     gate, order = Gate(), []
     inside, leave = threading.Event(), threading.Event()
 
@@ -552,7 +554,7 @@ def test_the_gate_waits_for_those_inside_and_holds_the_others() -> None:
     assert order == ["in flight", "swap", "swapped", "new"]
 
 
-def test_a_call_that_fails_leaves_the_gate() -> None:
+def test_a_failed_call_leaves_the_gate() -> None:
     gate = Gate()
 
     class Failing:
@@ -563,12 +565,12 @@ def test_a_call_that_fails_leaves_the_gate() -> None:
         gate.run(Failing(), ())
     with gate.shut():
         pass
-    callers_inside(gate)[1] = True  # a thread that has ended: after a fork only one thread exists
+    callers_inside(gate)[1] = True  # a thread that has ended: after a fork only one thread is left
     with gate.shut():
         assert not callers_inside(gate)
 
 
-def test_rows_that_differ_by_a_bit() -> None:
+def test_rows_that_differ_in_one_bit_are_found() -> None:
     a = torch.zeros(5, 3)
     b = a.clone()
     assert differing(a, b) is None
@@ -578,7 +580,7 @@ def test_rows_that_differ_by_a_bit() -> None:
     assert differing(a, b) is None
     assert differing(torch.tensor(1.0), torch.tensor(2.0)) == slice(None)
     z = torch.zeros(4, 2, dtype=torch.complex64)
-    assert differing(z, z.conj()) == slice(0, 4)  # the sign of a zero is a bit
+    assert differing(z, z.conj()) == slice(0, 4)  # the sign of a zero counts
     assert differing(torch.ones(3, 2).t(), torch.ones(2, 3)) is None
     assert differing(torch.zeros(0, 2), torch.zeros(0, 2)) is None
 
@@ -587,8 +589,8 @@ def test_rows_that_differ_by_a_bit() -> None:
 
 
 class Tempered(nn.Module):
-    """Has small weights (a compiler may write them into its code), one with gaps in memory, and prepacked
-    layers.
+    """Has small weights (a compiler may write them into its code), a weight with gaps in memory, and
+    prepacked layers.
     """
 
     def __init__(self) -> None:
@@ -603,7 +605,7 @@ class Tempered(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot", "compile", "onnxruntime"])
-def test_compiled_programs_show_the_new_member(backend: str, tmp_path: Path) -> None:
+def test_compiled_programs_answer_with_the_new_member(backend: str, tmp_path: Path) -> None:
     if backend == "onnxruntime":
         for package in ("onnxruntime", "onnx", "onnxscript"):
             pytest.importorskip(package)
@@ -624,7 +626,7 @@ def test_compiled_programs_show_the_new_member(backend: str, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_onnx_runtime_keeps_copies_of_weights(tmp_path: Path) -> None:
-    """Why its sessions are made anew: what is written into a weight does not reach all of them."""
+    """A number that is written into a weight does not reach every session, so a swap makes new sessions."""
     for package in ("onnxruntime", "onnx", "onnxscript"):
         pytest.importorskip(package)
     paths = [saved(tmp_path, i, Tempered) for i in range(N)]

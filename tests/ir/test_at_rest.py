@@ -1,5 +1,5 @@
-"""Tests of programs without random ops: dropout returns its input, draws return one number, no other node
-changes.
+"""Tests that a program is rewritten without random ops: dropout returns its input, a draw returns a fixed
+number, and no other node changes.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from widepack_artifacts.program import Program, Ref
 CPU = torch.device("cpu")
 
 
-def run(made: Program | None, x: torch.Tensor) -> torch.Tensor:
-    assert made is not None
-    value: torch.Tensor = graph_module(made, CPU)(x)[0]
+def run(program: Program | None, x: torch.Tensor) -> torch.Tensor:
+    assert program is not None
+    value: torch.Tensor = graph_module(program, CPU)(x)[0]
     return value
 
 
@@ -29,7 +29,7 @@ def of(op: str, *args: Any) -> Program:
 
 
 @pytest.mark.parametrize(
-    ("made", "wanted"),
+    ("program", "value"),
     [
         (of("dropout", Ref("x"), 0.5, True), "x"),
         (of("feature_dropout", Ref("x"), 0.5, True), "x"),
@@ -42,7 +42,7 @@ def of(op: str, *args: Any) -> Program:
         (of("relu", Ref("x")), "relu"),
     ],
 )
-def test_random_ops_rest(made: Program, wanted: object) -> None:
+def test_random_ops_return_fixed_values(program: Program, value: object) -> None:
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
     known = {
         "x": x,
@@ -50,10 +50,10 @@ def test_random_ops_rest(made: Program, wanted: object) -> None:
         "attention": torch.nn.functional.scaled_dot_product_attention(x, x, x),
         "relu": x.relu(),
     }
-    right = known[wanted] if isinstance(wanted, str) else torch.full((3, 4), wanted)  # type: ignore[call-overload]
-    torch.testing.assert_close(run(rested(made), x), right)
+    expected = known[value] if isinstance(value, str) else torch.full((3, 4), value)  # type: ignore[call-overload]
+    torch.testing.assert_close(run(rested(program), x), expected)
 
 
-def test_what_cannot_rest_is_told() -> None:
+def test_an_op_without_a_fixed_value_is_reported() -> None:
     assert full_name("multinomial") == "aten.multinomial.default"
     assert rested(of("multinomial", Ref("x"), 2)) is None

@@ -1,4 +1,4 @@
-"""Tests of kinds: a value that may differ by member is never Shared."""
+"""Tests kinds: a value that may differ by member is never Shared."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ ORDER: tuple[Kind, ...] = ("shared", "stacked", "ragged")
 
 
 def one(kind: Kind, *nodes: Node) -> dict[str, Kind]:
-    made = program({"w": "float32[4,4]"}, {"x": "float32[B,4]"}, nodes, [nodes[-1].name])
-    return kinds(made, {"w": kind, "x": "shared"})
+    net = program({"w": "float32[4,4]"}, {"x": "float32[B,4]"}, nodes, [nodes[-1].name])
+    return kinds(net, {"w": kind, "x": "shared"})
 
 
 def test_weights_have_the_kinds_of_the_checkpoints_and_inputs_those_of_the_pattern() -> None:
-    made = classifier()
-    for own in itertools.product(ORDER[:2], repeat=2):
-        slots = all_kinds(made, w_head=own[0], x=own[1])
-        assert {n: kinds(made, slots)[n] for n in slots} == slots
+    net = classifier()
+    for chosen in itertools.product(ORDER[:2], repeat=2):
+        slots = all_kinds(net, w_head=chosen[0], x=chosen[1])
+        assert {n: kinds(net, slots)[n] for n in slots} == slots
 
 
 @pytest.mark.parametrize(("x", "head", "want"), [
@@ -35,8 +35,8 @@ def test_weights_have_the_kinds_of_the_checkpoints_and_inputs_those_of_the_patte
     ("stacked", "ragged", {"made": "stacked", "y": "ragged", "v": "ragged"}),
 ])  # fmt: skip
 def test_a_value_is_of_the_highest_kind_that_it_reads(x: Kind, head: Kind, want: dict[str, Kind]) -> None:
-    made = classifier()
-    found = kinds(made, all_kinds(made, x=x, w_head=head))
+    net = classifier()
+    found = kinds(net, all_kinds(net, x=x, w_head=head))
     assert {n: found[n] for n in want} == want
     assert (found["h"], found["doubled"], found["b"], found["twice"]) == ("shared", head, "shared", "shared")
 
@@ -53,7 +53,7 @@ def test_sizes_of_a_stacked_value_are_shared_and_of_a_ragged_one_ragged() -> Non
         assert {found[n] for n in ("s", "z", "y")} == {want}
 
 
-def test_what_is_filled_with_a_members_own_number_is_stacked() -> None:
+def test_a_tensor_filled_with_a_number_of_each_member_is_stacked() -> None:
     found = one(
         "stacked",
         node("m", "sum", Ref("w")),
@@ -73,36 +73,36 @@ def test_random_numbers_are_stacked() -> None:
     assert {found[n] for n in ("r", "n", "y")} == {"stacked"}
 
 
-def test_a_ragged_value_in_a_list_counts() -> None:
+def test_a_ragged_value_in_a_list_makes_the_result_ragged() -> None:
     assert one("ragged", node("c", "cat", [Ref("x"), Ref("w")]))["c"] == "ragged"
 
 
-@pytest.mark.parametrize("own", list(itertools.product(ORDER, repeat=3)))
-def test_no_value_is_of_a_lower_kind_than_what_it_reads_but_for_sizes(own: tuple[Kind, ...]) -> None:
-    made = classifier()
-    found = kinds(made, all_kinds(made, **dict(zip(("w_trunk", "w_head", "x"), own))))
-    for n in made.nodes:
+@pytest.mark.parametrize("chosen", list(itertools.product(ORDER, repeat=3)))
+def test_only_sizes_have_a_lower_kind_than_their_arguments(chosen: tuple[Kind, ...]) -> None:
+    net = classifier()
+    found = kinds(net, all_kinds(net, **dict(zip(("w_trunk", "w_head", "x"), chosen))))
+    for n in net.nodes:
         highest = max((ORDER.index(found[r]) for r in refs((n.args, n.kwargs))), default=0)
         assert ORDER.index(found[n.name]) == highest or n.op in SIZES
 
 
-@pytest.mark.parametrize("own", list(itertools.product(ORDER[:2], repeat=3)))
-def test_lowering_makes_the_kinds_that_were_found(own: tuple[Kind, ...]) -> None:
-    made = classifier()
-    slots = all_kinds(made, **dict(zip(("w_trunk", "w_head", "x"), own)))
-    found = lowered(made, slots, plan())
+@pytest.mark.parametrize("chosen", list(itertools.product(ORDER[:2], repeat=3)))
+def test_lowered_values_have_the_kinds_of_the_analysis(chosen: tuple[Kind, ...]) -> None:
+    net = classifier()
+    slots = all_kinds(net, **dict(zip(("w_trunk", "w_head", "x"), chosen)))
+    found = lowered(net, slots, plan())
     assert [o.kind for o in found.program.outputs] == [
-        kinds(made, slots)[next(refs(o.value))] for o in made.outputs
+        kinds(net, slots)[next(refs(o.value))] for o in net.outputs
     ]
 
 
-def test_every_op_of_sizes_alone_has_a_rule() -> None:
+def test_every_op_that_reads_sizes_only_has_a_rule() -> None:
     assert sorted(SIZES - set(REGISTRY)) == []
 
 
-def test_the_prologue_is_what_depends_on_weights_alone() -> None:
-    made = classifier()
-    assert weights_only(made) == {s.name for s in made.weights} | {"h", "doubled"}
+def test_the_prologue_contains_the_nodes_that_depend_on_weights_only() -> None:
+    net = classifier()
+    assert weights_only(net) == {s.name for s in net.weights} | {"h", "doubled"}
     noisy = program(
         {"w": "float32[4]"},
         {},
@@ -113,11 +113,11 @@ def test_the_prologue_is_what_depends_on_weights_alone() -> None:
         ],
         ["y", "z"],
     )
-    assert weights_only(noisy) == {"w", "z"}  # a draw at load would be the same at every call
+    assert weights_only(noisy) == {"w", "z"}  # a draw at load would give the same numbers in every call
 
 
 def test_reaches_follows_sizes_too() -> None:
-    made: Program = classifier()
-    assert reaches(made, {"x"}) == {"x", "made", "r", "y", "dead", "z", "b", "twice", "v", "total"}
-    assert reaches(made, {"w_head"}) == {"w_head", "doubled", "y", "dead", "z", "v", "total"}
-    assert reaches(made, set()) == set()
+    net: Program = classifier()
+    assert reaches(net, {"x"}) == {"x", "net", "r", "y", "dead", "z", "b", "twice", "v", "total"}
+    assert reaches(net, {"w_head"}) == {"w_head", "doubled", "y", "dead", "z", "v", "total"}
+    assert reaches(net, set()) == set()

@@ -31,7 +31,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_text_of_a_type_is_the_text_it_was_parsed_from(text: str) -> None:
+def test_the_text_of_a_type_is_parsed_and_printed_unchanged(text: str) -> None:
     parsed = tensor_type(text)
     assert parsed is not None and str(parsed) == text
 
@@ -53,7 +53,7 @@ def test_text_that_is_not_one_tensor_has_no_tensor_type(text: str) -> None:
     assert (rank_of(text), sizes_of(text), dtype_in(text)) == (0, (), "")
 
 
-def test_type_of_a_slot_is_strict() -> None:
+def test_the_type_of_a_slot_is_parsed_strictly() -> None:
     slot = parse_slot("float32[B,3,32*H]")
     assert slot == tensor_type("float32[B,3,32*H]")
     assert slot.shape({"B": 2, "H": 5}) == [2, 3, 160] and slot.numbers is None
@@ -63,12 +63,12 @@ def test_type_of_a_slot_is_strict() -> None:
             parse_slot(wrong)
 
 
-def test_expression_is_no_size_of_a_slot() -> None:
+def test_an_expression_as_size_of_a_slot_is_refused() -> None:
     with pytest.raises(ValueError, match="neither a number nor a multiple of a dim"):
         _ = TensorType("float32", (3, "u0")).dims
 
 
-def test_other_dtype_and_sizes() -> None:
+def test_dtype_and_sizes_are_replaced() -> None:
     type_ = parse_slot("bfloat16[B,3]")
     assert str(type_.with_dtype("bool")) == "bool[B,3]"
     assert str(type_.with_sizes([*type_.sizes[:-1], 6])) == "bfloat16[B,6]"
@@ -76,7 +76,7 @@ def test_other_dtype_and_sizes() -> None:
     assert parse_slot("complex64[2]").is_rounded and not parse_slot("complex64[2]").is_floating
 
 
-def test_texts_of_several_values() -> None:
+def test_type_texts_of_several_values() -> None:
     text = "(float32[3], complex64[B], int)"
     assert has_floats(text) and not has_floats("(int64[3], float)")
     assert with_dtypes(text, {"float32": "float64"}) == "(float64[3], complex64[B], int)"

@@ -1,4 +1,4 @@
-"""Tests wide layers as modules: members out of a layer, training, copies, pickles, and repeated calls."""
+"""Tests wide layers as modules: extraction of members, training, copies, pickles, and repeated calls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from widepack import UsageError
 @pytest.mark.parametrize(
     "name", [n if n in FIRST.values() else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
 )
-def test_modules_come_out_as_they_went_in(name: str) -> None:
+def test_extracted_modules_equal_the_original_modules(name: str) -> None:
     alone = [m.eval() for m in members(CASES[name].make)]
     for m in alone:
         for p in list(m.parameters())[:1]:
@@ -58,7 +58,7 @@ def test_modules_come_out_as_they_went_in(name: str) -> None:
     )
 
 
-def test_modules_that_come_out_have_what_was_trained() -> None:
+def test_extracted_modules_have_the_trained_weights() -> None:
     wide_layer = wide_layer_of(members(lambda: nn.BatchNorm1d(4)))
     before = wide_layer.to_modules()
     wide_layer.train()(torch.randn(N, 5, 4, dtype=torch.float64)).sum().backward()
@@ -117,7 +117,7 @@ def test_a_wide_layer_is_a_module() -> None:
     assert "WideLSTM(1 members, 4, 6, num_layers=2" in repr(wide_layer_of([nn.LSTM(4, 6, 2)]))
 
 
-def test_pickles_name_the_public_place() -> None:
+def test_pickles_name_public_modules() -> None:
     wide_layer = wide_layer_of(members(lambda: nn.MultiheadAttention(4, 2)))
     names = {
         text for op, text, _ in pickletools.genops(pickle.dumps(wide_layer)) if op.name == "SHORT_BINUNICODE"
@@ -131,8 +131,8 @@ def test_pickles_name_the_public_place() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning"
-)  # it looks behind the cache
-def test_a_compiled_wide_layer_is_the_wide_layer() -> None:
+)  # Dynamo traces the cached function
+def test_a_compiled_wide_layer_answers_as_the_wide_layer() -> None:
     for name in ("Linear", "LayerNorm", "GroupNorm"):
         wide_layer = wide_layer_of(members(CASES[name].make))
         (inputs,) = wide_call(calls(CASES[name]))[0]
@@ -141,8 +141,10 @@ def test_a_compiled_wide_layer_is_the_wide_layer() -> None:
         )
 
 
-def test_a_call_is_not_taken_for_another() -> None:
-    """Recorded steps depend on sizes, strides, dtypes, kinds and options. A second call gives the same."""
+def test_different_calls_have_different_recorded_steps() -> None:
+    """Recorded steps depend on sizes, strides, dtypes, kinds and options. A second call gives the same
+    answer.
+    """
     alone = members(lambda: nn.Conv2d(4, 6, 3))
     wide_layer = wide_layer_of(alone)
     base = torch.randn(N, 2, 4, 8, 8, dtype=torch.float64)
@@ -171,8 +173,8 @@ def test_a_call_is_not_taken_for_another() -> None:
     assert_members(wide_layer(base), [m(b) for m, b in zip(wide_layer.to_modules(), base)])
 
 
-def test_an_input_for_all_members_counts_as_one() -> None:
-    """Strategies of a Shared input apply to an expanded one, unless its gradient is computed."""
+def test_an_expanded_input_counts_as_shared() -> None:
+    """Strategies of a Shared input also apply to an expanded input, unless its gradient is computed."""
     alone = members(lambda: nn.Linear(4, 5))
     wide_layer = wide_layer_of(alone, "one_gemm")
     value = torch.randn(2, 4, dtype=torch.float64)

@@ -56,17 +56,17 @@ def test_dropout_without_a_batch(module: nn.Module, shape: tuple[int, ...]) -> N
     answer = wide_layer(torch.ones(N, *shape))
     assert answer.shape == (N, *shape)
     if len(shape) > 1:
-        assert bool(answer.flatten(2).eq(answer.flatten(2)[..., :1]).all())  # whole channels
+        assert bool(answer.flatten(2).eq(answer.flatten(2)[..., :1]).all())  # a channel is dropped completely
     assert 0 < float((answer == 0).float().mean()) < 1
 
 
-def test_dropout_with_one_mask_for_all_where_it_is_named() -> None:
+def test_dropout_has_one_mask_for_all_members_if_requested() -> None:
     wide_layer = wide_layer_of([nn.Dropout(0.4) for _ in range(N)], "shared")
     answer = wide_layer(torch.ones(N, 50, 4))
     assert torch.equal(answer[0], answer[1]) and 0 < float((answer == 0).float().mean()) < 1
 
 
-def test_dropout_inside_of_layers_draws_for_each_member() -> None:
+def test_dropout_inside_layers_draws_for_each_member() -> None:
     for module, args in (
         (nn.LSTM(4, 6, 2, dropout=0.5), (torch.randn(5, 2, 4),)),
         (nn.MultiheadAttention(8, 2, dropout=0.5), (torch.randn(5, 2, 8),) * 3),
@@ -87,28 +87,33 @@ def test_dropout_inside_of_layers_draws_for_each_member() -> None:
 
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
 def test_packed_sequences(layer: type[nn.Module]) -> None:
-    """All members have the same lengths and their own data. States have the caller's order."""
+    """All members have the same lengths and different data. States have the caller's order."""
     alone = members(lambda: layer(4, 6, 2, bidirectional=True))
     wide_layer = wide_layer_of(alone)
     batch, lengths = torch.randn(N, 5, 3, 4, dtype=torch.float64), torch.tensor([2, 5, 3])
-    own = [pack_padded_sequence(b, lengths, enforce_sorted=False) for b in batch]
+    sequences = [pack_padded_sequence(b, lengths, enforce_sorted=False) for b in batch]
     inputs = PackedSequence(
-        torch.stack([p.data for p in own]), own[0].batch_sizes, own[0].sorted_indices, own[0].unsorted_indices
+        torch.stack([p.data for p in sequences]),
+        sequences[0].batch_sizes,
+        sequences[0].sorted_indices,
+        sequences[0].unsorted_indices,
     )
     states = [torch.randn(N, 4, 3, 6, dtype=torch.float64) for _ in range(2 if layer is nn.LSTM else 1)]
     for start in (None, tuple(states) if layer is nn.LSTM else states[0]):
         answer, ends = wide_layer(inputs) if start is None else wide_layer(inputs, start)
         for i, m in enumerate(alone):
-            mine = None if start is None else tuple(s[i] for s in start) if layer is nn.LSTM else start[i]
-            expected, last = m(own[i], mine)
+            member_start = (
+                None if start is None else tuple(s[i] for s in start) if layer is nn.LSTM else start[i]
+            )
+            expected, last = m(sequences[i], member_start)
             torch.testing.assert_close(answer.data[i], expected.data)
             assert torch.equal(answer.batch_sizes, expected.batch_sizes)
             for e, w in zip(leaves(ends), leaves(last)):
                 torch.testing.assert_close(e[i], w)
 
 
-def test_statistics_follow_each_members_own_count() -> None:
-    """momentum=None: a new batch counts less in members that have seen more batches."""
+def test_statistics_use_each_members_count_of_batches() -> None:
+    """With momentum=None, a new batch has less weight in members that have seen more batches."""
     alone = members(lambda: nn.BatchNorm1d(4, momentum=None))
     for i, m in enumerate(alone):
         m.num_batches_tracked.fill_(i)  # type: ignore[operator]
@@ -120,8 +125,8 @@ def test_statistics_follow_each_members_own_count() -> None:
         assert_members(b, [m.get_buffer(name) for m in alone])
 
 
-def test_statistics_follow_every_call() -> None:
-    """The second and third calls, which repeat the steps of the first, update them too."""
+def test_every_call_updates_the_statistics() -> None:
+    """The second and third calls, which repeat the steps of the first, also update the statistics."""
     for name in ("InstanceNorm2d-all", "BatchNorm2d"):
         alone = members(CASES[name].make)
         wide_layer = wide_layer_of(alone)
@@ -136,8 +141,8 @@ def test_statistics_follow_every_call() -> None:
 
 @pytest.mark.parametrize("tracked", [False, True])
 @pytest.mark.parametrize("strategy", ["fused", "sequential"])
-def test_a_batch_norm_of_nothing_is_the_modules(tracked: bool, strategy: str) -> None:
-    """An empty batch: torch's kernel divides by the batch's size in its backward, which ended the process."""
+def test_a_batch_norm_of_an_empty_batch_equals_the_module(tracked: bool, strategy: str) -> None:
+    """torch's kernel divides by the batch size in its backward. That ended the process for empty batches."""
     for training, options in ((True, {}), (True, {"momentum": None}), (False, {})):
         make = partial(nn.BatchNorm2d, 3, track_running_stats=tracked, **options)  # type: ignore[arg-type]
         alone = [m.train(training) for m in members(make)]

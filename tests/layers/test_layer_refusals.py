@@ -1,4 +1,4 @@
-"""Tests the errors of wide layers: what they refuse, and the words of the messages."""
+"""Tests the errors of wide layers: which calls they refuse, and the messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from wide_layers import (
 from widepack import InputError, MemberMismatch, UsageError, primitives
 
 
-def test_refusals_name_what_they_refuse() -> None:
+def test_messages_name_the_refused_value() -> None:
     three = members(lambda: nn.Linear(4, 5))
     wide_layer = wide_layer_of(three)
     for call, error, words in (
@@ -81,7 +81,7 @@ def _assert_raises(call: Callable[[], object], error: type[Exception], words: st
     assert words in str(e.value)
 
 
-def test_code_on_an_instance_is_refused() -> None:
+def test_a_forward_on_an_instance_is_refused() -> None:
     hooked = nn.Linear(2, 2)
     hooked.register_forward_hook(lambda *_: None)
     with pytest.raises(UsageError, match="member 1 has hooks"):
@@ -93,8 +93,8 @@ def test_code_on_an_instance_is_refused() -> None:
         wide_layer_of(changed)
 
 
-def test_weights_of_a_bag_are_for_sums() -> None:
-    """The layer refuses them where the module does."""
+def test_weights_of_a_bag_are_refused_without_mode_sum() -> None:
+    """The layer refuses weights where the module does."""
     wide_layer: Any = wide_layer_of(members(lambda: nn.EmbeddingBag(9, 4, mode="mean")))
     ids = torch.zeros(N, 2, 3, dtype=torch.long)
     for strategy in wide_layer.strategies:
@@ -103,7 +103,7 @@ def test_weights_of_a_bag_are_for_sums() -> None:
             wide_layer(ids, per_sample_weights=torch.ones(N, 2, 3).double())
 
 
-def test_what_holds_no_tensors_is_refused() -> None:
+def test_inputs_without_tensors_are_refused() -> None:
     wide_layer = wide_layer_of(members(lambda: nn.Linear(4, 5)))
     for inputs, words in (((None,), "was given builtins.NoneType"), (([1.0],), "was given builtins.list")):
         with pytest.raises(InputError, match=words):

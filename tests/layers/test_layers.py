@@ -1,7 +1,6 @@
-"""Tests that every wide layer answers as its modules: answers, gradients, statistics, strategies.
+"""Tests that every wide layer equals its modules in answers, gradients and statistics, with every strategy.
 
-The expected values come from each module by itself in float64, on its own input. Members differ in all
-their numbers.
+The expected values come from each module alone in float64, on its input. Members differ in all their numbers.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ from widepack.registry.registry import REGISTRY
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_wide_layer_is_its_modules(name: str) -> None:
+def test_a_wide_layer_equals_its_modules(name: str) -> None:
     for train in (True, False) if "Norm" in name else (True,):
         check(CASES[name], train)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_every_strategy_of_a_wide_layer_is_its_modules(name: str) -> None:
+def test_every_strategy_of_a_wide_layer_equals_its_modules(name: str) -> None:
     case = CASES[name]
     ran = []
     for train in (True, False):
@@ -67,8 +66,8 @@ def test_every_strategy_of_a_wide_layer_is_its_modules(name: str) -> None:
         "MultiheadAttention-self-no-weights",
     ],
 )
-def test_strategies_that_are_named_run(name: str) -> None:
-    """Without gradients, because some strategies have no derivative. Some do not run in float64."""
+def test_a_named_strategy_runs(name: str) -> None:
+    """The test computes no gradients, because some strategies have none. Some do not run in float64."""
     case = CASES[name]
     alone = [m.eval() for m in members(case.make)]
     args, kwargs = wide_call(calls(case))
@@ -85,8 +84,8 @@ def test_strategies_that_are_named_run(name: str) -> None:
     assert len(ran) > 2
 
 
-def test_every_module_of_the_list_has_a_wide_layer() -> None:
-    """The cases and the dropout layers are all wide layers."""
+def test_every_wide_layer_has_a_case() -> None:
+    """The cases and the dropout layers cover all wide layers."""
     covered = {f"Wide{name.partition('-')[0]}" for name in CASES} | {
         f"Wide{type(m).__name__}" for m in DROPOUTS
     }
@@ -103,7 +102,7 @@ def test_every_module_of_the_list_has_a_wide_layer() -> None:
 @pytest.mark.parametrize(
     "name", [n if n in FIRST.values() else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
 )
-def test_an_input_for_all_members_gives_each_its_own_answer(name: str) -> None:
+def test_an_input_for_all_members_gives_each_members_answer(name: str) -> None:
     case = CASES[name]
     (args, kwargs), *_ = calls(case)
     wide = [for_all(a) for a in args]
@@ -122,8 +121,8 @@ def test_an_input_for_all_members_gives_each_its_own_answer(name: str) -> None:
 @pytest.mark.parametrize(
     "name", [n if n in FIRST.values() else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
 )
-def test_what_one_member_lost_changes_no_other(name: str) -> None:
-    """NaN in all weights of member 1 changes no bit of the others' answers and statistics."""
+def test_nan_in_one_members_weights_reaches_no_other_member(name: str) -> None:
+    """NaN in all weights of member 1 changes no bit of the other members' answers and statistics."""
     args, kwargs = wide_call(calls(CASES[name]))
     well = wide_layer_of(members(CASES[name].make))
     sick = copy.deepcopy(well)
@@ -144,15 +143,15 @@ def test_what_one_member_lost_changes_no_other(name: str) -> None:
             assert torch.equal(a[0], b[0]) and torch.equal(a[2], b[2]), strategy
 
 
-def test_float32_in_inference_is_the_modules() -> None:
-    """In float32 without gradients the strategies over widepack's own ops run."""
-    own = {
+def test_float32_in_inference_equals_the_modules() -> None:
+    """In float32 without gradients, the strategies over ops of widepack run."""
+    limits = {
         "LSTM-all": {"packed", "fused"},
         "GRU": {"fused"},
         "Conv2d": {"packed"},
         "Linear": {"packed", "streamed"},
     }
-    for name, least in own.items():
+    for name, least in limits.items():
         alone = [m.float().eval() for m in members(CASES[name].make)]
         args = [a.float() for a in wide_call(calls(CASES[name]))[0]]
         with torch.no_grad():
@@ -182,23 +181,23 @@ def test_float32_in_inference_is_the_modules() -> None:
         "MultiheadAttention-self",
     ],
 )
-def test_autocast_is_the_modules_own(name: str) -> None:
+def test_autocast_equals_autocast_of_the_modules(name: str) -> None:
     """Autocast chooses the same dtype, also for an input that an earlier layer has cast."""
     case = CASES[name]
     alone = [m.float() for m in members(case.make)]
     wide_layer = wide_layer_of([copy.deepcopy(m) for m in alone])
     for dtype in (torch.float32, torch.bfloat16):
-        own = [tuple(a.to(dtype) for a in case.draw(torch.Generator().manual_seed(i))) for i in range(N)]
-        own = [(args[0],) * 3 if "Attention" in name else args for args in own]
+        calls = [tuple(a.to(dtype) for a in case.draw(torch.Generator().manual_seed(i))) for i in range(N)]
+        calls = [(args[0],) * 3 if "Attention" in name else args for args in calls]
         for grad in (True, False):
             with torch.autocast("cpu", torch.bfloat16), torch.set_grad_enabled(grad), plain_attention():
                 try:
-                    expected = [m(*args) for m, args in zip(alone, own)]
+                    expected = [m(*args) for m, args in zip(alone, calls)]
                 except (
                     RuntimeError
                 ) as error:  # oneDNN has no bfloat16 recurrent layers on CPUs without AVX-512
                     pytest.skip(f"torch cannot run {name} under autocast on this CPU: {error}")
-                inputs = [torch.stack(column) for column in zip(*own)]
+                inputs = [torch.stack(column) for column in zip(*calls)]
                 answer = wide_layer(*(inputs[:1] * 3 if "Attention" in name else inputs))
             assert_members(answer, expected, 0.02)
 
@@ -223,7 +222,7 @@ def test_names_of_strategies_are_registered() -> None:
         assert any(full_name(op) in REGISTRY for op in wide_layer.ops) or wide_layer.draws, name
 
 
-def test_the_rules_do_not_bring_the_wide_layers() -> None:
+def test_the_strategies_do_not_import_the_wide_layers() -> None:
     code = (
         "import sys, widepack.primitives; "
         "assert not [m for m in sys.modules if m.startswith('widepack.layers')]; "

@@ -1,4 +1,4 @@
-"""Tests of lowering: small graphs give each member's answers with every plan, and errors name the node."""
+"""Tests lowering: small graphs give each member's answers with every plan, and errors name the node."""
 
 from __future__ import annotations
 
@@ -34,50 +34,52 @@ PLANS = {
 
 @pytest.mark.parametrize("members", [1, 3])
 @pytest.mark.parametrize(
-    "own",
+    "chosen_kinds",
     [OWN_HEAD, {**OWN_HEAD, "x": "stacked"}, {**OWN_HEAD, "w_trunk": "stacked"}],
     ids=["shared", "each", "trunk"],
 )
 @pytest.mark.parametrize("chosen", PLANS)
-def test_every_plan_gives_the_members_own_answers(chosen: str, own: dict[str, Kind], members: int) -> None:
-    made = classifier()
-    kinds = all_kinds(made, **own)
-    wide = lowered(made, kinds, PLANS[chosen], members).program
+def test_every_plan_gives_the_answers_of_the_members(
+    chosen: str, chosen_kinds: dict[str, Kind], members: int
+) -> None:
+    net = classifier()
+    kinds = all_kinds(net, **chosen_kinds)
+    wide = lowered(net, kinds, PLANS[chosen], members).program
     wide.check()
     for batch in (1, 2, 5):
-        small.check(made, wide, kinds, members, {**small.SIZES, "B": batch})
-    small.check(made, wide, kinds, members, prologue=False)
+        small.check(net, wide, kinds, members, {**small.SIZES, "B": batch})
+    small.check(net, wide, kinds, members, prologue=False)
 
 
 @pytest.mark.parametrize("chosen", PLANS)
-def test_what_is_shared_runs_once(chosen: str) -> None:
-    made = classifier()
-    found = lowered(made, all_kinds(made, **OWN_HEAD), PLANS[chosen])
-    assert {n: found.used[n] for n in ("h", "made", "r")} == dict.fromkeys(("h", "made", "r"), "once")
-    for name in ("h", "made", "r"):
+def test_shared_nodes_run_once(chosen: str) -> None:
+    net = classifier()
+    found = lowered(net, all_kinds(net, **OWN_HEAD), PLANS[chosen])
+    assert {n: found.used[n] for n in ("h", "net", "r")} == dict.fromkeys(("h", "net", "r"), "once")
+    for name in ("h", "net", "r"):
         (once,) = [n for n in found.program.nodes if n.member == name]
-        assert once.op == next(n.op for n in made.nodes if n.name == name)
+        assert once.op == next(n.op for n in net.nodes if n.name == name)
     assert [o.kind for o in found.program.outputs] == ["stacked", "shared", "stacked"]
 
 
 @pytest.mark.parametrize("chosen", ["loop", "mixed", "wide"])
-def test_the_program_is_as_long_for_fifty_members_as_for_three(chosen: str) -> None:
-    made = classifier()
-    few, many = (lowered(made, all_kinds(made, **OWN_HEAD), PLANS[chosen], n).program for n in (3, 50))
+def test_the_length_of_a_program_does_not_depend_on_the_members(chosen: str) -> None:
+    net = classifier()
+    few, many = (lowered(net, all_kinds(net, **OWN_HEAD), PLANS[chosen], n).program for n in (3, 50))
     assert [n.op for n in few.nodes] == [n.op for n in many.nodes]
     assert [n.op for n in few.nodes].count("loop") == {"loop": 1, "mixed": 2, "wide": 0}[chosen]
-    small.check(made, many, all_kinds(made, **OWN_HEAD), 50)
+    small.check(net, many, all_kinds(net, **OWN_HEAD), 50)
 
 
 @pytest.mark.parametrize("chosen", PLANS)
 def test_a_lowered_program_is_equal_after_a_round_trip(chosen: str) -> None:
-    made = classifier()
-    wide = lowered(made, all_kinds(made, **OWN_HEAD), PLANS[chosen]).program
+    net = classifier()
+    wide = lowered(net, all_kinds(net, **OWN_HEAD), PLANS[chosen]).program
     assert Program.from_json(json.loads(json.dumps(wide.to_json()))).to_json() == wide.to_json()
     assert Plan.from_json(json.loads(json.dumps(PLANS[chosen].to_json()))) == PLANS[chosen]
 
 
-def test_a_plan_that_is_none_is_refused() -> None:
+def test_data_that_is_not_a_plan_is_refused() -> None:
     for data in (
         None,
         {},
@@ -89,9 +91,9 @@ def test_a_plan_that_is_none_is_refused() -> None:
             Plan.from_json(data)
 
 
-def test_what_nothing_reads_is_not_in_the_program() -> None:
-    made = classifier()
-    wide = lowered(made, all_kinds(made, **OWN_HEAD), plan()).program
+def test_unused_nodes_are_not_in_the_program() -> None:
+    net = classifier()
+    wide = lowered(net, all_kinds(net, **OWN_HEAD), plan()).program
     assert "dead" not in {n.member for n in wide.nodes}
     assert "w_unused" not in {s.source for s in wide.weights}
     read = {r for n in wide.nodes for r in refs((n.args, n.kwargs))} | {
@@ -101,30 +103,30 @@ def test_what_nothing_reads_is_not_in_the_program() -> None:
 
 
 def test_every_node_names_the_members_node_and_line() -> None:
-    made = classifier()
+    net = classifier()
     for chosen in PLANS.values():
-        wide = lowered(made, all_kinds(made, **OWN_HEAD), chosen).program
+        wide = lowered(net, all_kinds(net, **OWN_HEAD), chosen).program
         for made_node in wide.nodes:
-            assert made_node.member in {n.name for n in made.nodes}
+            assert made_node.member in {n.name for n in net.nodes}
             assert made_node.source == "net.py:1 in forward"
 
 
-def test_the_strategy_of_the_plan_is_taken_where_it_applies() -> None:
-    made = program(
+def test_the_strategy_of_the_plan_runs_where_it_applies() -> None:
+    net = program(
         {"w": "float32[3,4]"}, {"x": "float32[B,4]"}, [node("y", "linear", Ref("x"), Ref("w"))], ["y"]
     )
-    for own, asked, used in (
+    for chosen_kinds, requested, used in (
         ({"w": "stacked"}, "bmm", "bmm"),
         ({"w": "stacked"}, None, "one_gemm"),
         ({"w": "stacked"}, "fold", "one_gemm"),  # does not apply: the first that does
         ({"x": "stacked"}, "fold", "fold"),
         ({"w": "stacked"}, "sequential", "sequential"),
     ):
-        kinds = all_kinds(made, **own)  # type: ignore[arg-type]
-        chosen = replace(plan(), choices={"y": NodeChoice.by_user(asked)} if asked else {})
-        found = lowered(made, kinds, chosen)
+        kinds = all_kinds(net, **chosen_kinds)  # type: ignore[arg-type]
+        chosen = replace(plan(), choices={"y": NodeChoice.by_user(requested)} if requested else {})
+        found = lowered(net, kinds, chosen)
         assert found.used["y"] == used
-        small.check(made, found.program, kinds)
+        small.check(net, found.program, kinds)
 
 
 def lost_axis(w: Any, x: Stacked) -> Any:
@@ -147,7 +149,7 @@ def member_0_for_everybody(w: Any, x: Stacked) -> Any:
     return Shared(w.call("unsqueeze", w.call("select.int", x.value, 0, 0), 0))
 
 
-def stumbles(w: Any, x: Stacked) -> Any:
+def raises_an_error(w: Any, x: Stacked) -> Any:
     raise KeyError("a rule that met what it does not know")
 
 
@@ -159,7 +161,7 @@ def stumbles(w: Any, x: Stacked) -> Any:
         (other_rank, "the member's own float32"),
         (other_size, "the member's own float32"),
         (member_0_for_everybody, "the member's own float32"),
-        (stumbles, "KeyError: 'a rule that met what it does not know'"),
+        (raises_an_error, "KeyError: 'a rule that met what it does not know'"),
     ],
 )
 def test_a_wrong_rule_is_reported_at_its_node(
@@ -168,41 +170,41 @@ def test_a_wrong_rule_is_reported_at_its_node(
     monkeypatch.setattr(
         REGISTRY["aten.relu.default"], "strategies", {"wrong": Strategy("wrong", rule, always, "")}
     )
-    made = program(
+    net = program(
         {"w": "float32[5,4]"},
         {"x": "float32[B,4]"},
         [node("y", "linear", Ref("x"), Ref("w")), node("r", "relu", Ref("y"), source="net.py:7 in forward")],
         ["r"],
     )
     with pytest.raises(LoweringError) as caught:
-        lowered(made, all_kinds(made, w="stacked"), plan())
+        lowered(net, all_kinds(net, w="stacked"), plan())
     for word in ("node r (aten.relu.default)", "Stacked float32[3,", "net.py:7 in forward", words):
         assert word in str(caught.value)
-    assert rule is stumbles or "'wrong'" in str(caught.value)
+    assert rule is raises_an_error or "'wrong'" in str(caught.value)
 
 
-def test_an_op_without_a_rule_runs_once_a_member() -> None:
-    made = program(
+def test_an_op_without_a_strategy_runs_once_for_each_member() -> None:
+    net = program(
         {"w": "float32[4,4]"},
         {},
         [node("y", "pdist", Ref("w")), node("z", "nuclear_norm", Ref("w"))],
         ["y", "z"],
     )
     assert not {"aten.pdist.default", "aten.nuclear_norm.default"} & set(REGISTRY)
-    found = lowered(made, all_kinds(made, w="stacked"), plan())
+    found = lowered(net, all_kinds(net, w="stacked"), plan())
     assert set(found.used.values()) == {"sequential"}
     assert [n.op for n in found.program.nodes].count("aten.pdist.default") == 3
     assert sequential.__doc__
 
 
-def test_random_numbers_are_drawn_once_a_member() -> None:
-    made = program(
+def test_random_numbers_are_drawn_once_for_each_member() -> None:
+    net = program(
         {},
         {"x": "float32[B,4]"},
         [node("noise", "rand_like", Ref("x")), node("y", "add.Tensor", Ref("x"), Ref("noise"))],
         ["y"],
     )
-    found = lowered(made, all_kinds(made), plan())
+    found = lowered(net, all_kinds(net), plan())
     assert found.kinds["noise"] == found.kinds["y"] == "stacked"
     (y,) = Executable(found.program, {}, small.CPU).run(torch.zeros(2, 4))
     assert y.shape == (3, 2, 4)
@@ -210,24 +212,24 @@ def test_random_numbers_are_drawn_once_a_member() -> None:
 
 
 def test_a_dim_that_the_program_fixes_is_an_error() -> None:
-    made = program(
+    net = program(
         {"w": "float32[4,4]"},
         {"x": "float32[B,4]"},
         [node("y", "reshape", Ref("x"), [4, 4]), node("z", "matmul", Ref("y"), Ref("w"))],
         ["z"],
     )
     with pytest.raises(LoweringError, match="the dim B was fixed to 4 while the program was read"):
-        lowered(made, all_kinds(made, w="stacked"), plan())
+        lowered(net, all_kinds(net, w="stacked"), plan())
 
 
-def test_regions_that_wait_for_each_other_are_refused() -> None:
-    made = classifier()
+def test_regions_that_depend_on_each_other_are_refused() -> None:
+    net = classifier()
     with pytest.raises(LoweringError, match="a region must not be left and entered again"):
-        lowered(made, all_kinds(made, **OWN_HEAD), plan(one=["y", "v"]))
+        lowered(net, all_kinds(net, **OWN_HEAD), plan(one=["y", "v"]))
 
 
 def heads(width: int, *, scale: float = 2.0) -> Program:
-    """A head of `width` classes, its literals, and sums that are equal in all members."""
+    """Returns a head of `width` classes, with its literals, and sums that are equal in all members."""
     nodes = [
         node("h", "relu", Ref("x"), out="float32[B,4]"),
         node("y", "linear", Ref("h"), Ref("w_head"), out=f"float32[B,{width}]"),

@@ -1,5 +1,5 @@
-"""Tests that nearly all nodes run in wide strategies, and that wide programs start as many kernels as one
-member.
+"""Tests that nearly all nodes run in wide strategies, and that a wide program starts about as many kernels as
+one member.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from widepack_artifacts.reader import Reader
 
 
 @pytest.mark.parametrize("name", cases.NAMES)
-def test_nearly_all_runs_wide(name: str, artifacts: Artifacts) -> None:
+def test_nearly_all_nodes_run_wide(name: str, artifacts: Artifacts) -> None:
     report = artifacts.report(name, "wide")
     assert report.wide_share >= 0.95
     if (
         name != "ragged_heads"
-    ):  # from the first Ragged value on, members run one after the other whatever is asked for
+    ):  # after the first Ragged value, members run one after the other with every strategy
         assert not {"loop", "sequential"} & set(report.strategies)
 
 
@@ -37,7 +37,7 @@ def test_the_wide_program_starts_few_kernels(name: str, artifacts: Artifacts) ->
 
 
 class Counted(TorchDispatchMode):
-    """The number of calls of each op."""
+    """Counts the calls of each op."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Counted(TorchDispatchMode):
 
 
 def convolutions(model: Any, x: torch.Tensor) -> int:
-    """The convolutions that torch dispatches in one call."""
+    """Returns the number of convolutions that torch dispatches in one call."""
     model(x)
     with torch.inference_mode(False), torch.no_grad(), Counted() as counted:
         model(x)
@@ -67,7 +67,7 @@ def test_a_frozen_trunk_runs_once(strategy: str | None, batch: int, artifacts: A
     assert convolutions(ens, x) == 3
     assert (
         convolutions(load(artifacts("resnet18"), strategies="loop"), torch.randn(1, 3, 64, 64)) == 3 * 20
-    )  # where the trunk is each member's own
+    )  # where each member has a different trunk
 
 
 def test_a_frozen_trunk_is_shared(artifacts: Artifacts) -> None:
@@ -82,7 +82,7 @@ def test_a_frozen_trunk_is_shared(artifacts: Artifacts) -> None:
     assert report.kinds["ragged"] == 0
 
 
-def test_the_choices_are_told(artifacts: Artifacts) -> None:
+def test_the_plan_explains_its_choices(artifacts: Artifacts) -> None:
     """Every wide node has its strategy and a reason in the artifact's plan."""
     plan = load(artifacts("mlp", "wide")).plan
     named = {n for r in plan.regions if r.strategy == "wide" for n in r.nodes}

@@ -1,4 +1,4 @@
-"""Tests optimizers with a rate for each member against N torch optimizers on single members."""
+"""Compares optimizers that have a rate for each member with N optimizers of torch on single members."""
 
 from __future__ import annotations
 
@@ -89,17 +89,19 @@ def both(
     [{"lr": LR}, {"lr": LR, "weight_decay": DECAY}, {"lr": 0.05, "weight_decay": DECAY}],
     ids=["lr", "both", "decay"],
 )
-def test_each_member_moves_as_alone(name: str, options: dict[str, Any], rates: dict[str, Any]) -> None:
+def test_each_member_is_updated_as_alone(name: str, options: dict[str, Any], rates: dict[str, Any]) -> None:
     wide, alone = both(name, options, torch.float64, **rates)
     for k, p in enumerate(wide):
-        torch.testing.assert_close(p, torch.stack([own[k] for own in alone]), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(
+            p, torch.stack([parameters[k] for parameters in alone]), rtol=1e-12, atol=1e-12
+        )
         assert not torch.allclose(p, numbers(0)[k])
 
 
 @pytest.mark.parametrize(
     ("name", "options"), OPTIONS, ids=lambda v: v if isinstance(v, str) else "-".join(v) or "plain"
 )
-def test_one_rate_for_all_is_torchs_own_bit_for_bit(name: str, options: dict[str, Any]) -> None:
+def test_one_rate_for_all_members_equals_torch_bit_for_bit(name: str, options: dict[str, Any]) -> None:
     ours, theirs = ([nn.Parameter(p) for p in numbers(0)] for _ in range(2))
     steps(
         getattr(optimizers, name)(ours, lr=0.1, weight_decay=0.1, **options),
@@ -154,7 +156,7 @@ BY_NUMBER: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize(("name", "options"), BY_NUMBER, ids=[n for n, _ in BY_NUMBER])
-def test_torchs_optimisers_by_number_move_each_member_as_alone(
+def test_elementwise_optimizers_of_torch_update_each_member_as_alone(
     name: str, options: dict[str, Any], foreach: bool
 ) -> None:
     for k, (wide, alone) in enumerate(
@@ -164,7 +166,7 @@ def test_torchs_optimisers_by_number_move_each_member_as_alone(
         assert not torch.allclose(wide, numbers(0)[k])
 
 
-def test_what_mixes_the_members() -> None:
+def test_optimizers_that_mix_the_members() -> None:
     """Optimizers with one norm, or one decision, over all members (docs/how-to/rates-per-member.md)."""
 
     def differ(pairs: list[tuple[Tensor, Tensor]]) -> bool:
@@ -178,7 +180,7 @@ def test_what_mixes_the_members() -> None:
     wide = nn.Parameter(torch.zeros(3, 2))
     wide.grad = torch.tensor([[30.0, 40.0], [0.3, 0.4], [0.0, 0.0]])
     torch.nn.utils.clip_grad_norm_([wide], 1.0)
-    # the norm of this member alone is 0.5, and would not be clipped
+    # the norm of this member alone is 0.5, which is not clipped
     assert float(wide.grad[1].norm()) < 0.011
 
     scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
@@ -197,7 +199,9 @@ def test_other_dtypes(name: str, dtype: torch.dtype, bound: float) -> None:
     wide, alone = both(name, {}, dtype, lr=LR, weight_decay=DECAY)
     for k, p in enumerate(wide):
         assert p.dtype == dtype
-        torch.testing.assert_close(p, torch.stack([own[k] for own in alone]), rtol=bound, atol=bound)
+        torch.testing.assert_close(
+            p, torch.stack([parameters[k] for parameters in alone]), rtol=bound, atol=bound
+        )
 
 
 def cnn() -> nn.Module:
@@ -214,7 +218,7 @@ def cnn() -> nn.Module:
 
 
 class Transformer(nn.Module):
-    """Has one block and a head. The layers may be wide layers."""
+    """A transformer block and a head. The layers may be wide layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -223,7 +227,7 @@ class Transformer(nn.Module):
         self.up, self.down, self.head = nn.Linear(8, 16), nn.Linear(16, 8), nn.Linear(8, 3)
         nn.init.normal_(
             self.attention.in_proj_bias
-        )  # the gradient of the keys' bias is only rounding, which Adam makes into steps
+        )  # the gradient of the keys' bias is rounding error, which Adam turns into steps
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.first(x)
@@ -234,15 +238,15 @@ class Transformer(nn.Module):
 
 
 def widened(modules: list[nn.Module]) -> nn.Module:
-    """Returns a copy of the first member with wide layers in place of its layers."""
-    made = copy.deepcopy(modules[0])
-    for name, child in list(made.named_children()):
+    """Returns a copy of the first member in which wide layers replace its layers."""
+    wide = copy.deepcopy(modules[0])
+    for name, child in list(wide.named_children()):
         parts = [m.get_submodule(name) for m in modules]
         if isinstance(child, nn.Flatten):
-            setattr(made, name, nn.Flatten(2))
+            setattr(wide, name, nn.Flatten(2))
         elif list(child.parameters()):
-            setattr(made, name, getattr(primitives, f"Wide{type(child).__name__}").from_modules(parts))
-    return made
+            setattr(wide, name, getattr(primitives, f"Wide{type(child).__name__}").from_modules(parts))
+    return wide
 
 
 TWENTY: list[tuple[str, Any, tuple[int, ...], torch.dtype, float, dict[str, Any]]] = [
@@ -297,7 +301,7 @@ each_network = pytest.mark.parametrize(
 
 
 @each_network
-def test_twenty_steps_are_those_of_each_member_alone(
+def test_twenty_steps_equal_those_of_each_member_alone(
     name: str, make: Any, shape: Any, dtype: torch.dtype, bound: float, rates: dict[str, Any]
 ) -> None:
     twenty_steps(
@@ -321,7 +325,7 @@ def twenty_steps(
         modules.append(make().to(dtype))
     wide = widen(modules, torch.randn(shape).to(dtype))
     optimizer = getattr(optimizers, name)(wide.parameters(), **rates)
-    own = [
+    optimizers_of_members = [
         TORCH[name](m.parameters(), **{k: v[i] if isinstance(v, list) else v for k, v in rates.items()})
         for i, m in enumerate(modules)
     ]
@@ -336,9 +340,9 @@ def twenty_steps(
         sum((nn.functional.cross_entropy(y[i], target[i]) for i in range(N)), torch.zeros(())).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         for i, m in enumerate(modules):
-            own[i].zero_grad()
+            optimizers_of_members[i].zero_grad()
             nn.functional.cross_entropy(m(x[i]), target[i]).backward()  # type: ignore[no-untyped-call]
-            own[i].step()
+            optimizers_of_members[i].step()
     for key, p in wide.named_parameters():
         torch.testing.assert_close(
             p, torch.stack([m.get_parameter(key) for m in modules]), rtol=bound, atol=bound
@@ -350,8 +354,8 @@ def twenty_steps(
 
 
 @pytest.mark.parametrize("name", TORCH)
-def test_a_run_goes_on_from_its_state(name: str) -> None:
-    """A file that torch reads without running code gives a new optimizer the stored rates."""
+def test_a_run_continues_from_its_state_dict(name: str) -> None:
+    """A new optimizer gets the stored rates from a file that torch reads without running code."""
     rates: dict[str, Any] = {
         "lr": LR,
         "weight_decay": torch.tensor(DECAY),
@@ -377,7 +381,7 @@ def test_a_run_goes_on_from_its_state(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TORCH)
-def test_a_state_of_torchs_own_is_taken_and_given(name: str) -> None:
+def test_state_dicts_are_exchanged_with_torchs_optimizers(name: str) -> None:
     ours, theirs = ([nn.Parameter(p) for p in numbers(0)] for _ in range(2))
     options: dict[str, Any] = {"momentum": 0.9} if name == "SGD" else {}
     one, other = (
@@ -406,19 +410,21 @@ def test_a_state_of_torchs_own_is_taken_and_given(name: str) -> None:
         lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9),
     ],
 )
-def test_schedulers_move_every_rate(make: Any) -> None:
+def test_schedulers_change_every_rate(make: Any) -> None:
     params = [nn.Parameter(p) for p in numbers(0)]
     optimizer = optimizers.SGD(params, lr=LR)
     scheduler = make(optimizer)
-    own = [torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=r) for r in LR]
-    theirs = [make(o) for o in own]
+    references = [torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=r) for r in LR]
+    reference_schedules = [make(o) for o in references]
     for _ in range(6):
         optimizer.step()
         scheduler.step()
-        for o, s in zip(own, theirs):
+        for o, s in zip(references, reference_schedules):
             o.step()
             s.step()
-        assert list(optimizer.param_groups[0]["lr"]) == pytest.approx([o.param_groups[0]["lr"] for o in own])
+        assert list(optimizer.param_groups[0]["lr"]) == pytest.approx(
+            [o.param_groups[0]["lr"] for o in references]
+        )
     file = io.BytesIO()
     torch.save({k: v for k, v in scheduler.state_dict().items() if k != "lr_lambdas"}, file)
     file.seek(0)
@@ -426,7 +432,7 @@ def test_schedulers_move_every_rate(make: Any) -> None:
 
 
 @pytest.mark.parametrize("lr", [0.1, LR], ids=["one rate", "a rate a member"])
-def test_a_factor_a_member_is_each_members_own_schedule(lr: Any) -> None:
+def test_a_factor_for_each_member_equals_a_schedule_for_each_member(lr: Any) -> None:
     """Compares LambdaLR with a PerMember (docs/how-to/migrate.md) with N optimizers and N schedulers."""
     factors = [0.9, 0.5, 0.1][:N]
     assert len(factors) == N
@@ -438,41 +444,43 @@ def test_a_factor_a_member_is_each_members_own_schedule(lr: Any) -> None:
     ours = optimizers.AdamW(wide, lr=lr)
     moved = schedule(ours, lambda k: PerMember([f**k for f in factors]))
     alone = [[nn.Parameter(p) for p in of_member(numbers(0), i)] for i in range(N)]
-    theirs = [
-        torch.optim.AdamW(own, lr=lr[i] if isinstance(lr, list) else lr, foreach=False)
-        for i, own in enumerate(alone)
+    references = [
+        torch.optim.AdamW(parameters, lr=lr[i] if isinstance(lr, list) else lr, foreach=False)
+        for i, parameters in enumerate(alone)
     ]
-    schedules = [schedule(o, lambda k, f=f: f**k) for o, f in zip(theirs, factors)]
+    schedules = [schedule(o, lambda k, f=f: f**k) for o, f in zip(references, factors)]
     for step in range(4):
         steps(ours, list(wide), lambda k: numbers(1 + k), 1, step)
         moved.step()
-        for i, (o, s) in enumerate(zip(theirs, schedules)):
+        for i, (o, s) in enumerate(zip(references, schedules)):
             steps(o, list(alone[i]), lambda k, i=i: of_member(numbers(1 + k), i), 1, step)  # type: ignore[misc]
             s.step()
-        assert list(ours.param_groups[0]["lr"]) == pytest.approx([o.param_groups[0]["lr"] for o in theirs])
+        assert list(ours.param_groups[0]["lr"]) == pytest.approx(
+            [o.param_groups[0]["lr"] for o in references]
+        )
     for i in range(N):
-        for w, own in zip(wide, alone[i]):
-            torch.testing.assert_close(w[i], own, rtol=1e-12, atol=1e-12)
+        for w, parameters in zip(wide, alone[i]):
+            torch.testing.assert_close(w[i], parameters, rtol=1e-12, atol=1e-12)
 
 
 def test_groups_hooks_and_closures() -> None:
-    own, shared = nn.Parameter(numbers(0)[1]), nn.Parameter(torch.ones(5, dtype=torch.float64))
-    optimizer = optimizers.Adam([{"params": [own], "lr": LR}, {"params": [shared]}], lr=0.5)
+    weight, shared = nn.Parameter(numbers(0)[1]), nn.Parameter(torch.ones(5, dtype=torch.float64))
+    optimizer = optimizers.Adam([{"params": [weight], "lr": LR}, {"params": [shared]}], lr=0.5)
     seen: list[int] = []
     optimizer.register_step_pre_hook(lambda *_: seen.append(1))
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        loss = own.square().sum() + shared.square().sum()
+        loss = weight.square().sum() + shared.square().sum()
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
-    before = own.detach().clone()
+    before = weight.detach().clone()
     first = optimizer.step(closure)
     each = torch.tensor(LR, dtype=torch.float64).unsqueeze(1)
     torch.testing.assert_close(
-        (before - own).abs(), each.expand(N, 4), rtol=1e-6, atol=0
-    )  # Adam's first step is as long as its rate
+        (before - weight).abs(), each.expand(N, 4), rtol=1e-6, atol=0
+    )  # the length of Adam's first step is its rate
     torch.testing.assert_close(shared, torch.full((5,), 0.5, dtype=torch.float64), rtol=1e-6, atol=0)
     assert float(optimizer.step(closure)) < float(first) and seen == [1, 1]
     optimizer.add_param_group(
@@ -483,7 +491,7 @@ def test_groups_hooks_and_closures() -> None:
 
 
 def test_a_shared_weight_of_a_fused_module_needs_one_rate() -> None:
-    """A parameter whose first axis has length N can be shared, too."""
+    """A parameter whose first axis has length N can also be shared."""
     models = [nn.Sequential(nn.Linear(4, N), nn.ReLU(), nn.Linear(N, 2)) for _ in range(N)]
     for m in models[1:]:
         m[0].load_state_dict(models[0][0].state_dict())
@@ -492,22 +500,22 @@ def test_a_shared_weight_of_a_fused_module_needs_one_rate() -> None:
         UsageError, match=r"0.weight is \[3, 4\], one weight for all members. Put it in a group"
     ):
         optimizers.SGD(fused.named_parameters(), lr=LR)
-    own = [p for n, p in fused.named_parameters() if n.startswith("2.")]
+    stacked = [p for n, p in fused.named_parameters() if n.startswith("2.")]
     shared = [p for n, p in fused.named_parameters() if n.startswith("0.")]
-    optimizer = optimizers.SGD([{"params": own, "lr": LR}, {"params": shared}], lr=0.1)
-    before = [p.detach().clone() for p in (*own, *shared)]
+    optimizer = optimizers.SGD([{"params": stacked, "lr": LR}, {"params": shared}], lr=0.1)
+    before = [p.detach().clone() for p in (*stacked, *shared)]
     y = fused(torch.randn(5, 4))
     y.square().sum().backward()
     optimizer.step()
     each, one = torch.tensor(LR), torch.tensor(0.1)
-    for p, b, rate in zip((*own, *shared), before, (each.reshape(N, 1, 1), each.reshape(N, 1), one, one)):
+    for p, b, rate in zip((*stacked, *shared), before, (each.reshape(N, 1, 1), each.reshape(N, 1), one, one)):
         assert p.grad is not None
         torch.testing.assert_close(p, b - rate * p.grad)
 
 
 @pytest.mark.slow
 @each_network
-def test_twenty_steps_of_a_fused_module_are_those_of_each_member_alone(
+def test_twenty_steps_of_a_fused_module_equal_those_of_each_member_alone(
     name: str, make: Any, shape: Any, dtype: torch.dtype, bound: float, rates: dict[str, Any]
 ) -> None:
     twenty_steps(
@@ -522,39 +530,39 @@ def test_twenty_steps_of_a_fused_module_are_those_of_each_member_alone(
     )
 
 
-def test_refusals_name_what_they_refuse() -> None:
-    own, shared = nn.Parameter(torch.zeros(N, 2)), nn.Parameter(torch.zeros(5))
+def test_messages_name_the_refused_value() -> None:
+    weight, shared = nn.Parameter(torch.zeros(N, 2)), nn.Parameter(torch.zeros(5))
     for make, words in (
         (
-            lambda: optimizers.SGD([own, shared], lr=LR),
+            lambda: optimizers.SGD([weight, shared], lr=LR),
             "SGD: lr has 3 numbers, one for each member, and parameter 1 of its group is [5], "
             "without a member axis of 3",
         ),
         (
-            lambda: optimizers.AdamW([("a", own), ("trunk.weight", shared)], weight_decay=DECAY),
+            lambda: optimizers.AdamW([("a", weight), ("trunk.weight", shared)], weight_decay=DECAY),
             "trunk.weight is [5]",
         ),
         (lambda: optimizers.Adam([nn.Parameter(torch.tensor(1.0))], lr=LR), "is []"),
-        (lambda: optimizers.SGD([own], lr=[0.1, 0.2]), "without a member axis of 2"),
+        (lambda: optimizers.SGD([weight], lr=[0.1, 0.2]), "without a member axis of 2"),
         (
-            lambda: optimizers.SGD([own], lr=LR, weight_decay=[0.1, 0.2]),
+            lambda: optimizers.SGD([weight], lr=LR, weight_decay=[0.1, 0.2]),
             "lr has 3 numbers, weight_decay has 2 numbers",
         ),
         (
-            lambda: optimizers.SGD([own], lr=[0.1, -1, 0.2]),
+            lambda: optimizers.SGD([weight], lr=[0.1, -1, 0.2]),
             "SGD: lr is -1 for member 1; it cannot be below zero",
         ),
-        (lambda: optimizers.SGD([own], lr=float("nan")), "SGD: lr is nan"),
-        (lambda: optimizers.SGD([own], lr="0.1"), "give a number, or a sequence or tensor [N]"),
-        (lambda: optimizers.SGD([own], lr=[]), "give a number"),
-        (lambda: optimizers.SGD([own], nesterov=True), "nesterov needs a momentum"),
-        (lambda: optimizers.Adam([own], betas=(0.9, 1.0)), "betas are (0.9, 1.0)"),
-        (lambda: optimizers.Adam([own], eps=-1.0), "eps is -1.0"),
+        (lambda: optimizers.SGD([weight], lr=float("nan")), "SGD: lr is nan"),
+        (lambda: optimizers.SGD([weight], lr="0.1"), "give a number, or a sequence or tensor [N]"),
+        (lambda: optimizers.SGD([weight], lr=[]), "give a number"),
+        (lambda: optimizers.SGD([weight], nesterov=True), "nesterov needs a momentum"),
+        (lambda: optimizers.Adam([weight], betas=(0.9, 1.0)), "betas are (0.9, 1.0)"),
+        (lambda: optimizers.Adam([weight], eps=-1.0), "eps is -1.0"),
     ):
         with pytest.raises(UsageError) as found:
             make()
         assert words in str(found.value) and "\n" not in str(found.value)
-    optimizer = optimizers.SGD([own], lr=LR)
+    optimizer = optimizers.SGD([weight], lr=LR)
     with pytest.raises(UsageError, match="without a member axis of 4"):
         optimizer.load_state_dict(
             {

@@ -1,4 +1,4 @@
-"""Tests that pickles of optimizers, schedulers and fused modules load, and name public classes only."""
+"""Tests that pickles of optimizers, schedulers and fused modules load and name public classes only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PUBLIC = {"widepack", "widepack.optim", "widepack.primitives"}
 
 
 def modules_of_widepack(value: Any) -> set[str]:
-    """Returns the Python modules of widepack that a pickle of the value names."""
+    """Returns the Python modules of widepack that are named in a pickle of the value."""
     texts = [
         text for _, text, _ in pickletools.genops(pickle.dumps(value, protocol=2)) if isinstance(text, str)
     ]
@@ -53,7 +53,7 @@ def test_a_scheduler_is_pickled_under_public_names() -> None:
 
 
 def test_a_rate_in_an_older_file_loads_without_running_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Older versions wrote the class as widepack.per_member.PerMember."""
+    """Older versions pickled the class as widepack.per_member.PerMember."""
     with monkeypatch.context() as m:
         m.setattr(PerMember, "__module__", "widepack.per_member")
         older = types.ModuleType("widepack.per_member")

@@ -1,4 +1,4 @@
-"""Tests the rules of thumb: which convolutions are packed, and which batches run wide on a CPU."""
+"""Tests the rules of thumb: which convolutions they prepack, and which batches run wide on a CPU."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def network(
     window: int = 1,
     twice: bool = False,
 ) -> Program:
-    """Two convolutions of 4 channels with a relu in between, then linear layers.
+    """Returns two convolutions of 4 channels with a relu between them, then linear layers.
 
-    `twice`: both have one weight.
+    `twice`: both convolutions have the same weight.
     """
     image, kernel = ",".join([str(side)] * spatial), ",".join([str(window)] * spatial)
     weights = {
@@ -70,9 +70,9 @@ def network(
     return program(weights, {"x": f"{dtype}[B,4,{image}]"}, nodes, [last])
 
 
-def made(net: Program, members: int = 4, device: str = "cpu", asked: str = "auto") -> list[Plan]:
+def plans_of(net: Program, members: int = 4, device: str = "cpu", requested: str = "auto") -> list[Plan]:
     slots = all_kinds(net, w="stacked", v="stacked", m="stacked")
-    return plans(net, slots, members, {"B": 4}, "B", device, "shared", StrategyRequest.parse(asked))
+    return plans(net, slots, members, {"B": 4}, "B", device, "shared", StrategyRequest.parse(requested))
 
 
 def packed(plan: Plan) -> set[str]:
@@ -80,12 +80,12 @@ def packed(plan: Plan) -> set[str]:
 
 
 def bytes_of_a_row(side: int, members: int) -> int:
-    """The bytes that each op reads and writes at a batch of 1, for all members, without weights."""
+    """Returns the bytes that each op reads and writes at batch size 1, for all members, without weights."""
     return 2 * members * 4 * 4 * side * side
 
 
-def test_small_images_run_wide_over_packed_weights_and_large_batches_loop_over_plain_ones() -> None:
-    small, large = made(network(8))
+def test_small_images_run_wide_with_packed_weights_and_loop_at_large_batches_with_plain_ones() -> None:
+    small, large = plans_of(network(8))
     at = PACKED * CACHE_BYTES // bytes_of_a_row(8, 4)
     assert small.batch[0] == 1 and large.batch == (small.batch[1] + 1, None)  # type: ignore[operator]
     assert small.batch[1] == pytest.approx(at, rel=0.2), (
@@ -95,8 +95,8 @@ def test_small_images_run_wide_over_packed_weights_and_large_batches_loop_over_p
     assert not packed(large) and large.looped() == {"one", "r", "two"}
 
 
-def test_large_images_loop_over_packed_weights_and_run_wide_over_plain_ones() -> None:
-    small, large = made(network(64))
+def test_large_images_loop_with_packed_weights_and_run_wide_with_plain_ones() -> None:
+    small, large = plans_of(network(64))
     assert small.batch[1] == pytest.approx(CACHE_BYTES / bytes_of_a_row(64, 4), abs=1)
     assert not packed(small) and not small.looped()
     assert packed(large) == {"one", "two"} and large.looped()
@@ -107,40 +107,40 @@ def test_large_images_loop_over_packed_weights_and_run_wide_over_plain_ones() ->
     [network(8, dilation=2), network(8, dtype="float64"), network(8, spatial=2, dtype="bfloat16")],
     ids=["dilated", "float64", "bfloat16"],
 )
-def test_what_packing_does_not_help_stays_plain(net: Program) -> None:
-    assert not any(packed(p) for p in made(net))
+def test_convolutions_that_gain_nothing_are_not_packed(net: Program) -> None:
+    assert not any(packed(p) for p in plans_of(net))
 
 
-def test_weights_beyond_the_limit_are_not_held_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_beyond_the_limit_are_not_stored_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     one = (
         4 * 4 * 16 * 16
-    )  # bytes of one packed weight of four members, in float32: 4 x 4 numbers in blocks of 16 x 16
+    )  # bytes of one packed float32 weight of four members: 4 x 4 numbers in blocks of 16 x 16
     monkeypatch.setattr(packed_convs, "PACKED_BYTES", 2 * one - 1)
-    assert not any(packed(p) for p in made(network(8)))
+    assert not any(packed(p) for p in plans_of(network(8)))
     monkeypatch.setattr(packed_convs, "PACKED_BYTES", 2 * one)
-    assert packed(made(network(8))[0]) == {"one", "two"}
+    assert packed(plans_of(network(8))[0]) == {"one", "two"}
 
 
-def test_weights_that_packing_makes_many_times_as_large_stay_plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert packed(made(network(8))[0]), "few bytes may be many times as many"
+def test_weights_that_grow_many_times_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert packed(plans_of(network(8))[0]), "a few bytes may become many times as many"
     monkeypatch.setattr(packed_convs, "SMALL_BYTES", 0)
-    assert not packed(made(network(8))[0])
+    assert not packed(plans_of(network(8))[0])
     monkeypatch.setattr(packed_convs, "MOST_PADDED", 16)
-    assert packed(made(network(8))[0]) == {"one", "two"}
+    assert packed(plans_of(network(8))[0]) == {"one", "two"}
 
 
-def test_a_weight_of_two_convolutions_would_be_packed_twice() -> None:
-    assert not any(packed(p) for p in made(network(8, twice=True)))
+def test_a_weight_of_two_convolutions_is_not_packed() -> None:
+    assert not any(packed(p) for p in plans_of(network(8, twice=True)))
 
 
-def test_a_plan_names_what_applies() -> None:
-    """A Shared input of several groups, and `same` padding of an even window, have no packed form."""
-    assert packed(made(network(8, groups=2))[0]) == {"two"}
-    assert packed(made(network(8, padding="same", window=3))[0]) == {"one", "two"}
-    assert not any(packed(p) for p in made(network(8, padding="same", window=2)))
+def test_a_plan_packs_only_convolutions_with_a_packed_form() -> None:
+    """A Shared input of several groups and `same` padding of an even window have no packed form."""
+    assert packed(plans_of(network(8, groups=2))[0]) == {"two"}
+    assert packed(plans_of(network(8, padding="same", window=3))[0]) == {"one", "two"}
+    assert not any(packed(p) for p in plans_of(network(8, padding="same", window=2)))
 
 
-def test_a_plain_plan_says_so() -> None:
+def test_a_plan_without_packing_gives_the_reason() -> None:
     slots = all_kinds(network(8), w="stacked", v="stacked", m="stacked")
     found = plans(network(8), slots, 4, {"B": 4}, "B", "cpu", "shared", StrategyRequest(plain=True))
     assert not any(packed(p) for p in found) and all(
@@ -149,19 +149,19 @@ def test_a_plain_plan_says_so() -> None:
 
 
 def test_a_network_of_linear_layers_with_a_convolution_keeps_its_limit() -> None:
-    """A patch embedding does not make a transformer a convolutional network."""
-    (few, _), (many, loop) = made(network(8)), made(network(8, linears=5))
+    """A transformer with a patch embedding is not planned as a convolutional network."""
+    (few, _), (many, loop) = plans_of(network(8)), plans_of(network(8, linears=5))
     assert many.batch[1] * 2 < few.batch[1]  # type: ignore[operator]
     assert not packed(many) and packed(loop) == {"one", "two"}
 
 
-def test_loops_pack_no_convolutions_over_a_line() -> None:
-    (loop,) = made(network(20000, spatial=1))
+def test_loops_pack_no_1d_convolutions() -> None:
+    (loop,) = plans_of(network(20000, spatial=1))
     assert loop.looped() and not packed(loop)
 
 
 def test_many_members_of_few_activations_run_wide_beyond_the_cache() -> None:
-    """A hundred launches cost more than a pass over memory."""
+    """A hundred launches cost more time than a pass over memory."""
     net = network(16)
     slots = all_kinds(net, w="stacked", v="stacked")
     grows = working_set.activations(net, kinds(net, slots), 100, {"B": 4}, "B")
@@ -174,28 +174,30 @@ def test_many_members_of_few_activations_run_wide_beyond_the_cache() -> None:
 
 
 def test_a_loop_of_small_calls_reads_plain_weights() -> None:
-    """The batches above the wide ones, at which an op of one member is still small."""
-    small, plain, large = made(network(48), members=100)
+    """Small batches run wide, large ones loop over packed weights. Between them, an op of one member is still
+    small, and plain weights are faster.
+    """
+    small, plain, large = plans_of(network(48), members=100)
     assert not small.looped() and plain.looped() and large.looped()
     assert plain.batch == (small.batch[1] + 1, large.batch[0] - 1)  # type: ignore[operator]
-    read = bytes_of_a_row(48, 1) * 5 / 6  # of three ops the first reads a Shared input, which is there once
+    read = bytes_of_a_row(48, 1) * 5 / 6  # the first of three ops reads a Shared input, which is stored once
     assert large.batch[0] == math.ceil(cpu_plans.LOOP_BYTES / read)
     assert not packed(small) and not packed(plain) and packed(large) == {"one", "two"}
 
 
-@pytest.mark.parametrize("asked", ["wide", "loop"])
-def test_a_plan_that_is_asked_for_packs_nothing(asked: str) -> None:
-    (plan,) = made(network(8), asked=asked)
+@pytest.mark.parametrize("requested", ["wide", "loop"])
+def test_a_requested_plan_packs_nothing(requested: str) -> None:
+    (plan,) = plans_of(network(8), requested=requested)
     assert not packed(plan)
 
 
 def test_other_devices_pack_nothing() -> None:
-    (plan,) = made(network(8), device="cuda")
+    (plan,) = plans_of(network(8), device="cuda")
     assert not packed(plan)
 
 
-def test_a_strategy_that_the_user_prefers_goes_before() -> None:
-    small, _ = made(network(8), asked="grouped")
+def test_a_strategy_that_the_user_prefers_comes_first() -> None:
+    small, _ = plans_of(network(8), requested="grouped")
     assert {c.strategy for c in small.choices.values()} == {"grouped"}
 
 
@@ -205,7 +207,7 @@ def member(i: int) -> nn.Module:
 
 
 def built(folder: Path, members: int = 4) -> widepack.BuildReport:
-    """Builds `e.wide` of so many members."""
+    """Builds `e.wide` with this number of members."""
     paths = [folder / f"{i}.pt" for i in range(members)]
     for i, path in enumerate(paths):
         torch.save(member(i).state_dict(), path)
@@ -214,15 +216,15 @@ def built(folder: Path, members: int = 4) -> widepack.BuildReport:
     )
 
 
-def test_where_packed_convolutions_are_not_right_the_artifact_has_plain_ones(
+def test_an_artifact_has_plain_convolutions_where_packed_ones_are_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If packed convolutions give wrong answers in the build, the plans are plain.
+    """If packed convolutions give wrong answers in the build, the plans use plain ones.
 
-    Here every packed one is wrong.
+    Here every packed convolution is wrong.
     """
-    own = FUNCTIONS["widepack.convolution.default"]
-    monkeypatch.setitem(FUNCTIONS, "widepack.convolution.default", lambda *given: own(*given) * 1.001)
+    original = FUNCTIONS["widepack.convolution.default"]
+    monkeypatch.setitem(FUNCTIONS, "widepack.convolution.default", lambda *given: original(*given) * 1.001)
 
     report = built(tmp_path)
     assert not any("packed" in p["strategies"] for p in report.plans)
@@ -241,7 +243,7 @@ def test_where_packed_convolutions_are_not_right_the_artifact_has_plain_ones(
     torch.testing.assert_close(widepack.load(tmp_path / "e.wide")(x).clone(), truth)
 
 
-def test_what_is_wrong_without_packed_convolutions_is_refused(
+def test_answers_that_are_wrong_without_packed_convolutions_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     strategies = REGISTRY["aten.relu.default"].strategies

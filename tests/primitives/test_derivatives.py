@@ -1,7 +1,8 @@
-"""Gradients of every strategy with a derivative equal those of the op run member after member, in float64.
+"""Tests that gradients of every strategy with a derivative equal those of the op run once for each member, in
+float64.
 
-Wide and alone read the same leaves: a Stacked argument is one leaf `[N, ...]` of which member i sees `[i]`, a
-Shared one is read by all, and its gradient is the sum of theirs.
+The strategy and the members read the same leaves. A Stacked argument is one leaf `[N, ...]`, and member i
+reads `[i]`. All members read a Shared argument, so its gradient is the sum of their gradients.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ NO_DIMS = {
         "var_mean.correction",
     )
 }
-"""For all dims, written as [], the derivative of torch divides by one number instead of all."""
+"""The dims [] mean all dims, but then the derivative of torch divides by one number instead of all."""
 pytestmark = pytest.mark.filterwarnings("error")
 Memory = Callable[[Tensor], Tensor]
 
@@ -52,22 +53,25 @@ def arranged(
 ) -> tuple[list[Tensor], Sample, list[Sample]]:
     """Returns the leaves, arguments for a strategy over them, and the arguments of each member."""
     stacked = [k for k, a in zip(which, arguments(many[0])) for _ in tensors(a)]
-    leaves, columns, own = [], [], []
+    leaves, columns, by_argument = [], [], []
     for s, parts in zip(stacked, zip(*(tensors(m) for m in many))):
         x = leaf(torch.stack(parts) if s else parts[0])
         leaves.append(x)
         columns.append(Stacked(Value(None, memory(x))) if s else Shared(Value(None, x)))
-        own.append(list(x.unbind(0)) if s else [x] * len(many))
+        by_argument.append(list(x.unbind(0)) if s else [x] * len(many))
     args, kwargs = put(many[0], iter(columns))
-    return leaves, (args, kwargs), [put(many[0], iter([o[i] for o in own])) for i in range(len(many))]
+    return leaves, (args, kwargs), [put(many[0], iter([o[i] for o in by_argument])) for i in range(len(many))]
 
 
-def flat(made: Any) -> list[Any]:
-    return [p for m in made for p in flat(m)] if isinstance(made, (list, tuple)) else [made]
+def flat(value: Any) -> list[Any]:
+    return [p for m in value for p in flat(m)] if isinstance(value, (list, tuple)) else [value]
 
 
 def gradients(rows: list[list[Any]], leaves: list[Tensor]) -> list[Tensor]:
-    """Gradients of a weighted sum of all outputs; zero for an output without one. rows: [member][output]."""
+    """Returns gradients of a weighted sum of all outputs; zero for a leaf without gradient.
+
+    rows: [member][output].
+    """
     total = torch.zeros((), dtype=torch.float64)
     for i, row in enumerate(rows):
         for k, value in enumerate(row):
@@ -77,26 +81,26 @@ def gradients(rows: list[list[Any]], leaves: list[Tensor]) -> list[Tensor]:
                     value.shape, generator=torch.Generator().manual_seed(100 * i + k), dtype=torch.float64
                 )
                 total = total + (value.to(torch.float64) * weights).sum()
-    wanted = [x for x in leaves if x.requires_grad]
+    inputs = [x for x in leaves if x.requires_grad]
     found = (
-        torch.autograd.grad(total, wanted, allow_unused=True) if total.requires_grad else [None] * len(wanted)
+        torch.autograd.grad(total, inputs, allow_unused=True) if total.requires_grad else [None] * len(inputs)
     )
-    return [torch.zeros_like(x) if d is None else d for x, d in zip(wanted, found)]
+    return [torch.zeros_like(x) if d is None else d for x, d in zip(inputs, found)]
 
 
-def alone(op: str, own: list[Sample]) -> list[list[Any]] | None:
-    """Each member's outputs; None where the op has no derivative, or refuses."""
+def alone(op: str, calls: list[Sample]) -> list[list[Any]] | None:
+    """Returns each member's outputs; None if the op has no derivative or refuses the arguments."""
     try:
-        rows = [flat(member(op, s)) for s in own]
+        rows = [flat(member(op, s)) for s in calls]
     except (RuntimeError, IndexError, NotImplementedError, ValueError):
         return None
     return rows if any(isinstance(v, Tensor) and v.requires_grad for v in rows[0]) else None
 
 
 def compare(op: str, many: list[Sample], which: tuple[bool, ...], memory: Memory) -> int:
-    """Returns how many strategies were compared with the members."""
-    leaves, (args, kwargs), own = arranged(many, which, memory)
-    rows = alone(op, own)
+    """Compares strategies with the members, and returns the number of compared strategies."""
+    leaves, (args, kwargs), calls = arranged(many, which, memory)
+    rows = alone(op, calls)
     if rows is None:
         return 0
     w = EagerWriter(len(many))
@@ -108,17 +112,20 @@ def compare(op: str, many: list[Sample], which: tuple[bool, ...], memory: Memory
         where = f"{op}, Stacked: {which}, {memory.__name__}, strategy {s.name}"
         got = [flat(o) for o in outputs(s.rule(w, *args, **kwargs), len(many))]
         seen = [
-            [None if g is None else v for g, v in zip(made, row, strict=True)] for made, row in zip(got, rows)
-        ]  # no node reads a result that is left out
+            [None if g is None else v for g, v in zip(parts, row, strict=True)]
+            for parts, row in zip(got, rows)
+        ]  # no node reads a result that the strategy omits
         try:
             want = gradients(seen, leaves)
-        except (RuntimeError, NotImplementedError):  # torch has no derivative of it
+        except (RuntimeError, NotImplementedError):  # torch has no derivative of the op
             return count
-        rows = [flat(member(op, m)) for m in own]  # a graph is good for one backward
+        rows = [flat(member(op, m)) for m in calls]  # a graph can be used for one backward only
         for number, (a, b) in enumerate(zip(gradients(got, leaves), want)):
             scale = float(b.abs().nan_to_num().max()) if b.numel() else 0.0
-            said = partial("{}, leaf {}: {}".format, where, number)
-            torch.testing.assert_close(a, b, rtol=0, atol=RTOL * max(scale, 1e-3), equal_nan=True, msg=said)
+            message = partial("{}, leaf {}: {}".format, where, number)
+            torch.testing.assert_close(
+                a, b, rtol=0, atol=RTOL * max(scale, 1e-3), equal_nan=True, msg=message
+            )
         count += 1
     return count
 
@@ -141,8 +148,8 @@ def strategies_of(op: str) -> list[Strategy]:
     return list(REGISTRY[op].strategies.values())
 
 
-def test_every_layer_has_a_way_to_train() -> None:
-    """Or the op runs member after member, as recurrent layers with Stacked weights do."""
+def test_every_layer_has_a_strategy_with_a_derivative() -> None:
+    """Otherwise the op runs once for each member, as recurrent layers with Stacked weights do."""
     without = {
         op
         for op in OPTIONS
@@ -154,7 +161,7 @@ def test_every_layer_has_a_way_to_train() -> None:
 
 
 @pytest.mark.parametrize("op", LAYERS)
-def test_gradients_of_strategies_are_the_members_own(op: str) -> None:
+def test_gradients_of_strategies_equal_those_of_the_members(op: str) -> None:
     count = 0
     for seed in range(3):
         many = drawn(op, 2, 2, seed)
@@ -165,7 +172,7 @@ def test_gradients_of_strategies_are_the_members_own(op: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("op", LAYERS)
-def test_gradients_over_many_options_are_the_members_own(op: str) -> None:
+def test_gradients_over_many_options_equal_those_of_the_members(op: str) -> None:
     for seed in range(10, 35):
         many = drawn(op, 1 + seed % 3, (0, 1, 4)[seed % 3], seed)
         for which in kinds(len(arguments(many[0]))):
@@ -183,8 +190,8 @@ def of_samples(op: str) -> Iterator[list[Sample]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("op", [op for op in WALKED if any(True for _ in of_samples(op))])
-def test_gradients_of_every_op_are_the_members_own(op: str) -> None:
-    """The whole registry, over its samples."""
+def test_gradients_of_every_op_equal_those_of_the_members(op: str) -> None:
+    """The test covers the registry with its samples."""
     for many in of_samples(op):
         for which in kinds(len(arguments(many[0])))[:4]:
             for memory in (plain, memories):
@@ -192,7 +199,7 @@ def test_gradients_of_every_op_are_the_members_own(op: str) -> None:
 
 
 @pytest.mark.parametrize("each", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_the_row_of_padding_learns_nothing_in_a_fused_module(each: bool) -> None:
+def test_the_padding_row_has_no_gradient_in_a_fused_module(each: bool) -> None:
     members: list[nn.Module] = [nn.Embedding(5, 4, padding_idx=-2).double() for _ in range(3)]
     for m in members:
         nn.init.normal_(m.weight)  # type: ignore[arg-type]
@@ -210,8 +217,8 @@ def test_the_row_of_padding_learns_nothing_in_a_fused_module(each: bool) -> None
 @pytest.mark.parametrize(
     "op", ["dropout", "native_dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"]
 )
-def test_what_is_dropped_learns_nothing(op: str, strategy: str) -> None:
-    """The gradient is the mask: what y grows by where x grows."""
+def test_dropped_numbers_have_no_gradient(op: str, strategy: str) -> None:
+    """The gradient is the mask: the growth of y for a growth of x."""
     x = torch.randn(2, 3, 4, 5, dtype=torch.float64, requires_grad=True)
     w = EagerWriter(2)
     w.op = f"aten.{op}.default"
@@ -219,8 +226,8 @@ def test_what_is_dropped_learns_nothing(op: str, strategy: str) -> None:
 
     def run(value: Tensor) -> Tensor:
         torch.manual_seed(3)
-        made = rule(w, Stacked(Value(None, value)), 0.4, True)
-        return (made[0] if isinstance(made, tuple) else made).value.fake  # type: ignore[no-any-return]
+        answer = rule(w, Stacked(Value(None, value)), 0.4, True)
+        return (answer[0] if isinstance(answer, tuple) else answer).value.fake  # type: ignore[no-any-return]
 
     (found,) = torch.autograd.grad(run(x).sum(), x)
     torch.testing.assert_close(found, run(x.detach() + 1) - run(x.detach()))

@@ -1,4 +1,4 @@
-"""Dropout and draws: each member draws from its distribution; `shared` gives all members the same numbers."""
+"""Tests dropout and random draws: each member draws from its distribution; `shared` draws once for all."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ P = 0.3
 
 
 def run(op: str, strategy: str, *args: Any, **kwargs: Any) -> Any:
-    """A strategy's answer; tensors of N + 1 dims are Stacked where they are marked so."""
+    """Returns the answer of a strategy. Tensors of N + 1 dims are Stacked if they are marked as Stacked."""
     w = EagerWriter(N)
     w.op = full_name(op)
     (found,) = [s for s in applicable(w, w.op, args, kwargs) if s.name == strategy]
     torch.manual_seed(3)
-    made = found.rule(w, *args, **kwargs)
-    return tuple(m.value.fake for m in made) if isinstance(made, tuple) else made.value.fake
+    result = found.rule(w, *args, **kwargs)
+    return tuple(m.value.fake for m in result) if isinstance(result, tuple) else result.value.fake
 
 
 def stacked(x: Tensor) -> Stacked:
@@ -49,7 +49,7 @@ DROPS = ["dropout", "native_dropout", "alpha_dropout", "feature_dropout", "featu
 @pytest.mark.parametrize("memory", [torch.clone, packed])
 @pytest.mark.parametrize("strategy", ["independent", "shared"])
 @pytest.mark.parametrize("op", DROPS)
-def test_what_is_dropped_is_the_members_own_or_the_same_for_all(
+def test_dropout_masks_differ_by_member_or_are_shared(
     op: str, strategy: str, memory: Callable[[Tensor], Tensor]
 ) -> None:
     x = 1 + torch.rand(N, 40, 100, 3, 2, dtype=torch.float64)
@@ -58,11 +58,16 @@ def test_what_is_dropped_is_the_members_own_or_the_same_for_all(
     torch.manual_seed(5)
     want = ops.resolve(full_name(op))(x[0], P, True)
     want = want[0] if isinstance(want, tuple) else want
-    gone = want[(want - want.min()).abs() < 1e-9][0]  # 0, or what alpha dropout puts there
+    gone = want[(want - want.min()).abs() < 1e-9][0]  # 0, or the value with which alpha dropout replaces it
     dropped = (y - gone).abs() < 1e-9
-    # kept numbers lie on a line over x, the same as for one member
-    slope, own = ((t[~d] - gone) for t, d in ((y[0], dropped[0]), (want, (want - gone).abs() < 1e-9)))
-    a, b = ((s / v[~d]) for s, v, d in ((slope, x[0], dropped[0]), (own, x[0], (want - gone).abs() < 1e-9)))
+    # kept numbers are a linear function of x, the same function as for one member
+    slope, expected_slope = (
+        (t[~d] - gone) for t, d in ((y[0], dropped[0]), (want, (want - gone).abs() < 1e-9))
+    )
+    a, b = (
+        (s / v[~d])
+        for s, v, d in ((slope, x[0], dropped[0]), (expected_slope, x[0], (want - gone).abs() < 1e-9))
+    )
     if "alpha" not in op:
         torch.testing.assert_close(a, torch.full_like(a, 1 / (1 - P)))
         torch.testing.assert_close(b, torch.full_like(b, 1 / (1 - P)))
@@ -70,7 +75,7 @@ def test_what_is_dropped_is_the_members_own_or_the_same_for_all(
         torch.testing.assert_close(
             y[0][~dropped[0]].mean(), want[(want - gone).abs() >= 1e-9].mean(), rtol=0.02, atol=0
         )
-    if "feature" in op:  # a channel goes as a whole
+    if "feature" in op:  # a channel is dropped completely
         assert bool((dropped.flatten(3).all(3) | ~dropped.flatten(3).any(3)).all())
         dropped = dropped[..., 0, 0]
     for i in range(N):
@@ -85,7 +90,7 @@ def test_what_is_dropped_is_the_members_own_or_the_same_for_all(
 
 
 @pytest.mark.parametrize("op", DROPS)
-def test_a_shared_input_is_dropped_in_other_places_by_each_member(op: str) -> None:
+def test_each_member_drops_other_numbers_of_a_shared_input(op: str) -> None:
     y = run(op, "independent", shared(torch.ones(40, 100, 2)), P, True)
     y = y[0] if isinstance(y, tuple) else y
     assert y.shape == (N, 40, 100, 2) and not torch.equal(y[0], y[1]) and not torch.equal(y[1], y[2])
@@ -108,7 +113,7 @@ DRAWS: list[tuple[str, list[Any], Callable[[Tensor], Tensor], float]] = [
 @pytest.mark.parametrize("kind", [stacked, shared])
 @pytest.mark.parametrize("strategy", ["independent", "shared"])
 @pytest.mark.parametrize(("op", "rest", "seen", "mean"), DRAWS, ids=[d[0] for d in DRAWS])
-def test_draws_are_from_the_ops_own_distribution(
+def test_draws_have_the_distribution_of_the_op(
     op: str,
     rest: list[Any],
     seen: Callable[[Tensor], Tensor],
@@ -125,7 +130,7 @@ def test_draws_are_from_the_ops_own_distribution(
 
 
 @pytest.mark.parametrize("kind", [stacked, shared])
-def test_slopes_are_each_members_own(kind: Callable[[Tensor], Any]) -> None:
+def test_slopes_differ_by_member(kind: Callable[[Tensor], Any]) -> None:
     x = -torch.ones(*([N] if kind is stacked else []), MANY)
     y = run("rrelu", "independent", kind(x), 0.1, 0.3, True)
     assert y.shape == (N, MANY) and not torch.equal(y[0], y[1])
@@ -137,7 +142,7 @@ def test_slopes_are_each_members_own(kind: Callable[[Tensor], Any]) -> None:
     ("op", "args", "mean"),
     [("rand", [], 0.5), ("randn", [], 0.0), ("randint", [5], 2.0), ("randint.low", [2, 5], 3.0)],
 )
-def test_numbers_made_from_sizes_alone_are_each_members_own(
+def test_random_numbers_from_sizes_differ_by_member(
     op: str, args: list[int], mean: float, strategy: str
 ) -> None:
     y = run(op, strategy, *args, [MANY, 2])
@@ -148,7 +153,7 @@ def test_numbers_made_from_sizes_alone_are_each_members_own(
 
 
 @pytest.mark.parametrize("kind", [stacked, shared])
-def test_chances_and_means_are_each_members_own(kind: Callable[[Tensor], Any]) -> None:
+def test_probabilities_and_means_differ_by_member(kind: Callable[[Tensor], Any]) -> None:
     chances = (
         torch.tensor([0.1, 0.5, 0.9])[:, None].expand(N, MANY)
         if kind is stacked
@@ -171,12 +176,12 @@ def test_chances_and_means_are_each_members_own(kind: Callable[[Tensor], Any]) -
     )
 
 
-def test_only_what_draws_answers_other_numbers() -> None:
-    """What is measured against the rest answers what the rest answers."""
-    asked = {(op, s.name) for op, p in REGISTRY.items() for s in p.strategies.values() if s.on_request}
-    assert asked and all(
-        name == "shared" and REGISTRY[op].family in ("dropout", "random") for op, name in asked
+def test_only_random_strategies_give_other_numbers() -> None:
+    """Strategies that a race compares must give equal answers."""
+    on_request = {(op, s.name) for op, p in REGISTRY.items() for s in p.strategies.values() if s.on_request}
+    assert on_request and all(
+        name == "shared" and REGISTRY[op].family in ("dropout", "random") for op, name in on_request
     )
-    assert all(next(iter(REGISTRY[op].strategies.values())).on_request is False for op, _ in asked), (
-        "never the first"
+    assert all(next(iter(REGISTRY[op].strategies.values())).on_request is False for op, _ in on_request), (
+        "a strategy on request is never the first"
     )

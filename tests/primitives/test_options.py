@@ -1,7 +1,7 @@
-"""Checks every strategy over every option of its layer: kinds of arguments, dtypes, N, batches down to 0.
+"""Checks every strategy over every option of its layer: kinds of arguments, dtypes, N, batch sizes down to 0.
 
-Held to the op once a member in the same dtype, and its error in float64: a strategy may be off by four times
-what the members' own answers are off, and a few ulp of the largest number.
+A strategy is compared with the op that runs once for each member in the same dtype. Its error against float64
+may be four times the error of the members, plus a few ulp of the largest number.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 MEMBERS = (1, 2, 5)
 BATCHES = (0, 1, 4)
 EVERY = list(itertools.product(DTYPES, MEMBERS, BATCHES))
-UNTYPED = {"aten.native_dropout.default"}  # of an empty tensor its mask is no mask in torch
-ULPS = 32  # of float64, to whose answers there is no better truth
-FEW = 8  # ulp that other ops may be off, besides four times the members' errors
+UNTYPED = {"aten.native_dropout.default"}  # the mask of an empty tensor has another dtype in torch
+ULPS = 32  # the bound in float64, which is compared with itself
+FEW = 8  # the ulp that other dtypes may be off, in addition to four times the members' errors
 
 OPS = sorted(OPTIONS)
 DROPS = [op for op in OPS if REGISTRY[op].family == "dropout"]
 DRAWS = {"independent", "shared"}  # strategies of dropout that draw
 TRIES = 60  # draws of options; one of them must reach each strategy
-Memory = Callable[[torch.Tensor], torch.Tensor]  # another order of a tensor in memory
+Memory = Callable[[torch.Tensor], torch.Tensor]  # puts a tensor into another memory order
 pytestmark = pytest.mark.filterwarnings("error")
 
 
 def kinds(count: int) -> list[tuple[bool, ...]]:
-    """Which arguments are Stacked: all, each alone, all but one, every pair."""
+    """Returns the combinations of Stacked arguments: all, each alone, all but one, every pair."""
     every = tuple(range(count))
     chosen = [
         set(every),
@@ -52,7 +52,7 @@ def kinds(count: int) -> list[tuple[bool, ...]]:
 
 
 def cast(sample: Any, dtype: torch.dtype) -> Any:
-    """A sample with its floats in a dtype."""
+    """Casts the floating-point tensors of a sample to a dtype."""
     return put(sample, iter([t.to(dtype) if t.is_floating_point() else t for t in tensors(sample)]))
 
 
@@ -60,14 +60,14 @@ def arranged(many: list[Sample], which: tuple[bool, ...], memory: Memory) -> tup
     """Returns arguments for a strategy, and the arguments of each member."""
     stacked = [k for k, a in zip(which, arguments(many[0])) for _ in tensors(a)]
     columns: list[Shared | Stacked] = []
-    own: list[list[torch.Tensor]] = []
+    by_argument: list[list[torch.Tensor]] = []
     for s, parts in zip(stacked, zip(*(tensors(m) for m in many))):
         columns.append(
             Stacked(Value(None, memory(torch.stack(parts)))) if s else Shared(Value(None, parts[0]))
         )
-        own.append(list(parts) if s else [parts[0]] * len(many))
+        by_argument.append(list(parts) if s else [parts[0]] * len(many))
     args, kwargs = put(many[0], iter(columns))
-    return args, kwargs, [put(many[0], iter([o[i] for o in own])) for i in range(len(many))]
+    return args, kwargs, [put(many[0], iter([o[i] for o in by_argument])) for i in range(len(many))]
 
 
 def answer(op: str, sample: Sample) -> list[torch.Tensor] | None:
@@ -90,45 +90,50 @@ def largest(many: Iterable[torch.Tensor]) -> float:
     )
 
 
-def held(
+def check(
     op: str,
     got: list[Any],
-    own: list[list[torch.Tensor]],
+    answers: list[list[torch.Tensor]],
     truth: list[list[torch.Tensor]],
     dtype: torch.dtype,
     where: str,
 ) -> None:
-    """got: a strategy's results by member. A small output must be as exact as the large ones beside it."""
+    """Compares a strategy with the members. A small output must be as exact as the large ones.
+
+    got: the results of the strategy by member.
+    """
     eps, size = torch.finfo(dtype).eps, largest(t for row in truth for t in row)
-    for number in range(len(own[0])):
-        mine, want = [o[number] for o in own], [t[number] for t in truth]
-        off = largest(m.double() - t for m, t in zip(mine, want) if m.is_floating_point())
-        for i, (outs, m, t) in enumerate(zip(got, mine, want)):
+    for number in range(len(answers[0])):
+        member_answers, want = [o[number] for o in answers], [t[number] for t in truth]
+        off = largest(m.double() - t for m, t in zip(member_answers, want) if m.is_floating_point())
+        for i, (outs, m, t) in enumerate(zip(got, member_answers, want)):
             parts = list(outs) if isinstance(outs, (list, tuple)) else [outs]
             g = parts[number]
             if g is None or (
                 m.numel() == 0 and op in UNTYPED
-            ):  # no node reads a result that a strategy leaves out
+            ):  # no node reads a result that a strategy omits
                 continue
-            said = f"{where}, output {number}, member {i}"
+            message = f"{where}, output {number}, member {i}"
             assert g.shape == m.shape and g.dtype == m.dtype, (
-                f"{said}: {g.dtype}{list(g.shape)}, the member's is {m.dtype}{list(m.shape)}"
+                f"{message}: {g.dtype}{list(g.shape)}, the member's is {m.dtype}{list(m.shape)}"
             )
             if REGISTRY[op].family in EXACT or not m.is_floating_point():
-                assert torch.equal(bits(g), bits(m)), f"{said}: differs from the member's own"
+                assert torch.equal(bits(g), bits(m)), f"{message}: differs from the member's answer"
                 continue
-            assert torch.equal(torch.isfinite(g), torch.isfinite(m)), f"{said}: not finite in other places"
+            assert torch.equal(torch.isfinite(g), torch.isfinite(m)), (
+                f"{message}: other numbers are not finite"
+            )
             finite = torch.isfinite(m)
             bound = ULPS * eps * size if dtype == torch.float64 else 4 * off + FEW * eps * size
             error = largest([(g.double() - (m if dtype == torch.float64 else t))[finite]])
             assert error <= bound, (
-                f"{said}: off by {error:.3g}, the bound is {bound:.3g} "
-                f"(the members' own {off:.3g}, the largest number {size:.3g})"
+                f"{message}: off by {error:.3g}, the bound is {bound:.3g} "
+                f"(the members' error {off:.3g}, the largest number {size:.3g})"
             )
 
 
 def named(op: str) -> set[str]:
-    """The strategies that the grid has to reach."""
+    """Returns the strategies that the grid must reach."""
     return set(REGISTRY[op].strategies) - (DRAWS if op in DROPS else set())
 
 
@@ -141,29 +146,29 @@ def run(
     memory: Memory,
     among: set[str] | None = None,
 ) -> set[str]:
-    """Compares each strategy that applies with the members, and returns the names of those that it compared.
+    """Compares each strategy that applies with the members, and returns the names of the compared strategies.
 
-    among: strategies to hold; all of them without it.
+    among: the strategies to compare; by default all.
     """
     reached: set[str] = set()
     many = [cast(OPTIONS[op](Draw(100 + i), pick.again(), batch), dtype) for i in range(members)]
     literals = put(many[0], iter([str(list(t.shape)) for t in tensors(many[0])]))
     for which in kinds(len(arguments(many[0]))):
-        args, kwargs, own = arranged(many, which, memory)
+        args, kwargs, calls = arranged(many, which, memory)
         where = f"{op}{literals[0]}{literals[1] or ''}, {dtype}, N={members}, batch {batch}, "
         where += f"{memory.__name__}, Stacked: {which}"
         w = EagerWriter(members)
         w.op = op
         chosen = [s for s in applicable(w, op, args, kwargs) if not s.on_request] or [SEQUENTIAL]
         chosen = [s for s in chosen if among is None or s.name in among]
-        maybe = [answer(op, s) for s in own] if chosen else []
+        maybe = [answer(op, s) for s in calls] if chosen else []
         answers = [a for a in maybe if a is not None]
         if len(answers) < len(maybe):
             continue
-        truth = [a for s in own if (a := answer(op, cast(s, torch.float64))) is not None]
-        assert not chosen or len(truth) == len(own)
+        truth = [a for s in calls if (a := answer(op, cast(s, torch.float64))) is not None]
+        assert not chosen or len(truth) == len(calls)
         for s in chosen:
-            held(
+            check(
                 op,
                 outputs(s.rule(w, *args, **kwargs), members),
                 answers,
@@ -192,7 +197,7 @@ MANY_DRAWS = settings(FEW_DRAWS, max_examples=50)
 @pytest.mark.parametrize("op", OPS)
 @FEW_DRAWS
 @given(data=st.data())
-def test_strategies_answer_as_the_members_at_drawn_options(op: str, data: st.DataObject) -> None:
+def test_strategies_answer_as_the_members_for_random_options(op: str, data: st.DataObject) -> None:
     pick = Pick(lambda count: data.draw(st.integers(0, count - 1)))
     OPTIONS[op](Draw(0), pick, 1)
     dtype, members, batch = data.draw(st.sampled_from(EVERY))
@@ -201,8 +206,8 @@ def test_strategies_answer_as_the_members_at_drawn_options(op: str, data: st.Dat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("op", OPS)
-def test_strategies_answer_as_the_members_at_many_options(op: str) -> None:
-    """On the whole grid; the draws reach every strategy."""
+def test_strategies_answer_as_the_members_for_many_options(op: str) -> None:
+    """The test covers the complete grid. The draws reach every strategy."""
     reached: set[str] = set()
 
     @MANY_DRAWS
@@ -218,14 +223,14 @@ def test_strategies_answer_as_the_members_at_many_options(op: str) -> None:
 
 
 def seeded(seed: int) -> Callable[[], Pick]:
-    """Picks with a random generator, different in each call."""
+    """Returns a maker of random picks, which differ in each call."""
     generator = torch.Generator().manual_seed(seed)
     return lambda: Pick(lambda count: int(torch.randint(0, count, (), generator=generator)))
 
 
 @pytest.mark.parametrize("op", OPS)
 def test_every_strategy_is_reached(op: str) -> None:
-    """Also compares it there, so that a rule that never applies fails without the long draws."""
+    """The test also compares the strategy, so that a rule that never applies fails without the long draws."""
     picks, missing = seeded(0), named(op)
     for number in range(TRIES):
         pick = picks()
@@ -236,11 +241,11 @@ def test_every_strategy_is_reached(op: str) -> None:
     raise AssertionError(f"{op}: no draw reaches the strategies {sorted(missing)}")
 
 
-SELU = 1.7580993408473766  # alpha dropout replaces a number by it, before scale and shift
+SELU = 1.7580993408473766  # alpha dropout replaces a number by this one, before scale and shift
 
 
 def kept_and_gone(op: str, x: torch.Tensor, p: float) -> tuple[torch.Tensor, float]:
-    """What becomes of each number of x that is kept, and of one that is not."""
+    """Returns the result for each number of x if it is kept, and the result for a dropped number."""
     if "alpha" not in op:
         return x / (1 - p), 0.0
     scale = ((SELU**2 * p + 1) * (1 - p)) ** -0.5
@@ -248,38 +253,42 @@ def kept_and_gone(op: str, x: torch.Tensor, p: float) -> tuple[torch.Tensor, flo
 
 
 def drops(op: str, y: torch.Tensor, x: torch.Tensor, p: float, where: str) -> torch.Tensor:
-    """Returns which numbers of y `[N, B, C, *]`, or which channels, were dropped, and checks the numbers."""
+    """Checks the numbers of y `[N, B, C, *]`, and returns which numbers or channels were dropped."""
     kept, gone = kept_and_gone(op, x.double(), p)
     dropped = (y.double() - gone).abs() < (y.double() - kept).abs()
     off = largest([y.double() - torch.where(dropped, gone, kept)])
     assert off <= 4 * torch.finfo(y.dtype).eps * max(largest([kept]), abs(gone)), f"{where}: off by {off:.3g}"
-    assert "alpha" in op or not y[dropped].any(), f"{where}: what is dropped is not zero"
+    assert "alpha" in op or not y[dropped].any(), f"{where}: a dropped number is not zero"
     if "feature" not in op or y.ndim == 3:
         return dropped
     channels = dropped.flatten(3)
-    assert torch.equal(channels.all(3), channels.any(3)), f"{where}: a channel goes in parts"
+    assert torch.equal(channels.all(3), channels.any(3)), f"{where}: a channel is dropped in part"
     return channels.all(3)
 
 
 @pytest.mark.parametrize("op", DROPS)
-def test_what_is_drawn_is_dropout_of_each_member(op: str) -> None:
-    """Numbers are 0 or `x / (1 - p)` (alpha: two lines); `shared` has one mask, `independent` has N."""
+def test_random_strategies_are_dropout_of_each_member(op: str) -> None:
+    """Numbers are 0 or `x / (1 - p)` (alpha: two linear functions). `shared` has one mask, `independent` has
+    N.
+    """
     reached: set[str] = set()
     shapes, chances, memory_of = ((64,), (16, 3), (16, 3, 2)), (0.25, 0.5), (plain, memories)
     for number, ((dtype, members, batch), shape, p, which, memory) in enumerate(
         itertools.product(EVERY, shapes, chances, (True, False), memory_of)
     ):
         many = [cast(call(Draw(i).uniform(0.5, 2, batch, *shape), p, True), dtype) for i in range(members)]
-        args, kwargs, own = arranged(many, (which,), memory)
-        x = torch.stack([a[0] for a, _ in own])
+        args, kwargs, calls = arranged(many, (which,), memory)
+        x = torch.stack([a[0] for a, _ in calls])
         w = EagerWriter(members)
         w.op = op
         for s in applicable(w, op, args, kwargs):
             kind = "Stacked" if which else "Shared"
             where = f"{op}, p={p}, {dtype}{list(x.shape)}, {kind}, {memory.__name__}, strategy {s.name}"
             torch.manual_seed(number)
-            made = s.rule(w, *args, **kwargs)
-            y, mask = (v.value.fake for v in made) if isinstance(made, tuple) else (made.value.fake, None)
+            result = s.rule(w, *args, **kwargs)
+            y, mask = (
+                (v.value.fake for v in result) if isinstance(result, tuple) else (result.value.fake, None)
+            )
             assert y.shape == x.shape and y.dtype == dtype, f"{where}: {y.dtype}{list(y.shape)}"
             dropped = drops(op, y, x, p, where)
             assert mask is None or not batch or (mask.dtype == torch.bool and torch.equal(mask, ~dropped)), (
@@ -299,8 +308,8 @@ def test_what_is_drawn_is_dropout_of_each_member(op: str) -> None:
     assert reached == DRAWS
 
 
-def test_every_option_space_makes_calls_that_members_take() -> None:
-    """At most batches: options that every member refuses prove nothing."""
+def test_every_option_space_makes_calls_that_members_accept() -> None:
+    """This must be true at most batch sizes, because options that every member refuses prove nothing."""
     for op, space in OPTIONS.items():
         picks, taken = seeded(0), 0
         for _ in range(10):
@@ -308,8 +317,8 @@ def test_every_option_space_makes_calls_that_members_take() -> None:
         assert taken >= 8, op
 
 
-def test_picks_say_shapes_and_nothing_else() -> None:
-    """Two draws with the same picks differ in numbers only, and another batch in its size only."""
+def test_picks_determine_shapes_only() -> None:
+    """Two draws with the same picks differ in numbers only. Another batch differs in its size only."""
     for op in OPS:
         pick = Pick(lambda count: 0)
         one = OPTIONS[op](Draw(1), pick, 2)

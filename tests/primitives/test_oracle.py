@@ -1,8 +1,7 @@
-"""One oracle for all: every strategy of every primitive equals the op run member after member.
+"""Tests that every strategy of every primitive equals the op run once for each member.
 
-Walked for every op of the registry: its samples, the kinds that its tensors may have, N = 1 and 3,
-member-major and channel-packed memory, a batch that is known and one that is not, every strategy that says it
-applies.
+The tests cover, for every op of the registry: its samples, the kinds that its tensors may have, N = 1 and 3,
+member-major and channel-packed memory, a known and an unknown batch size, and every strategy that applies.
 """
 
 from __future__ import annotations
@@ -41,16 +40,18 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 
 @pytest.mark.parametrize("op", WALKED)
-def test_every_strategy_equals_the_op_once_a_member(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_strategy_equals_the_op_run_once_for_each_member(
+    op: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known = values.known
     ran = set()
     for batch in ("known", "unknown"):
         if batch == "unknown":
             monkeypatch.setattr(values, "known", lambda size: None if size == B else known(size))
         for members in (1, 3):
-            for where, result, own in run_all(op, members):
+            for where, result, calls in run_all(op, members):
                 ran.add(where.rpartition(" ")[2])
-                for i, (got, sample) in enumerate(zip(outputs(result, members), own)):
+                for i, (got, sample) in enumerate(zip(outputs(result, members), calls)):
                     assert_equal(
                         op,
                         got,
@@ -64,7 +65,7 @@ def test_every_strategy_equals_the_op_once_a_member(op: str, monkeypatch: pytest
 
 
 class Recording(EagerWriter):
-    """Knows which ops were called."""
+    """Records which ops were called."""
 
     def run(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
         self.called = {*getattr(self, "called", ()), op}
@@ -75,8 +76,8 @@ class Recording(EagerWriter):
     "op",
     [f"aten.{n}" for n in ("linear.default", "conv2d.default", "lstm.input", "gru.input", "rnn_tanh.input")],
 )
-def test_a_strategy_over_own_ops_says_that_it_has_no_derivative(op: str) -> None:
-    own: dict[str, set[bool]] = {}
+def test_a_strategy_over_ops_of_widepack_has_derivative_false(op: str) -> None:
+    calls_widepack: dict[str, set[bool]] = {}
     for _, many, kinds in runs(op, 2):
         args, kwargs, _ = wide(many, kinds, "major")
         asking = EagerWriter(2)
@@ -85,8 +86,10 @@ def test_a_strategy_over_own_ops_says_that_it_has_no_derivative(op: str) -> None
             w = Recording(2)
             w.op = op
             s.rule(w, *args, **kwargs)
-            own.setdefault(s.name, set()).add(any(name.startswith("widepack.") for name in w.called))
-    assert own == {s.name: {not s.derivative} for s in REGISTRY[op].strategies.values()}
+            calls_widepack.setdefault(s.name, set()).add(
+                any(name.startswith("widepack.") for name in w.called)
+            )
+    assert calls_widepack == {s.name: {not s.derivative} for s in REGISTRY[op].strategies.values()}
 
 
 def refuses(op: str, sample: Sample) -> bool:
@@ -98,7 +101,7 @@ def refuses(op: str, sample: Sample) -> bool:
 
 
 def seeded(s: Strategy, w: EagerWriter, *args: Any, **kwargs: Any) -> Any:
-    """A strategy's result; what it draws is the same every time."""
+    """Returns the result of a strategy. It draws the same random numbers in every call."""
     torch.manual_seed(0)
     return s.rule(w, *args, **kwargs)
 
@@ -107,12 +110,12 @@ def seeded(s: Strategy, w: EagerWriter, *args: Any, **kwargs: Any) -> Any:
 def test_nan_in_one_member_changes_no_bit_of_another(op: str) -> None:
     for where, many, kinds in runs(op, 3):
         for memory in memories(many):
-            (args, kwargs, _), (args_nan, kwargs_nan, own) = (
+            (args, kwargs, _), (args_nan, kwargs_nan, calls) = (
                 wide(many, kinds, memory, nan) for nan in (None, 1)
             )
             w = EagerWriter(3)
             w.op = op
-            if refuses(op, own[1]):  # the member raises an error, so all members together do too
+            if refuses(op, calls[1]):  # the member raises an error, so the strategy does too
                 for s in applicable(w, op, args, kwargs):
                     with pytest.raises(RuntimeError):
                         s.rule(w, *args_nan, **kwargs_nan)
@@ -138,9 +141,9 @@ def test_an_id_that_the_member_refuses_is_refused_by_every_strategy(
     for _, many, kinds in runs(op, 3):
         sample = [call(s[0][0], torch.zeros(shape, dtype=dtype)) for s in many]
         sample[0][0][1].view(-1)[-1:] = bad
-        args, kwargs, own = wide(sample, kinds, "major")
+        args, kwargs, calls = wide(sample, kinds, "major")
         with pytest.raises(IndexError):
-            member(op, own[0])
+            member(op, calls[0])
         w = EagerWriter(3)
         w.op = op
         for s in applicable(w, op, args, kwargs):
@@ -151,8 +154,8 @@ def test_an_id_that_the_member_refuses_is_refused_by_every_strategy(
 
 
 @pytest.mark.parametrize(("rows", "width", "strategy"), [(4, 4, "gather"), (1024, 4, "flat_index")])
-def test_many_rows_of_many_tables_are_looked_up_as_of_one(rows: int, width: int, strategy: str) -> None:
-    """scripts/measure/strategies_cpu.py measured it, on a CPU only."""
+def test_large_lookups_in_many_tables_use_one_table(rows: int, width: int, strategy: str) -> None:
+    """The strategy was chosen by scripts/measure/strategies_cpu.py, for a CPU only."""
     table, ids = torch.randn(3, 7, width), torch.randint(0, 7, (3, rows))
     args = Stacked(Value(None, table)), Stacked(Value(None, ids))
     w = EagerWriter(3)
@@ -176,13 +179,13 @@ def test_an_index_that_the_member_refuses_is_refused() -> None:
                     s.rule(w, columns[0], [columns[1]])
 
 
-def test_no_op_runs_once_a_member_without_a_word() -> None:
-    assert unlisted() == set(), "neither a strategy, nor another name, nor a reason in once_a_member.py"
+def test_every_op_without_a_strategy_is_listed_with_a_reason() -> None:
+    assert unlisted() == set(), "ops without a strategy, another name, or a reason in once_a_member.py"
     listed = [op for ops in ONCE_A_MEMBER.values() for op in ops]
     assert len(set(listed)) == len(listed) and not set(listed) & set(REGISTRY) and set(listed) <= set(OPS)
 
 
-def test_every_op_has_samples_and_samples_only_differ_by_what_tensors_hold() -> None:
+def test_every_op_has_samples_whose_draws_differ_only_in_numbers() -> None:
     assert sorted(set(REGISTRY) - set(SAMPLES)) == [], "ops without samples"
     assert sorted(set(SAMPLES) - set(REGISTRY)) == [], "samples of ops that are not registered"
     for op, make in SAMPLES.items():
@@ -192,7 +195,7 @@ def test_every_op_has_samples_and_samples_only_differ_by_what_tensors_hold() -> 
 
 
 def literals(arg: Any) -> Any:
-    """Arguments with tensors replaced by shape and dtype; NaN as text, since it is not equal to itself."""
+    """Replaces tensors by shape and dtype, and NaN by text, because NaN is not equal to itself."""
     if isinstance(arg, torch.Tensor):
         return list(arg.shape), str(arg.dtype)
     if isinstance(arg, (list, tuple)):
@@ -205,13 +208,13 @@ def test_every_registered_op_is_allowed() -> None:
 
 
 @pytest.mark.parametrize("op", sorted(OPS - {"loop"}))
-def test_every_allowed_op_exists_and_writes_to_nothing(op: str) -> None:
-    made = ops.resolve(op)
-    if not isinstance(made, torch._ops.OpOverload):
+def test_every_allowed_op_exists_and_is_functional(op: str) -> None:
+    function = ops.resolve(op)
+    if not isinstance(function, torch._ops.OpOverload):
         assert op in ops.PYTHON
         return
-    assert not schema_of(made).is_mutable
-    assert ops.name_of(made) == op
+    assert not schema_of(function).is_mutable
+    assert ops.name_of(function) == op
 
 
 def test_a_second_registration_is_refused_with_both_files() -> None:
@@ -225,8 +228,8 @@ def test_a_second_registration_is_refused_with_both_files() -> None:
         samples("linear")(lambda draw: [])
 
 
-def test_sizes_are_shared() -> None:
-    """What `kinds` says is Shared though a Stacked value is read, the rules make Shared."""
+def test_sizes_of_stacked_values_are_shared() -> None:
+    """The rules make a Shared result where `kinds` expects it, although they read a Stacked value."""
     for op in sorted(SIZES & set(REGISTRY)):
         for where, result, _ in run_all(op, 3):
             assert isinstance(result, Shared), where

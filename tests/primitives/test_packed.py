@@ -1,4 +1,4 @@
-"""Layers over prepacked weights: the ops, their decompositions and their memory."""
+"""Tests layers over prepacked weights: the ops, their decompositions and their memory."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ LINEAR = [
 
 
 def convolve(case: Any, dtype: torch.dtype = torch.float32, bias: bool = True) -> tuple[Tensor, Tensor]:
-    """The op's answer, and that of its decomposition in float64."""
+    """Returns the answer of the op, and the answer of its decomposition in float64."""
     x, weight, groups, stride, padding, dilation = case
     x, w, b = (
         rand(*x, dtype=dtype),
         rand(*weight, dtype=dtype),
         rand(weight[0], dtype=dtype) if bias else None,
     )
-    made = OWN.pack_convolution(w, stride, padding, dilation, groups, list(x.shape))
-    y = OWN.convolution(x, made, b, stride, padding, dilation, groups)
+    weights = OWN.pack_convolution(w, stride, padding, dilation, groups, list(x.shape))
+    y = OWN.convolution(x, weights, b, stride, padding, dilation, groups)
     want = torch.convolution(
         x.double(),
         w.double(),
@@ -62,7 +62,7 @@ def convolve(case: Any, dtype: torch.dtype = torch.float32, bias: bool = True) -
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("rows", [0, 1, None])
-def test_a_streamed_layer_is_its_decomposition(
+def test_a_streamed_layer_equals_its_decomposition(
     case: Any, dtype: torch.dtype, bias: bool, shared: bool, rows: int | None
 ) -> None:
     members, count, inputs, outputs = case
@@ -75,25 +75,25 @@ def test_a_streamed_layer_is_its_decomposition(
     for weight in (
         w,
         w.transpose(1, 2).contiguous().transpose(1, 2),
-    ):  # in memory order, and in another order
+    ):  # contiguous, and in another memory order
         y = OWN.streamed_linear(x, weight, b)
         want = x.double() @ w.double() + (0 if b is None else b.double().unsqueeze(1))
         assert y.dtype == dtype and y.shape == want.shape
         torch.testing.assert_close(y.double(), want, rtol=1e-5, atol=1e-5)
 
 
-def test_a_streamed_layer_shows_what_is_no_number() -> None:
+def test_a_streamed_layer_propagates_nan() -> None:
     x, w = torch.zeros(1, 1, 3), torch.ones(2, 3, 4)
     w[1, 2, 3] = float("inf")
     y = OWN.streamed_linear(x, w, None)
-    assert y[1, 0, 3].isnan() and y.isnan().sum() == 1, "0 times infinity is no number, as in a product"
+    assert y[1, 0, 3].isnan() and y.isnan().sum() == 1, "0 times infinity is NaN, as in a product"
 
 
 @pytest.mark.parametrize("packs", [True, False])
 @pytest.mark.parametrize("case", CONVOLUTIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_convolution_is_its_decomposition(
+def test_a_convolution_equals_its_decomposition(
     case: Any, dtype: torch.dtype, bias: bool, packs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not packs:
@@ -112,7 +112,7 @@ def test_a_convolution_is_its_decomposition(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("memory", ["major", "packed", "gaps"])
-def test_a_linear_layer_is_its_decomposition(
+def test_a_linear_layer_equals_its_decomposition(
     shape: tuple[int, ...],
     dtype: torch.dtype,
     bias: bool,
@@ -141,7 +141,7 @@ def test_a_linear_layer_is_its_decomposition(
     assert y.transpose(0, 1).is_contiguous()
 
 
-def test_fakes_tell_the_memory_of_real_answers() -> None:
+def test_fake_tensors_have_the_memory_layout_of_real_answers() -> None:
     fakes = Fakes({"B": 4}, static=True)
     with fakes.on():
         for shape, weight, groups, stride, padding, dilation in CONVOLUTIONS:
@@ -163,13 +163,13 @@ def test_fakes_tell_the_memory_of_real_answers() -> None:
 
 
 def same_memory(a: Tensor, b: Tensor) -> bool:
-    """Equal sizes, and equal strides where a size is not 1."""
+    """Returns whether sizes are equal, and strides too where a size is not 1."""
     return a.shape == b.shape and [s for s, n in zip(a.stride(), a.shape) if n != 1] == [
         s for s, n in zip(b.stride(), b.shape) if n != 1
     ]
 
 
-def test_nan_is_never_hidden() -> None:
+def test_nan_is_never_lost() -> None:
     w = rand(2, 3, 4)
     w[1] = float("nan")
     y = OWN.linear(rand(2, 5, 4), OWN.pack_linear(w, 5), None, "relu")

@@ -1,4 +1,4 @@
-"""Programs with prepacked weights: layers, activations in the layer, and loops."""
+"""Tests programs with prepacked weights: layers, fused activations, and loops."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reas
 
 
 def net() -> Program:
-    """A convolution, a relu, a pool, two layers: one over a value that all members may share."""
+    """Returns a convolution, a relu, a pool, and two layers, one over a value that all members may share."""
     weights = {"wc": "float32[6,4,3,3]", "bc": "float32[6]", "w": "float32[5,6]", "b": "float32[5]"}
     return program(weights | {"v": "float32[3,5]"}, {"x": "float32[B,4,6,5]"}, [
         node("c", "conv2d", Ref("x"), Ref("wc"), Ref("bc"), [1, 1], [1, 1], out="float32[B,6,6,5]"),
@@ -41,30 +41,39 @@ def net() -> Program:
     ], ["y"])  # fmt: skip
 
 
-def agree(made: Program, wide: Program, kinds: dict[str, Any], sizes: dict[str, int], prologue: bool) -> None:
-    """Checks the wide program against each member: within 32 ulp of the largest number, as test_oracle.py."""
-    weights, inputs = small.values(made.weights, kinds, 3, sizes), small.values(made.inputs, kinds, 3, sizes)
+def agree(
+    member_program: Program, wide: Program, kinds: dict[str, Any], sizes: dict[str, int], prologue: bool
+) -> None:
+    """Compares the wide program with each member, with the bound of test_oracle.py: 32 ulp of the largest
+    number.
+    """
+    weights, inputs = (
+        small.values(member_program.weights, kinds, 3, sizes),
+        small.values(member_program.inputs, kinds, 3, sizes),
+    )
     run = Executable(
         wide,
-        {s.source: small.held(w, kinds[s.name]) for s, w in zip(made.weights, weights)},
+        {s.source: small.of_kind(w, kinds[s.name]) for s, w in zip(member_program.weights, weights)},
         small.CPU,
         prologue=prologue,
     )
-    got = run.run(*(small.held(x, kinds[s.name]) for s, x in zip(made.inputs, inputs)))
-    member = graph_module(made, small.CPU)
+    got = run.run(*(small.of_kind(x, kinds[s.name]) for s, x in zip(member_program.inputs, inputs)))
+    member = graph_module(member_program, small.CPU)
     for i in range(3):
         with torch.inference_mode():
             want = member(*(w[i] for w in weights), *(x[i] for x in inputs))
-        for g, own, o in zip(got, want, wide.outputs, strict=True):
-            mine = g if o.kind == "shared" else g[i]
-            assert mine.shape == own.shape
-            assert float((mine - own).abs().max()) <= 32 * torch.finfo(own.dtype).eps * float(own.abs().max())
+        for g, member_answer, o in zip(got, want, wide.outputs, strict=True):
+            answer = g if o.kind == "shared" else g[i]
+            assert answer.shape == member_answer.shape
+            assert float((answer - member_answer).abs().max()) <= 32 * torch.finfo(
+                member_answer.dtype
+            ).eps * float(member_answer.abs().max())
 
 
-def chosen(made: Program, name: str) -> Plan:
+def chosen(member_program: Program, name: str) -> Plan:
     choices = {
         n.name: NodeChoice(name, "requested")
-        for n in made.nodes
+        for n in member_program.nodes
         if n.op in REGISTRY and name in REGISTRY[n.op].strategies
     }
     return Plan("cpu", "shared", (1, None), (), choices)
@@ -73,21 +82,23 @@ def chosen(made: Program, name: str) -> Plan:
 @pytest.mark.parametrize("name", ["packed", "turned", "streamed"])
 @pytest.mark.parametrize("own", [{"x": "stacked"}, {}, {"wc": "shared", "bc": "shared"}])
 def test_a_program_of_packed_layers_gives_each_members_answer(name: str, own: dict[str, Any]) -> None:
-    made = net()
-    slots = all_kinds(made, **{**dict.fromkeys((s.name for s in made.weights), "stacked"), **own})
-    wide = lower([made], [0, 0, 0], slots, chosen(made, name), small.SIZES).program
-    held = [n.op for n in wide.nodes if n.op.startswith("widepack.")]
-    assert bool(held) is (name != "turned")
+    member_program = net()
+    slots = all_kinds(
+        member_program, **{**dict.fromkeys((s.name for s in member_program.weights), "stacked"), **own}
+    )
+    wide = lower([member_program], [0, 0, 0], slots, chosen(member_program, name), small.SIZES).program
+    packed_ops = [n.op for n in wide.nodes if n.op.startswith("widepack.")]
+    assert bool(packed_ops) is (name != "turned")
     again = Program.from_json(wide.to_json())
     again.check()
     for form in (wide, again, decompose(wide)):
         for prologue in (True, False):
             for sizes in ({"B": 1}, {"B": 4}, {"B": 7}):
-                agree(made, form, slots, sizes, prologue)
+                agree(member_program, form, slots, sizes, prologue)
     assert not [n.op for n in decompose(wide).nodes if n.op.startswith("widepack.")]
 
 
-def acted(act: str, more: tuple[Any, ...] = (), **options: Any) -> Program:
+def with_activation(act: str, more: tuple[Any, ...] = (), **options: Any) -> Program:
     return program({"w": "float32[5,6]", "b": "float32[5]"}, {"x": "float32[B,6]"}, [
         node("l", "linear", Ref("x"), Ref("w"), Ref("b"), out="float32[B,5]"),
         node("a", act, Ref("l"), *more, out="float32[B,5]", **options),
@@ -97,45 +108,49 @@ def acted(act: str, more: tuple[Any, ...] = (), **options: Any) -> Program:
 
 @pytest.mark.parametrize("act", [a for a in packed.ACTIVATIONS if a])
 @pytest.mark.parametrize("x", ["shared", "stacked"])
-def test_an_activation_is_computed_in_the_layers_own_memory(act: str, x: Any) -> None:
-    made = acted(act)
-    slots = all_kinds(made, w="stacked", b="stacked", x=x)
-    lowered = lower([made], [0, 0, 0], slots, chosen(made, "packed"), small.SIZES)
+def test_an_activation_is_computed_in_place_in_the_layer(act: str, x: Any) -> None:
+    member_program = with_activation(act)
+    slots = all_kinds(member_program, w="stacked", b="stacked", x=x)
+    lowered = lower([member_program], [0, 0, 0], slots, chosen(member_program, "packed"), small.SIZES)
     (layer,) = (n for n in lowered.program.nodes if n.op == "widepack.linear.default")
     assert layer.args[3:] == (act,)
     assert f"aten.{act}.default" not in [n.op for n in lowered.program.nodes]
     assert "l" not in lowered.values and lowered.values["a"] in {n.name for n in lowered.program.nodes}
     for form in (lowered.program, decompose(lowered.program)):
-        agree(made, form, slots, {"B": 4}, True)
+        agree(member_program, form, slots, {"B": 4}, True)
 
 
-def test_an_activation_stays_where_the_layers_answer_is_read_by_something_else_or_it_is_another_one() -> None:
-    other = acted("gelu", approximate="tanh")
+def test_an_activation_is_not_fused_if_it_is_unknown_or_the_layers_answer_is_read_elsewhere() -> None:
+    other = with_activation("gelu", approximate="tanh")
     read = replace(
-        acted("relu"), outputs=(*acted("relu").outputs, replace(acted("relu").outputs[0], value=Ref("l")))
+        with_activation("relu"),
+        outputs=(
+            *with_activation("relu").outputs,
+            replace(with_activation("relu").outputs[0], value=Ref("l")),
+        ),
     )
     twice = program({"w": "float32[5,6]"}, {"x": "float32[B,6]"}, [
         node("l", "linear", Ref("x"), Ref("w"), out="float32[B,5]"),
         node("a", "relu", Ref("l"), out="float32[B,5]"),
         node("y", "tanh", Ref("l"), out="float32[B,5]"),
     ], ["y", "a"])  # fmt: skip
-    for made in (other, read, twice):
-        slots = all_kinds(made, w="stacked")
-        lowered = lower([made], [0, 0, 0], slots, chosen(made, "packed"), small.SIZES)
+    for member_program in (other, read, twice):
+        slots = all_kinds(member_program, w="stacked")
+        lowered = lower([member_program], [0, 0, 0], slots, chosen(member_program, "packed"), small.SIZES)
         assert [n.args[3:] for n in lowered.program.nodes if n.op == "widepack.linear.default"] == [()]
-        agree(made, lowered.program, slots, {"B": 4}, True)
+        agree(member_program, lowered.program, slots, {"B": 4}, True)
 
 
-def test_two_activations_in_a_row_are_one_in_the_layer_and_one_behind_it() -> None:
-    made = program({"w": "float32[5,6]"}, {"x": "float32[B,6]"}, [
+def test_of_two_activations_only_the_first_is_fused() -> None:
+    member_program = program({"w": "float32[5,6]"}, {"x": "float32[B,6]"}, [
         node("l", "linear", Ref("x"), Ref("w"), out="float32[B,5]"),
         node("a", "tanh", Ref("l"), out="float32[B,5]"),
         node("y", "relu", Ref("a"), out="float32[B,5]"),
     ], ["y"])  # fmt: skip
-    slots = all_kinds(made, w="stacked", x="stacked")
-    wide = lower([made], [0, 0, 0], slots, chosen(made, "packed"), small.SIZES).program
+    slots = all_kinds(member_program, w="stacked", x="stacked")
+    wide = lower([member_program], [0, 0, 0], slots, chosen(member_program, "packed"), small.SIZES).program
     assert [n.op.split(".")[1] for n in wide.nodes][-2:] == ["linear", "relu"]
-    agree(made, wide, slots, {"B": 4}, True)
+    agree(member_program, wide, slots, {"B": 4}, True)
 
 
 def test_an_unknown_activation_is_refused() -> None:
@@ -145,11 +160,13 @@ def test_an_unknown_activation_is_refused() -> None:
 
 @pytest.mark.parametrize("own", [{"x": "stacked"}, {}, {"wc": "shared", "bc": "shared", "x": "stacked"}])
 def test_a_loop_over_packed_weights_gives_each_members_answer(own: dict[str, Any]) -> None:
-    made = net()
-    slots = all_kinds(made, **{**dict.fromkeys((s.name for s in made.weights), "stacked"), **own})
-    region = Region("members", "loop", tuple(n.name for n in made.nodes), "requested")
-    plan = replace(chosen(made, "packed"), regions=(region,))
-    lowered = lower([made], [0, 0, 0], slots, plan, small.SIZES)
+    member_program = net()
+    slots = all_kinds(
+        member_program, **{**dict.fromkeys((s.name for s in member_program.weights), "stacked"), **own}
+    )
+    region = Region("members", "loop", tuple(n.name for n in member_program.nodes), "requested")
+    plan = replace(chosen(member_program, "packed"), regions=(region,))
+    lowered = lower([member_program], [0, 0, 0], slots, plan, small.SIZES)
     assert set(lowered.used.values()) == {"loop"}
     (body,) = (n.body for n in lowered.program.nodes if n.body is not None)
     assert [n.op for n in body.nodes][:2] == ["widepack.convolution.default", "aten.max_pool2d.default"]
@@ -166,40 +183,42 @@ def test_a_loop_over_packed_weights_gives_each_members_answer(own: dict[str, Any
     for form in (lowered.program, again, plain, decompose(unroll(lowered.program))):
         for prologue in (True, False):
             for sizes in ({"B": 1}, {"B": 4}, {"B": 7}):
-                agree(made, form, slots, sizes, prologue)
+                agree(member_program, form, slots, sizes, prologue)
 
 
-def test_a_loop_packs_no_weight_that_is_made_at_every_call() -> None:
-    made = program({"w": "float32[6,4,3,3]"}, {"x": "float32[B,4,6,5]", "s": "float32[6,1,1,1]"}, [
+def test_a_loop_packs_no_weight_that_is_computed_in_every_call() -> None:
+    member_program = program({"w": "float32[6,4,3,3]"}, {"x": "float32[B,4,6,5]", "s": "float32[6,1,1,1]"}, [
         node("own", "mul.Tensor", Ref("w"), Ref("s"), out="float32[6,4,3,3]"),
         node("c", "conv2d", Ref("x"), Ref("own"), out="float32[B,6,4,3]"),
     ], ["c"])  # fmt: skip
-    slots = all_kinds(made, w="stacked")
-    plan = replace(chosen(made, "packed"), regions=(Region("members", "loop", ("own", "c"), "requested"),))
-    wide = lower([made], [0, 0, 0], slots, plan, small.SIZES).program
+    slots = all_kinds(member_program, w="stacked")
+    plan = replace(
+        chosen(member_program, "packed"), regions=(Region("members", "loop", ("own", "c"), "requested"),)
+    )
+    wide = lower([member_program], [0, 0, 0], slots, plan, small.SIZES).program
     assert not [n for n in wide.nodes if n.op.startswith("widepack.")]
-    small.check(made, wide, slots)
+    small.check(member_program, wide, slots)
 
 
 @needs_onednn
 def test_weights_are_packed_once_and_never_read_again() -> None:
-    made = net()
-    slots = all_kinds(made, **dict.fromkeys((s.name for s in made.weights), "stacked"))  # type: ignore[arg-type]
-    wide = lower([made], [0, 0, 0], slots, chosen(made, "packed"), small.SIZES).program
+    member_program = net()
+    slots = all_kinds(member_program, **dict.fromkeys((s.name for s in member_program.weights), "stacked"))  # type: ignore[arg-type]
+    wide = lower([member_program], [0, 0, 0], slots, chosen(member_program, "packed"), small.SIZES).program
     parts = split(wide)
     assert not [n for n in parts.main.nodes if ".pack_" in n.op]
     weights = {
-        s.source: small.held(w, slots[s.name])
-        for s, w in zip(made.weights, small.values(made.weights, slots, 3))
+        s.source: small.of_kind(w, slots[s.name])
+        for s, w in zip(member_program.weights, small.values(member_program.weights, slots, 3))
     }
     run = Executable(wide, weights, small.CPU)
     assert sum(w.is_mkldnn for w in run.weights) == 3
     assert not [w for w in run.weights if w.layout is torch.strided and w.ndim == 5], (
-        "the weight in its first order is not held"
+        "the weight in its original order is not stored"
     )
 
 
-def test_packed_is_for_float32_on_a_cpu() -> None:
+def test_packed_applies_to_float32_on_a_cpu() -> None:
     def value(*shape: int, dtype: torch.dtype = torch.float32) -> Value:
         return Value(None, torch.zeros(shape, dtype=dtype))
 
@@ -229,7 +248,7 @@ def test_packed_is_for_float32_on_a_cpu() -> None:
     w = EagerWriter(3)
     w.op = "aten.conv2d.default"
     assert not image.when(w, Stacked(value(3, 5, 4, 6, 6)), Shared(value(6, 4, 3, 3))), (
-        "a Shared weight runs folded"
+        "a Shared weight runs in the strategy fold"
     )
     assert not image.when(
         w, Shared(value(5, 4, 6, 6)), Stacked(value(3, 6, 2, 3, 3)), None, [1], [0], [1], 2

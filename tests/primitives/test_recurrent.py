@@ -1,4 +1,4 @@
-"""Recurrent layers over all steps: ops, decompositions, memory, programs and artifacts."""
+"""Tests recurrent layers over all steps: ops, decompositions, memory, programs and artifacts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ N, T, B, WIDTH, H = 3, 5, 4, 6, 7
 
 
 class Layer:
-    """One layer in one direction of N members: what the ops take, and what ATen answers member by member."""
+    """One layer, in one direction, of N members: the arguments of the ops, and ATen's answers for each
+    member.
+    """
 
     def __init__(
         self,
@@ -57,7 +59,7 @@ class Layer:
         self.project = rand(8, N, project, H, dtype=dtype) / 2 if project else None
 
     def run(self, reverse: bool, packed: bool = False) -> tuple[Tensor, ...]:
-        """y, and of an LSTM the last c."""
+        """Returns y, and the last c of an LSTM."""
         w_x, w_h = (w.transpose(1, 2).contiguous() for w in self.weights)
         b_x, b_h = self.biases or (None, None)
         if packed:
@@ -71,7 +73,7 @@ class Layer:
         return (OWN.rnn_steps(self.x, *self.states, w_x, w_h, b_x, b_h, reverse, self.cell[4:]),)
 
     def members(self, reverse: bool, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
-        """Returns the results of ATen's op, member after member."""
+        """Returns the results of ATen's op, which runs once for each member."""
         op, runs = getattr(torch.ops.aten, self.cell).input, []
         for i in range(N):
             x = self.x[i if self.x.shape[0] > 1 else 0].to(dtype)
@@ -101,50 +103,55 @@ class Layer:
 @pytest.mark.parametrize("one", [False, True])
 @pytest.mark.parametrize("memory", ["whole", "parts"])
 @pytest.mark.parametrize("cell", GATES)
-def test_steps_are_the_members(
+def test_steps_equal_the_members(
     cell: str, memory: str, one: bool, biases: bool, reverse: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In one block and in several, with products of all steps and of two at a time (the last of one)."""
-    made = Layer(cell, biases, one=one)
+    """The steps run in one block and in several, with products of all steps and of two steps at a time (the
+    last of one step).
+    """
+    layer = Layer(cell, biases, one=one)
     if memory == "parts":
         monkeypatch.setattr(recurrent, "BLOCK_BYTES", 2 * 4 * (GATES[cell] * H * (H + 2 * B) + 3 * B * H))
         assert [
-            (s.start, s.stop) for s in recurrent.step_blocks(made.states[0], made.weights[1].transpose(1, 2))
+            (s.start, s.stop)
+            for s in recurrent.step_blocks(layer.states[0], layer.weights[1].transpose(1, 2))
         ] == [(0, 1), (1, 3)]
         monkeypatch.setattr(recurrent, "PROJECTED_BYTES", 2 * 4 * 2 * B * GATES[cell] * H)
-    made.same(made.run(reverse), made.members(reverse))
+    layer.same(layer.run(reverse), layer.members(reverse))
 
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("biases", [False, True])
-def test_an_lstm_with_projections_is_the_members(biases: bool, reverse: bool) -> None:
-    made = Layer("lstm", biases, project=2)
-    made.same(made.run(reverse), made.members(reverse))
+def test_an_lstm_with_projections_equals_the_members(biases: bool, reverse: bool) -> None:
+    layer = Layer("lstm", biases, project=2)
+    layer.same(layer.run(reverse), layer.members(reverse))
 
 
 @pytest.mark.parametrize("packs", [True, False])
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("biases", [False, True])
 @pytest.mark.parametrize("one", [False, True])
-def test_a_packed_lstm_is_the_members(
+def test_a_packed_lstm_equals_the_members(
     one: bool, biases: bool, reverse: bool, packs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not packs:
         monkeypatch.setattr(recurrent, "usable", lambda weight: False)
-    made = Layer("lstm", biases, one=one)
-    made.same(made.run(reverse, packed=True), made.members(reverse))
+    layer = Layer("lstm", biases, one=one)
+    layer.same(layer.run(reverse, packed=True), layer.members(reverse))
 
 
 @pytest.mark.parametrize("cell", GATES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_other_floats(cell: str, dtype: torch.dtype) -> None:
-    """bfloat16 against float64: errors as small as the members' errors, which round after every op too."""
-    made = Layer(cell, dtype=dtype)
-    found, truth = made.run(False), made.members(False)
+def test_other_floating_point_dtypes(cell: str, dtype: torch.dtype) -> None:
+    """Errors of bfloat16 against float64 are as small as those of the members, which also round after each
+    op.
+    """
+    layer = Layer(cell, dtype=dtype)
+    found, truth = layer.run(False), layer.members(False)
     if dtype == torch.float64:
-        return made.same(found, truth)
-    own = made.members(False, dtype)
-    for f, o, t in zip(found, own, truth):
+        return layer.same(found, truth)
+    member_answers = layer.members(False, dtype)
+    for f, o, t in zip(found, member_answers, truth):
         assert f.dtype == dtype
         assert float((f.double() - t).pow(2).mean().sqrt()) <= 2 * float(
             (o.double() - t).pow(2).mean().sqrt()
@@ -153,7 +160,7 @@ def test_other_floats(cell: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("cell", GATES)
-def test_fakes_tell_the_sizes_of_real_answers(cell: str) -> None:
+def test_fake_tensors_have_the_sizes_of_real_answers(cell: str) -> None:
     fakes = Fakes({"B": 4}, static=True)
     for packed in (False, True) if cell == "lstm" else (False,):
         real = Layer(cell).run(False, packed)
@@ -164,19 +171,19 @@ def test_fakes_tell_the_sizes_of_real_answers(cell: str) -> None:
         ]
 
 
-def _like(made: Layer) -> Layer:
-    made.x = torch.empty(made.x.shape)
-    made.states, made.weights, made.biases = (
-        [torch.empty(t.shape) for t in ts] for ts in (made.states, made.weights, made.biases)
+def _like(layer: Layer) -> Layer:
+    layer.x = torch.empty(layer.x.shape)
+    layer.states, layer.weights, layer.biases = (
+        [torch.empty(t.shape) for t in ts] for ts in (layer.states, layer.weights, layer.biases)
     )
-    return made
+    return layer
 
 
 @pytest.mark.parametrize("cell", GATES)
-def test_an_empty_batch_gives_an_empty_answer_and_no_steps_are_refused(cell: str) -> None:
-    made = Layer(cell, batch=0)
+def test_an_empty_batch_gives_an_empty_answer_and_an_empty_sequence_is_refused(cell: str) -> None:
+    layer = Layer(cell, batch=0)
     for packed in (False, True) if cell == "lstm" else (False,):
-        assert made.run(False, packed)[0].shape == (N, T, 0, H)
+        assert layer.run(False, packed)[0].shape == (N, T, 0, H)
     none = Layer(cell)
     none.x = none.x[:, :0]
     for packed in (False, True) if cell == "lstm" else (False,):
@@ -185,23 +192,23 @@ def test_an_empty_batch_gives_an_empty_answer_and_no_steps_are_refused(cell: str
 
 
 @pytest.mark.parametrize("cell", GATES)
-def test_nan_is_neither_hidden_nor_spread(cell: str) -> None:
+def test_nan_stays_in_its_member_and_is_not_lost(cell: str) -> None:
     for packed in (False, True) if cell == "lstm" else (False,):
-        made = Layer(cell)
-        clean = made.run(False, packed)[0]
-        made.weights[1][1] = float("nan")
-        y = made.run(False, packed)[0]
+        layer = Layer(cell)
+        clean = layer.run(False, packed)[0]
+        layer.weights[1][1] = float("nan")
+        y = layer.run(False, packed)[0]
         assert torch.isnan(y[1]).all()
         assert torch.equal(y[0], clean[0]) and torch.equal(y[2], clean[2])
 
 
 def test_an_unknown_activation_is_refused() -> None:
-    made = Layer("rnn_tanh")
-    made.cell = "rnn_gelu"
+    layer = Layer("rnn_tanh")
+    layer.cell = "rnn_gelu"
     with pytest.raises(
         ValueError, match="activation 'gelu' of a recurrent layer is unknown; known: tanh, relu"
     ):
-        made.run(False)
+        layer.run(False)
 
 
 def net(
@@ -213,7 +220,7 @@ def net(
     project: int = 0,
     dtype: str = "float32",
 ) -> Program:
-    """A layer with all its results, over a dynamic batch, and dynamic steps where torch keeps them."""
+    """Returns a layer with all its results, a dynamic batch, and dynamic steps where torch keeps them."""
     ways, out, weights = 2 if both else 1, project or 5, {}
     steps = "T" if (cell, project, dtype) == ("lstm", 0, "float32") else "6"
     for i in range(layers):
@@ -261,13 +268,15 @@ CASES = [
 @pytest.mark.parametrize("options", [{}, {"first": False, "both": False, "biases": False}])
 @pytest.mark.parametrize("x", ["shared", "stacked"])
 def test_a_program_gives_each_members_answer(cell: str, name: str, options: dict[str, Any], x: Any) -> None:
-    """Lowered, read again, and as ATen ops; weights computed at load or at each call; other sizes."""
-    made = net(
+    """The program is checked as lowered, after a round trip and as ATen ops, with weights that are computed
+    at load or in each call, and at several sizes.
+    """
+    member_program = net(
         cell, **options, dtype="float32" if name == "packed" else "float64"
-    )  # weights of this size make a plain RNN blow up rounding
-    own = {} if name == "fold" else dict.fromkeys((s.name for s in made.weights), "stacked")
-    slots = all_kinds(made, **{**own, "x": x, "h": "stacked"})
-    lowered = lower([made], [0, 0, 0], slots, chosen(name), small.SIZES)
+    )  # larger weights make a plain RNN amplify rounding
+    stacked = {} if name == "fold" else dict.fromkeys((s.name for s in member_program.weights), "stacked")
+    slots = all_kinds(member_program, **{**stacked, "x": x, "h": "stacked"})
+    lowered = lower([member_program], [0, 0, 0], slots, chosen(name), small.SIZES)
     assert lowered.used["r"] == name
     again = Program.from_json(lowered.program.to_json())
     again.check()
@@ -277,56 +286,59 @@ def test_a_program_gives_each_members_answer(cell: str, name: str, options: dict
     for form in (lowered.program, again, plain):
         for prologue in (True, False):
             for sizes in ({"B": 1, "T": 1}, {"B": 7, "T": 3}):
-                small.check(made, form, slots, sizes=sizes, prologue=prologue)
+                small.check(member_program, form, slots, sizes=sizes, prologue=prologue)
 
 
-def test_projections_take_the_steps_and_their_decomposition_too() -> None:
-    made = net("lstm", project=3)
-    assert len(made.weights) == 4 * 5
-    slots = all_kinds(made, **dict.fromkeys((s.name for s in made.weights), "stacked"))  # type: ignore[arg-type]
-    lowered = lower([made], [0, 0, 0], slots, chosen("packed"), small.SIZES)
+def test_projections_run_as_steps_and_as_their_decomposition() -> None:
+    member_program = net("lstm", project=3)
+    assert len(member_program.weights) == 4 * 5
+    slots = all_kinds(member_program, **dict.fromkeys((s.name for s in member_program.weights), "stacked"))  # type: ignore[arg-type]
+    lowered = lower([member_program], [0, 0, 0], slots, chosen("packed"), small.SIZES)
     assert lowered.used["r"] == "fused", "oneDNN has no projections"
     for form in (lowered.program, decompose(lowered.program)):
-        small.check(made, form, slots)
+        small.check(member_program, form, slots)
 
 
 @pytest.mark.parametrize(("cell", "name"), [c for c in CASES if c[1] != "fold"])
-def test_weights_are_turned_once_and_a_shared_one_is_held_once(cell: str, name: str) -> None:
-    made = net(cell)
-    kinds = {s.name: "stacked" for s in made.weights if name == "packed" or s.name != "wh0_0"}
-    slots = all_kinds(made, **kinds)  # type: ignore[arg-type]
-    wide = lower([made], [0, 0, 0], slots, chosen(name), small.SIZES).program
+def test_weights_are_transposed_once_and_a_shared_one_is_stored_once(cell: str, name: str) -> None:
+    member_program = net(cell)
+    kinds = {s.name: "stacked" for s in member_program.weights if name == "packed" or s.name != "wh0_0"}
+    slots = all_kinds(member_program, **kinds)  # type: ignore[arg-type]
+    wide = lower([member_program], [0, 0, 0], slots, chosen(name), small.SIZES).program
     parts = split(wide)
     assert not [n.op for n in parts.main.nodes if n.op.startswith("aten.clone") or ".pack_" in n.op]
     weights = {
-        s.source: small.held(w, slots[s.name])
-        for s, w in zip(made.weights, small.values(made.weights, slots, 3))
+        s.source: small.of_kind(w, slots[s.name])
+        for s, w in zip(member_program.weights, small.values(member_program.weights, slots, 3))
     }
     run = Executable(wide, weights, small.CPU)
-    held = [t for w in run.weights for t in (w if isinstance(w, list) else [w])]
+    stored = [t for w in run.weights for t in (w if isinstance(w, list) else [w])]
     matrices = {
         t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
-        for t in held
+        for t in stored
         if not t.is_mkldnn and t.ndim >= 3
     }
     if name == "packed":
-        assert not matrices, "the weights in their first order are not held"
-        assert not torch.backends.mkldnn.is_available() or sum(t.is_mkldnn for t in held) == 2 * 4 * 3  # type: ignore[no-untyped-call]
+        assert not matrices, "the weights in their original order are not stored"
+        assert not torch.backends.mkldnn.is_available() or sum(t.is_mkldnn for t in stored) == 2 * 4 * 3  # type: ignore[no-untyped-call]
     else:
         assert sum(matrices.values()) == sum(w.nbytes for n, w in weights.items() if n.startswith("w"))
 
 
-def test_what_each_strategy_takes() -> None:
-    def names(made: Program, kinds: dict[str, Any], device: str = "cpu", train: bool = False) -> list[str]:
-        slots = all_kinds(made, **kinds)
-        held = {
-            s.name: small.held(v, slots[s.name])
+def test_which_strategies_apply() -> None:
+    def names(
+        member_program: Program, kinds: dict[str, Any], device: str = "cpu", train: bool = False
+    ) -> list[str]:
+        slots = all_kinds(member_program, **kinds)
+        values = {
+            s.name: small.of_kind(v, slots[s.name])
             for s, v in zip(
-                (*made.weights, *made.inputs), small.values((*made.weights, *made.inputs), slots, 3)
+                (*member_program.weights, *member_program.inputs),
+                small.values((*member_program.weights, *member_program.inputs), slots, 3),
             )
         }
-        put = {n: (Stacked if slots[n] == "stacked" else Shared)(Value(None, t)) for n, t in held.items()}
-        call = made.nodes[0]
+        put = {n: (Stacked if slots[n] == "stacked" else Shared)(Value(None, t)) for n, t in values.items()}
+        call = member_program.nodes[0]
         args = [
             put[call.args[0].name],
             [put[r.name] for r in call.args[1]],
@@ -338,20 +350,29 @@ def test_what_each_strategy_takes() -> None:
         w.op = call.op
         return [s.name for s in applicable(w, call.op, args, {})]
 
-    made = net("lstm")
-    own = dict.fromkeys((s.name for s in made.weights), "stacked")
-    assert names(made, own) == ["packed", "fused"]
-    assert names(made, own, device="cuda") == ["fused"]
-    assert names(made, {**own, "wh0_1": "shared"}) == ["fused"], (
-        "a Shared weight would be packed once a member"
+    member_program = net("lstm")
+    stacked = dict.fromkeys((s.name for s in member_program.weights), "stacked")
+    assert names(member_program, stacked) == ["packed", "fused"]
+    assert names(member_program, stacked, device="cuda") == ["fused"]
+    assert names(member_program, {**stacked, "wh0_1": "shared"}) == ["fused"], (
+        "a Shared weight would be packed once for each member"
     )
-    assert names(made, {**own, "bx0_1": "shared"}) == ["packed", "fused"]
-    assert names(made, {"x": "stacked"}) == names(made, {"h": "stacked"}) == ["fold"]
-    assert names(made, own, train=True) == names(made, {"x": "stacked"}, train=True) == [], (
-        "dropout draws once a member"
+    assert names(member_program, {**stacked, "bx0_1": "shared"}) == ["packed", "fused"]
+    assert names(member_program, {"x": "stacked"}) == names(member_program, {"h": "stacked"}) == ["fold"]
+    assert (
+        names(member_program, stacked, train=True)
+        == names(member_program, {"x": "stacked"}, train=True)
+        == []
+    ), "dropout draws once for each member"
+    assert (
+        names(net("lstm", dtype="float64"), stacked)
+        == names(net("lstm", dtype="bfloat16"), stacked)
+        == ["fused"]
     )
-    assert names(net("lstm", dtype="float64"), own) == names(net("lstm", dtype="bfloat16"), own) == ["fused"]
-    assert names(net("lstm", project=3), {**own, "wp0_0": "stacked"}) == ["fused"]
-    mixed = replace(made, inputs=(replace(made.inputs[0], type="float64[B,T,6]"), *made.inputs[1:]))
-    assert names(mixed, own) == [], "the member itself refuses it"
+    assert names(net("lstm", project=3), {**stacked, "wp0_0": "stacked"}) == ["fused"]
+    mixed = replace(
+        member_program,
+        inputs=(replace(member_program.inputs[0], type="float64[B,T,6]"), *member_program.inputs[1:]),
+    )
+    assert names(mixed, stacked) == [], "the member refuses it too"
     assert set(REGISTRY["aten.gru.input"].strategies) == {"fold", "fused"}

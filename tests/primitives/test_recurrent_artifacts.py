@@ -1,4 +1,4 @@
-"""Artifacts with recurrent layers: another process reads them, and the report lists their strategies."""
+"""Tests artifacts with recurrent layers: a new process reads them, and the report lists their strategies."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ torch.save(ens(torch.load(sys.argv[2])), sys.argv[4])
 
 
 @pytest.mark.parametrize("strategies", ["", "wide,fused"])
-def test_an_artifact_is_read_by_a_process_of_its_own(
+def test_an_artifact_is_read_by_a_new_process(
     strategies: str, tmp_path: Path, recurrent_artifact: Path
 ) -> None:
     x, found = rand(9, 3, 7, 6), tmp_path / "found.pt"
@@ -56,7 +56,7 @@ def test_an_artifact_is_read_by_a_process_of_its_own(
     torch.testing.assert_close(torch.load(found), want, rtol=0, atol=1e-6)
 
 
-def test_the_report_says_what_runs_wide(recurrent_artifact: Path) -> None:
+def test_the_report_lists_the_wide_strategies(recurrent_artifact: Path) -> None:
     ens = widepack.load(recurrent_artifact)
     for pattern in ("shared", "each"):
         for plan in ens.plans(pattern):

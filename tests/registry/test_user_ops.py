@@ -1,4 +1,4 @@
-"""Ops of other libraries: `widepack.primitives.register`, and `load(allow_ops=)`."""
+"""Tests ops of other libraries: `widepack.primitives.register`, and `load(allow_ops=)`."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ HALVED = "widepack_tests.halved.default"
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays() -> Iterator[None]:
-    """Removes after each test what it registered."""
+def restore_registry() -> Iterator[None]:
+    """Removes the registrations of each test after it."""
     yield
     for op in (HALVED, "aten.relu.default"):
         if op in REGISTRY:
@@ -85,20 +85,20 @@ def built(folder: Path, **more: Any) -> widepack.BuildReport:
 
 
 def truth(x: Tensor) -> Tensor:
-    made = []
+    answers = []
     for i in range(3):
         torch.manual_seed(i)
-        made.append(Net()(x))
-    return torch.stack(made).detach()
+        answers.append(Net()(x))
+    return torch.stack(answers).detach()
 
 
-def test_the_page_runs(tmp_path: Path) -> None:
+def test_the_code_of_the_page_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
     assert len(blocks) == 3
     must(fresh("import os, sys; os.chdir(sys.argv[1])\n" + "\n".join(blocks), tmp_path))
 
 
-def test_an_op_of_others_is_built_and_loaded_where_it_is_allowed(tmp_path: Path) -> None:
+def test_an_op_of_another_library_is_built_and_loaded_where_it_is_allowed(tmp_path: Path) -> None:
     @register("widepack_tests::halved", "whole", samples_of=lambda draw: [call(draw.normal(5, 3))])
     def whole(w: Any, x: Any) -> Any:
         """every number alike"""
@@ -109,7 +109,7 @@ def test_an_op_of_others_is_built_and_loaded_where_it_is_allowed(tmp_path: Path)
         and REGISTRY[HALVED].strategies["whole"].note == "every number alike"
     )
     assert len(SAMPLES[HALVED](Draw(0))) == 1 and find("widepack_tests") == [REGISTRY[HALVED]]
-    assert built(tmp_path).strategies["whole"] == 1  # with its torch.export programs
+    assert built(tmp_path).strategies["whole"] == 1  # the build writes torch.export programs too
     x = torch.randn(5, 3)
     with pytest.raises(
         ArtifactError,
@@ -135,9 +135,12 @@ def test_an_op_of_others_is_built_and_loaded_where_it_is_allowed(tmp_path: Path)
     )
 
 
-def test_samples_are_what_the_selftest_reads_in_this_process() -> None:
+def test_the_selftest_uses_samples_registered_in_this_process() -> None:
     register(halved, "whole")(lambda w, x: Stacked(w.call(w.op, x.value)))
-    assert check_primitives("ci", [HALVED]) == ([], [f"{HALVED} whole"])  # without samples no strategy runs
+    assert check_primitives("ci", [HALVED]) == (
+        [],
+        [f"{HALVED} whole"],
+    )  # the check runs no strategy without samples
     register(halved, "wrong", samples_of=lambda draw: [call(draw.normal(5, 3))])(
         lambda w, x: Stacked(w.call("neg", x.value))
     )
@@ -149,7 +152,7 @@ def test_samples_are_what_the_selftest_reads_in_this_process() -> None:
     } and not untried
 
 
-def test_what_was_allowed_for_one_load_is_not_for_the_next(tmp_path: Path) -> None:
+def test_ops_allowed_for_one_load_are_not_allowed_for_the_next(tmp_path: Path) -> None:
     register("widepack_tests::halved", "whole")(lambda w, x: Stacked(w.call(w.op, x.value)))
     built(tmp_path, pt2=False)
     REGISTRY.pop(HALVED)
@@ -161,7 +164,7 @@ def test_what_was_allowed_for_one_load_is_not_for_the_next(tmp_path: Path) -> No
         widepack.load(tmp_path / "e.wide")
     torch.testing.assert_close(
         ens.each(torch.stack([x] * 3)), truth(x)
-    )  # read later, with the allow_ops of this load
+    )  # a program that is read later is checked with the allow_ops of this load
 
 
 def test_an_op_that_nobody_registered_is_refused_at_build(tmp_path: Path) -> None:
@@ -172,27 +175,27 @@ def test_an_op_that_nobody_registered_is_refused_at_build(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_where_no_strategy_applies_it_runs_once_a_member(tmp_path: Path) -> None:
+def test_an_op_runs_once_for_each_member_where_no_strategy_applies(tmp_path: Path) -> None:
     register(halved, "never", when=lambda w, x: False)(lambda w, x: x)
     assert built(tmp_path, pt2=False).strategies["sequential"] == 1
     x = torch.randn(2, 3)
     torch.testing.assert_close(widepack.load(tmp_path / "e.wide", allow_ops=[halved])(x), truth(x))
 
 
-def test_a_strategy_that_is_wrong_is_no_artifact(tmp_path: Path) -> None:
+def test_a_wrong_strategy_is_refused_at_build(tmp_path: Path) -> None:
     register(halved, "wrong")(lambda w, x: Stacked(w.call("neg", x.value)))
     with pytest.raises(widepack.VerificationError):
         built(tmp_path, pt2=False)
     assert not (tmp_path / "e.wide").exists()
 
 
-def test_a_strategy_of_ones_own_for_an_op_that_is_there_comes_last() -> None:
+def test_a_users_strategy_for_a_known_op_comes_last() -> None:
     register("aten::relu", "clamped")(lambda w, x: Stacked(w.call("clamp_min", x.value, 0)))
     assert list(REGISTRY["aten.relu.default"].strategies) == ["pointwise", "clamped"]
 
 
 @pytest.mark.parametrize(
-    ("op", "said"),
+    ("op", "message"),
     [
         ("halved", "'halved' does not name an op of a library"),
         ("operator.attrgetter", "does not name an op of a library"),
@@ -209,21 +212,21 @@ def test_a_strategy_of_ones_own_for_an_op_that_is_there_comes_last() -> None:
         ("aten::add_.Tensor", r"aten::add_.Tensor writes into its arguments"),
     ],
 )
-def test_what_is_no_functional_op_is_refused(op: Any, said: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_an_op_that_is_not_functional_is_refused(op: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=message):
         register(op, "mine")
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         widepack.load(tmp_path, allow_ops=[op])
     assert not EXTRA
 
 
-def test_a_single_name_is_no_list(tmp_path: Path) -> None:
+def test_a_single_name_instead_of_a_list_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"allow_ops='mylib::op' is one name; give a list"):
         widepack.load(tmp_path, allow_ops="mylib::op")
 
 
 @pytest.mark.parametrize("name", ["", "sequential", "loop", "auto", "wide", "two words", "a,b", 3])
-def test_a_name_that_means_something_else_is_refused(name: Any) -> None:
+def test_a_reserved_name_is_refused(name: Any) -> None:
     with pytest.raises(UsageError, match="cannot be a strategy's name"):
         register("aten::relu", name)
 
@@ -239,23 +242,23 @@ def test_a_second_registration_is_refused_early() -> None:
         register(halved, "one", samples_of=lambda draw: [])
 
 
-def test_a_program_is_held_to_the_ops_that_its_reader_was_told_of() -> None:
+def test_a_program_may_only_contain_ops_that_its_reader_allows() -> None:
     slot = Slot("x", "x", "shared", "float32[B]")
-    made = Program((), (slot,), (Node("y", HALVED, (Ref("x"),)),), (Output(Ref("y"), "shared"),))
+    with_op = Program((), (slot,), (Node("y", HALVED, (Ref("x"),)),), (Output(Ref("y"), "shared"),))
     with pytest.raises(ArtifactError, match="not on the list"):
-        made.check()
-    Program.from_json(made.to_json(), {HALVED})
+        with_op.check()
+    Program.from_json(with_op.to_json(), {HALVED})
     ops.allow([halved])
-    made.check()
+    with_op.check()
     with pytest.raises(ArtifactError, match="not on the list"):
-        Program.from_json(made.to_json(), frozenset())
-    body = Program((), (slot,), made.nodes, made.outputs, 0)
+        Program.from_json(with_op.to_json(), frozenset())
+    body = Program((), (slot,), with_op.nodes, with_op.outputs, 0)
     loop = Program((), (slot,), (Node("l", "loop", (Ref("x"),), {}, "", "", "", body),), (), 2)
     with pytest.raises(ArtifactError, match="not on the list"):
         loop.check(extra=frozenset())
 
 
-def test_aliases_mean_ops_that_are_there() -> None:
+def test_aliases_name_registered_ops() -> None:
     for name, meant in ALIASES.items():
         assert meant and all(op in REGISTRY and op in OPS for op in meant), name
     for typed in ("Conv2d", "nn.Conv2d", "torch.nn.Conv2d", "conv_2d", "conv2d"):

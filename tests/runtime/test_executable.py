@@ -56,9 +56,9 @@ def bound(
     wide: Program, made: Program, kinds: dict[str, Kind], members: int = 3, **options: Any
 ) -> tuple[Executable, list[Any]]:
     weights, inputs = small.values(made.weights, kinds, members), small.values(made.inputs, kinds, members)
-    given = {s.source: small.held(w, kinds[s.name]) for s, w in zip(made.weights, weights)}
+    given = {s.source: small.of_kind(w, kinds[s.name]) for s, w in zip(made.weights, weights)}
     return Executable(wide, given, CPU, **options), [
-        small.held(x, kinds[s.name]) for s, x in zip(made.inputs, inputs)
+        small.of_kind(x, kinds[s.name]) for s, x in zip(made.inputs, inputs)
     ]
 
 

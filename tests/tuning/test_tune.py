@@ -197,9 +197,7 @@ def test_what_was_measured_before_an_interruption_is_kept(
 
 
 def race_won_by(name: str, second: str = "") -> Callable[..., dict[str, list[float]]]:
-    def clocked(
-        calls: dict[str, Callable[[], object]], budget_s: float, least: int = 7
-    ) -> dict[str, list[float]]:
+    def clocked(calls: dict[str, Callable[[], object]], budget_s: float, **_: Any) -> dict[str, list[float]]:
         for call in calls.values():
             call()
         return {n: [{name: 1e-3, second: 1.5e-3}.get(n, 2e-3)] * 7 for n in calls}
@@ -224,9 +222,7 @@ def test_who_was_near_the_best_runs_again(artifact: Path, monkeypatch: pytest.Mo
     several: list[set[str]] = []
     first = lucky = ""  # the fastest on eager, and the same plan on the backend
 
-    def clocked(
-        calls: dict[str, Callable[[], object]], budget_s: float, least: int = 7
-    ) -> dict[str, list[float]]:
+    def clocked(calls: dict[str, Callable[[], object]], budget_s: float, **_: Any) -> dict[str, list[float]]:
         nonlocal first, lucky
         first = first or next(n for n in calls if n not in ("rules of thumb", "loop"))
         lucky = f"{first} on aot"
@@ -393,9 +389,7 @@ def test_weights_are_held_in_one_session_for_all_batches(
     fake = SimpleNamespace(NAME="onnxruntime", bind=lambda task: EagerFunction(task.eager))
     monkeypatch.setattr(backends, "backend", lambda name: fake if name == "onnxruntime" else own(name))
     won = iter(["loop on onnxruntime"] * 4 + ["turned"] * 4)
-    monkeypatch.setattr(
-        search, "race", lambda calls, budget_s, least=7: race_won_by(next(won))(calls, budget_s, least)
-    )
+    monkeypatch.setattr(search, "race", lambda calls, budget_s, **_: race_won_by(next(won))(calls, budget_s))
     report = widepack.tune(artifact, backends=["onnxruntime"], **FAST)
     assert len({r.chosen for r in report.rows if r.chosen != "loop"}) == 1
     right(widepack.load(artifact))

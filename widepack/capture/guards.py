@@ -23,6 +23,7 @@ from .explain import way_out
 from .export_events import ExportEvents
 
 _MOST_POINTS = 600  # sizes at which two conditions are compared
+_SHOWN = 200  # characters of a condition in a message
 _LARGEST = 2**40  # larger numbers in a condition are no sizes
 
 
@@ -79,7 +80,7 @@ def guards_from(
     for code in codes:
         try:
             expr = expression(ast.parse(code.strip(), mode="eval").body, leaves)
-        except (SyntaxError, ValueError) as e:
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
             raise CaptureError(_not_arithmetic(name, code, e, line)) from e
         if isinstance(expr, bool) or (expr[0] in ("eq", "le", "ge") and expr[1] == expr[2]):
             if expr is False:
@@ -96,10 +97,12 @@ def guards_from(
 
 def _not_arithmetic(name: str, code: str, error: Exception, line: str) -> str:
     """The message for a guard that is no arithmetic over named dims."""
+    code = code if len(code) <= _SHOWN else f"{code[:_SHOWN]}..."
     change = way_out(line) or ": compute with sizes in whole numbers, +, -, *, // and %"
+    reason = str(error)[:_SHOWN]
     return (
         f"{name} holds only while {code!r}{f', at {line}' if line else ''}. This is a condition that cannot "
-        f"be written as arithmetic over named dims ({error}), so widepack cannot check it before a call; "
+        f"be written as arithmetic over named dims ({reason}), so widepack cannot check it before a call; "
         f"change the member's code{change}"
     )
 

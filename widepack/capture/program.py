@@ -24,6 +24,7 @@ from ..errors import CaptureError
 from ..ir import ops
 from ..ir.encoding import encode, type_of
 from ..ir.guards import factor_of
+from ..ir.torch_tuples import TORCH_TUPLE, torch_fields
 from ..ir.values import known
 from ..spec.entries import FORWARD
 from .call import MemberCall
@@ -289,7 +290,7 @@ def _result(value: Any, name: str) -> Tree:
         return value.tree
     if value is None:
         return {"const": None}
-    names = getattr(value, "_fields", None)  # of a named tuple
+    names = getattr(value, "_fields", None) or torch_fields(type(value))  # of a named tuple
     if isinstance(value, (list, tuple)) and names is None:
         return {"list" if isinstance(value, list) else "tuple": [_result(v, name) for v in value]}
     if type(value) is dict:
@@ -297,6 +298,7 @@ def _result(value: Any, name: str) -> Tree:
     kind, rows = type(value).__name__, None
     if isinstance(value, tuple) and names is not None:
         rows = list(zip(names, value))
+        kind = kind if hasattr(value, "_fields") else TORCH_TUPLE + kind
     elif isinstance(value, Fields):
         kind, rows = value.kind, list(value.items())
     elif isinstance(value, Mapping):

@@ -46,19 +46,25 @@ class Trial:
     leaves: Sequence[InputLeaf]
     sizes: Mapping[str, int]
 
-    def failure(self, sizes: Mapping[str, int]) -> Exception | None:
-        """Returns what the member raises at these sizes; None if it runs."""
-        it = iter(self.leaves)
+    def failure(self, sizes: Mapping[str, int], longer: Mapping[int, int] | None = None) -> Exception | None:
+        """Returns what the member raises at these sizes; None if it runs.
+
+        longer: number of an input -> size of one more axis, which it gets at its end.
+        """
+        it = iter(enumerate(self.leaves))
 
         def resized(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
                 return value
             tensor = value.detach()
-            for axis, text in next(it).axes.items():
+            number, leaf = next(it)
+            for axis, text in leaf.axes.items():
                 factor, letter = factor_of(text)
                 # the example's own values, repeated: others could be outside of what the member takes
                 rows = torch.arange(factor * sizes[letter]) % tensor.shape[axis]
                 tensor = tensor.index_select(axis, rows)
+            if longer and number in longer:
+                tensor = tensor.unsqueeze(-1).expand(*tensor.shape, longer[number])
             return tensor.clone()
 
         args, kwargs = pytree.tree_map(resized, (self.args, dict(self.kwargs)))
@@ -118,6 +124,11 @@ def why_not(trial: Trial) -> str:
     for group in groups:
         if sizes := trial.accepted(group, candidates, until):
             return _takes_sizes(trial, failure, group, sizes)
+    if longer := _longer(trial, candidates, until):
+        return (
+            f"{failure.name} does not take the example{failure.at}: {failure.reason}. It takes {longer}: "
+            "write that if a row has so many numbers"
+        )
     return _takes_nothing(trial, failure)
 
 
@@ -160,6 +171,12 @@ def _takes_sizes(trial: Trial, failure: _Failure, group: Sequence[str], sizes: S
             for leaf, axis, text in _places(trial, group)
         ]
         by = f", fixed by {failure.line}" if failure.line else ""
+        if longer := _longer(trial, [size], time.monotonic() + _SECONDS / 2):
+            return (
+                f"{name} does not take the example's {example}{at}: {reason}. It takes {longer} at any "
+                f"{next(iter(trial.sizes))}: write that if a row has {size} numbers. Write "
+                f"{_types(trial, group, lambda text: str(_whole(text, size)))} if the size is fixed"
+            )
         return (
             f"{name} fixes a size that the inputs name as a dynamic dim: {' and '.join(places)}{by}; it "
             f"fails at the example's {example}: {reason}. Write "
@@ -178,6 +195,23 @@ def _takes_sizes(trial: Trial, failure: _Failure, group: Sequence[str], sizes: S
         f"the sizes that were tried it takes {' = '.join(group)} = {listed}: give a sample, or bounds such "
         f"as {bounds}"
     )
+
+
+def _longer(trial: Trial, sizes: Sequence[int], until: float) -> str:
+    """Returns the spec of an input with one more axis at its end, if the member takes that; else "".
+
+    A spec that leaves out the numbers of a row, such as `x=float32[B]` for `[B, 8]`, looks like a size that
+    the member fixes.
+    """
+    for number, leaf in enumerate(trial.leaves):
+        type_ = parse_slot(leaf.type)
+        if not leaf.axes or max(leaf.axes) != len(type_.sizes) - 1:
+            continue  # its last axis has a number already
+        for size in sizes:
+            calls = [{d: n + more for d, n in trial.sizes.items()} for more in (0, 1)]
+            if time.monotonic() < until and all(trial.failure(c, {number: size}) is None for c in calls):
+                return f"{leaf.name}={type_.with_sizes([*type_.sizes, str(size)])}"
+    return ""
 
 
 def _equal_pair(trial: Trial, until: float) -> tuple[str, str] | None:
@@ -199,6 +233,7 @@ def _sizes_in(text: str, trial: Trial) -> set[int]:
     These are its numbers and their square roots, and each number divided by a factor of a dim or by a size of
     the example, because the number may be a product.
     """
+    text = re.sub(r"(?<=\d)x(?=\d)", " ", text)  # torch writes the shape of a matrix as 1x4
     numbers = {int(n) for n in re.findall(r"(?<![\w.])\d{1,6}(?![\w.])", text)}
     factors = {factor_of(text)[0] for leaf in trial.leaves for text in leaf.axes.values()} | {
         s for leaf in trial.leaves for s in leaf.example.shape

@@ -19,4 +19,5 @@
 | `shards.py` | Opens checkpoints of several files: an index `{"weight_map": {tensor name |
 | `state_dict.py` | Finds the state dict in the content of a file, and removes what wrappers left |
 | `torch_file.py` | Reads files of torch.save: as data, with placeholders for objects of other classes |
+| `zip_records.py` | Reads a zip file's directory; refuses records far larger than the file |
 """

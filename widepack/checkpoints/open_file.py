@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import stat
-import zipfile
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
@@ -19,7 +18,8 @@ from safetensors import SafetensorError, safe_open
 from .checkpoint import Checkpoint, at_key, unwrapped
 from .pt2_archive import Pt2File
 from .state_dict import OR_TRUST, SAVE, RefusedFile, TensorInfo
-from .torch_file import LEGACY, open_torch_file
+from .torch_file import LEGACY, ZIP, open_torch_file
+from .zip_records import records_of
 
 # The longest header that safetensors reads.
 _MAX_HEADER = 100_000_000
@@ -65,8 +65,8 @@ def open_file(path: str, key: str | None = None, trust: bool = False) -> Checkpo
     status, start = look(path)
     if stat.S_ISDIR(status.st_mode):
         raise RefusedFile("is a folder")
-    if start.startswith(b"PK\x03\x04"):
-        if _is_program(path):
+    if start.startswith(ZIP):
+        if _is_program(path, status.st_size):
             return _from_program(path, key, status)
         return open_torch_file(path, key, status, mapped=True, trust=trust)
     if start.startswith(LEGACY):
@@ -101,19 +101,12 @@ def _foreign(start: bytes) -> str:
     return f"is neither a file of torch.save nor safetensors; it starts with the bytes {start[:8].hex(' ')}"
 
 
-def _is_program(path: str) -> bool:
+def _is_program(path: str, size: int) -> bool:
     """Returns whether a zip file is a torch.export program.
 
     Raises: RefusedFile if it is no checkpoint at all.
     """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
-        raise RefusedFile(
-            "is truncated or damaged: the directory at the end of the zip file is missing;"
-            " copy or download it again"
-        ) from None
+    names = list(records_of(path, size))
     inner = {name.partition("/")[2] for name in names} | set(names)
     if "constants.pkl" in inner:
         raise RefusedFile(

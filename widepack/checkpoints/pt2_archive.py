@@ -7,16 +7,18 @@ pickle.
     <root>/data/constants/...                            the same for unsaved buffers and lifted tensors
     <root>/data/sample_inputs/<name>.pt                  a file of torch.save, read with weights_only
 
-Pickled tensors, and records that end past the file, are refused.
+Pickled tensors, records that end past the file, and records that take far more memory than the file
+(zip_records.py) are refused.
 """
 
 from __future__ import annotations
 
 import io
+import math
 import zipfile
-import zlib
+from collections import deque
 from collections.abc import Mapping
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
@@ -25,6 +27,7 @@ from widepack_artifacts import strict_json
 from widepack_artifacts.errors import ArtifactError
 
 from .state_dict import SAVE, RefusedFile, TensorInfo
+from .zip_records import check_expanded, record_start, records_of, storages_of, text_record
 
 # torch._export.serde.schema.ScalarType
 DTYPES: dict[int, torch.dtype] = {
@@ -59,65 +62,48 @@ class Pt2File:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        with zipfile.ZipFile(path) as archive:
-            self._records: dict[str, zipfile.ZipInfo] = {}
-            for entry in archive.infolist():
-                if entry.filename in self._records:
-                    raise RefusedFile(f"is damaged: it has the record {entry.filename!r} twice")
-                self._records[entry.filename] = entry
-            models = [n for n in self._records if "/models/" in f"/{n}" and n.endswith(".json")]
-            if len(models) != 1:
-                raise RefusedFile(
-                    f"is an archive of {len(models)} torch.export programs; widepack reads files with one."
-                    f" Save each alone, or {SAVE}"
-                )
-            root, _, model = models[0].rpartition("models/")
-            self._root, self._model = root, model.removesuffix(".json")
-            weights = self._config(archive, f"{root}data/weights/", f"{self._model}_weights_config.json")
-            constants = self._config(
-                archive, f"{root}data/constants/", f"{self._model}_constants_config.json"
+        with open(path, "rb") as file:
+            self._size = file.seek(0, 2)
+            self._records = records_of(file, self._size)
+        models = [n for n in self._records if "/models/" in f"/{n}" and n.endswith(".json")]
+        if len(models) != 1:
+            raise RefusedFile(
+                f"is an archive of {len(models)} torch.export programs; widepack reads files with one."
+                f" Save each alone, or {SAVE}"
             )
+        root, _, model = models[0].rpartition("models/")
+        self._root, self._model = root, model.removesuffix(".json")
+        weights = self._config(f"{root}data/weights/", f"{self._model}_weights_config.json")
+        constants = self._config(f"{root}data/constants/", f"{self._model}_constants_config.json")
         self.saved = frozenset(weights)
         if twice := self.saved & set(constants):
             raise RefusedFile(f"is damaged: {min(twice)} is both a weight and a constant")
         self._metas = {**weights, **constants}
+        check_expanded((math.prod(m.sizes) * m.dtype.itemsize for m in self._metas.values()), self._size)
         self._file: Any = None
         self._starts: dict[str, int] = {}  # where each record's bytes begin
         with open(path, "rb") as file:
-            self._size = file.seek(0, 2)
             for record in {meta.record for meta in self._metas.values()}:
-                self._starts[record] = _start(file, self._records[record], self._size)
+                self._starts[record] = record_start(file, self._records[record], self._size)
 
-    def _config(self, archive: zipfile.ZipFile, folder: str, name: str) -> dict[str, _Meta]:
-        found = self._json(archive, folder + name)
+    def _config(self, folder: str, name: str) -> dict[str, _Meta]:
+        found = self._json(folder + name)
         rows = found.get("config") if isinstance(found, dict) else None
         if not isinstance(rows, dict):
             raise RefusedFile(f"is damaged: {name} has no config of tensors")
         return {key: _meta(row, folder, key, self._records) for key, row in rows.items()}
 
-    def _json(self, archive: zipfile.ZipFile, record: str) -> Any:
+    def _json(self, record: str) -> Any:
         entry = self._records.get(record)
         if entry is None:
             raise RefusedFile(
                 "is a torch.export program in an unsupported format:"
                 f" it has no {record.rpartition('/')[2]}; save it with torch 2.11 or newer, or {SAVE}"
             )
-        if entry.file_size > _MAX_JSON_BYTES:
-            raise RefusedFile(
-                f"is a torch.export program that is too large: {record} has {entry.file_size} bytes"
-            )
+        text = text_record(self.path, entry, _MAX_JSON_BYTES)
         try:
-            return strict_json.parse(archive.read(entry), record.rpartition("/")[2])
-        except (
-            ArtifactError,
-            zipfile.BadZipFile,
-            OSError,
-            NotImplementedError,
-            RuntimeError,
-            EOFError,
-            ValueError,
-            zlib.error,
-        ) as error:
+            return strict_json.parse(text, record.rpartition("/")[2])
+        except (ArtifactError, ValueError) as error:
             raise RefusedFile(f"is damaged: {error}") from None
 
     def tensors(self) -> dict[str, TensorInfo]:
@@ -149,8 +135,7 @@ class Pt2File:
 
     def program(self) -> dict[str, Any]:
         """Returns the program's JSON. Raises: RefusedFile for an unsupported schema."""
-        with zipfile.ZipFile(self.path) as archive:
-            found = self._json(archive, f"{self._root}models/{self._model}.json")
+        found = self._json(f"{self._root}models/{self._model}.json")
         version = found.get("schema_version") if isinstance(found, dict) else None
         major = version.get("major") if isinstance(version, dict) else None
         if major != SCHEMA:
@@ -166,30 +151,27 @@ class Pt2File:
         record = f"{self._root}data/sample_inputs/{self._model}.pt"
         if record not in self._records or not self._records[record].file_size:
             return None
+        content = text_record(self.path, self._records[record])
+        _check_samples(content)
         try:
-            with zipfile.ZipFile(self.path) as archive:
-                found = torch.load(io.BytesIO(archive.read(record)), map_location="cpu", weights_only=True)
+            found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
             leaves: list[Any] = pytree.tree_leaves(found)
         except Exception:  # noqa: BLE001  # without the samples, inputs are drawn or requested
             return None
         return leaves
 
 
-def _start(file: BinaryIO, entry: zipfile.ZipInfo, size: int) -> int:
-    """Returns the offset of a stored record's bytes. Raises: RefusedFile."""
-    file.seek(entry.header_offset)
-    header = file.read(30)
-    if len(header) < 30 or header[:4] != b"PK\x03\x04":
-        raise RefusedFile(f"is damaged: the record {entry.filename!r} is not where its directory says")
-    start = (
-        entry.header_offset
-        + 30
-        + int.from_bytes(header[26:28], "little")
-        + int.from_bytes(header[28:30], "little")
-    )
-    if start + entry.file_size > size:
-        raise RefusedFile(f"is damaged: the record {entry.filename!r} ends past the file")
-    return start
+def _check_samples(content: bytes) -> None:
+    """Checks the limits on sizes for the file of torch.save that holds the example inputs.
+
+    Raises: RefusedFile.
+    """
+    if not content.startswith(b"PK"):
+        return
+    records = records_of(io.BytesIO(content), len(content))
+    for name, entry in records.items():
+        if name.endswith("/data.pkl"):
+            deque(storages_of(text_record(io.BytesIO(content), entry)), maxlen=0)
 
 
 class _Meta:

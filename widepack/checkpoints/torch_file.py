@@ -28,9 +28,11 @@ from .state_dict import (
     pick,
     stands_for,
 )
+from .zip_records import check_expanded, is_compressed, record_start, records_of, storages_of, text_record
 
 # The first bytes of every file in torch.save's older format, pickled with protocol 2.
 LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+ZIP = b"PK\x03\x04"
 _MOST_CLASSES = 200  # of a file whose other objects are skipped
 _NEVER = ("torch.jit._pickle.restore_type_tag",)
 _CUT = "is truncated or damaged; copy or download it again"
@@ -41,10 +43,11 @@ def open_torch_file(
 ) -> Checkpoint:
     """Opens a file of torch.save.
 
-    key: where the state dict is. mapped: whether the file is a zip file. trust: whether to run the code that
-    it names.
+    key: where the state dict is. mapped: whether the file is a zip file; its weights are mapped unless they
+    are compressed. trust: whether to run the code that it names.
     Raises: RefusedFile.
     """
+    mapped = mapped and _can_be_mapped(path, status.st_size)
     tensors, module, versions = _picked(path, key, mapped, trust)
     for name, tensor in tensors.items():
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
@@ -56,6 +59,7 @@ def open_torch_file(
                 else str(tensor.layout)
             )
             raise RefusedFile(f"{name} is {kind}; widepack reads only dense tensors with data")
+    check_expanded((t.numel() * t.element_size() for t in tensors.values()), status.st_size)
 
     def again() -> nn.Module:
         fresh = _picked(path, key, mapped, trust).module
@@ -73,6 +77,38 @@ def open_torch_file(
             versions=versions,
         )
     )
+
+
+def _can_be_mapped(path: str, size: int) -> bool:
+    """Checks the records of a zip file of torch.save against its pickle.
+
+    Returns: whether all weights are stored uncompressed. Otherwise torch must decompress them.
+    Raises: RefusedFile.
+    """
+    records = records_of(path, size)
+    root = next(iter(records), "").partition("/")[0]
+    pickled = records.get(f"{root}/data.pkl")
+    if pickled is None:
+        return True  # torch.load then says what the file is
+    needed = dict.fromkeys(storages_of(text_record(path, pickled)))
+    mapped = True
+    with open(path, "rb") as file:
+        for record, length in needed:
+            entry = records.get(f"{root}/data/{record}")
+            if entry is None:
+                raise RefusedFile(
+                    f"is truncated or damaged: it has no record data/{record[:40]}; copy or download it again"
+                )
+            if entry.file_size < length:
+                raise RefusedFile(
+                    f"is truncated or damaged: a tensor needs {length} bytes, its record data/{record[:40]}"
+                    f" has {entry.file_size}; copy or download it again"
+                )
+            if is_compressed(entry):
+                mapped = False
+            else:
+                record_start(file, entry, size)
+    return mapped
 
 
 def _picked(path: str, key: str | None, mapped: bool, trust: bool) -> PickedStateDict:
@@ -174,7 +210,7 @@ def _unpickle(path: str, mapped: bool) -> object:
 
 def _starts_as_torch(path: str) -> bool:
     with open(path, "rb") as file:
-        return file.read(len(LEGACY)) == LEGACY
+        return file.read(len(LEGACY)).startswith((LEGACY, ZIP))
 
 
 def _is_cut(path: str) -> bool:
@@ -183,6 +219,9 @@ def _is_cut(path: str) -> bool:
     A pickle that ends inside the name of a class looks like an object of another class.
     """
     with open(path, "rb") as file:
+        if file.read(len(ZIP)) == ZIP:
+            return False  # records_of has read its directory
+        file.seek(0)
         try:
             for _ in range(4):
                 deque(pickletools.genops(file), maxlen=0)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -66,10 +65,3 @@ def capture_entry(
     }
     values = {name: value.to(device) for name, (_, value) in constants.items()}
     return FusedEntry(first, kinds, first_names, values, count, device, recipe.strategies)
-
-
-@contextmanager
-def without_autocast(device: torch.device) -> Iterator[None]:
-    """Switches autocast off: a program is captured and compared in the dtypes in which it is written."""
-    with torch.autocast("cpu", enabled=False), torch.autocast(device.type, enabled=False):
-        yield

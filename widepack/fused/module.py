@@ -22,7 +22,8 @@ from ..checkpoints.differences import bit_equal
 from ..errors import UsageError
 from ..inference.each import each_if_tensor
 from ..inference.output import build_answer
-from .captures import capture_entry, without_autocast
+from ..system.autocast import autocast_off
+from .captures import capture_entry
 from .channel_packing import pack, split_channels
 from .check import check, settle
 from .programs import CPU, FusedEntry, Runner
@@ -43,9 +44,9 @@ class Fused(nn.Module):
     - `fused.each(xs)`: member i sees `xs[i]`.
     - `fused(x, h=widepack.each(h))`: all members see x, and member i sees `h[i]`.
 
-    In eval mode without gradients it runs the program that `widepack.load` would run. In train mode, or when
-    gradients are computed, it runs a differentiable program; each member gets its own gradients. Each part
-    has its own mode: `fused.norm.eval()` stops the update of one layer's statistics.
+    In eval mode without gradients it runs the program that `widepack.load` would run. In train mode, under
+    `torch.autocast`, or when gradients are computed, it runs a differentiable program; each member gets its
+    own gradients. Each part has its own mode: `fused.norm.eval()` stops the update of one layer's statistics.
 
     A fused module is made by `widepack.fuse`. It has the members' parts and parameters as attributes, for
     example `fused.layers[0].weight`. `len(fused)` is N, and iteration gives copies of the members.
@@ -196,7 +197,9 @@ class Fused(nn.Module):
         self, entry: FusedEntry, stacked: Sequence[bool], sizes: Mapping[str, int], differentiate: bool
     ) -> Runner:
         """Returns what runs a call of these inputs. A new program is compared with the members first."""
-        runner = entry.runner(stacked, sizes, differentiate or any(self._modes()))
+        # prepacked weights are of one dtype, so that autocast does not reach the program that has them
+        plain = differentiate or any(self._modes()) or torch.is_autocast_enabled(entry.device.type)
+        runner = entry.runner(stacked, sizes, plain)
         if runner.checked:
             return runner
         recipe = self._recipe
@@ -204,7 +207,7 @@ class Fused(nn.Module):
             trained = {n for n, p in self.named_parameters(remove_duplicate=False) if p.requires_grad}
             refuse_gradients(recipe.skeletons[0].module, trained)
         if recipe.validate:
-            with torch.inference_mode(False), without_autocast(entry.device):
+            with torch.inference_mode(False), autocast_off():
                 check(self, entry, runner)
         runner.checked = True
         return runner
@@ -227,7 +230,7 @@ class Fused(nn.Module):
         if key not in self._entries:
             mode = "train" if any(modes) else "eval"
             # a program is captured with gradients, because it may train later
-            with torch.inference_mode(False), torch.enable_grad(), without_autocast(device):
+            with torch.inference_mode(False), torch.enable_grad(), autocast_off():
                 entry = capture_entry(recipe, self.sample(), lambda i: self.member(i, CPU), device, mode)
                 settle(self, entry)
                 self._entries[key] = entry

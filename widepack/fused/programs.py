@@ -46,6 +46,7 @@ from ..simplify.member_programs import MemberPrograms
 from ..spec.draws import InputSource
 from ..spec.input_spec import batch_letter
 from ..spec.state import StateRequest
+from ..system.autocast import autocast_off
 from ..verification import small_sizes
 from ..verification.program_difference import is_literal
 from .program_runs import DifferentiableProgram, ProgramRun, RebindingProgram
@@ -265,15 +266,17 @@ class FusedEntry(MemberPrograms):
         """
         key = (tuple(stacked), gradients)
         if key not in self._plans:
-            self._plans[key] = self._planned(*key)
+            with autocast_off():
+                self._plans[key] = self._planned(*key)
         program, kinds, class_plans = self._plans[key]
         plan = for_size(class_plans, scaled(sizes, self.batch, self.sizes), lambda p: p)
         runner_key = (*key, plan.batch)
         if runner_key not in self._runners:
-            if gradients:
-                wide = for_gradients(program, self.count, kinds, plan, self.sizes, self.shapes[0])
-            else:
-                wide = lower([program], self.signatures, kinds, plan, self.sizes, self.shapes[0]).program
+            with autocast_off():
+                if gradients:
+                    wide = for_gradients(program, self.count, kinds, plan, self.sizes, self.shapes[0])
+                else:
+                    wide = lower([program], self.signatures, kinds, plan, self.sizes, self.shapes[0]).program
             self._runners[runner_key] = Runner(*key, plan, wide, self._run(wide, gradients))
         return self._runners[runner_key]
 

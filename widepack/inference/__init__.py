@@ -23,6 +23,7 @@ The first load on a machine runs the artifact's probe. `ens.swap` replaces a mem
 | `load_limits.py` | Limits the memory and the work |
 | `loaded_weights.py` | Reads the weights of an open artifact for programs: mapped on the CPU |
 | `member.py` | Defines one member of an artifact as a plain module |
+| `member_access.py` | Defines the part of a loaded model that is about single members |
 | `member_runs.py` | Runs single members of a loaded model on the probe's inputs: their own programs |
 | `model.py` | Defines a loaded artifact: N members that run as one, with an entry for each method |
 | `new_member.py` | Checks a checkpoint that replaces a member: its weights against the artifact |

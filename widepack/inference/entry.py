@@ -16,6 +16,7 @@ from widepack_artifacts.entry import Entry
 from ..errors import InputError, WidepackError
 from ..planning.plan import Plan
 from ..spec.entries import PATTERNS
+from ..system.autocast import autocast_off
 from .binder import Binder
 from .bound_program import BoundProgram
 from .each import each_if_tensor
@@ -252,7 +253,7 @@ class WideEntry:
         Raises:
             ProbeError: An answer is out of bounds.
         """
-        with self._artifact.lock:  # no member is swapped meanwhile
+        with self._artifact.lock, autocast_off():  # no member is swapped meanwhile
             for pattern in PATTERNS:
                 self.programs.probe_check.run(pattern, self.programs.of(pattern), again=True)
 

@@ -24,6 +24,7 @@ from ..ir import ops
 from ..runtime.admission import guarded
 from ..spec.dtypes import find_dtype
 from ..spec.names import numbers_of, path_of
+from ..system.autocast import autocast_off
 from ..system.progress import Report
 from ..system.readahead import read_headers
 from .cast import Cast
@@ -124,7 +125,7 @@ def load(
         limit=limit,
     )
     opening = _Opening(options, verify, members, find_dtype(dtype))
-    with guarded(str(path)):
+    with autocast_off(), guarded(str(path)):
         artifact = opened(path, opening, expect, extra)[1]
         model = WideModel(artifact)
         with artifact.limits.one_load(warmup):

@@ -14,9 +14,10 @@ from widepack_artifacts.program import Program
 
 from ..runtime.executable import storage
 from ..runtime.graph_module import graph_module
+from ..system.autocast import autocast_off
 from ..system.gate import Gate
 from .binder import Binder
-from .output import Output, new_states
+from .output import named_values, new_states
 
 
 class Member(nn.Module):
@@ -76,13 +77,13 @@ class Member(nn.Module):
         if states:
             self._binder.carry(values, per_member, state)
         self._binder.check(values, per_member)
-        with self._gate.passed():
+        with autocast_off(), self._gate.passed():
             weights = [self._buffers[s] for s in self.slots]
             owned = {storage(w) for w in weights} - {0}
             # The caller may write into the answer, so it does not share memory with a weight.
             outs = [o.clone() if storage(o) in owned else o for o in self._run(*weights, *values)]
         result = self._entry.result
-        answer = outs[result["leaf"]] if "leaf" in result else tree.build(result, outs, Output)
+        answer = outs[result["leaf"]] if "leaf" in result else tree.build(result, outs, named_values)
         return (answer, {**state, **new_states(outs, states, (), 1, values)}) if state is not None else answer
 
     @property

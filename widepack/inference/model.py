@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from os import PathLike
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,16 +12,15 @@ from widepack_artifacts.manifest import Manifest
 from ..errors import UsageError
 from ..planning.plan import Plan
 from ..spec.entries import FORWARD
-from ..spec.names import checkpoint_of
 from .entry import WideEntry
-from .member import Member
+from .member_access import MemberAccess
 from .open_artifact import OpenArtifact
 
 if TYPE_CHECKING:
-    from .swap import SwapReport
+    pass
 
 
-class WideModel:
+class WideModel(MemberAccess):
     """N trained members that run in one call. `widepack.load` returns it.
 
     Calls may come from several threads at once. A call, `each`, `mean`, `std`, `vote`, `plans` and `member`
@@ -32,8 +29,9 @@ class WideModel:
 
     Attributes:
         members: The members' names.
+        checkpoints: The checkpoint that each member is now.
         entries: The names of the entries.
-        manifest: What the artifact says of itself.
+        manifest: What the artifact says of itself. A swap does not change it.
         device: Where the members run.
         plan: The plan of pattern `shared` at the smallest batch class.
         backend: What runs the programs.
@@ -46,14 +44,8 @@ class WideModel:
     """
 
     def __init__(self, artifact: OpenArtifact) -> None:
-        self._artifact = artifact
-        self._entries = {name: WideEntry(artifact, name) for name in artifact.manifest.entries}
+        super().__init__(artifact)
         self._default = self._entries.get(FORWARD)
-
-    @property
-    def members(self) -> tuple[str, ...]:
-        """The members' names."""
-        return self._artifact.members
 
     @property
     def entries(self) -> tuple[str, ...]:
@@ -62,7 +54,7 @@ class WideModel:
 
     @property
     def manifest(self) -> Manifest:
-        """What the artifact says of itself."""
+        """What the artifact says of itself. A swap does not change it: see `checkpoints`."""
         return self._artifact.manifest
 
     @property
@@ -90,9 +82,6 @@ class WideModel:
             The plans, the smallest batch class first.
         """
         return self._forward().plans(pattern)
-
-    def __len__(self) -> int:
-        return len(self.members)
 
     def __repr__(self) -> str:
         names = ", ".join(self.members[:4]) + (", ..." if len(self) > 4 else "")
@@ -137,16 +126,6 @@ class WideModel:
     def _first(self) -> WideEntry:
         """Returns `forward`, or the first entry."""
         return self._default or next(iter(self._entries.values()))
-
-    def _forward(self) -> WideEntry:
-        """Returns the entry `forward`. Raises: UsageError if the artifact has none."""
-        if self._default is None:
-            first = next(iter(self._entries))
-            raise UsageError(
-                f"this model has no entry {FORWARD}; its entries are {', '.join(self._entries)}: "
-                f"say which one, for example ens.{first}(...)"
-            )
-        return self._default
 
     # ---------------------------------------------------------------- calls
 
@@ -291,96 +270,6 @@ class WideModel:
         """
         for entry in self._entries.values():
             entry.warmup(patterns)
-
-    # ---------------------------------------------------------------- members
-
-    def member(self, member: int | str) -> Member:
-        """Returns one member as a plain module. Its weights share memory with this model.
-
-        Args:
-            member: The member's number or name.
-
-        Returns:
-            A `Member`.
-
-        Raises:
-            UsageError: No loaded member has this number or name, or the model was closed.
-        """
-        return self._forward().member(member)
-
-    def __getitem__(self, member: int | str) -> Member:
-        """Returns one member, as `member`. A negative number counts from the end. Raises: UsageError."""
-        from_end = isinstance(member, int) and -len(self) <= member < 0
-        return self.member(len(self) + member if from_end else member)  # type: ignore[operator]
-
-    def __iter__(self) -> Iterator[Member]:
-        return (self.member(i) for i in range(len(self)))
-
-    def state_dict(self, member: int | str) -> dict[str, torch.Tensor]:
-        """Returns one member's state dict, with every name of its checkpoint, bit for bit.
-
-        Args:
-            member: The member's number or name.
-
-        Returns:
-            Views of the mapped weights. A swap of this member writes into them.
-
-        Raises:
-            UsageError: No loaded member has this number or name, or the model was closed.
-        """
-        self._artifact.check_open()
-        i = self._artifact.chosen[self._artifact.index(member)]
-        saved = [w for w in self.manifest.weights if w.role != "constant"]
-        return {name: self._artifact.weights.part(w.name, i) for w in saved for name in (w.name, *w.aliases)}
-
-    def swap(
-        self,
-        member: int | str,
-        checkpoint: str | PathLike[str],
-        *,
-        key: str | None = None,
-        trust_pickle: bool = False,
-    ) -> SwapReport:
-        """Replaces a member by another checkpoint while other threads call.
-
-        First the checkpoint is compared with the artifact (names, shapes, dtypes, ties) and its answers are
-        checked with the probe. All new values of programs are computed. Then new calls wait until calls in
-        flight have ended and the member's slices are written. Every answer is wholly of the old member or of
-        the new one. From then on programs, `member(i)`, `state_dict(i)` and `state()` have the new weights.
-        The artifact does not change.
-
-        Args:
-            member: The member's number or name.
-            checkpoint: The file or folder of the new weights.
-            key: As `build` takes it.
-            trust_pickle: As `build` takes it.
-
-        Returns:
-            A `SwapReport`: what was written, the seconds of each stage, and how long calls waited.
-
-        Raises:
-            CheckpointError: The checkpoint cannot be read.
-            MemberMismatch: It does not fit, or differs in a weight that all members share.
-            VerificationError: Its answers are too far from float64, or a wide program answers wrongly for it.
-                Then the old member is restored.
-            UsageError: No loaded member has this number or name, a program cannot take another member, or the
-                model was closed.
-
-        Example:
-            >>> report = ens.swap("fold0", "new.pt")
-            >>> print(report)
-        """
-        checkpoint_of(checkpoint)
-        from .swap import swap  # opens checkpoints, which no other part of a loaded model does
-
-        return swap(
-            self._artifact,
-            [e.programs for e in self._entries.values()],
-            member,
-            Path(checkpoint),
-            key,
-            trust_pickle,
-        )
 
     def close(self) -> None:
         """Releases programs and weights.

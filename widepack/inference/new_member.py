@@ -21,10 +21,14 @@ from .programs import EntryPrograms
 from .weight_exchange import MemberUpdate
 
 
-def changed_weights(artifact: OpenArtifact, place: int, new: Newcomer, path: str | Path) -> dict[str, Tensor]:
-    """Returns the new weights that differ from the member's, in memory.
+def changed_weights(
+    artifact: OpenArtifact, place: int, new: Newcomer, path: str | Path
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Returns the new weights that differ from those of the files, in memory: those that programs read, and
+    those that all members share and that no program reads (`num_batches_tracked` of a batch norm in eval
+    mode).
 
-    Raises: MemberMismatch for other shapes, and for weights that all members share.
+    Raises: MemberMismatch for other shapes, and for weights that all members share and that a program reads.
     """
     number, name = artifact.chosen[place], artifact.members[place]
     rows = [w for w in artifact.manifest.weights if w.role != "constant"]
@@ -39,7 +43,9 @@ def changed_weights(artifact: OpenArtifact, place: int, new: Newcomer, path: str
     found = {
         w.name: value for w in rows if not bit_equal(value := new.value(w.name), weights.part(w.name, number))
     }
-    shared = [(n, v.numel() * v.element_size()) for n, v in found.items() if weights.row(n).kind == "shared"]
+    common = [n for n in found if weights.row(n).kind == "shared"]
+    unread = {n: found.pop(n) for n in common if not artifact.reads(n)}
+    shared = [(n, v.numel() * v.element_size()) for n, v in found.items() if n in common]
     if shared:
         names = ", ".join(f"{n} ({size:,} bytes)" for n, size in shared[:10])
         more = f" and {len(shared) - 10} more" if len(shared) > 10 else ""
@@ -52,7 +58,11 @@ def changed_weights(artifact: OpenArtifact, place: int, new: Newcomer, path: str
             "was built "
             "with --share none takes such a checkpoint in a swap"
         )
-    return {n: value.detach().clone(memory_format=torch.contiguous_format) for n, value in found.items()}
+    return _copies(found), _copies(unread)
+
+
+def _copies(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {n: v.detach().clone(memory_format=torch.contiguous_format) for n, v in values.items()}
 
 
 def checked_answers(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from widepack_artifacts.entry import Entry
-from widepack_artifacts.manifest import Manifest
+from widepack_artifacts.manifest import Manifest, Member
 from widepack_artifacts.program import Program
 from widepack_artifacts.reader import Reader
 from widepack_artifacts.weights import Weights
@@ -89,6 +89,19 @@ class SwappedAnswers:
     bounds: Mapping[str, Sequence[OutputBounds]]
 
 
+@dataclass(frozen=True)
+class Replacement:
+    """The checkpoint that replaced a member in this process.
+
+    Attributes:
+        checkpoint: The checkpoint, as a manifest names it.
+        unread: Its values of weights that all members share and that no program reads.
+    """
+
+    checkpoint: Member
+    unread: Mapping[str, Tensor]
+
+
 class OpenArtifact:
     """An open artifact: its files, the loaded members, their weights, and what calls and swaps synchronize
     with.
@@ -99,7 +112,8 @@ class OpenArtifact:
         the loaded members. probe: The tensors of the probe, mapped; None if the artifact has no probe.
         limits: What may be bound. lock: Is held while programs are bound and weights are copied. gate: Calls
         pass it, and a swap closes it. swapping: Is held by the one swap at a time. swapped: The answers of
-        swapped members, by the member's number.
+        swapped members, by the member's number. replaced: The checkpoints of
+        members that were swapped, by the member's number.
     """
 
     def __init__(self, reader: Reader, files: Weights, chosen: Sequence[int], options: LoadOptions) -> None:
@@ -116,6 +130,7 @@ class OpenArtifact:
         self.gate = Gate()
         self.swapping = threading.Lock()
         self.swapped: dict[int, SwappedAnswers] = {}
+        self.replaced: dict[int, Replacement] = {}
         self._cast_programs: dict[str, Program] = {}
 
     @property
@@ -134,6 +149,26 @@ class OpenArtifact:
         strategies.
         """
         return self.whole and self.cast is None and self.options.strategies is None
+
+    @property
+    def checkpoints(self) -> tuple[Member, ...]:
+        """The checkpoint that each loaded member is now."""
+        rows = self.manifest.members
+        return tuple(self.replaced[i].checkpoint if i in self.replaced else rows[i] for i in self.chosen)
+
+    def part(self, name: str, number: int) -> Tensor:
+        """Returns a weight of one member as its checkpoint has it. number: of the member in the artifact."""
+        replacement = self.replaced.get(number)
+        unread = replacement.unread if replacement is not None else {}
+        return unread[name] if name in unread else self.weights.part(name, number)
+
+    def reads(self, name: str) -> bool:
+        """Returns whether a program of the artifact reads a weight, or a state begins as it."""
+        entries = self.manifest.entries.values()
+        if any(s.initial == name for e in entries for s in e.state):
+            return True
+        files = {f for e in entries for f in (*e.member, *(w.file for w in e.wide))}
+        return any(s.source == name for f in files for s in self.reader.program(f).weights)
 
     def check_open(self) -> None:
         """Raises: UsageError after `close`."""

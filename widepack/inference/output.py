@@ -11,6 +11,7 @@ import torch.utils._pytree as pytree
 from widepack_artifacts import tree
 from widepack_artifacts.program import Output as Leaf
 
+from ..ir.torch_tuples import torch_tuple
 from ..runtime.executable import storage
 
 
@@ -71,6 +72,12 @@ class Output(Mapping[str, Any]):
         return f"Output({self.__dict__['_kind']}: {fields})"
 
 
+def named_values(kind: str, rows: Sequence[tuple[str, Any]]) -> Any:
+    """Returns an `Output`, or the named tuple of torch that a member returned (`x.max(1)`)."""
+    found = torch_tuple(kind, rows)
+    return Output(kind, rows) if found is None else found
+
+
 def _flatten(output: Output) -> tuple[list[Any], tuple[str, tuple[str, ...]]]:
     return list(Mapping.values(output)), (output.__dict__["_kind"], tuple(output))
 
@@ -126,4 +133,4 @@ def build_answer(values: Sequence[Any], outputs: Sequence[Leaf], members: int, r
     ]
     if "leaf" in result:
         return leaves[result["leaf"]]
-    return tree.build(result, leaves, Output)
+    return tree.build(result, leaves, named_values)

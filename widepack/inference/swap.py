@@ -21,24 +21,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+from widepack_artifacts.manifest import Member
 
 from ..checkpoints.newcomer import Newcomer, newcomer
 from ..errors import UsageError, VerificationError
 from ..ir.at_rest import draws
 from ..spec.entries import PATTERNS
+from ..system.autocast import autocast_off
 from ..system.progress import StageClock
 from ..verification import probe as probes
 from ..verification.record import OutputBounds
 from .bound_program import BoundProgram
 from .member_runs import OwnAnswers
 from .new_member import changed_weights, checked_answers
-from .open_artifact import OpenArtifact, SwappedAnswers
+from .open_artifact import OpenArtifact, Replacement, SwappedAnswers
 from .programs import EntryPrograms
 from .weight_exchange import MemberUpdate, WeightChanges
 
+_Value = TypeVar("_Value")
 _Bound = tuple[EntryPrograms, str, BoundProgram]
 """An entry, a pattern, and a program that is bound for it."""
 
@@ -97,7 +102,7 @@ def swap(
                 "cannot be "
                 "compared while others call; build another artifact"
             )
-    with artifact.swapping:
+    with artifact.swapping, autocast_off():
         artifact.check_open()
         stages = StageClock()
         new = newcomer(artifact.manifest, checkpoint, key, trust_pickle)
@@ -119,12 +124,13 @@ class _Swap:
         self.checkpoint, self.stages = checkpoint, stages
         self.number = artifact.chosen[place]
         self._answers: dict[tuple[str, str], OwnAnswers] = {}  # of the new member, by entry and pattern
-        self._before: SwappedAnswers | None = None  # of the old member, if it was swapped too
+        # of the old member, if it was swapped too
+        self._before: tuple[SwappedAnswers | None, Replacement | None] = None, None
 
     def run(self, new: Newcomer) -> SwapReport:
         """Runs all stages. Raises: as `WideModel.swap`."""
         artifact = self.artifact
-        mapped = changed_weights(artifact, self.place, new, self.checkpoint)
+        mapped, unread = changed_weights(artifact, self.place, new, self.checkpoint)
         update = MemberUpdate(
             artifact,
             self.place,
@@ -132,13 +138,17 @@ class _Swap:
         )
         self.stages.done("open")
         name, source = artifact.members[self.place], str(self.checkpoint)
+        file = Member(name, source, new.checkpoint.sha256(), new.checkpoint.bytes)
+        replacement = Replacement(file, unread)
+        differing = len(mapped) + len(unread)
         if not mapped:
-            return SwapReport(name, source, self.stages.seconds, 0.0, 0, 0, 0)
+            artifact.replaced[self.number] = replacement
+            return SwapReport(name, source, self.stages.seconds, 0.0, 0, differing, 0)
         for e in self.entries:
             for pattern in PATTERNS:
                 self._answer(e, pattern, update, mapped)
         self.stages.done("check")
-        changes, known, pause = self._replace(update, mapped)
+        changes, known, pause = self._replace(update, mapped, replacement)
         try:
             for e, pattern, bound in known:
                 _verify(
@@ -149,7 +159,7 @@ class _Swap:
             raise
         self.stages.done("verify")
         return SwapReport(
-            name, source, self.stages.seconds, pause, changes.bytes, len(mapped), changes.exchanged
+            name, source, self.stages.seconds, pause, changes.bytes, differing, changes.exchanged
         )
 
     def _answer(
@@ -160,7 +170,7 @@ class _Swap:
             self._answers[e.name, pattern] = checked_answers(e, pattern, update, mapped, self.checkpoint)
 
     def _replace(
-        self, update: MemberUpdate, mapped: Mapping[str, Tensor]
+        self, update: MemberUpdate, mapped: Mapping[str, Tensor], replacement: Replacement
     ) -> tuple[WeightChanges, list[_Bound], float]:
         """Computes all new values, and exchanges them as soon as no program was bound meanwhile.
 
@@ -180,11 +190,11 @@ class _Swap:
                 now = [b for e in self.entries for _, b in e.bound()]
                 if now == [b for _, _, b in known] and not artifact.closed:
                     changes.written += update.copies(changes.written)  # of members that were made meanwhile
-                    return changes, known, self._exchange(changes)
+                    return changes, known, self._exchange(changes, replacement)
             if artifact.closed:
                 raise UsageError("this model was closed while a member was swapped")
 
-    def _exchange(self, changes: WeightChanges) -> float:
+    def _exchange(self, changes: WeightChanges, replacement: Replacement) -> float:
         """Closes the gate, makes the changes, and opens it. Returns: the pause in seconds."""
         artifact, answers = self.artifact, self._swapped_answers()
         self.stages.done("derive")
@@ -193,8 +203,9 @@ class _Swap:
             _synchronize(artifact)
             self.stages.done("wait")
             changes.apply()
-            self._before = artifact.swapped.get(self.number)
+            self._before = artifact.swapped.get(self.number), artifact.replaced.get(self.number)
             artifact.swapped[self.number] = answers
+            artifact.replaced[self.number] = replacement
             _synchronize(artifact)
             self.stages.done("copy")
         return time.perf_counter() - began
@@ -229,10 +240,8 @@ class _Swap:
                     _synchronize(self.artifact)
                     changes.undo()
                     since.apply()
-                    if self._before is not None:
-                        self.artifact.swapped[self.number] = self._before
-                    else:
-                        self.artifact.swapped.pop(self.number, None)
+                    _put_back(self.artifact.swapped, self.number, self._before[0])
+                    _put_back(self.artifact.replaced, self.number, self._before[1])
                     _synchronize(self.artifact)
                 self.stages.done("put back")
 
@@ -268,6 +277,13 @@ class _Swap:
                 except UsageError:  # the compiled program cannot take another member: a new one replaces it
                     values = {s.source: old.weight(s.source) for s in bound.program.weights}
                     since.bound.append((bound, e.binder.rebind(pattern, bound, values), bound.runnable))
+
+
+def _put_back(values: dict[int, _Value], number: int, before: _Value | None) -> None:
+    """Restores a value of a member; None if it had none."""
+    values.pop(number, None)
+    if before is not None:
+        values[number] = before
 
 
 def _synchronize(artifact: OpenArtifact) -> None:

@@ -19,5 +19,6 @@
 | `ops.py` | Finds ops by name and answers questions about them from their schemas |
 | `tensor_type.py` | Parses the type texts of programs: `float32[B,3]` becomes a `TensorType` |
 | `torch_internals.py` | Wraps names of torch that have no public form |
+| `torch_tuples.py` | Names and builds the named tuples of torch, which ops such as `x.max(1)` return |
 | `values.py` | Represents the values of a wide program while it is written, by kind |
 """

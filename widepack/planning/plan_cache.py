@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import secrets
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -24,7 +25,7 @@ import torch
 from widepack_artifacts import strict_json
 from widepack_artifacts.program import Program
 
-from ..errors import WidepackError
+from ..errors import UsageError, WidepackError
 from ..system.compiled_cache import private
 from ..system.machine import name_of
 from ..version import __version__
@@ -104,6 +105,22 @@ def keep(digest: str, entry: str, pattern: str, device: str, rows: Sequence[tupl
     private(place.parent, folder=True)  # `find` would ignore a file in a folder where others may write
     with _lock(place.parent):
         return _write(place, rows)
+
+
+def check_writable() -> None:
+    """Checks that plans can be stored. Raises: UsageError with the folder and the reason."""
+    place = folder()
+    try:
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private(place, folder=True)
+        with tempfile.NamedTemporaryFile(dir=place, prefix=".tmp-"):
+            pass
+    except OSError as e:
+        raise UsageError(
+            f"{place}: measured plans cannot be stored here: {e.strerror or e}.\n"
+            "Set WIDEPACK_PLANS to a folder that this user can write, or publish the plans in the artifact "
+            "with write=True (--write)."
+        ) from e
 
 
 def _write(place: Path, rows: Sequence[tuple[Program, Plan]]) -> Path:

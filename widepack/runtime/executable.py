@@ -12,6 +12,7 @@ import torch
 from widepack_artifacts.program import Program, Ref, refs
 
 from ..ir.torch_internals import inference_guard
+from ..system.autocast import autocast_off
 from .graph_module import Function, graph_module
 from .prologue import split
 
@@ -47,10 +48,10 @@ class Executable:
         self.names = tuple(s.name for s in program.weights)
         if prologue:
             parts = split(program)
-            with torch.inference_mode():
+            with torch.inference_mode(), autocast_off():
                 given = list(graph_module(parts.prologue, device).forward(*given))
             program, self.prologue, self.names = parts.main, parts.prologue, parts.names
-        self.device = device
+        self.device, self.device_type = device, device.type
         self.main, self.given = program, given
         self.program, self.weights = _lists(program, given)
         self.workers = workers
@@ -93,7 +94,10 @@ class Executable:
         self._own()
 
     def run(self, *inputs: Any) -> list[Any]:
-        """The outputs, in memory that the caller may write into."""
+        """The outputs, in memory that the caller may write into. Under autocast dtypes are as without it."""
+        if torch.is_autocast_enabled(self.device_type):
+            with autocast_off():
+                return self.run(*inputs)
         with inference_guard(True):
             found = list(self.call(*inputs))
             given = [x.untyped_storage().data_ptr() for x in inputs]

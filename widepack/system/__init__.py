@@ -5,6 +5,7 @@ No module here depends on programs or weights.
 | file | what it does |
 |---|---|
 | `atomic_file.py` | Writes a single file that appears complete or not at all: an export |
+| `autocast.py` | Switches `torch.autocast` off where programs are made and where they run |
 | `compiled_cache.py` | Stores compiled programs in a folder |
 | `deadline.py` | Limits the CPU time that reading an untrusted program may take |
 | `gate.py` | Lets calls run in parallel, and a swap wait for all of them, with a `Gate` |
@@ -14,6 +15,7 @@ No module here depends on programs or weights.
 | `progress.py` | Reports the stages of long work to a callback: `progress(stage, done, total)` |
 | `readahead.py` | Reads ahead only the parts of weights files that some members need |
 | `threads.py` | Runs the body of a loop for several members at once, each on its own thread |
+| `time_limit.py` | Limits the wall time of long work, such as a measurement, and of its parts |
 | `timing.py` | Times several functions in turns, so that a slow phase of the machine slows all of them |
 | `user_cache.py` | Remembers in the user's cache folder which probes and walks passed on this machine |
 """

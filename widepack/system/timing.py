@@ -8,6 +8,7 @@ Times are in seconds.
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +20,7 @@ BLOCKS = 3  # blocks of a sample
 LONG_S = 2e-2  # a call this long does not depend on the former content of the caches
 WARM_CALLS = 4  # calls before a sample: a program over megabytes of weights needs them to reach its speed
 ROUNDS = 7
+LEAST_ROUNDS = 3  # of a race whose time is over
 REST_S = 2e-2  # before each turn if ops use several threads: the threads of the turn before spin at first
 
 
@@ -63,20 +65,36 @@ def warm(call: Call, clock: Callable[[], float] = time.perf_counter, long: float
             return
 
 
-def race(calls: Mapping[str, Call], budget_s: float, least: int = ROUNDS) -> dict[str, list[float]]:
+def race(
+    calls: Mapping[str, Call],
+    budget_s: float,
+    least: int = ROUNDS,
+    *,
+    limit_s: float = math.inf,
+    report: Callable[[int, int], None] | None = None,
+) -> dict[str, list[float]]:
     """The seconds of a call, by function and round.
 
-    Takes rounds for budget_s seconds, and at least `least` rounds.
+    Takes rounds for budget_s seconds, and at least `least` rounds. After limit_s seconds no round begins once
+    there are `LEAST_ROUNDS`. report: called with the part of the race that is done, as (percent, 100).
     """
+    start = time.perf_counter()
     with without_gc():
         for call in calls.values():
             call()  # the first call is slower
         alone = {name: once(call) for name, call in calls.items()}
         sizes = {name: max(1, round(BLOCK_S / max(t, 1e-7))) for name, t in alone.items()}
         times: dict[str, list[float]] = {name: [] for name in calls}
-        names, end = list(calls), time.perf_counter() + budget_s
-        while len(times[names[0]]) < least or time.perf_counter() < end:
-            number = len(times[names[0]])
+        names, begin = list(calls), time.perf_counter()
+        while True:
+            number, spent = len(times[names[0]]), time.perf_counter() - begin
+            if number >= least and spent >= budget_s:
+                break
+            if number >= LEAST_ROUNDS and begin + spent - start >= limit_s:
+                break
+            if report is not None:
+                done = min(number / least, spent / budget_s if budget_s > 0 else 1.0)
+                report(round(100 * min(done, 1.0)), 100)
             turn = number % len(names)
             order = names[turn:] + names[:turn]
             for name in order if number // len(names) % 2 == 0 else reversed(order):

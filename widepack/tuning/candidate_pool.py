@@ -4,6 +4,7 @@ them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,11 +28,14 @@ from ..registry.registry import REGISTRY
 from ..simplify.member_programs import SimplifiedPrograms
 from ..system.timing import once
 from .candidate import Candidate, unique_candidates
+from .report import TIME_OVER
 
 RULES, LOOP, COMPOSED, CHOSEN = "rules of thumb", "loop", "composed", "chosen"
 KEPT = (RULES, LOOP, CHOSEN)  # these are not released, however slow they are
 SLOW = 4.0  # a candidate takes no part in the race if it takes this many times as long as the fastest so far
 COMPILED = 600  # the most nodes that a search compiles: a compiler takes about a tenth of a second for each
+COMPILER_S, NODE_S = 10.0, 0.1  # the seconds of a compilation, and of each node in it
+CALLS_A_ROUND = 5  # of a candidate in a race, with those that are not timed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +97,11 @@ class CandidatePool:
         self.dropped: dict[str, str] = {}
         self._by_key: dict[str, Candidate] = {}
         self._fastest: Candidate | None = None
+        self._compile_s = math.inf
+
+    def compile_within(self, seconds: float) -> None:
+        """Sets the seconds that the next compilation may take. Longer ones are refused."""
+        self._compile_s = seconds
 
     def whole(self, whole: str) -> list[Plan]:
         """Returns the plans by rules of thumb, smallest batch first, for `auto`, `wide` or `loop`."""
@@ -140,7 +149,7 @@ class CandidatePool:
             if same in self._by_key:  # the strategies that this plan names apply nowhere
                 self._by_key[key] = self._by_key[same]
                 return self._by_key[key]
-            _refuse_long_compilation(plan, program)
+            _refuse_long_compilation(plan, program, self._compile_s)
             bound = self.bind(lowered.program, plan)
             bound.run(*self.inputs)
         except Exception as e:  # noqa: BLE001  # other runtimes fail with errors of their own; a plan that fails takes no part
@@ -210,9 +219,31 @@ class CandidatePool:
                 c.bound = None
 
 
-def _refuse_long_compilation(plan: Plan, program: Program) -> None:
-    """Refuses a program that `aot` would compile for minutes. Raises: UsageError."""
-    if plan.backend == "aot" and (nodes := nodes_unrolled(program)) > COMPILED:
+def affordable(candidates: Sequence[Candidate], round_s: float) -> list[Candidate]:
+    """Returns the candidates whose round takes at most `round_s` seconds: the fastest of them.
+
+    The plan by rules of thumb, the loop and the two fastest are always among them.
+    """
+    order = sorted(candidates, key=lambda c: (c.name not in KEPT, c.seconds))
+    kept = sum(c.name in KEPT for c in order) + 2
+    taken: list[Candidate] = []
+    spent = 0.0
+    for c in order:
+        spent += CALLS_A_ROUND * c.seconds
+        if len(taken) < kept or spent <= round_s:
+            taken.append(c)
+    return [c for c in candidates if c in taken]
+
+
+def _refuse_long_compilation(plan: Plan, program: Program, seconds: float) -> None:
+    """Refuses a program that `aot` would compile for minutes or longer than `seconds`. Raises: UsageError."""
+    if plan.backend != "aot":
+        return
+    if (nodes := nodes_unrolled(program)) > COMPILED:
         raise UsageError(
             f"{nodes} nodes with its loops unrolled, more than {COMPILED}: compilation would take long"
+        )
+    if (expected := COMPILER_S + NODE_S * nodes) > seconds:
+        raise UsageError(
+            f"{TIME_OVER}: its compilation takes about {expected:.0f} s, and {seconds:.0f} s are left"
         )

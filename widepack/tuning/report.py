@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+TIME_OVER = "the time was over"
+"""Words in the reason of a plan that took no part because the time was short."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredBatch:

@@ -34,14 +34,23 @@ from ..errors import VerificationError
 from ..ir.encoding import map_arguments
 from ..planning.plan import NodeChoice, Plan
 from ..registry.registry import REGISTRY
-from ..system.timing import fastest, race, ratio
+from ..system.time_limit import NO_LIMIT, TimeLimit
+from ..system.timing import LEAST_ROUNDS, fastest, race, ratio
 from .candidate import Candidate, SearchResult, unique_candidates, with_choices
-from .candidate_pool import CHOSEN, COMPOSED, KEPT, LOOP, RULES, CandidatePool, Workload
+from .candidate_pool import CHOSEN, COMPOSED, KEPT, LOOP, RULES, CandidatePool, Workload, affordable
 from .node_times import cost_of_nodes
+from .report import TIME_OVER
 
 OVER_THREADS = "over threads"
 COMPILE_S = 120.0
 NEAR = 1.3  # a race is short and a machine is noisy: a candidate this near the fastest races again
+MEASURING = 0.5  # the part of a search's time limit that is measuring; the rest is lowering and compilation
+PROFILES, RACE, REFINEMENT, BACKENDS = (
+    0.4,
+    0.3,
+    0.3,
+    0.6,
+)  # parts of the time that is left when a stage begins
 GAIN = 0.98  # a change is adopted if it takes at most this part of the time, in the median over rounds
 
 
@@ -70,25 +79,35 @@ class Search(CandidatePool):
         super().__init__(work, bind, right)
         self.budget_s, self.backends, self.compile_s = budget_s, backends, compile_s
         self.report = report or (lambda stage, done, total: None)
+        self.limit = NO_LIMIT
         self._costs: dict[str, dict[str, float]] = {}  # seconds by candidate and node
 
-    def run(self) -> SearchResult:
-        """Searches. Raises: VerificationError if no program gives right answers."""
+    def run(self, limit: TimeLimit = NO_LIMIT) -> SearchResult:
+        """Searches.
+
+        limit: When the search must end. It measures less if its time is short; the plan by rules of thumb,
+        the wide plan and the loop are always measured.
+
+        Raises: VerificationError if no program gives right answers.
+        """
         start = time.perf_counter()
-        candidates, groups = self.candidates()
+        self.limit = limit
+        self.budget_s = min(self.budget_s, MEASURING * limit.left)
+        candidates, groups = self.candidates(limit.part(PROFILES))
         rules, loop = self.named(RULES), self.named(LOOP)
-        self.report("end to end", 0, 1)
-        times = self._race(candidates)
+        times = self._race("end to end", candidates, limit.part(RACE))
         first = next(c for c in candidates if c.name == fastest(times))
         eager, changes = self._refine(first, groups, start)
-        finalists = self.ready(eager, first, rules, loop, *self._on_backends(eager))
-        self.report("confirm", 0, 1)
+        finalists = self.ready(eager, first, rules, loop, *self._on_backends(eager, limit.part(BACKENDS)))
         # The best of many was also lucky. So the figures are those of another race, with the candidates near
         # it.
         if len(finalists) > 3:
-            times |= self._race(finalists)
-            finalists = self.ready(*_near(finalists, times), rules, loop, eager, first)
-        last = self._race(finalists)
+            raced = self._race("confirm", finalists, limit.part(1 / 2))
+            times |= raced
+            near = _near([c for c in finalists if c.name in raced], raced)
+            finalists = self.ready(*near, rules, loop, eager, first)
+        last = self._race("confirm again", finalists, limit)
+        finalists = [c for c in finalists if c.name in last]
         winner = _fastest_of(finalists, last)
         on_eager = _fastest_of([c for c in finalists if c.backend == "eager"], last)
         against = {c.name: ratio(last, c.name, winner.name) for c in finalists}
@@ -118,35 +137,52 @@ class Search(CandidatePool):
         calls = {c.name: self.call(c) for c in unique_candidates([*candidates, *rest]) if c is not chosen}
         return race({CHOSEN: self.call(chosen), **calls}, self.budget_s)
 
-    def _race(self, candidates: Sequence[Candidate]) -> dict[str, list[float]]:
-        return race({c.name: self.call(c) for c in candidates}, self.budget_s / 4)
+    def _race(self, stage: str, candidates: Sequence[Candidate], limit: TimeLimit) -> dict[str, list[float]]:
+        """Races candidates; if the time is short, without the slowest of them."""
+        racing = affordable(candidates, limit.left / LEAST_ROUNDS)
+        self.dropped |= {c.name: f"{TIME_OVER} before its race" for c in candidates if c not in racing}
+        return race(
+            {c.name: self.call(c) for c in racing},
+            self.budget_s / 4,
+            limit_s=limit.left,
+            report=lambda done, total: self.report(stage, done, total),
+        )
 
     # ------------------------------------------------------------ profiles and composition
 
-    def candidates(self) -> tuple[list[Candidate], list[list[Node]]]:
-        """Makes the candidates on `eager`.
+    def candidates(self, limit: TimeLimit = NO_LIMIT) -> tuple[list[Candidate], list[list[Node]]]:
+        """Makes the candidates on `eager`. limit: the time after which no further strategy is tried.
 
         Returns: the candidates that are right and not much slower than the fastest; the nodes by signature,
         the most expensive first. Raises: VerificationError if no candidate is right.
         """
+        self.report(RULES, 0, 3)
         rules = self.candidate(RULES, self.rules())
+        self.report(LOOP, 1, 3)
         loop = self.candidate(LOOP, self.whole("loop")[0])
         (wide,) = self.whole("wide")
+        self.report("wide", 2, 3)
         base = self._profiled("wide", wide)
-        profiles, loops = self._profiles(wide, loop)
+        profiles, loops = self._profiles(wide, loop, limit)
         loops = [rules, loop, *loops]
         loops += [self._over_threads(c) for c in unique_candidates(loops)]
         groups = self._groups(self._costs.get(base.name, {}) if base is not None else {})
         everything = unique_candidates([*loops, base, *profiles, self._composed(wide, groups)])
-        candidates = [c for c in everything if self.screened(c)]
-        candidates = [c for c in candidates if self.is_right(c)]
+        screened = [c for c in everything if self.screened(c)]
+        candidates: list[Candidate] = []
+        for i, c in enumerate(screened):
+            self.report("check answers", i, len(screened))
+            if limit.over and c not in (rules, loop, base):
+                self.dropped[c.name] = f"{TIME_OVER} before its answers were checked"
+            elif self.is_right(c):
+                candidates.append(c)
         if not candidates:
             reasons = "; ".join(f"{n}: {w}" for n, w in self.dropped.items())
             raise VerificationError(f"no wide program of {self.pattern} answers rightly here: {reasons}")
         return candidates, groups
 
     def _profiles(
-        self, wide: Plan, loop: Candidate | None
+        self, wide: Plan, loop: Candidate | None, limit: TimeLimit
     ) -> tuple[list[Candidate | None], list[Candidate | None]]:
         """Returns for each strategy the wide program, timed node by node, and the loop, if strategies have a
         form in it.
@@ -156,6 +192,9 @@ class Search(CandidatePool):
         profiles: list[Candidate | None] = []
         loops: list[Candidate | None] = []
         for i, name in enumerate(names):
+            if limit.over:
+                self.dropped[name] = f"{TIME_OVER} before it was tried"
+                continue
             self.report(f"strategy {name}", i, len(names))
             choices = {
                 n.name: NodeChoice(name, "measured") for n in self.tuned if name in REGISTRY[n.op].strategies
@@ -238,12 +277,12 @@ class Search(CandidatePool):
         first = best.name
         if best.plan.looped():
             return best, changes
-        profiles = self._profiled_candidates()
+        profiles, limit = self._profiled_candidates(), self.limit.part(REFINEMENT)
         for i, nodes in enumerate(groups):
             self.report("refine", i, len(groups))
             op, name = nodes[0].op, nodes[0].name
             for strategy in dict.fromkeys(p.used[name] for p in profiles):
-                if time.perf_counter() - start > 0.75 * self.budget_s:
+                if time.perf_counter() - start > 0.75 * self.budget_s or limit.over:
                     return best, changes
                 if strategy == best.used[name] or strategy not in REGISTRY[op].strategies:
                     continue
@@ -268,8 +307,8 @@ class Search(CandidatePool):
         c = self.candidate(name, with_choices(best.plan, choices))
         return c if c is not None and c is not best and c.name == name and self.is_right(c) else None
 
-    def _on_backends(self, best: Candidate) -> list[Candidate]:
-        """Returns the promising plans on every other backend."""
+    def _on_backends(self, best: Candidate, limit: TimeLimit = NO_LIMIT) -> list[Candidate]:
+        """Returns the promising plans on every other backend. limit: when their compilation must end."""
         (wide,) = self.whole("wide")
         # the best plan first, because the time for compilation may end before the others
         plans = {best.name: best.plan, "wide": wide, LOOP: self.whole("loop")[0]}
@@ -284,9 +323,12 @@ class Search(CandidatePool):
                     continue  # its code has no threads for members
                 name = f"{origin} on {backend}"
                 self.report(name, number, len(self.backends))
-                if time.perf_counter() - begin > self.compile_s:
+                if limit.over or time.perf_counter() - begin > self.compile_s:
                     self.dropped[name] = f"the {self.compile_s:.0f} s for compiling were over"
+                    if limit.over:
+                        self.dropped[name] = f"{TIME_OVER} before it was tried"
                     continue
+                self.compile_within(limit.left)
                 c = self.screened(self.candidate(name, replace(plan, backend=backend), origin))
                 candidates.append(c if c is not None and self.is_right(c) else None)
         return unique_candidates(candidates)

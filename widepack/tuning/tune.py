@@ -13,6 +13,7 @@ import torch
 
 from widepack_artifacts.opset import EXTRA
 from widepack_artifacts.program import Program
+from widepack_artifacts.writer import Writer
 
 from ..errors import UsageError
 from ..inference.load import load
@@ -21,8 +22,10 @@ from ..ir.at_rest import draws
 from ..planning import plan_cache
 from ..planning.plan import Plan, for_size
 from ..spec.entries import PATTERNS
+from ..system.autocast import autocast_off
 from ..system.machine import CHOOSABLE, backends_here, name_of
 from ..system.progress import Report
+from ..system.time_limit import TimeLimit
 from .publish import publish_plans
 from .report import MeasuredBatch, TuneReport
 from .search import COMPILE_S
@@ -32,6 +35,7 @@ from .tuned_pattern import TunedPattern, tune_pattern
 BATCHES = (1, 8, 32)
 
 
+@autocast_off()
 def tune(
     path: str | PathLike[str],
     *,
@@ -45,6 +49,7 @@ def tune(
     cache: str | PathLike[str] | None = None,
     compile_s: float = COMPILE_S,
     write: bool = False,
+    total_s: float | None = None,
     progress: Report | None = None,
 ) -> TuneReport:
     """Measures the strategies of an artifact on this machine and stores the fastest plan of each pattern and
@@ -68,14 +73,20 @@ def tune(
         write: Publish the plans in the artifact, beside those by rules of thumb. Default: store them in the
             user's cache, those of each pattern as soon as they are measured. If publishing fails or is
             interrupted, the user's cache has the plans, too.
+        total_s: Seconds that the whole call may take, with loading, lowering and compilation. Each batch of a
+            pattern has an equal part, and measures for at most `budget_s` in it. With little time fewer
+            plans are tried; the plan by rules of thumb, the wide plan and the loop are always measured, so
+            a large artifact may need more. Default: no limit.
         progress: Called with (stage, done, total).
 
     Returns:
         A report with one row for each batch of a pattern.
 
     Raises:
-        UsageError: An argument is wrong, an entry draws random numbers, or no batch can be measured.
-        ArtifactError: The folder is not an artifact, is damaged, or was replaced in the meantime.
+        UsageError: An argument is wrong, an entry draws random numbers, no batch can be measured, or the
+            user's cache cannot be written (checked before the measurement).
+        ArtifactError: The folder is not an artifact, is damaged, was replaced in the meantime, or cannot be
+            written.
         VerificationError: A program gives wrong answers on this machine.
 
     Example:
@@ -83,6 +94,9 @@ def tune(
         >>> report.rows[0].chosen, report.rows[0].ms
     """
     _check_arguments(batches, patterns, backends)
+    limit = TimeLimit.of(total_s)
+    if progress is not None:
+        progress("load", 0, 1)
     ens = load(
         path,
         device=device,
@@ -94,12 +108,14 @@ def tune(
     )
     names = tuple(entries or ens.entries)
     _refuse_random_entries(path, ens, names)
+    _check_places(path, write)
     others = _other_backends(ens, backends)
     measured = _Measured(str(ens.device), ens.manifest.digest)
     try:
-        for name, pattern in itertools.product(names, patterns):
-            order = sorted(set(batches))
-            tuned = tune_pattern(ens.entry(name), pattern, order, budget_s, others, compile_s, progress)
+        pairs, order = list(itertools.product(names, patterns)), sorted(set(batches))
+        for done, (name, pattern) in enumerate(pairs):
+            part = limit.part(1 / (len(pairs) - done))
+            tuned = tune_pattern(ens.entry(name), pattern, order, budget_s, others, compile_s, progress, part)
             measured.add(name, pattern, tuned)
             if not write:
                 measured.store(name, pattern)
@@ -167,6 +183,17 @@ def _check_arguments(batches: Sequence[int], patterns: Sequence[str], backends: 
             f"without compilation, and {', '.join(CHOOSABLE)} can; "
             "leave the backend out to try all of them that this machine has"
         )
+
+
+def _check_places(path: str | PathLike[str], write: bool) -> None:
+    """Checks before the measurement that its plans can be stored.
+
+    Raises: ArtifactError if the artifact cannot be written; UsageError if the user's cache cannot.
+    """
+    if write:
+        with Writer(path, force=True):  # takes the lock, and leaves the artifact as it is
+            return
+    plan_cache.check_writable()
 
 
 def _refuse_random_entries(path: str | PathLike[str], ens: WideModel, names: Sequence[str]) -> None:

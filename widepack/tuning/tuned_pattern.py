@@ -15,11 +15,14 @@ from ..inference.entry import WideEntry
 from ..planning.plan import Plan
 from ..system.machine import name_of
 from ..system.progress import Report
+from ..system.time_limit import NO_LIMIT, TimeLimit
 from .candidate import SearchResult
 from .report import MeasuredBatch
 from .search import Search
 from .searches import batch_classes, searches_of
 from .weight_forms import ServedBatch, one_form, without_forms
+
+LAST = 0.1  # the part of a search's time that is left for the plans of all batches together
 
 
 @dataclass(frozen=True)
@@ -44,19 +47,25 @@ def tune_pattern(
     others: Sequence[str],
     compile_s: float,
     progress: Report | None,
+    limit: TimeLimit = NO_LIMIT,
 ) -> TunedPattern:
-    """Searches the plans of one pattern. The arguments are those of `searches_of`."""
+    """Searches the plans of one pattern. The arguments are those of `searches_of`.
+
+    limit: when all searches must end. They share the time equally; what one leaves, the next ones have.
+    """
     searches, refused = searches_of(entry, pattern, batches, budget_s, others, compile_s, progress)
     results: dict[int, SearchResult] = {}
-    for batch, search in searches.items():
+    for done, (batch, search) in enumerate(searches.items()):
         try:
-            results[batch] = search.run()
+            results[batch] = search.run(limit.part(1 / (len(searches) - done + LAST)))
         except VerificationError as e:  # other batches may be right
             refused[batch] = str(e)
     if not results:
         return TunedPattern(refused=refused)
     searches = {b: searches[b] for b in results}
-    chosen, on_eager = _serve(results, searches, budget_s)
+    if progress is not None:
+        progress(f"{entry.name} {pattern}: one form of each weight", 0, 1)
+    chosen, on_eager = _serve(results, searches, min(budget_s, limit.left))
     # the classes are wider than in the searches if a batch was refused
     classes = batch_classes({b: s.scaled for b, s in searches.items()})
     machine, threads = name_of(str(entry.programs.artifact.device)), torch.get_num_threads()

@@ -76,7 +76,7 @@ def _serve(
     calls = {k: search.call(c) for k, c in {**runs, "best": search.bound(best)}.items()}
     if rules is not None:
         calls["(rules)"] = search.call(rules)
-    times = race(calls, budget_s / 20)
+    times = race(calls, budget_s / 20, limit_s=budget_s)
     if not runs:
         return ServedBatch(best), math.inf
     use = min(runs, key=lambda k: ratio(times, k, "best"))
@@ -88,7 +88,7 @@ def _serve(
 
 def without_forms(search: Search, c: Candidate) -> float:
     """Returns the milliseconds of a candidate that took no part in its batch's race."""
-    times = race({c.name: search.call(c)}, 0.0)[c.name]
+    times = race({c.name: search.call(c)}, 0.0, limit_s=search.limit.left)[c.name]
     return 1e3 * sorted(times)[len(times) // 2]
 
 

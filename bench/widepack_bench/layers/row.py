@@ -27,6 +27,7 @@ from ..baselines.table import BASELINES, Run
 from ..errors import BenchError
 from ..measure import race as noise
 from ..measure.answers import leaves
+from ..measure.processors import quiet
 from ..report.row import Row
 from .block_sweeps import FAMILY as BLOCK
 from .contestants import COMPILED_MEMBER, Contestants
@@ -108,7 +109,7 @@ def run_row(
     options = options or RowOptions()
     effort = Effort.of(preset)
     begin = time.perf_counter()
-    with noise.quiet(options.threads, options.pin), compiler_settings(), torch.inference_mode():
+    with quiet(options.threads, options.pin), compiler_settings(), torch.inference_mode():
         torch._dynamo.reset()
         layer = _Layer.of(sweep, count, preset, options, on_stage)
         auto = _check_strategies(layer)

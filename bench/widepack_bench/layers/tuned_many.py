@@ -12,7 +12,7 @@ import torch
 from widepack_bench.layers.sweeps import find
 
 from ..baselines.members import reason
-from ..measure import race
+from ..measure.processors import quiet
 from ..processes.fresh import ProcessEnded, lines_of_fresh_process
 from .block_sweeps import sweeps
 from .in_memory import members as members_of
@@ -66,7 +66,7 @@ def tuned_of(
     (sweep,) = find(name, sweeps())
     shape = sweep.at(preset)
     request = TuneRequest(shape.inputs, shape.batch, options["pattern"], options["device"])
-    with race.quiet(options["threads"]):
+    with quiet(options["threads"]):
         for count in members:
             torch._dynamo.reset()
             place = place_of(options["artifacts"], name, count)

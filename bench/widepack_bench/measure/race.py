@@ -20,23 +20,21 @@ How a ratio is measured (DESIGN.md, "Fair means"):
    must be waited for, single calls are timed beside the blocks, and blocks keep the device busy.
 
 The contestants are widepack under two names, then `others` (widepack on another backend or level), then the
-baselines. Only `quiet` imports torch.
+baselines.
 """
 
 from __future__ import annotations
 
 import gc
 import math
-import os
 import statistics
 import time
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 from widepack.system.timing import LONG_S, rest, warm, without_gc
 
@@ -243,13 +241,16 @@ def race(
     min_rounds: int = MIN_ROUNDS,
     sync: Call | None = None,
     clock: Clock = time.perf_counter_ns,
+    limit_s: float = math.inf,
+    report: Callable[[int, int], None] | None = None,
 ) -> Race:
     """Times `ours` (widepack) against every baseline, interleaved.
 
     others: other ways to run widepack, timed in the same rounds. They are no baselines, and the run does not
     go on to make their intervals narrow. budget_s: seconds after which no new round starts, once `min_rounds`
     are done and the intervals are narrow. No round starts after three times the budget. sync: waits for the
-    device; called before the clock is read.
+    device; called before the clock is read. limit_s: seconds after which no round starts, however wide the
+    intervals are. report: called with the part of the time that is over, as (percent, 100).
 
     Returns the race in every case; its verdict tells whether its times are valid. Raises: ValueError without
     a baseline.
@@ -263,7 +264,7 @@ def race(
     ]
     rounds: list[tuple[float, ...]] = []
     gc.collect()
-    begin = clock()
+    begin, end = clock(), min(3 * budget_s, limit_s)
     with without_gc():
         while len(rounds) < MAX_ROUNDS:
             times = [0.0] * len(samplers)
@@ -272,8 +273,10 @@ def race(
             rounds.append(tuple(times))
             spent = (clock() - begin) / 1e9
             enough = len(rounds) >= min_rounds
-            if spent > 3 * budget_s:
+            if spent > end:
                 break
+            if report is not None:
+                report(round(100 * spent / end), 100)
             if enough and len(rounds) % 2 == 0:
                 so_far = Race(tuple(calls), tuple(rounds), len(others))
                 if so_far.quiet and so_far.ratio(so_far.fastest).width < WIDTH:
@@ -349,50 +352,3 @@ def _warm(call: Call, wait: Call, clock: Clock) -> float:
         shortest = min(shortest, clock() - start)
         count += 1
     return shortest
-
-
-@contextmanager
-def quiet(threads: int | None = None, pin: bool = False) -> Iterator[int]:
-    """Runs the body with `threads` threads inside an op, and restores the settings after it.
-
-    pin: also use as many fixed processors, where the system allows it. Yields the number of threads.
-    """
-    import torch
-
-    before = torch.get_num_threads()
-    if threads is not None:
-        torch.set_num_threads(threads)
-    now = torch.get_num_threads()
-    affinity = _pin(now) if pin else {}
-    try:
-        yield now
-    finally:
-        torch.set_num_threads(before)
-        for task, cpus in affinity.items():
-            _set_affinity(task, cpus)
-
-
-def _pin(count: int) -> dict[int, Any]:
-    """Binds every thread of this process to the last `count` allowed processors.
-
-    Returns the earlier processors of each thread.
-    """
-    if not hasattr(os, "sched_setaffinity"):
-        return {}
-    allowed = sorted(os.sched_getaffinity(0))
-    chosen = set(allowed[-count:])  # Interrupts prefer the first processors.
-    before: dict[int, Any] = {}
-    for task in (
-        [int(name) for name in os.listdir("/proc/self/task")] if os.path.isdir("/proc/self/task") else [0]
-    ):
-        try:
-            before[task] = os.sched_getaffinity(task)
-        except OSError:  # The thread has ended.
-            continue
-        _set_affinity(task, chosen)
-    return before
-
-
-def _set_affinity(task: int, cpus: Any) -> None:
-    with suppress(OSError):  # The thread has ended.
-        os.sched_setaffinity(task, cpus)

@@ -58,7 +58,7 @@ def memory(spec: dict[str, Any], out: IO[str]) -> None:
     from torch.utils._pytree import tree_leaves
 
     from ..baselines import table  # The memory of the measurement itself is not counted.
-    from ..measure.race import quiet
+    from ..measure.processors import quiet
     from .contestant import resident
 
     private, mapped = resident()

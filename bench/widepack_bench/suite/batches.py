@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from widepack.system.time_limit import NO_LIMIT, TimeLimit
+
 from ..baselines.compiled import at_most
 from ..baselines.members import reason
 from ..baselines.table import Run, difference, padding_kept
@@ -15,6 +17,8 @@ from ..report.row import Row
 
 Progress = Callable[[str, int, int], None]
 
+COMPILING = 0.5  # The part of a batch's time limit in which baselines are compiled.
+LEAST_COMPILE_S = 0.1
 EAGER = ("loop", "vmap")  # Baselines that need no compilation.
 
 
@@ -55,25 +59,33 @@ class BatchContest:
     sync: noise.Call | None
     progress: Progress | None
 
-    def row(self, inputs: BatchInputs) -> Row:
-        """Compares all answers, then times. Raises: BenchError if a wide model's answers differ from the
-        loop's.
+    def row(self, inputs: BatchInputs, limit: TimeLimit = NO_LIMIT) -> Row:
+        """Compares all answers, then times. limit: when both must end.
+
+        Raises: BenchError if a wide model's answers differ from the loop's.
         """
+        if self.progress:
+            self.progress(f"batch {inputs.batch}: comparing answers", 0, 1)
         with padding_kept():
             expected = self.loop(*inputs.args, **inputs.kwargs)
         _check("the wide model", self.wide, inputs, expected)
         skipped = dict(self.skipped)
         others = self._right_others(inputs, expected, skipped)
-        calls = self._right_baselines(inputs, expected, skipped)
+        calls = self._right_baselines(inputs, expected, skipped, limit.part(COMPILING))
         if not calls:
             raise BenchError(
                 f"batch {inputs.batch}: no baseline runs: "
                 f"{'; '.join(f'{k}: {v}' for k, v in skipped.items())}"
             )
-        if self.progress:
-            self.progress(f"batch {inputs.batch}: measuring", 0, 1)
+        progress = self.progress
         race = noise.race(
-            _bound(self.wide, inputs), calls, others=others, budget_s=self.limits.budget_s, sync=self.sync
+            _bound(self.wide, inputs),
+            calls,
+            others=others,
+            budget_s=self.limits.budget_s,
+            sync=self.sync,
+            limit_s=limit.left,
+            report=progress and (lambda *done: progress(f"batch {inputs.batch}: measuring", *done)),
         )
         return Row.of(inputs.batch, inputs.sizes, race, skipped, self.members)
 
@@ -94,14 +106,20 @@ class BatchContest:
         return calls
 
     def _right_baselines(
-        self, inputs: BatchInputs, expected: Any, skipped: dict[str, str]
+        self, inputs: BatchInputs, expected: Any, skipped: dict[str, str], limit: TimeLimit
     ) -> dict[str, noise.Call]:
-        """Returns the calls of the baselines that run with right answers."""
+        """Returns the calls of the baselines that run with right answers. limit: for those that compile.
+
+        The time of the limit is divided equally; what one baseline leaves, the next ones have.
+        """
         calls: dict[str, noise.Call] = {}
         for number, (name, run) in enumerate(self.baselines.items()):
             if self.progress and name not in EAGER:
                 self.progress(f"batch {inputs.batch}: preparing {name}", number, len(self.baselines))
-            wrong = _wrong(run, inputs, expected, self.limits.compile_limit_s)
+            compile_s = self.limits.compile_limit_s
+            if name not in EAGER:
+                compile_s = min(compile_s, limit.part(1 / (len(self.baselines) - number)).left)
+            wrong = _wrong(run, inputs, expected, max(compile_s, LEAST_COMPILE_S))
             if wrong:
                 skipped[name] = wrong
             else:

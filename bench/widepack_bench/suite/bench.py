@@ -13,14 +13,15 @@ from torch import nn
 
 from widepack.errors import UsageError
 from widepack.spec.dtypes import find_dtype
+from widepack.system.time_limit import TimeLimit
 
 from ..baselines.compiled import compiler_settings
 from ..baselines.members import named_factory, own_module, reason
 from ..baselines.table import BASELINES, Run
-from ..measure import race as noise
 from ..measure.inputs import Inputs
 from ..measure.levels import load_levels
 from ..measure.loading import load_on
+from ..measure.processors import quiet
 from ..report.document import Report
 from .batches import Progress
 from .compare import COMPILE_LIMIT_S, check, compare
@@ -53,6 +54,7 @@ def bench(
     alone: bool = False,
     beside: Mapping[str, Run] = MappingProxyType({}),
     dtype: str | None = None,
+    total_s: float | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Times an artifact, or a loaded model, against the baselines.
@@ -81,6 +83,10 @@ def bench(
             come from a named factory.
         beside: Other calls by name. They are timed in the same run, and are no baselines.
         dtype: As in `widepack.load`, for an artifact. The members are converted to it, too.
+        total_s: Seconds that the whole call may take, with loading and compilation, without `alone`. Each
+            batch has an equal part: half of it compiles baselines, the rest measures for at most three
+            times `budget_s`. A baseline that is not compiled in time is skipped with its reason. Default: no
+            limit.
         progress: Called with a stage, the finished steps, and all steps.
 
     Returns:
@@ -96,10 +102,13 @@ def bench(
     """
     import widepack
 
+    limit = TimeLimit.of(total_s)
     check(batches, baselines, pattern)
+    if progress:
+        progress("load", 0, 1)
     loaded_before = isinstance(model, widepack.WideModel)
     _check_options(loaded_before, tuple(backends) != ("auto",), levels, alone, dtype)
-    with noise.quiet(threads, pin), compiler_settings():
+    with quiet(threads, pin), compiler_settings():
         subject = (
             _Loaded(model, "model")
             if isinstance(model, widepack.WideModel)
@@ -124,6 +133,7 @@ def bench(
             device=device,
             name=subject.name,
             roofline=roofline,
+            limit=limit,
             progress=progress,
         )
         report = subject.noted(report)

@@ -13,6 +13,7 @@ from torch import nn
 
 from widepack.errors import UsageError
 from widepack.spec.entries import FORWARD, PATTERNS
+from widepack.system.time_limit import NO_LIMIT, TimeLimit
 from widepack_artifacts.entry import Entry
 from widepack_artifacts.manifest import Manifest
 
@@ -49,6 +50,7 @@ def compare(
     device: str = "cpu",
     name: str = "model",
     roofline: bool = False,
+    limit: TimeLimit = NO_LIMIT,
     progress: Progress | None = None,
 ) -> Report:
     """Times a loaded model against its members.
@@ -69,6 +71,7 @@ def compare(
         entry: The entry. Default: the first.
         device: The device of all contestants.
         roofline: Whether to measure the roofline of this machine.
+        limit: When the comparison must end (`total_s` of `bench`).
         progress: A function that is called with `(stage, done, total)`.
         name: The model's name in the report.
 
@@ -96,7 +99,8 @@ def compare(
             except BenchError as refusal:
                 refused[batch] = str(refusal)
                 continue
-            row = (shared or subject.contest(call.sizes, baselines, limits, progress)).row(call)
+            part = limit.part(1 / (len(batches) - done))
+            row = (shared or subject.contest(call.sizes, baselines, limits, progress)).row(call, part)
             rows.append(subject.with_roof(row) if roofline else row)
             if progress:
                 progress(f"batch {batch}", done + 1, len(batches))

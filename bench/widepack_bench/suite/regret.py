@@ -20,7 +20,7 @@ def regret(
     """
     from widepack.tuning.tune import measured_again
 
-    from ..measure.race import quiet
+    from ..measure.processors import quiet
 
     with quiet(threads, pin):
         times = measured_again(artifact, batch, backends=backends, budget_s=budget_s)

@@ -17,7 +17,7 @@ import torch
 import widepack
 
 from ..baselines.table import BASELINES
-from ..measure.race import quiet
+from ..measure.processors import quiet
 from ..models.weights import states
 from ..processes.fresh import in_fresh_process
 from ..report.document import Report

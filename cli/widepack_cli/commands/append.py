@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from ..shared.options import ARTIFACT, example, json_option, model_options, stdout_kept
+from ..shared.options import ARTIFACT, example, json_option, model_options, sort_option, stdout_kept
 from ..shared.progress_bar import Progress
 from ..shared.revision import checkpoint_options, out_options, tell
-from .build import expand
+from .build import expand, in_order
 
 
 @click.command(
@@ -25,6 +25,7 @@ from .build import expand
     metavar="A,B,...|FILE",
     help="The names of the new members. Default: the shortest distinguishing parts of the paths.",
 )
+@sort_option
 @out_options
 @model_options
 @checkpoint_options
@@ -33,6 +34,7 @@ def command(
     artifact: Path,
     checkpoints: tuple[str, ...],
     names: str | None,
+    sort: str,
     out: Path | None,
     force: bool,
     max_shard_size: str | None,
@@ -55,7 +57,7 @@ def command(
 
         report = widepack.append(
             artifact,
-            expand(checkpoints),
+            in_order(expand(checkpoints), sort),
             names=names,
             out=out,
             force=force,

@@ -13,9 +13,9 @@ from ..shared.measuring import (
     BASELINES,
     as_text,
     baseline_option,
+    check_output,
     device_option,
-    measuring_options,
-    refuse_folder,
+    total_options,
     write,
 )
 from ..shared.options import ARTIFACT, batch_list, emit, entry_option, example, model_options, stdout_kept
@@ -89,7 +89,7 @@ class Noisy(Failure):
     show_default=True,
     help="Rows of a profile's tables.",
 )
-@measuring_options
+@total_options
 @click.option(
     "--json",
     "json_file",
@@ -118,7 +118,7 @@ def command(
     the baselines run your own modules; without it they run the artifact's member programs.
     """
     for name, path in (("--json", json_file), ("--html", html_file), ("--trace", trace)):
-        refuse_folder(name, path)
+        check_output(name, path)
     if options["model"] is None and options["model_args"]:
         raise click.UsageError("--model-arg needs --model")
     if profile or trace:
@@ -154,6 +154,7 @@ def _compare(
 
     as_json = json_file == "-"
     with stdout_kept(as_json), Progress() as progress:
+        progress("load", 0, 1)
         from widepack_bench import bench
 
         report = bench(
@@ -163,7 +164,7 @@ def _compare(
             backends=options["backends"] or ("auto",),
             baselines=options["baselines"] or BASELINES,
             levels=options["levels"],
-            budget_s=options["budget"],
+            total_s=options["budget"],
             compile_limit_s=options["compile_limit"],
             threads=options["threads"],
             pattern=options["pattern"],
@@ -205,9 +206,10 @@ def _profile(
     """Node by node."""
     as_json = json_file == "-"
     with stdout_kept(as_json), Progress() as progress:
+        progress("load", 0, 1)
         import widepack
+        from widepack_bench.measure.processors import quiet
         from widepack_bench.measure.profile import chrome_trace, profile
-        from widepack_bench.measure.race import quiet
         from widepack_bench.report.environment import environment
 
         with quiet(options["threads"], options["pin"]) as threads:

@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
-from ..shared.failures import Failure
+from ..shared.failures import Failure, Interrupted
 from ..shared.measuring import (
     baseline_option,
+    check_output,
     counts,
     device_option,
-    refuse_folder,
     thread_options,
     tune_option,
 )
@@ -101,7 +101,7 @@ def command(names: tuple[str, ...], json_file: str | None, top: int | None, **op
     NAME is a layer, an alias, or a family; `all` means every layer, `block` every reference block. Without a
     NAME the command lists what it can measure.
     """
-    refuse_folder("--json", json_file)
+    check_output("--json", json_file)
     as_json = json_file == "-"
     if not names:
         _list_layers(as_json)
@@ -139,10 +139,10 @@ def command(names: tuple[str, ...], json_file: str | None, top: int | None, **op
 
 
 def _end(document: dict[str, Any], kept: Path | None) -> None:
-    """Ends with exit code 1 after a run that was stopped, or rows that failed. Raises: Failure."""
+    """Ends with exit code 130 after a run that was stopped, or 1 if rows failed. Raises: Failure."""
     count = len(document["rows"])
     if document["interrupted"]:
-        raise Failure(f"stopped after {count} rows" + (f"; go on with --resume {kept}" if kept else ""))
+        raise Interrupted(f"stopped after {count} rows" + (f"; go on with --resume {kept}" if kept else ""))
     if failed := document["summary"]["failed"]:
         raise Failure(f"{len(failed)} of {count} rows failed: {', '.join(failed)}")
 

@@ -9,9 +9,9 @@ import click
 from ..shared.measuring import (
     BASELINES,
     baseline_option,
+    check_output,
     device_option,
     measuring_options,
-    refuse_folder,
     tune_option,
 )
 from ..shared.options import emit, example
@@ -73,7 +73,7 @@ def command(
     """
     from widepack_bench.suite.run import run_suite
 
-    refuse_folder("--json", json_file)
+    check_output("--json", json_file)
     with Progress() as progress:
         document = run_suite(
             size,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ import click
 from widepack_bench.text import duration, plural, size
 
 from ..shared.failures import Refusal
-from ..shared.options import emit, example, json_option, model_options, stdout_kept
+from ..shared.options import emit, example, json_option, model_options, sort_option, stdout_kept
 from ..shared.progress_bar import Progress
 from ..shared.report_lines import damaged, some
 
@@ -90,6 +91,7 @@ EPILOG = example(
     help="What calls carry: a buffer that the model changes, such as cache; an input with "
     "the output that is its new value, h=h_new. Repeatable.",
 )
+@sort_option
 @click.option(
     "--names",
     metavar="A,B,...|FILE",
@@ -154,6 +156,7 @@ def command(
     sample: Path | None,
     entries: tuple[str, ...],
     states: tuple[str, ...],
+    sort: str,
     names: str | None,
     strategies: tuple[str, ...],
     tune: bool,
@@ -178,7 +181,7 @@ def command(
         raise click.UsageError(
             "Missing option '-o': give the folder to write, such as -o ens.wide, or give --dry-run"
         )
-    paths = expand(checkpoints)
+    paths = in_order(expand(checkpoints), sort)
     settings = beside(paths)
     if model:  # arguments in widepack.toml belong to the model that is named there
         settings = {k: settings.get(k) for k in ("input", "key", "entry", "state")}
@@ -232,6 +235,28 @@ def expand(checkpoints: tuple[str, ...]) -> list[str]:
             raise Refusal(f"no checkpoint matches {path}")
         paths += found
     return paths
+
+
+def in_order(paths: list[str], sort: str) -> list[str]:
+    """Returns the checkpoints in the order of `--sort`; a notice says where a shell's order may surprise."""
+    natural = sorted(paths, key=_natural)
+    if sort == "natural" or natural == paths:
+        return natural
+    if paths == sorted(paths):  # a list that the user ordered needs no notice
+        first = next(i for i, path in enumerate(paths) if path != natural[i])
+        click.echo(
+            f"member {first} is {os.path.basename(paths[first])}, before "
+            f"{os.path.basename(natural[first])}: the order of the command line. --sort natural sorts the "
+            "numbers in names by value",
+            err=True,
+        )
+    return paths
+
+
+def _natural(path: str) -> list[tuple[int, int, str]]:
+    """Returns a key that sorts numbers in texts by value: `m-2`, then `m-10`."""
+    parts = re.split(r"([0-9]+)", path)
+    return [(0, int(p), p) if p.isdigit() else (1, 0, p) for p in parts]
 
 
 def beside(paths: list[str]) -> dict[str, Any]:

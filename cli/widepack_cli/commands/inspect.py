@@ -17,6 +17,9 @@ from widepack_bench.text import columns, plural, size
 
 from ..shared.options import ARTIFACT, emit, example, json_option, readable
 
+FIRST, LAST = 10, 3  # rows of a long table of members
+NAME, SOURCE = 40, 60  # characters of a name and of a path in that table
+
 
 @click.command(
     epilog=example(
@@ -26,10 +29,13 @@ from ..shared.options import ARTIFACT, emit, example, json_option, readable
     )
 )
 @ARTIFACT
+@click.option(
+    "--members", is_flag=True, help="List every member, with whole names. Default: the first and last."
+)
 @click.option("--weights", is_flag=True, help="List every weight with its kind, type and shape.")
 @click.option("--files", is_flag=True, help="List every file with its size and hash.")
 @json_option
-def command(artifact: Path, weights: bool, files: bool, as_json: bool) -> None:
+def command(artifact: Path, members: bool, weights: bool, files: bool, as_json: bool) -> None:
     """Show what ARTIFACT contains: members, inputs, guards, outputs, weights, programs, verification.
 
     The command reads only the manifest and checks its digest. `widepack verify` checks the files.
@@ -39,7 +45,7 @@ def command(artifact: Path, weights: bool, files: bool, as_json: bool) -> None:
         if as_json:
             emit({"path": str(artifact), "summary": summary(manifest), "manifest": manifest.to_json()})
             return
-        click.echo(plain("\n".join(lines(str(artifact), manifest, weights, files))))
+        click.echo(plain("\n".join(lines(str(artifact), manifest, weights, files, members))))
 
 
 def summary(manifest: Manifest) -> dict[str, Any]:
@@ -68,8 +74,8 @@ def strategies(plan: dict[str, Any]) -> dict[str, int]:
     return dict(counts.most_common())
 
 
-def lines(path: str, manifest: Manifest, weights: bool, files: bool) -> list[str]:
-    """Returns the artifact as lines of text."""
+def lines(path: str, manifest: Manifest, weights: bool, files: bool, members: bool = False) -> list[str]:
+    """Returns the artifact as lines of text. weights, files, members: list all of them."""
     total = sum(f.bytes for f in manifest.files.values())
     text = [
         (
@@ -80,14 +86,7 @@ def lines(path: str, manifest: Manifest, weights: bool, files: bool) -> list[str
         f"{manifest.digest}",
         "",
         "members",
-        *_indent(
-            columns(
-                [
-                    ["", "name", "checkpoint", "size"],
-                    *([str(i), m.name, m.source, size(m.bytes)] for i, m in enumerate(manifest.members)),
-                ]
-            )
-        ),
+        *_indent(_members(manifest, members)),
     ]
     for name, entry in manifest.entries.items():
         text += ["", f"entry {name}", *_indent(_entry(entry))]
@@ -102,6 +101,23 @@ def lines(path: str, manifest: Manifest, weights: bool, files: bool) -> list[str
         rows = [[name, size(f.bytes), f.sha256] for name, f in manifest.files.items()]
         text += ["", "files", *_indent(columns([["name", "size", "sha256"], *rows]))]
     return text
+
+
+def _members(manifest: Manifest, listed: bool) -> list[str]:
+    """Returns the table of members; long tables and names are shortened unless all are `listed`."""
+
+    def cell(text: str, most: int) -> str:
+        return text if listed or len(text) <= most else f"{text[: most // 2 - 2]}...{text[1 - most // 2 :]}"
+
+    rows = [
+        [str(i), cell(m.name, NAME), cell(m.source, SOURCE), size(m.bytes)]
+        for i, m in enumerate(manifest.members)
+    ]
+    table = columns([["", "name", "checkpoint", "size"], *rows])
+    if listed or len(rows) <= FIRST + LAST + 1:
+        return table
+    left_out = f"... {len(rows) - FIRST - LAST} more; --members lists all"
+    return [*table[: 1 + FIRST], left_out, *table[-LAST:]]
 
 
 def _history(rows: Any) -> list[str]:

@@ -55,9 +55,11 @@ PATTERNS = {"shared": ("shared",), "each": ("each",), "both": ("shared", "each")
 @click.option(
     "--budget",
     type=click.FloatRange(min=0, min_open=True),
-    default=20.0,
+    default=600.0,
     show_default=True,
-    help="Seconds of measuring for each batch size and pattern.",
+    help="The most seconds that the whole command takes, with loading and compilation. Every batch size and "
+    "pattern gets an equal part, and measures for at most 20 s of it. The least measurement of a large "
+    "artifact may take longer.",
 )
 @click.option("--device", default="cpu", show_default=True, help="The device: cpu, cuda, cuda:1.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads inside an op. Default: torch's number.")
@@ -114,6 +116,7 @@ def command(
     entries = Reader(artifact).manifest.entries
     names = [entry_named(entries, entry, "")] if entry else []
     with stdout_kept(as_json), Progress() as progress:
+        progress("load", 0, 1)
         import widepack
 
         report = widepack.tune(
@@ -121,7 +124,7 @@ def command(
             batches=batches,
             patterns=PATTERNS[pattern],
             entries=names,
-            budget_s=budget,
+            total_s=budget,
             device=device,
             threads=threads,
             backends=backends or None,
@@ -157,11 +160,16 @@ def _row(r: MeasuredBatch) -> list[str]:
 
 def _notes(report: TuneReport) -> list[str]:
     """Returns what was not measured, what changed, what was left out, and the machine."""
+    from widepack.tuning.report import TIME_OVER
+
     text = [f"{batch}: not measured: {why}" for batch, why in report.refused.items()]
     for r in report.rows:
         which = f"{r.entry}, {r.pattern}, batch {r.batch}"
         text += [f"{which}: {change}" for change in r.changes]
-        text += [f"{which}: {name} was left out: {why}" for name, why in r.dropped.items()]
+        late = [name for name, why in r.dropped.items() if TIME_OVER in why]
+        text += [f"{which}: {n} was left out: {why}" for n, why in r.dropped.items() if n not in late]
+        if late:
+            text.append(f"{which}: not tried within the budget: {', '.join(late)}; give more --budget")
     threads = f"{report.threads} thread{'s' if report.threads > 1 else ''}"
     return [*text, f"{report.machine}, {threads}; a ratio above 1 means that the other plan takes longer"]
 

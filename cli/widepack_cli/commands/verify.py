@@ -19,6 +19,7 @@ from ..shared.options import (
     example,
     json_option,
     model_options,
+    sort_option,
     stdout_kept,
 )
 
@@ -35,6 +36,7 @@ BATCHES = (1, 2, 5)
 @ARTIFACT
 @click.argument("checkpoints", metavar="[CKPT]...", nargs=-1)
 @model_options
+@sort_option
 @entry_option
 @click.option("--key", help="The place of the state dict in a checkpoint that holds more.")
 @click.option(
@@ -56,6 +58,7 @@ def command(
     checkpoints: tuple[str, ...],
     model: str | None,
     model_args: tuple[str, ...],
+    sort: str,
     entry: str,
     key: str | None,
     trust_pickle: bool,
@@ -72,6 +75,10 @@ def command(
         raise click.UsageError(
             "--dtype goes without --model: your modules have the dtype that the artifact was built in"
         )
+    if sort == "natural":
+        from .build import expand, in_order
+
+        checkpoints = tuple(in_order(expand(checkpoints), sort))
     done: list[dict[str, Any]] = []
     document = {"path": str(artifact), "device": device, "ok": False, "checks": done}
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,23 +49,38 @@ def thread_options(f: F) -> F:
     )(f)
 
 
-def measuring_options(f: F) -> F:
-    """`--budget`, `--compile-limit`, `--threads` and `--pin`."""
-    f = click.option(
+def compile_limit_option(f: F) -> F:
+    """`--compile-limit`, `--threads` and `--pin`."""
+    return click.option(
         "--compile-limit",
         type=click.FloatRange(min=0, min_open=True),
         default=600.0,
         show_default=True,
         help="Seconds that one baseline may take to compile. A slower one is left out.",
     )(thread_options(f))
+
+
+def measuring_options(f: F) -> F:
+    """`--budget` for each row, `--compile-limit`, `--threads` and `--pin`."""
     return click.option(
         "--budget",
         type=click.FloatRange(min=0, min_open=True),
         default=20.0,
         show_default=True,
-        help="Seconds of measuring for each batch size, without compilation. "
+        help="Seconds of measuring for each row, without building and compilation. "
         "It may take three times as long while intervals are wide.",
-    )(f)
+    )(compile_limit_option(f))
+
+
+def total_options(f: F) -> F:
+    """`--budget` for the whole command, `--compile-limit`, `--threads` and `--pin`."""
+    return click.option(
+        "--budget",
+        type=click.FloatRange(min=0, min_open=True),
+        help="The most seconds that the whole command takes, with loading and compilation (--full comes on "
+        "top). Baselines that do not compile in time are left out. Default: no limit; each batch size "
+        "measures for 20 s, or for 60 s while intervals are wide.",
+    )(compile_limit_option(f))
 
 
 def counts(_ctx: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
@@ -74,10 +90,19 @@ def counts(_ctx: click.Context, parameter: click.Parameter, value: str | None) -
     return () if value is None else batch_list(_ctx, parameter, value)
 
 
-def refuse_folder(option: str, path: str | None) -> None:
-    """Refuses a folder where a file is expected. Raises: click.BadParameter."""
-    if path and path != "-" and Path(path).is_dir():
+def check_output(option: str, path: str | None) -> None:
+    """Checks before the work that a file can be written. Raises: click.BadParameter."""
+    if not path or path == "-":
+        return
+    if Path(path).is_dir():
         raise click.BadParameter(f"{path} is a folder; give the path of a file", param_hint=option)
+    folder = Path(path).absolute().parent
+    if not folder.is_dir():
+        raise click.BadParameter(f"{path}: there is no folder {folder}; create it", param_hint=option)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise click.BadParameter(
+            f"{path}: {folder} cannot be written; give a path in another folder", param_hint=option
+        )
 
 
 def as_text(document: Any) -> str:

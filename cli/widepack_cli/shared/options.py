@@ -46,6 +46,18 @@ def model_options(f: F) -> F:
     )(f)
 
 
+def sort_option(f: F) -> F:
+    """`--sort`: the order of the checkpoints."""
+    return click.option(
+        "--sort",
+        type=click.Choice(["none", "natural"]),
+        default="none",
+        show_default=True,
+        help="The order of the checkpoints. none: as given; a shell puts m-10 before m-2. natural: numbers "
+        "in names by value, m-2 before m-10.",
+    )(f)
+
+
 def entry_option(f: F) -> F:
     """`--entry`: one of the artifact's entries."""
     return click.option(

@@ -13,6 +13,7 @@ from widepack_artifacts.tree import paths
 
 from ...checkpoints.discovery import Checkpoint
 from ...checkpoints.pt2_archive import Pt2File
+from ...checkpoints.state_dict import RefusedFile
 from ...errors import CaptureError, CheckpointError, UsageError
 from ...ir.encoding import type_of
 from ...ir.fake_values import Fakes, replay
@@ -111,8 +112,15 @@ def _units(
 
 
 def _examples(checkpoint: Checkpoint, leaves: _NamedInputs) -> list[torch.Tensor]:
-    """Returns the example inputs of the file, or none if they do not fit the program."""
-    tensors = [x for x in program_file(checkpoint).samples() or () if isinstance(x, torch.Tensor)]
+    """Returns the example inputs of the file, or none if they do not fit the program.
+
+    Raises: CheckpointError if they are too large.
+    """
+    try:
+        samples = program_file(checkpoint).samples() or ()
+    except RefusedFile as refused:
+        raise CheckpointError(f"checkpoint {checkpoint.path}: its example inputs: it {refused}") from None
+    tensors = [x for x in samples if isinstance(x, torch.Tensor)]
     fit = len(tensors) == len(leaves) and all(_fits(x, item) for x, (_, item) in zip(tensors, leaves))
     return tensors if fit else []
 

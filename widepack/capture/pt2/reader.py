@@ -40,6 +40,7 @@ from .fields import (
 from .nodes import live_nodes, read_nodes
 
 _SYMBOL = re.compile(r"Symbol\('([A-Za-z_][A-Za-z0-9_]*)'(?:, (?:positive|integer|nonnegative)=True)*\)\Z")
+_LONGEST_GUARD, _ALL_GUARDS = 2_000, 100_000  # characters; torch writes some hundreds
 _PRODUCT = re.compile(r"Mul\(Integer\(([0-9]{1,9})\), (Symbol\([^()]*\))\)\Z")
 
 
@@ -133,6 +134,13 @@ def _guards(whole: Mapping[str, Any]) -> tuple[str, ...]:
         raise RefusedFile(
             "is a torch.export program of a torch that does not write down under which conditions it holds; "
             "save it with torch 2.11 or newer"
+        )
+    longest = max(map(len, guards), default=0)
+    if longest > _LONGEST_GUARD or sum(map(len, guards)) > _ALL_GUARDS:
+        raise RefusedFile(
+            f"has {len(guards)} conditions on sizes, the longest of {longest} characters; at most"
+            f" {_LONGEST_GUARD} characters of one and {_ALL_GUARDS} of all are read; export the model with"
+            " fewer conditions, or give its state dict and --model"
         )
     return tuple(guards)
 

@@ -1,0 +1,46 @@
+"""Tests the advice for an input spec that leaves out an axis."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import widepack
+
+
+@pytest.mark.parametrize(
+    ("model", "spec", "words"),
+    [
+        # the features of a row are left out of the spec
+        (
+            lambda: nn.Linear(8, 4),
+            "x=float32[B]",
+            "It takes x=float32[B,8] at any B: write that if a row has 8",
+        ),
+        (
+            lambda: nn.Sequential(nn.Linear(7, 3), nn.BatchNorm1d(3)),
+            "x=float32[B]",
+            "It takes x=float32[B,7]: w",
+        ),
+        (lambda: nn.Linear(8, 4), "x=float32[B,T]", "x=float32[B,T,8] at any B: .* Write x=float32[B,8] if"),
+    ],
+)
+def test_a_spec_without_the_features_of_a_row(model: Any, spec: str, words: str, tmp_path: Path) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = model()
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.body(x)
+            return y
+
+    for i in range(2):
+        torch.save(Net().state_dict(), tmp_path / f"m{i}.pt")
+    with pytest.raises(widepack.CaptureError, match=re.escape(words).replace(r"\.\*", ".*")):
+        widepack.build(sorted(tmp_path.glob("*.pt")), tmp_path / "e.wide", model=Net, inputs=[spec])
