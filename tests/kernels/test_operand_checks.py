@@ -269,7 +269,8 @@ def test_a_call_with_an_index_out_of_range_names_input_value_and_bounds(tmp_path
             self.bag = torch.nn.EmbeddingBag(10, 4)
 
         def forward(self, ids: Tensor, offsets: Tensor) -> Tensor:
-            return self.bag(ids, offsets)
+            y: Tensor = self.bag(ids, offsets)
+            return y
 
     paths = []
     for i in range(2):
