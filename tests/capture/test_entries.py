@@ -524,7 +524,8 @@ def test_bench(built: Path) -> None:
         bench(built / "e.wide", batches=(2,), entry="forward")
 
 
-def test_a_toml_names_the_entries(built: Path, tmp_path: Path) -> None:
+def test_a_toml_names_the_entries(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     paths = save(tmp_path)
     rows = [f'model = "{built}/net.py:make"', f"input = {json.dumps(SPECS)}", 'entry = ["encode", "decode"]']
     (tmp_path / "widepack.toml").write_text("\n".join(rows))

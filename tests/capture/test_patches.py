@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import widepack
 from networks.patterns.case import Case, N, case, linear, net, of, param
-from networks.patterns.check import hold, made, member
+from networks.patterns.check import build_case, check_case, member
 from networks.patterns.shapes import ROWS
 from widepack.capture.explain import source_of
 from widepack.errors import CaptureError
@@ -174,7 +174,7 @@ CASES: dict[str, Case] = {
 )
 @pytest.mark.parametrize("name", CASES)
 def test_right_for_all_members(name: str, tmp_path: Path) -> None:
-    hold(CASES[name], tmp_path, ONCE.get(name, set()))
+    check_case(CASES[name], tmp_path, ONCE.get(name, set()))
 
 
 @dataclass
@@ -199,7 +199,7 @@ def in_dataclasses(self: Any, x: Tensor) -> Any:
 
 def test_plain_dataclasses_come_back_as_outputs(tmp_path: Path) -> None:
     one = case(net(in_dataclasses, fc=linear(6, 5)), ROWS)
-    ens, x = made(one, tmp_path)[0], torch.randn(3, 6)
+    ens, x = build_case(one, tmp_path)[0], torch.randn(3, 6)
     for answer in (ens(x), ens.each(x.expand(N, 3, 6))):
         pair = answer["pair"]
         assert (pair.kind, list(pair), pair.first.kind, pair.first.name) == (
@@ -260,7 +260,7 @@ def test_a_dataclass_beside_a_state(tmp_path: Path) -> None:
 def refused(make: Callable[[], Any], folder: Path, *inputs: str, **how: Any) -> str:
     """Returns the message of a build that is refused."""
     with pytest.raises(CaptureError) as caught:
-        made(replace(case(make, *inputs), **how), folder)
+        build_case(replace(case(make, *inputs), **how), folder)
     assert not (folder / "e.wide").exists()
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -330,7 +330,7 @@ def test_dims_that_have_to_be_equal_are_offered_one_letter(
     message = refused(net(forward, fc=linear(6, 5)), tmp_path, *inputs)
     assert "takes B and C where they are equal only at test_patches.py:" in message
     assert words in message
-    made(case(net(forward, fc=linear(6, 5)), inputs[0], words.removeprefix("write ")), tmp_path)
+    build_case(case(net(forward, fc=linear(6, 5)), inputs[0], words.removeprefix("write ")), tmp_path)
 
 
 def test_a_node_that_torch_made_has_the_line_of_what_it_reads_or_is_read_by() -> None:

@@ -66,7 +66,8 @@ def test_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "widepack.toml").write_text(
         f'model = "{tmp_path}/net.py:make"\ninput = "x=float32[B,8]"\nstate = {json.dumps(CARRIED)}\n'
     )
-    assert run("build", *paths, "--dry-run").exit_code == 0
+    config = tmp_path / "widepack.toml"
+    assert run("build", *paths, "--dry-run", "--config", config).exit_code == 0
 
 
 @pytest.mark.parametrize("pattern", ["shared", "each"])

@@ -206,26 +206,34 @@ def test_progress_on_a_terminal_is_a_bar() -> None:
     assert stream.getvalue().endswith("\x1b[?25h\n")  # the cursor is shown again
 
 
-def test_settings_beside_the_checkpoints(
+def test_settings_of_the_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "a").mkdir(parents=True)
     (tmp_path / "runs" / "b").mkdir()
     paths = ["runs/a/best.pt", "runs/b/best.pt"]
-    assert build_command.beside(paths) == {}
-    (tmp_path / "runs" / "widepack.toml").write_text(
-        'model = "net.py:make"\ninput = "x=float32[B,4]"\n[model_arg]\nwidth = 8\n'
-    )
-    assert build_command.beside(paths) == {
+    assert build_command.settings_of(None, paths) == {}
+    assert capsys.readouterr().err == ""
+    settings = 'model = "net.py:make"\ninput = "x=float32[B,4]"\n[model_arg]\nwidth = 8\n'
+    (tmp_path / "runs" / "widepack.toml").write_text(settings)
+    assert build_command.settings_of(None, paths) == {}
+    assert (
+        "not read: runs/widepack.toml, which is not in the folder in which the command runs; "
+        "if you trust it, give --config runs/widepack.toml"
+    ) in capsys.readouterr().err
+    expected = {"input": ["x=float32[B,4]"], "model_arg": {"width": 8}}
+    assert build_command.settings_of(Path("runs/widepack.toml"), paths) == {
         "model": "runs/net.py:make",
-        "input": ["x=float32[B,4]"],
-        "model_arg": {"width": 8},
+        **expected,
     }
     assert (
         "taken from runs/widepack.toml for options that are not given: model, input, model_arg"
         in capsys.readouterr().err
     )
+    assert "there is no such file" in refused(2, "build", *paths, "--dry-run", "--config", "gone.toml")
+    (tmp_path / "widepack.toml").write_text(settings)
+    assert build_command.settings_of(None, paths) == {"model": "net.py:make", **expected}
 
     seen: dict[str, Any] = {}
 
@@ -236,12 +244,31 @@ def test_settings_beside_the_checkpoints(
     monkeypatch.setattr(import_module("widepack.building.build"), "build", record)
     refused(2, "build", *paths, "--dry-run", "--model-arg", "depth=2")
     assert (seen["model"], seen["model_args"], seen["inputs"]) == (
-        "runs/net.py:make",
+        "net.py:make",
         {"width": 8, "depth": 2},
         ["x=float32[B,4]"],
     )
     refused(2, "build", *paths, "--dry-run", "--model", "other:make", "--input", "y=float32[B]")
     assert (seen["model"], seen["model_args"], seen["inputs"]) == ("other:make", None, ["y=float32[B]"])
+
+
+@pytest.mark.parametrize("options", [[], ["--dry-run"]])
+def test_no_code_beside_the_checkpoints_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    downloaded = tmp_path / "downloaded"
+    downloaded.mkdir()
+    (downloaded / "evil.py").write_text("import os; os.mkdir('evil-was-here')\ndef make(): ...")
+    (downloaded / "widepack.toml").write_text('model = "evil.py:make"\ninput = "x=float32[B,4]"\n')
+    paths = [str(downloaded / f"{i}.pt") for i in range(2)]
+    for path in paths:
+        torch.save({"w": torch.ones(2)}, path)
+    assert "no model: a state dict has weights and no code" in refused(
+        2, "build", *paths, "-o", "e.wide", *options
+    )
+    assert not list(tmp_path.rglob("evil-was-here"))
 
 
 def test_patterns_that_no_shell_has_expanded(tmp_path: Path) -> None:

@@ -118,6 +118,6 @@ def test_the_prologue_contains_the_nodes_that_depend_on_weights_only() -> None:
 
 def test_reaches_follows_sizes_too() -> None:
     net: Program = classifier()
-    assert reaches(net, {"x"}) == {"x", "net", "r", "y", "dead", "z", "b", "twice", "v", "total"}
+    assert reaches(net, {"x"}) == {"x", "made", "r", "y", "dead", "z", "b", "twice", "v", "total"}
     assert reaches(net, {"w_head"}) == {"w_head", "doubled", "y", "dead", "z", "v", "total"}
     assert reaches(net, set()) == set()

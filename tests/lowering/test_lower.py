@@ -55,8 +55,8 @@ def test_every_plan_gives_the_answers_of_the_members(
 def test_shared_nodes_run_once(chosen: str) -> None:
     net = classifier()
     found = lowered(net, all_kinds(net, **OWN_HEAD), PLANS[chosen])
-    assert {n: found.used[n] for n in ("h", "net", "r")} == dict.fromkeys(("h", "net", "r"), "once")
-    for name in ("h", "net", "r"):
+    assert {n: found.used[n] for n in ("h", "made", "r")} == dict.fromkeys(("h", "made", "r"), "once")
+    for name in ("h", "made", "r"):
         (once,) = [n for n in found.program.nodes if n.member == name]
         assert once.op == next(n.op for n in net.nodes if n.name == name)
     assert [o.kind for o in found.program.outputs] == ["stacked", "shared", "stacked"]

@@ -1,8 +1,8 @@
-"""The twelve networks: built here, loaded in a fresh process that knows nothing of them, and held to each
-member alone in float64.
+"""Tests the twelve networks: they are built here, loaded in a new process without their code, and compared
+with each member alone in float64.
 
-The fresh process gets inputs as a file and leaves its answers as one: what it imports is widepack, as in a
-service.
+The new process reads inputs from a file and writes its answers to a file. It imports widepack only, as a
+service does.
 """
 
 from __future__ import annotations
@@ -48,53 +48,60 @@ OTHER_SIZES: dict[str, list[dict[str, int]]] = {
 
 
 def served(artifact: Path, calls: list[Call], folder: Path) -> list[Any]:
-    """The answers of a fresh process, in order; a refused call is answered by its message."""
+    """Returns the answers of a new process in order. The answer of a refused call is its message."""
     torch.save(calls, folder / "calls.pt")
     must(fresh(SERVE, artifact, folder / "calls.pt", folder / "answers.pt"))
     return torch.load(folder / "answers.pt")
 
 
-def own_calls(name: str, batch: int, seed: int, **sizes: int) -> list[tuple[Any, Any]]:
-    """One call a member."""
+def calls_of_members(name: str, batch: int, seed: int, **sizes: int) -> list[tuple[Any, Any]]:
+    """Returns one call for each member."""
     case = cases.load(name)
     return [case.sample(batch, seed + 10 * i, **sizes) for i in range(case.N)]
 
 
 @pytest.mark.parametrize("name", cases.NAMES)
 def test_every_member_answers_as_alone(name: str, artifacts: Artifacts, tmp_path: Path) -> None:
-    wanted = [(batch, {}) for batch in (1, 2, 5, 100)] + [(3, sizes) for sizes in OTHER_SIZES.get(name, [])]
-    inputs = [own_calls(name, batch, 1000 * k, **sizes) for k, (batch, sizes) in enumerate(wanted)]
-    calls: list[Call] = [("shared", *own[0]) for own in inputs]
-    calls += [("each", stack([a for a, _ in own]), stack([k for _, k in own])) for own in inputs]
+    sizes_of_calls = [(batch, {}) for batch in (1, 2, 5, 100)] + [
+        (3, sizes) for sizes in OTHER_SIZES.get(name, [])
+    ]
+    inputs = [
+        calls_of_members(name, batch, 1000 * k, **sizes) for k, (batch, sizes) in enumerate(sizes_of_calls)
+    ]
+    calls: list[Call] = [("shared", *member_calls[0]) for member_calls in inputs]
+    calls += [
+        ("each", stack([a for a, _ in member_calls]), stack([k for _, k in member_calls]))
+        for member_calls in inputs
+    ]
     answers = served(artifacts(name), calls, tmp_path)
     case = cases.load(name)
     bounds: dict[int, Bound] = {}
     for i in range(case.N):
         member, exact = case.member(i), case.member(i).double()
-        for own, shared, each in zip(inputs, answers[: len(inputs)], answers[len(inputs) :]):
-            for answer, (args, kwargs) in ((shared, own[0]), (each, own[i])):
+        for member_calls, shared, each in zip(inputs, answers[: len(inputs)], answers[len(inputs) :]):
+            for answer, (args, kwargs) in ((shared, member_calls[0]), (each, member_calls[i])):
                 alone, truth = run(member, args, kwargs), run(exact, double(args), double(kwargs))
-                for k, (wide, mine, right) in enumerate(
+                for k, (wide, answer_alone, expected) in enumerate(
                     zip(wide_leaves(answer, alone, case.N), leaves(alone), leaves(truth), strict=True)
                 ):
-                    bounds.setdefault(k, Bound()).add(wide[i], mine, right)
+                    bounds.setdefault(k, Bound()).add(wide[i], answer_alone, expected)
     assert bounds
     for bound in bounds.values():
         bound.check()
 
 
 def wide_leaves(answer: Any, alone: Any, count: int) -> list[Any]:
-    """The leaves of a wide answer, whose form must be the member's own."""
+    """Returns the leaves of a wide answer, whose structure must be that of the member's answer."""
     if isinstance(alone, torch.Tensor):
         assert len(answer) == count
         assert isinstance(answer, (torch.Tensor, list))  # a list where shapes differ by member
         return [answer]
-    form, kind, rows = answer  # the networks that give no tensor give a transformers ModelOutput
+    form, kind, rows = answer  # a network that does not return a tensor returns a ModelOutput of transformers
     assert (form, kind, list(rows)) == ("Output", type(alone).__name__, list(alone.keys()))
     return list(rows.values())
 
 
-def test_ragged_heads_give_a_list(artifacts: Artifacts, tmp_path: Path) -> None:
+def test_ragged_heads_return_a_list(artifacts: Artifacts, tmp_path: Path) -> None:
     case = cases.load("ragged_heads")
     (y,) = served(artifacts("ragged_heads"), [("shared", *case.sample(4, 0))], tmp_path)
     assert isinstance(y, list)
@@ -109,7 +116,7 @@ def test_ragged_heads_give_a_list(artifacts: Artifacts, tmp_path: Path) -> None:
         ("bert", {"batch": 2, "length": 64}, {"batch": 2, "length": 65}, ["T <= 64", "T = 65"]),
     ],
 )
-def test_the_other_branch_is_refused_in_words(
+def test_sizes_of_the_other_branch_are_refused_with_a_message(
     name: str,
     fine: dict[str, int],
     other: dict[str, int],
@@ -117,15 +124,18 @@ def test_the_other_branch_is_refused_in_words(
     artifacts: Artifacts,
     tmp_path: Path,
 ) -> None:
-    right, wrong = own_calls(name, seed=0, **fine), own_calls(name, seed=0, **other)
+    valid, wrong = calls_of_members(name, seed=0, **fine), calls_of_members(name, seed=0, **other)
     calls: list[Call] = []
-    for own in (right, wrong):
-        calls += [("shared", *own[0]), ("each", stack([a for a, _ in own]), stack([k for _, k in own]))]
+    for member_calls in (valid, wrong):
+        calls += [
+            ("shared", *member_calls[0]),
+            ("each", stack([a for a, _ in member_calls]), stack([k for _, k in member_calls])),
+        ]
     *answers, refused, refused_each = served(artifacts(name), calls, tmp_path)
     case = cases.load(name)
     for i in range(case.N):
         member = case.member(i)
-        for answer, call in zip(answers, (right[0], right[i])):
+        for answer, call in zip(answers, (valid[0], valid[i])):
             alone = run(member, *call)
             (wide,) = wide_leaves(answer, alone, case.N)
             torch.testing.assert_close(wide[i], leaves(alone)[0], rtol=1e-4, atol=1e-5)

@@ -1,8 +1,8 @@
-"""Patterns of everyday code, each right in both presets: built, loaded, and held to every member alone in
-float64, at several sizes of every dynamic dim.
+"""Tests patterns of everyday code in both presets: each is built, loaded, and compared with every member
+alone in float64, at several sizes of every dynamic dim.
 
-A case is a small module, its input specs and other sizes of its dims. Members have their own weights, norms
-and running statistics. No node runs once a member but those that `ONCE_A_MEMBER` names with their reason.
+A case is a small module, its input specs and other sizes of its dims. Members differ in weights, norms and
+running statistics. Only the nodes that `ONCE_A_MEMBER` lists with a reason run once for each member.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from torch import Tensor, nn
 
 from networks.patterns import CASES
 from networks.patterns.case import QUICK, N, case
-from networks.patterns.check import exact, hold, made, member, parts, truth_of
+from networks.patterns.check import build_case, check_case, exact, member, parts, truth_of
 from widepack import build, load
 
-# Cases in which a node runs once a member: the ops, and why.
+# Cases in which a node runs once for each member: the ops, and the reason.
 ONCE_A_MEMBER: dict[str, tuple[set[str], str]] = {
     "bag_padding_max": (
         {"aten.embedding_bag.padding_idx"},
-        "the maximum over what is no padding hangs on the order in which a bag meets NaN",
+        "the maximum without padding depends on the place of NaN in a bag",
     ),
     "bag_own_offsets": (
         {"aten.embedding_bag.padding_idx"},
-        "where bags begin is data, which each member checks against its own ids",
+        "the starts of bags are data, which each member checks against its ids",
     ),
 }
 SLOW = {
@@ -46,7 +46,7 @@ SLOW = {
     "relative_bias", "mha_no_weights", "unfold_fold",
     "lstm_last_step", "patch_softmax", "spectrogram", "image_multiple", "complex_arithmetic",
 }  # fmt: skip
-# Cases in which one member's weights are NaN: no bit of another member's answer changes.
+# Cases that are also tested with NaN in one member's weights: no bit of another member's answer changes.
 ISOLATED = [
     "parted_index", "bilinear", "cdist", "masked_scatter", "in_place_put", "batch_norm_no_statistics",
     "instance_norm_tracked", "mha_bool_mask", "cells",
@@ -60,28 +60,30 @@ def marks(name: str) -> list[pytest.MarkDecorator]:
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=marks(n)) for n in CASES])
 def test_every_member_answers_as_alone(name: str, tmp_path: Path) -> None:
-    hold(CASES[name], tmp_path, ONCE_A_MEMBER.get(name, (set(), ""))[0])
+    check_case(CASES[name], tmp_path, ONCE_A_MEMBER.get(name, (set(), ""))[0])
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if i % 4 == 0 else [pytest.mark.slow]) for i, n in enumerate(ISOLATED)]
 )
-def test_nan_in_one_members_weights_stays_there(name: str, tmp_path: Path) -> None:
+def test_nan_in_one_members_weights_reaches_no_other_member(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     (tmp_path / "ill").mkdir()
-    well, ill = made(case, tmp_path)[0], made(case, tmp_path / "ill", ill=1)[0]
+    finite, with_nan = build_case(case, tmp_path)[0], build_case(case, tmp_path / "ill", nan_member=1)[0]
     for sizes in case.calls()[:2]:
-        own = [case.draw(sizes, i) for i in range(N)]
-        for given in (own[0], {n: stack([o[n] for o in own]) for n in own[0]}):
-            clean, spoilt = (parts(e(**given) if given is own[0] else e.each(**given)) for e in (well, ill))
-            assert any(y[1].isnan().any() for y in spoilt if y.is_floating_point())
-            for a, b in zip(clean, spoilt, strict=True):
+        calls = [case.draw(sizes, i) for i in range(N)]
+        for given in (calls[0], {n: stack([o[n] for o in calls]) for n in calls[0]}):
+            clean, changed = (
+                parts(e(**given) if given is calls[0] else e.each(**given)) for e in (finite, with_nan)
+            )
+            assert any(y[1].isnan().any() for y in changed if y.is_floating_point())
+            for a, b in zip(clean, changed, strict=True):
                 assert torch.equal(a[0], b[0])
                 assert torch.equal(a[2], b[2])
 
 
 class Vocabularies(nn.Module):
-    """An embedding of as many words, and heads of as many classes, as the weights say."""
+    """Has an embedding and heads whose sizes are those of the weights."""
 
     def __init__(self, words: int, classes: tuple[int, int]) -> None:
         super().__init__()
@@ -95,8 +97,8 @@ class Vocabularies(nn.Module):
 
 
 class Codebook(nn.Module):
-    """Class counts in several places: an embedding of the label, the head, a bias by class, and a norm over
-    the classes.
+    """Uses the number of classes in several places: an embedding of the label, the head, a bias for each
+    class, and a norm over the classes.
     """
 
     def __init__(self, classes: int) -> None:
@@ -138,7 +140,7 @@ RAGGED: dict[str, tuple[Callable[..., nn.Module], list[Any], tuple[str, ...]]] =
 def test_sizes_that_differ_by_member(name: str, tmp_path: Path) -> None:
     make, all_sizes, inputs = RAGGED[name]
     cases = [case(partial(make, None, s), *inputs) for s in all_sizes]
-    alone, right = [member(c, i) for i, c in enumerate(cases)], [exact(c, i) for i, c in enumerate(cases)]
+    alone, doubles = [member(c, i) for i, c in enumerate(cases)], [exact(c, i) for i, c in enumerate(cases)]
     paths = [tmp_path / f"m{i}.pt" for i in range(N)]
     for path, module in zip(paths, alone):
         torch.save(module.state_dict(), path)
@@ -146,15 +148,18 @@ def test_sizes_that_differ_by_member(name: str, tmp_path: Path) -> None:
     ens = load(tmp_path / "e.wide", verify="off", warmup=False)
     found: dict[int, Bound] = {}
     for k, sizes in enumerate([*cases[0].calls(), {"B": 16, "T": 5}]):
-        own = [cases[0].draw(sizes, 10 * k + i) for i in range(N)]
+        calls = [cases[0].draw(sizes, 10 * k + i) for i in range(N)]
         for answer, given in (
-            (ens(**own[0]), [own[0]] * N),
-            (ens.each(**{n: stack([o[n] for o in own]) for n in own[0]}), own),
+            (ens(**calls[0]), [calls[0]] * N),
+            (ens.each(**{n: stack([o[n] for o in calls]) for n in calls[0]}), calls),
         ):
             rows = list(answer.values()) if isinstance(answer, Mapping) else [answer]
             for i in range(N):
-                mine, truth = parts(run(alone[i], (), given[i])), parts(truth_of(right[i], given[i]))
-                for j, (w, m, t) in enumerate(zip(rows, mine, truth, strict=True)):
+                answer_alone, truth = (
+                    parts(run(alone[i], (), given[i])),
+                    parts(truth_of(doubles[i], given[i])),
+                )
+                for j, (w, m, t) in enumerate(zip(rows, answer_alone, truth, strict=True)):
                     found.setdefault(j, Bound()).add(w[i], m, t)
     for bound in found.values():
         bound.check()

@@ -1,5 +1,5 @@
-"""More patterns of everyday code, met in architectures of public packages: each is built, loaded, and held to
-every member alone in float64, in both presets.
+"""Tests more patterns of everyday code, from architectures of public packages: each is built, loaded, and
+compared with every member alone in float64, in both presets.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BATCHES = (5, 1, 2, 16)
 
 
 class Experts(nn.Module):
-    """A mixture's experts as one product over rows sorted by expert, as transformers has it."""
+    """Runs the experts of a mixture as one product over rows sorted by expert, as transformers does."""
 
     def __init__(self, experts: int, product: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Experts(nn.Module):
 
 
 def group_by_group(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """What an op of a library does for every group in turn; rows behind the last end are 0."""
+    """Does what an op of a library does for each group in turn. Rows after the last end are 0."""
     y, start = x.new_zeros(x.shape[0], weight.shape[2]), 0
     for g, end in enumerate(ends.tolist()):
         y[start:end] = x[start:end] @ weight[g]
@@ -55,7 +55,7 @@ def group_by_group(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
 
 if not hasattr(
     torch.ops.transformers, "grouped_mm_fallback"
-):  # as transformers registers it, where transformers does not
+):  # registers the op as transformers does, if transformers has not
     torch.library.custom_op(
         "transformers::grouped_mm_fallback",
         group_by_group,
@@ -67,12 +67,12 @@ if not hasattr(
     )
 
 
-def theirs(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+def grouped_mm_of_transformers(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     return torch.ops.transformers.grouped_mm_fallback(x, weight, ends)  # type: ignore[no-any-return]
 
 
 class ShortGroups(nn.Module):
-    """Rows behind the last end belong to no group."""
+    """Rows after the last end belong to no group."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,11 +80,11 @@ class ShortGroups(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         ends = (x.new_tensor([0.2, 0.2, 0.7]) * x.shape[0]).to(torch.int32)
-        return theirs(x, self.weight, ends)
+        return grouped_mm_of_transformers(x, self.weight, ends)
 
 
 class Checked(nn.Module):
-    """A size that the data say is only looked at by an assertion."""
+    """Only an assertion reads a size that depends on data."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class Checked(nn.Module):
 
 
 class FirstKeys(nn.Module):
-    """A cache that is empty: a tensor of one dim and no numbers, joined with what has more dims."""
+    """Concatenates an empty cache, a tensor of one dim without numbers, with tensors that have more dims."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,8 +114,8 @@ def _nodes(count: int, dtype: torch.dtype) -> Tensor:
 
 
 class Remembered(nn.Module):
-    """What a function remembers for good must not be a tensor of an export: the module itself would answer
-    without numbers from there on.
+    """Calls a function that caches its result. The cache must not keep a tensor of an export, or the module
+    would later answer without numbers.
     """
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class Remembered(nn.Module):
 
 
 class Moments(nn.Module):
-    """Standard deviation and mean at once, variance and mean at once."""
+    """Computes standard deviation and mean together, and variance and mean together."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class Moments(nn.Module):
 
 
 class Shifts(nn.Module):
-    """Whole numbers in and out of bits, and powers of two."""
+    """Converts integers to bits and back, and computes powers of two."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,8 +160,8 @@ class Shifts(nn.Module):
 
 
 CASES: dict[str, Callable[[], nn.Module]] = {
-    "experts_library": lambda: Experts(4, theirs),
-    "experts_many": lambda: Experts(40, theirs),
+    "experts_library": lambda: Experts(4, grouped_mm_of_transformers),
+    "experts_many": lambda: Experts(40, grouped_mm_of_transformers),
     "short_groups": ShortGroups,
     "checked": Checked,
     "first_keys": FirstKeys,
@@ -197,19 +197,19 @@ def test_every_member_answers_as_alone(name: str, tmp_path: Path) -> None:
     ens = load(tmp_path / "e.wide", verify="off", warmup=False)
     bounds = [Bound() for _ in range(N)]
     for k, batch in enumerate(BATCHES):
-        own = [torch.randn(batch, 8, generator=torch.Generator().manual_seed(10 * k + i)) for i in range(N)]
-        for answer, given in ((ens(own[0]), [own[0]] * N), (ens.each(torch.stack(own)), own)):
+        calls = [torch.randn(batch, 8, generator=torch.Generator().manual_seed(10 * k + i)) for i in range(N)]
+        for answer, given in ((ens(calls[0]), [calls[0]] * N), (ens.each(torch.stack(calls)), calls)):
             for i in range(N):
-                mine = run(members[i], (given[i],), {})
+                answer_alone = run(members[i], (given[i],), {})
                 truth = run(exact[i], (given[i].double(),), {})
-                bounds[i].add(answer[i], mine, truth)
+                bounds[i].add(answer[i], answer_alone, truth)
     for bound in bounds:
         bound.check()
 
 
 @pytest.mark.parametrize("groups", [4, 40])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_grouped_product_taken_apart_is_torchs_own(groups: int, dtype: torch.dtype) -> None:
+def test_a_decomposed_grouped_product_equals_torchs(groups: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(groups * 3, 16).to(dtype), torch.randn(groups, 16, 8).to(dtype)
     ends = torch.randint(0, 6, (groups,)).cumsum(0).clamp_max(len(x)).to(torch.int32)
@@ -222,7 +222,7 @@ def test_a_grouped_product_taken_apart_is_torchs_own(groups: int, dtype: torch.d
 
 
 class Observed(nn.Module):
-    """Inputs behind `*`, the first a dict of two tensors: one batch for both."""
+    """Has inputs in `*args`, of which the first is a dict of two tensors with the same batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -233,7 +233,7 @@ class Observed(nn.Module):
         return y
 
 
-def test_a_dict_behind_a_star_has_one_batch(tmp_path: Path) -> None:
+def test_a_dict_in_star_args_has_one_batch(tmp_path: Path) -> None:
     members = [member(Observed, i) for i in range(N)]
     paths = [tmp_path / f"m{i}.pt" for i in range(N)]
     for path, m in zip(paths, members):

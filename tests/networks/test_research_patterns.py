@@ -1,9 +1,8 @@
-"""Patterns of research code, each right in both presets, as in test_patterns.py: routing of experts, tables
-of positions, graphs, flows, filters, codebooks.
+"""Tests patterns of research code in both presets, as test_patterns.py does: routing of experts, tables of
+positions, graphs, flows, filters, codebooks.
 
-Among them what torch.export takes and a member alone needs no thought for: values at places of a mask that
-the members' own weights make, sizes as numbers of steps, windows by strides, parts of a model in a smaller
-dtype.
+Some of them are simple for one member but difficult for many: values at positions of a mask that depends on
+the members' weights, sizes as numbers of steps, windows by strides, parts of a model in a smaller dtype.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from torch.func import functional_call, vmap
 from torch.nn.utils import parametrizations
 
 from networks.patterns.case import Case, case, chain, linear, net, of, param
-from networks.patterns.check import hold, made
+from networks.patterns.check import build_case, check_case
 from networks.patterns.shapes import FLAT, IMAGE, ROWS, TEXT
 from widepack import CaptureError, VerificationError
 
@@ -826,14 +825,14 @@ QUICK = {
     "nonzero_rows",
     "bf16_island",
     "gat",
-}  # one of each sort in the default suite
+}  # the default suite has one case of each sort
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in CASES]
 )
 def test_every_member_answers_as_alone(name: str, tmp_path: Path) -> None:
-    hold(CASES[name], tmp_path, set())
+    check_case(CASES[name], tmp_path, set())
 
 
 def slope(self: Any, x: Tensor) -> Any:
@@ -862,9 +861,9 @@ REFUSED: dict[str, tuple[Case, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused_in_words(name: str, tmp_path: Path) -> None:
+def test_unsupported_patterns_are_refused_with_a_message(name: str, tmp_path: Path) -> None:
     refused, error, words = REFUSED[name]
     with pytest.raises(error) as caught:
-        made(refused, tmp_path)
+        build_case(refused, tmp_path)
     assert words in str(caught.value)
     assert not (tmp_path / "e.wide").exists()

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of revisions: members, their checkpoints, and artifacts of them."""
+"""Fixtures of the tests of revisions: members, their checkpoints, and their artifacts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from widepack import build
 
 @pytest.fixture(scope="session")
 def nets() -> list[nn.Module]:
-    """Five members with one trunk, and a sixth with another."""
+    """Returns five members with one trunk, and a sixth member with another trunk."""
     return [*(member(Net, i) for i in range(5)), member(Net, 5, trunk=7)]
 
 
@@ -25,12 +25,12 @@ def paths(nets: list[nn.Module], tmp_path_factory: pytest.TempPathFactory) -> li
 
 @pytest.fixture(scope="session")
 def scratch(paths: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Scratch:
-    """`scratch(0, 3, 2)` builds an artifact of these members; `whole=True`: with torch.export and CUDA
-    programs.
+    """`scratch(0, 3, 2)` builds an artifact of these members. `whole=True` adds torch.export programs and
+    programs for CUDA.
     """
     folder = tmp_path_factory.mktemp("scratch")
 
-    def made(*order: int, whole: bool = False) -> Path:
+    def build_members(*order: int, whole: bool = False) -> Path:
         out = folder / f"{'-'.join(map(str, order))}{'-whole' if whole else ''}.wide"
         if not out.exists():
             build(
@@ -41,12 +41,12 @@ def scratch(paths: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Scra
             )
         return out
 
-    return made
+    return build_members
 
 
 @pytest.fixture
 def three(scratch: Scratch) -> Path:
-    """The artifact of the first three members."""
+    """Returns the artifact of the first three members."""
     return scratch(0, 1, 2)
 
 

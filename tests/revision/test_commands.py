@@ -21,7 +21,9 @@ def done(*words: Any, code: int = 0) -> str:
     return result.stdout if code == 0 else result.stderr
 
 
-def test_commands(copy: Path, paths: list[Path], nets: list[nn.Module], tmp_path: Path) -> None:
+def test_update_append_and_drop_from_the_command_line(
+    copy: Path, paths: list[Path], nets: list[nn.Module], tmp_path: Path
+) -> None:
     text = done("update", copy, "--member", "m1", paths[3], "--member", "2", paths[5])
     assert f"m1 is {paths[3]}, was {paths[1]}" in text
     assert "trunk.weight is no longer equal in all members: shared 144 B -> stacked 432 B" in text

@@ -26,7 +26,7 @@ from widepack_artifacts.reader import Reader
 
 
 @pytest.mark.slow
-def test_an_artifact_that_is_replaced_while_another_is_made_of_it(
+def test_a_source_artifact_may_be_replaced_while_another_is_written(
     copy: Path, paths: list[Path], nets: list[nn.Module]
 ) -> None:
     count = 0
@@ -42,7 +42,7 @@ def test_an_artifact_that_is_replaced_while_another_is_made_of_it(
     check_answers(copy.with_name("o.wide"), [nets[3], nets[1], nets[2], nets[4]], X)
 
 
-def test_weights_files_stay_of_their_size(copy: Path, paths: list[Path], nets: list[nn.Module]) -> None:
+def test_updates_keep_weights_files_small(copy: Path, paths: list[Path], nets: list[nn.Module]) -> None:
     def files() -> list[int]:
         return [sum(t.numel() * 4 for t in load_file(p).values()) for p in Reader(copy).weights_files()]
 
@@ -51,8 +51,8 @@ def test_weights_files_stay_of_their_size(copy: Path, paths: list[Path], nets: l
     assert report.written == "streamed" and len(files()) > 1 and max(files()) <= 400
     check_answers(copy, [nets[0], nets[3], nets[2]], X)
     assert update(copy, {1: paths[1]}).written != "streamed" and max(files()) <= 400
-    update(copy, {0: paths[5]})  # splits the trunk
-    assert max(files()) <= 3 * 6 * 6 * 4  # a weight is never divided
+    update(copy, {0: paths[5]})  # the trunk is no longer Shared
+    assert max(files()) <= 3 * 6 * 6 * 4  # one weight is never divided between files
     append(copy, [paths[4]])
     assert len(files()) > 2 and sorted(files())[-2] <= 400
     check_answers(copy, [nets[5], *nets[1:3], nets[4]], X)
@@ -66,7 +66,9 @@ def test_weights_files_stay_of_their_size(copy: Path, paths: list[Path], nets: l
     check_refused(lambda: drop(copy, [0], max_shard_size="lots"), UsageError, "size 'lots'", "5GB")
 
 
-def test_what_is_loaded_outlives_an_update(copy: Path, paths: list[Path], nets: list[nn.Module]) -> None:
+def test_a_loaded_model_still_answers_after_an_update(
+    copy: Path, paths: list[Path], nets: list[nn.Module]
+) -> None:
     ens = load(copy)
     update(copy, {0: paths[5]})
     xs = torch.stack([X, X + 1, X + 2])
@@ -79,7 +81,7 @@ def test_what_is_loaded_outlives_an_update(copy: Path, paths: list[Path], nets: 
 
 def test_readers_during_updates(copy: Path, paths: list[Path], nets: list[nn.Module]) -> None:
     with torch.no_grad():
-        right = [torch.stack([n(X) for n in (nets[k], nets[1], nets[2])]) for k in (0, 3)]
+        expected = [torch.stack([n(X) for n in (nets[k], nets[1], nets[2])]) for k in (0, 3)]
     stop, wrong, count = threading.Event(), [], 0
 
     def read() -> None:
@@ -87,7 +89,7 @@ def test_readers_during_updates(copy: Path, paths: list[Path], nets: list[nn.Mod
         while not stop.is_set():
             try:
                 got = load(copy, verify="hashes")(X)
-                if not any(torch.allclose(got, r, rtol=1e-4, atol=1e-5) for r in right):
+                if not any(torch.allclose(got, r, rtol=1e-4, atol=1e-5) for r in expected):
                     wrong.append("other answers")
             except Exception as e:  # noqa: BLE001  # no error may reach a reader
                 wrong.append(repr(e))
@@ -106,7 +108,7 @@ def test_readers_during_updates(copy: Path, paths: list[Path], nets: list[nn.Mod
 
 @contextmanager
 def mounted(place: Path, kilobytes: int) -> Iterator[None]:
-    """Mounts a file system of this size. Skips the test if mounting is not allowed."""
+    """Mounts a file system of this size, or skips the test if mounting is not allowed."""
     place.mkdir(exist_ok=True)
     if subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(place)],
@@ -122,10 +124,12 @@ def mounted(place: Path, kilobytes: int) -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("did", ["update", "append", "drop", "build"])
-def test_a_disk_that_is_full(did: str, three: Path, paths: list[Path], tmp_path: Path) -> None:
-    """The disk grows until the change fits.
+def test_a_full_disk_leaves_the_old_artifact(
+    did: str, three: Path, paths: list[Path], tmp_path: Path
+) -> None:
+    """The test makes the disk larger until the change fits.
 
-    After each try the artifact is the old one, bit for bit, or the new one.
+    After each try, the artifact is either the old one, bit for bit, or the new one.
     """
     size = sum(-(-len(data) // 4096) * 4 for data in content(three).values())  # kilobytes, in pages
     outcomes = set()
@@ -154,7 +158,7 @@ def test_a_disk_that_is_full(did: str, three: Path, paths: list[Path], tmp_path:
 
 
 @pytest.mark.slow
-def test_media_that_cannot_be_written(
+def test_folders_that_cannot_be_written(
     three: Path, paths: list[Path], nets: list[nn.Module], tmp_path: Path
 ) -> None:
     with mounted(tmp_path / "disk", 4096):
@@ -178,7 +182,7 @@ SCRIPT = ROOT / "scripts" / "stress" / "kills.py"
         pytest.param(["--kills", "24", "--steps"], marks=pytest.mark.slow),
     ],
 )
-def test_kills(words: list[str], tmp_path: Path) -> None:
+def test_a_killed_process_leaves_a_valid_artifact(words: list[str], tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPT), *words, "--out", str(tmp_path / "kills.json")],
         capture_output=True,

@@ -1,6 +1,4 @@
-"""Tests the members that `update`, `append` and `drop` make: they equal those of a build from the same
-checkpoints.
-"""
+"""Tests that `update`, `append` and `drop` write the same members as a build from the same checkpoints."""
 
 from __future__ import annotations
 
@@ -33,7 +31,9 @@ from widepack_artifacts.weights import Weights
 from widepack_cli.shared.revision import lines
 
 
-def test_update(copy: Path, three: Path, paths: list[Path], nets: list[nn.Module], scratch: Scratch) -> None:
+def test_an_update_equals_a_build(
+    copy: Path, three: Path, paths: list[Path], nets: list[nn.Module], scratch: Scratch
+) -> None:
     before = Reader(copy).manifest
     report = update(copy, {1: paths[3]})
     check_same(copy, scratch(0, 3, 2), (X,))
@@ -50,7 +50,7 @@ def test_update(copy: Path, three: Path, paths: list[Path], nets: list[nn.Module
     assert (report.before, report.digest) == (before.digest, after.digest) and before.digest != after.digest
     assert after.members[1].source == str(paths[3]) and after.members[0] == before.members[0]
     gone = {n for n in before.files if n not in after.files}
-    assert {n.partition("-")[0] for n in gone} == {"weights", "probe"}, "programs stay"
+    assert {n.partition("-")[0] for n in gone} == {"weights", "probe"}, "the programs do not change"
     (history,) = after.provenance["history"]
     assert history["did"] == "update" and history["from"] == before.digest
     assert history["members"] == [
@@ -65,7 +65,7 @@ def test_update(copy: Path, three: Path, paths: list[Path], nets: list[nn.Module
     assert [h["did"] for h in Reader(copy).manifest.provenance["history"]] == ["update", "update"]
 
 
-def test_a_shared_weight_that_splits(
+def test_a_shared_weight_becomes_stacked(
     copy: Path, paths: list[Path], nets: list[nn.Module], scratch: Scratch
 ) -> None:
     report = update(copy, {2: paths[5]})
@@ -81,7 +81,7 @@ def test_a_shared_weight_that_splits(
     check_answers(copy, nets[:3], X)
 
 
-def test_what_no_program_reads_may_differ(copy: Path, paths: list[Path], tmp_path: Path) -> None:
+def test_a_value_that_no_program_reads_may_differ(copy: Path, paths: list[Path], tmp_path: Path) -> None:
     state = torch.load(paths[0], weights_only=True)
     state["norm.num_batches_tracked"] += 5
     torch.save(state, tmp_path / "longer.pt")
@@ -105,7 +105,9 @@ def test_all_members_change_a_shared_weight_at_once(copy: Path, tmp_path: Path) 
     assert torch.equal(load(copy).state_dict(0)["trunk.weight"], others[1].get_parameter("trunk.weight"))
 
 
-def test_append_and_drop(copy: Path, paths: list[Path], nets: list[nn.Module], scratch: Scratch) -> None:
+def test_append_and_drop_equal_a_build(
+    copy: Path, paths: list[Path], nets: list[nn.Module], scratch: Scratch
+) -> None:
     report = append(copy, paths[3:5], names="a, b")
     assert (report.did, report.members, report.lowered) == (
         "append",
@@ -126,7 +128,7 @@ def test_append_and_drop(copy: Path, paths: list[Path], nets: list[nn.Module], s
 
 
 @pytest.mark.slow
-def test_with_programs_for_others(
+def test_updates_keep_torch_export_and_cuda_programs(
     paths: list[Path], nets: list[nn.Module], scratch: Scratch, tmp_path: Path
 ) -> None:
     path = Path(shutil.copytree(scratch(0, 1, 2, whole=True), tmp_path / "e.wide"))
@@ -138,16 +140,18 @@ def test_with_programs_for_others(
     check_same(path, scratch(0, 2, 1, whole=True), (X,))
     update(path, {0: paths[5]})
     check_answers(path, [nets[5], nets[2], nets[1]], X)
-    held = Weights(Reader(path).weights_files())
+    stored = Weights(Reader(path).weights_files())
     exported = next(n for n in Reader(path).manifest.files if ".shared-" in n and n.endswith(".pt2"))
     module = torch.export.load(path / exported).module()
-    module.load_state_dict({k: held.get(k) for k in module.state_dict()}, assign=True)
+    module.load_state_dict({k: stored.get(k) for k in module.state_dict()}, assign=True)
     with torch.no_grad():
         torch.testing.assert_close(module(X), load(path)(X))
 
 
 @pytest.mark.slow
-def test_another_artifact(three: Path, paths: list[Path], nets: list[nn.Module], tmp_path: Path) -> None:
+def test_a_revision_is_written_to_another_artifact(
+    three: Path, paths: list[Path], nets: list[nn.Module], tmp_path: Path
+) -> None:
     before, out = content(three), tmp_path / "deep" / "o.wide"
     update(three, {0: paths[4]}, out=out)
     check_answers(out, [nets[4], nets[1], nets[2]], X)
@@ -168,7 +172,7 @@ def test_another_artifact(three: Path, paths: list[Path], nets: list[nn.Module],
     assert not (tmp_path / "p.wide").exists()
 
 
-def test_members_whose_answers_are_no_numbers_are_named(paths: list[Path], tmp_path: Path) -> None:
+def test_members_that_answer_nan_are_named(paths: list[Path], tmp_path: Path) -> None:
     broken = tmp_path / "broken.pt"
     torch.save(
         {n: v * float("nan") if n == "head.weight" else v for n, v in torch.load(paths[0]).items()}, broken
@@ -189,5 +193,5 @@ def test_members_whose_answers_are_no_numbers_are_named(paths: list[Path], tmp_p
     assert not update(path, {"m2": paths[4]}).not_finite
 
 
-def test_at_the_top() -> None:
+def test_the_functions_are_public() -> None:
     assert {"update", "append", "drop", "ReviseReport"} <= set(widepack.__all__)

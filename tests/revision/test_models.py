@@ -28,7 +28,7 @@ from widepack_artifacts.reader import Reader
 
 
 class Heads(nn.Module):
-    """Its head has another size in each member."""
+    """Has a head whose size differs by member."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ def heads(state_dict: Mapping[str, Tensor]) -> Heads:
 
 
 @pytest.mark.parametrize("built", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_ragged(built: bool, tmp_path: Path) -> None:
+def test_revisions_of_members_with_ragged_heads(built: bool, tmp_path: Path) -> None:
     nets = [member(lambda size=size: Heads(size), i) for i, size in enumerate([2, 3, 2, 3, 5])]  # type: ignore[misc]
     paths = save(tmp_path, nets)
     build(paths[:3], tmp_path / "e.wide", model=heads, **SPECS)
@@ -61,7 +61,7 @@ def test_ragged(built: bool, tmp_path: Path) -> None:
     check(3, 1, 2)
     assert (
         update(tmp_path / "e.wide", {1: paths[3]}).written != "streamed"
-    )  # another member with these shapes
+    )  # a new member with the shapes of an old one
     check(3, 3, 2)
     update(tmp_path / "e.wide", {1: paths[1]})
     append(tmp_path / "e.wide", [paths[0]], names=["new"])
@@ -84,7 +84,7 @@ def test_ragged(built: bool, tmp_path: Path) -> None:
 
 
 class Two(nn.Module):
-    """Two methods over one set of weights, and a buffer that one of them changes."""
+    """Has two methods that read the same weights, and a buffer that one method changes."""
 
     seen: Tensor
 
@@ -104,7 +104,7 @@ class Two(nn.Module):
 
 
 @pytest.mark.parametrize("built", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_entries_and_state(built: bool, tmp_path: Path) -> None:
+def test_revisions_of_models_with_two_entries_and_state(built: bool, tmp_path: Path) -> None:
     nets = [member(Two, i) for i in range(3)] + [member(Two, 3, trunk=5)]
     paths = save(tmp_path, nets)
     specs: dict[str, Any] = {
@@ -152,7 +152,7 @@ def test_entries_and_state(built: bool, tmp_path: Path) -> None:
 
 
 class Table(nn.Module):
-    """Takes integers without bounds: only the example tells which ones are valid."""
+    """Takes integers without bounds. Only the example shows which integers are valid."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ def _probe(path: Path) -> dict[str, Tensor]:
 
 
 class OwnConstant(nn.Module):
-    """Has a tensor that no checkpoint stores, with other values in each member."""
+    """Has a tensor that no checkpoint stores and whose values differ by member."""
 
     def __init__(self, state_dict: Mapping[str, Tensor] | None = None) -> None:
         super().__init__()
@@ -213,7 +213,7 @@ class OwnConstant(nn.Module):
         return self.head(x) + self.own
 
 
-def test_constants_of_the_members_own(tmp_path: Path) -> None:
+def test_members_with_different_constants_are_refused(tmp_path: Path) -> None:
     paths = save(tmp_path, [member(OwnConstant, i) for i in range(3)])
     build(paths[:2], tmp_path / "e.wide", model=OwnConstant, **SPECS)
     check_refused(

@@ -1,4 +1,4 @@
-"""Tests comparison (a) of new members: with a factory, and with torch.export programs."""
+"""Tests comparison (a) of new members, with a factory and with torch.export programs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from widepack_artifacts.reader import Reader
 
 
 class Changed(Net):
-    """Has the same names and shapes, but another program."""
+    """Has the same names and shapes as `Net`, but another program."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + 1
 
 
-def test_the_newcomers_own_module(copy: Path, paths: list[Path]) -> None:
+def test_a_new_member_is_compared_with_its_module(copy: Path, paths: list[Path]) -> None:
     before = content(copy)
     check_refused(
         lambda: update(copy, {1: paths[3]}, model=Changed),
@@ -39,7 +39,7 @@ def test_the_newcomers_own_module(copy: Path, paths: list[Path]) -> None:
         return [set(row["members"]) for row in Reader(copy).manifest.verification.get("capture_again", [])]
 
     update(copy, {2: paths[4]}, model=Net)
-    assert compared() == [{"m1"}, {"m2"}]  # the record of a member that stays is kept
+    assert compared() == [{"m1"}, {"m2"}]  # the record of an unchanged member is kept
     update(copy, {1: paths[0]})
     assert compared() == [{"m2"}]
     drop(copy, ["m2"])
@@ -47,7 +47,7 @@ def test_the_newcomers_own_module(copy: Path, paths: list[Path]) -> None:
 
 
 @pytest.mark.slow
-def test_programs_come_with_their_own_module(tmp_path: Path) -> None:
+def test_a_new_torch_export_program_is_compared_with_its_module(tmp_path: Path) -> None:
     class Plain(nn.Sequential):
         pass
 

@@ -1,4 +1,4 @@
-"""Tests what revisions do with measured plans and with plans in the user's cache."""
+"""Tests how revisions treat measured plans and plans in the user's cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from widepack.verification.tolerance import WrongValue
 from widepack_artifacts.reader import Reader
 
 
-def test_measured_plans(copy: Path, paths: list[Path]) -> None:
+def test_measured_plans_are_kept_for_the_same_number_of_members(copy: Path, paths: list[Path]) -> None:
     add_measured_plan(copy)
     report = update(copy, {0: paths[3]})
     assert (
@@ -34,7 +34,7 @@ def test_measured_plans(copy: Path, paths: list[Path]) -> None:
     assert not any("machine" in w.plan for w in checked_manifest(copy).entries["forward"].wide)
 
 
-def test_a_measured_plan_that_is_wrong(copy: Path, paths: list[Path]) -> None:
+def test_a_measured_plan_that_is_wrong_is_left_out(copy: Path, paths: list[Path]) -> None:
     add_measured_plan(copy, wrong=True)
     report = update(copy, {0: paths[3]})
     assert (
@@ -47,12 +47,12 @@ def test_a_measured_plan_that_is_wrong(copy: Path, paths: list[Path]) -> None:
     )
 
 
-def test_a_program_that_new_weights_make_wrong(
+def test_a_program_that_is_wrong_for_new_weights_is_lowered_again(
     copy: Path, paths: list[Path], nets: list[nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Channel-packed convolutions may fail, because they add up in another order.
+    """Channel-packed convolutions may fail, because they sum in another order.
 
-    Then plain ones are lowered.
+    Then plain convolutions are lowered.
     """
     check, before = wide.check_wide, content(copy)
     refuse = [True]
@@ -80,7 +80,7 @@ def test_a_program_that_new_weights_make_wrong(
     assert content(copy) == before
 
 
-def test_plans_in_the_users_cache(copy: Path, paths: list[Path]) -> None:
+def test_plans_in_the_users_cache_follow_a_revision(copy: Path, paths: list[Path]) -> None:
     entry = Reader(copy).manifest.entries["forward"]
     row = next(w for w in entry.wide if w.pattern == "each")
     plan = replace(Plan.from_json(row.plan), machine="here", threads=1)

@@ -1,4 +1,4 @@
-"""Tests what `update`, `append` and `drop` refuse. The artifact then stays as it was."""
+"""Tests the calls that `update`, `append` and `drop` refuse. A refused call does not change the artifact."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Other(Net):
         self.head = nn.Linear(6, 4)
 
 
-def test_errors_leave_what_was(three: Path, paths: list[Path], tmp_path: Path) -> None:
+def test_refused_calls_do_not_change_the_artifact(three: Path, paths: list[Path], tmp_path: Path) -> None:
     wrong = save(tmp_path / "wrong", [member(Other, 0)])[0]
     missing = tmp_path / "missing.pt"
     torch.save({k: v for k, v in member(Net, 0).state_dict().items() if k != "head.bias"}, missing)
@@ -93,7 +93,7 @@ def test_errors_leave_what_was(three: Path, paths: list[Path], tmp_path: Path) -
     assert content(three) == before
 
 
-def test_what_is_damaged_gets_no_new_hash(copy: Path, paths: list[Path]) -> None:
+def test_damaged_files_are_refused(copy: Path, paths: list[Path]) -> None:
     (weights,) = Reader(copy).weights_files()
     data = bytearray(weights.read_bytes())
     data[-5] ^= 1

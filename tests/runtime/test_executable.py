@@ -1,5 +1,5 @@
-"""Running a program: the prologue runs once, a loop and its unrolled form are equal, and text from a file
-never becomes code.
+"""Tests how programs run: the prologue runs once, a loop equals its unrolled form, and text from a file never
+becomes code.
 """
 
 from __future__ import annotations
@@ -53,12 +53,15 @@ class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def bound(
-    wide: Program, made: Program, kinds: dict[str, Kind], members: int = 3, **options: Any
+    wide: Program, member_program: Program, kinds: dict[str, Kind], members: int = 3, **options: Any
 ) -> tuple[Executable, list[Any]]:
-    weights, inputs = small.values(made.weights, kinds, members), small.values(made.inputs, kinds, members)
-    given = {s.source: small.of_kind(w, kinds[s.name]) for s, w in zip(made.weights, weights)}
+    weights, inputs = (
+        small.values(member_program.weights, kinds, members),
+        small.values(member_program.inputs, kinds, members),
+    )
+    given = {s.source: small.of_kind(w, kinds[s.name]) for s, w in zip(member_program.weights, weights)}
     return Executable(wide, given, CPU, **options), [
-        small.of_kind(x, kinds[s.name]) for s, x in zip(made.inputs, inputs)
+        small.of_kind(x, kinds[s.name]) for s, x in zip(member_program.inputs, inputs)
     ]
 
 
@@ -72,21 +75,21 @@ def equal(a: Sequence[Any], b: Sequence[Any]) -> None:
 
 
 def prepared() -> tuple[Program, dict[str, Kind]]:
-    made = program({"w": "float32[3,4]", "g": "float32[3]"}, {"x": "float32[B,4]"}, [
+    net = program({"w": "float32[3,4]", "g": "float32[3]"}, {"x": "float32[B,4]"}, [
         node("scale", "exp", Ref("g")),
         node("column", "unsqueeze", Ref("scale"), -1),
         node("w2", "mul.Tensor", Ref("w"), Ref("column")),
         node("y", "linear", Ref("x"), Ref("w2")),
         node("z", "mul.Tensor", Ref("y"), Ref("scale")),
     ], ["z", "scale"])  # fmt: skip
-    return made, all_kinds(made, w="stacked", g="stacked")
+    return net, all_kinds(net, w="stacked", g="stacked")
 
 
 @pytest.mark.parametrize("chosen", [plan(), plan(all=["y", "z"])], ids=["wide", "loop"])
-def test_what_depends_on_weights_alone_does_not_run_at_a_call(chosen: Any) -> None:
-    made, kinds = prepared()
-    wide = lowered(made, kinds, chosen).program
-    (once, given), (always, _) = bound(wide, made, kinds), bound(wide, made, kinds, prologue=False)
+def test_nodes_that_depend_on_weights_only_do_not_run_in_a_call(chosen: Any) -> None:
+    net, kinds = prepared()
+    wide = lowered(net, kinds, chosen).program
+    (once, given), (always, _) = bound(wide, net, kinds), bound(wide, net, kinds, prologue=False)
     with Counted() as early:
         got = once.run(*given)
     with Counted() as late:
@@ -95,12 +98,12 @@ def test_what_depends_on_weights_alone_does_not_run_at_a_call(chosen: Any) -> No
     assert "exp" not in early.names
     assert late.names.count("exp") == 1
     assert early.names.count("mul") == (3 if "loop" in [n.op for n in wide.nodes] else 1)
-    small.check(made, wide, kinds)
+    small.check(net, wide, kinds)
 
 
-def test_the_two_parts_of_a_program_are_the_whole() -> None:
-    made, kinds = prepared()
-    wide = lowered(made, kinds, plan()).program
+def test_prologue_and_call_together_are_the_program() -> None:
+    net, kinds = prepared()
+    wide = lowered(net, kinds, plan()).program
     parts = split(wide)
     assert {n.name for n in parts.prologue.nodes} | {n.name for n in parts.main.nodes} == {
         n.name for n in wide.nodes
@@ -108,40 +111,40 @@ def test_the_two_parts_of_a_program_are_the_whole() -> None:
     assert not {n.name for n in parts.prologue.nodes} & {n.name for n in parts.main.nodes}
     assert [s.name for s in parts.main.weights] == list(parts.names)
     assert "w" not in parts.names, (
-        "a weight that only the prologue reads is not kept beside what was made of it"
+        "a weight that only the prologue reads is not kept next to its derived weight"
     )
     assert parts.prologue.inputs == ()
     assert {n.member for n in parts.prologue.nodes} >= {"scale", "column", "w2"}
 
 
-def test_random_numbers_do_not_go_into_the_prologue() -> None:
-    made = program(
+def test_random_ops_are_not_in_the_prologue() -> None:
+    net = program(
         {"w": "float32[4]"},
         {},
         [node("n", "rand_like", Ref("w")), node("y", "add.Tensor", Ref("n"), Ref("w"))],
         ["y"],
     )
-    run, _ = bound(lowered(made, all_kinds(made), plan()).program, made, all_kinds(made))
+    run, _ = bound(lowered(net, all_kinds(net), plan()).program, net, all_kinds(net))
     assert not torch.equal(run.run()[0], run.run()[0])
 
 
-def test_needed_is_what_some_values_need() -> None:
+def test_needed_returns_the_nodes_behind_some_values() -> None:
     made = classifier()
     assert [n.name for n in needed(made, ["r"])] == ["h", "made", "r"]
     assert needed(made, ["x"]) == []
 
 
-@pytest.mark.parametrize("own", [OWN_HEAD, {**OWN_HEAD, "x": "stacked"}], ids=["shared", "each"])
+@pytest.mark.parametrize("chosen_kinds", [OWN_HEAD, {**OWN_HEAD, "x": "stacked"}], ids=["shared", "each"])
 @pytest.mark.parametrize("chosen", ["loop", "mixed", "middle", "wide"])
-def test_an_unrolled_program_gives_the_same_bits(chosen: str, own: dict[str, Kind]) -> None:
-    made = classifier()
-    kinds = all_kinds(made, **own)
-    wide = lowered(made, kinds, PLANS[chosen]).program
+def test_an_unrolled_program_gives_the_same_bits(chosen: str, chosen_kinds: dict[str, Kind]) -> None:
+    net = classifier()
+    kinds = all_kinds(net, **chosen_kinds)
+    wide = lowered(net, kinds, PLANS[chosen]).program
     flat = unroll(wide)
     flat.check()
     assert all(n.body is None for n in flat.nodes)
     assert (flat is wide) == (chosen == "wide")
-    (one, given), (two, _) = bound(wide, made, kinds), bound(flat, made, kinds)
+    (one, given), (two, _) = bound(wide, net, kinds), bound(flat, net, kinds)
     equal(one.run(*given), two.run(*given))
 
 
@@ -157,22 +160,22 @@ def test_an_unrolled_ragged_program_gives_the_same_bits() -> None:
     equal(Executable(wide, weights, CPU).run(x), Executable(flat, weights, CPU).run(x))
 
 
-def test_a_loops_weights_are_taken_apart_at_load() -> None:
-    made = classifier()
-    kinds = all_kinds(made, **OWN_HEAD)
-    run, given = bound(lowered(made, kinds, plan(all=["y", "dead", "z", "v", "total"])).program, made, kinds)
+def test_the_weights_of_a_loop_are_unbound_at_load() -> None:
+    net = classifier()
+    kinds = all_kinds(net, **OWN_HEAD)
+    run, given = bound(lowered(net, kinds, plan(all=["y", "dead", "z", "v", "total"])).program, net, kinds)
     assert [len(w) for w in run.weights if isinstance(w, list)] == [3, 3]
     with Counted() as ops:
         run.run(*given)
-    assert "unbind" not in ops.names, "no weight is taken apart at a call"
+    assert "unbind" not in ops.names, "no weight is unbound in a call"
 
 
-def test_a_loop_takes_any_memory_and_gives_one_tensor() -> None:
-    made = program(
+def test_a_loop_takes_any_strides_and_returns_one_tensor() -> None:
+    net = program(
         {"w": "float32[3,4]"}, {"x": "float32[B,4]"}, [node("y", "linear", Ref("x"), Ref("w"))], ["y"]
     )
-    kinds = all_kinds(made, w="stacked", x="stacked")
-    run, (x,) = bound(lowered(made, kinds, plan(all=["y"])).program, made, kinds)
+    kinds = all_kinds(net, w="stacked", x="stacked")
+    run, (x,) = bound(lowered(net, kinds, plan(all=["y"])).program, net, kinds)
     turned = x.permute(2, 1, 0).contiguous().permute(2, 1, 0)
     assert turned.stride() != x.stride()
     ((a,), (b,)) = run.run(x), run.run(turned)
@@ -180,19 +183,19 @@ def test_a_loop_takes_any_memory_and_gives_one_tensor() -> None:
     torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
 
 
-def test_text_from_a_file_is_no_code() -> None:
+def test_text_from_a_file_is_never_run_as_code() -> None:
     nodes = (
         Node("__import__", "aten.relu.default", (Ref("lambda_"),)),
         Node("eval", "aten.exp.default", (Ref("__import__"),)),
     )
-    made = Program(
+    net = Program(
         (),
         (Slot("lambda_", "x'); import os", "shared", "float32[B]"),),
         nodes,
         (Output(Ref("eval"), "shared"),),
     )
-    made.check()
-    module = graph_module(made, CPU)
+    net.check()
+    module = graph_module(net, CPU)
     assert "__import__" not in module.code
     assert "import os" not in module.code
     assert "eval" not in module.code
@@ -208,34 +211,34 @@ def test_text_from_a_file_is_no_code() -> None:
     (Node("y", "os.system", ("true",)), "'os.system' is not on the list of allowed ops"),
     (Node("y", "operator.attrgetter", ("x",)), "'operator.attrgetter' is not on the list of allowed ops"),
 ])  # fmt: skip
-def test_what_is_not_allowed_is_refused_even_unchecked(bad: Node, words: str) -> None:
-    made = Program((), (Slot("x", "x", "shared", "float32[B]"),), (bad,), (Output(Ref("y"), "shared"),))
+def test_ops_that_are_not_allowed_are_refused_even_unchecked(bad: Node, words: str) -> None:
+    net = Program((), (Slot("x", "x", "shared", "float32[B]"),), (bad,), (Output(Ref("y"), "shared"),))
     with pytest.raises(ArtifactError) as caught:
-        graph_module(made, CPU)
+        graph_module(net, CPU)
     assert words in str(caught.value)
 
 
-def test_answers_are_not_the_loaders_memory() -> None:
+def test_answers_do_not_share_memory_with_the_model() -> None:
     """A caller that writes into an answer does not change later answers."""
-    made, kinds = prepared()
-    run, given = bound(lowered(made, kinds, plan()).program, made, kinds)
+    net, kinds = prepared()
+    run, given = bound(lowered(net, kinds, plan()).program, net, kinds)
     first = [t.clone() for t in run.run(*given)]
     with torch.inference_mode():
         run.run(*given)[0].zero_()
     equal([run.run(*given)[0]], first[:1])
 
 
-def test_running_warns_of_nothing() -> None:
-    made = classifier()
-    kinds = all_kinds(made, **OWN_HEAD)
+def test_a_run_gives_no_warnings() -> None:
+    net = classifier()
+    kinds = all_kinds(net, **OWN_HEAD)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        run, given = bound(lowered(made, kinds, PLANS["mixed"]).program, made, kinds)
+        run, given = bound(lowered(net, kinds, PLANS["mixed"]).program, net, kinds)
         run.run(*given)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5])
-def test_members_over_threads_give_the_loops_answer(count: int) -> None:
+def test_members_in_threads_give_the_answer_of_the_loop(count: int) -> None:
     body = Program(
         (), (Slot("x", "", "shared", "float32[B,4]"), Slot("w", "", "stacked", "float32[3,4]")), (
             Node("l", "aten.linear.default", (Ref("x"), Ref("w"))),
@@ -255,7 +258,7 @@ def test_members_over_threads_give_the_loops_answer(count: int) -> None:
     assert torch.get_num_threads() == before
 
 
-def test_threads_of_members_compute_alone_and_leave_the_processs_number() -> None:
+def test_threads_of_members_use_one_thread_each_and_keep_the_number_of_the_process() -> None:
     seen: dict[int, tuple[int, bool]] = {}
 
     def work(i: int) -> None:
@@ -272,12 +275,12 @@ def test_threads_of_members_compute_alone_and_leave_the_processs_number() -> Non
         thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
         thread.start()
         thread.join()
-        assert later == [3], "a thread that is made later has the process's number"
+        assert later == [3], "a thread that starts later has the number of the process"
     finally:
         torch.set_num_threads(before)
 
 
-def test_an_error_in_a_thread_is_told_and_ends_the_work() -> None:
+def test_an_error_in_a_thread_is_raised_and_ends_the_work() -> None:
     done: list[int] = []
 
     def work(i: int) -> None:
@@ -288,10 +291,10 @@ def test_an_error_in_a_thread_is_told_and_ends_the_work() -> None:
     with pytest.raises(ValueError, match="member 3"):
         threads.spread(work, 1000, 2)
     assert len(done) < 1000
-    threads.spread(done.append, 5, 2)  # and the threads are there for the next call
+    threads.spread(done.append, 5, 2)  # the next call can use the threads again
 
 
-def test_a_thread_computes_as_its_caller_does() -> None:
+def test_a_thread_has_the_modes_of_its_caller() -> None:
     seen: list[torch.dtype] = []
     x = torch.randn(4, 4)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -300,13 +303,13 @@ def test_a_thread_computes_as_its_caller_does() -> None:
     assert seen == [torch.bfloat16] * 3 + [torch.float32] * 3
 
 
-def test_work_inside_a_thread_is_done_there() -> None:
+def test_nested_work_runs_in_the_same_thread() -> None:
     seen: list[int] = []
     threads.spread(lambda i: threads.spread(seen.append, 3, 2), 2, 2)
     assert sorted(seen) == [0, 0, 1, 1, 2, 2]
 
 
-def test_where_no_thread_can_be_made_the_caller_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_caller_does_the_work_where_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -336,13 +339,13 @@ threading.Thread(target=later).start()
     assert done.returncode == 0 and done.stdout.split() == ["4", "8"], (done.stdout, done.stderr)
 
 
-def test_a_graph_that_is_gone_leaves_no_source_behind() -> None:
+def test_the_source_of_a_deleted_graph_is_removed() -> None:
     """Memory must not grow, because a service may load artifacts for months."""
     kept = [set(linecache.cache)]
     for _ in range(2):
-        made = classifier()
-        kinds = all_kinds(made, **OWN_HEAD)
-        run, inputs = bound(lowered(made, kinds, PLANS["mixed"]).program, made, kinds)
+        net = classifier()
+        kinds = all_kinds(net, **OWN_HEAD)
+        run, inputs = bound(lowered(net, kinds, PLANS["mixed"]).program, net, kinds)
         run.run(*inputs)
         del run
         gc.collect()
@@ -350,17 +353,17 @@ def test_a_graph_that_is_gone_leaves_no_source_behind() -> None:
     assert {f for f in kept[2] - kept[0] if f.startswith("<eval_with_key>")} == set()
 
 
-def test_what_torch_remembers_of_fake_calls_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = classifier()
-    lowered(made, all_kinds(made, **OWN_HEAD), PLANS["mixed"])
+def test_torchs_cache_of_fake_calls_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = classifier()
+    lowered(net, all_kinds(net, **OWN_HEAD), PLANS["mixed"])
     assert FakeTensorMode.cache_info().size > 3
     monkeypatch.setattr(fake_values, "_MOST_REMEMBERED", 3)
     fake_values.Fakes({"B": 4})
     assert FakeTensorMode.cache_info().size == 0
 
 
-def test_a_fake_world_that_is_gone_keeps_no_calls() -> None:
-    """Otherwise torch's caches of symbols would keep it alive."""
+def test_a_deleted_fake_mode_keeps_no_cached_calls() -> None:
+    """Otherwise torch's caches of symbols would keep the fake mode alive."""
     fakes = fake_values.Fakes({"B": 4})
     assert fakes.mode.shape_env is not None
     remembered = fakes.mode.shape_env.fake_tensor_cache
@@ -387,7 +390,7 @@ def test_members_that_draw_numbers_run_in_order() -> None:
     )
 
 
-def test_threads_are_made_anew_after_a_fork() -> None:
+def test_new_threads_start_after_a_fork() -> None:
     code = """
 import os, sys, torch
 from widepack.system import threads as workers
@@ -410,17 +413,17 @@ assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 8
 
 @pytest.mark.parametrize("size", [1, 7, 64, 1 << 20])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.int64])
-def test_a_buffer_of_any_size_brings_a_tensor_over_whole(size: int, dtype: torch.dtype) -> None:
-    """On the CPU the buffer is plain memory, so this tests the order of its halves."""
+def test_a_buffer_of_any_size_copies_a_complete_tensor(size: int, dtype: torch.dtype) -> None:
+    """On the CPU the buffer is plain memory, so the test checks the order of its halves."""
     pinned = Pinned(CPU, size)
     for value in (torch.randn(5, 3, 7), torch.randn(()), torch.randn(0, 4), torch.randn(6, 4).t()):
         given = value.to(dtype)
-        made = pinned.place(given)
-        assert made.dtype == dtype and torch.equal(made, given) and made.is_contiguous()
-        assert not given.numel() or made.data_ptr() != given.data_ptr()
+        copied = pinned.place(given)
+        assert copied.dtype == dtype and torch.equal(copied, given) and copied.is_contiguous()
+        assert not given.numel() or copied.data_ptr() != given.data_ptr()
 
 
-def test_members_side_by_side_stay_mapped_and_others_are_copied_once(artifacts: Artifacts) -> None:
+def test_adjacent_members_stay_mapped_and_others_are_copied_once(artifacts: Artifacts) -> None:
     path = artifacts("mlp")
     whole = load(path)
     name = next(w.name for w in whole.manifest.weights if w.kind == "stacked")
@@ -429,37 +432,39 @@ def test_members_side_by_side_stay_mapped_and_others_are_copied_once(artifacts: 
     assert beside.get(name).data_ptr() == beside.files.get(name)[2].data_ptr() and beside.copies(name) is None
     assert torch.equal(beside.get(name), all_members[2:4])
     apart = load(path, members=[3, 0], prologue=False)
-    held = artifact_of(apart).weights.get(name)
-    assert torch.equal(held, all_members[[3, 0]]) and artifact_of(apart).weights.get(name) is held
+    stored = artifact_of(apart).weights.get(name)
+    assert torch.equal(stored, all_members[[3, 0]]) and artifact_of(apart).weights.get(name) is stored
     for programs in (
         apart.entry("forward").programs.of("shared"),
         apart.entry("forward").programs.of("each"),
     ):
-        assert any(w is held for b in programs for w in b.executable.weights)
-    del held
+        assert any(w is stored for b in programs for w in b.executable.weights)
+    del stored
     copies = artifact_of(apart).weights.copies(name)
     assert copies is not None
     del copies
     apart.entry("forward").forget()
     del programs
-    assert artifact_of(apart).weights.copies(name) is None  # nobody holds it
+    assert artifact_of(apart).weights.copies(name) is None  # no program refers to it
 
 
-def test_a_subset_asks_for_its_own_slices(artifacts: Artifacts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_subset_of_members_requests_only_its_slices(
+    artifacts: Artifacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from widepack.inference import loaded_weights
     from widepack.system.readahead import extents, parts_of
     from widepack_artifacts.reader import Reader
     from widepack_artifacts.weights import Weights
 
-    asked: list[tuple[Path, int, int]] = []
-    monkeypatch.setattr(loaded_weights, "will_read", lambda parts: asked.extend(parts))
+    requested: list[tuple[Path, int, int]] = []
+    monkeypatch.setattr(loaded_weights, "will_read", lambda parts: requested.extend(parts))
     path = artifacts("ragged_heads")
     where = extents(Reader(path).weights_files())
     get = Weights.get
 
     def touched(weights: Weights, name: str) -> torch.Tensor:
-        assert name not in where or where[name][:2] in [part[:2] for part in asked], (
-            f"{name} is touched before it was asked for: the system reads megabytes around it"
+        assert name not in where or where[name][:2] in [part[:2] for part in requested], (
+            f"{name} is read before it was requested, so the system reads megabytes around it"
         )
         return get(weights, name)
 
@@ -470,7 +475,7 @@ def test_a_subset_asks_for_its_own_slices(artifacts: Artifacts, monkeypatch: pyt
     sizes = {w.name: w.bytes(len(whole)) for w in ens.manifest.weights}
     for w in ens.manifest.weights:
         for file, offset, size in parts_of(w, where, len(whole), [0, 2]):
-            assert (file, offset, size) in asked or w.role == "buffer"
+            assert (file, offset, size) in requested or w.role == "buffer"
             assert size < sizes[w.name] or w.kind == "shared"
     i = next(w for w in ens.manifest.weights if w.kind == "stacked" and w.role == "parameter")
     file, offset, size = parts_of(i, where, len(whole), [2])[1]

@@ -1,5 +1,5 @@
-"""Tests of op costs: each allowed op has a cost class, and products agree with torch's own count of
-operations.
+"""Tests the costs of ops: each allowed op has a cost class, and the costs of products agree with torch's
+count of operations.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NAMED = sorted(OPS - set(ops.PYTHON) - {"loop"})
 
 @pytest.mark.parametrize("op", NAMED)
 def test_each_allowed_op_has_a_cost_class_or_is_a_view(op: str) -> None:
-    """A new op of the allow-list needs a decision on its cost; none is linear by default."""
+    """A new op of the allow-list needs a decision on its cost. No op is linear by default."""
     assert op_traits.cost_class(op.rpartition(".")[0]) is not None or ops.returns_view(op)
 
 

@@ -1,4 +1,4 @@
-"""Programs that were taken apart before they were saved come to the ops that have strategies."""
+"""Tests that programs that were saved in a decomposed form are rewritten to ops that have strategies."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def member(make: type[nn.Module], i: int) -> nn.Module:
         pytest.param(Sampled, [(4, 3, 6, 6), (4, 5, 5, 2)], marks=pytest.mark.slow),
     ],
 )
-def test_a_decomposed_program_is_as_wide_as_any(
+def test_a_decomposed_program_runs_wide(
     make: type[nn.Module], shapes: list[tuple[int, ...]], tmp_path: Path
 ) -> None:
     example = tuple(torch.rand(s) - 0.5 for s in shapes)

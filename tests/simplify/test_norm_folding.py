@@ -1,4 +1,4 @@
-"""Norms are folded into the weights next to them, with equal answers and no higher kind."""
+"""Tests that norms are folded into the weights next to them, with equal answers and no higher kind."""
 
 from __future__ import annotations
 
@@ -15,38 +15,40 @@ from widepack.simplify.pipeline import simplify
 from widepack_artifacts.program import Kind, Node, Program, Ref
 
 
-@pytest.mark.parametrize("own", list(itertools.product(("shared", "stacked"), repeat=3)), ids="-".join)
-def test_a_batch_norm_is_folded_where_no_kind_rises(own: tuple[Kind, Kind, Kind]) -> None:
-    made = conv_norm()
-    w, gamma, x = own
-    slots = all_kinds(made, w=w, gamma=gamma, x=x)
-    simple = simplify(made, slots, small.SIZES)
+@pytest.mark.parametrize(
+    "chosen_kinds", list(itertools.product(("shared", "stacked"), repeat=3)), ids="-".join
+)
+def test_a_batch_norm_is_folded_where_no_kind_rises(chosen_kinds: tuple[Kind, Kind, Kind]) -> None:
+    net = conv_norm()
+    w, gamma, x = chosen_kinds
+    slots = all_kinds(net, w=w, gamma=gamma, x=x)
+    simple = simplify(net, slots, small.SIZES)
     folded = not (w == "shared" and gamma == "stacked")
     assert ("_native_batch_norm_legit_no_training" not in ops_of(simple)) is folded
-    before, after = kinds(made, slots), kinds(simple, slots)
+    before, after = kinds(net, slots), kinds(simple, slots)
     assert after["c"] == before["c"]
-    small.check(made, wide_of(simple, slots), slots)
+    small.check(net, wide_of(simple, slots), slots)
 
 
 @pytest.mark.parametrize("name", ["b", "beta", "mean", "var"])
-def test_one_parameter_of_a_members_own_keeps_a_norm_out_of_a_shared_convolution(name: str) -> None:
-    made = conv_norm()
+def test_a_norm_with_a_parameter_of_each_member_is_not_folded_into_a_shared_convolution(name: str) -> None:
+    net = conv_norm()
     for kind in ("stacked", "ragged"):
-        slots = all_kinds(made, **{name: kind})  # type: ignore[arg-type]
-        simple = fold_batch_norms(made, slots)
-        assert simple.nodes == made.nodes
-        assert kinds(simple, slots) == kinds(made, slots)
+        slots = all_kinds(net, **{name: kind})  # type: ignore[arg-type]
+        simple = fold_batch_norms(net, slots)
+        assert simple.nodes == net.nodes
+        assert kinds(simple, slots) == kinds(net, slots)
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("affine", [True, False])
 def test_a_norm_without_a_bias_or_without_scale_and_shift_is_folded_too(bias: bool, affine: bool) -> None:
-    made = conv_norm(bias, affine)
-    slots = all_kinds(made, **dict.fromkeys((s.name for s in made.weights), "stacked"))  # type: ignore[arg-type]
-    simple = simplify(made, slots, small.SIZES)
+    net = conv_norm(bias, affine)
+    slots = all_kinds(net, **dict.fromkeys((s.name for s in net.weights), "stacked"))  # type: ignore[arg-type]
+    simple = simplify(net, slots, small.SIZES)
     assert ops_of(simple)[-2:] == ["conv2d", "relu"]
-    small.check(made, wide_of(simple, slots), slots)
-    small.check(made, simple_members(simple, slots), slots)
+    small.check(net, wide_of(simple, slots), slots)
+    small.check(net, simple_members(simple, slots), slots)
 
 
 @pytest.mark.parametrize("conv", [
@@ -54,22 +56,22 @@ def test_a_norm_without_a_bias_or_without_scale_and_shift_is_folded_too(bias: bo
     node("c", "conv2d", Ref("x"), Ref("w"), groups=2),
     node("c", "conv2d", Ref("x"), Ref("w"), bias=Ref("b"), groups=2),
 ])  # fmt: skip
-def test_a_convolution_written_otherwise_is_folded_too(conv: Node) -> None:
-    made = conv_norm(conv=conv)
-    slots = all_kinds(made, **dict.fromkeys((s.name for s in made.weights), "stacked"))  # type: ignore[arg-type]
-    simple = simplify(made, slots, small.SIZES)
+def test_other_calls_of_a_convolution_are_folded_too(conv: Node) -> None:
+    net = conv_norm(conv=conv)
+    slots = all_kinds(net, **dict.fromkeys((s.name for s in net.weights), "stacked"))  # type: ignore[arg-type]
+    simple = simplify(net, slots, small.SIZES)
     assert "_native_batch_norm_legit_no_training" not in ops_of(simple)
-    small.check(made, wide_of(simple, slots), slots)
+    small.check(net, wide_of(simple, slots), slots)
 
 
-def test_a_convolution_that_something_else_reads_is_left_alone() -> None:
+def test_a_convolution_that_another_node_reads_does_not_change() -> None:
     reader = node("other", "relu", Ref("c"))
-    for made in (conv_norm(more=(reader,), outputs=("r", "other")), conv_norm(outputs=("r", "c"))):
-        slots = all_kinds(made, w="stacked")
-        assert fold_batch_norms(made, slots).nodes == made.nodes
+    for net in (conv_norm(more=(reader,), outputs=("r", "other")), conv_norm(outputs=("r", "c"))):
+        slots = all_kinds(net, w="stacked")
+        assert fold_batch_norms(net, slots).nodes == net.nodes
 
 
-def test_two_norms_one_behind_the_other_fold_each_into_its_convolution() -> None:
+def test_two_consecutive_norms_are_folded_each_into_its_convolution() -> None:
     more = (
         node("c2", "conv2d", Ref("r"), Ref("w2")),
         node(
@@ -87,35 +89,37 @@ def test_two_norms_one_behind_the_other_fold_each_into_its_convolution() -> None
     )
     first = conv_norm()
     weights = {s.name: s.type for s in first.weights} | {"w2": "float32[6,6,1,1]"}
-    made = program(weights, {"x": "float32[B,4,6,5]"}, [*first.nodes, *more], ["m0", "r"])
-    slots = all_kinds(made, w="stacked", w2="stacked", mean="stacked")
-    simple = simplify(made, slots, small.SIZES)
+    net = program(weights, {"x": "float32[B,4,6,5]"}, [*first.nodes, *more], ["m0", "r"])
+    slots = all_kinds(net, w="stacked", w2="stacked", mean="stacked")
+    simple = simplify(net, slots, small.SIZES)
     assert "_native_batch_norm_legit_no_training" not in ops_of(simple)
-    small.check(made, wide_of(simple, slots), slots)
+    small.check(net, wide_of(simple, slots), slots)
 
 
-@pytest.mark.parametrize("own", list(itertools.product(("shared", "stacked"), repeat=3)), ids="-".join)
-def test_a_layer_norm_raises_no_kind(own: tuple[Kind, Kind, Kind]) -> None:
-    made = layer_norm()
-    slots = all_kinds(made, **dict(zip(("gamma", "w0", "w1"), own)))
-    simple = simplify(made, slots, small.SIZES)
-    before, after = kinds(made, slots), kinds(simple, slots)
+@pytest.mark.parametrize(
+    "chosen_kinds", list(itertools.product(("shared", "stacked"), repeat=3)), ids="-".join
+)
+def test_a_layer_norm_raises_no_kind(chosen_kinds: tuple[Kind, Kind, Kind]) -> None:
+    net = layer_norm()
+    slots = all_kinds(net, **dict(zip(("gamma", "w0", "w1"), chosen_kinds)))
+    simple = simplify(net, slots, small.SIZES)
+    before, after = kinds(net, slots), kinds(simple, slots)
     assert all(after[n] == before[n] for n in ("y0", "y1"))
     order = ("shared", "stacked")
     assert all(order.index(after[n]) <= order.index(before[n]) for n in before if n in after)
     for n in simple.nodes:
         if n.op == "aten.linear.default" and slots[f"w{n.name[1:]}"] == "shared":
-            assert after[n.args[1].name] == "shared", "a Shared weight became one a member"
-    small.check(made, wide_of(simple, slots), slots)
+            assert after[n.args[1].name] == "shared", "a Shared weight became Stacked"
+    small.check(net, wide_of(simple, slots), slots)
 
 
-def test_a_layer_norm_that_something_else_reads_is_left_alone() -> None:
+def test_a_layer_norm_that_another_node_reads_does_not_change() -> None:
     more = (node("s", "sum", Ref("n")),)
-    for made in (layer_norm(more=more, outputs=("s",)), layer_norm(outputs=("n",))):
-        slots = all_kinds(made, gamma="stacked", w0="stacked", w1="stacked")
-        simple = simplify(made, slots, small.SIZES)
+    for net in (layer_norm(more=more, outputs=("s",)), layer_norm(outputs=("n",))):
+        slots = all_kinds(net, gamma="stacked", w0="stacked", w1="stacked")
+        simple = simplify(net, slots, small.SIZES)
         assert next(n for n in simple.nodes if n.name == "n").args[2] == Ref("gamma")
-        small.check(made, wide_of(simple, slots), slots)
+        small.check(net, wide_of(simple, slots), slots)
 
 
 def channels(
@@ -125,7 +129,7 @@ def channels(
     x: str = "float32[B,4]",
     out: str = "float32[B,6]",
 ) -> Program:
-    """A layer and an eval batch norm behind it, or before it."""
+    """Returns a layer with a batch norm in eval mode after it, or before it."""
     width = 4 if before else 6
     norm = node(
         "n", "_native_batch_norm_legit_no_training", Ref("x" if before else "c"), *map(Ref, NORM), 0.1, 1e-3
@@ -180,7 +184,7 @@ FOLDED = {
 
 @pytest.mark.parametrize("name", FOLDED)
 @pytest.mark.parametrize(
-    "own",
+    "chosen_kinds",
     [
         {"w": "stacked", "gamma": "stacked"},
         {"w": "stacked"},
@@ -188,28 +192,28 @@ FOLDED = {
         dict.fromkeys(("w", "b", *NORM), "stacked"),
     ],
 )
-def test_a_norm_is_folded_into_the_layer_before_it_or_behind_it(name: str, own: dict[str, Kind]) -> None:
-    made = FOLDED[name]
+def test_a_norm_is_folded_into_the_layer_before_or_after_it(name: str, chosen_kinds: dict[str, Kind]) -> None:
+    net = FOLDED[name]
     slots = all_kinds(
-        made, **{n: k for n, k in own.items() if n in {s.name for s in (*made.weights, *made.inputs)}}
+        net, **{n: k for n, k in chosen_kinds.items() if n in {s.name for s in (*net.weights, *net.inputs)}}
     )
-    simple = simplify(made, slots, small.SIZES)
+    simple = simplify(net, slots, small.SIZES)
     assert "_native_batch_norm_legit_no_training" not in ops_of(simple)
-    assert kinds(simple, slots)["c"] == kinds(made, slots)["c"]
-    small.check(made, wide_of(simple, slots), slots)
+    assert kinds(simple, slots)["c"] == kinds(net, slots)["c"]
+    small.check(net, wide_of(simple, slots), slots)
 
 
 @pytest.mark.parametrize("name", FOLDED)
 @pytest.mark.parametrize("parameter", ["gamma", "beta", "mean", "var"])
-def test_a_members_own_norm_stays_out_of_a_shared_layer(name: str, parameter: str) -> None:
-    made = FOLDED[name]
-    slots = all_kinds(made, **{parameter: "stacked"})  # type: ignore[arg-type]
-    simple = simplify(made, slots, small.SIZES)
+def test_a_norm_of_each_member_is_not_folded_into_a_shared_layer(name: str, parameter: str) -> None:
+    net = FOLDED[name]
+    slots = all_kinds(net, **{parameter: "stacked"})  # type: ignore[arg-type]
+    simple = simplify(net, slots, small.SIZES)
     assert "_native_batch_norm_legit_no_training" in ops_of(simple)
     assert kinds(simple, slots)[next(n for n in simple.nodes if n.name == "c").args[1].name] == "shared"
 
 
-def test_a_norm_before_a_layer_stays_where_folding_would_not_be_exact() -> None:
+def test_a_norm_before_a_layer_is_not_folded_if_that_is_not_exact() -> None:
     padded = channels(
         node("c", "conv2d", Ref("n0"), Ref("w"), Ref("b"), [1, 1], [1, 0]),
         True,
@@ -231,41 +235,40 @@ def test_a_norm_before_a_layer_stays_where_folding_would_not_be_exact() -> None:
         x="float32[B,6,4]",
         out="float32[B,6,6]",
     )
-    for made in (padded, named, rows, behind):
-        slots = all_kinds(made, **dict.fromkeys((s.name for s in made.weights), "stacked"))  # type: ignore[arg-type]
-        assert fold_batch_norms(made, slots).nodes == made.nodes
+    for net in (padded, named, rows, behind):
+        slots = all_kinds(net, **dict.fromkeys((s.name for s in net.weights), "stacked"))  # type: ignore[arg-type]
+        assert fold_batch_norms(net, slots).nodes == net.nodes
 
 
-def test_a_norm_between_two_layers_goes_into_the_first() -> None:
+def test_a_norm_between_two_layers_is_folded_into_the_first() -> None:
     first = channels(linear("x"), False)
-    made = program({s.name: s.type for s in first.weights} | {"w2": "float32[3,6]"}, {"x": "float32[B,4]"}, [
+    net = program({s.name: s.type for s in first.weights} | {"w2": "float32[3,6]"}, {"x": "float32[B,4]"}, [
         *first.nodes[:-1], node("r", "linear", Ref("n0"), Ref("w2"), out="float32[B,3]"),
     ], ["r"])  # fmt: skip
-    slots = all_kinds(made, **dict.fromkeys((s.name for s in made.weights), "stacked"))  # type: ignore[arg-type]
-    simple = simplify(made, slots, small.SIZES)
+    slots = all_kinds(net, **dict.fromkeys((s.name for s in net.weights), "stacked"))  # type: ignore[arg-type]
+    simple = simplify(net, slots, small.SIZES)
     assert [n.args[1] for n in simple.nodes if n.name == "r"] == [Ref("w2")]
-    small.check(made, wide_of(simple, slots), slots)
+    small.check(net, wide_of(simple, slots), slots)
 
 
-def test_a_norm_behind_a_transposed_convolution_is_folded_first() -> None:
+def test_a_norm_after_a_transposed_convolution_is_folded_first() -> None:
     conv = Node(
         "c", "aten.conv_transpose2d.input", (Ref("x"), Ref("w"), Ref("b"), [1, 1], [1, 1], [0, 0], 1, [1, 1])
     )
-    made = conv_norm(conv=conv)
-    made = Program(
+    net = conv_norm(conv=conv)
+    net = Program(
         tuple(
-            type(s)(s.name, s.source, s.kind, "float32[4,6,3,3]") if s.name == "w" else s
-            for s in made.weights
+            type(s)(s.name, s.source, s.kind, "float32[4,6,3,3]") if s.name == "w" else s for s in net.weights
         ),
-        made.inputs,
-        made.nodes,
-        made.outputs,
+        net.inputs,
+        net.nodes,
+        net.outputs,
     )
-    slots = all_kinds(made, w="stacked", gamma="stacked", x="stacked")
-    simple = simplify(made, slots, small.SIZES)
+    slots = all_kinds(net, w="stacked", gamma="stacked", x="stacked")
+    simple = simplify(net, slots, small.SIZES)
     assert (
         "conv2d" in ops_of(simple)
         and "_native_batch_norm_legit_no_training" not in ops_of(simple)
         and "conv_transpose2d" not in ops_of(simple)
     )
-    small.check(made, wide_of(simple, slots), slots)
+    small.check(net, wide_of(simple, slots), slots)

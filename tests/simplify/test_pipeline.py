@@ -1,4 +1,4 @@
-"""Simplification keeps the results and raises no kind."""
+"""Tests that simplification keeps the results and raises no kind."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def copies() -> Program:
     ], ["j", "a", "c"])  # fmt: skip
 
 
-def test_copies_and_casts_that_change_nothing_go() -> None:
-    made = copies()
-    simple = drop_copies(made)
+def test_copies_and_casts_without_effect_are_removed() -> None:
+    net = copies()
+    simple = drop_copies(net)
     assert ops_of(simple) == ["_to_copy", "_to_copy", "linear", "transpose", "reshape"]
     assert [o.value for o in simple.outputs] == [Ref("i"), Ref("x"), Ref("c")]
     simple.check()
-    for slots in (all_kinds(made, w="stacked"), all_kinds(made, x="stacked")):
-        small.check(made, wide_of(simplify(made, slots, small.SIZES), slots), slots)
+    for slots in (all_kinds(net, w="stacked"), all_kinds(net, x="stacked")):
+        small.check(net, wide_of(simplify(net, slots, small.SIZES), slots), slots)
 
 
 def attention_views() -> Program:
-    """Rows split into heads and transposed, as torch's attention writes it."""
+    """Returns rows that are split into heads and transposed, as torch's attention does."""
     return program({"w": "float32[12,12]"}, {"x": "float32[T,B,12]"}, [
         node("q", "linear", Ref("x"), Ref("w"), out="float32[T,B,12]"),
         node("t", "sym_size.int", Ref("x"), 0, out="int"),
@@ -57,18 +57,20 @@ def attention_views() -> Program:
     ], ["y"])  # fmt: skip
 
 
-@pytest.mark.parametrize("own", [{"w": "stacked"}, {"x": "stacked"}, {"w": "stacked", "x": "stacked"}])
-def test_views_that_are_merged_mean_the_same(own: dict[str, Kind]) -> None:
-    made = attention_views()
-    slots = all_kinds(made, **own)
-    simple = simplify(made, slots, small.SIZES)
-    assert not {"reshape", "view"} & set(ops_of(simple)), "the chain comes down to views"
+@pytest.mark.parametrize(
+    "chosen_kinds", [{"w": "stacked"}, {"x": "stacked"}, {"w": "stacked", "x": "stacked"}]
+)
+def test_merged_views_give_the_same_answers(chosen_kinds: dict[str, Kind]) -> None:
+    net = attention_views()
+    slots = all_kinds(net, **chosen_kinds)
+    simple = simplify(net, slots, small.SIZES)
+    assert not {"reshape", "view"} & set(ops_of(simple)), "the chain becomes views"
     for sizes in ({"B": 2, "T": 3}, {"B": 5, "T": 7}, {"B": 1, "T": 1}):
-        small.check(made, wide_of(simple, slots), slots, sizes=sizes)
+        small.check(net, wide_of(simple, slots), slots, sizes=sizes)
 
 
 def twice() -> Program:
-    """The same values computed twice, with equal and with different nodes."""
+    """Returns a program that computes the same values twice, with equal and with different nodes."""
     return program({"w": "float32[4,4]"}, {"x": "float32[B,4]"}, [
         node("a", "linear", Ref("x"), Ref("w"), out="float32[B,4]"),
         node("b", "clone", Ref("x"), out="float32[B,4]"),
@@ -82,19 +84,19 @@ def twice() -> Program:
     ], ["r", "s", "t", "u", "q"])  # fmt: skip
 
 
-def test_equal_nodes_are_one() -> None:
-    made = twice()
-    simple = drop_duplicates(drop_copies(made))
+def test_equal_nodes_are_merged() -> None:
+    net = twice()
+    simple = drop_duplicates(drop_copies(net))
     assert ops_of(simple) == ["linear", "mul", "add", "add", "sum", "sum"], (
-        "0.0 and -0.0 are two numbers, and so are two dtypes"
+        "0.0 and -0.0 are different, and so are two dtypes"
     )
     assert [o.value for o in simple.outputs] == [Ref("r"), Ref("s"), Ref("t"), Ref("u"), Ref("p")]
-    for slots in (all_kinds(made, w="stacked"), all_kinds(made, x="stacked"), all_kinds(made)):
-        small.check(made, wide_of(simplify(made, slots, small.SIZES), slots), slots)
+    for slots in (all_kinds(net, w="stacked"), all_kinds(net, x="stacked"), all_kinds(net)):
+        small.check(net, wide_of(simplify(net, slots, small.SIZES), slots), slots)
 
 
-def test_what_draws_or_has_as_many_places_as_the_data_say_is_never_one() -> None:
-    made = program({}, {"x": "float32[B,4]"}, [
+def test_random_ops_and_ops_with_sizes_from_data_are_never_merged() -> None:
+    net = program({}, {"x": "float32[B,4]"}, [
         node("a", "rand_like", Ref("x")),
         node("b", "rand_like", Ref("x")),
         node("c", "nonzero", Ref("x")),
@@ -102,11 +104,11 @@ def test_what_draws_or_has_as_many_places_as_the_data_say_is_never_one() -> None
         node("e", "dropout", Ref("x"), 0.5, True),
         node("f", "dropout", Ref("x"), 0.5, True),
     ], ["a", "b", "c", "d", "e", "f"])  # fmt: skip
-    assert drop_duplicates(made).nodes == made.nodes
+    assert drop_duplicates(net).nodes == net.nodes
 
 
 def heads(width: int = 3, biases: tuple[bool, ...] = (True, False, True), inner: str = "B,T,") -> Program:
-    """Layers over one value, some without a bias; the last weight is computed after the first layer."""
+    """Returns layers over one value, some without bias. The last weight is computed after the first layer."""
     last = len(biases) - 1
     weights = {f"w{i}": f"float32[{width + i},4]" for i in range(len(biases))} | {
         f"b{i}": f"float32[{width + i}]" for i, b in enumerate(biases) if b
@@ -135,77 +137,77 @@ def heads(width: int = 3, biases: tuple[bool, ...] = (True, False, True), inner:
 @pytest.mark.parametrize("inner", ["", "B,", "B,T,"])
 @pytest.mark.parametrize("biases", [(True, True), (False, False), (True, False, True), (False, True, True)])
 @pytest.mark.parametrize("x", ["shared", "stacked"])
-def test_narrow_layers_over_one_value_are_one(inner: str, biases: tuple[bool, ...], x: Kind) -> None:
-    made = heads(biases=biases, inner=inner)
+def test_narrow_layers_over_one_value_are_joined(inner: str, biases: tuple[bool, ...], x: Kind) -> None:
+    net = heads(biases=biases, inner=inner)
     for kind in ("stacked", "shared"):
-        slots = all_kinds(made, **dict.fromkeys((s.name for s in made.weights), kind), x=x)
-        simple = simplify(made, slots, small.SIZES)
+        slots = all_kinds(net, **dict.fromkeys((s.name for s in net.weights), kind), x=x)
+        simple = simplify(net, slots, small.SIZES)
         assert ops_of(simple).count("linear") == 1
         simple.check()
-        before, after = kinds(made, slots), kinds(simple, slots)
+        before, after = kinds(net, slots), kinds(simple, slots)
         assert all(after[n] == before[n] for n in before if n in after)
-        small.check(made, wide_of(simple, slots), slots)
-        small.check(made, simple_members(simple, slots), slots)
+        small.check(net, wide_of(simple, slots), slots)
+        small.check(net, simple_members(simple, slots), slots)
 
 
 def test_layers_of_other_kinds_are_not_joined() -> None:
-    made = heads(biases=(True, True, True))
-    for own in (
+    net = heads(biases=(True, True, True))
+    for chosen_kinds in (
         {"w0": "stacked"},
         {"w1": "stacked", "w2": "stacked"},
         {"b0": "stacked"},
         {"w0": "stacked", "b0": "stacked", "x": "stacked"},
     ):
-        slots = all_kinds(made, **own)  # type: ignore[arg-type]
-        simple = simplify(made, slots, small.SIZES)
-        before, after = kinds(made, slots), kinds(simple, slots)
+        slots = all_kinds(net, **chosen_kinds)  # type: ignore[arg-type]
+        simple = simplify(net, slots, small.SIZES)
+        before, after = kinds(net, slots), kinds(simple, slots)
         assert all(after[n] == before[n] for n in before if n in after)
         assert ops_of(simple).count("linear") == 2
         for n in simple.nodes:
             if n.op == "aten.cat.default":
                 assert len({after[r.name] for r in n.args[0]}) == 1, (
-                    "a Shared weight beside a member's own would be held N times"
+                    "a Shared weight joined with a Stacked one would be stored N times"
                 )
-        small.check(made, wide_of(simple, slots), slots)
+        small.check(net, wide_of(simple, slots), slots)
 
 
 def test_wide_layers_and_ragged_ones_are_not_joined() -> None:
-    made = heads(width=NARROW)
-    slots = all_kinds(made, **dict.fromkeys((s.name for s in made.weights), "stacked"))  # type: ignore[arg-type]
-    assert ops_of(simplify(made, slots, small.SIZES)).count("linear") == 3, (
-        "two of three are too wide, and one alone is not joined"
+    net = heads(width=NARROW)
+    slots = all_kinds(net, **dict.fromkeys((s.name for s in net.weights), "stacked"))  # type: ignore[arg-type]
+    assert ops_of(simplify(net, slots, small.SIZES)).count("linear") == 3, (
+        "two of three layers are too wide, and a single layer is not joined"
     )
-    made = heads()
-    slots = all_kinds(made, w0="ragged", b0="ragged")
-    assert join_siblings(made, slots).nodes != made.nodes
-    assert [n.args[1] for n in join_siblings(made, slots).nodes if n.name == "y0"] == [Ref("w0")]
+    net = heads()
+    slots = all_kinds(net, w0="ragged", b0="ragged")
+    assert join_siblings(net, slots).nodes != net.nodes
+    assert [n.args[1] for n in join_siblings(net, slots).nodes if n.name == "y0"] == [Ref("w0")]
 
 
 @pytest.mark.parametrize(
     "make", [conv_norm, layer_norm, copies, attention_views, small.classifier, twice, heads]
 )
-def test_simplifying_twice_is_simplifying_once(make: Any) -> None:
-    made = make()
-    slots = all_kinds(made, **dict.fromkeys((s.name for s in made.weights), "stacked"))  # type: ignore[arg-type]
-    once = simplify(made, slots, small.SIZES)
+def test_a_second_simplification_changes_nothing(make: Any) -> None:
+    net = make()
+    slots = all_kinds(net, **dict.fromkeys((s.name for s in net.weights), "stacked"))  # type: ignore[arg-type]
+    once = simplify(net, slots, small.SIZES)
     once.check()
     assert simplify(once, slots, small.SIZES).to_json() == once.to_json()
-    assert [p.to_json() for p in [simplify(p, slots, small.SIZES) for p in (made, made)]] == [
+    assert [p.to_json() for p in [simplify(p, slots, small.SIZES) for p in (net, net)]] == [
         once.to_json()
     ] * 2
 
 
-def test_sweep_keeps_what_draws_random_numbers() -> None:
-    made = program({"w": "float32[4]", "u": "float32[4]"}, {"x": "float32[B,4]"}, [
+def test_sweep_keeps_random_ops() -> None:
+    net = program({"w": "float32[4]", "u": "float32[4]"}, {"x": "float32[B,4]"}, [
         node("noise", "rand_like", Ref("w")),
         node("dead", "exp", Ref("u")),
         node("deader", "exp", Ref("dead")),
         node("y", "relu", Ref("x")),
     ], ["y"])  # fmt: skip
-    swept = sweep(made)
+    swept = sweep(net)
     assert [n.name for n in swept.nodes] == ["noise", "y"]
     assert [s.name for s in swept.weights] == ["w"]
-    assert swept.inputs == made.inputs
+    assert swept.inputs == net.inputs
 
 
 TRANSPOSED: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
@@ -239,35 +241,35 @@ def transposed(kind: str, dtype: str = "float32", **more: Any) -> Program:
     weights = {"w": f"{dtype}[{','.join(map(str, weight))}]", "b": f"{dtype}[{outputs}]"}
     bias = None if "no bias" in kind else Ref("b")
     order = [given[k] for k in ("stride", "padding", "output_padding", "groups", "dilation")]
-    made = Node("c", f"aten.conv_transpose{op}", (Ref("x"), Ref("w"), bias, *order))
-    return program(weights, {"x": f"{dtype}[B,{','.join(map(str, x))}]"}, [made], ["c"])
+    net = Node("c", f"aten.conv_transpose{op}", (Ref("x"), Ref("w"), bias, *order))
+    return program(weights, {"x": f"{dtype}[B,{','.join(map(str, x))}]"}, [net], ["c"])
 
 
 @pytest.mark.parametrize("w", ["shared", "stacked"])
 @pytest.mark.parametrize("kind", TRANSPOSED)
-def test_a_transposed_convolution_of_stride_1_is_a_convolution(kind: str, w: Kind) -> None:
-    made = transposed(kind)
-    slots = all_kinds(made, w=w, b="stacked", x="stacked")
-    simple = simplify(made, slots, small.SIZES)
+def test_a_transposed_convolution_of_stride_1_becomes_a_convolution(kind: str, w: Kind) -> None:
+    net = transposed(kind)
+    slots = all_kinds(net, w=w, b="stacked", x="stacked")
+    simple = simplify(net, slots, small.SIZES)
     assert ops_of(simple)[-1].startswith("conv") and not any(
         "transpose" in o and "conv" in o for o in ops_of(simple)
     )
-    small.check(made, wide_of(simple, slots), slots)
+    small.check(net, wide_of(simple, slots), slots)
 
 
 @pytest.mark.parametrize("more", [{"stride": [2, 1]}, {"padding": [3, 1]}, {"padding": [0, 1]}], ids=str)
-def test_another_transposed_convolution_stays(more: dict[str, Any]) -> None:
-    """A wider step, a margin that cuts off more than the kernel reaches, an output larger than the input."""
-    made = transposed("2d, groups", **more)
-    slots = all_kinds(made, w="stacked", b="stacked", x="stacked")
-    simple = simplify(made, slots, small.SIZES)
+def test_other_transposed_convolutions_do_not_change(more: dict[str, Any]) -> None:
+    """A larger stride, more padding than the kernel reaches, and output padding prevent it."""
+    net = transposed("2d, groups", **more)
+    slots = all_kinds(net, w="stacked", b="stacked", x="stacked")
+    simple = simplify(net, slots, small.SIZES)
     assert "conv_transpose2d" in ops_of(simple)
-    small.check(made, wide_of(simple, slots), slots)
+    small.check(net, wide_of(simple, slots), slots)
 
 
 @pytest.mark.parametrize(("dtype", "w"), [("float64", "stacked"), ("float32", "ragged")])
-def test_a_transposed_convolution_of_other_weights_stays(dtype: str, w: Kind) -> None:
-    """In float64 it is no faster, and ragged weights would be turned at every call."""
-    made = transposed("2d, groups", dtype)
-    simple = simplify(made, all_kinds(made, w=w, b="stacked", x="stacked"), small.SIZES)
+def test_transposed_convolutions_of_float64_or_ragged_weights_do_not_change(dtype: str, w: Kind) -> None:
+    """In float64 a convolution is not faster, and Ragged weights would be transposed in every call."""
+    net = transposed("2d, groups", dtype)
+    simple = simplify(net, all_kinds(net, w=w, b="stacked", x="stacked"), small.SIZES)
     assert "conv_transpose2d" in ops_of(simple)

@@ -1,4 +1,6 @@
-"""Selects move before ops, linear layers before the order of their rows; dropout that is off is pure."""
+"""Tests that selects move before ops, that linear layers move before permutations of their rows, and that
+attention without dropout is pure.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,12 @@ WEIGHTS = {"w": "float32[5,5]", "v": "float32[5]"}
 SELECT, BIG = "aten.select.int", (1 << 63) - 1
 
 
-def ops_of(made: Program) -> list[str]:
-    return [n.op.split(".")[1] for n in made.nodes]
+def ops_of(net: Program) -> list[str]:
+    return [n.op.split(".")[1] for n in net.nodes]
 
 
 def chosen(nodes: Sequence[Node], dim: int, index: int, inputs: dict[str, str] | None = None) -> Program:
-    """A program whose only output is one position of what its last node makes."""
+    """Returns a program whose only output is one position of the result of its last node."""
     return program(
         WEIGHTS,
         inputs or {"x": "float32[B,T,5]"},
@@ -37,12 +39,12 @@ def chosen(nodes: Sequence[Node], dim: int, index: int, inputs: dict[str, str] |
     )
 
 
-def equal(made: Program, other: Program) -> None:
-    """The other program, wide and in a loop, is the first one's members."""
-    for slots in (all_kinds(made), all_kinds(made, w="stacked"), all_kinds(made, x="stacked", v="stacked")):
+def equal(net: Program, other: Program) -> None:
+    """Checks that the other program, wide and in a loop, equals the members of the first."""
+    for slots in (all_kinds(net), all_kinds(net, w="stacked"), all_kinds(net, x="stacked", v="stacked")):
         for plan in (small.plan(), small.plan(all=[n.name for n in other.nodes])):
             if any(k != "shared" for k in slots.values()):
-                small.check(made, lower([other], [0, 0, 0], slots, plan, small.SIZES).program, slots)
+                small.check(net, lower([other], [0, 0, 0], slots, plan, small.SIZES).program, slots)
 
 
 MOVES = {
@@ -80,23 +82,23 @@ MOVES = {
 
 
 @pytest.mark.parametrize("name", MOVES)
-def test_a_choice_moves_up(name: str) -> None:
+def test_a_select_moves_before_ops(name: str) -> None:
     nodes, dim, index = MOVES[name]
-    made = chosen(
+    net = chosen(
         nodes,
         dim,
         index,
         {"x": "float32[B,T,5]", "b": "float32[6,5]", "c": "float32[B,1,5]", "d": "float32[B,6,5,2]"},
     )
-    moved = narrow(made, Shapes(small.SIZES))
+    moved = narrow(net, Shapes(small.SIZES))
     first = [n for n in moved.nodes if n.op == SELECT]
     assert first and all(
-        a.name in {s.name for s in made.inputs} for n in first for a in n.args if isinstance(a, Ref)
+        a.name in {s.name for s in net.inputs} for n in first for a in n.args if isinstance(a, Ref)
     ), ops_of(moved)
-    equal(made, moved)
+    equal(net, moved)
 
 
-def test_a_choice_moves_past_the_dims_that_it_cannot_take_part_in() -> None:
+def test_a_select_stays_where_it_would_change_the_op() -> None:
     stays = [
         ([node("l", "linear", X, W)], 2, 1),
         ([node("l", "layer_norm", X, [5])], 2, 1),
@@ -117,34 +119,34 @@ def test_a_choice_moves_past_the_dims_that_it_cannot_take_part_in() -> None:
         ),
     ]
     for nodes, dim, index in stays:
-        made = chosen(nodes, dim, index)
-        assert narrow(made, Shapes(small.SIZES)).nodes == made.nodes
-        equal(made, made)
+        net = chosen(nodes, dim, index)
+        assert narrow(net, Shapes(small.SIZES)).nodes == net.nodes
+        equal(net, net)
 
 
-def test_a_value_that_something_else_reads_is_computed_whole() -> None:
+def test_a_value_that_another_node_reads_is_computed_completely() -> None:
     relu, pick = node("r", "relu", X), node("y", "select.int", Ref("r"), 1, 0)
     for more, outputs in (
         ([node("z", "sum", Ref("r"))], ["y", "z"]),
         ([node("z", "select.int", Ref("r"), 1, 1)], ["y", "z"]),
         ([], ["y", "r"]),
     ):
-        made = program({}, {"x": "float32[B,T,5]"}, [relu, pick, *more], outputs)
-        assert narrow(made, Shapes(small.SIZES)).nodes == made.nodes
+        net = program({}, {"x": "float32[B,T,5]"}, [relu, pick, *more], outputs)
+        assert narrow(net, Shapes(small.SIZES)).nodes == net.nodes
 
 
 def test_a_tensor_keeps_a_dim_where_types_are_promoted() -> None:
-    made = program(
+    net = program(
         {},
         {"x": "float32[B]", "d": "float64[B]"},
         [node("a", "add.Tensor", X, Ref("d")), node("y", "select.int", Ref("a"), 0, 1)],
         ["y"],
     )
-    assert narrow(made, Shapes(small.SIZES)).nodes == made.nodes
+    assert narrow(net, Shapes(small.SIZES)).nodes == net.nodes
 
 
 def layer(causal: bool = False, mask: str | None = None) -> Program:
-    """A residual attention block of which the first token is read."""
+    """Returns a residual attention block whose first token is the output."""
     heads = [node("h", "unflatten.int", X, 2, [1, 5]), node("q", "transpose.int", Ref("h"), 1, 2)]
     attention = node(
         "a",
@@ -169,9 +171,9 @@ def layer(causal: bool = False, mask: str | None = None) -> Program:
 
 
 @pytest.mark.parametrize("mask", [None, "float32[B,1,1,T]", "float32[T,T]", "float32[B,1,T,T]"])
-def test_one_token_asks_one_query(mask: str | None) -> None:
-    made = layer(mask=mask)
-    moved = narrow(made, Shapes(small.SIZES))
+def test_one_token_needs_one_query(mask: str | None) -> None:
+    net = layer(mask=mask)
+    moved = narrow(net, Shapes(small.SIZES))
     attention = next(n for n in moved.nodes if "attention" in n.op)
     reads = {n.name: n for n in moved.nodes}
     assert reads[attention.args[0].name].op == "aten.unsqueeze.default"
@@ -180,10 +182,10 @@ def test_one_token_asks_one_query(mask: str | None) -> None:
         for n in moved.nodes
         if n.op == SELECT
     ), ops_of(moved)
-    equal(made, moved)
+    equal(net, moved)
 
 
-def test_a_causal_attention_stays_whole() -> None:
+def test_causal_attention_does_not_change() -> None:
     moved = narrow(layer(causal=True), Shapes(small.SIZES))
     assert SELECT in [n.op for n in moved.nodes if n.args[0] == Ref("a")]
     equal(layer(causal=True), moved)
@@ -199,7 +201,7 @@ ROWS = {
 
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("back", [True, False], ids=["turned back", "as it is"])
-def test_linear_layers_take_rows_as_they_lie(name: str, back: bool) -> None:
+def test_linear_layers_read_rows_in_memory_order(name: str, back: bool) -> None:
     inputs = {"x": "float32[B,T,5]", "d": "float32[B,4,T,5]", "e": "float32[B,5,T,1]"}
     n = [
         node("n", "sym_size.int", Ref("e" if name == "heads" else "x"), 0),
@@ -214,17 +216,17 @@ def test_linear_layers_take_rows_as_they_lie(name: str, back: bool) -> None:
         ]
     elif back:
         nodes += [node("y", "transpose.int", Ref("l"), 0, 1)]
-    made = program(WEIGHTS, inputs, nodes, ["y" if back else "l"])
-    moved = merge_views(rows_in_order(made, shapes := Shapes(small.SIZES)), shapes)
+    net = program(WEIGHTS, inputs, nodes, ["y" if back else "l"])
+    moved = merge_views(rows_in_order(net, shapes := Shapes(small.SIZES)), shapes)
     if name == "transpose" and back:
         assert ops_of(moved) == ["linear"]
     if name == "merged" and back:
         assert ops_of(moved)[-1] == "linear" or "reshape" not in ops_of(moved)
-    equal(made, moved)
+    equal(net, moved)
 
 
-def test_a_copy_of_rows_stays_before_the_layer_where_it_would_only_move() -> None:
-    made = program(
+def test_a_copy_of_rows_stays_before_the_layer_if_no_copy_is_saved() -> None:
+    net = program(
         WEIGHTS,
         {"x": "float32[B,T,5]"},
         [
@@ -235,12 +237,12 @@ def test_a_copy_of_rows_stays_before_the_layer_where_it_would_only_move() -> Non
         ],
         ["y"],
     )
-    assert rows_in_order(made, Shapes(small.SIZES)).nodes == made.nodes
+    assert rows_in_order(net, Shapes(small.SIZES)).nodes == net.nodes
 
 
-def test_attention_that_drops_nothing_is_pure_and_once_for_all() -> None:
-    made = layer()
-    found = kinds(made, all_kinds(made, w="stacked"))
+def test_attention_without_dropout_is_pure_and_may_be_shared() -> None:
+    net = layer()
+    found = kinds(net, all_kinds(net, w="stacked"))
     assert found["a"] == "shared" and found["o"] == "stacked"
     assert ops.pure("aten.scaled_dot_product_attention.default", (1, 2, 3))
     assert not ops.pure("aten.scaled_dot_product_attention.default", (1, 2, 3, None, 0.1))
@@ -250,7 +252,7 @@ def test_attention_that_drops_nothing_is_pure_and_once_for_all() -> None:
     assert not ops.pure("aten.rand_like.default", (1,)) and not ops.pure("aten.bernoulli.default", (1,))
 
 
-def test_the_whole_pass_pays_for_one_token() -> None:
-    made = layer()
-    slots = all_kinds(made, w="stacked", x="stacked")
-    equal(made, simplify(made, slots, small.SIZES))
+def test_simplification_computes_only_the_selected_token() -> None:
+    net = layer()
+    slots = all_kinds(net, w="stacked", x="stacked")
+    equal(net, simplify(net, slots, small.SIZES))

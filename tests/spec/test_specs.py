@@ -1,4 +1,4 @@
-"""Input specs, bounds, model arguments and widepack.toml."""
+"""Tests input specs, bounds, model arguments and widepack.toml."""
 
 import subprocess
 import sys
@@ -35,7 +35,7 @@ def specs(draw: st.DrawFn) -> InputSpec:
 
 
 @given(specs())
-def test_a_spec_is_its_text_again(spec: InputSpec) -> None:
+def test_a_printed_spec_is_parsed_unchanged(spec: InputSpec) -> None:
     assert parse_input(str(spec)) == spec
     assert parse_type(type_text(spec)) == (spec.dtype, spec.dims)
 
@@ -59,7 +59,7 @@ def test_specs_and_bounds_in_one_text_or_in_many(inputs: list[InputSpec], data: 
 
 
 @given(st.text(max_size=40) | st.text(alphabet="xT=float32[]*,;:. 0123", max_size=40))
-def test_any_text_is_read_or_refused_in_words(text: str) -> None:
+def test_any_text_is_parsed_or_refused_with_a_message(text: str) -> None:
     for parse in (parse_input, parse_type, lambda t: parse_inputs([t])):
         try:
             parse(text)
@@ -75,7 +75,7 @@ def test_a_weight_may_have_a_dtype_that_no_input_has() -> None:
         parse_input("x=uint16[B]")
 
 
-def test_what_the_examples_mean() -> None:
+def test_examples_of_specs() -> None:
     b, t, h, w = (DimExpr(c) for c in "BTHW")
     assert parse_input("x=float32[B,3,32,32]") == InputSpec("x", "float32", (b, 3, 32, 32))
     assert parse_input("ids=int64[B,T]:0..30521") == InputSpec("ids", "int64", (b, t), 0, 30521)
@@ -139,7 +139,7 @@ def test_what_the_examples_mean() -> None:
         ("x=float32[B];x=int64[B]", "the input x is given twice", "x=int64[B]"),
     ],
 )
-def test_a_mistake_is_pointed_at(text: str, words: str, under: str) -> None:
+def test_an_error_points_at_the_mistake(text: str, words: str, under: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_inputs([text])
     first, shown, carets, example = str(caught.value).split("\n")
@@ -181,7 +181,7 @@ def test_model_arguments_are_json_where_they_parse() -> None:
         parse_model_args(["width=1", "width=2"])
 
 
-def test_toml_beside_the_checkpoints(tmp_path: Path) -> None:
+def test_toml_next_to_the_checkpoints_is_read(tmp_path: Path) -> None:
     assert read_toml(tmp_path) == {}
     file = tmp_path / "widepack.toml"
     file.write_text('model = "net:Net"\ninput = "x=float32[B,3]"\nkey = "ema"\n[model_arg]\nwidth = 64\n')
@@ -208,7 +208,7 @@ def test_toml_beside_the_checkpoints(tmp_path: Path) -> None:
         (b"model = '\xff'", "is not TOML"),
     ],
 )
-def test_toml_that_means_nothing(tmp_path: Path, text: bytes, words: str) -> None:
+def test_invalid_toml_is_refused(tmp_path: Path, text: bytes, words: str) -> None:
     (tmp_path / "widepack.toml").write_bytes(text)
     with pytest.raises(UsageError) as caught:
         read_toml(tmp_path)
@@ -216,14 +216,14 @@ def test_toml_that_means_nothing(tmp_path: Path, text: bytes, words: str) -> Non
     assert str(tmp_path / "widepack.toml") in str(caught.value)
 
 
-def test_a_folder_named_widepack_toml(tmp_path: Path) -> None:
+def test_a_folder_named_widepack_toml_is_refused(tmp_path: Path) -> None:
     (tmp_path / "widepack.toml").mkdir()
     with pytest.raises(UsageError, match="cannot be read"):
         read_toml(tmp_path)
 
 
 def test_specs_need_no_torch() -> None:
-    # The package's own __init__ is not what is tested here, so the module is imported without it.
+    # The test is not about widepack/__init__.py, so the module is imported without it.
     code = (
         "import sys, types, importlib.util as u\n"
         "package = types.ModuleType('widepack')\n"

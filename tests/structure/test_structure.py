@@ -1,5 +1,5 @@
-"""The structure of the source: sizes of files and functions, names of classes, the import contract, the
-rooms.
+"""Tests the structure of the source: sizes of files and functions, names of classes, the import contract, the
+packages.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ PACKAGES = {
     "widepack_cli": ROOT / "cli" / "widepack_cli",
 }
 MOST_COLUMNS = 110
-PRAGMA = re.compile(r"  # (type: ignore|noqa|fmt:).*$")  # a note to a tool stays on its line
+PRAGMA = re.compile(r"  # (type: ignore|noqa|fmt:).*$")  # a pragma must stay on its line
 MOST_LINES = 400
 MOST_LINES_OF_FUNCTION = 80
 LONG_FUNCTION = 50
-LONG_FUNCTIONS = 0.01  # the share of functions that may be longer
+LONG_FUNCTIONS = 0.01  # the part of functions that may be longer
 CONTRACT_ROWS = 14
 
 
@@ -36,7 +36,7 @@ def modules(package: str) -> dict[Path, ast.Module]:
 
 
 def functions(tree: ast.Module) -> dict[str, int]:
-    """Lines of each function without its docstring, by name and line."""
+    """Returns the number of lines of each function without its docstring, by name and line."""
     found = {}
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -50,7 +50,7 @@ def functions(tree: ast.Module) -> dict[str, int]:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_class_name_is_defined_twice(package: str) -> None:
-    """A leading underscore does not make a name different."""
+    """Names that differ only by a leading underscore are equal."""
     places = defaultdict(list)
     for path, tree in modules(package).items():
         for node in ast.walk(tree):
@@ -77,7 +77,7 @@ def test_modules_and_functions_are_short(package: str) -> None:
     assert long_functions == {}
 
 
-def test_one_function_in_a_hundred_is_long() -> None:
+def test_at_most_one_function_in_a_hundred_is_long() -> None:
     lines = [
         n for package in PACKAGES for tree in modules(package).values() for n in functions(tree).values()
     ]
@@ -85,7 +85,7 @@ def test_one_function_in_a_hundred_is_long() -> None:
     assert sum(n > LONG_FUNCTION for n in lines) <= LONG_FUNCTIONS * len(lines)
 
 
-def test_lines_fit_the_page() -> None:
+def test_lines_are_not_too_long() -> None:
     tracked = subprocess.run(
         ["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=False
     ).stdout.split()
@@ -100,7 +100,7 @@ def test_lines_fit_the_page() -> None:
     assert long == []
 
 
-def test_the_import_contract_is_an_architecture() -> None:
+def test_the_import_contract_has_few_layers() -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     found = re.search(r'containers = \["widepack"\].*?layers = \[(.*?)\]', text, re.DOTALL)
     assert found is not None
@@ -111,7 +111,7 @@ def test_the_import_contract_is_an_architecture() -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_every_module_and_room_says_what_it_is_for(package: str) -> None:
+def test_every_module_and_package_has_a_description(package: str) -> None:
     silent = [
         str(path.relative_to(ROOT)) for path, tree in modules(package).items() if not ast.get_docstring(tree)
     ]

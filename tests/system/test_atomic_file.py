@@ -1,4 +1,4 @@
-"""Tests of files that appear complete or not at all."""
+"""Tests files that appear complete or not at all."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "e.wide"
 
 
-def test_it_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_file_appears_complete_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    with atomic_file.whole(path, force=False) as made:
-        made.write_text("one")
+    with atomic_file.whole(path, force=False) as temporary:
+        temporary.write_text("one")
         assert not path.exists()
     with (
         pytest.raises(ArtifactExists, match="exists; give another path, or force=True"),
         atomic_file.whole(path, force=False),
     ):
         pass
-    with pytest.raises(KeyboardInterrupt), atomic_file.whole(path, force=True) as made:
-        made.write_text("hal")
+    with pytest.raises(KeyboardInterrupt), atomic_file.whole(path, force=True) as temporary:
+        temporary.write_text("hal")
         raise KeyboardInterrupt
     assert path.read_text() == "one"
-    with atomic_file.whole(path, force=True) as made:
-        made.write_text("two")
-        os.chmod(made, 0o600)  # as some libraries do
+    with atomic_file.whole(path, force=True) as temporary:
+        temporary.write_text("two")
+        os.chmod(temporary, 0o600)  # some libraries do this
     assert path.read_text() == "two"
     assert os.listdir(tmp_path) == ["a.json"], "no temporary file is left"
     assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~_umask()
@@ -67,26 +67,26 @@ def _umask() -> int:
     return mask
 
 
-def test_one_that_comes_in_between_is_not_replaced(tmp_path: Path) -> None:
+def test_a_file_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "a"
-    with pytest.raises(ArtifactExists), atomic_file.whole(path, force=False) as made:
-        made.write_text("mine")
+    with pytest.raises(ArtifactExists), atomic_file.whole(path, force=False) as temporary:
+        temporary.write_text("mine")
         path.write_text("theirs")
     assert path.read_text() == "theirs"
 
 
-def test_what_a_killed_process_left_goes_with_the_next_one(tmp_path: Path) -> None:
+def test_files_of_a_killed_process_are_removed_by_the_next_write(tmp_path: Path) -> None:
     left, busy = tmp_path / f".widepack-{'a' * 16}.pt2", tmp_path / f".widepack-{'b' * 16}"
     left.write_bytes(b"half")
     with open(busy, "xb") as other:
-        lock_handle(other.fileno())  # another one is at work
-        with atomic_file.whole(tmp_path / ("x" * 255), force=False) as made:
-            made.write_text("one")
+        lock_handle(other.fileno())  # another process is writing
+        with atomic_file.whole(tmp_path / ("x" * 255), force=False) as temporary:
+            temporary.write_text("one")
         assert {p.name for p in tmp_path.iterdir()} == {"x" * 255, busy.name}
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "weights", "programs", ".widepack.lock"])
-def test_a_part_of_an_artifact_is_not_written_over(pair: Path, name: str) -> None:
+def test_a_part_of_an_artifact_is_not_overwritten(pair: Path, name: str) -> None:
     (place,) = [
         p for p in pair.rglob("*") if p.name == name or (p.name.startswith(name) and p.is_file())
     ] or [pair / name]
@@ -113,7 +113,7 @@ def test_a_part_of_an_artifact_is_not_written_over(pair: Path, name: str) -> Non
         ["export", "--to", "pt2", "-o", "o.pt2"],
     ],
 )
-def test_no_space_is_a_sentence(pair: Path, tmp_path: Path, command: list[str]) -> None:
+def test_a_full_disk_gives_a_message(pair: Path, tmp_path: Path, command: list[str]) -> None:
     """A limit on file sizes simulates a full disk. torch's writer ends the process when a write fails."""
     code = f"""
 import os, resource, signal, sys

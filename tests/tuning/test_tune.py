@@ -1,4 +1,4 @@
-"""Tests of tune: what is measured, where plans are stored, and that no wrong or slower plan is chosen."""
+"""Tests tune: what is measured, where plans are stored, and that no wrong or slower plan is chosen."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def member(i: int) -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tune")
     for i in range(N):
         torch.save(member(i).state_dict(), folder / f"m{i}.pt")
@@ -71,9 +71,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def on_eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compilation is slow: only the tests of backends allow other backends."""
+    """Allows only eager, because compilation is slow. The tests of backends allow other backends."""
     monkeypatch.setattr(tune, "backends_here", lambda device: ("eager",))
-    # other work on this machine must not decide which candidates take part
+    # other load on this machine must not decide which candidates run
     monkeypatch.setattr(candidate_pool, "SLOW", float("inf"))
 
 
@@ -84,14 +84,14 @@ def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def artifact(made: Path, tmp_path: Path) -> Path:
+def artifact(built_folder: Path, tmp_path: Path) -> Path:
     import shutil
 
-    shutil.copytree(made / "e.wide", tmp_path / "e.wide")
+    shutil.copytree(built_folder / "e.wide", tmp_path / "e.wide")
     return tmp_path / "e.wide"
 
 
-def right(ens: Any) -> None:
+def check_answers(ens: Any) -> None:
     for batch in (1, 2, 5, 16, 40):
         x = torch.randn(batch, 3, 8, 8)
         with torch.no_grad():
@@ -100,11 +100,11 @@ def right(ens: Any) -> None:
             )
 
 
-def test_plans_are_kept_in_the_cache_and_taken_from_there(artifact: Path, plans: Path) -> None:
+def test_plans_are_stored_in_the_cache_and_loaded_from_it(artifact: Path, plans: Path) -> None:
     before = Reader(artifact).manifest.digest
     report = widepack.tune(artifact, **FAST)
     assert Reader(artifact).manifest.digest == before == report.digest, (
-        "without write the artifact is left alone"
+        "without write the artifact does not change"
     )
     assert [r.batch for r in report.rows] == [2, 32] and [r.classes for r in report.rows] == [
         (1, 8),
@@ -115,8 +115,10 @@ def test_plans_are_kept_in_the_cache_and_taken_from_there(artifact: Path, plans:
     ens = widepack.load(artifact)
     assert [p.machine for p in ens.plans()] == [name_of("cpu")] * 2
     assert [p.batch for p in ens.plans()] == [(1, 8), (9, None)]
-    right(ens)
-    assert not widepack.load(artifact, strategies="wide").plan.machine, "who asks for strategies gets those"
+    check_answers(ens)
+    assert not widepack.load(artifact, strategies="wide").plan.machine, (
+        "requested strategies come before a measured plan"
+    )
     assert not ens.plans("each")[0].machine, "a pattern that was not measured keeps its plan"
 
 
@@ -129,63 +131,63 @@ def test_plans_are_written_into_the_artifact(artifact: Path, plans: Path) -> Non
     assert reader.manifest.digest == report.digest != before.manifest.digest
     rows = reader.manifest.entries["forward"].wide
     assert {w.file for w in before.manifest.entries["forward"].wide} <= {w.file for w in rows}, (
-        "the plans for other machines stay"
+        "the plans for other machines are kept"
     )
     assert sum("machine" in w.plan for w in rows) == 1
     ens = widepack.load(artifact)
     assert all(p.machine for p in ens.plans())
-    right(ens)
+    check_answers(ens)
     again = widepack.tune(artifact, write=True, **ONE)
     rows = Reader(artifact).manifest.entries["forward"].wide
-    assert sum("machine" in w.plan for w in rows) == 1, "measured again, in the place of the first ones"
+    assert sum("machine" in w.plan for w in rows) == 1, "new measurements replace the first ones"
     assert set(Reader(artifact).manifest.files) == {
         p.relative_to(artifact).as_posix() for p in artifact.rglob("*-*.*")
-    }, "and nothing is left over"
+    }, "no old file is left"
     assert again.digest == Reader(artifact).manifest.digest
 
 
 def test_trace_shows_the_plan_that_runs_here(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def told() -> str:
+    def printed_trace() -> str:
         return CliRunner().invoke(cli, ["trace", str(artifact)]).output
 
-    assert "by rules of thumb" in told()
+    assert "by rules of thumb" in printed_trace()
     widepack.tune(artifact, write=True, **ONE)
-    assert f"measured on {name_of('cpu')} with" in told()
+    assert f"measured on {name_of('cpu')} with" in printed_trace()
     monkeypatch.setattr("widepack.system.machine.name_of", lambda device: "another machine")
-    assert "by rules of thumb" in told()
+    assert "by rules of thumb" in printed_trace()
 
 
-def test_a_plan_of_another_machine_is_not_taken(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_of_another_machine_is_not_used(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     widepack.tune(artifact, write=True, **ONE)
     name_of.cache_clear()
     monkeypatch.setattr("widepack.inference.program_source.name_of", lambda device: "another machine")
     monkeypatch.setattr("widepack.planning.plan_cache.name_of", lambda device: "another machine")
     ens = widepack.load(artifact)
     assert not any(p.machine for p in ens.plans())
-    right(ens)
+    check_answers(ens)
 
 
-def test_the_best_measured_is_what_is_taken(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the clock says that `packed` is fastest, it is chosen, and the report has its ratios."""
+def test_the_fastest_measured_plan_is_chosen(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If `packed` is measured as fastest, it is chosen, and the report has its ratios."""
 
     monkeypatch.setattr(search, "race", race_won_by("packed"))
     monkeypatch.setattr(weight_forms, "race", race_won_by("packed"))
     report = widepack.tune(artifact, batches=[32], patterns=["shared"], budget_s=0.2)
     (row,) = report.rows
     assert row.chosen == "packed" and row.strategies["packed"] and row.rules == row.loop == 2.0
-    right(widepack.load(artifact))
+    check_answers(widepack.load(artifact))
 
 
 @pytest.mark.parametrize("write", [False, True])
-def test_what_was_measured_before_an_interruption_is_kept(
+def test_measurements_before_an_interruption_are_kept(
     artifact: Path, write: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = tuned_pattern.tune_pattern
+    original = tuned_pattern.tune_pattern
 
     def interrupted(entry: Any, pattern: str, *rest: Any) -> Any:
         if pattern == "each":
             raise KeyboardInterrupt
-        return own(entry, pattern, *rest)
+        return original(entry, pattern, *rest)
 
     monkeypatch.setattr(tune, "tune_pattern", interrupted)
     before = widepack.load(artifact).manifest.digest
@@ -193,7 +195,7 @@ def test_what_was_measured_before_an_interruption_is_kept(
         widepack.tune(artifact, write=write, **{**ONE, "patterns": ("shared", "each")})
     ens = widepack.load(artifact)
     assert ens.manifest.digest == before and ens.plan.machine and not ens.plans("each")[0].machine
-    right(ens)
+    check_answers(ens)
 
 
 def race_won_by(name: str, second: str = "") -> Callable[..., dict[str, list[float]]]:
@@ -205,19 +207,19 @@ def race_won_by(name: str, second: str = "") -> Callable[..., dict[str, list[flo
     return clocked
 
 
-def test_who_was_near_the_best_runs_again(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_candidate_near_the_winner_runs_again(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A candidate near the winner of a race runs in the next race."""
-    own = backends.backend
+    original = backends.backend
     monkeypatch.setattr(
         backends,
         "backend",
         lambda name: (
             SimpleNamespace(NAME="aot", bind=lambda task: EagerFunction(task.eager))
             if name == "aot"
-            else own(name)
+            else original(name)
         ),
     )
-    monkeypatch.setattr(candidate_pool, "once", lambda call: 1e-3)  # no candidate is left out for its time
+    monkeypatch.setattr(candidate_pool, "once", lambda call: 1e-3)  # no candidate is dropped for its time
     better = "loop on aot"
     several: list[set[str]] = []
     first = lucky = ""  # the fastest on eager, and the same plan on the backend
@@ -234,22 +236,24 @@ def test_who_was_near_the_best_runs_again(artifact: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(search, "race", clocked)
     (row,) = widepack.tune(artifact, backends=["aot"], **ONE).rows
     assert len(several) == 2 and several[0] > several[1] >= {lucky, better}, (
-        "those far off are not raced again"
+        "much slower candidates do not run in the next race"
     )
     assert row.chosen == better
 
 
 @pytest.mark.parametrize("write", [False, True])
 def test_a_plan_may_name_a_backend(artifact: Path, write: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The flat graph under another name replaces a compiler: choice, report and load are the same."""
-    own = backends.backend
+    """The flat graph under the name of a compiler replaces it. The choice, the report and the load are
+    tested.
+    """
+    original = backends.backend
     monkeypatch.setattr(
         backends,
         "backend",
         lambda name: (
             SimpleNamespace(NAME="aot", bind=lambda task: EagerFunction(task.eager))
             if name == "aot"
-            else own(name)
+            else original(name)
         ),
     )
     monkeypatch.setattr(search, "race", race_won_by("loop on aot", "packed"))
@@ -262,34 +266,36 @@ def test_a_plan_may_name_a_backend(artifact: Path, write: bool, monkeypatch: pyt
         and row.loop == 2.0
     )
     assert any(n.endswith("on aot") and n != row.chosen for n in row.times_ms), (
-        "wide plans were tried there, too"
+        "wide plans were measured on this backend too"
     )
     ens = widepack.load(artifact)
     assert ens.backend == "aot" and ens.plan.backend == "aot" and ens.plan.at == 4
-    right(ens)
-    assert len(ens.plans()) == 1, "the plan behind it is for machines without that backend"
+    check_answers(ens)
+    assert len(ens.plans()) == 1, "the other plan is for machines without that backend"
     on_eager = widepack.load(artifact, backend="eager")
     assert (
         on_eager.backend == "eager" and not on_eager.plan.backend and on_eager.plan.strategies()["packed"]
     ), "the fastest on eager, not the loop"
-    right(on_eager)
+    check_answers(on_eager)
     assert [w.plan.backend for w in ens.entry("forward").programs.source.planned("shared")] == ["aot", ""]
-    monkeypatch.setattr(backends, "backend", own)  # a machine whose cache does not have the program
+    monkeypatch.setattr(
+        backends, "backend", original
+    )  # a machine that does not have the program in its cache
     with pytest.warns(UserWarning, match="'aot', which the plan was measured to run best on, is not taken"):
         ens = widepack.load(artifact, cache=artifact.parent / "empty")
     assert ens.backend == "eager" and ens.plan.strategies() == on_eager.plan.strategies()
-    right(ens)
+    check_answers(ens)
 
 
-def test_a_backend_that_fails_takes_no_part(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_that_fails_is_left_out(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def bind(task: Any) -> Any:
         raise LoweringError("it does not compile")
 
-    own = backends.backend
+    original = backends.backend
     monkeypatch.setattr(
         backends,
         "backend",
-        lambda name: SimpleNamespace(NAME="aot", bind=bind) if name == "aot" else own(name),
+        lambda name: SimpleNamespace(NAME="aot", bind=bind) if name == "aot" else original(name),
     )
     report = widepack.tune(artifact, backends=["eager", "aot"], **ONE)
     assert (
@@ -304,10 +310,10 @@ def test_a_backend_that_fails_takes_no_part(artifact: Path, monkeypatch: pytest.
             widepack.tune(artifact, backends=[other], **ONE)
 
 
-def test_a_backend_that_answers_wrongly_here_is_not_taken(
+def test_a_backend_that_answers_wrongly_on_this_machine_is_not_used(
     artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = backends.backend
+    original = backends.backend
     wrong = False
 
     def bind(task: Any) -> Any:
@@ -316,7 +322,7 @@ def test_a_backend_that_answers_wrongly_here_is_not_taken(
     monkeypatch.setattr(
         backends,
         "backend",
-        lambda name: SimpleNamespace(NAME="aot", bind=bind) if name == "aot" else own(name),
+        lambda name: SimpleNamespace(NAME="aot", bind=bind) if name == "aot" else original(name),
     )
     monkeypatch.setattr(search, "race", race_won_by("loop on aot"))
     monkeypatch.setattr("widepack.system.user_cache.passed", lambda *_: False)
@@ -325,17 +331,19 @@ def test_a_backend_that_answers_wrongly_here_is_not_taken(
     with pytest.warns(UserWarning, match="backend 'aot', which the plan names, answers wrongly here"):
         ens = widepack.load(artifact)
     assert ens.backend == "eager"
-    right(ens)
+    check_answers(ens)
     with pytest.raises(widepack.VerificationError):
         widepack.load(artifact, backend="aot")
 
 
-def test_a_plan_is_held_to_the_bounds_of_the_build(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The probe has bounds for other devices.
+def test_a_plan_must_be_within_the_bounds_of_the_build(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The probe has wider bounds, for other devices.
 
-    A plan outside the bounds of the build is not chosen, however fast.
+    A plan outside the bounds of the build is not chosen, however fast it is.
     """
-    own = backends.backend
+    original = backends.backend
     (record,) = widepack.load(artifact).entry("forward").programs.probe_check.bounds("shared") or []
 
     def bind(task: Any) -> Any:
@@ -345,7 +353,7 @@ def test_a_plan_is_held_to_the_bounds_of_the_build(artifact: Path, monkeypatch: 
     monkeypatch.setattr(
         backends,
         "backend",
-        lambda name: SimpleNamespace(NAME="aot", bind=bind) if name == "aot" else own(name),
+        lambda name: SimpleNamespace(NAME="aot", bind=bind) if name == "aot" else original(name),
     )
     monkeypatch.setattr(search, "race", race_won_by("loop on aot"))
     (row,) = widepack.tune(artifact, backends=["aot"], **ONE).rows
@@ -356,7 +364,7 @@ def test_a_plan_is_held_to_the_bounds_of_the_build(artifact: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("threads", ["x", None, [1]])
-def test_a_plan_with_a_strange_number_of_threads_is_refused(artifact: Path, threads: Any) -> None:
+def test_a_plan_with_an_invalid_number_of_threads_is_refused(artifact: Path, threads: Any) -> None:
     widepack.tune(artifact, write=True, **ONE)
     reader = Reader(artifact)
     entry = reader.manifest.entries["forward"]
@@ -381,21 +389,21 @@ def test_a_plan_is_measured_again(artifact: Path) -> None:
         tune.measured_again(artifact, 0)
 
 
-def test_weights_are_held_in_one_session_for_all_batches(
+def test_weights_are_stored_in_one_session_for_all_batches(
     artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If two batches have winners that store weights in two ways, one of the winners serves both."""
-    own = backends.backend
+    """If the winners of two batches store weights in two ways, one of the winners serves both batches."""
+    original = backends.backend
     fake = SimpleNamespace(NAME="onnxruntime", bind=lambda task: EagerFunction(task.eager))
-    monkeypatch.setattr(backends, "backend", lambda name: fake if name == "onnxruntime" else own(name))
+    monkeypatch.setattr(backends, "backend", lambda name: fake if name == "onnxruntime" else original(name))
     won = iter(["loop on onnxruntime"] * 4 + ["turned"] * 4)
     monkeypatch.setattr(search, "race", lambda calls, budget_s, **_: race_won_by(next(won))(calls, budget_s))
     report = widepack.tune(artifact, backends=["onnxruntime"], **FAST)
     assert len({r.chosen for r in report.rows if r.chosen != "loop"}) == 1
-    right(widepack.load(artifact))
+    check_answers(widepack.load(artifact))
 
 
-def test_plans_of_several_numbers_of_threads_stand_side_by_side(
+def test_plans_for_several_numbers_of_threads_are_kept(
     artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = torch.get_num_threads()
@@ -408,7 +416,7 @@ def test_plans_of_several_numbers_of_threads_stand_side_by_side(
             for threads, nearest in ((1, 1), (2, 2), (5, 2)):
                 (plan,) = widepack.load(artifact, threads=threads).plans()
                 assert plan.threads == nearest and (plan.at == 77) is not written
-            if written:  # and in the cache as in the artifact
+            if written:  # the cache stores them as the artifact does
                 for threads in (1, 2):
                     plan_cache.keep(
                         digest,
@@ -421,7 +429,7 @@ def test_plans_of_several_numbers_of_threads_stand_side_by_side(
         torch.set_num_threads(before)
 
 
-def test_a_program_that_is_wrong_takes_no_part(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_program_is_left_out(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = ProbeCheck.run
 
     def run(self: ProbeCheck, pattern: str, programs: Sequence[BoundProgram], again: bool = False) -> str:
@@ -435,7 +443,7 @@ def test_a_program_that_is_wrong_takes_no_part(artifact: Path, monkeypatch: pyte
     assert not report.rows[0].strategies.get("packed")
 
 
-def test_what_is_refused(artifact: Path) -> None:
+def test_invalid_arguments_are_refused(artifact: Path) -> None:
     with pytest.raises(UsageError, match="batches are whole numbers from 1"):
         widepack.tune(artifact, batches=[0])
     with pytest.raises(UsageError, match="unknown pattern mixed; known: shared, each"):
@@ -446,7 +454,7 @@ def test_what_is_refused(artifact: Path) -> None:
         widepack.build(["a.pt"], "x.wide", model=Net, strategy="loop", tune=True)
 
 
-def test_a_spoilt_cache_counts_as_absent(artifact: Path, plans: Path) -> None:
+def test_a_damaged_cache_is_ignored(artifact: Path, plans: Path) -> None:
     widepack.tune(artifact, **ONE)
     digest = Reader(artifact).manifest.digest
     rows = plan_cache.find(digest, "forward", "shared", "cpu")
@@ -455,7 +463,7 @@ def test_a_spoilt_cache_counts_as_absent(artifact: Path, plans: Path) -> None:
     assert not plan_cache.find("sha256:" + "0" * 64, "forward", "shared", "cpu")
     (file,) = plans.iterdir()
     whole = file.read_text()
-    assert file.stat().st_mode & 0o77 == 0, "whatever the umask"
+    assert file.stat().st_mode & 0o77 == 0, "for any umask"
     document = json.loads(whole)
     document[0]["program"]["nodes"][0]["op"] = "aten.from_file.default"
     for text, mode in (
@@ -468,25 +476,25 @@ def test_a_spoilt_cache_counts_as_absent(artifact: Path, plans: Path) -> None:
         file.chmod(mode)
         ens = widepack.load(artifact)
         assert not any(p.machine for p in ens.plans())
-    right(ens)
+    check_answers(ens)
     document = json.loads(whole)
     loops = [n for n in document[0]["program"]["nodes"] if n["op"] == "aten.relu.default"]
     for node in loops or document[0]["program"]["nodes"][-1:]:
-        node["op"] = "aten.neg.default"  # a program that is well formed, and wrong
+        node["op"] = "aten.neg.default"  # a program that is valid, but wrong
     file.write_text(json.dumps(document))
     file.chmod(0o600)
     with pytest.warns(
         UserWarning, match="the plan that was measured here is not used .*measure it again: widepack tune"
     ):
         ens = widepack.load(artifact)
-    right(ens)
+    check_answers(ens)
     plans.chmod(0o777)
     with pytest.raises(UsageError, match="other users may write here"):
         plan_cache.keep(digest, "forward", "shared", "cpu", rows)
 
 
 class Looked(nn.Module):
-    """Reads rows by number. At a batch of 1 the numbers are out of range."""
+    """Reads rows by number. At batch size 1 the numbers are out of range."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -497,7 +505,7 @@ class Looked(nn.Module):
         return y
 
 
-def test_a_batch_that_members_do_not_take_is_refused_alone(tmp_path: Path) -> None:
+def test_only_the_batch_that_members_refuse_is_refused(tmp_path: Path) -> None:
     for i in range(2):
         torch.manual_seed(i)
         torch.save(Looked().state_dict(), tmp_path / f"m{i}.pt")
@@ -513,15 +521,15 @@ def test_a_batch_that_members_do_not_take_is_refused_alone(tmp_path: Path) -> No
     assert list(report.refused) == ["forward, shared, batch 1"] and [r.batch for r in report.rows] == [4]
 
 
-def test_another_artifact_published_meanwhile_is_left_alone(
-    artifact: Path, made: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_artifact_that_is_published_meanwhile_does_not_change(
+    artifact: Path, built_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = tuned_pattern.tune_pattern
 
     def tuned(*args: Any) -> Any:
         found = original(*args)
         widepack.build(
-            sorted(made.glob("*.pt"))[:2],
+            sorted(built_folder.glob("*.pt"))[:2],
             artifact,
             model=Net,
             inputs=["x=float32[B,3,8,8]"],
@@ -537,15 +545,15 @@ def test_another_artifact_published_meanwhile_is_left_alone(
 
 
 @pytest.mark.slow
-def test_build_and_tune(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_and_tune(built_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "t.wide"
     monkeypatch.setattr(tune.tune, "__kwdefaults__", {**tune.tune.__kwdefaults__, "budget_s": 0.2})  # type: ignore[dict-item]
     report = widepack.build(
-        sorted(made.glob("*.pt")), out, model=Net, inputs=["x=float32[B,3,8,8]"], pt2=False, tune=[4]
+        sorted(built_folder.glob("*.pt")), out, model=Net, inputs=["x=float32[B,3,8,8]"], pt2=False, tune=[4]
     )
     assert report.tuned is not None and report.digest == Reader(out).manifest.digest
     assert {r["pattern"] for r in report.tuned["rows"]} == {"shared", "each"} and "tune" in report.seconds
-    right(widepack.load(out))
+    check_answers(widepack.load(out))
 
 
 def test_the_command_line(artifact: Path) -> None:
@@ -571,7 +579,7 @@ def test_the_command_line(artifact: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_line_says_it_in_words(artifact: Path) -> None:
+def test_the_command_line_prints_a_summary(artifact: Path) -> None:
     run = CliRunner().invoke(
         cli, ["tune", str(artifact), "--batch", "4", "--pattern", "shared", "--budget", "0.2"]
     )
@@ -587,6 +595,6 @@ def test_ratios_are_taken_within_a_round() -> None:
     assert len(found["x"]) == len(found["y"]) == timing.ROUNDS and timing.ratio(found, "y", "x") > 1
 
 
-def test_classes_meet_in_the_geometric_middle() -> None:
+def test_batch_classes_are_divided_at_the_geometric_mean() -> None:
     assert batch_classes({1: 1, 8: 8, 32: 32}) == {1: (1, 2), 8: (3, 16), 32: (17, None)}
     assert batch_classes({8: 8}) == {8: (1, None)}

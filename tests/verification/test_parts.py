@@ -1,6 +1,6 @@
 """Tests builds whose derived weights are too large to be in memory for all members at once.
 
-They are compared in parts, with the same bounds as whole ones. Weights are written in shards.
+They are compared in parts, with the same bounds as in one piece. Weights are written in shards.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ QUICK: dict[str, Any] = {"pt2": False, "targets": ("cpu",)}
 
 
 class Net(nn.Module):
-    """A folded norm, siblings, and a part that runs as a loop: all of them derive weights."""
+    """Has a folded norm, siblings, and a part that runs as a loop. All of them have derived weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def built(paths: list[str], out: Path, **more: Any) -> Any:
     return build(paths, out, model=Net, inputs=["x=float32[B,2,5,5]"], **QUICK, **more)
 
 
-def test_parts_prove_what_the_whole_does(
+def test_a_comparison_in_parts_equals_one_in_one_piece(
     paths: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = built(paths, tmp_path / "whole.wide")
@@ -72,9 +72,9 @@ def test_parts_prove_what_the_whole_does(
     assert [w.file for w in one.entries["forward"].wide] == [w.file for w in other.entries["forward"].wide]
     assert divided.kernels_wide == whole.kernels_wide
     for pattern, records in divided.verification["wide"].items():
-        for mine, right in zip(records, whole.verification["wide"][pattern], strict=True):
-            assert list(mine["members"]) == list(right["members"]) == [f"m{i}" for i in range(N)]
-            assert mine["samples"] == right["samples"]
+        for part, expected in zip(records, whole.verification["wide"][pattern], strict=True):
+            assert list(part["members"]) == list(expected["members"]) == [f"m{i}" for i in range(N)]
+            assert part["samples"] == expected["samples"]
     x = torch.randn(3, 2, 5, 5)
     assert torch.equal(load(tmp_path / "whole.wide")(x), load(tmp_path / "parts.wide")(x))
 
@@ -95,18 +95,17 @@ def test_a_wrong_member_in_the_last_part_is_found(
     assert not (tmp_path / "e.wide").exists()
 
 
-def test_derived_bytes_are_those_that_a_prologue_makes(paths: list[str], tmp_path: Path) -> None:
+def test_derived_bytes_are_those_of_the_prologue(paths: list[str], tmp_path: Path) -> None:
     built(paths, tmp_path / "e.wide", strategy="wide")
     reader = Reader(tmp_path / "e.wide")
     program = reader.program(reader.manifest.entries["forward"].wide[0].file)
-    # For each member in float64: the folded kernel with its bias, and the joined siblings; at most one more
-    # copy of
-    # the kernel.
+    # For each member in float64: the folded kernel with its bias, the joined siblings, and at most one more
+    # copy of the kernel.
     least, most = N * (8 * 2 * 9 + 8 + 8 * 8) * 4, N * (8 * 2 * 9 + 8 + 8 * 8 + 8) * 4 * 5
     assert least <= parts.derived(program, {"B": 4}) <= most
 
 
-def test_shards(paths: list[str], tmp_path: Path) -> None:
+def test_weights_are_written_in_shards(paths: list[str], tmp_path: Path) -> None:
     one, several = tmp_path / "one.wide", tmp_path / "several.wide"
     built(paths, one)
     built(paths, several, max_shard_size="4KB")
@@ -126,11 +125,11 @@ def test_shards(paths: list[str], tmp_path: Path) -> None:
     ("text", "size"),
     [("5GB", 5 * 10**9), ("500 mb", 500 * 10**6), ("2GiB", 2 * 2**30), ("1.5k", 1500), ("17", 17), (9, 9)],
 )
-def test_sizes(text: int | str, size: int) -> None:
+def test_sizes_are_parsed(text: int | str, size: int) -> None:
     assert parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "GB", "-1", "0", "1XB", "1e9", 0, -5, True, "9" * 15 + "TB"])
-def test_sizes_that_are_none(text: int | str) -> None:
+def test_invalid_sizes_are_refused(text: int | str) -> None:
     with pytest.raises(UsageError, match="for example 5GB"):
         parse_size(text)

@@ -67,14 +67,14 @@ def _unit(name: str) -> int:
     return int((1024 if name.endswith(("i", "I")) else 1000) ** power)
 
 
-def read_toml(folder: str | Path) -> dict[str, Any]:
-    """Reads `widepack.toml` of a folder.
+def read_toml(folder: str | Path, name: str = "widepack.toml") -> dict[str, Any]:
+    """Reads `widepack.toml` of a folder, or another file of it.
 
     Its keys are `model`, `input`, `entry` and `state` (returned as lists), `key`, and `model_arg` (a table).
     Returns: the keys that it has; {} without the file. Raises: UsageError, also for an unknown key or a wrong
     type.
     """
-    path = Path(folder) / "widepack.toml"
+    path = Path(folder) / name
     try:
         found = tomllib.loads(path.read_bytes().decode("utf-8"))
     except FileNotFoundError:

@@ -28,8 +28,11 @@ EPILOG = example(
     'width=64 --input "ids=int64[B,T]:0..30521" --input T=2..512',
     'widepack build runs/checkpoint-* -o ens.wide --model hf --input "input_ids=int64[B,T]:0..30521"',
     "widepack build m.pt -n 32 --dropout on -o passes.wide --model net.py:make --input 'x=float32[B,64]'",
-    "widepack build ckpts/*.pt --dry-run                # with model and input in ckpts/widepack.toml",
+    "widepack build ckpts/*.pt --dry-run                # with model and input in ./widepack.toml",
 )
+
+
+TOML = "widepack.toml"
 
 
 @click.command(epilog=EPILOG)
@@ -132,6 +135,12 @@ EPILOG = example(
     show_default=True,
     help="on: keep dropout active; every call draws for each member.",
 )
+@click.option(
+    "--config",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="A TOML file with options that are not given. Default: widepack.toml in the working folder.",
+)
 @click.option("--no-pt2", is_flag=True, help="Write no torch.export programs (they run without widepack).")
 @click.option(
     "--max-shard-size",
@@ -163,6 +172,7 @@ def command(
     share: str,
     passes: int | None,
     dropout: str,
+    config: Path | None,
     no_pt2: bool,
     max_shard_size: str,
     dry_run: bool,
@@ -173,17 +183,17 @@ def command(
 
     A CKPT is a file of torch.save, safetensors or torch.export, an index of shards, or a folder; the content
     decides, not the suffix. torch.export programs need no --model. --model hf makes the members of Hugging
-    Face folders. Options that are not given are read from widepack.toml beside the checkpoints (model,
-    model_arg, input, key, entry, state). The artifact is published only after its answers are verified
-    against every member.
+    Face folders. Options that are not given are read from widepack.toml in the working folder, or from the
+    file of --config (model, model_arg, input, key, entry, state). The artifact is published only after its
+    answers are verified against every member.
     """
     if out is None and not dry_run:
         raise click.UsageError(
             "Missing option '-o': give the folder to write, such as -o ens.wide, or give --dry-run"
         )
     paths = in_order(expand(checkpoints), sort)
-    settings = beside(paths)
-    if model:  # arguments in widepack.toml belong to the model that is named there
+    settings = settings_of(config, paths)
+    if model:  # arguments in the file belong to the model that is named there
         settings = {k: settings.get(k) for k in ("input", "key", "entry", "state")}
     named = list(entries) or settings.get("entry")
     args, kwargs = read_sample(sample, named or ()) if sample else (None, None)
@@ -259,25 +269,45 @@ def _natural(path: str) -> list[tuple[int, int, str]]:
     return [(0, int(p), p) if p.isdigit() else (1, 0, p) for p in parts]
 
 
-def beside(paths: list[str]) -> dict[str, Any]:
-    """Reads widepack.toml in the common folder of the checkpoints. A model file in it is relative to that
-    folder.
+def settings_of(config: Path | None, paths: list[str]) -> dict[str, Any]:
+    """Returns the options of `--config`, or of widepack.toml in the working folder.
+
+    A model file in it is relative to its folder. A widepack.toml beside the checkpoints is named, not read:
+    it may come with checkpoints of unknown origin, and its model is code that the build would run.
+
+    Raises:
+        Refusal: There is no file `config`.
     """
-    folder = Path(os.path.commonpath([os.path.dirname(os.path.abspath(p)) for p in paths]))
-    if not (folder / "widepack.toml").is_file():
-        return {}
+    file = config if config is not None else Path(TOML)
+    if config is not None and not config.is_file():
+        raise Refusal(f"--config {config}: there is no such file")
+    if config is None:
+        _name_unread(paths)
+        if not file.is_file():
+            return {}
     from widepack.spec.config import read_toml
 
-    found = read_toml(folder)
-    file, colon, name = str(found.get("model", "")).rpartition(":")
-    if colon and file.endswith(".py") and not os.path.isabs(file):
-        found["model"] = f"{os.path.relpath(folder / file)}:{name}"
+    found = read_toml(file.parent, file.name)
+    model, colon, name = str(found.get("model", "")).rpartition(":")
+    if colon and model.endswith(".py") and not os.path.isabs(model):
+        found["model"] = f"{os.path.relpath(file.parent / model)}:{name}"
     click.echo(
-        f"taken from {os.path.relpath(folder / 'widepack.toml')} for options that are "
-        f"not given: {', '.join(found) or 'nothing'}",
+        f"taken from {os.path.relpath(file)} for options that are not given: {', '.join(found) or 'nothing'}",
         err=True,
     )
     return found
+
+
+def _name_unread(paths: list[str]) -> None:
+    """Names a widepack.toml in the common folder of the checkpoints that is not read."""
+    folder = os.path.commonpath([os.path.dirname(os.path.abspath(p)) for p in paths])
+    unread = os.path.relpath(os.path.join(folder, TOML))
+    if unread != TOML and os.path.isfile(unread):
+        click.echo(
+            f"not read: {unread}, which is not in the folder in which the command runs; "
+            f"if you trust it, give --config {unread}",
+            err=True,
+        )
 
 
 def read_sample(path: Path, entries: Sequence[str] = ()) -> tuple[Any, Any]:

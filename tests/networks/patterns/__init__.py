@@ -1,4 +1,4 @@
-"""Patterns of everyday code as small modules, one file a family. `CASES` has all of them by name."""
+"""Patterns of everyday code as small modules, one file for each family. `CASES` has all of them by name."""
 
 from __future__ import annotations
 
@@ -43,4 +43,4 @@ _FAMILIES = (
     dynamic_dims,
 )
 CASES: dict[str, Case] = {name: case for family in _FAMILIES for name, case in family.CASES.items()}
-assert len(CASES) == sum(len(family.CASES) for family in _FAMILIES), "two patterns have one name"
+assert len(CASES) == sum(len(family.CASES) for family in _FAMILIES), "two patterns have the same name"

@@ -11,7 +11,7 @@ from networks.patterns.shapes import ROWS
 
 
 class Activations(nn.Module):
-    """Every activation of torch.nn, each behind the same layer."""
+    """Has every activation of torch.nn, each after the same layer."""
 
     def __init__(self) -> None:
         super().__init__()

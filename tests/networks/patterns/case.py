@@ -1,5 +1,5 @@
-"""A pattern: a small module, its input specs, and other sizes of its dims. Helpers that make modules in one
-line.
+"""Defines a pattern: a small module, its input specs, and other sizes of its dims. Helpers make a module in
+one line.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Make = Callable[[], nn.Module]
 
 @dataclass(frozen=True)
 class Case:
-    """make: a fresh module. inputs: specs. sizes: letter -> other sizes than the example's. sample: instead
-    of specs, (sizes, seed) -> args of a call.
+    """make: makes a module with fresh weights. inputs: specs. sizes: letter -> sizes other than the
+    example's. sample: replaces specs, (sizes, seed) -> arguments of a call.
 
-    dynamic, example: with sample, as `build` takes them.
+    dynamic, example: used with sample, as in `build`.
     """
 
     make: Make
@@ -35,7 +35,7 @@ class Case:
     example: Mapping[str, int] = field(default_factory=dict)
 
     def draw(self, sizes: Mapping[str, int], seed: int) -> dict[str, Any]:
-        """One call's inputs, by name."""
+        """Returns the inputs of one call, by name."""
         if self.sample is not None:
             return self.sample(sizes, seed)
         return {
@@ -43,15 +43,15 @@ class Case:
         }
 
     def calls(self) -> list[dict[str, int]]:
-        """Sizes to call at: each dim's own list in turn, all dims moving together."""
+        """Returns the sizes of the calls. Each dim goes through its list, all dims at the same time."""
         letters = list(self.sizes)
         longest = max((len(v) for v in self.sizes.values()), default=1)
         return [{d: self.sizes[d][k % len(self.sizes[d])] for d in letters} for k in range(longest)]
 
 
 def drawn(spec: str, sizes: Mapping[str, int], seed: int) -> Tensor:
-    """Floats are normal, whole numbers within the spec's bounds, truth values mostly false and never all true
-    along the last dim.
+    """Returns a random input. Floating-point numbers are normal, integers are within the bounds of the spec,
+    booleans are mostly False and never all True along the last dim.
     """
     (given,), _ = parse_inputs([spec])
     shape = [d if isinstance(d, int) else sizes[d.letter] * d.factor for d in given.dims]
@@ -68,21 +68,22 @@ def drawn(spec: str, sizes: Mapping[str, int], seed: int) -> Tensor:
 
 
 def case(make: Make, *inputs: str, **sizes: tuple[int, ...]) -> Case:
-    """A case from specs: the batch B is called at 5, 1 and 2, other letters at 7, 12 and 4 unless said
-    otherwise.
+    """Makes a case from specs. By default, the sizes of the batch B are 5, 1 and 2, those of other letters 7,
+    12 and 4.
     """
     letters = dict.fromkeys(letter for s in parse_inputs(inputs)[0] for letter in s.letters)
     return Case(make, inputs, {d: sizes.get(d, (5, 1, 2) if d == "B" else (7, 12, 4)) for d in letters})
 
 
 def of(kind: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[[], Any]:
-    """What makes a part anew."""
+    """Returns a callable that makes a new part."""
     return partial(kind, *args, **kwargs)
 
 
 def net(forward: Callable[..., Any], **parts: Callable[[], Any]) -> Make:
-    """What makes a module of these parts (modules, parameters; plain tensors become buffers) with this
-    forward of (self, inputs).
+    """Returns a callable that makes a module with these parts and this forward of (self, inputs).
+
+    Parts are modules and parameters. Plain tensors become buffers.
     """
     kind = type("Net", (nn.Module,), {"forward": forward})
 

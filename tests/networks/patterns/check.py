@@ -22,7 +22,7 @@ from widepack_artifacts.reader import Reader
 
 
 def member(case: Case, seed: int) -> nn.Module:
-    """A module as training leaves it: weights, norms and statistics of its own."""
+    """Returns a module that looks trained: its weights, norms and statistics differ from other members'."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         module = case.make().eval()
@@ -37,18 +37,18 @@ def member(case: Case, seed: int) -> nn.Module:
 
 
 def exact(case: Case, seed: int) -> nn.Module:
-    """The member in float64 and complex128."""
+    """Returns the member in float64 and complex128."""
     return member(case, seed)._apply(
         lambda t: t.to(torch.complex128) if t.is_complex() else t.double() if t.is_floating_point() else t
     )
 
 
-def made(case: Case, folder: Path, ill: int | None = None) -> tuple[WideModel, BuildReport]:
-    """The case built and loaded. ill: the member whose floating weights are all NaN."""
+def build_case(case: Case, folder: Path, nan_member: int | None = None) -> tuple[WideModel, BuildReport]:
+    """Builds and loads the case. nan_member: the member whose floating-point weights are all NaN."""
     paths = []
     for i in range(N):
         state = member(case, i).state_dict()
-        if i == ill:
+        if i == nan_member:
             state = {
                 k: torch.full_like(v, float("nan")) if v.is_floating_point() or v.is_complex() else v
                 for k, v in state.items()
@@ -63,7 +63,7 @@ def made(case: Case, folder: Path, ill: int | None = None) -> tuple[WideModel, B
 
 
 def once_a_member(ens: WideModel, folder: Path) -> set[str]:
-    """The ops of the nodes that run once a member in either preset."""
+    """Returns the ops of the nodes that run once for each member, in any preset."""
     entry = ens.manifest.entries["forward"]
     ops = {n.name: n.op for n in Reader(folder / "e.wide").program(entry.member[0]).nodes}
     found = set()
@@ -76,7 +76,7 @@ def once_a_member(ens: WideModel, folder: Path) -> set[str]:
 
 
 def truth_of(module: nn.Module, given: Mapping[str, Any]) -> Any:
-    """The member's answer in float64: what its code makes itself, and what it calls float, too."""
+    """Returns the member's answer in float64, including tensors that its code makes or casts to float."""
     with pytest.MonkeyPatch.context() as patch, double_by_default():
         for name in ("float", "half", "bfloat16"):
             patch.setattr(Tensor, name, Tensor.double)
@@ -92,7 +92,7 @@ def truth_of(module: nn.Module, given: Mapping[str, Any]) -> Any:
 
 
 def _double(value: Any) -> Any:
-    """A floating dtype as float64; anything else as it is."""
+    """Returns float64 for a floating-point dtype, and any other value unchanged."""
     return torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else value
 
 
@@ -107,7 +107,7 @@ def flat(x: Tensor) -> Tensor:
 
 
 def parts(result: Any) -> list[Tensor]:
-    """The tensors of a result, in order, of classes too."""
+    """Returns the tensors of a result in order, including those in output classes."""
     return [
         x.detach()
         for x in leaves(
@@ -116,28 +116,33 @@ def parts(result: Any) -> list[Tensor]:
     ]
 
 
-def hold(case: Case, folder: Path, once: set[str]) -> None:
-    """Build a case and hold it to every member alone. once: the ops of the nodes that run once a member."""
-    ens, _ = made(case, folder)
+def check_case(case: Case, folder: Path, once: set[str]) -> None:
+    """Builds a case and compares it with every member alone. once: the ops that run once for each member."""
+    ens, _ = build_case(case, folder)
     alone_ops = once_a_member(ens, folder)
     assert alone_ops == once, alone_ops
-    alone, right = [member(case, i) for i in range(N)], [exact(case, i) for i in range(N)]
+    alone, doubles = [member(case, i) for i in range(N)], [exact(case, i) for i in range(N)]
     found: dict[tuple[int, int], list[tuple[Tensor, Tensor, Tensor]]] = {}
     sizes = case.calls()
     for k in itertools.count():
         if k >= len(sizes) and all(sum(m.numel() for _, m, _ in rows) * N >= 64 for rows in found.values()):
             break
-        own = [case.draw(sizes[k % len(sizes)], 10 * k + i) for i in range(N)]
+        calls_of_members = [case.draw(sizes[k % len(sizes)], 10 * k + i) for i in range(N)]
         each = {
-            n: stack([o[n] for o in own])
-            if any(isinstance(x, Tensor) for x in tree_leaves(own[0][n]))
-            else own[0][n]
-            for n in own[0]
+            n: stack([o[n] for o in calls_of_members])
+            if any(isinstance(x, Tensor) for x in tree_leaves(calls_of_members[0][n]))
+            else calls_of_members[0][n]
+            for n in calls_of_members[0]
         }
-        for answer, given in ((ens(**own[0]), [own[0]] * N), (ens.each(**each), own)):
+        for answer, given in (
+            (ens(**calls_of_members[0]), [calls_of_members[0]] * N),
+            (ens.each(**each), calls_of_members),
+        ):
             for i in range(N):
-                mine, truth = run(alone[i], (), given[i]), truth_of(right[i], given[i])
-                for j, (w, m, t) in enumerate(zip(parts(answer), parts(mine), parts(truth), strict=True)):
+                answer_alone, truth = run(alone[i], (), given[i]), truth_of(doubles[i], given[i])
+                for j, (w, m, t) in enumerate(
+                    zip(parts(answer), parts(answer_alone), parts(truth), strict=True)
+                ):
                     assert w[i].shape == m.shape
                     if m.is_floating_point() or m.is_complex():
                         found.setdefault((j, i), []).append((flat(w[i]), flat(m), flat(t)))
@@ -146,6 +151,6 @@ def hold(case: Case, folder: Path, once: set[str]) -> None:
                         assert w.dtype == m.dtype
     for j in {j for j, _ in found}:
         bound = Bound()
-        for i in range(N):  # a member's errors are pooled over its calls
+        for i in range(N):  # the errors of a member are collected over its calls
             bound.add(*(torch.cat([x.flatten() for x in column]) for column in zip(*found[j, i])))
         bound.check()

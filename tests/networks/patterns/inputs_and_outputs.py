@@ -19,7 +19,7 @@ Pair = namedtuple("Pair", ["mean", "scale"])
 
 @dataclass
 class Answer:
-    """An output class as transformers has them."""
+    """An output class like those of transformers."""
 
     logits: Tensor
     hidden: Tensor | None = None
@@ -29,7 +29,7 @@ torch.export.register_dataclass(Answer, serialized_type_name="test_patterns.Answ
 
 
 class Many(nn.Module):
-    """Positional, optional and keyword-only arguments, numbers and None among them."""
+    """Has positional, optional and keyword-only arguments, including numbers and None."""
 
     def __init__(self) -> None:
         super().__init__()

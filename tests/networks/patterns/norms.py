@@ -16,7 +16,7 @@ from networks.patterns.shapes import TEXT
 
 
 class Functional(nn.Module):
-    """Norms by their functions, over buffers and parameters that are named otherwise."""
+    """Calls norms as functions, with buffers and parameters that have other names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Functional(nn.Module):
 
 
 def norm(kind: Callable[..., nn.Module], *args: Any, **kwargs: Any) -> Make:
-    """Behind a layer of the member's own."""
+    """Makes a norm after a layer whose weights differ by member."""
     return chain(of(nn.Conv2d, 4, 4, 1), of(kind, *args, **kwargs))
 
 

@@ -13,8 +13,8 @@ from networks.patterns.shapes import IMAGE, ROWS, TEXT
 
 
 class Buffers(nn.Module):
-    """A saved buffer, one that is not saved, one of whole numbers, a plain tensor attribute, a list of
-    tensors.
+    """Has a persistent buffer, a non-persistent one, a buffer of integers, a plain tensor attribute, and a
+    list of tensors.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Buffers(nn.Module):
 
 
 class Tied(nn.Module):
-    """The output projection is the embedding; one layer is used twice."""
+    """Uses the embedding as output projection, and one layer twice."""
 
     def __init__(self) -> None:
         super().__init__()
