@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from widepack_bench.layers.reference import LayerReference
 from widepack_bench.layers.run import run_layers
 from widepack_bench.layers.sweeps import SWEEPS, find
 from widepack_bench.layers.table import markdown, summary, table
+from widepack_bench.layers.tuned import TuneRequest
 from widepack_bench.measure.answers import leaves
 from widepack_bench.models.blocks import BLOCKS
 from widepack_bench.processes.fresh import ProcessEnded, lines_of_fresh_process
@@ -391,8 +393,10 @@ def test_a_row_that_is_judged() -> None:
 
 
 def tuned_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On eager alone, which compiles nothing."""
+    """Tunes on eager alone, which compiles nothing, and for a short time."""
     monkeypatch.setattr("widepack.tuning.tune.backends_here", lambda device: ("eager",))
+    monkeypatch.setattr("widepack_bench.layers.row.TuneRequest", partial(TuneRequest, budget_s=0.4))
+    monkeypatch.setattr("widepack_bench.layers.tuned_many.TuneRequest", partial(TuneRequest, budget_s=0.4))
 
 
 def test_auto_is_a_tuned_artifact(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

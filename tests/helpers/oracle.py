@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -69,10 +70,12 @@ def put(arg: Any, to: Iterator[Any]) -> Any:
     return {k: put(a, to) for k, a in arg.items()} if isinstance(arg, dict) else arg
 
 
+@cache
 def combinations(count: int, draws: bool = False) -> list[tuple[bool, ...]]:
-    """Returns the combinations of Stacked tensors: all, each alone, then the rest. draws: also none, for
-    random ops.
-    """
+    """Returns which tensors are Stacked: all, each alone, then the rest. draws: also none (random ops)."""
+    alone = [tuple(k == i for k in range(count)) for i in range(count)]
+    if len(alone) >= COMBINATIONS - 1:  # the many others would be sorted to the end and cut off
+        return [(True,) * count, *alone][:COMBINATIONS]
     every = [c for c in itertools.product((True, False), repeat=count) if any(c) or draws]
     return sorted(every, key=lambda c: (not all(c), sum(c) != 1))[:COMBINATIONS]
 
