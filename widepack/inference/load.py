@@ -60,7 +60,8 @@ def load(
 ) -> WideModel:
     """Loads an artifact and returns a model that runs all members in one call.
 
-    The first load on a machine runs the artifact's probe: a few inputs with every member's float64 answers.
+    The first load on a machine, and the first after a change of the files, runs the artifact's probe: a few
+    inputs with every member's float64 answers.
 
     Args:
         path: The folder that `widepack.build` wrote.

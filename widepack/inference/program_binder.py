@@ -43,10 +43,11 @@ class ProgramBinder:
 
         options: default those of the load. fallback: what runs on `eager` if the plan's own backend is not
         available; default the same program. weights: by name; default those of the model. Raises:
-        ArtifactError; UsageError.
+        ArtifactError, also if a mapped file was changed in place; UsageError.
         """
         options = options or self.artifact.options.backend
         program = stored.program
+        self.artifact.check_unchanged()
         self.admission.check_slots(pattern, program)
         if weights is None:
             weights = {s.source: self.artifact.weights.get(s.source) for s in program.weights}
