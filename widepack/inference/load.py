@@ -69,7 +69,8 @@ def load(
         dtype: `bf16`, `fp16`, `fp32` or the name of another floating dtype. Weights are cast on the device,
             and programs are lowered again for it. Inputs must have it. Answers are checked against what the
             members' own programs compute in it. The files do not change. Default: the artifact's dtype.
-        members: The members to load, by number or name, in this order. Default: all.
+        members: The members to load, by number or name, in this order. Answers have the form of the whole
+            artifact. Default: all.
         strategies: What `build --strategy` takes. The programs are lowered again then. Default: the
             artifact's plans.
         simplify: False lowers the programs again as they were captured, which shows what simplification

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -121,16 +121,24 @@ def new_states(
     return found
 
 
-def build_answer(values: Sequence[Any], outputs: Sequence[Leaf], members: int, result: tree.Tree) -> Any:
+def build_answer(
+    values: Sequence[Any],
+    outputs: Sequence[Leaf],
+    members: int,
+    result: tree.Tree,
+    lists: Collection[int] = (),
+) -> Any:
     """Builds the caller's answer from a program's outputs.
 
     A Shared leaf is expanded to `[N, ...]`. A Ragged leaf is a list of N tensors. result: the form of the
-    answer.
+    answer. lists: the numbers of other leaves that become lists of N tensors.
     """
     leaves = [
         v.expand(members, *v.shape) if o.kind == "shared" and isinstance(v, torch.Tensor) else v
         for v, o in zip(values, outputs)
     ]
+    for k in lists:
+        leaves[k] = list(leaves[k].unbind(0))
     if "leaf" in result:
         return leaves[result["leaf"]]
     return tree.build(result, leaves, named_values)

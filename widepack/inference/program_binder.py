@@ -84,7 +84,10 @@ class ProgramBinder:
             self.admission.check(pattern, program, weights, stored.content)
             workers = min(stored.plan.workers, torch.get_num_threads())
             runnable = Runnable(self.artifact.executable(program, weights, workers))
-        return BoundProgram(program, stored.plan, runnable, self.entry.result, backend, stored.content)
+        ragged = [k for k, o in enumerate(self.entry.outputs) if o.kind == "ragged"]
+        return BoundProgram(
+            program, stored.plan, runnable, self.entry.result, backend, stored.content, ragged
+        )
 
     def rebind(self, pattern: str, bound: BoundProgram, weights: Mapping[str, Any]) -> Runnable:
         """Binds a bound program on the same backend to other weights. weights: by name."""
