@@ -209,10 +209,13 @@ class Binder:
         """
         names = ", ".join(name for _, _, name in self.states)
         if not isinstance(state, Mapping):
+            model = "ens" if self.stacked else "member"
+            sizes = self._sizes_of_states(values, per_member)
             raise InputError(
                 f"{'state is missing' if state is None else f'state is {_describe(state)}'}; "
                 f"this model carries {names} from call to call: "
-                "start with state = ens.state(), and go on with y, state = ens(x, state=state)"
+                f"start with state = {model}.state({sizes}), and go on with "
+                f"y, state = {model}(x, state=state)"
             )
         if unknown := [str(k) for k in state if k not in self.known]:
             raise InputError(
@@ -231,6 +234,17 @@ class Binder:
                     f"the model carries a tensor {self.leaves[i].text}{each}"
                 )
             values[i], per_member[i] = state[name], self.stacked
+
+    def _sizes_of_states(self, values: Sequence[Any], per_member: Sequence[bool]) -> str:
+        """Returns the arguments of `state` for the inputs of a call, for messages: `B=8`."""
+        needed = {d.letter for i in self.carried for d in self.leaves[i].dims if not isinstance(d, int)}
+        sizes: dict[str, int] = {}
+        for leaf, value, own in zip(self.leaves, values, per_member):
+            shape = value.shape[own:] if isinstance(value, torch.Tensor) else ()
+            for size, dim in zip(shape, leaf.dims):
+                if not isinstance(dim, int) and dim.letter in needed:
+                    sizes.setdefault(dim.letter, size // dim.factor)
+        return ", ".join(f"{letter}={sizes.get(letter, 1)}" for letter in sorted(needed))
 
     def fresh(self, initial: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
         """Returns the states as they begin: a buffer's value, or zeros for an input.

@@ -67,7 +67,7 @@ class BoundProgram:
         sizes of the first dim that the program is for. backend: The name of the backend. content: The SHA-256
         of the program's file; "" if the program is in no file of the artifact. only: The number of the output
         that is the whole answer without change; -1 if the answer must be built. run: Runs the program on a
-        list of inputs. lists: The numbers of the outputs that are lists of N in the artifact, and one tensor in
+        list of inputs. lists: The numbers of the outputs that are lists of N in the artifact, and tensors in
         this program, since the loaded members have one shape.
     """
 

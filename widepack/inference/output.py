@@ -117,8 +117,17 @@ def new_states(
         elif storage(value) in taken:
             value = value.clone()
         taken.add(storage(value))
-        found[name] = value
+        found[name] = writable(value)
     return found
+
+
+def writable(value: torch.Tensor) -> torch.Tensor:
+    """Returns the same memory as a tensor that code outside of `torch.inference_mode` may write into."""
+    if not value.is_inference() or torch.is_inference_mode_enabled():
+        return value
+    memory = value.untyped_storage()
+    plain = torch.empty(0, dtype=value.dtype, device=value.device)
+    return plain.set_(memory, value.storage_offset(), value.shape, value.stride())
 
 
 def build_answer(
