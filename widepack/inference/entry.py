@@ -93,6 +93,12 @@ class WideEntry:
             f"WideEntry({self.name} of {len(self)} members; {self.description}; {self.programs.description})"
         )
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"an entry of a loaded model cannot be copied or pickled; take the model: ens instead of "
+            f"ens.entry({self.name!r})"
+        )
+
     # ---------------------------------------------------------------- calls
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

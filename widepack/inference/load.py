@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,23 @@ def load(
         )
     if threads is not None:
         _set_threads(threads)
+    again = partial(
+        load,
+        Path(path_of(path)).absolute(),
+        device=device,
+        dtype=dtype,
+        members=members,
+        strategies=strategies,
+        simplify=simplify,
+        backend=backend,
+        verify=verify,
+        prologue=prologue,
+        warmup=False,
+        compile=compile,
+        cache=cache,
+        limit=limit,
+        allow_ops=allow_ops,
+    )
     extra = ops.allow(allow_ops)
     path = path_of(path)
     options = LoadOptions(
@@ -129,7 +147,7 @@ def load(
     opening = _Opening(options, verify, members, find_dtype(dtype))
     with autocast_off(), guarded(str(path)):
         artifact = opened(path, opening, expect, extra)[1]
-        model = WideModel(artifact)
+        model = WideModel(artifact, partial(again, expect=artifact.manifest.digest))
         with artifact.limits.one_load(warmup):
             if warmup:
                 model.warmup()
