@@ -470,9 +470,9 @@ def test_load_without_simplification(name: str, strategy: str | None, artifacts:
     """Programs without simplification keep the nodes that it removes, and give the same answers."""
     case = cases.load(name)
     args, kwargs = case.sample(3, 1)
-    ours, plain = load(artifacts(name)), load(artifacts(name), strategies=strategy, simplify=False)
-    for mine, captured in zip(_tensors(ours(*args, **kwargs)), _tensors(plain(*args, **kwargs))):
-        close(mine, captured)
+    simplified, plain = load(artifacts(name)), load(artifacts(name), strategies=strategy, simplify=False)
+    for answer, captured in zip(_tensors(simplified(*args, **kwargs)), _tensors(plain(*args, **kwargs))):
+        close(answer, captured)
     simple, captured_ops = (
         Counter(_ops_of(ens)) for ens in (load(artifacts(name), strategies=strategy or "auto"), plain)
     )
