@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from .errors import InputError as InputError
     from .errors import LoweringError as LoweringError
     from .errors import MemberMismatch as MemberMismatch
+    from .errors import ProbeError as ProbeError
+    from .errors import Unavailable as Unavailable
     from .errors import UsageError as UsageError
     from .errors import VerificationError as VerificationError
     from .errors import WidepackError as WidepackError
@@ -75,6 +77,8 @@ _WHERE = {
             "VerificationError",
             "InputError",
             "ArtifactError",
+            "ProbeError",
+            "Unavailable",
         ),
         "errors",
     ),
@@ -105,3 +109,7 @@ def __getattr__(name: str) -> Any:
     value = getattr(module, name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_MODULES})

@@ -4,6 +4,7 @@ Every error has an exit code, which the command line returns.
 
 WidepackError                 exit code 1; the root: catch this one
 |-- UsageError                2: wrong arguments: an input spec, an unknown strategy, no checkpoints
+|   `-- Unavailable           2: a backend that cannot run here without compiling or installing something
 |-- CheckpointError           1: a file that is not a checkpoint, or cannot be read safely
 |   `-- MemberMismatch        1: checkpoints of different architectures; all differences in one error
 |-- CaptureError              1: a member that torch.export cannot capture completely
@@ -36,6 +37,19 @@ class UsageError(WidepackError):
     """
 
     exit_code = 2
+
+
+class Unavailable(UsageError):
+    """Raised if a backend cannot run here without compiling or installing something first.
+
+    The message names the backend, what it needs, and how to provide it.
+
+    Example:
+        >>> try:
+        ...     ens = widepack.load("ens.wide", backend="aot")
+        ... except widepack.Unavailable:
+        ...     ens = widepack.load("ens.wide")
+    """
 
 
 class CheckpointError(WidepackError):

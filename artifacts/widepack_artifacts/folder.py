@@ -9,6 +9,7 @@ import re
 import shutil
 import stat
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from . import strict_json
@@ -103,6 +104,38 @@ def checked_path(path: str | os.PathLike[str]) -> Path:
             "rename the folder"
         ) from None
     return place
+
+
+def check_programs(root: Path) -> None:
+    """Checks that no link or file is in the place of the folder of programs.
+
+    A writer would write through a link outside the artifact, and readers follow no link. Raises:
+    ArtifactError.
+    """
+    programs = root / PROGRAMS
+    if os.path.lexists(programs) and not stat.S_ISDIR(os.lstat(programs).st_mode):
+        raise ArtifactError(
+            f"{programs}: a link or a file, but an artifact has a folder there. Nothing was written; remove "
+            "it, or give another path"
+        )
+
+
+def check_plain(root: Path, names: Iterable[str]) -> None:
+    """Checks before publishing that readers will open the listed files: plain files, reached without links.
+
+    Raises: ArtifactError.
+    """
+    check_programs(root)
+    for name in names:
+        try:
+            mode = os.lstat(root / name).st_mode
+        except OSError as e:
+            raise ArtifactError(f"{root / name}: {e.strerror or e}; nothing was published") from e
+        if not stat.S_ISREG(mode):
+            raise ArtifactError(
+                f"{root / name}: a link or special file; an artifact has plain files only. Nothing was "
+                "published"
+            )
 
 
 def is_part(path: Path) -> bool:

@@ -5,10 +5,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import sys
 from pathlib import Path
 
 from .errors import ArtifactError
+
+_FLAGS = (
+    os.O_RDWR
+    | os.O_CREAT
+    | getattr(os, "O_CLOEXEC", 0)
+    | getattr(os, "O_NOFOLLOW", 0)
+    | getattr(os, "O_NONBLOCK", 0)
+)
 
 
 def take_lock(place: Path, path: Path) -> int:
@@ -19,13 +28,18 @@ def take_lock(place: Path, path: Path) -> int:
         path: The artifact, for error messages.
 
     Raises:
-        ArtifactError: Another writer has the lock, or the file cannot be made.
+        ArtifactError: Another writer has the lock, the file cannot be made, or it is a link or special file.
     """
     while True:
         try:
-            handle = os.open(place, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+            handle = os.open(place, _FLAGS, 0o666)
         except OSError as e:
+            if e.errno == errno.ELOOP:
+                raise _not_plain(place) from e
             raise ArtifactError(f"{path}: cannot write there: {e.strerror or e}") from e
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise _not_plain(place)
         try:
             lock_handle(handle)
         except OSError as e:
@@ -34,9 +48,14 @@ def take_lock(place: Path, path: Path) -> int:
                 f"{path}: another process is writing this artifact; wait until it has ended"
             ) from e
         with contextlib.suppress(OSError):
-            if os.path.samestat(os.fstat(handle), os.stat(place)):
+            if os.path.samestat(os.fstat(handle), os.lstat(place)):
                 return handle
         os.close(handle)  # the previous writer removed this file after we opened it
+
+
+def _not_plain(place: Path) -> ArtifactError:
+    """Returns the error for a lock that is a link or a special file."""
+    return ArtifactError(f"{place}: a link or special file, which no writer follows; remove it")
 
 
 if sys.platform == "win32":

@@ -28,6 +28,7 @@ from torch import Tensor
 from . import header as headers
 from . import strict_json
 from .errors import ArtifactError
+from .file_identity import FileIdentity
 from .weight_table import ITEM_BYTES, Weight, member_tensor
 
 _PAIRS = "complex128"
@@ -168,6 +169,10 @@ class Weights:
     """Tensors of safetensors files by name. The files are mapped, and pages are read on first use.
 
     The mapping is private: a write into a tensor changes this process's memory and never the file.
+
+    Attributes:
+        identities: The files that are mapped, as they were when they were opened.
+
     Raises:
         ArtifactError if a file is not a safetensors file, or a name is in two files.
     """
@@ -175,12 +180,19 @@ class Weights:
     def __init__(self, files: Sequence[str | os.PathLike[str]]) -> None:
         self._open: dict[str, Any] = {}
         self._pairs: set[str] = set()
+        self.identities: list[FileIdentity] = []
         for file in files:
+            try:
+                identity = FileIdentity.of(file)
+            except OSError as e:
+                raise ArtifactError(f"{file}: not a whole safetensors file: {e.strerror or e}") from e
             headers.read(Path(file))
             try:
                 opened: Any = safe_open(Path(file), framework="pt")
             except (SafetensorError, OSError) as e:
                 raise ArtifactError(f"{file}: not a whole safetensors file: {e}") from e
+            identity.check_same()
+            self.identities.append(identity)
             self._pairs |= _pairs(opened, str(file))
             for name in opened.keys():  # noqa: SIM118  it is not a dict
                 if name in self._open:
@@ -209,6 +221,14 @@ class Weights:
         """Returns a tensor without a copy. Raises: ArtifactError if no file has the name."""
         found: Tensor = self._of(name).get_tensor(name)
         return torch.view_as_complex(found) if name in self._pairs else found
+
+    def check_unchanged(self) -> None:
+        """Checks that no mapped file was changed in place since it was opened.
+
+        Raises: ArtifactError.
+        """
+        for identity in self.identities:
+            identity.check_content()
 
     def slice(self, name: str, i: int) -> Tensor:
         """Returns `[i]` of a tensor without a copy: the weight of one member."""

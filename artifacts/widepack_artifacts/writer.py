@@ -36,6 +36,8 @@ from .folder import (
     PROGRAMS,
     TEMPORARY,
     ArtifactExists,
+    check_plain,
+    check_programs,
     checked_path,
     free_bytes,
     path_state,
@@ -85,6 +87,7 @@ class Writer:
                 raise self._error("make the folder", 0, e) from e
             self._lock = take_lock(self._root / LOCK, self.path)
             self._check_path()  # again: another writer may have published in between
+            check_programs(self._root)
             self._remove_leftovers()
         except BaseException:
             self._abandon()
@@ -258,6 +261,7 @@ class Writer:
             raise ArtifactError(
                 f"{self.path}: the manifest does not read back as it was written; please report it"
             )
+        check_plain(self._root, sealed.files)
         try:
             self._commit(sealed, data)
         except OSError as e:

@@ -60,7 +60,7 @@ def test_every_step_is_the_members_own(pattern: str, strategy: str | None, artif
             for k, bound in bounds.items():
                 bound.add(wide[k][i], own[t][i][k], truth[t][i][k])
     for name, bound in bounds.items():
-        if sum(o.numel() for o in bound.own) >= 64:
+        if sum(o.numel() for o in bound.alone) >= 64:
             bound.check()
         else:
             raise AssertionError(f"{name} has too few numbers to say anything")

@@ -1,10 +1,9 @@
-"""What makes the members where it is not a factory of the user's: pickled modules, Hugging Face folders; and
+"""What makes the members where it is not a factory of the user's: pickled modules; and
 dtypes, names, and checkpoints left out.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 import warnings
 from pathlib import Path
@@ -12,11 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from widepack import build, load
-from widepack.building.factories import find_factory
 from widepack.checkpoints.discovery import open_checkpoint
 from widepack.errors import CaptureError, CheckpointError, MemberMismatch, UsageError, VerificationError
 from widepack.spec.dtypes import find_dtype
@@ -289,86 +286,3 @@ def test_the_part_of_a_lightning_module_that_the_model_is(tmp_path: Path) -> Non
         MemberMismatch, match=r"Weights of the model's names are in it under ema too: --key ema takes those\."
     ):
         build(save(tmp_path, beside), tmp_path / "f.wide", model=Net, **QUICK)
-
-
-# Hugging Face
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    transformers = pytest.importorskip("transformers")
-    folder = tmp_path_factory.mktemp("hf")
-    config = transformers.GPT2Config(
-        vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=32, bos_token_id=0, eos_token_id=0
-    )
-    for i in range(2):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(i)
-            model = transformers.GPT2LMHeadModel(config).eval()
-        model.save_pretrained(folder / f"checkpoint-{i}", max_shard_size="5KB" if i else "5GB")
-    return [str(folder / f"checkpoint-{i}") for i in range(2)]
-
-
-IDS: dict[str, Any] = {**QUICK, "inputs": ["input_ids=int64[B,T]:0..49", "T=2..32"]}
-
-
-def test_hugging_face_folders(folders: list[str], tmp_path: Path) -> None:
-    from transformers import GPT2LMHeadModel
-
-    assert len(list(Path(folders[1]).glob("*.safetensors"))) > 1
-    report = build(folders, tmp_path / "e.wide", model="hf", **IDS)
-    assert report.members == ("checkpoint-0", "checkpoint-1")
-    ids = torch.randint(0, 50, (3, 7))
-    ens = load(tmp_path / "e.wide")
-    with torch.no_grad():
-        own = [GPT2LMHeadModel.from_pretrained(f)(ids).logits for f in folders]
-        torch.testing.assert_close(ens(ids).logits, torch.stack(own), rtol=1e-4, atol=1e-5)
-    assert ens.state_dict(0).keys() >= {
-        "lm_head.weight",
-        "transformer.wte.weight",
-    }  # tied: the folder has one of the two
-    assert find_factory("hf", {"folder": folders[0], "n_layer": 1}, "elsewhere")().config.n_layer == 1  # type: ignore[union-attr]
-
-
-def test_the_dtype_of_a_folder(folders: list[str], tmp_path: Path) -> None:
-    from transformers import GPT2LMHeadModel
-
-    GPT2LMHeadModel.from_pretrained(folders[0]).to(torch.bfloat16).save_pretrained(tmp_path / "half")
-    factory = find_factory("hf", None, str(tmp_path / "half"))
-    assert {p.dtype for p in factory().parameters()} == {torch.bfloat16}
-    assert torch.get_default_dtype() == torch.float32
-    build([tmp_path / "half"], tmp_path / "e.wide", model="hf", dtype="float32", **IDS)
-
-
-def test_folders_that_are_no_model(
-    folders: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(change: dict[str, Any] | None, **args: Any) -> str:
-        folder = tmp_path / "folder"
-        folder.mkdir(exist_ok=True)
-        save_file({"w": torch.ones(1)}, folder / "model.safetensors")
-        config = json.loads(Path(folders[0], "config.json").read_text())
-        if change is not None:
-            (folder / "config.json").write_text(json.dumps({**config, **change}))
-        with pytest.raises(UsageError) as caught:
-            build([folder], tmp_path / "e.wide", model="hf", model_args=args, **IDS)
-        assert "\n" not in str(caught.value)
-        return str(caught.value)
-
-    assert (
-        f"needs the config.json that save_pretrained writes, but {tmp_path / 'folder'} has none"
-        in refused(None)
-    )
-    assert "names the architecture MyNet, but transformers" in refused({"architectures": ["MyNet"]})
-    own = {"architectures": ["MyNet"], "auto_map": {"AutoModel": "modeling.MyNet"}}
-    assert (
-        "but its code is in the folder, and code of a folder is not run; name a factory of your own"
-        in refused(own)
-    )
-    assert "has no 'layers'" in refused({}, layers=3)
-    assert "raised" in refused({"architectures": None, "model_type": "no-such-model"})
-    (tmp_path / "folder" / "config.json").write_text("{")
-    assert "config.json cannot be read" in refused(None)
-    (tmp_path / "folder" / "config.json").write_text("{}")
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    assert "needs transformers, which is not installed: pip install 'widepack[hf]'" in refused(None)

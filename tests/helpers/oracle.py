@@ -42,7 +42,7 @@ VIEWS = {
     "aten._unsafe_view.default",
 }  # simplification replaces them by `reshape`; for one member they need contiguous memory
 SEQUENTIAL = Strategy(
-    "sequential", lambda w, *args, **kwargs: sequential(w, w.op, args, kwargs), always, "once a member"
+    "sequential", lambda w, *args, **kwargs: sequential(w, w.op, args, kwargs), always, "once for each member"
 )
 
 

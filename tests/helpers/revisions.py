@@ -97,14 +97,14 @@ def check_same(
         n: (e.signatures, e.outputs, sorted(e.pt2)) for n, e in expected.entries.items()
     }
     assert [(m.sha256, m.bytes) for m in found.members] == [(m.sha256, m.bytes) for m in expected.members]
-    mine, theirs = load(path), load(scratch)
-    for i in range(len(theirs)):
-        state, expected_state = mine.state_dict(i), theirs.state_dict(i)
+    updated, rebuilt = load(path), load(scratch)
+    for i in range(len(rebuilt)):
+        state, expected_state = updated.state_dict(i), rebuilt.state_dict(i)
         assert list(state) == list(expected_state)
         assert all(torch.equal(state[k], expected_state[k]) for k in state)
     if call:
-        many = [torch.stack([a * (1 + i) for i in range(len(theirs))]) for a in call]
-        for a, b in ((mine(*call), theirs(*call)), (mine.each(*many), theirs.each(*many))):
+        many = [torch.stack([a * (1 + i) for i in range(len(rebuilt))]) for a in call]
+        for a, b in ((updated(*call), rebuilt(*call)), (updated.each(*many), rebuilt.each(*many))):
             assert all(torch.equal(p, q) for p, q in zip(a, b))
 
 
@@ -145,7 +145,7 @@ def add_measured_plan(path: Path, wrong: bool = False) -> None:
             if wrong
             else row.file
         )
-        mine = WideProgram(row.device, row.pattern, file, row.batch, plan)
+        measured = WideProgram(row.device, row.pattern, file, row.batch, plan)
         writer.publish(
-            replace(reader.manifest, entries={"forward": replace(entry, wide=(*entry.wide, mine))})
+            replace(reader.manifest, entries={"forward": replace(entry, wide=(*entry.wide, measured))})
         )

@@ -139,26 +139,26 @@ class Bound:
     of the output's rms.
     """
 
-    own: list[Tensor] = field(default_factory=list)
+    alone: list[Tensor] = field(default_factory=list)
     truth: list[Tensor] = field(default_factory=list)
     wide: list[Tensor] = field(default_factory=list)
 
-    def add(self, wide: Tensor, own: Tensor, truth: Tensor) -> None:
-        assert wide.shape == own.shape
-        assert wide.dtype == own.dtype
-        self.eps = torch.finfo(own.dtype).eps
-        fine = torch.isfinite(own)
+    def add(self, wide: Tensor, alone: Tensor, truth: Tensor) -> None:
+        assert wide.shape == alone.shape
+        assert wide.dtype == alone.dtype
+        self.eps = torch.finfo(alone.dtype).eps
+        fine = torch.isfinite(alone)
         assert torch.equal(fine, torch.isfinite(wide))
-        assert torch.equal(own[~fine].nan_to_num(), wide[~fine].nan_to_num())
+        assert torch.equal(alone[~fine].nan_to_num(), wide[~fine].nan_to_num())
         self.truth.append(truth[fine].flatten())
-        self.own.append(own[fine].flatten().double() - self.truth[-1])
+        self.alone.append(alone[fine].flatten().double() - self.truth[-1])
         self.wide.append(wide[fine].flatten().double() - self.truth[-1])
 
     def check(self) -> None:
-        own, truth = torch.cat(self.own), torch.cat(self.truth)
-        assert own.numel() >= 64
+        alone, truth = torch.cat(self.alone), torch.cat(self.truth)
+        assert alone.numel() >= 64
         ulp = self.eps * float(truth.square().mean().sqrt())
-        rms, largest = 2 * float(own.square().mean().sqrt()) + ulp, 4 * float(own.abs().max()) + 4 * ulp
+        rms, largest = 2 * float(alone.square().mean().sqrt()) + ulp, 4 * float(alone.abs().max()) + 4 * ulp
         assert math.isfinite(rms)
         for error in self.wide:
             assert float(error.square().mean().sqrt()) <= rms

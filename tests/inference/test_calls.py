@@ -109,7 +109,10 @@ X, STATE, MORE = forms_call()[0][0], forms_call()[0][1], forms_call()[1]["more"]
         ((X, STATE), {"more": MORE, "scale": 3.0, "h": X}, ["no input 'h'", "x, state, more"]),
         ((X, STATE), {"more": MORE, "scale": 3.0, "x": X}, ["x is given twice", "by position and by name"]),
         ((X,), {"more": MORE, "scale": 3.0}, ["state is missing"]),
-        ((X.numpy(), STATE), {"more": MORE}, ["x is a ndarray", "takes a tensor float32[B,4]"]),
+        ((X.tolist(), STATE), {"more": MORE}, ["x is a list of 3", "takes a tensor float32[B,4]"]),
+        ((X.double().numpy(), STATE), {"more": MORE}, ["x is float64", ".astype('float32')"]),
+        (({"x": X}, STATE), {"more": MORE}, ["x is a dict with the keys x", "by name: ens(**inputs)"]),
+        ((X, STATE), {"ids": X, "types": X}, ["no input 'ids', 'types'", "Leave them out of the call"]),
         ((None, STATE), {"more": MORE}, ["x is None", "takes a tensor"]),
         ((X, STATE), {"more": MORE, "scale": 4.0}, ["scale is 4.0", "built with 3.0"]),
         ((X, STATE), {"more": MORE, "scale": X}, ["scale is a Tensor", "built with 3.0"]),
@@ -467,9 +470,9 @@ def test_load_without_simplification(name: str, strategy: str | None, artifacts:
     """Programs without simplification keep the nodes that it removes, and give the same answers."""
     case = cases.load(name)
     args, kwargs = case.sample(3, 1)
-    ours, plain = load(artifacts(name)), load(artifacts(name), strategies=strategy, simplify=False)
-    for mine, captured in zip(_tensors(ours(*args, **kwargs)), _tensors(plain(*args, **kwargs))):
-        close(mine, captured)
+    simplified, plain = load(artifacts(name)), load(artifacts(name), strategies=strategy, simplify=False)
+    for answer, captured in zip(_tensors(simplified(*args, **kwargs)), _tensors(plain(*args, **kwargs))):
+        close(answer, captured)
     simple, captured_ops = (
         Counter(_ops_of(ens)) for ens in (load(artifacts(name), strategies=strategy or "auto"), plain)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -100,6 +101,29 @@ def test_members_named_in_the_order_of_the_file_run_its_programs(
         b.content for b in load(folder / "e.wide", members=ORDER).entry("forward").programs.of("shared")
     )
     check_answers(ens, states, [0, 1, 2], torch.float32, 1e-5)
+
+
+def test_members_of_one_head_size_answer_in_the_form_of_the_artifact(tmp_path: Path) -> None:
+    def make(state_dict: Any) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 6), nn.Linear(6, len(state_dict["1.weight"])))
+
+    paths = [tmp_path / f"m{i}.pt" for i in range(3)]
+    own = [nn.Sequential(nn.Linear(4, 6), nn.Linear(6, classes)) for classes in (3, 5, 3)]
+    for path, member in zip(paths, own):
+        torch.save(member.state_dict(), path)
+    build(paths, tmp_path / "e.wide", model=make, inputs=["input=float32[B,4]"], pt2=False)
+    x = torch.randn(2, 4)
+    for chosen in ([0, 2], [1], [1, 0]):
+        ens = load(tmp_path / "e.wide", members=chosen)
+        right = [own[i](x).detach() for i in chosen]
+        for y in (ens(x), ens.each([x] * len(chosen))):
+            assert type(y) is list
+            torch.testing.assert_close(y, right, rtol=1e-5, atol=1e-6)
+        if len({y.shape for y in right}) == 1:
+            torch.testing.assert_close(ens.mean(x, of=None), torch.stack(right).mean(0), rtol=1e-5, atol=1e-6)
+        else:
+            with pytest.raises(widepack.InputError, match="differ in shape"):
+                ens.mean(x)
 
 
 def test_a_swap_in_another_order(ragged: tuple[Path, list[dict[str, Tensor]]], tmp_path: Path) -> None:

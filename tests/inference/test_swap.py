@@ -129,17 +129,17 @@ def expected(
     bound = running(ens, pattern, inputs)
     weights: dict[str, Any] = {}
     for slot in bound.program.weights:
-        whole = artifact_of(ens).weights.get(slot.source)
+        stored = artifact_of(ens).weights.get(slot.source)
         parts = (
-            [whole[i] for i in range(len(ens))]
+            [stored[i] for i in range(len(ens))]
             if artifact_of(ens).weights.row(slot.source).kind != "shared"
             else None
         )
         if parts is None:
-            weights[slot.source] = whole.clone()
+            weights[slot.source] = stored.clone()
             continue
         parts[place] = new.get(slot.source, parts[place])
-        weights[slot.source] = [p.clone() for p in parts] if isinstance(whole, list) else torch.stack(parts)
+        weights[slot.source] = [p.clone() for p in parts] if isinstance(stored, list) else torch.stack(parts)
     return Executable(bound.program, weights, CPU).run(*inputs)
 
 
@@ -505,10 +505,10 @@ def test_a_member_module_that_is_made_during_a_swap_is_the_new_one(
 
     x = torch.randn(4, 3, 6, 6, dtype=torch.float64)
     got: list[nn.Module] = []
-    whole = MemberUpdate.changes
+    compute = MemberUpdate.changes
 
     def slow(values: MemberUpdate, *given: Any) -> None:
-        whole(values, *given)
+        compute(values, *given)
         got.append(ens.member(1))  # another thread may call now: all values are computed, but none is written
 
     monkeypatch.setattr(MemberUpdate, "changes", slow)
@@ -559,9 +559,9 @@ def test_a_failed_call_leaves_the_gate() -> None:
 
     class Failing:
         def run(self, *_: Any) -> None:
-            raise ValueError("of its own")
+            raise ValueError("failure of the program")
 
-    with pytest.raises(ValueError, match="of its own"):
+    with pytest.raises(ValueError, match="failure of the program"):
         gate.run(Failing(), ())
     with gate.shut():
         pass

@@ -1,4 +1,6 @@
-"""Tests which checkpoint each member of a loaded model is, and swaps of weights that no program reads."""
+"""Tests the checkpoints that a loaded model names for its members, and swaps of weights that no program
+reads.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ COUNTER = "norm.num_batches_tracked"
 
 
 class Net(nn.Module):
-    """A batch norm, whose counter eval mode does not read, and a counter that forward reads."""
+    """Has a batch norm, whose counter eval mode does not read, and a counter that forward reads."""
 
     steps: Tensor
 
@@ -78,7 +80,7 @@ def test_a_retrained_batch_norm_is_swapped(artifact: Path, members: list[int] | 
     assert ens.checkpoints == before
 
 
-def test_a_checkpoint_that_differs_in_unread_weights_only(artifact: Path) -> None:
+def test_a_checkpoint_that_differs_in_unread_weights_only_is_swapped(artifact: Path) -> None:
     path = saved(artifact.parent / "longer.pt", trained(0, 99))
     ens = widepack.load(artifact)
     report = ens.swap(0, path)
@@ -87,7 +89,7 @@ def test_a_checkpoint_that_differs_in_unread_weights_only(artifact: Path) -> Non
     assert ens.checkpoints[0].source == str(path)
 
 
-def test_a_weight_that_all_share_and_forward_reads_is_refused(artifact: Path) -> None:
+def test_a_change_of_a_shared_weight_that_forward_reads_is_refused(artifact: Path) -> None:
     path = saved(artifact.parent / "other.pt", trained(0, 99, steps=4))
     ens = widepack.load(artifact)
     before = ens.checkpoints
@@ -97,9 +99,7 @@ def test_a_weight_that_all_share_and_forward_reads_is_refused(artifact: Path) ->
     assert ens.state_dict(0)[COUNTER] == 10
 
 
-def test_a_swap_that_is_put_back_keeps_the_old_checkpoint(
-    artifact: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_swap_keeps_the_old_checkpoint(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ens = widepack.load(artifact)
     ens.swap(1, saved(artifact.parent / "first.pt", trained(7, 25)))
     before = ens.checkpoints
@@ -117,7 +117,7 @@ def test_a_swap_that_is_put_back_keeps_the_old_checkpoint(
     assert ens.state_dict(1)[COUNTER] == 25
 
 
-def test_a_closed_model_gives_no_state_dict(artifact: Path) -> None:
+def test_a_closed_model_returns_no_state_dict(artifact: Path) -> None:
     ens = widepack.load(artifact)
     ens.close()
     for use in (lambda: ens.state_dict(0), lambda: ens[0], lambda: list(ens)):

@@ -74,7 +74,7 @@ def test_extracted_modules_have_the_trained_weights() -> None:
 def test_a_wide_layer_trains_as_its_modules() -> None:
     alone = members(lambda: nn.Conv1d(4, 6, 3))
     wide_layer = wide_layer_of(alone)
-    wide, own = (
+    wide, optimizers_of_members = (
         torch.optim.SGD(wide_layer.parameters(), 0.1),
         [torch.optim.SGD(m.parameters(), 0.1) for m in alone],
     )
@@ -83,7 +83,7 @@ def test_a_wide_layer_trains_as_its_modules() -> None:
         wide.zero_grad()
         wide_layer(inputs).square().sum().backward()
         wide.step()
-        for m, o, g in zip(alone, own, inputs):
+        for m, o, g in zip(alone, optimizers_of_members, inputs):
             o.zero_grad()
             m(g).square().sum().backward()
             o.step()

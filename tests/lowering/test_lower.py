@@ -247,7 +247,7 @@ RAGGED = plan(heads=["y", "s", "v", "n", "t", "e"])
 
 
 @pytest.mark.parametrize("kind", ["shared", "stacked"])
-def test_a_ragged_region_gives_each_member_its_own_shape(kind: Kind) -> None:
+def test_a_ragged_region_keeps_the_shape_of_each_member(kind: Kind) -> None:
     members = [heads(w) for w in WIDTHS]
     found = lower(members, SIGNATURES, {"w_head": "ragged", "x": kind}, RAGGED, small.SIZES)
     found.program.check()

@@ -102,20 +102,20 @@ def test_each_member_is_updated_as_alone(name: str, options: dict[str, Any], rat
     ("name", "options"), OPTIONS, ids=lambda v: v if isinstance(v, str) else "-".join(v) or "plain"
 )
 def test_one_rate_for_all_members_equals_torch_bit_for_bit(name: str, options: dict[str, Any]) -> None:
-    ours, theirs = ([nn.Parameter(p) for p in numbers(0)] for _ in range(2))
+    wide, reference = ([nn.Parameter(p) for p in numbers(0)] for _ in range(2))
     steps(
-        getattr(optimizers, name)(ours, lr=0.1, weight_decay=0.1, **options),
-        list(ours),
+        getattr(optimizers, name)(wide, lr=0.1, weight_decay=0.1, **options),
+        list(wide),
         lambda k: numbers(1 + k),
         5,
     )
     steps(
-        TORCH[name](theirs, lr=0.1, weight_decay=0.1, foreach=False, **options),
-        list(theirs),
+        TORCH[name](reference, lr=0.1, weight_decay=0.1, foreach=False, **options),
+        list(reference),
         lambda k: numbers(1 + k),
         5,
     )
-    assert all(torch.equal(a, b) for a, b in zip(ours, theirs))
+    assert all(torch.equal(a, b) for a, b in zip(wide, reference))
 
 
 def of_torch(
@@ -233,8 +233,8 @@ class Transformer(nn.Module):
         y = self.first(x)
         x = x + self.attention(y, y, y, need_weights=False)[0]
         x = x + self.down(torch.nn.functional.gelu(self.up(self.second(x))))
-        made: Tensor = self.head(x.mean(-2))
-        return made
+        result: Tensor = self.head(x.mean(-2))
+        return result
 
 
 def widened(modules: list[nn.Module]) -> nn.Module:
@@ -361,8 +361,8 @@ def test_a_run_continues_from_its_state_dict(name: str) -> None:
         "weight_decay": torch.tensor(DECAY),
         **({"momentum": 0.9} if name == "SGD" else {"amsgrad": True}),
     }
-    whole = [nn.Parameter(p) for p in numbers(0)]
-    steps(getattr(optimizers, name)(whole, **rates), list(whole), lambda k: numbers(1 + k), 6)
+    uninterrupted = [nn.Parameter(p) for p in numbers(0)]
+    steps(getattr(optimizers, name)(uninterrupted, **rates), list(uninterrupted), lambda k: numbers(1 + k), 6)
     params = [nn.Parameter(p) for p in numbers(0)]
     first = getattr(optimizers, name)(params, **rates)
     steps(first, list(params), lambda k: numbers(1 + k), 3)
@@ -376,28 +376,30 @@ def test_a_run_continues_from_its_state_dict(name: str) -> None:
     for other in (second, copy.deepcopy(second), pickle.loads(pickle.dumps(second))):
         assert other.param_groups[0]["lr"] == PerMember(LR)
     steps(second, list(params), lambda k: numbers(1 + k), 3, first=3)
-    for a, b in zip(params, whole):
+    for a, b in zip(params, uninterrupted):
         torch.testing.assert_close(a, b, rtol=1e-14, atol=1e-14)
 
 
 @pytest.mark.parametrize("name", TORCH)
 def test_state_dicts_are_exchanged_with_torchs_optimizers(name: str) -> None:
-    ours, theirs = ([nn.Parameter(p) for p in numbers(0)] for _ in range(2))
+    wide, reference = ([nn.Parameter(p) for p in numbers(0)] for _ in range(2))
     options: dict[str, Any] = {"momentum": 0.9} if name == "SGD" else {}
     one, other = (
-        getattr(optimizers, name)(ours, lr=0.1, **options),
-        TORCH[name](theirs, lr=0.1, foreach=False, **options),
+        getattr(optimizers, name)(wide, lr=0.1, **options),
+        TORCH[name](reference, lr=0.1, foreach=False, **options),
     )
-    steps(other, list(theirs), lambda k: numbers(1 + k), 3)
-    for a, b in zip(ours, theirs):
+    steps(other, list(reference), lambda k: numbers(1 + k), 3)
+    for a, b in zip(wide, reference):
         a.data.copy_(b)
     one.load_state_dict(copy.deepcopy(other.state_dict()))  # torch does not copy the state that it loads
-    steps(one, list(ours), lambda k: numbers(4 + k), 3)
-    steps(other, list(theirs), lambda k: numbers(4 + k), 3)
-    assert all(torch.equal(a, b) for a, b in zip(ours, theirs))
-    back = TORCH[name](theirs, lr=0.2, **options)
+    steps(one, list(wide), lambda k: numbers(4 + k), 3)
+    steps(other, list(reference), lambda k: numbers(4 + k), 3)
+    assert all(torch.equal(a, b) for a, b in zip(wide, reference))
+    back = TORCH[name](reference, lr=0.2, **options)
     back.load_state_dict(one.state_dict())
-    assert back.param_groups[0]["lr"] == 0.1 and set(back.state[theirs[0]]) == set(other.state[theirs[0]])
+    assert back.param_groups[0]["lr"] == 0.1 and set(back.state[reference[0]]) == set(
+        other.state[reference[0]]
+    )
 
 
 @pytest.mark.parametrize(

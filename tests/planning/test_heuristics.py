@@ -140,7 +140,7 @@ def test_a_plan_packs_only_convolutions_with_a_packed_form() -> None:
     assert not any(packed(p) for p in plans_of(network(8, padding="same", window=2)))
 
 
-def test_a_plan_without_packing_gives_the_reason() -> None:
+def test_a_plan_records_that_packing_was_switched_off() -> None:
     slots = all_kinds(network(8), w="stacked", v="stacked", m="stacked")
     found = plans(network(8), slots, 4, {"B": 4}, "B", "cpu", "shared", StrategyRequest(plain=True))
     assert not any(packed(p) for p in found) and all(
@@ -174,8 +174,8 @@ def test_many_members_of_few_activations_run_wide_beyond_the_cache() -> None:
 
 
 def test_a_loop_of_small_calls_reads_plain_weights() -> None:
-    """Small batches run wide, large ones loop over packed weights. Between them, an op of one member is still
-    small, and plain weights are faster.
+    """Small batches run wide, and large ones loop over packed weights. Between them, the members run in a
+    loop, but an op of one member is still small, and the weights stay plain.
     """
     small, plain, large = plans_of(network(48), members=100)
     assert not small.looped() and plain.looped() and large.looped()

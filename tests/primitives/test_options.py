@@ -28,8 +28,8 @@ MEMBERS = (1, 2, 5)
 BATCHES = (0, 1, 4)
 EVERY = list(itertools.product(DTYPES, MEMBERS, BATCHES))
 UNTYPED = {"aten.native_dropout.default"}  # the mask of an empty tensor has another dtype in torch
-ULPS = 32  # the bound in float64, which is compared with itself
-FEW = 8  # the ulp that other dtypes may be off, in addition to four times the members' errors
+ULPS = 32  # the bound in float64, in ulp of the largest number: no reference is more exact
+FEW = 8  # in other dtypes: the ulp that are added to four times the members' errors
 
 OPS = sorted(OPTIONS)
 DROPS = [op for op in OPS if REGISTRY[op].family == "dropout"]
@@ -241,7 +241,7 @@ def test_every_strategy_is_reached(op: str) -> None:
     raise AssertionError(f"{op}: no draw reaches the strategies {sorted(missing)}")
 
 
-SELU = 1.7580993408473766  # alpha dropout replaces a number by this one, before scale and shift
+SELU = 1.7580993408473766  # alpha dropout replaces a number by -SELU, before scale and shift
 
 
 def kept_and_gone(op: str, x: torch.Tensor, p: float) -> tuple[torch.Tensor, float]:

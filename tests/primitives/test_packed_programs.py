@@ -80,11 +80,14 @@ def chosen(member_program: Program, name: str) -> Plan:
 
 
 @pytest.mark.parametrize("name", ["packed", "turned", "streamed"])
-@pytest.mark.parametrize("own", [{"x": "stacked"}, {}, {"wc": "shared", "bc": "shared"}])
-def test_a_program_of_packed_layers_gives_each_members_answer(name: str, own: dict[str, Any]) -> None:
+@pytest.mark.parametrize("chosen_kinds", [{"x": "stacked"}, {}, {"wc": "shared", "bc": "shared"}])
+def test_a_program_of_packed_layers_gives_each_members_answer(
+    name: str, chosen_kinds: dict[str, Any]
+) -> None:
     member_program = net()
     slots = all_kinds(
-        member_program, **{**dict.fromkeys((s.name for s in member_program.weights), "stacked"), **own}
+        member_program,
+        **{**dict.fromkeys((s.name for s in member_program.weights), "stacked"), **chosen_kinds},
     )
     wide = lower([member_program], [0, 0, 0], slots, chosen(member_program, name), small.SIZES).program
     packed_ops = [n.op for n in wide.nodes if n.op.startswith("widepack.")]
@@ -158,11 +161,14 @@ def test_an_unknown_activation_is_refused() -> None:
         OWN.linear(rand(2, 5, 4), OWN.pack_linear(rand(2, 3, 4), 5), None, "selu")
 
 
-@pytest.mark.parametrize("own", [{"x": "stacked"}, {}, {"wc": "shared", "bc": "shared", "x": "stacked"}])
-def test_a_loop_over_packed_weights_gives_each_members_answer(own: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "chosen_kinds", [{"x": "stacked"}, {}, {"wc": "shared", "bc": "shared", "x": "stacked"}]
+)
+def test_a_loop_over_packed_weights_gives_each_members_answer(chosen_kinds: dict[str, Any]) -> None:
     member_program = net()
     slots = all_kinds(
-        member_program, **{**dict.fromkeys((s.name for s in member_program.weights), "stacked"), **own}
+        member_program,
+        **{**dict.fromkeys((s.name for s in member_program.weights), "stacked"), **chosen_kinds},
     )
     region = Region("members", "loop", tuple(n.name for n in member_program.nodes), "requested")
     plan = replace(chosen(member_program, "packed"), regions=(region,))

@@ -99,17 +99,17 @@ def test_the_code_of_the_page_runs(tmp_path: Path) -> None:
 
 
 def test_an_op_of_another_library_is_built_and_loaded_where_it_is_allowed(tmp_path: Path) -> None:
-    @register("widepack_tests::halved", "whole", samples_of=lambda draw: [call(draw.normal(5, 3))])
-    def whole(w: Any, x: Any) -> Any:
-        """every number alike"""
+    @register("widepack_tests::halved", "elementwise", samples_of=lambda draw: [call(draw.normal(5, 3))])
+    def elementwise(w: Any, x: Any) -> Any:
+        """the op is elementwise"""
         return Stacked(w.call(w.op, x.value))
 
     assert (
         REGISTRY[HALVED].family == "widepack_tests"
-        and REGISTRY[HALVED].strategies["whole"].note == "every number alike"
+        and REGISTRY[HALVED].strategies["elementwise"].note == "the op is elementwise"
     )
     assert len(SAMPLES[HALVED](Draw(0))) == 1 and find("widepack_tests") == [REGISTRY[HALVED]]
-    assert built(tmp_path).strategies["whole"] == 1  # the build writes torch.export programs too
+    assert built(tmp_path).strategies["elementwise"] == 1  # the build writes torch.export programs too
     x = torch.randn(5, 3)
     with pytest.raises(
         ArtifactError,
@@ -136,24 +136,24 @@ def test_an_op_of_another_library_is_built_and_loaded_where_it_is_allowed(tmp_pa
 
 
 def test_the_selftest_uses_samples_registered_in_this_process() -> None:
-    register(halved, "whole")(lambda w, x: Stacked(w.call(w.op, x.value)))
+    register(halved, "elementwise")(lambda w, x: Stacked(w.call(w.op, x.value)))
     assert check_primitives("ci", [HALVED]) == (
         [],
-        [f"{HALVED} whole"],
+        [f"{HALVED} elementwise"],
     )  # the check runs no strategy without samples
     register(halved, "wrong", samples_of=lambda draw: [call(draw.normal(5, 3))])(
         lambda w, x: Stacked(w.call("neg", x.value))
     )
     checked, untried = check_primitives("ci", [HALVED])
     assert {c.strategy: bool(c.wrong) for c in checked} == {
-        "whole": False,
+        "elementwise": False,
         "wrong": True,
         "sequential": False,
     } and not untried
 
 
 def test_ops_allowed_for_one_load_are_not_allowed_for_the_next(tmp_path: Path) -> None:
-    register("widepack_tests::halved", "whole")(lambda w, x: Stacked(w.call(w.op, x.value)))
+    register("widepack_tests::halved", "elementwise")(lambda w, x: Stacked(w.call(w.op, x.value)))
     built(tmp_path, pt2=False)
     REGISTRY.pop(HALVED)
     EXTRA.clear()

@@ -25,19 +25,19 @@ def paths(nets: list[nn.Module], tmp_path_factory: pytest.TempPathFactory) -> li
 
 @pytest.fixture(scope="session")
 def scratch(paths: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Scratch:
-    """`scratch(0, 3, 2)` builds an artifact of these members. `whole=True` adds torch.export programs and
-    programs for CUDA.
+    """`scratch(0, 3, 2)` builds an artifact of these members. `all_programs=True` adds torch.export programs
+    and programs for CUDA.
     """
     folder = tmp_path_factory.mktemp("scratch")
 
-    def build_members(*order: int, whole: bool = False) -> Path:
-        out = folder / f"{'-'.join(map(str, order))}{'-whole' if whole else ''}.wide"
+    def build_members(*order: int, all_programs: bool = False) -> Path:
+        out = folder / f"{'-'.join(map(str, order))}{'-all_programs' if all_programs else ''}.wide"
         if not out.exists():
             build(
                 [paths[i] for i in order],
                 out,
                 model=Net,
-                **(SPECS | {"pt2": True, "targets": ("cpu", "cuda")} if whole else SPECS),
+                **(SPECS | {"pt2": True, "targets": ("cpu", "cuda")} if all_programs else SPECS),
             )
         return out
 

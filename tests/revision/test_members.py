@@ -131,13 +131,13 @@ def test_append_and_drop_equal_a_build(
 def test_updates_keep_torch_export_and_cuda_programs(
     paths: list[Path], nets: list[nn.Module], scratch: Scratch, tmp_path: Path
 ) -> None:
-    path = Path(shutil.copytree(scratch(0, 1, 2, whole=True), tmp_path / "e.wide"))
+    path = Path(shutil.copytree(scratch(0, 1, 2, all_programs=True), tmp_path / "e.wide"))
     update(path, {1: paths[3]})
-    check_same(path, scratch(0, 3, 2, whole=True), (X,))
+    check_same(path, scratch(0, 3, 2, all_programs=True), (X,))
     append(path, [paths[1]], names=["one"])
-    check_same(path, scratch(0, 3, 2, 1, whole=True), (X,))
+    check_same(path, scratch(0, 3, 2, 1, all_programs=True), (X,))
     drop(path, [1])
-    check_same(path, scratch(0, 2, 1, whole=True), (X,))
+    check_same(path, scratch(0, 2, 1, all_programs=True), (X,))
     update(path, {0: paths[5]})
     check_answers(path, [nets[5], nets[2], nets[1]], X)
     stored = Weights(Reader(path).weights_files())

@@ -201,25 +201,25 @@ def _probe(path: Path) -> dict[str, Tensor]:
     return load_file(path / Reader(path).manifest.probe)
 
 
-class OwnConstant(nn.Module):
+class DifferentConstant(nn.Module):
     """Has a tensor that no checkpoint stores and whose values differ by member."""
 
     def __init__(self, state_dict: Mapping[str, Tensor] | None = None) -> None:
         super().__init__()
         self.head = nn.Linear(6, 2)
-        self.own = state_dict["head.bias"] * 2 if state_dict is not None else torch.zeros(2)
+        self.constant = state_dict["head.bias"] * 2 if state_dict is not None else torch.zeros(2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(x) + self.own
+        return self.head(x) + self.constant
 
 
 def test_members_with_different_constants_are_refused(tmp_path: Path) -> None:
-    paths = save(tmp_path, [member(OwnConstant, i) for i in range(3)])
-    build(paths[:2], tmp_path / "e.wide", model=OwnConstant, **SPECS)
+    paths = save(tmp_path, [member(DifferentConstant, i) for i in range(3)])
+    build(paths[:2], tmp_path / "e.wide", model=DifferentConstant, **SPECS)
     check_refused(
         lambda: update(tmp_path / "e.wide", {0: paths[2]}),
         MemberMismatch,
-        "the members have different constants (own)",
+        "the members have different constants (constant)",
         "build the artifact again",
     )
     drop(tmp_path / "e.wide", [0])

@@ -128,10 +128,10 @@ def test_random_ops_are_not_in_the_prologue() -> None:
     assert not torch.equal(run.run()[0], run.run()[0])
 
 
-def test_needed_returns_the_nodes_behind_some_values() -> None:
-    made = classifier()
-    assert [n.name for n in needed(made, ["r"])] == ["h", "made", "r"]
-    assert needed(made, ["x"]) == []
+def test_needed_returns_the_nodes_that_some_values_depend_on() -> None:
+    net = classifier()
+    assert [n.name for n in needed(net, ["r"])] == ["h", "made", "r"]
+    assert needed(net, ["x"]) == []
 
 
 @pytest.mark.parametrize("chosen_kinds", [OWN_HEAD, {**OWN_HEAD, "x": "stacked"}], ids=["shared", "each"])
@@ -425,12 +425,15 @@ def test_a_buffer_of_any_size_copies_a_complete_tensor(size: int, dtype: torch.d
 
 def test_adjacent_members_stay_mapped_and_others_are_copied_once(artifacts: Artifacts) -> None:
     path = artifacts("mlp")
-    whole = load(path)
-    name = next(w.name for w in whole.manifest.weights if w.kind == "stacked")
-    all_members = artifact_of(whole).weights.get(name)
-    beside = artifact_of(load(path, members=[2, 3])).weights
-    assert beside.get(name).data_ptr() == beside.files.get(name)[2].data_ptr() and beside.copies(name) is None
-    assert torch.equal(beside.get(name), all_members[2:4])
+    model = load(path)
+    name = next(w.name for w in model.manifest.weights if w.kind == "stacked")
+    all_members = artifact_of(model).weights.get(name)
+    adjacent = artifact_of(load(path, members=[2, 3])).weights
+    assert (
+        adjacent.get(name).data_ptr() == adjacent.files.get(name)[2].data_ptr()
+        and adjacent.copies(name) is None
+    )
+    assert torch.equal(adjacent.get(name), all_members[2:4])
     apart = load(path, members=[3, 0], prologue=False)
     stored = artifact_of(apart).weights.get(name)
     assert torch.equal(stored, all_members[[3, 0]]) and artifact_of(apart).weights.get(name) is stored
@@ -471,16 +474,16 @@ def test_a_subset_of_members_requests_only_its_slices(
     with monkeypatch.context() as patch:
         patch.setattr(Weights, "get", touched)
         ens = load(path, members=[0, 2], strategies="wide")
-    whole = load(path)
-    sizes = {w.name: w.bytes(len(whole)) for w in ens.manifest.weights}
+    model = load(path)
+    sizes = {w.name: w.bytes(len(model)) for w in ens.manifest.weights}
     for w in ens.manifest.weights:
-        for file, offset, size in parts_of(w, where, len(whole), [0, 2]):
+        for file, offset, size in parts_of(w, where, len(model), [0, 2]):
             assert (file, offset, size) in requested or w.role == "buffer"
             assert size < sizes[w.name] or w.kind == "shared"
     i = next(w for w in ens.manifest.weights if w.kind == "stacked" and w.role == "parameter")
-    file, offset, size = parts_of(i, where, len(whole), [2])[1]
+    file, offset, size = parts_of(i, where, len(model), [2])[1]
     with open(file, "rb") as f:
         f.seek(offset)
         assert f.read(size) == bytes(
-            whole.state_dict(2)[i.name].contiguous().view(torch.uint8).flatten().tolist()
+            model.state_dict(2)[i.name].contiguous().view(torch.uint8).flatten().tolist()
         )

@@ -50,8 +50,8 @@ def test_products_cost_what_torch_counts(op: str) -> None:
     with FlopCounterMode(display=False) as counter:
         result = ops.resolve(op)(*args, **kwargs)
     cost = op_costs.cost(op, args, kwargs, result)
-    beside = op_costs.CALL + sum(t.numel() for t in args) + result.numel()
-    assert cost.work == pytest.approx(counter.get_total_flops() / 2 * rate(args[-1]) + beside, rel=1e-9)
+    overhead = op_costs.CALL + sum(t.numel() for t in args) + result.numel()
+    assert cost.work == pytest.approx(counter.get_total_flops() / 2 * rate(args[-1]) + overhead, rel=1e-9)
 
 
 @pytest.mark.parametrize("groups", [1, 2])

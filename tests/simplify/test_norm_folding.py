@@ -229,13 +229,13 @@ def test_a_norm_before_a_layer_is_not_folded_if_that_is_not_exact() -> None:
     rows = channels(  # dim 1 of a linear layer over three dims is not a channel
         node("c", "linear", Ref("n0"), Ref("w"), Ref("b"), out="float32[B,4,6]"), True, x="float32[B,4,4]"
     )
-    behind = channels(
+    norm_after = channels(
         node("c", "linear", Ref("x"), Ref("w"), Ref("b"), out="float32[B,6,6]"),
         False,
         x="float32[B,6,4]",
         out="float32[B,6,6]",
     )
-    for net in (padded, named, rows, behind):
+    for net in (padded, named, rows, norm_after):
         slots = all_kinds(net, **dict.fromkeys((s.name for s in net.weights), "stacked"))  # type: ignore[arg-type]
         assert fold_batch_norms(net, slots).nodes == net.nodes
 

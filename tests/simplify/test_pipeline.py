@@ -259,7 +259,7 @@ def test_a_transposed_convolution_of_stride_1_becomes_a_convolution(kind: str, w
 
 @pytest.mark.parametrize("more", [{"stride": [2, 1]}, {"padding": [3, 1]}, {"padding": [0, 1]}], ids=str)
 def test_other_transposed_convolutions_do_not_change(more: dict[str, Any]) -> None:
-    """A larger stride, more padding than the kernel reaches, and output padding prevent it."""
+    """A larger stride, padding beyond the kernel, and an output larger than the input prevent it."""
     net = transposed("2d, groups", **more)
     slots = all_kinds(net, w="stacked", b="stacked", x="stacked")
     simple = simplify(net, slots, small.SIZES)

@@ -57,7 +57,7 @@ MOVES = {
     "transpose": ([node("t", "transpose.int", X, 0, 1)], 0, 3),
     "permute": ([node("t", "permute", X, [2, 0, 1])], 2, 3),
     "unsqueeze": ([node("u", "unsqueeze", X, 1)], 2, 1),
-    "unsqueeze behind": ([node("u", "unsqueeze", X, -1)], 1, 1),
+    "unsqueeze at the end": ([node("u", "unsqueeze", X, -1)], 1, 1),
     "squeeze": (
         [node("u", "unsqueeze", X, 0), node("r", "relu", Ref("u")), node("s", "squeeze.dims", Ref("r"), [0])],
         1,

@@ -70,9 +70,9 @@ def _umask() -> int:
 def test_a_file_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "a"
     with pytest.raises(ArtifactExists), atomic_file.whole(path, force=False) as temporary:
-        temporary.write_text("mine")
-        path.write_text("theirs")
-    assert path.read_text() == "theirs"
+        temporary.write_text("new")
+        path.write_text("other")
+    assert path.read_text() == "other"
 
 
 def test_files_of_a_killed_process_are_removed_by_the_next_write(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tests of the time that a tuning run may take, and of what it reports meanwhile."""
+"""Tests the time limit of a tuning run, and the progress that it reports."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "plans"
 
 
-def test_parts_of_a_limit() -> None:
+def test_a_part_of_a_time_limit() -> None:
     assert math.isinf(NO_LIMIT.left) and not NO_LIMIT.over and NO_LIMIT.part(0.5) == NO_LIMIT
     limit = TimeLimit.of(10.0)
     assert 9 < limit.left <= 10 and 4 < limit.part(0.5).left <= 5
     assert TimeLimit.of(0.0).over
 
 
-def test_a_race_ends_with_its_time_and_reports() -> None:
+def test_a_race_ends_at_its_time_limit_and_reports_progress() -> None:
     seen: list[tuple[int, int]] = []
     times = timing.race(
         {"a": lambda: time.sleep(0.01)}, 60.0, limit_s=0.0, report=lambda *done: seen.append(done)
@@ -68,7 +68,7 @@ def test_a_race_ends_with_its_time_and_reports() -> None:
     assert all(0 <= done <= total == 100 for done, total in seen)
 
 
-def test_slow_candidates_stay_out_of_a_short_race() -> None:
+def test_slow_candidates_are_left_out_of_a_short_race() -> None:
     def candidate(name: str, seconds: float) -> Candidate:
         c = Candidate(name, None, None, {}, object(), "")  # type: ignore[arg-type]
         c.seconds = seconds
@@ -79,23 +79,23 @@ def test_slow_candidates_stay_out_of_a_short_race() -> None:
     assert affordable(several, math.inf) == several
 
 
-def test_total_time_bounds_the_call(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With no time left the least is measured, and what was not tried has the reason."""
+def test_total_time_limits_the_call(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without time left, the fewest plans are measured, and the report gives the reason for the others."""
     monkeypatch.setattr(tune, "backends_here", lambda device: ("eager", "aot"))
     stages: list[str] = []
     begin = time.perf_counter()
     report = widepack.tune(
         artifact, batches=[2, 8], total_s=1e-3, progress=lambda stage, done, total: stages.append(stage)
     )
-    assert time.perf_counter() - begin < 20, "20 s of measuring for each of four searches are the default"
+    assert time.perf_counter() - begin < 20, "the default is 20 s of measurement for each of four searches"
     assert len(report.rows) == 4 and all({RULES, LOOP} & set(r.times_ms) for r in report.rows)
     assert any(TIME_OVER in why for r in report.rows for why in r.dropped.values())
-    assert all(r.backend == "eager" for r in report.rows), "nothing is compiled without time for it"
+    assert all(r.backend == "eager" for r in report.rows), "no plan is compiled without time left"
     assert stages[0] == "load" and stages[1].endswith(RULES)
     widepack.load(artifact)(torch.randn(2, 8))
 
 
-def test_every_stage_reports(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_stage_reports_progress(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The progress of a race is reported while it runs."""
     seen: list[tuple[str, int, int]] = []
     widepack.tune(
@@ -132,6 +132,6 @@ def test_a_cache_that_cannot_be_written_is_refused_before_the_measurement(
         widepack.tune(artifact, batches=[2], write=True)
 
 
-def test_the_check_of_the_cache_leaves_nothing(plans: Path) -> None:
+def test_the_check_of_the_cache_leaves_no_file(plans: Path) -> None:
     plan_cache.check_writable()
     assert plans.is_dir() and not os.listdir(plans)

@@ -462,22 +462,22 @@ def test_a_damaged_cache_is_ignored(artifact: Path, plans: Path) -> None:
     assert rows[0][1].times_ms and rows[0][1].threads == torch.get_num_threads()
     assert not plan_cache.find("sha256:" + "0" * 64, "forward", "shared", "cpu")
     (file,) = plans.iterdir()
-    whole = file.read_text()
+    stored = file.read_text()
     assert file.stat().st_mode & 0o77 == 0, "for any umask"
-    document = json.loads(whole)
+    document = json.loads(stored)
     document[0]["program"]["nodes"][0]["op"] = "aten.from_file.default"
     for text, mode in (
-        (whole[:-40], 0o600),
+        (stored[:-40], 0o600),
         (json.dumps(document), 0o600),
         ('{"a": 1}', 0o600),
-        (whole, 0o666),
+        (stored, 0o666),
     ):
         file.write_text(text)
         file.chmod(mode)
         ens = widepack.load(artifact)
         assert not any(p.machine for p in ens.plans())
     check_answers(ens)
-    document = json.loads(whole)
+    document = json.loads(stored)
     loops = [n for n in document[0]["program"]["nodes"] if n["op"] == "aten.relu.default"]
     for node in loops or document[0]["program"]["nodes"][-1:]:
         node["op"] = "aten.neg.default"  # a program that is valid, but wrong

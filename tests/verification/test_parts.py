@@ -62,17 +62,17 @@ def built(paths: list[str], out: Path, **more: Any) -> Any:
 def test_a_comparison_in_parts_equals_one_in_one_piece(
     paths: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = built(paths, tmp_path / "whole.wide")
-    assert "parts" not in whole.verification
+    undivided = built(paths, tmp_path / "whole.wide")
+    assert "parts" not in undivided.verification
     monkeypatch.setattr(parts, "MOST_BYTES", 3000)
     divided = built(paths, tmp_path / "parts.wide")
     assert divided.verification["parts"]
     assert all(2 <= size < N for size in divided.verification["parts"].values())
     one, other = Reader(tmp_path / "whole.wide").manifest, Reader(tmp_path / "parts.wide").manifest
     assert [w.file for w in one.entries["forward"].wide] == [w.file for w in other.entries["forward"].wide]
-    assert divided.kernels_wide == whole.kernels_wide
+    assert divided.kernels_wide == undivided.kernels_wide
     for pattern, records in divided.verification["wide"].items():
-        for part, expected in zip(records, whole.verification["wide"][pattern], strict=True):
+        for part, expected in zip(records, undivided.verification["wide"][pattern], strict=True):
             assert list(part["members"]) == list(expected["members"]) == [f"m{i}" for i in range(N)]
             assert part["samples"] == expected["samples"]
     x = torch.randn(3, 2, 5, 5)

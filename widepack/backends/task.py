@@ -24,7 +24,7 @@ import torch
 from widepack_artifacts.guards import Expr, holds
 from widepack_artifacts.program import Program
 
-from ..errors import UsageError
+from ..errors import Unavailable as Unavailable
 from ..system.progress import Report
 
 if TYPE_CHECKING:
@@ -32,10 +32,6 @@ if TYPE_CHECKING:
 
 Function = Callable[..., Any]
 Sizes = Mapping[str, int]
-
-
-class Unavailable(UsageError):
-    """A backend that cannot run here without compiling or installing something first."""
 
 
 class Mapped(NamedTuple):

@@ -65,7 +65,7 @@ def build(
             folders with one of these.
         out: The folder to write, for example `"ens.wide"`.
         model: The factory of one member: `"pkg.mod:factory"`, `"file.py:factory"`, a callable, or `"hf"`
-            (transformers, by the config.json beside the first checkpoint). A factory with a parameter
+            (transformers, by the config.json beside each checkpoint). A factory with a parameter
             `state_dict` can build heads of different sizes. Default: the checkpoints are torch.export
             programs or pickled modules.
         model_args: Keyword arguments of the factory.

@@ -15,12 +15,12 @@ from ..errors import UsageError
 
 
 def find_factory(
-    model: str | Callable[..., object], args: Mapping[str, object] | None = None, beside: str = ""
+    model: str | Callable[..., object], args: Mapping[str, object] | None = None, beside: Sequence[str] = ()
 ) -> Factory:
     """Returns the factory that a user names.
 
-    model: `hf`, or as `load_factory` takes it; a `Factory` is returned as it is. beside: the first
-    checkpoint.
+    model: `hf`, or as `load_factory` takes it; a `Factory` is returned as it is. beside: the
+    checkpoints.
     Raises: UsageError.
     """
     if isinstance(model, Factory):
@@ -39,7 +39,7 @@ def choose_factory(
     Raises: UsageError.
     """
     if model is not None:
-        factory = find_factory(model, args, checkpoints[0].path)
+        factory = find_factory(model, args, [c.path for c in checkpoints])
     elif all(c.program is not None for c in checkpoints):
         if dtype is not None:
             raise UsageError(

@@ -352,13 +352,14 @@ def _match_input(
         elif in_place:  # leaves that stay as they are go with those that are written to
             matched.add_new(leaf, i, type_, changed[i], CHANGED)
         else:
-            known = list(output_names.values())
+            rows = [f"{n} {t}" for n, t in task.outputs]
+            fitting = [n for n, t in task.outputs if t == type_]
             also = "" if request.output else " and does not change this input in place"
             raise CaptureError(
                 f"state {leaf}: {task.method} has no output called "
                 f"{(request.output or name) + leaf[len(name) :]}{also}; its outputs are "
-                f"{', '.join(known) or 'none'}: name the one that is the new value, --state "
-                f"{name}={known[0] if known else 'h'}"
+                f"{', '.join(rows) or 'none'}: name the one that is the new value of {leaf}, {type_}, for "
+                f"example --state {name}={fitting[0] if len(fitting) == 1 else 'OUTPUT'}"
             )
 
 

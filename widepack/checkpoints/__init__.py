@@ -13,6 +13,7 @@
 | `factory.py` | Finds the factory that a user names, and makes fresh modules with it |
 | `hugging_face.py` | Makes the members of `--model hf`: with transformers |
 | `newcomer.py` | Opens a checkpoint that becomes a member of an existing artifact |
+| `no_network.py` | Refuses connections while a model is made, so that nothing is downloaded |
 | `open_file.py` | Opens one checkpoint file lazily, by its content, without running code of the file |
 | `pickled_modules.py` | Makes members that are pickled modules: each checkpoint contains its module |
 | `pt2_archive.py` | Reads files of `torch.export.save` as data: a zip of JSON and raw weights |

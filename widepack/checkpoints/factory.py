@@ -63,6 +63,8 @@ class Factory:
         try:
             with _importable(self._folder):
                 module = self._make(**self.args, **extra)
+        except UsageError:
+            raise
         except (Exception, SystemExit) as error:
             raise UsageError(f"model {self.call} raised {_raised(error)}{self._signature(error)}") from error
         if not isinstance(module, nn.Module):

@@ -1,46 +1,124 @@
-"""Makes the members of `--model hf`: with transformers, from the config.json beside the first checkpoint.
+"""Makes the members of `--model hf`: with transformers, from the config.json beside each checkpoint.
 
-Only transformers' own classes are used. No code of the folder runs, and nothing is downloaded. The class is
-the one that `architectures` names, or what AutoModel chooses for the config. Arguments of the factory are
-those of the config: `--model-arg use_cache=true`. The argument `folder` names the folder of config.json.
-`use_cache` is off by default: a cache of keys and values is not an output of a member.
+Only transformers' own classes are used. No code of a folder runs, and nothing is downloaded: pretrained
+weights of a backbone are switched off in the config, and every connection is refused. The class is the one
+that `architectures` names, or what AutoModel chooses for the config. Each member is made from its own folder,
+so members may have heads of different sizes (`num_labels`). A checkpoint without a config.json beside it uses
+that of the first.
+
+Arguments of the factory are those of the config: `--model-arg use_cache=true`. The argument `folder` names
+the folder of config.json for all members. `use_cache` is off by default: a cache of keys and values is not an
+output of a member.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import UsageError
+from .checkpoint import Checkpoint
 from .factory import Factory
+from .no_network import ConnectionRefused, no_network
 
 NAME = "hf"
 
 
-def hugging_face(args: Mapping[str, object] | None, beside: str) -> Factory:
-    """Returns the factory of a folder that `save_pretrained` wrote.
+def hugging_face(args: Mapping[str, object] | None, beside: Sequence[str]) -> Factory:
+    """Returns the factory of folders that `save_pretrained` wrote.
 
-    beside: the first checkpoint, a folder or a file in one. Raises: UsageError.
+    beside: the checkpoints, each a folder or a file in one. Raises: UsageError.
     """
     config_args = dict(args or {})
-    default = beside if os.path.isdir(beside) else os.path.dirname(beside) or os.curdir
-    folder = str(config_args.pop("folder", "") or default)
+    if folder := str(config_args.pop("folder", "") or ""):
+        return _of_folder(folder, config_args)
+    return HuggingFaceFolders(list(dict.fromkeys(map(_folder_of, beside))) or [os.curdir], config_args)
+
+
+class HuggingFaceFolders(Factory):
+    """Makes each member from the config.json beside its checkpoint.
+
+    folders: of the checkpoints. The first one must have a config.json.
+    """
+
+    def __init__(self, folders: Sequence[str], args: Mapping[str, object]) -> None:
+        self._first = _of_folder(folders[0], args)
+        super().__init__(NAME, self._first, args)
+        self.takes_state_dict = True  # each folder has the sizes of its weights
+        self._folders = tuple(folders)
+        self._of = {folders[0]: self._first}
+        self._shapes: dict[str, dict[str, torch.Size]] = {}
+
+    def __call__(self, state_dict: Mapping[str, Tensor] | None = None) -> nn.Module:
+        """Makes a fresh member. state_dict: of a member; the first folder with its shapes makes it.
+
+        Raises: UsageError.
+        """
+        if state_dict is None:
+            return self._made(self._folders[0])
+        for folder in self._folders:
+            if folder not in self._shapes:
+                module = self._made(folder)
+                self._shapes[folder] = {name: tensor.shape for name, tensor in module.state_dict().items()}
+            shapes = self._shapes[folder]
+            if all(name not in shapes or shapes[name] == t.shape for name, t in state_dict.items()):
+                return self._made(folder)
+        return self._made(self._folders[0])
+
+    def of(self, checkpoint: Checkpoint, state_dict: Mapping[str, Tensor]) -> nn.Module:
+        """Returns a fresh member from the folder of a checkpoint. Raises: UsageError."""
+        return self._made(_folder_of(checkpoint.path))
+
+    def _made(self, folder: str) -> nn.Module:
+        if folder not in self._of:
+            with_config = os.path.isfile(os.path.join(folder, "config.json"))
+            self._of[folder] = _of_folder(folder, self.args) if with_config else self._first
+        factory = self._of[folder]
+        factory.dtype = self.dtype
+        return factory()
+
+
+def _folder_of(path: str) -> str:
+    return path if os.path.isdir(path) else os.path.dirname(path) or os.curdir
+
+
+def _of_folder(folder: str, args: Mapping[str, object]) -> Factory:
+    """Returns the factory of one folder. Raises: UsageError."""
     path = os.path.join(folder, "config.json")
     config = _read_config(path, folder)
     transformers = _transformers()
     model_class = _model_class(transformers, config, path)
 
     def make(**overrides: object) -> nn.Module:
-        return _make(transformers, model_class, folder, overrides)
+        try:
+            with no_network():
+                return _make(transformers, model_class, folder, overrides)
+        except Exception as error:
+            if (refused := _refused_connection(error)) is None:
+                raise
+            raise UsageError(
+                f"{path} needs a download ({refused}), and --model {NAME} downloads nothing;"
+                " save the model with a config that contains its parts, or name a factory of your own:"
+                " --model file.py:make"
+            ) from None
 
-    return Factory(NAME, make, config_args)
+    return Factory(NAME, make, args)
+
+
+def _refused_connection(error: BaseException | None) -> ConnectionRefused | None:
+    """Returns the refused connection that caused an error; None if there is none."""
+    for _ in range(20):
+        if error is None or isinstance(error, ConnectionRefused):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _read_config(path: str, folder: str) -> dict[str, Any]:
@@ -112,6 +190,7 @@ def _make(
         if not hasattr(config, key) and key != "use_cache":
             raise UsageError(f"--model {NAME}: the config of {folder} has no {key!r}")
         setattr(config, key, value)
+    without_pretrained_parts(config)
     with _default_dtype(getattr(config, "dtype", None)):
         module: nn.Module = (
             transformers.AutoModel.from_config(config, trust_remote_code=False)
@@ -119,6 +198,15 @@ def _make(
             else model_class(config)
         )
     return module
+
+
+def without_pretrained_parts(config: Any, depth: int = 0) -> None:
+    """Switches off the pretrained weights of backbones: a member's weights come from its checkpoint."""
+    if hasattr(config, "use_pretrained_backbone"):
+        config.use_pretrained_backbone = False
+    for part in vars(config).values() if depth < 4 else ():
+        if hasattr(part, "model_type"):
+            without_pretrained_parts(part, depth + 1)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ The first load on a machine runs the artifact's probe. `ens.swap` replaces a mem
 
 | file | what it does |
 |---|---|
+| `arrays.py` | Takes NumPy arrays and scalars as inputs of a call. NumPy is not imported for it |
 | `binder.py` | Binds the arguments of a call to the tensors of an entry's programs |
 | `bound_program.py` | Defines wide programs before and after they are bound to weights |
 | `call_check.py` | Checks the tensors of a call before anything runs |

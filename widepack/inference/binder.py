@@ -16,6 +16,7 @@ from widepack_artifacts.tree import Tree, leaves
 from ..errors import InputError, UsageError
 from ..ir.tensor_type import parse_slot
 from ..spec.dtypes import dtype_of
+from .arrays import is_array, tensor_of
 from .call_check import CallCheck, LeafSpec
 from .each import Each
 
@@ -117,9 +118,13 @@ class Binder:
                 f"the call gives {len(args)}"
             )
         arguments = dict(zip(self._positions, args))
+        if unknown := [repr(k) for k in kwargs if k not in self._names]:
+            them = "it" if len(unknown) == 1 else "them"
+            raise InputError(
+                f"the model has no input {', '.join(unknown)}; its inputs are {', '.join(self._names)}. "
+                f"Leave {them} out of the call, or build an artifact with a sample that has {them}"
+            )
         for name, value in kwargs.items():
-            if name not in self._names:
-                raise InputError(f"the model has no input {name!r}; its inputs are {', '.join(self._names)}")
             if name in arguments:
                 raise InputError(f"input {name} is given twice, by position and by name")
             arguments[name] = value
@@ -169,7 +174,9 @@ class Binder:
         """Puts one tensor, or a list of N tensors, into `values`."""
         if isinstance(value, Each):
             value, own = value.value, True
+        spec = self.leaves[leaf]
         if own and isinstance(value, (list, tuple)):
+            value = [self._tensor(v, f"input {name}", spec) for v in value]
             if len(value) != self.members or not all(
                 isinstance(v, torch.Tensor) and v.shape == value[0].shape for v in value
             ):
@@ -178,15 +185,23 @@ class Binder:
                     f"or one tensor [{self.members}, ...]; got {_describe(value)}"
                 )
             value = torch.stack(list(value))
+        value = self._tensor(value, f"input {name}", spec)
         if not isinstance(value, torch.Tensor):
-            raise InputError(
-                f"input {name} is {_describe(value)}; the model takes a tensor {self.leaves[leaf].text}"
-            )
+            way = ""
+            if isinstance(value, Mapping) and any(k in self._names for k in value):
+                way = "; give the values of a dict by name: ens(**inputs)"
+            raise InputError(f"input {name} is {_describe(value)}; the model takes a tensor {spec.text}{way}")
         values[leaf], per_member[leaf] = value, own
+
+    def _tensor(self, value: Any, title: str, leaf: LeafSpec) -> Any:
+        """Returns a NumPy array as a tensor, and any other value as it is. Raises: InputError."""
+        return tensor_of(value, title, leaf.dtype, self.device) if is_array(value) else value
 
     @staticmethod
     def _check_constant(constant: Any, value: Any, name: str) -> None:
         """Checks an argument that is no tensor: it is part of the program."""
+        if is_array(value) and not value.shape and hasattr(value, "item"):
+            value = value.item()
         literal = value is None or isinstance(value, (bool, int, float, str))
         if literal and value == constant:
             return
@@ -209,10 +224,13 @@ class Binder:
         """
         names = ", ".join(name for _, _, name in self.states)
         if not isinstance(state, Mapping):
+            model = "ens" if self.stacked else "member"
+            sizes = self._sizes_of_states(values, per_member)
             raise InputError(
                 f"{'state is missing' if state is None else f'state is {_describe(state)}'}; "
                 f"this model carries {names} from call to call: "
-                "start with state = ens.state(), and go on with y, state = ens(x, state=state)"
+                f"start with state = {model}.state({sizes}), and go on with "
+                f"y, state = {model}(x, state=state)"
             )
         if unknown := [str(k) for k in state if k not in self.known]:
             raise InputError(
@@ -224,13 +242,25 @@ class Binder:
                 raise InputError(
                     f"state lacks {name}; the model carries {names}: state() gives them as they begin"
                 )
-            if not isinstance(state[name], torch.Tensor):
+            value = self._tensor(state[name], f"state {name}", self.leaves[i])
+            if not isinstance(value, torch.Tensor):
                 each = ", one value for each member" if self.stacked else ""
                 raise InputError(
                     f"state {name} is {_describe(state[name])}; "
                     f"the model carries a tensor {self.leaves[i].text}{each}"
                 )
-            values[i], per_member[i] = state[name], self.stacked
+            values[i], per_member[i] = value, self.stacked
+
+    def _sizes_of_states(self, values: Sequence[Any], per_member: Sequence[bool]) -> str:
+        """Returns the arguments of `state` for the inputs of a call, for messages: `B=8`."""
+        needed = {d.letter for i in self.carried for d in self.leaves[i].dims if not isinstance(d, int)}
+        sizes: dict[str, int] = {}
+        for leaf, value, own in zip(self.leaves, values, per_member):
+            shape = value.shape[own:] if isinstance(value, torch.Tensor) else ()
+            for size, dim in zip(shape, leaf.dims):
+                if not isinstance(dim, int) and dim.letter in needed:
+                    sizes.setdefault(dim.letter, size // dim.factor)
+        return ", ".join(f"{letter}={sizes.get(letter, 1)}" for letter in sorted(needed))
 
     def fresh(self, initial: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
         """Returns the states as they begin: a buffer's value, or zeros for an input.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,7 +67,8 @@ class BoundProgram:
         sizes of the first dim that the program is for. backend: The name of the backend. content: The SHA-256
         of the program's file; "" if the program is in no file of the artifact. only: The number of the output
         that is the whole answer without change; -1 if the answer must be built. run: Runs the program on a
-        list of inputs.
+        list of inputs. lists: The numbers of the outputs that are lists of N in the artifact, and tensors in
+        this program, since the loaded members have one shape.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class BoundProgram:
         result: Tree,
         backend: str = "eager",
         content: str = "",
+        ragged: Collection[int] = (),
     ) -> None:
         self.program = program
         self.content = content
@@ -84,7 +87,9 @@ class BoundProgram:
         self.backend = backend
         self.become(runnable)
         leaf = result.get("leaf", -1)
-        self.only = leaf if leaf >= 0 and program.outputs[leaf].kind != "shared" else -1
+        self.lists = frozenset(k for k in ragged if program.outputs[k].kind != "ragged")
+        unchanged = leaf >= 0 and program.outputs[leaf].kind != "shared" and leaf not in self.lists
+        self.only = leaf if unchanged else -1
 
     def become(self, runnable: Runnable) -> None:
         """Replaces what runs, from the next call on."""

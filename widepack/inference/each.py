@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from .arrays import is_array
+
 
 class Each:
     """An input that has one value for each member, `[N, ...]`. `widepack.each` makes it."""
@@ -45,6 +47,8 @@ def holds_tensor(value: Any) -> bool:
     """Returns whether an input is a tensor, or a container with a tensor in it."""
     if isinstance(value, Mapping):
         return any(map(holds_tensor, value.values()))
-    return isinstance(value, torch.Tensor) or (
-        isinstance(value, (list, tuple)) and any(map(holds_tensor, value))
+    return (
+        isinstance(value, torch.Tensor)
+        or is_array(value)
+        or (isinstance(value, (list, tuple)) and any(map(holds_tensor, value)))
     )

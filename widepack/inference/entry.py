@@ -93,6 +93,12 @@ class WideEntry:
             f"WideEntry({self.name} of {len(self)} members; {self.description}; {self.programs.description})"
         )
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"an entry of a loaded model cannot be copied or pickled; take the model: ens instead of "
+            f"ens.entry({self.name!r})"
+        )
+
     # ---------------------------------------------------------------- calls
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -220,7 +226,7 @@ class WideEntry:
         if program.only >= 0 and not carries:
             return found[program.only]
         outputs = program.program.outputs
-        answer = build_answer(found, outputs, len(self.members), self.entry.result)
+        answer = build_answer(found, outputs, len(self.members), self.entry.result, program.lists)
         if not carries:
             return answer
         states = new_states(found, self._binder.states, outputs, len(self.members), values)
@@ -360,6 +366,9 @@ class WideEntry:
             result = result["logits"] if "logits" in result else result[next(iter(result))]
         while isinstance(result, (tuple, list)) and result and self.entry.outputs[0].kind != "ragged":
             result = result[0]
+        if isinstance(result, list) and any(b.lists for _, b in self.programs.bound()):
+            one_shape = len({y.shape for y in result if isinstance(y, torch.Tensor)}) == 1
+            result = torch.stack(result) if one_shape else result
         if not isinstance(result, torch.Tensor):
             raise InputError(
                 "the members' outputs differ in shape, or are no tensor: they have no mean. "

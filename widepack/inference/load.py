@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,8 @@ def load(
 ) -> WideModel:
     """Loads an artifact and returns a model that runs all members in one call.
 
-    The first load on a machine runs the artifact's probe: a few inputs with every member's float64 answers.
+    The first load on a machine, and the first after a change of the files, runs the artifact's probe: a few
+    inputs with every member's float64 answers.
 
     Args:
         path: The folder that `widepack.build` wrote.
@@ -68,7 +70,8 @@ def load(
         dtype: `bf16`, `fp16`, `fp32` or the name of another floating dtype. Weights are cast on the device,
             and programs are lowered again for it. Inputs must have it. Answers are checked against what the
             members' own programs compute in it. The files do not change. Default: the artifact's dtype.
-        members: The members to load, by number or name, in this order. Default: all.
+        members: The members to load, by number or name, in this order. Answers have the form of the whole
+            artifact. Default: all.
         strategies: What `build --strategy` takes. The programs are lowered again then. Default: the
             artifact's plans.
         simplify: False lowers the programs again as they were captured, which shows what simplification
@@ -113,6 +116,23 @@ def load(
         )
     if threads is not None:
         _set_threads(threads)
+    again = partial(
+        load,
+        Path(path_of(path)).absolute(),
+        device=device,
+        dtype=dtype,
+        members=members,
+        strategies=strategies,
+        simplify=simplify,
+        backend=backend,
+        verify=verify,
+        prologue=prologue,
+        warmup=False,
+        compile=compile,
+        cache=cache,
+        limit=limit,
+        allow_ops=allow_ops,
+    )
     extra = ops.allow(allow_ops)
     path = path_of(path)
     options = LoadOptions(
@@ -127,7 +147,7 @@ def load(
     opening = _Opening(options, verify, members, find_dtype(dtype))
     with autocast_off(), guarded(str(path)):
         artifact = opened(path, opening, expect, extra)[1]
-        model = WideModel(artifact)
+        model = WideModel(artifact, partial(again, expect=artifact.manifest.digest))
         with artifact.limits.one_load(warmup):
             if warmup:
                 model.warmup()

@@ -86,6 +86,9 @@ class Member(nn.Module):
         answer = outs[result["leaf"]] if "leaf" in result else tree.build(result, outs, named_values)
         return (answer, {**state, **new_states(outs, states, (), 1, values)}) if state is not None else answer
 
+    def extra_repr(self) -> str:
+        return f"{self.name}; {self._binder.description}"
+
     @property
     def graph(self) -> fx.GraphModule:
         """The program as a graph: it takes the weights of `slots`, then the tensors of a call."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -15,9 +15,6 @@ from ..spec.entries import FORWARD
 from .entry import WideEntry
 from .member_access import MemberAccess
 from .open_artifact import OpenArtifact
-
-if TYPE_CHECKING:
-    pass
 
 
 class WideModel(MemberAccess):
@@ -43,8 +40,9 @@ class WideModel(MemberAccess):
         >>> y0 = ens["fold0"](x)  # one member as a plain module
     """
 
-    def __init__(self, artifact: OpenArtifact) -> None:
+    def __init__(self, artifact: OpenArtifact, again: Callable[[], WideModel]) -> None:
         super().__init__(artifact)
+        self._again = again
         self._default = self._entries.get(FORWARD)
 
     @property
@@ -93,6 +91,20 @@ class WideModel(MemberAccess):
             self._first().programs.description,
         ]
         return f"WideModel({'; '.join(parts)})"
+
+    def __reduce__(self) -> tuple[Callable[[], WideModel], tuple[()]]:
+        """Copies and pickles by the path: the copy loads the same artifact with the same arguments.
+
+        Raises: TypeError after a swap, which is of this process only; UsageError after `close`.
+        """
+        self._artifact.check_open()
+        if swapped := [c.name for c in self.checkpoints if c not in self.manifest.members]:
+            raise TypeError(
+                f"this WideModel cannot be copied or pickled: {', '.join(swapped)} was swapped in this "
+                "process only, and a copy loads the artifact again; put the checkpoint into the artifact "
+                "with widepack.update, and load that"
+            )
+        return self._again, ()
 
     # ---------------------------------------------------------------- entries
 

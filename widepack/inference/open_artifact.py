@@ -134,6 +134,20 @@ class OpenArtifact:
         self._cast_programs: dict[str, Program] = {}
 
     @property
+    def files_key(self) -> str:
+        """Identifies the files of the weights and of the probe, for what the user's cache remembers of
+        them.
+        """
+        mapped = [self.weights.files, *([self.probe] if self.probe is not None else [])]
+        return "; ".join(i.key for files in mapped for i in files.identities)
+
+    def check_unchanged(self) -> None:
+        """Checks that no mapped file was changed in place since the load. Raises: ArtifactError."""
+        self.weights.files.check_unchanged()
+        if self.probe is not None:
+            self.probe.check_unchanged()
+
+    @property
     def device(self) -> torch.device:
         """Where programs run."""
         return self.options.device

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -117,20 +117,37 @@ def new_states(
         elif storage(value) in taken:
             value = value.clone()
         taken.add(storage(value))
-        found[name] = value
+        found[name] = writable(value)
     return found
 
 
-def build_answer(values: Sequence[Any], outputs: Sequence[Leaf], members: int, result: tree.Tree) -> Any:
+def writable(value: torch.Tensor) -> torch.Tensor:
+    """Returns the same memory as a tensor that code outside of `torch.inference_mode` may write into."""
+    if not value.is_inference() or torch.is_inference_mode_enabled():
+        return value
+    memory = value.untyped_storage()
+    plain = torch.empty(0, dtype=value.dtype, device=value.device)
+    return plain.set_(memory, value.storage_offset(), value.shape, value.stride())
+
+
+def build_answer(
+    values: Sequence[Any],
+    outputs: Sequence[Leaf],
+    members: int,
+    result: tree.Tree,
+    lists: Collection[int] = (),
+) -> Any:
     """Builds the caller's answer from a program's outputs.
 
     A Shared leaf is expanded to `[N, ...]`. A Ragged leaf is a list of N tensors. result: the form of the
-    answer.
+    answer. lists: the numbers of other leaves that become lists of N tensors.
     """
     leaves = [
         v.expand(members, *v.shape) if o.kind == "shared" and isinstance(v, torch.Tensor) else v
         for v, o in zip(values, outputs)
     ]
+    for k in lists:
+        leaves[k] = list(leaves[k].unbind(0))
     if "leaf" in result:
         return leaves[result["leaf"]]
     return tree.build(result, leaves, named_values)

@@ -113,12 +113,15 @@ class ProbeCheck:
                 kinds = [o.kind for o in bound.program.outputs]
                 found = self.check(pattern, self._at_rest(bound), kinds)
             beyond = beyond or found
+            artifact.check_unchanged()
             if not artifact.swapped:
                 user_cache.remember(key)
         return beyond
 
     def _cache_key(self, pattern: str, bound: BoundProgram) -> str:
-        """Returns the key of a pass in the user's cache: the program, its members, and what it ran on."""
+        """Returns the key of a pass in the user's cache: the program, its members, the files of weights
+        and probe, and what it ran on.
+        """
         artifact = self.artifact
         program = bound.content
         if not program:
@@ -128,6 +131,7 @@ class ProbeCheck:
         return user_cache.cache_key(
             artifact.manifest.digest,
             f"{program} {artifact.chosen}",
+            artifact.files_key,
             str(artifact.device),
             str(artifact.options.prologue),
             *ran_on,

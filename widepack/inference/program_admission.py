@@ -71,6 +71,7 @@ class ProgramAdmission:
         return user_cache.cache_key(
             artifact.manifest.digest,
             f"{self.inputs.name} {pattern} {digest} {artifact.chosen}",
+            artifact.files_key,  # values may decide the sizes of results
             str(artifact.device),
             str(artifact.options.prologue),
             str(artifact.limits.limit),

@@ -43,10 +43,11 @@ class ProgramBinder:
 
         options: default those of the load. fallback: what runs on `eager` if the plan's own backend is not
         available; default the same program. weights: by name; default those of the model. Raises:
-        ArtifactError; UsageError.
+        ArtifactError, also if a mapped file was changed in place; UsageError.
         """
         options = options or self.artifact.options.backend
         program = stored.program
+        self.artifact.check_unchanged()
         self.admission.check_slots(pattern, program)
         if weights is None:
             weights = {s.source: self.artifact.weights.get(s.source) for s in program.weights}
@@ -83,7 +84,10 @@ class ProgramBinder:
             self.admission.check(pattern, program, weights, stored.content)
             workers = min(stored.plan.workers, torch.get_num_threads())
             runnable = Runnable(self.artifact.executable(program, weights, workers))
-        return BoundProgram(program, stored.plan, runnable, self.entry.result, backend, stored.content)
+        ragged = [k for k, o in enumerate(self.entry.outputs) if o.kind == "ragged"]
+        return BoundProgram(
+            program, stored.plan, runnable, self.entry.result, backend, stored.content, ragged
+        )
 
     def rebind(self, pattern: str, bound: BoundProgram, weights: Mapping[str, Any]) -> Runnable:
         """Binds a bound program on the same backend to other weights. weights: by name."""

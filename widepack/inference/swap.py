@@ -104,6 +104,7 @@ def swap(
             )
     with artifact.swapping, autocast_off():
         artifact.check_open()
+        artifact.check_unchanged()
         stages = StageClock()
         new = newcomer(artifact.manifest, checkpoint, key, trust_pickle)
         return _Swap(artifact, entries, place, checkpoint, stages).run(new)

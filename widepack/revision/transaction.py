@@ -270,7 +270,7 @@ def _modules(
             continue
         factory: Factory | None = None
         if model is not None:
-            factory = find_factory(model, args, slot.new.checkpoint.path)
+            factory = find_factory(model, args, [slot.new.checkpoint.path])
         elif slot.new.checkpoint.program is not None and entries == [FORWARD]:
             factory = ExportedProgramFactory()
         if factory is not None:

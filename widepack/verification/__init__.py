@@ -13,6 +13,7 @@ program against each member in float64. The bound is in `tolerance.py`.
 | `answers.py` | Computes the members' reference answers, and runs comparison (a) on the way |
 | `calls.py` | Makes the calls of a verification: their batches and sizes |
 | `coarse_eps.py` | Finds the coarsest dtype that each output of a program is computed through |
+| `equivalent_runs.py` | Estimates a member's own rounding error from several equivalent evaluations |
 | `float64_members.py` | Estimates the rounding error of members in float64 |
 | `module_run.py` | Runs the user's own module on one call, and restores its buffers afterwards |
 | `op_record.py` | Records what a module does in one call: each op with its literals |

@@ -1,8 +1,8 @@
 """Makes the probe of an artifact, and checks a loaded program against it.
 
 A probe is a few inputs with every member's float64 answers. Large outputs are thinned: every k-th number is
-stored, so that the file stays under `LIMIT_BYTES`. A pass is noted in the user's cache with the program,
-weights, device, dtype and torch version. If one of them changes, the probe runs again.
+stored, so that the file stays under `LIMIT_BYTES`. A pass is noted in the user's cache with the program, the
+identity of the weights files, device, dtype and torch version. If one of them changes, the probe runs again.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -158,12 +158,19 @@ class ErrorStats:
     # ---------------------------------------------------------------- the wide answers
 
     def add_wide(
-        self, member: str, call: str, wide: torch.Tensor, own: torch.Tensor, truth: torch.Tensor
+        self,
+        member: str,
+        call: str,
+        wide: torch.Tensor,
+        own: torch.Tensor,
+        truth: torch.Tensor,
+        least_own: float = 0.0,
     ) -> None:
         """Adds the error of one member's wide answer. own, truth: the member's own answer, and its float64
-        answer.
+        answer. least_own: the least rms error that counts as the member's own.
         """
-        self.wide.append(measure(member, call, wide, own, truth))
+        row = measure(member, call, wide, own, truth)
+        self.wide.append(replace(row, own=max(row.own, least_own)))
 
     def wrong(self) -> str:
         """Returns a description of the first answer out of bounds, or "" if all are right.

@@ -4,7 +4,7 @@ node.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from ..ir.float64 import double_by_default, raise_program, raise_value
 from ..lowering.lower import Lowered
 from ..runtime.executable import Executable
 from ..runtime.graph_module import Loop
+from . import equivalent_runs
 from .subject import MemberAnswers, Subject, VerifiedCall, Weights
 from .tolerance import ErrorStats
 
@@ -39,9 +40,60 @@ def check_wide(
     stats: for each output, with the members' own errors; `wrong()` then tells whether an answer is out of
     bounds. members: the numbers of the N members. Raises: VerificationError if the program fails.
     """
+    for call, i, wide in wide_answers(subject, program, weights, pattern, calls, members):
+        for k, output in enumerate(stats):
+            answer = found[call]
+            output.add_wide(
+                subject.members[i], calls[call].label, wide[k], answer.own[i][k], answer.truth[i][k]
+            )
+
+
+def check_again(
+    subject: Subject,
+    program: Program,
+    weights: Weights,
+    pattern: str,
+    calls: Sequence[VerifiedCall],
+    found: Sequence[MemberAnswers],
+    stats: Sequence[ErrorStats],
+    members: Sequence[int],
+) -> None:
+    """As `check_wide`, after it found an answer out of bounds: with several evaluations of each member.
+
+    It raises the members' own errors in `stats`, and compares near-ties with the evaluation that decides them
+    as the wide program does (`equivalent_runs.py`).
+    """
+    evaluations = {
+        (c, i): e for c, i, e in equivalent_runs.evaluations_of(subject, pattern, calls, found, members)
+    }
+    bounds = [output.max_bound for output in stats]
+    for k, output in enumerate(stats):
+        rows = [(e, found[c].truth[i][k]) for (c, i), e in evaluations.items()]
+        equivalent_runs.raise_errors(output, k, rows, bounds[k])
+    for call, i, wide in wide_answers(subject, program, weights, pattern, calls, members):
+        several = evaluations[call, i]
+        for k, output in enumerate(stats):
+            own, truth = found[call].own[i][k], found[call].truth[i][k]
+            least = equivalent_runs.own_rms(several, k, truth, bounds[k])
+            own, truth = equivalent_runs.nearest(wide[k], own, truth, several.of(k), bounds[k])
+            output.add_wide(subject.members[i], calls[call].label, wide[k], own, truth, least)
+
+
+def wide_answers(
+    subject: Subject,
+    program: Program,
+    weights: Weights,
+    pattern: str,
+    calls: Sequence[VerifiedCall],
+    members: Sequence[int],
+) -> Iterator[tuple[int, int, list[torch.Tensor]]]:
+    """Yields (number of the call, member, its outputs) of a wide program on the calls of its pattern.
+
+    Raises: VerificationError if the program fails.
+    """
     run = Executable(program, weights, CPU)
     left: list[list[Any]] = []  # for each call the answers that the next step takes its states from
-    for call, answer in zip(calls, found):
+    for number, call in enumerate(calls):
         left.append([])
         if call.pattern != pattern:
             continue
@@ -59,10 +111,9 @@ def check_wide(
             if program.outputs[s.output].kind == "shared":
                 value = wide[s.output]
                 left[-1][s.output] = value.unsqueeze(0).expand(len(members), *value.shape)
-        for k, output in enumerate(stats):
-            for at, i in enumerate(members):
-                part = wide[k] if program.outputs[k].kind == "shared" else wide[k][at]
-                output.add_wide(subject.members[i], call.label, part, answer.own[i][k], answer.truth[i][k])
+        for at, i in enumerate(members):
+            outputs = zip(program.outputs, wide)
+            yield number, i, [part if o.kind == "shared" else part[at] for o, part in outputs]
 
 
 def bisect(

@@ -24,7 +24,7 @@ def named_factory(
     """Returns the factory of this name, as `widepack build --model` takes it. Raises: UsageError."""
     from widepack.building.factories import find_factory
 
-    return find_factory(name, args, ens.manifest.members[0].source)
+    return find_factory(name, args, [m.source for m in ens.manifest.members])
 
 
 def own_module(

@@ -152,7 +152,7 @@ def checks(
         from widepack.spec.config import parse_model_args
 
         factory = find_factory(
-            model, parse_model_args(model_args), checkpoints[0] if checkpoints else manifest.members[0].source
+            model, parse_model_args(model_args), checkpoints or [m.source for m in manifest.members]
         )
         modules = _own_modules(ens, factory, device)
         for name in entries:

@@ -1,0 +1,186 @@
+"""Attacks 55 to 58 of ATTACKS.md: files that change, links for writers, and notes of other users."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from attacks import refused
+from forged import Forged, golden
+
+from widepack import load
+from widepack.errors import ArtifactError, ProbeError
+from widepack.system import user_cache
+from widepack_artifacts.file_identity import FileIdentity
+from widepack_artifacts.reader import Reader
+from widepack_artifacts.writer import Writer
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache of a user who has loaded nothing."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "widepack"
+
+
+def weights_of(path: Path) -> Path:
+    return next(path.glob("weights-*"))
+
+
+def flip(place: Path, keep_times: bool = False) -> None:
+    """Flips a bit of each of the last 16 weights, in place."""
+    before = place.stat()
+    with open(place, "r+b") as file:
+        file.seek(-64, os.SEEK_END)
+        data = bytes(b ^ 0x40 for b in file.read())
+        file.seek(-64, os.SEEK_END)
+        file.write(data)
+    if keep_times:
+        os.utime(place, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("keep_times", [False, True])
+def test_55_weights_that_change_after_a_load_that_passed(
+    tmp_path: Path, cache: Path, keep_times: bool
+) -> None:
+    path = Forged().save(tmp_path)
+    load(path)
+    flip(weights_of(path), keep_times)
+    refused(path, "probe", kind=ProbeError)
+    refused(path, "SHA-256", verify="hashes")
+
+
+def test_a_damaged_copy_of_an_artifact_that_passed(tmp_path: Path, cache: Path) -> None:
+    path = Forged().save(tmp_path)
+    load(path)
+    copy = Path(shutil.copytree(path, tmp_path / "copy.wide"))
+    flip(weights_of(copy))
+    refused(copy, "probe", kind=ProbeError)
+    load(path)
+
+
+def test_unchanged_files_are_not_checked_again(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Forged().save(tmp_path)
+    load(path)
+    notes = sorted((cache / "probes").iterdir())
+
+    def again(*_: object) -> None:
+        raise AssertionError("the probe ran again")
+
+    monkeypatch.setattr("widepack.verification.probe.check", again)
+    load(path)
+    assert notes and sorted((cache / "probes").iterdir()) == notes
+
+
+@pytest.mark.parametrize("how", ["flip", "truncate"])
+def test_56_weights_that_change_in_place_after_the_load(tmp_path: Path, cache: Path, how: str) -> None:
+    """Whatever reads them next for a new program or member refuses, and no truncated page is touched."""
+    path = Forged().save(tmp_path)
+    ens = load(path)
+    place = weights_of(path)
+    if how == "flip":
+        flip(place)
+    else:
+        os.truncate(place, place.stat().st_size - 64)
+    with pytest.raises(ArtifactError, match="changed in place after it was loaded"):
+        ens.each(torch.ones(3, 2, 6))
+    with pytest.raises(ArtifactError, match="changed in place after it was loaded"):
+        ens.swap(0, tmp_path / "new.pt")
+
+
+def test_files_that_are_replaced_or_removed_stay_mapped(tmp_path: Path, cache: Path) -> None:
+    path = Forged().save(tmp_path)
+    ens = load(path)
+    place = weights_of(path)
+    shutil.copy(place, tmp_path / "same")
+    flip(tmp_path / "same")
+    os.replace(tmp_path / "same", place)
+    x = torch.ones(3, 2, 6)
+    assert torch.equal(ens.each(x), load(golden("mlp")).each(x))
+    refused(path, "probe", kind=ProbeError)
+
+
+def test_a_file_that_is_replaced_while_it_is_opened(tmp_path: Path) -> None:
+    place = tmp_path / "file"
+    place.write_bytes(b"one")
+    identity = FileIdentity.of(place)
+    identity.check_same()
+    (tmp_path / "other").write_bytes(b"one")
+    os.replace(tmp_path / "other", place)
+    identity.check_content()
+    with pytest.raises(ArtifactError, match="replaced or changed while it was opened"):
+        identity.check_same()
+    place.unlink()
+    with pytest.raises(ArtifactError, match="No such file"):
+        identity.check_same()
+
+
+@pytest.mark.parametrize("link", [".widepack.lock", "programs"])
+def test_57_links_that_a_writer_would_follow(tmp_path: Path, link: str) -> None:
+    path = Forged().save(tmp_path)
+    outside = tmp_path / "outside"
+    if link == "programs":
+        (path / link).rename(outside)
+    (path / link).symlink_to(outside)
+    before = sorted(p.name for p in tmp_path.rglob("*"))
+    with pytest.raises(ArtifactError, match="a link or"), Writer(path, force=True):
+        pass
+    assert sorted(p.name for p in tmp_path.rglob("*")) == before
+
+
+def test_special_files_in_the_place_of_the_lock(tmp_path: Path) -> None:
+    path = Forged().save(tmp_path)
+    os.mkfifo(path / ".widepack.lock")
+    with pytest.raises(ArtifactError, match="a link or special file"), Writer(path, force=True):
+        pass
+
+
+def test_what_no_reader_opens_is_not_published(tmp_path: Path) -> None:
+    path = Forged().save(tmp_path)
+    reader = Reader(path)
+    weights = weights_of(path)
+    with (
+        pytest.raises(ArtifactError, match="a link or special file.*Nothing was published"),
+        Writer(path, force=True) as writer,
+    ):
+        writer.take(reader, reader.manifest.files)
+        weights.rename(tmp_path / "weights")
+        weights.symlink_to(tmp_path / "weights")
+        writer.publish(reader.manifest)
+
+
+def test_58_notes_that_another_user_could_have_written(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user_cache.remember("key", "walks", "3 4")
+    assert user_cache.noted("key", "walks") == "3 4" and not user_cache.passed("other", "walks")
+    note = cache / "walks" / "key"
+    assert note.stat().st_mode & 0o777 == 0o600 and note.parent.stat().st_mode & 0o777 == 0o700
+
+    note.chmod(0o622)
+    assert not user_cache.passed("key", "walks") and user_cache.noted("key", "walks") == ""
+    user_cache.remember("key", "walks", "5 6")  # replaces what it does not trust
+    assert user_cache.noted("key", "walks") == "5 6"
+
+    note.rename(tmp_path / "note")
+    note.symlink_to(tmp_path / "note")
+    assert not user_cache.passed("key", "walks")
+    note.unlink()
+    os.mkfifo(note)
+    assert not user_cache.passed("key", "walks")
+
+    user_cache.remember("key", "walks", "7 8")
+    note.parent.chmod(0o770)
+    assert not user_cache.passed("key", "walks")
+    user_cache.remember("more", "walks")
+    assert not (cache / "walks" / "more").exists()
+    note.parent.chmod(0o700)
+
+    mine = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
+    assert not user_cache.passed("key", "walks")
