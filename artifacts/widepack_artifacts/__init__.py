@@ -7,6 +7,7 @@
 | `guards`, `tree` | conditions over named dims; the structure of inputs and outputs |
 | `writer`, `reader` | the folder; their parts are in `folder`, `lock`, `stream`, `file_copy` |
 | `weights`, `header` | safetensors files: written as a stream, mapped lazily (`weights` imports torch) |
+| `program_limit` | how many bytes and nodes the programs of one load may have |
 | `file_identity` | what the system tells about a file, to notice changes without reading it |
 
 Start reading with `manifest.py`, then `program.py` and `reader.py`. FORMAT.md, in the folder above, is the

@@ -15,6 +15,7 @@ from .file_list import File
 from .folder import CHUNK_BYTES, MANIFEST, checked_path, read_plain_file
 from .manifest import MAX_BYTES, Manifest
 from .program import Program
+from .program_limit import ProgramLimit
 
 MAX_PROGRAM_BYTES = 256 * 2**20
 _MOST_NAMED = 20  # damaged files that an error names
@@ -33,6 +34,9 @@ class Reader:
         expect: The digest that the manifest must have, `sha256:<hex>`, if the caller knows it from a trusted
             source.
         extra: The ops of other libraries that programs may use. Default: all that this process has allowed.
+
+    Attributes:
+        limit: The limit of the programs that are read from now on; None for the limits of the format.
 
     Raises:
         ArtifactError: The folder is not an artifact, is damaged, or has another digest than `expect`.
@@ -60,6 +64,7 @@ class Reader:
             raise ArtifactError(
                 f"{self.root}: expected the artifact {expect}, this one is {self.manifest.digest}"
             )
+        self.limit: ProgramLimit | None = None
         self._programs: dict[str, Program] = {}
         self._preloaded: dict[str, bytes] = {}
 
@@ -164,10 +169,14 @@ class Reader:
     def program(self, name: str) -> Program:
         """Returns a program after checking its hash and every node.
 
-        It is read once. Raises: ArtifactError.
+        It is read once. Raises: ArtifactError, also for a program beyond the limit.
         """
         if name not in self._programs:
+            if self.limit is not None:
+                self.limit.add_file(str(self.root / name), self.manifest.files[name].bytes)
             data = self.json(name)
+            if self.limit is not None:
+                self.limit.add_nodes(str(self.root / name), data)
             try:
                 self._programs[name] = Program.from_json(data, self.extra)
             except ArtifactError as e:

@@ -1,4 +1,4 @@
-"""Attacks 55 to 58 of ATTACKS.md: files that change, links for writers, and notes of other users."""
+"""Attacks 55 to 59 of ATTACKS.md: files that change, links for writers, notes of other users, many nodes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from attacks import refused
-from forged import Forged, golden
+from forged import Forged, golden, node, ref
 
 from widepack import load
 from widepack.errors import ArtifactError, ProbeError
 from widepack.system import user_cache
+from widepack_artifacts import program_limit
 from widepack_artifacts.file_identity import FileIdentity
 from widepack_artifacts.reader import Reader
 from widepack_artifacts.writer import Writer
@@ -184,3 +185,33 @@ def test_58_notes_that_another_user_could_have_written(
     mine = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
     assert not user_cache.passed("key", "walks")
+
+
+def aliases(count: int) -> list[dict[str, object]]:
+    """Nodes of which each gives the value of the one before."""
+    rows = [node("a0", "aten.alias.default", ref("x"))]
+    return rows + [node(f"a{i}", "aten.alias.default", ref(f"a{i - 1}")) for i in range(1, count)]
+
+
+def test_59_nodes_that_cost_nothing_but_their_number(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = Forged().add(*aliases(program_limit.MOST_NODES), start="programs/cpu.forward.shared")
+    refused(many.save(tmp_path / "many"), "100,0", "nodes", "limit=2")
+
+    monkeypatch.setattr(program_limit, "MOST_NODES", 200)
+    few = Forged().add(*aliases(150)).save(tmp_path / "few")
+    refused(few, "nodes", "a load may take 200")  # two programs of pattern `shared`
+    assert load(few, limit=2)(torch.ones(2, 6)).shape[0] == 3
+    assert load(few, limit=None)(torch.ones(2, 6)).shape[0] == 3
+    looped = {"nodes": [{"body": {"nodes": [1, {"body": 3}]}}, 4]}
+    assert program_limit.count_nodes(looped) == 4 and program_limit.count_nodes([looped]) == 0
+
+
+def test_bytes_of_programs_are_limited_before_they_are_read(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Forged().save(tmp_path)
+    monkeypatch.setattr(program_limit, "MOST_BYTES", 100)
+    refused(path, "bytes of programs", "a load may take 100")
+    load(path, limit=1000)

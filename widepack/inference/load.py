@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from widepack_artifacts.program_limit import ProgramLimit
 from widepack_artifacts.reader import Reader, opened
 from widepack_artifacts.weights import Weights
 
@@ -173,6 +174,8 @@ class _Opening:
             reader.check_hashes()
         if self.members is not None:
             read_headers(reader.weights_files())
+        if self.options.limit is not None:
+            reader.limit = ProgramLimit(self.options.limit)
         manifest, device = reader.manifest, self.options.device
         files = Weights(reader.weights_files())
         files.check(manifest.weights, len(manifest.members))
