@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,21 @@ from widepack.kernels.checks import CHECKS, OF_VALUES, OperandError
 from widepack.kernels.library import FUNCTIONS
 from widepack_artifacts.opset import OPS
 
+NEVER_RAN = {
+    f"aten.{name}"
+    for name in (
+        "_scaled_dot_product_efficient_attention.default",
+        "_scaled_dot_product_flash_attention.default",
+        "_thnn_fused_gru_cell.default",
+        "_thnn_fused_lstm_cell.default",
+        "addmm.dtype",
+        "bmm.dtype",
+        "conv_depthwise3d.default",
+        "mm.dtype",
+        "native_norm.default",
+    )
+}
+"""Ops without a kernel for dense tensors on a CPU."""
 FUZZER = ROOT / "scripts" / "stress" / "fence" / "fuzz_operands.py"
 
 
@@ -235,6 +251,16 @@ def test_a_weight_that_was_packed_for_another_op_is_refused() -> None:
 def test_every_check_is_of_an_op_of_the_list() -> None:
     assert CHECKS.keys() <= OPS and CHECKS.keys() >= OF_VALUES
     assert {op for op in OPS if op.startswith("widepack.")} == FUNCTIONS.keys()
+
+
+def test_every_op_of_the_list_ran_behind_the_fence() -> None:
+    """A new op enters the list with a run of the fuzzer: scripts/stress/fence/fuzz_operands.py -o FILE."""
+    document = json.loads((ROOT / "bench" / "results" / "fence.json").read_text(encoding="utf-8"))
+    reads_tensors = {op for op in OPS if op not in ops.PYTHON and op != "loop"}
+    missing = {op for op in reads_tensors - document["outcomes"].keys() if not op.startswith("aten.sym_")}
+    assert not missing and not document["ended"] and document["cases"] >= 100_000
+    never = {op for op, found in document["outcomes"].items() if not any(k.endswith(" ran") for k in found)}
+    assert never == NEVER_RAN
 
 
 def fuzz(*words: str) -> subprocess.CompletedProcess[str]:

@@ -258,7 +258,11 @@ def main() -> None:
         monitor = Monitor(given.seed, None if given.no_fence else compiled(Path(folder)), given.unchecked)
         with contextlib.suppress(KeyboardInterrupt):
             monitor.run([[op, 0, given.cases] for op in names])
+    from widepack_bench.report.environment import environment
+
     document = {
+        "environment": environment("cpu", 1),
+        "command": f"scripts/stress/fence/fuzz_operands.py --cases {given.cases} --seed {given.seed}",
         "seed": given.seed,
         "ops": len(names),
         "cases": sum(sum(c.values()) for c in monitor.outcomes.values()) + len(monitor.ended),

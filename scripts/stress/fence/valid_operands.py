@@ -391,6 +391,26 @@ def _as_complex(draw: Draw) -> list[Sample]:
     return [call(draw.normal(3, 2))]
 
 
+@_valid("aten.addbmm.default")
+def _addbmm(draw: Draw) -> list[Sample]:
+    return [call(draw.normal(3, 5), draw.normal(2, 3, 4), draw.normal(2, 4, 5))]
+
+
+@_valid("aten.linspace.Tensor_Tensor")
+def _linspace(draw: Draw) -> list[Sample]:
+    return [call(torch.tensor(0.0), torch.tensor(2.0), 9)]
+
+
+@_valid("aten.where.default")
+def _where(draw: Draw) -> list[Sample]:
+    return [call(draw.bools(4, 5)), call(draw.normal(7))]
+
+
+@_valid("aten.view_copy.dtype")
+def _view_as(draw: Draw) -> list[Sample]:
+    return [call(draw.normal(4, 6), torch.int32), call(draw.normal(4, 6), torch.float64)]
+
+
 # ---------------------------------------------------------------- widepack's own ops
 
 
@@ -441,8 +461,9 @@ def _own_linear(draw: Draw) -> list[Sample]:
 @_valid("widepack.streamed_linear.default")
 def _streamed(draw: Draw) -> list[Sample]:
     return [
-        call(draw.normal(3, 5, 4), draw.normal(3, 6, 4), draw.normal(3, 6)),
-        call(draw.normal(5, 4), draw.normal(3, 6, 4), None),
+        call(draw.normal(3, rows, 4), draw.normal(3, 4, 6), bias)
+        for rows in (1, 5)
+        for bias in (None, draw.normal(3, 6))
     ]
 
 

@@ -34,6 +34,7 @@ CHECKS: dict[str, Check] = {
     "aten.scaled_dot_product_attention.default": attention.attention,
     "aten._pdist_forward.default": linalg.pair_distances,
     "aten.linalg_matrix_power.default": linalg.matrix_power,
+    "aten.mvlgamma.default": linalg.gamma_terms,
     "aten._fft_c2c.default": fourier.c2c,
     "aten._fft_c2r.default": fourier.c2r,
     "aten._fft_r2c.default": fourier.r2c,

@@ -71,3 +71,9 @@ def matrix_power(self: Tensor, n: int) -> None:
     """Checks `aten.linalg_matrix_power`, whose time grows with the exponent beyond 64 bits."""
     if isinstance(n, int) and abs(n) > LARGEST:
         raise OperandError(f"n is {n}; numbers up to {LARGEST} are possible")
+
+
+def gamma_terms(self: Tensor, p: int) -> None:
+    """Checks `aten.mvlgamma`, which computes p numbers for each number of its operand."""
+    if not isinstance(p, torch.SymInt) and not 1 <= p <= 2**12:
+        raise OperandError(f"p is {p}; 1 to {2**12} are possible")
