@@ -35,6 +35,10 @@ AUTOMATIC_KEYS = (
     "params",
 )
 SAVE = "save the weights alone: torch.save(model.state_dict(), path)"
+UNQUANTIZED = (
+    "widepack reads floating weights and does not quantize; give the checkpoint from before"
+    " torch.ao.quantization, with --dtype bfloat16 for less memory"
+)
 OR_TRUST = "; or give --trust-pickle if you trust the origin of the file"
 
 _MARKS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
@@ -121,6 +125,8 @@ def pick(found: object, key: str | None) -> PickedStateDict:
         assert isinstance(found, Mapping)  # `_choose` never returns None for a module
         if not found:
             raise RefusedFile("has an empty dict, no tensors")
+        if packed := _packed(found):
+            raise RefusedFile(f"is of a quantized model: it has {packed}; {UNQUANTIZED}")
         hint = _hint(found)
         if hint:
             raise RefusedFile(f"is not a dict of tensors: it has {_listed(found)}.{hint}")
@@ -139,6 +145,16 @@ def pick(found: object, key: str | None) -> PickedStateDict:
         trust = f" Loading it can run code{OR_TRUST}." if isinstance(inside, Foreign) else ""
         raise RefusedFile(f"{key!r} is {_described(inside)}, not a dict of tensors.{trust}{_hint(found)}")
     return chosen
+
+
+def _packed(value: Mapping[Any, Any], depth: int = 0) -> str:
+    """Returns the name of a packed weight of torch.ao.quantization in a state dict; "" if there is none."""
+    for name, inner in value.items():
+        if isinstance(name, str) and name.endswith("._packed_params"):
+            return name[:80]
+        if isinstance(inner, Mapping) and depth < _MAX_DEPTH and (packed := _packed(inner, depth + 1)):
+            return packed
+    return ""
 
 
 def _choose(value: Mapping[Any, Any] | nn.Module) -> PickedStateDict | None:

@@ -19,6 +19,7 @@ from .checkpoint import Checkpoint, unwrapped
 from .state_dict import (
     OR_TRUST,
     SAVE,
+    UNQUANTIZED,
     Foreign,
     ForeignDict,
     ForeignList,
@@ -58,7 +59,8 @@ def open_torch_file(
                 if tensor.layout == torch.strided
                 else str(tensor.layout)
             )
-            raise RefusedFile(f"{name} is {kind}; widepack reads only dense tensors with data")
+            way_out = f". {UNQUANTIZED}" if tensor.is_quantized else ""
+            raise RefusedFile(f"{name} is {kind}; widepack reads only dense tensors with data{way_out}")
     check_expanded((t.numel() * t.element_size() for t in tensors.values()), status.st_size)
 
     def again() -> nn.Module:
