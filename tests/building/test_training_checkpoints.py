@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from widepack import build, load
 from widepack.checkpoints.differences import under_model_names
 from widepack.checkpoints.discovery import open_checkpoint
-from widepack.errors import CheckpointError, MemberMismatch
+from widepack.errors import CheckpointError, MemberMismatch, UsageError
 
 QUICK: dict[str, Any] = {"pt2": False, "targets": ("cpu",)}
 
@@ -95,3 +95,40 @@ def test_a_quantized_state_dict_is_named(tmp_path: Path, key: str) -> None:
     (path,) = save(tmp_path, [{"w": torch.quantize_per_tensor(torch.ones(3), 1.0, 0, torch.qint8)}])
     with pytest.raises(CheckpointError, match="w is quantized.*give the checkpoint from before"):
         open_checkpoint(path)
+
+
+class Sized(nn.Module):
+    def __init__(self, width: int, depth: int = 1, name: str = "a") -> None:
+        super().__init__()
+        self.net = nn.Sequential(*(nn.Linear(width, width) for _ in range(depth)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)  # type: ignore[no-any-return]
+
+
+def lightning(folder: Path, *settings: dict[str, Any]) -> list[str]:
+    rows = [{k: v for k, v in s.items() if k in ("width", "depth")} for s in settings]
+    return save(
+        folder,
+        [
+            {"state_dict": Sized(**row).state_dict(), "hyper_parameters": own, "epoch": 3}
+            for row, own in zip(rows, settings)
+        ],
+    )
+
+
+def test_arguments_in_the_hyperparameters_are_offered(tmp_path: Path) -> None:
+    shared = {"width": 4, "depth": 2, "name": "my net", "optimizer": {"lr": 0.1}, "tags": list(range(99))}
+    paths = lightning(tmp_path, {**shared, "lr": 0.1}, {**shared, "lr": 0.2})
+    inputs = ["x=float32[B,4]"]
+    with pytest.raises(UsageError, match="required positional argument") as missing:
+        build(paths, tmp_path / "e.wide", model=Sized, inputs=inputs, **QUICK)
+    offered = "give --model-arg width=4 --model-arg depth=2 --model-arg 'name=my net'"
+    assert str(missing.value).endswith(offered)
+    with pytest.raises(MemberMismatch, match="give --model-arg depth=2 --model-arg 'name=my net'$"):
+        build(paths, tmp_path / "e.wide", model=Sized, model_args={"width": 4}, inputs=inputs, **QUICK)
+    args = {"width": 4, "depth": 2}
+    build(paths, tmp_path / "e.wide", model=Sized, model_args=args, inputs=inputs, **QUICK)
+    paths = lightning(tmp_path, {"width": 4}, {"width": 6})
+    with pytest.raises(UsageError, match=r"hyper_parameters differ in width: 4 in .*0.pt, 6 in .*1.pt; a"):
+        build(paths, tmp_path / "f.wide", model=Sized, inputs=inputs, **QUICK)

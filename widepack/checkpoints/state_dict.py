@@ -100,12 +100,30 @@ class PickedStateDict(NamedTuple):
     """The state dict of a file.
 
     module: its module if the file contains one. versions: of its submodules, as `nn.Module.state_dict` stores
-    them.
+    them. settings: the hyperparameters that Lightning stored beside it.
     """
 
     tensors: dict[str, torch.Tensor]
     module: nn.Module | None = None
     versions: Mapping[str, Any] = MappingProxyType({})
+    settings: Mapping[str, Any] = MappingProxyType({})
+
+
+def settings_of(found: object) -> dict[str, Any]:
+    """Returns the `hyper_parameters` of a Lightning checkpoint that are numbers, texts or lists."""
+    stored = found.get("hyper_parameters") if isinstance(found, Mapping) else None
+    if not isinstance(stored, Mapping):
+        return {}
+    rows = list(stored.items())[:1000]
+    return {k: v for k, v in rows if isinstance(k, str) and k.isidentifier() and _short(v)}
+
+
+def _short(value: object) -> bool:
+    if isinstance(value, (list, tuple)):
+        return len(value) <= 16 and all(not isinstance(v, (list, tuple)) and _short(v) for v in value)
+    if isinstance(value, str):
+        return len(value) <= 80 and value.isprintable()
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
 
 
 def info_of(tensor: torch.Tensor) -> TensorInfo:

@@ -27,6 +27,7 @@ from .state_dict import (
     RefusedFile,
     info_of,
     pick,
+    settings_of,
     stands_for,
 )
 from .zip_records import check_expanded, is_compressed, record_start, records_of, storages_of, text_record
@@ -49,7 +50,7 @@ def open_torch_file(
     Raises: RefusedFile.
     """
     mapped = mapped and _can_be_mapped(path, status.st_size)
-    tensors, module, versions = _picked(path, key, mapped, trust)
+    tensors, module, versions, settings = _picked(path, key, mapped, trust)
     for name, tensor in tensors.items():
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
             kind = (
@@ -77,6 +78,7 @@ def open_torch_file(
             status,
             module=again if module is not None else None,
             versions=versions,
+            settings=settings,
         )
     )
 
@@ -117,7 +119,7 @@ def _picked(path: str, key: str | None, mapped: bool, trust: bool) -> PickedStat
     found = _load(path, mapped, trust)
     if isinstance(found, Foreign):
         raise RefusedFile(_pickled(found.name))
-    return pick(found, key)
+    return pick(found, key)._replace(settings=settings_of(found))
 
 
 def _load(path: str, mapped: bool, trust: bool) -> object:
