@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,6 +12,7 @@ from ..checkpoints.alignment import Alignment, align, repeated
 from ..checkpoints.differences import mismatch
 from ..checkpoints.discovery import Checkpoint, LeftOut, bad_ones, open_good
 from ..checkpoints.factory import Factory
+from ..errors import MemberMismatch, UsageError
 from .factories import choose_factory
 from .request import BuildRequest
 
@@ -38,6 +41,16 @@ def read_members(request: BuildRequest) -> ReadMembers:
     if request.dtype is not None:
         members.opened = [c.as_dtype(request.dtype) for c in members.opened]
     factory = choose_factory(request.model, request.model_args, members.opened, request.dtype)
+    try:
+        return _aligned(request, members, factory)
+    except (UsageError, MemberMismatch) as error:
+        if advice := _settings_advice(factory, members.opened):
+            raise type(error)(f"{error}{advice}") from error
+        raise
+
+
+def _aligned(request: BuildRequest, members: OpenedMembers, factory: Factory) -> ReadMembers:
+    """Aligns the weights of open checkpoints with the factory's model."""
     state = factory.of(members.opened[0], members.opened[0].state_dict()).state_dict()
     # Otherwise `align` reports all differences in one error.
     if members.left_out or request.skip_bad:
@@ -51,6 +64,25 @@ def read_members(request: BuildRequest) -> ReadMembers:
     if request.one_checkpoint:
         aligned = repeated(aligned, request.names)
     return ReadMembers(factory, aligned, members.left_out)
+
+
+def _settings_advice(factory: Factory, opened: Sequence[Checkpoint]) -> str:
+    """Returns the hyperparameters of Lightning's checkpoints that the factory takes and was not given."""
+    first = opened[0].settings if opened else {}
+    usable = {k: v for k, v in first.items() if k in factory.defaults and v != factory.defaults[k]}
+    equal = {k: v for k, v in usable.items() if all(c.settings.get(k) == v for c in opened)}
+    if equal:
+        texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in equal.items()}
+        given = " ".join(f"--model-arg {shlex.quote(f'{k}={text}')}" for k, text in texts.items())
+        return f" The checkpoints' hyper_parameters have arguments of the factory: give {given}"
+    for name in usable:
+        other = next(c for c in opened if c.settings.get(name) != usable[name])
+        return (
+            f" The checkpoints' hyper_parameters differ in {name}: {usable[name]!r} in {opened[0].path},"
+            f" {other.settings.get(name)!r} in {other.path}; a factory with a parameter state_dict= can read"
+            " sizes from each member's weights"
+        )
+    return ""
 
 
 class OpenedMembers:

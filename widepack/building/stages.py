@@ -25,7 +25,7 @@ from ..ir.tensor_type import parse_slot
 from ..lowering.wide_programs import LoweredProgram, make_wide_programs
 from ..spec.entries import method_of
 from ..spec.state import StateRequest, under
-from ..system.autocast import autocast_off
+from ..system.autocast import plain_modes
 from ..system.memory import returned_at_once
 from ..system.progress import Stages
 from ..system.readahead import read_headers
@@ -55,7 +55,7 @@ class LoweredBuild:
     left_out: list[LeftOut]
 
 
-@autocast_off()
+@plain_modes()
 def run_build(request: BuildRequest) -> BuildReport:
     """Runs all stages of a build, and tunes the artifact if requested."""
     stages = Stages(request.progress)

@@ -59,6 +59,8 @@ def arrange(
         CaptureError: The method does not take these inputs.
     """
     signature = inspect.signature(method_of(module, entry))
+    if entry == FORWARD and not args and _has_positional_hooks(module):
+        args, kwargs = _positional(signature, kwargs)
     bound = _bound(module, signature, args, kwargs, entry)
     call = _CallReader(entry, axes, dict(sizes))
     positional = (
@@ -75,6 +77,27 @@ def arrange(
             positional = call.add_default(parameter, positional) and positional
     ordered = {p.name: kwargs[p.name] for p in call.signature if p.name in kwargs}
     return MemberCall(tuple(args), ordered, tuple(call.leaves), tuple(call.signature), call.sizes)
+
+
+def _has_positional_hooks(module: nn.Module) -> bool:
+    """Returns whether the module has hooks of forward that see only the positional inputs of a call."""
+    found = vars(module)
+    return any(
+        number not in found.get(f"{kind}_with_kwargs", ())
+        for kind in ("_forward_pre_hooks", "_forward_hooks")
+        for number in found.get(kind, ())
+    )
+
+
+def _positional(signature: inspect.Signature, kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Returns the inputs of a call by position as far as possible, and the others by keyword."""
+    args: list[Any] = []
+    rest = dict(kwargs)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is not parameter.POSITIONAL_OR_KEYWORD or name not in rest:
+            break
+        args.append(rest.pop(name))
+    return args, rest
 
 
 def _bound(

@@ -161,14 +161,26 @@ def calm() -> Iterator[None]:
         torch.distributions.Distribution.set_default_validate_args(validation)
 
 
+_OF_BOUNDS = (
+    "aten.linspace.Tensor",
+    "aten.linspace.Scalar_T",
+    "aten.logspace.Tensor",
+    "aten.logspace.Scalar_T",
+)
+
+
 def _detach_blocks(exported: torch.export.ExportedProgram) -> None:
-    """Detaches the results of no_grad blocks, because a functional program has no such blocks."""
+    """Detaches the results of no_grad blocks, because a functional program has no such blocks, and of ops
+    that torch calls without derivatives of their bounds (`linspace`).
+    """
     for module in exported.graph_module.modules():
         if not isinstance(module, fx.GraphModule):
             continue
         for node in list(module.graph.nodes):
-            if _is_no_grad_block(node):
-                for result in [u for u in node.users if isinstance(u.meta.get("val"), torch.Tensor)]:
+            bounded = str(node.target).startswith(_OF_BOUNDS)
+            if bounded or _is_no_grad_block(node):
+                results = [node] if bounded else list(node.users)
+                for result in [u for u in results if isinstance(u.meta.get("val"), torch.Tensor)]:
                     detached = _detached(module.graph, result)
                     if module is exported.graph_module:
                         exported.graph_signature.replace_all_uses(result.name, detached.name)

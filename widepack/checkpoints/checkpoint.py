@@ -25,7 +25,7 @@ class Checkpoint:
     path: as the user gave it. bytes: the size of all its files. prefix: the text that was removed from every
     name, or "". module: makes the pickled module of the file, or None. program: the torch.export program of
     the file, or None. files: the paths, with their status when they were opened. versions: of submodules, by
-    the names in the file.
+    the names in the file. settings: the hyperparameters that Lightning stored in the file.
     """
 
     def __init__(
@@ -40,11 +40,13 @@ class Checkpoint:
         module: Callable[[], nn.Module] | None = None,
         program: Pt2File | None = None,
         versions: Mapping[str, Any] = MappingProxyType({}),
+        settings: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.path = path
         self.prefix = prefix
         self.module = module
         self.program = program
+        self.settings = settings
         self._versions = versions
         self.files = tuple(files) or ((path, status),)
         self.bytes = sum(found.st_size for _, found in self.files)

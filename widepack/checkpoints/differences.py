@@ -226,7 +226,8 @@ def under_model_names(checkpoint: Checkpoint, model: Mapping[str, object]) -> Ch
 
     A prefix that was removed from its names is restored if the model itself is wrapped and has it. If the
     checkpoint has none of the model's names, but all of them under one prefix (`model.` in a checkpoint of
-    Lightning), that part is taken. The other weights are not the model's.
+    Lightning), that part is taken. The other weights are not the model's. If the model has one prefix before
+    all of these names (`net.`, of a module that wraps the trained one), the prefix is added.
     """
     if checkpoint.prefix and model and all(name.startswith(checkpoint.prefix) for name in model):
         return checkpoint.unstripped()
@@ -234,7 +235,38 @@ def under_model_names(checkpoint: Checkpoint, model: Mapping[str, object]) -> Ch
     if sum(name in model for name in whole.tensors()) > sum(name in model for name in checkpoint.tensors()):
         return whole
     prefixes = _prefixes(checkpoint, model)
-    return checkpoint.under(prefixes[0]) if len(prefixes) == 1 else checkpoint
+    if len(prefixes) == 1:
+        return checkpoint.under(prefixes[0])
+    if wrapped := _wrapped(checkpoint, model):
+        return wrapped
+    return checkpoint
+
+
+def _wrapped(checkpoint: Checkpoint, model: Mapping[str, object]) -> Checkpoint | None:
+    """Returns the checkpoint under the names of a model that wraps the trained one; None if it does not.
+
+    All names of the model have one prefix, and the checkpoint has none of them, but all names without it.
+    """
+    names = checkpoint.tensors()
+    first = next(iter(model), "")
+    if "." not in first or any(name in names for name in model):
+        return None
+    parts = first.split(".")
+    for i in range(1, len(parts)):
+        prefix = ".".join(parts[:i]) + "."
+        if not all(name.startswith(prefix) for name in model):
+            return None
+        bare = {name.removeprefix(prefix): name for name in model}
+        inner = checkpoint
+        if not any(name in names for name in bare):
+            found = _prefixes(checkpoint, bare)
+            if len(found) != 1:
+                continue
+            inner = checkpoint.under(found[0])
+        stored = {name: inner.stored_name(name) for name in inner.tensors()}
+        if all(name in stored for name in bare):
+            return inner.renamed({bare.get(n, n): s for n, s in stored.items()}, inner.prefix)
+    return None
 
 
 def _prefixes(checkpoint: Checkpoint, model: Mapping[str, object]) -> list[str]:

@@ -54,6 +54,16 @@ class Factory:
         """The call as Python text: `cases.mlp:model(width=64)`."""
         return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in self.args.items())})"
 
+    @property
+    def defaults(self) -> dict[str, object]:
+        """The parameters that `args` does not give, with their defaults or `inspect.Parameter.empty`."""
+        try:
+            parameters = inspect.signature(self._make).parameters.values()
+        except (TypeError, ValueError):  # some builtins have no signature
+            return {}
+        named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        return {p.name: p.default for p in named if p.name not in self.args and p.name != "state_dict"}
+
     def __call__(self, state_dict: Mapping[str, Tensor] | None = None) -> nn.Module:
         """Makes a fresh member. state_dict: passed only to a factory with this parameter.
 

@@ -35,6 +35,10 @@ AUTOMATIC_KEYS = (
     "params",
 )
 SAVE = "save the weights alone: torch.save(model.state_dict(), path)"
+UNQUANTIZED = (
+    "widepack reads floating weights and does not quantize; give the checkpoint from before"
+    " torch.ao.quantization, with --dtype bfloat16 for less memory"
+)
 OR_TRUST = "; or give --trust-pickle if you trust the origin of the file"
 
 _MARKS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
@@ -96,12 +100,30 @@ class PickedStateDict(NamedTuple):
     """The state dict of a file.
 
     module: its module if the file contains one. versions: of its submodules, as `nn.Module.state_dict` stores
-    them.
+    them. settings: the hyperparameters that Lightning stored beside it.
     """
 
     tensors: dict[str, torch.Tensor]
     module: nn.Module | None = None
     versions: Mapping[str, Any] = MappingProxyType({})
+    settings: Mapping[str, Any] = MappingProxyType({})
+
+
+def settings_of(found: object) -> dict[str, Any]:
+    """Returns the `hyper_parameters` of a Lightning checkpoint that are numbers, texts or lists."""
+    stored = found.get("hyper_parameters") if isinstance(found, Mapping) else None
+    if not isinstance(stored, Mapping):
+        return {}
+    rows = list(stored.items())[:1000]
+    return {k: v for k, v in rows if isinstance(k, str) and k.isidentifier() and _short(v)}
+
+
+def _short(value: object) -> bool:
+    if isinstance(value, (list, tuple)):
+        return len(value) <= 16 and all(not isinstance(v, (list, tuple)) and _short(v) for v in value)
+    if isinstance(value, str):
+        return len(value) <= 80 and value.isprintable()
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
 
 
 def info_of(tensor: torch.Tensor) -> TensorInfo:
@@ -121,6 +143,8 @@ def pick(found: object, key: str | None) -> PickedStateDict:
         assert isinstance(found, Mapping)  # `_choose` never returns None for a module
         if not found:
             raise RefusedFile("has an empty dict, no tensors")
+        if packed := _packed(found):
+            raise RefusedFile(f"is of a quantized model: it has {packed}; {UNQUANTIZED}")
         hint = _hint(found)
         if hint:
             raise RefusedFile(f"is not a dict of tensors: it has {_listed(found)}.{hint}")
@@ -139,6 +163,16 @@ def pick(found: object, key: str | None) -> PickedStateDict:
         trust = f" Loading it can run code{OR_TRUST}." if isinstance(inside, Foreign) else ""
         raise RefusedFile(f"{key!r} is {_described(inside)}, not a dict of tensors.{trust}{_hint(found)}")
     return chosen
+
+
+def _packed(value: Mapping[Any, Any], depth: int = 0) -> str:
+    """Returns the name of a packed weight of torch.ao.quantization in a state dict; "" if there is none."""
+    for name, inner in value.items():
+        if isinstance(name, str) and name.endswith("._packed_params"):
+            return name[:80]
+        if isinstance(inner, Mapping) and depth < _MAX_DEPTH and (packed := _packed(inner, depth + 1)):
+            return packed
+    return ""
 
 
 def _choose(value: Mapping[Any, Any] | nn.Module) -> PickedStateDict | None:

@@ -19,6 +19,7 @@ from .checkpoint import Checkpoint, unwrapped
 from .state_dict import (
     OR_TRUST,
     SAVE,
+    UNQUANTIZED,
     Foreign,
     ForeignDict,
     ForeignList,
@@ -26,6 +27,7 @@ from .state_dict import (
     RefusedFile,
     info_of,
     pick,
+    settings_of,
     stands_for,
 )
 from .zip_records import check_expanded, is_compressed, record_start, records_of, storages_of, text_record
@@ -48,7 +50,7 @@ def open_torch_file(
     Raises: RefusedFile.
     """
     mapped = mapped and _can_be_mapped(path, status.st_size)
-    tensors, module, versions = _picked(path, key, mapped, trust)
+    tensors, module, versions, settings = _picked(path, key, mapped, trust)
     for name, tensor in tensors.items():
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
             kind = (
@@ -58,7 +60,8 @@ def open_torch_file(
                 if tensor.layout == torch.strided
                 else str(tensor.layout)
             )
-            raise RefusedFile(f"{name} is {kind}; widepack reads only dense tensors with data")
+            way_out = f". {UNQUANTIZED}" if tensor.is_quantized else ""
+            raise RefusedFile(f"{name} is {kind}; widepack reads only dense tensors with data{way_out}")
     check_expanded((t.numel() * t.element_size() for t in tensors.values()), status.st_size)
 
     def again() -> nn.Module:
@@ -75,6 +78,7 @@ def open_torch_file(
             status,
             module=again if module is not None else None,
             versions=versions,
+            settings=settings,
         )
     )
 
@@ -115,7 +119,7 @@ def _picked(path: str, key: str | None, mapped: bool, trust: bool) -> PickedStat
     found = _load(path, mapped, trust)
     if isinstance(found, Foreign):
         raise RefusedFile(_pickled(found.name))
-    return pick(found, key)
+    return pick(found, key)._replace(settings=settings_of(found))
 
 
 def _load(path: str, mapped: bool, trust: bool) -> object:

@@ -18,7 +18,7 @@ from typing import Any
 from ..errors import ArtifactError, LoweringError, UsageError, VerificationError, WidepackError
 from ..spec.entries import PATTERNS
 from ..system import atomic_file
-from ..system.autocast import autocast_off
+from ..system.autocast import plain_modes
 from ..system.progress import Report, Stages
 from .subject import ExportSubject, subject_of
 
@@ -120,7 +120,7 @@ class _Request:
         )
 
 
-@autocast_off()
+@plain_modes()
 def export(
     path: str | PathLike[str],
     out: str | PathLike[str],

@@ -25,6 +25,7 @@ import torch
 from widepack_artifacts import tree
 from widepack_artifacts.program import Program
 
+from ..errors import VerificationError, WidepackError
 from ..ir.at_rest import rested
 from ..spec.state import BUFFER, CarriedState
 from ..system.progress import Stages
@@ -40,7 +41,23 @@ FLOAT64_ULPS = 1000  # the error of float64 members that is accepted; a wrong pr
 
 
 def check(fused: LiveMembers, entry: FusedEntry, runner: Runner) -> None:
-    """Raises VerificationError if the answers or gradients of a program are not the members' own."""
+    """Raises VerificationError if the answers or gradients of a program are not the members' own, or if they
+    cannot be compared.
+    """
+    try:
+        _check(fused, entry, runner)
+    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as e:
+        if isinstance(e, WidepackError):
+            raise
+        first_line = (str(e).splitlines() or [""])[0][:200]
+        raise VerificationError(
+            f"the answers of the fused module cannot be compared with the members' own: {type(e).__name__}: "
+            f"{first_line}.\nThe inputs of the comparison are drawn: the members may refuse some of them. "
+            "validate=False skips the comparison."
+        ) from e
+
+
+def _check(fused: LiveMembers, entry: FusedEntry, runner: Runner) -> None:
     (program,) = entry.programs
     members_draw = entry.random and not fused.drops_only_when_fused
     resting, wide_resting = rested(program), rested(runner.program)

@@ -22,7 +22,7 @@ from ..checkpoints.differences import bit_equal
 from ..errors import UsageError
 from ..inference.each import each_if_tensor
 from ..inference.output import build_answer
-from ..system.autocast import autocast_off
+from ..system.autocast import plain_modes
 from .captures import capture_entry
 from .channel_packing import pack, split_channels
 from .check import check, settle
@@ -207,7 +207,7 @@ class Fused(nn.Module):
             trained = {n for n, p in self.named_parameters(remove_duplicate=False) if p.requires_grad}
             refuse_gradients(recipe.skeletons[0].module, trained)
         if recipe.validate:
-            with torch.inference_mode(False), autocast_off():
+            with torch.inference_mode(False), plain_modes():
                 check(self, entry, runner)
         runner.checked = True
         return runner
@@ -230,7 +230,7 @@ class Fused(nn.Module):
         if key not in self._entries:
             mode = "train" if any(modes) else "eval"
             # a program is captured with gradients, because it may train later
-            with torch.inference_mode(False), torch.enable_grad(), autocast_off():
+            with torch.inference_mode(False), torch.enable_grad(), plain_modes():
                 entry = capture_entry(recipe, self.sample(), lambda i: self.member(i, CPU), device, mode)
                 settle(self, entry)
                 self._entries[key] = entry

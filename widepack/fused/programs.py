@@ -46,7 +46,7 @@ from ..simplify.member_programs import MemberPrograms
 from ..spec.draws import InputSource
 from ..spec.input_spec import batch_letter
 from ..spec.state import StateRequest
-from ..system.autocast import autocast_off
+from ..system.autocast import plain_modes
 from ..verification import small_sizes
 from ..verification.program_difference import is_literal
 from .program_runs import DifferentiableProgram, ProgramRun, RebindingProgram
@@ -266,13 +266,13 @@ class FusedEntry(MemberPrograms):
         """
         key = (tuple(stacked), gradients)
         if key not in self._plans:
-            with autocast_off():
+            with plain_modes():
                 self._plans[key] = self._planned(*key)
         program, kinds, class_plans = self._plans[key]
         plan = for_size(class_plans, scaled(sizes, self.batch, self.sizes), lambda p: p)
         runner_key = (*key, plan.batch)
         if runner_key not in self._runners:
-            with autocast_off():
+            with plain_modes():
                 if gradients:
                     wide = for_gradients(program, self.count, kinds, plan, self.sizes, self.shapes[0])
                 else:

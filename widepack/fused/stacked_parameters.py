@@ -65,6 +65,16 @@ class StackedModule(nn.Module):
     def _get_name(self) -> str:
         return self._kind
 
+    def _refuse_hook(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuses a hook, which would never run."""
+        raise UsageError(
+            f"{self._kind} is a part of a fused module, which is not called by itself, so that a hook on it "
+            "would never run; register the hook on the fused module, or on the members before fuse"
+        )
+
+    register_forward_hook = register_forward_pre_hook = _refuse_hook
+    register_full_backward_hook = register_full_backward_pre_hook = register_backward_hook = _refuse_hook
+
     def __getitem__(self, key: int | str) -> Any:
         """Returns an item of a container by index or key: `fused.layers[0]`, `fused.heads["a"]`."""
         children = {**self._modules, **self._parameters}

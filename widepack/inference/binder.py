@@ -15,10 +15,13 @@ from widepack_artifacts.tree import Tree, leaves
 
 from ..errors import InputError, UsageError
 from ..ir.tensor_type import parse_slot
+from ..ir.torch_internals import is_transformed
 from ..spec.dtypes import dtype_of
 from .arrays import is_array, tensor_of
 from .call_check import CallCheck, LeafSpec
 from .each import Each
+
+_DERIVATIVES = "ens[i](x) has gradients for one member, and widepack.fuse for all live modules"
 
 
 class Binder:
@@ -210,6 +213,25 @@ class Binder:
             f"the model was built with {constant!r} there, which is part of its program. "
             "Build another artifact for other values"
         )
+
+    def refuse_derivatives(self, values: Sequence[torch.Tensor]) -> bool:
+        """Refuses tensors of which the caller wants derivatives: the programs of an artifact give none.
+
+        Returns: whether a tensor requires grad (while gradients are off). Raises: InputError.
+        """
+        for leaf, value in zip(self.leaves, values):
+            if is_transformed(value):
+                raise InputError(
+                    f"{leaf.title} is inside a transform of torch.func, which a loaded artifact does not "
+                    f"follow; "
+                    f"{_DERIVATIVES}"
+                )
+            if value.requires_grad and torch.is_grad_enabled():
+                raise InputError(
+                    f"{leaf.title} requires grad, and a loaded artifact gives no gradients: call it under "
+                    f"torch.no_grad(), or with .detach(); {_DERIVATIVES}"
+                )
+        return any(value.requires_grad for value in values)
 
     def check(self, values: Sequence[torch.Tensor], per_member: Sequence[bool]) -> dict[str, int]:
         """Checks a call's tensors. Returns: the size of each named dim. Raises: InputError."""

@@ -13,7 +13,7 @@ import torch
 
 from widepack_artifacts.entry import Entry
 
-from ..errors import InputError, WidepackError
+from ..errors import WidepackError
 from ..planning.plan import Plan
 from ..spec.entries import PATTERNS
 from ..system.autocast import autocast_off
@@ -22,9 +22,9 @@ from .bound_program import BoundProgram
 from .each import each_if_tensor
 from .member import Member
 from .open_artifact import OpenArtifact
-from .output import Output, build_answer, new_states
+from .output import build_answer, new_states
 from .programs import EntryPrograms
-from .reductions import transformed, weighted_mean
+from .reductions import reduced_leaf, transformed, weighted_mean
 
 SEEN = 256
 """How many shapes of calls an entry remembers as checked."""
@@ -211,13 +211,14 @@ class WideEntry:
             values, per_member = list(values), list(per_member)
             self._binder.carry(values, per_member, state)
         # All checks and the choice of the program depend on this alone, so equal calls are checked once.
-        key = (tuple(per_member), *[(v.shape, v.dtype, v.device, v.layout) for v in values])
+        key = (tuple(per_member), *[(v.shape, v.dtype, v.device, v.layout, v.requires_grad) for v in values])
         program = self._seen.get(key) or self._check(values, per_member, key)
         try:
             found = self._gate.run(program, values)
         except (WidepackError, torch.OutOfMemoryError):
             raise
         except Exception as e:
+            self._binder.refuse_derivatives(values)
             from .failed_call import explained  # only a call that fails needs it
 
             title = f"{self._artifact.reader.root.name}: entry {self.name}"
@@ -237,6 +238,7 @@ class WideEntry:
         InputError.
         """
         carries = self._binder.carried
+        differentiable = self._binder.refuse_derivatives(values)
         sizes = self._binder.check(values, per_member)
         inputs = [own for i, own in enumerate(per_member) if i not in carries]
         if not any(inputs):
@@ -247,7 +249,7 @@ class WideEntry:
             pattern = "mixed:" + "".join("e" if own else "s" for own in per_member)
         program = self.programs.for_sizes(pattern, sizes)
         with self._artifact.lock:
-            if not self._artifact.closed:
+            if not self._artifact.closed and not differentiable:
                 if len(self._seen) >= SEEN:
                     self._seen.clear()
                 self._seen[key] = program
@@ -355,26 +357,10 @@ class WideEntry:
     def _reduced(self, reduce: Callable[[torch.Tensor], torch.Tensor], args: Any, kwargs: Any) -> Any:
         """Returns a reduction of the answer over members."""
         result = self(*args, **kwargs)
-        if not self._binder.states:
-            return reduce(self._leaf(result))
-        answer, state = result
-        return reduce(self._leaf(answer)), state
-
-    def _leaf(self, result: Any) -> torch.Tensor:
-        """Returns the leaf of an answer that ensembles use: `logits`, else the first. Raises: InputError."""
-        if isinstance(result, (Output, Mapping)):
-            result = result["logits"] if "logits" in result else result[next(iter(result))]
-        while isinstance(result, (tuple, list)) and result and self.entry.outputs[0].kind != "ragged":
-            result = result[0]
-        if isinstance(result, list) and any(b.lists for _, b in self.programs.bound()):
-            one_shape = len({y.shape for y in result if isinstance(y, torch.Tensor)}) == 1
-            result = torch.stack(result) if one_shape else result
-        if not isinstance(result, torch.Tensor):
-            raise InputError(
-                "the members' outputs differ in shape, or are no tensor: they have no mean. "
-                "Combine the members' answers in your own code"
-            )
-        return result
+        answer, state = result if self._binder.states else (result, None)
+        lists = any(b.lists for _, b in self.programs.bound())
+        reduced = reduce(reduced_leaf(answer, self.entry.outputs[0].kind == "ragged", lists))
+        return (reduced, state) if self._binder.states else reduced
 
     # ---------------------------------------------------------------- programs
 

@@ -26,7 +26,7 @@ from ..ir import ops
 from ..runtime.admission import guarded
 from ..spec.dtypes import find_dtype
 from ..spec.names import numbers_of, path_of
-from ..system.autocast import autocast_off
+from ..system.autocast import plain_modes
 from ..system.progress import Report
 from ..system.readahead import read_headers
 from .cast import Cast
@@ -146,7 +146,7 @@ def load(
         limit=limit,
     )
     opening = _Opening(options, verify, members, find_dtype(dtype))
-    with autocast_off(), guarded(str(path)):
+    with plain_modes(), guarded(str(path)):
         artifact = opened(path, opening, expect, extra)[1]
         model = WideModel(artifact, partial(again, expect=artifact.manifest.digest))
         with artifact.limits.one_load(warmup):

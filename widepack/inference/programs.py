@@ -20,7 +20,7 @@ from ..errors import ProbeError, WidepackError
 from ..planning.plan import for_size, scaled
 from ..runtime.admission import guarded
 from ..spec.entries import PATTERNS
-from ..system.autocast import autocast_off
+from ..system.autocast import plain_modes
 from .binder import Binder
 from .bound_program import BoundProgram, StoredProgram
 from .entry_inputs import EntryInputs
@@ -83,7 +83,7 @@ class EntryPrograms:
             self.artifact.check_open()
             if pattern not in self._bound:
                 self.artifact.limits.begin()
-                with autocast_off():
+                with plain_modes():
                     self._bound[pattern] = self._bind_pattern(pattern)
             return self._bound[pattern]
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from ..errors import UsageError
+from ..errors import InputError, UsageError
+from .output import Output
 
 
 def transformed(x: torch.Tensor, of: str | None) -> torch.Tensor:
@@ -27,3 +30,23 @@ def weighted_mean(x: torch.Tensor, weights: Sequence[float] | None) -> torch.Ten
     w = torch.tensor(weights, dtype=x.dtype, device=x.device)
     averaged: torch.Tensor = torch.tensordot(w / w.sum(), x, 1)
     return averaged
+
+
+def reduced_leaf(result: Any, ragged: bool, one_shape: bool) -> Tensor:
+    """Returns the leaf of an answer that ensembles use: `logits`, else the first.
+
+    ragged: whether the first output is a list of N tensors in the artifact. one_shape: whether the loaded
+    members' tensors of a list have one shape. Raises: InputError for tensors of several shapes.
+    """
+    if isinstance(result, (Output, Mapping)):
+        result = result["logits"] if "logits" in result else result[next(iter(result))]
+    while isinstance(result, (tuple, list)) and result and not ragged:
+        result = result[0]
+    if isinstance(result, list) and one_shape and len({y.shape for y in result}) == 1:
+        result = torch.stack(result)
+    if not isinstance(result, Tensor):
+        raise InputError(
+            "the members' outputs differ in shape, or are no tensor: they have no mean. "
+            "Combine the members' answers in your own code"
+        )
+    return result

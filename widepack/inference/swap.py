@@ -32,7 +32,7 @@ from ..checkpoints.newcomer import Newcomer, newcomer
 from ..errors import UsageError, VerificationError
 from ..ir.at_rest import draws
 from ..spec.entries import PATTERNS
-from ..system.autocast import autocast_off
+from ..system.autocast import plain_modes
 from ..system.progress import StageClock
 from ..verification import probe as probes
 from ..verification.record import OutputBounds
@@ -102,7 +102,7 @@ def swap(
                 "cannot be "
                 "compared while others call; build another artifact"
             )
-    with artifact.swapping, autocast_off():
+    with artifact.swapping, plain_modes():
         artifact.check_open()
         artifact.check_unchanged()
         stages = StageClock()

@@ -135,6 +135,12 @@ def distributions_validate() -> bool:
     return bool(torch.distributions.Distribution._validate_args)  # only the setter is public
 
 
+def is_transformed(value: torch.Tensor) -> bool:
+    """Returns whether a tensor is inside a transform of `torch.func`. False without the private name."""
+    known = getattr(torch._C, "_functorch", None)
+    return known is not None and bool(known.is_functorch_wrapped_tensor(value))
+
+
 @contextmanager
 def replaced_causal_mask_check(check: Callable[..., bool]) -> Iterator[None]:
     """Replaces `nn.Transformer`'s check whether a mask is causal, inside a with block."""

@@ -129,7 +129,7 @@ def batch_norm(
     """y = x * scale + shift; the prologue computes both"""
     scale, shift = scale_and_shift(w, weight, bias, mean, var, eps, x.value.dtype)  # type: ignore[union-attr]
     y = affine(w, x.value, scale, shift, rank(x), trailing=rank(x) - 2)  # type: ignore[union-attr]
-    return Stacked(y), None, None
+    return Stacked(y), _no_statistics(w, mean), _no_statistics(w, mean)
 
 
 @strategy(
@@ -154,7 +154,13 @@ def batch_norm_fused(
         momentum,
         eps,
     )
-    return w.unpack(w.call("operator.getitem", y, 0)), None, None
+    out = w.unpack(w.call("operator.getitem", y, 0))
+    return out, _no_statistics(w, mean), _no_statistics(w, mean)
+
+
+def _no_statistics(w: Writer, mean: WideValue) -> Stacked:
+    """Returns what batch norm gives as statistics of the batch if it has none: no numbers of each member."""
+    return Stacked(w.call("new_zeros", w.stack(mean), [w.members, 0]))
 
 
 @strategy("_native_batch_norm_legit_functional", "fused", family="norm")
@@ -198,7 +204,8 @@ def batch_norm_of_batch(
     y = w.call(
         "_native_batch_norm_legit.no_stats", packed, _flat(w, weight), _flat(w, bias), training, momentum, eps
     )
-    return w.unpack(w.call("operator.getitem", y, 0)), None, None
+    out, *statistics = (w.call("operator.getitem", y, i) for i in range(3))
+    return w.unpack(out), *(Stacked(w.call("unflatten.int", s, 0, [w.members, -1])) for s in statistics)
 
 
 def _flat(w: Writer, p: WideValue | None) -> Value | None:

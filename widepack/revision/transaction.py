@@ -44,7 +44,7 @@ from ..registry.registry import strategy_names
 from ..spec.config import parse_size
 from ..spec.entries import FORWARD
 from ..spec.names import path_of
-from ..system.autocast import autocast_off
+from ..system.autocast import plain_modes
 from ..system.progress import Stages
 from ..verification import probe
 from ..verification.record import join_records
@@ -73,7 +73,7 @@ class CheckedRevision:
     entries: list[RevisedEntry]
 
 
-@autocast_off()
+@plain_modes()
 def revise(request: ReviseRequest) -> ReviseReport:
     """Runs a revision.
 

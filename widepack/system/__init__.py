@@ -5,7 +5,7 @@ No module here depends on programs or weights.
 | file | what it does |
 |---|---|
 | `atomic_file.py` | Writes a single file that appears complete or not at all: an export |
-| `autocast.py` | Switches `torch.autocast` off where programs are made and where they run |
+| `autocast.py` | Switches modes of torch off that would change programs: autocast, and the default device |
 | `compiled_cache.py` | Stores compiled programs in a folder |
 | `deadline.py` | Limits the CPU time that reading an untrusted program may take |
 | `gate.py` | Lets calls run in parallel, and a swap wait for all of them, with a `Gate` |

@@ -1,4 +1,4 @@
-"""Switches `torch.autocast` off where programs are made and where they run in the dtypes that they name."""
+"""Switches modes of torch off that would change programs: autocast, and the default device."""
 
 from __future__ import annotations
 
@@ -17,4 +17,14 @@ def autocast_off() -> Iterator[None]:
         for device in _DEVICES:
             if torch.is_autocast_enabled(device):
                 stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
+@contextmanager
+def plain_modes() -> Iterator[None]:
+    """Switches autocast off and makes the CPU the default device, inside a with block that makes programs."""
+    with ExitStack() as stack:
+        stack.enter_context(autocast_off())
+        if torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))
         yield

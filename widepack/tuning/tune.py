@@ -22,7 +22,7 @@ from ..ir.at_rest import draws
 from ..planning import plan_cache
 from ..planning.plan import Plan, for_size
 from ..spec.entries import PATTERNS
-from ..system.autocast import autocast_off
+from ..system.autocast import plain_modes
 from ..system.machine import CHOOSABLE, backends_here, name_of
 from ..system.progress import Report
 from ..system.time_limit import TimeLimit
@@ -35,7 +35,7 @@ from .tuned_pattern import TunedPattern, tune_pattern
 BATCHES = (1, 8, 32)
 
 
-@autocast_off()
+@plain_modes()
 def tune(
     path: str | PathLike[str],
     *,

@@ -13,7 +13,14 @@ from typing import Any
 
 from ..text import duration, size
 
-WIDTH, LEFT, RIGHT, LINE = 860, 190, 130, 22  # Sizes of a plot in pixels: all, names, figures, one line.
+WIDTH, LEFT, RIGHT, LINE = 860, 190, 180, 22  # Sizes of a plot in pixels: all, names, figures, one line.
+RULES = {
+    "holds": "widepack is not slower: the upper end of the 95% interval is at least 1.0, and the interval is "
+    "narrower than 0.1. A ratio a little below 1 may hold: the interval then contains 1",
+    "slower": "the whole 95% interval is below 1.0",
+    "unclear": "the interval is not narrower than 0.1; give more time",
+    "noisy": "refused: widepack against itself is too wide, or misses 1.0 by more than 0.02",
+}
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2430; --soft: #5b6675; --rule: #d5dae1; --back: #ffffff;
 --ours: #0b6e4f; --other: #3f8f7a; --base: #8a94a3; --bad: #b3372f; }
@@ -23,6 +30,12 @@ STYLE = """
 }
 body { margin: 2rem auto; max-width: 62rem; padding: 0 1rem; font: 15px/1.5 system-ui, sans-serif;
 color: var(--ink); background: var(--back); }
+.bars { max-width: 100%; overflow-x: auto; } .holds { color: var(--ours); }
+@media (max-width: 40rem) {
+  body { margin: 1rem auto; font-size: 14px; } h1 { overflow-wrap: anywhere; }
+  .bars svg { max-width: none; min-width: 44rem; }
+}
+code { overflow-wrap: anywhere; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2.2rem; }
 h3 { font-size: .95rem; margin: 1.2rem 0 .2rem; color: var(--soft); }
 p, li { max-width: 56rem; } .soft, caption { color: var(--soft); } .bad { color: var(--bad); }
@@ -32,7 +45,8 @@ th, td { padding: .2rem .6rem; border-bottom: 1px solid var(--rule); text-align:
 white-space: nowrap; } th:first-child, td:first-child { text-align: left; }
 svg { max-width: 100%; height: auto; } svg text { font: 12px system-ui, sans-serif; fill: var(--ink); }
 svg .soft { fill: var(--soft); }
-svg line { stroke: var(--soft); } svg .rule { stroke: var(--rule); } svg .ours { fill: var(--ours); }
+svg line { stroke: var(--soft); } svg .cut { fill: var(--soft); }
+svg .rule { stroke: var(--rule); } svg .ours { fill: var(--ours); }
 svg .other { fill: var(--other); } svg .base { fill: var(--base); }
 svg .ours-line { stroke: var(--ours); stroke-width: 2; }
 svg .base-line { stroke: var(--base); stroke-width: 2; }
@@ -56,6 +70,7 @@ def page(document: Mapping[str, Any]) -> str:
         f"{escape(', ' + env['date'] if env.get('date') else '')}. "
         f"Baselines run {escape(document['modules'])}.</p>",
         f"<p class=soft><code>{escape(str(env.get('command', '')))}</code></p>",
+        *_summary(document),
     ]
     for row in document["rows"]:
         body += _row(row, document["members"])
@@ -89,6 +104,30 @@ def _whole(title: str, body: Iterable[str]) -> str:
     )
 
 
+def _summary(document: Mapping[str, Any]) -> list[str]:
+    """Returns the verdict of every batch in one table, with the rule of each verdict."""
+    rows = document["rows"]
+    if not rows:
+        return []
+    cells = [
+        [
+            str(row["batch"]),
+            duration(row["median_ms"]),
+            f"{row['fastest']}, {duration(row['baselines'][row['fastest']]['median_ms'])}",
+            _interval(row["ratio"]),
+            row["verdict"],
+        ]
+        for row in rows
+    ]
+    head = ["batch", "widepack", "fastest baseline", "its time over widepack's", "verdict"]
+    rules = "".join(
+        f"<li><b class={name}>{name}</b>: {rule}</li>"
+        for name, rule in RULES.items()
+        if any(row["verdict"] == name for row in rows)
+    )
+    return ["<h2>Summary</h2>", table([head, *cells]), f"<ul class=soft>{rules}</ul>"]
+
+
 def _row(row: Mapping[str, Any], members: int) -> list[str]:
     others, baselines = row["others"], row["baselines"]
     contestants = {"widepack": row, **others, **baselines}
@@ -98,7 +137,7 @@ def _row(row: Mapping[str, Any], members: int) -> list[str]:
     body.append(
         f"<p class=soft>{escape(sizes)}; A against A {_interval(row['noise'])} in {row['rounds']} rounds.</p>"
     )
-    body.append("<h3>Milliseconds a call: the median, and the 95th and 99th percentile of single calls</h3>")
+    body.append("<h3>Time of a call: the median (bar), and the 95th and 99th percentile of single calls</h3>")
     body.append(
         bars(
             {n: c["median_ms"] for n, c in contestants.items()},
@@ -168,7 +207,7 @@ def bars(
 ) -> str:
     """Draws horizontal bars from 0, with whiskers to the 95th and 99th percentile.
 
-    Whiskers end at three times the longest bar.
+    The axis ends at three times the longest bar. A whisker that ends there has an arrow and its value.
     """
     longest = max(values.values())
     whiskers = [
@@ -187,10 +226,14 @@ def bars(
             f'<rect class="{kind}" x="{LEFT}" y="{y + 4}" '
             f'width="{max(1.0, value * scale):.1f}" height="{LINE - 8}" rx="2"/>'
         )
-        end = value
+        end, beyond = value, ""
         for percentile in ("p95_ms", "p99_ms"):
             at = (latency or {}).get(name, {}).get(percentile)
-            if at is not None and at > value:
+            if at is not None and at > limit:
+                x, middle, end = LEFT + limit * scale, y + LINE / 2, limit
+                parts.append(f'<path class="cut" d="M{x - 6:.1f} {middle - 5} l7 5 l-7 5 z"/>')
+                beyond = beyond or f", {percentile[:3]} {text(at)}"
+            elif at is not None and at > value:
                 x = LEFT + min(at, limit) * scale
                 parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y + 6}" y2="{y + LINE - 6}"/>')
                 end = max(end, min(at, limit))
@@ -201,7 +244,8 @@ def bars(
                 f'y1="{middle}" y2="{middle}"/>'
             )
         parts.append(
-            f'<text class="soft" x="{LEFT + end * scale + 8:.1f}" y="{y + 15}">{escape(text(value))}</text>'
+            f'<text class="soft" x="{LEFT + end * scale + 8:.1f}" y="{y + 15}">'
+            f"{escape(text(value) + beyond)}</text>"
         )
     return _svg(parts, len(values) * LINE)
 
@@ -243,8 +287,8 @@ def intervals(values: Mapping[str, Mapping[str, float | None]]) -> str:
 
 def _svg(parts: Sequence[str], height: float) -> str:
     return (
-        f'<svg viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-        f'role="img">{"".join(parts)}</svg>'
+        f'<div class=bars><svg viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
+        f'role="img">{"".join(parts)}</svg></div>'
     )
 
 

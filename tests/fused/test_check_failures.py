@@ -1,0 +1,81 @@
+"""Tests of comparisons that cannot be made: every error is widepack's, and says how to go on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import widepack
+from widepack.errors import VerificationError
+
+
+class Bounds(nn.Module):
+    """torch has no derivative of `linspace` by its bounds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low, self.high = nn.Parameter(torch.rand(())), nn.Parameter(torch.rand(()) + 2)
+        self.weight = nn.Parameter(torch.rand(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight + torch.linspace(self.low, self.high, 8)
+
+
+class Noise(nn.Module):
+    """Takes standard deviations, which no drawn input is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight + torch.normal(self.weight * 0, x)
+
+
+class Statistics(nn.Module):
+    """Returns all results of a batch norm, which has statistics of the batch only in training."""
+
+    def __init__(self, training: bool) -> None:
+        super().__init__()
+        self.weight, self.bias, self.batch = (
+            nn.Parameter(torch.rand(8)),
+            nn.Parameter(torch.rand(8)),
+            training,
+        )
+        self.register_buffer("mean", torch.randn(8))
+        self.register_buffer("var", torch.rand(8) + 0.5)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        statistics = (None, None) if self.batch else (self.mean, self.var)
+        found: tuple[Tensor, ...] = torch.ops.aten.native_batch_norm(
+            x, self.weight, self.bias, *statistics, self.batch, 0.1, 1e-5
+        )
+        return found
+
+
+def test_an_op_without_a_derivative() -> None:
+    """torch calls it without derivatives, and so does the fused module."""
+    members = [Bounds() for _ in range(3)]
+    x = torch.randn(4, 8)
+    fused = widepack.fuse(members, x)
+    torch.testing.assert_close(fused(x), torch.stack([m(x) for m in members]))
+    fused(x).sum().backward()
+    assert all(p.grad is None or not p.grad.any() for n, p in fused.named_parameters() if n != "weight")
+
+
+def test_members_that_refuse_drawn_inputs() -> None:
+    x = torch.rand(4, 8)
+    members = [Noise() for _ in range(3)]
+    torch.manual_seed(0)
+    with pytest.raises(VerificationError, match="cannot be compared .*std >= 0.0.*\n.*validate=False"):
+        widepack.fuse(members, x)(x)
+    assert widepack.fuse(members, x, validate=False)(x).shape == (3, 4, 8)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_statistics_of_a_batch_norm_are_results(training: bool) -> None:
+    x = torch.randn(4, 8)
+    members = [Statistics(training) for _ in range(3)]
+    for wide, own in zip(widepack.fuse(members, x)(x), zip(*[m(x) for m in members])):
+        torch.testing.assert_close(wide, torch.stack(own))
