@@ -391,6 +391,21 @@ def _as_complex(draw: Draw) -> list[Sample]:
     return [call(draw.normal(3, 2))]
 
 
+@_valid("aten._adaptive_avg_pool2d.default")
+def _pool_2d(draw: Draw) -> list[Sample]:
+    return [call(draw.normal(2, 3, 7, 8), [2, 3]), call(draw.normal(2, 3, 4, 4), [5, 1])]
+
+
+@_valid("aten._adaptive_avg_pool3d.default")
+def _pool_3d(draw: Draw) -> list[Sample]:
+    return [call(draw.normal(2, 3, 4, 7, 8), [2, 2, 3])]
+
+
+@_valid("aten._linalg_solve_ex.default")
+def _solve(draw: Draw) -> list[Sample]:
+    return [call(draw.normal(2, 4, 4), draw.normal(2, 4, 3)), call(draw.normal(4, 4), draw.normal(4))]
+
+
 @_valid("aten.addbmm.default")
 def _addbmm(draw: Draw) -> list[Sample]:
     return [call(draw.normal(3, 5), draw.normal(2, 3, 4), draw.normal(2, 4, 5))]
