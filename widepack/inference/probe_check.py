@@ -46,6 +46,8 @@ class ProbeCheck:
         found = read_bounds(self.artifact.manifest.verification, self.name, pattern)
         if found is None:
             return None
+        if self.artifact.probe is not None:
+            probes.check_bounds(self.artifact.probe, self.inputs.probe_prefix(pattern), found)
         rows = list(found if self.artifact.cast is None else self._cast.of(pattern)[0])
         prefix = self.inputs.probe_prefix(pattern)
         for number in self.artifact.chosen:

@@ -26,6 +26,14 @@ Answers = tuple[Sequence[torch.Tensor | None], Sequence[Sequence[torch.Tensor]]]
 """The wide program's inputs (None: a state that begins as a weight), and for each member the float64 answers.
 """
 
+_MOST_SCALE, _MOST_RMS, _MOST_ERROR = 1e4, 1.0, 100.0
+"""How large recorded figures may be: the scale in largest answers of the probe, the members' own errors in
+scales.
+
+Honest builds are far below: a build takes the members' own answers as the reference if float64 is off by a
+thousandth of the scale (`tolerance.ErrorStats.unsteady`), more only in bfloat16.
+"""
+
 _FACTOR = 4  # another device or torch has other rounding errors: four times the bounds of the build
 
 
@@ -107,6 +115,34 @@ def check(
             found = _check_output(value, stored, bound, f"output {bound.output or k} of member {i}")
             beyond = beyond or found
     return beyond
+
+
+def check_bounds(
+    tensors: Mapping[str, torch.Tensor] | Weights, pattern: str, bounds: Sequence[OutputBounds]
+) -> None:
+    """Checks that the recorded bounds fit the recorded answers: no bound accepts every answer.
+
+    tensors: the probe. pattern: with the entry's prefix. bounds: of each output, as recorded.
+    Raises: ProbeError.
+    """
+    names = tensors.names if isinstance(tensors, Weights) else list(tensors)
+    for k, bound in enumerate(bounds):
+        start, largest = f"{pattern}.y{k}.", 0.0
+        for name in (n for n in names if n.startswith(start)):
+            numbers = recorded(tensors, name)[1].abs()
+            numbers = numbers[torch.isfinite(numbers)]
+            largest = max(largest, float(numbers.max()) if numbers.numel() else 0.0)
+        for what, found, allowed in (
+            ("scale", bound.scale, _MOST_SCALE * (largest or 1.0)),
+            ("own_rms", bound.own_rms, _MOST_RMS * bound.scale),
+            ("own_max", bound.own_max, _MOST_ERROR * bound.scale),
+        ):
+            if found > allowed:
+                raise ProbeError(
+                    f"probe: output {bound.output or k}: the record of the verification has {what} "
+                    f"{found:.2e}, and the recorded answers are at most {largest:.2e}: its bounds would "
+                    f"accept wrong answers (at most {allowed:.2e} is allowed). Build the artifact again"
+                )
 
 
 def _check_output(value: Any, stored: tuple[int, torch.Tensor], bounds: OutputBounds, what: str) -> str:
