@@ -8,7 +8,7 @@ identity of the weights files, device, dtype and torch version. If one of them c
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from ..errors import ProbeError
 from ..spec.dtypes import at_limit
 from ..spec.entries import FORWARD
 from .record import OutputBounds
-from .tolerance import ErrorStats, floating, only, parts, same_places
+from .tolerance import ErrorStats, floating, only, parts, same_places, with_same_places
 
 LIMIT_BYTES = 1_000_000
 Answers = tuple[Sequence[torch.Tensor | None], Sequence[Sequence[torch.Tensor]]]
@@ -97,13 +97,14 @@ def check(
     kinds: Sequence[str],
     bounds: Sequence[OutputBounds],
     members: Sequence[int],
+    anywhere: Container[tuple[int, int]] = (),
 ) -> str:
     """Checks a loaded program's answers against the probe. The bounds allow for another device than the
     build's.
 
     tensors: the probe's answers. pattern: with the entry's prefix. outputs: the program's answers to
     `<pattern>.x*`. kinds: of each output. bounds: of each output. members: the numbers of the program's
-    members in the artifact.
+    members in the artifact. anywhere: (member, output) whose NaN and inf may be at any place.
 
     Returns: how the first answer exceeds the narrower bounds of a build; "" if none does. Raises: ProbeError.
     """
@@ -112,9 +113,20 @@ def check(
         for at, i in enumerate(members):
             stored = recorded(tensors, f"{pattern}.y{k}.{i}")
             value = output if kind == "shared" else output[at]
+            if (i, k) in anywhere:
+                value, stored = _with_same_places(value, stored)
             found = _check_output(value, stored, bound, f"output {bound.output or k} of member {i}")
             beyond = beyond or found
     return beyond
+
+
+def _with_same_places(value: Any, stored: tuple[int, torch.Tensor]) -> tuple[Any, tuple[int, torch.Tensor]]:
+    """Returns an answer, thinned as the stored one, and the stored one, with NaN where one is not finite."""
+    stride, truth = stored
+    if -(-value.numel() // stride) != truth.numel() or value.is_complex() != truth.is_complex():
+        return value, stored  # `_check_output` says so
+    thinned, truth = with_same_places(value.detach().cpu().reshape(-1)[::stride], truth)
+    return thinned, (1, truth)
 
 
 def check_bounds(
