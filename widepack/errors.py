@@ -68,7 +68,7 @@ class CheckpointError(WidepackError):
 class MemberMismatch(CheckpointError):
     """Raised if checkpoints are of different architectures, or if members differ in more than weights.
 
-    The message lists all differences, by checkpoint and weight.
+    The message lists the first differences, by checkpoint and weight, and their number.
 
     Example:
         >>> try:

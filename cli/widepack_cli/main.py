@@ -49,6 +49,7 @@ SECTIONS = {
     },
 }
 COMMANDS = {name: line for section in SECTIONS.values() for name, line in section.items()}
+MOST_LINES = 5  # of an error
 # Options of `bench` that are commands of their own since 0.2. They are removed in 0.3.
 FORMER_OPTIONS = {"--suite": "bench-suite", "--primitive": "bench-layers"}
 
@@ -131,7 +132,7 @@ class Lazy(click.Group):
 def _failure(error: Exception) -> Failure:
     """Returns an exception as one paragraph."""
     if isinstance(error, WidepackError):
-        return (Refusal if error.exit_code == 2 else Failure)(str(error))
+        return (Refusal if error.exit_code == 2 else Failure)(_folded(str(error)))
     if isinstance(error, OSError):
         names = [
             os.fsdecode(n)
@@ -146,6 +147,15 @@ def _failure(error: Exception) -> Failure:
         f"{type(error).__name__}: {first}. This is an error in widepack: "
         "`widepack --debug ...` shows where it happened"
     )
+
+
+def _folded(message: str) -> str:
+    """Returns at most five lines of a message."""
+    lines = message.split("\n")
+    if len(lines) <= MOST_LINES:
+        return message
+    rest = len(lines) - MOST_LINES + 1
+    return "\n".join([*lines[: MOST_LINES - 1], f"and {rest} more lines; `widepack --debug ...` shows all"])
 
 
 def _version(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:

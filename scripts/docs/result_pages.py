@@ -23,6 +23,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import suite_sizes
+
 from widepack_bench.layers import table as layer_table
 from widepack_bench.suite import table as suite_table
 from widepack_bench.text import duration
@@ -84,7 +86,8 @@ def suite_six_rows() -> str:
         fastest, looped = found["baselines"][found["fastest"]], found["baselines"]["loop"]
         ratio = found["ratio"]
         lines.append(
-            f"| {row['title']} | {row['members']} | {row['batch']} | {duration(found['median_ms'])} "
+            f"| {row['title']} ({suite_sizes.short(name)}) "
+            f"| {row['members']} | {row['batch']} | {duration(found['median_ms'])} "
             f"| {found['fastest']}, {duration(fastest['median_ms'])} "
             f"| {ratio['value']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}] | "
             f"{looped['ratio']['value']:.2f} |"
@@ -344,6 +347,7 @@ def fuzz() -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     "suite-six-rows": suite_six_rows,
+    "suite-sizes": suite_sizes.table,
     "suite-one-thread": suite_one_thread,
     "suite-two-threads": suite_two_threads,
     "layers": layers,

@@ -194,11 +194,24 @@ def test_34_a_probe_of_other_tensors(
 
 
 def test_35_a_record_that_lets_everything_pass_is_believed(tmp_path: Path) -> None:
-    """Not prevented: the writer of the answers also writes the bounds. Only a trusted digest helps."""
+    """Bounds must fit the recorded answers. Within that they are believed: the writer of the answers also
+    writes the bounds. Only a trusted digest helps.
+    """
+    figures: list[dict[str, float]] = [
+        {"own_max": 1e30, "scale": 1e30},
+        {"own_max": 1e30},
+        {"own_rms": 1e30},
+        {"scale": 1e30},
+    ]
+    for number, row in enumerate(figures):
+        forged = Forged()
+        for rows in forged.manifest["verification"]["wide"].values():
+            rows[0].update(row)
+        refused(forged.save(tmp_path / str(number)), "would accept wrong answers", kind=ProbeError)
+
     forged = probe_with(Forged(), lambda p: p["shared.y0.1"][1:].add_(1.0))
     for rows in forged.manifest["verification"]["wide"].values():
-        for row in rows:
-            row["own_max"] = 1e300
+        rows[0]["own_max"] = 50 * rows[0]["scale"]
     load(forged.save(tmp_path))
 
 

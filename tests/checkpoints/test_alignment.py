@@ -400,6 +400,16 @@ def test_all_differences_in_one_error(tmp_path: Path) -> None:
     assert "deep is [2, 1]" in str(caught.value)
 
 
+def test_many_differences_are_counted(tmp_path: Path) -> None:
+    states = [{"a": filled(2 + i), "b": filled(2 + i)} for i in range(9)]
+    checkpoints = saved(tmp_path, states)
+    with pytest.raises(MemberMismatch) as caught:
+        align(checkpoints, names(checkpoints))
+    assert "the members do not match, 16 differences: (1) checkpoint 1" in str(caught.value)
+    assert "; and 12 more. Heads of other sizes need a factory" in str(caught.value)
+    assert str(caught.value).count("float32") == 8
+
+
 def test_a_single_difference_is_one_paragraph(tmp_path: Path) -> None:
     checkpoints = saved(tmp_path, [{"fc.weight": filled(10, 128)}, {"fc.weight": filled(10, 64)}])
     with pytest.raises(MemberMismatch) as caught:

@@ -252,6 +252,15 @@ def test_settings_of_the_working_folder(
     assert (seen["model"], seen["model_args"], seen["inputs"]) == ("other:make", None, ["y=float32[B]"])
 
 
+def test_an_error_of_many_lines_is_folded(tmp_path: Path) -> None:
+    paths = [str(tmp_path / f"{i}.pt") for i in range(9)]
+    words = refused(1, "build", *paths, "--dry-run", "--model", "net.py:make", "--input", "x=float32[B,4]")
+    lines = words.strip().split("\n")[-5:]
+    assert lines[0].endswith("9 of 9 checkpoints cannot be used:")
+    assert lines[3].endswith("2.pt): there is no such file")
+    assert lines[4] == "and 6 more lines; `widepack --debug ...` shows all"
+
+
 @pytest.mark.parametrize("options", [[], ["--dry-run"]])
 def test_no_code_beside_the_checkpoints_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]

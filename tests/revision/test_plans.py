@@ -62,7 +62,11 @@ def test_a_program_that_is_wrong_for_new_weights_is_lowered_again(
         if refuse and refuse.pop():
             args[6][0].wide.append(WrongValue("m0", "B=2", 1.0, 1.0, "made wrong"))
 
+    def again(*args: Any) -> None:  # several evaluations find the same
+        args[6][0].wide.append(WrongValue("m0", "B=2", 1.0, 1.0, "made wrong"))
+
     monkeypatch.setattr(wide, "check_wide", once)
+    monkeypatch.setattr(wide, "check_again", again)
     report = update(copy, {0: paths[3]})
     assert report.lowered == ["forward"] and all(
         w.plan.get("plain") for w in checked_manifest(copy).entries["forward"].wide

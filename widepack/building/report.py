@@ -67,8 +67,9 @@ class BuildReport:
         entries: The report of each entry, by name.
         tuned: The measurements of `tune`, as `TuneReport.to_json` returns them; None without `tune`.
         not_finite: The members whose own answers have NaN or inf in an output in which all others are finite,
-            with `entry`, `member`, `output`, `numbers` (how many are not finite) and `of` (how many there
-            are).
+            with `entry`, `member`, `output`, `numbers` (how many are not finite), `of` (how many there
+            are) and `places` (`any` if the member's weights are not finite: then NaN and inf may be at other
+            places of its answers than its own module has them; else `own`).
 
     Example:
         >>> report = widepack.build(["a.pt", "b.pt"], "ens.wide", model="net.py:make",

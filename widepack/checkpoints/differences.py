@@ -13,6 +13,7 @@ from ..errors import MemberMismatch
 from ..ir.torch_internals import memory_id
 from .discovery import Checkpoint, TensorInfo, info_of, is_floating
 
+_SHOWN = 4  # differences in a message
 _PIECE_BYTES = 16 << 20
 Infos = Mapping[str, TensorInfo]
 
@@ -46,10 +47,13 @@ class Differences:
         self.hints[text] = None
 
     def describe(self) -> str:
-        """Returns all lines and hints as one text."""
+        """Returns the first lines, the number of the others, and all hints as one text."""
         head = self.lines[0]
         if len(self.lines) > 1:
-            numbered = "; ".join(f"({i}) {line}" for i, line in enumerate(self.lines, 1))
+            shown = self.lines if len(self.lines) <= _SHOWN + 1 else self.lines[:_SHOWN]
+            numbered = "; ".join(f"({i}) {line}" for i, line in enumerate(shown, 1))
+            if len(shown) < len(self.lines):
+                numbered += f"; and {len(self.lines) - len(shown)} more"
             head = f"the members do not match, {len(self.lines)} differences: {numbered}"
         return " ".join([f"{head}.", *self.hints])
 

@@ -18,7 +18,7 @@ from ..runtime.executable import Executable
 from ..runtime.graph_module import Function
 from ..system import user_cache
 from ..verification import probe as probes
-from ..verification.record import OutputBounds, read_bounds
+from ..verification.record import OutputBounds, free_places, read_bounds
 from .bound_program import BoundProgram
 from .cast_bounds import CastBounds
 from .entry_inputs import EntryInputs
@@ -46,6 +46,8 @@ class ProbeCheck:
         found = read_bounds(self.artifact.manifest.verification, self.name, pattern)
         if found is None:
             return None
+        if self.artifact.probe is not None:
+            probes.check_bounds(self.artifact.probe, self.inputs.probe_prefix(pattern), found)
         rows = list(found if self.artifact.cast is None else self._cast.of(pattern)[0])
         prefix = self.inputs.probe_prefix(pattern)
         for number in self.artifact.chosen:
@@ -94,6 +96,20 @@ class ProbeCheck:
             kinds,
             bounds,
             self.artifact.chosen,
+            self._free_places(),
+        )
+
+    def _free_places(self) -> frozenset[tuple[int, int]]:
+        """Returns (member, output) whose NaN and inf may be at other places than in the recorded answers."""
+        manifest = self.artifact.manifest
+        free = free_places(manifest.verification, self.name)
+        outputs = manifest.entries[self.name].outputs
+        return frozenset(
+            (i, k)
+            for i in self.artifact.chosen
+            if i not in self.artifact.swapped
+            for k, output in enumerate(outputs)
+            if (manifest.members[i].name, output.name or str(k)) in free
         )
 
     def run(self, pattern: str, programs: Sequence[BoundProgram], again: bool = False) -> str:

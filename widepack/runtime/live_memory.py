@@ -49,31 +49,33 @@ class LiveMemory:
 
     def __init__(self, outside: float) -> None:
         self.total = outside
-        self._makers: dict[str, frozenset[str]] = {}  # for each live value the nodes whose memory it may view
         self._bytes: dict[str, float] = {}
-        self._viewers: dict[str, int] = {}  # for each node the number of live values that may view its memory
+        self._bases: dict[str, set[str]] = {}  # for each node the values that its value may view
+        # For each node 1 while its value is live, and 1 for each node in memory that may view it.
+        self._holders: dict[str, int] = {}
 
     def add(self, node: Node, value: WalkedValue) -> None:
-        """Adds the value of a node."""
-        none: frozenset[str] = frozenset()
-        viewed = (
-            none.union(*(self._makers.get(r, none) for r in refs((node.args, node.kwargs))))
-            if value.views
-            else none
-        )
-        self._makers[node.name] = viewed | {node.name}
+        """Adds the value of a node. It takes as long as the node has arguments, however long a chain of views
+        is.
+        """
+        read = refs((node.args, node.kwargs)) if value.views else ()
+        bases = {r for r in read if r in self._holders}
+        for base in bases:
+            self._holders[base] += 1
+        self._bases[node.name], self._holders[node.name] = bases, 1
         self._bytes[node.name] = value.bytes
         self.total += value.bytes
-        for maker in self._makers[node.name]:
-            self._viewers[maker] = self._viewers.get(maker, 0) + 1
 
     def end(self, name: str) -> None:
         """Removes a value that no later node reads."""
-        for maker in self._makers.pop(name, ()):
-            self._viewers[maker] -= 1
-            if not self._viewers[maker]:
-                del self._viewers[maker]
-                self.total -= self._bytes.pop(maker)
+        ended = [name] if name in self._holders else []
+        while ended:
+            node = ended.pop()
+            self._holders[node] -= 1
+            if not self._holders[node]:
+                del self._holders[node]
+                self.total -= self._bytes.pop(node)
+                ended.extend(self._bases.pop(node))
 
 
 def last_uses(program: Program) -> Iterator[list[str]]:

@@ -8,7 +8,7 @@ identity of the weights files, device, dtype and torch version. If one of them c
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,11 +19,19 @@ from ..errors import ProbeError
 from ..spec.dtypes import at_limit
 from ..spec.entries import FORWARD
 from .record import OutputBounds
-from .tolerance import ErrorStats, floating, only, parts, same_places
+from .tolerance import ErrorStats, floating, only, parts, same_places, with_same_places
 
 LIMIT_BYTES = 1_000_000
 Answers = tuple[Sequence[torch.Tensor | None], Sequence[Sequence[torch.Tensor]]]
 """The wide program's inputs (None: a state that begins as a weight), and for each member the float64 answers.
+"""
+
+_MOST_SCALE, _MOST_RMS, _MOST_ERROR = 1e4, 1.0, 100.0
+"""How large recorded figures may be: the scale in largest answers of the probe, the members' own errors in
+scales.
+
+Honest builds are far below: a build takes the members' own answers as the reference if float64 is off by a
+thousandth of the scale (`tolerance.ErrorStats.unsteady`), more only in bfloat16.
 """
 
 _FACTOR = 4  # another device or torch has other rounding errors: four times the bounds of the build
@@ -89,13 +97,14 @@ def check(
     kinds: Sequence[str],
     bounds: Sequence[OutputBounds],
     members: Sequence[int],
+    anywhere: Container[tuple[int, int]] = (),
 ) -> str:
     """Checks a loaded program's answers against the probe. The bounds allow for another device than the
     build's.
 
     tensors: the probe's answers. pattern: with the entry's prefix. outputs: the program's answers to
     `<pattern>.x*`. kinds: of each output. bounds: of each output. members: the numbers of the program's
-    members in the artifact.
+    members in the artifact. anywhere: (member, output) whose NaN and inf may be at any place.
 
     Returns: how the first answer exceeds the narrower bounds of a build; "" if none does. Raises: ProbeError.
     """
@@ -104,9 +113,48 @@ def check(
         for at, i in enumerate(members):
             stored = recorded(tensors, f"{pattern}.y{k}.{i}")
             value = output if kind == "shared" else output[at]
+            if (i, k) in anywhere:
+                value, stored = _with_same_places(value, stored)
             found = _check_output(value, stored, bound, f"output {bound.output or k} of member {i}")
             beyond = beyond or found
     return beyond
+
+
+def _with_same_places(value: Any, stored: tuple[int, torch.Tensor]) -> tuple[Any, tuple[int, torch.Tensor]]:
+    """Returns an answer, thinned as the stored one, and the stored one, with NaN where one is not finite."""
+    stride, truth = stored
+    if -(-value.numel() // stride) != truth.numel() or value.is_complex() != truth.is_complex():
+        return value, stored  # `_check_output` says so
+    thinned, truth = with_same_places(value.detach().cpu().reshape(-1)[::stride], truth)
+    return thinned, (1, truth)
+
+
+def check_bounds(
+    tensors: Mapping[str, torch.Tensor] | Weights, pattern: str, bounds: Sequence[OutputBounds]
+) -> None:
+    """Checks that the recorded bounds fit the recorded answers: no bound accepts every answer.
+
+    tensors: the probe. pattern: with the entry's prefix. bounds: of each output, as recorded.
+    Raises: ProbeError.
+    """
+    names = tensors.names if isinstance(tensors, Weights) else list(tensors)
+    for k, bound in enumerate(bounds):
+        start, largest = f"{pattern}.y{k}.", 0.0
+        for name in (n for n in names if n.startswith(start)):
+            numbers = recorded(tensors, name)[1].abs()
+            numbers = numbers[torch.isfinite(numbers)]
+            largest = max(largest, float(numbers.max()) if numbers.numel() else 0.0)
+        for what, found, allowed in (
+            ("scale", bound.scale, _MOST_SCALE * (largest or 1.0)),
+            ("own_rms", bound.own_rms, _MOST_RMS * bound.scale),
+            ("own_max", bound.own_max, _MOST_ERROR * bound.scale),
+        ):
+            if found > allowed:
+                raise ProbeError(
+                    f"probe: output {bound.output or k}: the record of the verification has {what} "
+                    f"{found:.2e}, and the recorded answers are at most {largest:.2e}: its bounds would "
+                    f"accept wrong answers (at most {allowed:.2e} is allowed). Build the artifact again"
+                )
 
 
 def _check_output(value: Any, stored: tuple[int, torch.Tensor], bounds: OutputBounds, what: str) -> str:

@@ -15,6 +15,9 @@ from widepack_artifacts.errors import ArtifactError
 
 from ..spec.entries import FORWARD
 
+NOT_FINITE = "not_finite"
+"""The record's key for members whose answers are NaN or inf where the answers of other members are finite."""
+
 _FLOAT64 = "float64"
 _WITHOUT_FLOAT64 = (
     "float32 (an op has no float64 kernel, or decides otherwise in it); bound 1e-5 of the scale"
@@ -108,6 +111,19 @@ def read_bounds(verification: Mapping[str, Any], entry: str, pattern: str) -> li
         )
         for row in rows
     ]
+
+
+def free_places(verification: Mapping[str, Any], entry: str) -> frozenset[tuple[str, str]]:
+    """Returns (member, output) whose NaN and inf may be at other places than in the recorded answers.
+
+    Raises: ArtifactError if the record does not have the form that a build writes.
+    """
+    rows = entry_record(verification, entry).get(NOT_FINITE, [])
+    if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
+        raise ArtifactError(f"verification of {entry}: {NOT_FINITE} is no list of records")
+    return frozenset(
+        (str(row.get("member")), str(row.get("output"))) for row in rows if row.get("places") == "any"
+    )
 
 
 def _is_row(row: Any) -> bool:

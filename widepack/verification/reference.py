@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,13 +24,10 @@ from ..system.memory import give_back
 from ..system.progress import Stages
 from . import answers, probe, subject, wide
 from .parts import MemberPart, WeightsReader, all_weights, parts
-from .record import reference_text
+from .record import NOT_FINITE, reference_text
 from .subject import CallCase, Subject, VerifiedCall
-from .tolerance import ErrorStats
+from .tolerance import ErrorStats, floating
 from .wide import bisect
-
-NOT_FINITE = "not_finite"
-"""The record's key for members whose answers are NaN or inf where the answers of other members are finite."""
 
 SMALL_BATCHES = (2, 1, 5)  # for a small call, the preferred first
 
@@ -95,11 +93,11 @@ class ReferenceAnswers:
             self.subject.readahead(part.members)
             before = [list(output.wide) for output in stats]
             compared = (part.program, weights, pattern, self.calls, self.answers)
-            wide.check_wide(self.subject, *compared, stats, part.members)
+            wide.check_wide(self.subject, *compared, stats, part.members, self.anywhere)
             wrong = _wrong(stats)
             if wrong:  # one evaluation of a member is a small sample of its own error
                 again = [replace(output, wide=rows) for output, rows in zip(stats, before)]
-                wide.check_again(self.subject, *compared, again, part.members)
+                wide.check_again(self.subject, *compared, again, part.members, self.anywhere)
                 if not _wrong(again):
                     stats, wrong = again, ""
             if wrong:
@@ -135,26 +133,47 @@ class ReferenceAnswers:
             "torch": torch.__version__,
         }
 
+    @cached_property
+    def anywhere(self) -> frozenset[tuple[int, int]]:
+        """(member, output) whose NaN and inf may be at other places than in the member's own answer: the
+        member's weights are not finite, and other members answer the output with finite numbers.
+        """
+        rows = self._rows_not_finite()
+        broken = {
+            i
+            for i in {i for i, _, _, _ in rows}
+            if any(floating(w) and not torch.isfinite(w).all() for w in self.subject.arguments(i))
+        }
+        return frozenset((i, k) for i, k, _, _ in rows if i in broken)
+
     def not_finite(self) -> list[dict[str, Any]]:
         """Returns the members whose own answers have NaN or inf in an output that is finite for others.
 
-        Each row has `member`, `output`, `numbers` (how many are not finite) and `of` (how many there are).
+        Each row has `member`, `output`, `numbers` (how many are not finite), `of` (how many there are), and
+        `places`: `any` if they may be at other places in the wide program's answers, else `own`.
         """
+        members, outputs = self.subject.members, self.subject.outputs
+        return [
+            {
+                "member": members[i],
+                "output": outputs[k] or str(k),
+                "numbers": numbers,
+                "of": of,
+                "places": "any" if (i, k) in self.anywhere else "own",
+            }
+            for i, k, numbers, of in self._rows_not_finite()
+        ]
+
+    def _rows_not_finite(self) -> list[tuple[int, int, int, int]]:
+        """Returns (member, output, numbers that are not finite, numbers) of each row of `not_finite`."""
         rows = []
-        members = self.subject.members
-        for k, output in enumerate(self.subject.outputs):
-            bad = [
-                sum(int((~torch.isfinite(a.own[i][k])).sum()) for a in self.answers)
-                for i in range(len(members))
-            ]
+        count = len(self.subject.members)
+        for k in range(len(self.subject.outputs)):
+            bad = [sum(int((~torch.isfinite(a.own[i][k])).sum()) for a in self.answers) for i in range(count)]
             # If all members have some, they are probably meant, like a mask of -inf.
-            if 0 < sum(map(bool, bad)) < len(bad):
-                counts = [sum(a.own[i][k].numel() for a in self.answers) for i in range(len(bad))]
-                rows += [
-                    {"member": m, "output": output or str(k), "numbers": n, "of": of}
-                    for m, n, of in zip(members, bad, counts)
-                    if n
-                ]
+            if 0 < sum(map(bool, bad)) < count:
+                sizes = [sum(a.own[i][k].numel() for a in self.answers) for i in range(count)]
+                rows += [(i, k, n, of) for i, (n, of) in enumerate(zip(bad, sizes)) if n]
         return rows
 
     def small(self, pattern: str) -> VerifiedCall:

@@ -328,6 +328,19 @@ def only(mask: torch.Tensor, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]
     return tensors if bool(mask.all()) else tuple(t[mask] for t in tensors)
 
 
+def with_same_places(wide: torch.Tensor, own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns both answers with NaN wherever one of them is not finite.
+
+    A kernel that multiplies NaN or inf by zeros of a padding, or that transforms tiles, spreads it to other
+    places than another kernel does. Answers stay as they are if `wide` is finite, or if they cannot be
+    compared.
+    """
+    if wide.shape != own.shape or not floating(own) or bool(torch.isfinite(wide).all()):
+        return wide, own
+    finite = torch.isfinite(wide) & torch.isfinite(own)
+    return tuple(t.masked_fill(~finite, math.nan) for t in (wide, own))  # type: ignore[return-value]  # two
+
+
 def same_places(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Returns whether NaN, inf and -inf are at the same positions of both tensors."""
     if a.is_complex():

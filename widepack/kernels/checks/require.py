@@ -39,8 +39,18 @@ def of_shape(name: str, x: Any, shape: Sequence[int], like: Tensor | None = None
     dense(name, x)
     if list(x.shape) != list(shape):
         raise OperandError(f"{name} is {list(x.shape)}; {list(shape)} is needed")
-    if like is not None and (x.dtype != like.dtype or x.device != like.device):
+    if like is None or (x.device == like.device and _cast_by_autocast(x, like)):
+        return
+    if x.dtype != like.dtype or x.device != like.device:
         raise OperandError(f"{name} is {x.dtype} on {x.device}; {like.dtype} on {like.device} is needed")
+
+
+def _cast_by_autocast(x: Tensor, like: Tensor) -> bool:
+    """Returns whether autocast is on, and casts both tensors to one dtype before the op."""
+    device = x.device.type
+    if not torch.is_autocast_enabled(device):
+        return False
+    return {x.dtype, like.dtype} <= {torch.float32, torch.get_autocast_dtype(device)}
 
 
 def readable(*tensors: Tensor | None) -> bool:
