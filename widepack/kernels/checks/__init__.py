@@ -13,6 +13,7 @@ values, or end the process. A check has the parameters of its op and runs at eve
 | `lookups.py` | bags of embeddings, segments, CTC |
 | `norms.py` | batch, group and weight normalization |
 | `own_ops.py` | widepack's own ops |
+| `pools.py` | pools over one dim |
 | `recurrent.py` | LSTM, GRU and plain RNN layers |
 | `resampling.py` | upsampling |
 
@@ -24,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from . import attention, fourier, linalg, lookups, norms, recurrent, resampling
+from . import attention, fourier, linalg, lookups, norms, pools, recurrent, resampling
 from .require import OperandError as OperandError
 
 Check = Callable[..., None]
@@ -46,6 +47,7 @@ CHECKS: dict[str, Check] = {
     "aten.embedding_bag.default": lookups.embedding_bag,
     "aten.embedding_bag.padding_idx": lookups.embedding_bag,
     "aten.ctc_loss.IntList": lookups.ctc_loss,
+    "aten.max_pool1d.default": pools.max_pool1d,
     "aten.segment_reduce.default": lookups.segment_reduce,
     "aten._native_batch_norm_legit.no_stats": norms.batch_norm_without_statistics,
     "aten._native_batch_norm_legit_functional.default": norms.batch_norm,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -73,7 +75,7 @@ def matrix_power(self: Tensor, n: int) -> None:
         raise OperandError(f"n is {n}; numbers up to {LARGEST} are possible")
 
 
-def gamma_terms(self: Tensor, p: int) -> None:
+def gamma_terms(self: Tensor, p: Any) -> None:
     """Checks `aten.mvlgamma`, which computes p numbers for each number of its operand."""
     if not isinstance(p, torch.SymInt) and not 1 <= p <= 2**12:
         raise OperandError(f"p is {p}; 1 to {2**12} are possible")
