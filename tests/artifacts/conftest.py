@@ -1,4 +1,4 @@
-"""Fixtures for the tests of writer and reader."""
+"""Has the fixtures of the tests of the writer and the reader."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def made(path: Path) -> Manifest:
+def built(path: Path) -> Manifest:
     return build(path)

@@ -1,4 +1,4 @@
-"""Tests that artifacts/ATTACKS.md and the tests of attacks have the same numbers."""
+"""Tests that the rows of artifacts/ATTACKS.md match the tests of attacks."""
 
 from __future__ import annotations
 

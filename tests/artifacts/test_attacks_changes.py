@@ -1,4 +1,4 @@
-"""Attacks 55 to 59 of ATTACKS.md: files that change, links for writers, notes of other users, many nodes."""
+"""Tests attacks 55 to 59 of ATTACKS.md: changed files, links, notes of other users, and many nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from widepack_artifacts.writer import Writer
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The cache of a user who has loaded nothing."""
+    """Returns the empty cache of a user who has not loaded an artifact."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "widepack"
 
@@ -32,7 +32,7 @@ def weights_of(path: Path) -> Path:
 
 
 def flip(place: Path, keep_times: bool = False) -> None:
-    """Flips a bit of each of the last 16 weights, in place."""
+    """Flips one bit in each of the last 16 weights of the file, in place."""
     before = place.stat()
     with open(place, "r+b") as file:
         file.seek(-64, os.SEEK_END)
@@ -80,7 +80,7 @@ def test_unchanged_files_are_not_checked_again(
 
 @pytest.mark.parametrize("how", ["flip", "truncate"])
 def test_56_weights_that_change_in_place_after_the_load(tmp_path: Path, cache: Path, how: str) -> None:
-    """Whatever reads them next for a new program or member refuses, and no truncated page is touched."""
+    """The next read for a new program or member is refused, and no truncated page is read."""
     path = Forged().save(tmp_path)
     ens = load(path)
     place = weights_of(path)
@@ -141,7 +141,7 @@ def test_special_files_in_the_place_of_the_lock(tmp_path: Path) -> None:
         pass
 
 
-def test_what_no_reader_opens_is_not_published(tmp_path: Path) -> None:
+def test_an_artifact_that_no_reader_opens_is_not_published(tmp_path: Path) -> None:
     path = Forged().save(tmp_path)
     reader = Reader(path)
     weights = weights_of(path)
@@ -165,7 +165,7 @@ def test_58_notes_that_another_user_could_have_written(
 
     note.chmod(0o622)
     assert not user_cache.passed("key", "walks") and user_cache.noted("key", "walks") == ""
-    user_cache.remember("key", "walks", "5 6")  # replaces what it does not trust
+    user_cache.remember("key", "walks", "5 6")  # replaces the note that is not trusted
     assert user_cache.noted("key", "walks") == "5 6"
 
     note.rename(tmp_path / "note")
@@ -188,7 +188,7 @@ def test_58_notes_that_another_user_could_have_written(
 
 
 def aliases(count: int) -> list[dict[str, object]]:
-    """Nodes of which each gives the value of the one before."""
+    """Returns nodes that each return the value of the previous node."""
     rows = [node("a0", "aten.alias.default", ref("x"))]
     return rows + [node(f"a{i}", "aten.alias.default", ref(f"a{i - 1}")) for i in range(1, count)]
 

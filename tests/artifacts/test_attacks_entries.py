@@ -1,4 +1,4 @@
-"""Attacks 19 to 25 of ATTACKS.md: guards, dims, inputs, and the budget of a load."""
+"""Tests attacks 19 to 25 of ATTACKS.md: guards, dims, inputs, and the budget of a load."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_20_guards_without_an_end(tmp_path: Path) -> None:
         power = ["mul", power, 2**62]
     forged.entry["guards"] = [
         {"expr": ["ge", power, 0], "source": ""}
-    ]  # of a size over 64 bits: not held, and soon
+    ]  # a size of more than 64 bits: the guard fails fast
     refused(forged.save(tmp_path / "power"), "the probe is no call of it")
     assert guards.holds(power, {"B": 2}) is False
 
@@ -88,19 +88,19 @@ def test_21_dims_with_absurd_bounds(tmp_path: Path, change: dict[str, Any], word
 def test_22_inputs_of_absurd_types(tmp_path: Path, type_: str) -> None:
     forged = Forged()
     forged.entry["inputs"][0]["type"] = type_
-    forged.entry["wide"] = []  # so that the example's sizes are all that there is
+    forged.entry["wide"] = []  # without wide programs, only the example gives sizes
     forged.manifest["probe"] = ""
     refused(forged.save(tmp_path))
 
 
 def growing() -> list[dict[str, Any]]:
-    """Nodes whose sizes are small but whose size expressions double at every step."""
-    made: list[dict[str, Any]] = [node("n0", "aten.sym_size.int", X, 0)]
+    """Returns nodes with small sizes, whose size expressions double at every step."""
+    nodes: list[dict[str, Any]] = [node("n0", "aten.sym_size.int", X, 0)]
     for i in range(70):
-        made.append(node(f"h{i}", "operator.floordiv", ref(f"n{i}"), 2))
-        made.append(node(f"m{i}", "operator.mod", ref(f"n{i}"), 7))
-        made.append(node(f"n{i + 1}", "operator.add", ref(f"h{i}"), ref(f"m{i}")))
-    return made
+        nodes.append(node(f"h{i}", "operator.floordiv", ref(f"n{i}"), 2))
+        nodes.append(node(f"m{i}", "operator.mod", ref(f"n{i}"), 7))
+        nodes.append(node(f"n{i + 1}", "operator.add", ref(f"h{i}"), ref(f"m{i}")))
+    return nodes
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def growing() -> list[dict[str, Any]]:
     ],
 )
 def test_23_a_program_that_is_lowered_at_load(tmp_path: Path, nodes: list[dict[str, Any]]) -> None:
-    """Without wide programs a load lowers the member program; it refuses enormous sizes."""
+    """A load without wide programs lowers the member program and refuses enormous sizes."""
     forged = Forged().add(*nodes, start="programs/member.")
     forged.entry["wide"] = []
     refused(forged.save(tmp_path))

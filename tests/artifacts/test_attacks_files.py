@@ -1,4 +1,4 @@
-"""Attacks 1 to 8 of ATTACKS.md: file names, links, JSON documents and safetensors headers."""
+"""Tests attacks 1 to 8 of ATTACKS.md: file names, links, JSON documents and safetensors headers."""
 
 from __future__ import annotations
 

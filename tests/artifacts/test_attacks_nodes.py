@@ -1,4 +1,4 @@
-"""Attacks 9 to 18 of ATTACKS.md: names, ops, arguments, and nodes that ask for too much."""
+"""Tests attacks 9 to 18 of ATTACKS.md: names, ops, arguments, and nodes that need too much memory or work."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def test_09_names_that_are_code(tmp_path: Path) -> None:
         forged = Forged()
         change(forged)
         paths.append(forged.save(tmp_path / str(i)))
-    said = must(fresh(f"import os; os.chdir({str(tmp_path)!r})\n{script}", *paths)).splitlines()
-    assert said.count("refused") == 8, said
+    lines = must(fresh(f"import os; os.chdir({str(tmp_path)!r})\n{script}", *paths)).splitlines()
+    assert lines.count("refused") == 8, lines
     assert not (tmp_path / "canary").exists()
 
 
@@ -148,7 +148,7 @@ def test_13_arguments_of_other_types(tmp_path: Path, bad: dict[str, Any], words:
 
 
 def bombs(of: Any) -> dict[str, list[dict[str, Any]]]:
-    """Nodes that ask for more than any memory or time. They read the value `of`."""
+    """Returns nodes that need more memory or time than any machine has. They read the value `of`."""
     flat = [node("f", "aten.flatten.using_ints", of)]
     whole = [node("i", "aten._to_copy.default", ref("f"), dtype={"dtype": "int64"})]
     ones = [*flat, node("o", "aten.new_full.default", ref("f"), [4], 2**30, dtype={"dtype": "int64"})]
@@ -303,7 +303,7 @@ def test_14_nodes_that_ask_for_enormous_results(tmp_path: Path, name: str) -> No
     "name", ["repeat", "product of views", "einsum", "svd", "doubling", "bincount", "a list of parts"]
 )
 def test_15_bombs_in_the_prologue(tmp_path: Path, name: str) -> None:
-    """Nodes over weights only would run before any call."""
+    """Nodes that depend on weights only would run at load, before any call."""
     refused(Forged().add(*bombs(W)[name]).save(tmp_path), "node ", "load(limit=")
 
 

@@ -1,4 +1,4 @@
-"""Attacks 60 and 61 of ATTACKS.md: operands that lead a kernel outside of its tensors."""
+"""Tests attacks 60 and 61 of ATTACKS.md: operands that lead a kernel outside its tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INT32 = {"dtype": "int32"}
 
 
 def numbers(name: str, *values: int, dtype: dict[str, str] = INT) -> list[dict[str, Any]]:
-    """Returns nodes that make a tensor of these numbers without an input."""
+    """Returns nodes that create a tensor of these numbers without an input."""
     parts = [
         node(f"{name}{i}", "aten.full.default", [1], v, dtype=dtype, device=SELF)
         for i, v in enumerate(values)
@@ -90,7 +90,7 @@ BAD: dict[str, tuple[list[dict[str, Any]], str]] = {
 
 
 def renamed(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the nodes with names that the golden programs do not have."""
+    """Renames the nodes, so that no name occurs in the golden programs."""
     names = {n["name"]: f"forged_{n['name']}" for n in nodes}
 
     def to(value: Any) -> Any:
@@ -108,7 +108,7 @@ def test_60_operands_that_lead_outside_of_a_kernel(name: str, tmp_path: Path) ->
 
 
 def test_61_operands_that_lead_outside_at_a_call_only(tmp_path: Path) -> None:
-    """The offsets depend on the batch: they are right at the load, and wrong at a call with more rows."""
+    """The offsets depend on the batch. They are valid at load and invalid at a call with more rows."""
     bad = [
         floats("d", 64),
         node("b", "aten.sym_size.int", ref("x"), 0),

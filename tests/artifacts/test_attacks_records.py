@@ -1,4 +1,4 @@
-"""Attacks 26 to 36 of ATTACKS.md: other files, hashes, wrong facts, and free records."""
+"""Tests attacks 26 to 36 of ATTACKS.md: other files, hashes, false statements, and records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from widepack.errors import ArtifactError, ProbeError
 
 
 def test_26_what_is_slipped_in_is_not_opened(tmp_path: Path) -> None:
-    """Unlisted files, and .pt2 and .so files with correct names and hashes."""
+    """Unlisted files are not opened. Nor are .pt2 and .so files with correct names and hashes."""
     forged = Forged()
     forged.files["programs/forward.shared-0000000000000000.pt2"] = (
         b"\x80\x04cos\nsystem\n(S'touch canary'\ntR."
@@ -47,7 +47,7 @@ def test_27_hashes_and_digest_that_do_not_fit(
 ) -> None:
     monkeypatch.setenv(
         "XDG_CACHE_HOME", str(tmp_path / "cache")
-    )  # of a user who has not loaded this artifact before
+    )  # the cache of a user who has not loaded this artifact
     path = Forged().save(tmp_path)
     place = {
         "weights": next(path.glob("weights-*")),
@@ -62,7 +62,7 @@ def test_27_hashes_and_digest_that_do_not_fit(
         data[-64:] = bytes(b ^ 0x40 for b in data[-64:])
     place.write_bytes(data)
     refused(path, "was changed or damaged" if what == "manifest" else "SHA-256", verify="hashes")
-    if what == "weights":  # sizes alone do not tell, but the probe does
+    if what == "weights":  # the sizes are right, but the probe fails
         refused(path, "probe", kind=ProbeError)
 
 
@@ -194,8 +194,9 @@ def test_34_a_probe_of_other_tensors(
 
 
 def test_35_a_record_that_lets_everything_pass_is_believed(tmp_path: Path) -> None:
-    """Bounds must fit the recorded answers. Within that they are believed: the writer of the answers also
-    writes the bounds. Only a trusted digest helps.
+    """A reader accepts the bounds of a record if they fit the recorded answers.
+
+    The writer of the answers also writes the bounds. Only a trusted digest protects against it.
     """
     figures: list[dict[str, float]] = [
         {"own_max": 1e30, "scale": 1e30},
@@ -217,7 +218,7 @@ def test_35_a_record_that_lets_everything_pass_is_believed(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("backend", ["aot", "onnxruntime", "compile", "os.system"])
 def test_36_plans_that_name_a_backend(tmp_path: Path, backend: str) -> None:
-    """Nothing is compiled or opened. A plan that is not in the user's cache runs on `eager`."""
+    """Nothing is compiled or opened. Without a plan in the user's cache the artifact runs on `eager`."""
     forged = Forged()
     for row in forged.entry["wide"]:
         row["plan"].update(backend=backend, workers=10**9, at=10**12)

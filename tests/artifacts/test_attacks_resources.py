@@ -1,4 +1,4 @@
-"""Attacks 43 to 54 of ATTACKS.md: memory, work and time of a load, trees, and long names."""
+"""Tests attacks 43 to 54 of ATTACKS.md: memory, work and time of a load, trees, and long names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from widepack_artifacts.weights import Weights
 
 
 def entries_of(forged: Forged, count: int) -> Forged:
-    """An artifact with the same entry `count` times, without a probe."""
+    """Returns an artifact that has the same entry `count` times and no probe."""
     forged.manifest.update(probe="", entries={f"e{i}": copy.deepcopy(forged.entry) for i in range(count)})
     return forged
 
@@ -59,7 +59,7 @@ def test_43_results_of_many_prologues_are_held_together(
     )
     assert (
         refused(path, "in programs that are bound already", limit=0.1) == first
-    )  # those that passed alone are known now
+    )  # programs that passed alone are recorded now
     ens = load(path, limit=1.0)
     assert prologue_bytes(ens) >= 6 * 4 * 1_500_000
     ens.close()
@@ -82,10 +82,10 @@ def test_44_a_load_that_is_refused_stays_refused(tmp_path: Path, monkeypatch: py
 
 
 def test_45_bytes_that_are_not_there_justify_nothing(tmp_path: Path) -> None:
-    """A hole of a sparse file, and a weight that no program reads."""
+    """A hole in a sparse file and a weight that no program reads do not raise the budget."""
     big = 2**24
 
-    def forge(asked: int, read: bool = False) -> Path:
+    def forge(count: int, read: bool = False) -> Path:
         def longer(data: bytes) -> bytes:
             length = struct.unpack("<Q", data[:8])[0]
             found, body = json.loads(data[8 : 8 + length]), data[8 + length :]
@@ -93,7 +93,7 @@ def test_45_bytes_that_are_not_there_justify_nothing(tmp_path: Path) -> None:
             return tensors(found, body + b"\1" * big)
 
         forged = (
-            Forged().change("weights-", longer).add(node("a", "aten.zeros.default", [asked], device=SELF))
+            Forged().change("weights-", longer).add(node("a", "aten.zeros.default", [count], device=SELF))
         )
         forged.manifest["weights"].append(
             {
@@ -107,9 +107,9 @@ def test_45_bytes_that_are_not_there_justify_nothing(tmp_path: Path) -> None:
         )
         for program in forged.programs() if read else []:
             program["weights"].append(["more", "more", "shared", f"uint8[{big}]"])
-        return forged.save(tmp_path / f"{asked} {read}")
+        return forged.save(tmp_path / f"{count} {read}")
 
-    load(forge(1_000_000, read=True), limit=0.01)  # 4 MB, where 2.7 MB are for any
+    load(forge(1_000_000, read=True), limit=0.01)  # 4 MB; every load may take 2.7 MB
     refused(forge(1_000_000), "may take 2.7 MB", limit=0.01)
     path = forge(1_000_000 + 1, read=True)
     place = next(path.glob("weights-*"))
@@ -144,7 +144,7 @@ def test_46_names_in_a_header_that_are_looked_up_one_by_one(tmp_path: Path) -> N
 
 
 def test_47_a_long_key_above_many_leaves(tmp_path: Path) -> None:
-    """The path of a leaf has all the keys above it. A reader makes no paths, and keys have a limit."""
+    """The path of a leaf has all keys above it. A reader builds no paths, and keys have a limit."""
     many = 20_000
     for length, words in ((1_000_000, "at most 1000 characters"), (1000, "has 1 outputs, the entry 20000")):
         forged = Forged()
@@ -221,7 +221,7 @@ def test_50_errors_that_are_as_long_as_what_they_name(tmp_path: Path) -> None:
     for i, change in enumerate(changes):
         forged = Forged()
         change(forged)
-        refused(forged.save(tmp_path / str(i)))  # whose length is bounded there
+        refused(forged.save(tmp_path / str(i)))  # `refused` checks the length of the error
 
 
 @pytest.mark.parametrize(
@@ -244,29 +244,29 @@ def test_50_errors_that_are_as_long_as_what_they_name(tmp_path: Path) -> None:
 def test_51_answers_of_other_forms_in_another_dtype(
     tmp_path: Path, change: Callable[[torch.Tensor], torch.Tensor | None], dtype: str | None
 ) -> None:
-    def how(p: dict[str, torch.Tensor]) -> None:
-        made = change(p["shared.y0.0"])
-        p["shared.y0.0"] = p["shared.y0.0"] if made is None else made.contiguous()
+    def change_answer(p: dict[str, torch.Tensor]) -> None:
+        changed = change(p["shared.y0.0"])
+        p["shared.y0.0"] = p["shared.y0.0"] if changed is None else changed.contiguous()
 
-    refused(probe_with(Forged(), how).save(tmp_path), "probe: ", kind=ProbeError, dtype=dtype)
+    refused(probe_with(Forged(), change_answer).save(tmp_path), "probe: ", kind=ProbeError, dtype=dtype)
 
 
 def test_52_many_entries_that_are_lowered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All entries have one deadline, and equal programs are lowered once."""
+    """All entries share one deadline, and equal programs are lowered once."""
     forged = Forged()
     forged.entry["wide"] = []
-    asked: list[int] = []
-    right = relower_.relower
-    monkeypatch.setattr(relower_, "relower", lambda *a: asked.append(1) or right(*a))  # type: ignore[func-returns-value]  # append() gives None
+    calls: list[int] = []
+    original = relower_.relower
+    monkeypatch.setattr(relower_, "relower", lambda *a: calls.append(1) or original(*a))  # type: ignore[func-returns-value]  # append() gives None
     ens = load(entries_of(forged, 20).save(tmp_path / "same"))
-    assert len(asked) == 1
+    assert len(calls) == 1
     x = torch.arange(12.0).reshape(2, 6)
     assert all(torch.equal(ens.entry(name)(x), load(golden("mlp"))(x)) for name in ("e0", "e19"))
     one = Deadline(1.0)
     for files, spent in ((["a"], 0.0), (["a"], 30.0), (["a", "b"], 30.0)):
         one.spent += spent
         with one.within(files, [10] * len(files)):
-            assert not over()  # of one file 65 s, of both 70
+            assert not over()  # one file may take 65 s, both may take 70 s
     assert one.spent < 61
     one.spent += 10
     with one.within(["b"], [10]):
@@ -275,7 +275,7 @@ def test_52_many_entries_that_are_lowered(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("how", ["slice", "part of a list", "reshape", "loop"])
 def test_53_memory_that_a_small_view_holds(tmp_path: Path, how: str) -> None:
-    """Twelve tensors of 48 MB; one number of each is read at the end."""
+    """Twelve tensors of 48 MB stay in memory, because the end reads one number of each."""
     nodes = [node("f", "aten.flatten.using_ints", X), node("one", "aten.slice.Tensor", ref("f"), 0, 0, 1)]
     for i in range(12):
         big = node(f"big{i}", "aten.repeat.default", ref("one"), [12_000_000])
@@ -328,7 +328,7 @@ VIEWS = {
 @pytest.mark.parametrize("many", [10**8, 2**30])
 @pytest.mark.parametrize("kind", VIEWS)
 def test_54_outputs_that_show_more_than_is_there(tmp_path: Path, kind: str, many: int) -> None:
-    """A view takes no memory, but reading all of it may make a copy."""
+    """A view takes no memory, but reading all its values may make a copy."""
     forged = Forged()
     for program in forged.programs():
         last = program["outputs"][0][0]
@@ -339,7 +339,7 @@ def test_54_outputs_that_show_more_than_is_there(tmp_path: Path, kind: str, many
 
 
 def test_an_output_that_is_another_size_is_not_copied(tmp_path: Path) -> None:
-    """The answer is refused also without a limit."""
+    """The answer is refused even without a limit."""
     forged = Forged()
     for program in forged.programs():
         program["nodes"] += [
@@ -363,7 +363,5 @@ def test_an_output_that_is_another_size_is_not_copied(tmp_path: Path) -> None:
         ({"expect": "x" * 100_000}, "is no digest"),
     ],
 )
-def test_what_a_service_asks_for_wrongly_is_not_the_artifacts_fault(
-    tmp_path: Path, how: dict[str, Any], words: str
-) -> None:
+def test_wrong_arguments_of_a_load_are_usage_errors(tmp_path: Path, how: dict[str, Any], words: str) -> None:
     refused(Forged().save(tmp_path), words, kind=UsageError, **how)

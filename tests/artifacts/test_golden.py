@@ -1,4 +1,4 @@
-"""Tests that the golden artifacts open and give the same answers bit for bit."""
+"""Tests that the golden artifacts open and return the same answers, bit for bit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def bits(x: torch.Tensor) -> bytes:
 
 
 @pytest.mark.parametrize("path", ARTIFACTS, ids=lambda p: p.stem)
-def test_a_golden_artifact_answers_as_it_did(path: Path) -> None:
+def test_a_golden_artifact_returns_its_recorded_answers(path: Path) -> None:
     kept = load_file(path.with_name(f"{path.stem}.answers.safetensors"))
     ens = load(path, backend="eager", verify="hashes")
     ens.probe()
@@ -38,7 +38,7 @@ def test_a_golden_artifact_answers_as_it_did(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["state", "conv"])
-def test_lowered_again_it_answers_as_it_did(name: str) -> None:
+def test_a_golden_artifact_lowered_again_returns_its_recorded_answers(name: str) -> None:
     path = golden(name)
     kept = load_file(path.with_name(f"{path.stem}.answers.safetensors"))
     ens = load(path, backend="eager", strategies="loop")
@@ -47,7 +47,7 @@ def test_lowered_again_it_answers_as_it_did(name: str) -> None:
         assert bits(value) == bits(kept[which]), which
 
 
-def test_there_is_one_of_each_form() -> None:
+def test_every_form_has_a_golden_artifact() -> None:
     names = {p.stem[11:] for p in ARTIFACTS}
     assert names >= set(MADE)
     versions = {tuple(load(p, warmup=False).manifest.version) for p in ARTIFACTS}

@@ -1,4 +1,4 @@
-"""Tests of guards: arithmetic over named dims that agrees with Python's and always ends."""
+"""Tests that guards compute what Python computes over named dims, and that every evaluation ends."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_text_means_what_is_evaluated(expr: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("expr", "said", "holds"),
+    ("expr", "expected", "holds"),
     [
         (["le", "T", 512], "T <= 512", True),
         (["eq", ["mod", "H", 32], 0], "H % 32 == 0", True),
@@ -60,8 +60,8 @@ def test_text_means_what_is_evaluated(expr: Any) -> None:
         (["lt", ["min", "B", "T"], ["max", "B", "T"]], "min(B, T) < max(B, T)", True),
     ],
 )
-def test_text_and_truth(expr: Any, said: str, holds: bool) -> None:
-    assert guards.text(expr) == said
+def test_text_and_truth(expr: Any, expected: str, holds: bool) -> None:
+    assert guards.text(expr) == expected
     assert guards.holds(expr, DIMS) is holds
 
 
@@ -71,17 +71,17 @@ def test_text_keeps_the_order_of_operations() -> None:
     for outer in ARITHMETIC:
         for inner in ARITHMETIC:
             for expr in ([outer, "T", [inner, "H", "B"]], [outer, [inner, "T", "H"], "B"]):
-                said = guards.text(expr)
-                if eval(said, {"min": min, "max": max, **dims}) != guards.evaluate(expr, dims):
-                    wrong.append(f"{expr} is shown as {said}")
+                shown = guards.text(expr)
+                if eval(shown, {"min": min, "max": max, **dims}) != guards.evaluate(expr, dims):
+                    wrong.append(f"{expr} is shown as {shown}")
     assert not wrong
 
 
 def chain(levels: int) -> Any:
-    made: Any = "T"
+    expr: Any = "T"
     for _ in range(levels):
-        made = ["not", made]
-    return made
+        expr = ["not", expr]
+    return expr
 
 
 def broad(terms: int) -> Any:
@@ -94,6 +94,6 @@ def broad(terms: int) -> Any:
      [["le"], "T", 1], [None, 1, 2], {"le": 1}, "Q", "__import__",
      ["le", "T", 2**63], ["le", "T", -(2**63)], ["le", "T", None], chain(65), chain(400), broad(1024)],
 )  # fmt: skip  # one line for each kind
-def test_refuses_what_is_no_guard(expr: Any) -> None:
+def test_invalid_guards_are_refused(expr: Any) -> None:
     with pytest.raises(ArtifactError, match="guard: "):
         guards.check(expr, DIMS)

@@ -1,4 +1,4 @@
-"""Tests of the manifest: it reads back equal, and anything else is refused."""
+"""Tests that a manifest reads back equal, and that invalid manifests are refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FILES = {PROGRAM: File(10, HASH), WIDE: File(20, HASH), f"weights-{HASH[:16]}.sa
 
 
 def example() -> Manifest:
-    """A manifest with a value in every field."""
+    """Returns a manifest with a value in every field."""
     entry = Entry(
         inputs=(Input("x", "float32[B,3,32*H,7]"), Input("opts.ids", "int64[B]", 0, 99)),
         signature=[
@@ -66,7 +66,7 @@ def example() -> Manifest:
 
 
 def edited(edit: Callable[[Json], object]) -> bytes:
-    """The example's file after an edit, with a corrected digest."""
+    """Returns the bytes of the example after an edit, with a corrected digest."""
     data = copy.deepcopy(example().to_json())
     edit(data)
     data["digest"] = strict_json.digest({k: v for k, v in data.items() if k != "digest"})
@@ -88,9 +88,7 @@ def refused(data: bytes, *words: str) -> None:
 
 def test_reads_back_what_was_written() -> None:
     assert Manifest.from_bytes(example().to_bytes()) == example()
-    assert Manifest.from_bytes(edited(lambda d: None)) == example(), (
-        "the layout of the JSON carries no meaning"
-    )
+    assert Manifest.from_bytes(edited(lambda d: None)) == example(), "the layout of the JSON has no meaning"
 
 
 def test_sealing_is_stable_and_notices_every_field() -> None:
@@ -181,7 +179,7 @@ def test_weight_knows_its_tensors() -> None:
         (lambda d: entry_of(d)["pt2"].update({"none": PROGRAM}), ["'none' is unknown"]),
     ],
 )
-def test_refuses_in_words(edit: Callable[[Json], object], words: list[str]) -> None:
+def test_invalid_values_are_refused(edit: Callable[[Json], object], words: list[str]) -> None:
     refused(edited(edit), *words)
 
 
@@ -250,11 +248,11 @@ def test_digest_is_checked() -> None:
         (b'{"a": "\\ud83d\\ude00"}', "not a widepack manifest"),
     ],
 )
-def test_refuses_odd_json(data: bytes, words: str) -> None:
+def test_invalid_json_is_refused(data: bytes, words: str) -> None:
     refused(data, words)
 
 
-def test_refuses_text_that_is_no_unicode() -> None:
+def test_text_that_is_not_unicode_is_refused() -> None:
     with pytest.raises(ArtifactError, match="not valid Unicode"):
         replace(example(), provenance={"file": "\udcff"}).sealed(FILES)
     data = example().to_json()
@@ -300,7 +298,7 @@ def test_weight_tables_read_back(rows: list[tuple[str, str, list[int]]]) -> None
 
 @given(st.data())
 def test_no_edit_of_the_bytes_passes(data: st.DataObject) -> None:
-    """A change of any byte is refused, or gives an equal manifest (for example a space)."""
+    """A change of any byte is refused or gives an equal manifest, for example a changed space."""
     raw = bytearray(example().to_bytes())
     at = data.draw(st.integers(0, len(raw) - 1))
     raw[at] = data.draw(st.integers(0, 255))
@@ -317,7 +315,7 @@ def test_no_edit_of_the_bytes_passes(data: st.DataObject) -> None:
         lambda v: st.lists(v, max_size=4) | st.dictionaries(st.text(max_size=5), v, max_size=4),
     )
 )
-def test_no_value_anywhere_brings_another_exception(value: Any) -> None:
+def test_no_value_raises_another_exception(value: Any) -> None:
     for key in example().to_json():
         try:
             Manifest.from_bytes(edited(lambda d, key=key: d.update({key: value})))  # type: ignore[misc]  # mypy knows no default in a lambda

@@ -1,4 +1,4 @@
-"""Tests of programs: equal after a round trip, and checked when they are read."""
+"""Tests that programs read back equal, and that a reader checks them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Json = dict[str, Any]
 
 
 def example() -> Program:
-    """A wide program with a loop region, keywords, tags and several outputs."""
+    """Returns a wide program with a loop region, keywords, tags and several outputs."""
     body = Program(
         weights=(),
         inputs=(Slot("a", "x", "stacked", "float32[B,4]"), Slot("w", "head", "ragged", "float32[3,4]")),
@@ -119,7 +119,7 @@ def test_arguments_read_back(args: list[Any], kwargs: dict[str, Any]) -> None:
     again = Program.from_json(strict_json.parse(strict_json.canonical(program.to_json()), "program"))
     assert again == program
     assert [type(a) for a in again.nodes[0].args] == [type(a) for a in args], (
-        "1, 1.0 and True are three arguments"
+        "1, 1.0 and True are different arguments"
     )
 
 
@@ -134,7 +134,7 @@ def test_floats_keep_every_bit(value: float) -> None:
     assert again.hex() == value.hex()
 
 
-def test_what_has_no_form_is_not_written() -> None:
+def test_values_that_json_cannot_store_are_not_written() -> None:
     with pytest.raises(ArtifactError, match="type set cannot be written"):
         Program((), (), (Node("y", "aten.relu.default", ({1},)),), ()).to_json()
 
@@ -202,21 +202,21 @@ def node(data: Json, i: int = 0) -> Json:
         (lambda d: d["outputs"][0].__setitem__(1, "both"), ["'both'"]),
     ],
 )
-def test_refuses_in_words(edit: Callable[[Json], object], words: list[str]) -> None:
+def test_invalid_values_are_refused(edit: Callable[[Json], object], words: list[str]) -> None:
     data = copy.deepcopy(example().to_json())
     edit(data)
     refused(data, *words)
 
 
 def nested(levels: int) -> Any:
-    made: Any = 1
+    value: Any = 1
     for _ in range(levels):
-        made = [made]
-    return made
+        value = [value]
+    return value
 
 
 def test_complex_numbers_cannot_be_nested() -> None:
-    """`{"complex": [...]}` takes numbers. Anything else is an ArtifactError."""
+    """`{"complex": [...]}` takes only numbers. Other values are an ArtifactError."""
     for part in (None, [1], {"ref": "x"}, {"complex": [1, 2]}, {"str": "1"}):
         data = example().to_json()
         data["nodes"][0]["args"] = [{"complex": [part, 0.0]}]
@@ -256,7 +256,7 @@ JUNK = st.recursive(
     ),
     JUNK,
 )
-def test_no_value_anywhere_brings_another_exception(where: Any, value: Any) -> None:
+def test_no_value_raises_another_exception(where: Any, value: Any) -> None:
     data: Any = copy.deepcopy(example().to_json())
     at = data
     keys = where if isinstance(where, tuple) else (where,)

@@ -1,4 +1,4 @@
-"""Tests that the JSON Schemas accept the same form of manifests and programs as the readers."""
+"""Tests that the JSON Schemas accept and refuse the same manifests and programs as the readers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from widepack_artifacts.program import Program
 
 @cache
 def validator(name: str) -> Any:
-    """The validator of an installed schema."""
+    """Returns the validator of an installed schema."""
     text = (
         resources.files("widepack_artifacts")
         .joinpath("schemas")
@@ -47,13 +47,13 @@ def check(artifact: Path) -> None:
 
 
 @pytest.mark.parametrize("artifact", sorted(GOLDEN.glob("*.wide")), ids=lambda p: p.stem)
-def test_golden_artifacts_are_of_the_form(artifact: Path) -> None:
+def test_golden_artifacts_match_the_schemas(artifact: Path) -> None:
     check(artifact)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "unet", "ragged_heads", "guard_pad"])
-def test_artifacts_of_today_are_of_the_form(name: str, artifacts: Artifacts) -> None:
+def test_new_artifacts_match_the_schemas(name: str, artifacts: Artifacts) -> None:
     check(artifacts(name))
 
 
@@ -109,7 +109,7 @@ PROGRAM: list[Callable[[Any], object]] = [
 
 
 @pytest.mark.parametrize("number", range(len(MANIFEST)))
-def test_what_is_no_manifest_is_none_to_schema_and_reader(number: int) -> None:
+def test_schema_and_reader_refuse_the_same_manifests(number: int) -> None:
     document = Forged().manifest
     MANIFEST[number](document)
     assert not validator("manifest").is_valid(document)
@@ -120,7 +120,7 @@ def test_what_is_no_manifest_is_none_to_schema_and_reader(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", range(len(PROGRAM)))
-def test_what_is_no_program_is_none_to_schema_and_reader(number: int) -> None:
+def test_schema_and_reader_refuse_the_same_programs(number: int) -> None:
     document = Forged().programs("programs/cpu.forward.shared")[0]
     PROGRAM[number](document)
     assert not validator("program").is_valid(document)

@@ -1,4 +1,4 @@
-"""Tests of writers that are killed, that compete, or that the system refuses."""
+"""Tests writers that are killed, that run at the same time, or that get an error from the system."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ with Writer(sys.argv[1], force=True) as writer:
 
 
 @pytest.mark.parametrize("there", [False, True])
-def test_a_killed_writer_leaves_the_old_one_whole_and_is_cleaned_up_after(path: Path, there: bool) -> None:
+def test_a_killed_writer_leaves_the_old_artifact_and_is_cleaned_up(path: Path, there: bool) -> None:
     if there:
         build(path)
     assert subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False).returncode == 9
     if there:
         Reader(path).check_hashes()
-    assert any(".tmp-" in name for name in content(path)), "the test should leave something to clean up"
-    made = build(path, "again", force=there)
-    assert set(content(path)) == {*made.files, "manifest.json"}
+    assert any(".tmp-" in name for name in content(path)), "the killed writer left nothing to clean up"
+    written = build(path, "again", force=there)
+    assert set(content(path)) == {*written.files, "manifest.json"}
     Reader(path).check_hashes()
 
 
-def test_files_of_others_stay(path: Path) -> None:
+def test_files_of_other_programs_are_kept(path: Path) -> None:
     build(path)
     (path / "README.md").write_text("ours")
     (path / "backup").mkdir()
@@ -95,13 +95,13 @@ def test_many_writers_leave_one_whole_artifact(path: Path) -> None:
 )
 @pytest.mark.parametrize("call", ["fsync", "replace", "mkdir"])
 @pytest.mark.parametrize("there", [False, True])
-def test_what_the_system_refuses_comes_in_words(
+def test_errors_of_the_system_are_explained(
     path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int, words: list[str], there: bool
 ) -> None:
     if there:
         build(path)
         if call == "mkdir":
-            shutil.rmtree(path / "programs")  # so that it is made again
+            shutil.rmtree(path / "programs")  # so that mkdir is called again
     before = content(path.parent)
 
     def refuse(*args: Any, **kwargs: Any) -> None:
@@ -147,7 +147,7 @@ def test_a_real_limit_on_the_size_of_files(path: Path) -> None:
     assert content(path) == before
 
 
-def test_too_little_space_is_told_at_once(path: Path) -> None:
+def test_too_little_space_is_reported_before_writing(path: Path) -> None:
     with Writer(path) as writer:
         writer.reserve(1)
         refused(lambda: writer.reserve(2**62), "4,611,686,018,427,387,904 bytes are to be written", "free")
@@ -171,14 +171,14 @@ class Failing:
             patch.setattr(module, "open", self.opened, raising=False)
 
     def wrapped(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def asked(*args: Any, **kwargs: Any) -> Any:
+        def counted(*args: Any, **kwargs: Any) -> Any:
             self.count += 1
             if self.count == self.fatal:
                 self.failed = True
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return call(*args, **kwargs)
 
-        return asked
+        return counted
 
     def opened(self, path: Any, mode: str = "r", **more: Any) -> Any:
         file = (self.wrapped(open) if "x" in mode else open)(path, mode, **more)
@@ -210,7 +210,7 @@ def test_out_of_space_at_every_write(path: Path, monkeypatch: pytest.MonkeyPatch
         if (path / "manifest.json").exists() and Reader(path).manifest.provenance["note"] == (
             "revised" if there else ""
         ):
-            break  # the folder could not be flushed after the rename: it is published, and stands
+            break  # only the flush of the folder failed, after the rename: the artifact is published
         assert content(path.parent) == before
         assert path.exists() == there
     assert fatal > 12
@@ -278,9 +278,9 @@ def test_killed_at_every_step(path: Path) -> None:
     assert all(int(steps) > 15 for steps in done.stdout.split()) and len(done.stdout.split()) == 2
 
 
-def test_what_a_killed_writer_left_goes_before_the_next_one_writes(path: Path) -> None:
-    made = build(path)
+def test_files_of_a_killed_writer_are_removed_before_the_next_writes(path: Path) -> None:
+    written = build(path)
     assert subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False).returncode == 9
-    assert set(content(path)) > {*made.files, "manifest.json"}
+    assert set(content(path)) > {*written.files, "manifest.json"}
     with Writer(path, force=True):
-        assert set(content(path)) == {*made.files, "manifest.json", ".widepack.lock"}
+        assert set(content(path)) == {*written.files, "manifest.json", ".widepack.lock"}

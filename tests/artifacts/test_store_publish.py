@@ -19,20 +19,20 @@ from widepack_artifacts.writer import Writer
 
 
 class Stop(Exception):
-    """The exception that a test raises during a build."""
+    """An exception that a test raises during a build."""
 
 
 def test_writes_and_reads(path: Path) -> None:
-    made = build(path)
-    reader = Reader(path, expect=made.digest)
-    assert reader.manifest == made
+    written = build(path)
+    reader = Reader(path, expect=written.digest)
+    assert reader.manifest == written
     reader.check_sizes()
     reader.check_hashes()
-    (name,) = (n for n in made.files if n.startswith("programs/"))
+    (name,) = (n for n in written.files if n.startswith("programs/"))
     assert reader.program(name) == PROGRAM and reader.program(name) is reader.program(name)
     assert reader.json(name) == PROGRAM.to_json()
     assert [f.read_bytes() for f in reader.weights_files()] == [b"w" * 100]
-    assert set(content(path)) == {*made.files, "manifest.json"}, "neither a lock nor a temporary file stays"
+    assert set(content(path)) == {*written.files, "manifest.json"}, "a lock or a temporary file is left"
 
 
 def test_names_carry_the_hash_of_the_content(path: Path) -> None:
@@ -65,11 +65,11 @@ def test_an_artifact_is_replaced_only_when_asked(path: Path) -> None:
     assert ArtifactExists.exit_code == 2
     assert content(path) == before
     after = build(path, force=True, weights=b"v")
-    assert set(content(path)) == {*after.files, "manifest.json"}, "the old weights are gone"
+    assert set(content(path)) == {*after.files, "manifest.json"}, "old weights are left"
     assert Reader(path).manifest == after
 
 
-def test_the_same_again_changes_nothing(path: Path) -> None:
+def test_a_second_write_of_equal_content_changes_nothing(path: Path) -> None:
     build(path)
     before = content(path)
     build(path, force=True)
@@ -80,7 +80,9 @@ def test_the_same_again_changes_nothing(path: Path) -> None:
 @pytest.mark.parametrize(
     "kind", ["file", "folder", "other manifest", "broken manifest", "names like ours", "dangling link"]
 )
-def test_what_is_no_artifact_is_never_replaced(tmp_path: Path, path: Path, kind: str, force: bool) -> None:
+def test_a_path_that_is_not_an_artifact_is_never_replaced(
+    tmp_path: Path, path: Path, kind: str, force: bool
+) -> None:
     if kind == "file":
         path.write_text("notes")
     elif kind == "dangling link":
@@ -128,14 +130,14 @@ def test_a_link_to_an_artifact_stays_a_link(tmp_path: Path, path: Path) -> None:
 @pytest.mark.parametrize("error", [Stop, KeyboardInterrupt, MemoryError, OSError])
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("there", [False, True])
-def test_an_exception_before_publishing_leaves_what_was(
+def test_an_exception_before_publishing_leaves_the_old_artifact(
     path: Path, error: type[BaseException], inside: bool, there: bool
 ) -> None:
     if there:
         build(path)
     before = content(path.parent)
     with pytest.raises(error), Writer(path, force=True) as writer:
-        writer.file("weights", "safetensors", b"w" * 100)  # the same content as the old one's
+        writer.file("weights", "safetensors", b"w" * 100)  # the same content as in the old artifact
         writer.file("weights", "safetensors", b"other")
         with writer.stream("programs/x", "json") as out:
             out.write(b"half")
@@ -148,7 +150,7 @@ def test_an_exception_before_publishing_leaves_what_was(
         Reader(path).check_hashes()
 
 
-def test_leaving_without_publishing_leaves_what_was(path: Path) -> None:
+def test_leaving_without_publishing_leaves_the_old_artifact(path: Path) -> None:
     build(path)
     before = content(path)
     with Writer(path, force=True) as writer:
@@ -159,10 +161,10 @@ def test_leaving_without_publishing_leaves_what_was(path: Path) -> None:
 def test_an_exception_after_publishing_leaves_the_new_one(path: Path) -> None:
     build(path)
     with pytest.raises(Stop), Writer(path, force=True) as writer:
-        made = writer.publish(manifest(writer.file("programs/member.forward", "json", b"{}"), "new"))
+        written = writer.publish(manifest(writer.file("programs/member.forward", "json", b"{}"), "new"))
         raise Stop
-    assert Reader(path).manifest == made
-    assert set(content(path)) == {*made.files, "manifest.json"}
+    assert Reader(path).manifest == written
+    assert set(content(path)) == {*written.files, "manifest.json"}
 
 
 def test_an_interrupt_right_after_the_rename_leaves_the_new_one(

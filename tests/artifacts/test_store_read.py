@@ -1,4 +1,4 @@
-"""Tests that a reader checks every file before it uses the content."""
+"""Tests that a reader checks every file before it uses the file's content."""
 
 from __future__ import annotations
 
@@ -32,46 +32,46 @@ def program_of(found: Manifest) -> str:
     return found.entries["forward"].member[0]
 
 
-def test_what_is_no_artifact(tmp_path: Path) -> None:
+def test_a_path_that_is_not_an_artifact(tmp_path: Path) -> None:
     refused(lambda: Reader(tmp_path / "none"), "none: it does not exist")
     refused(lambda: Reader(tmp_path), "without manifest.json", "widepack build")
     (tmp_path / "file").write_text("")
     refused(lambda: Reader(tmp_path / "file"), "an artifact is a folder, this is a file")
 
 
-def test_expected_digest(path: Path, made: Manifest) -> None:
+def test_expected_digest(path: Path, built: Manifest) -> None:
     refused(
-        lambda: Reader(path, expect="sha256:" + "0" * 64), "expected the artifact sha256:000", made.digest
+        lambda: Reader(path, expect="sha256:" + "0" * 64), "expected the artifact sha256:000", built.digest
     )
 
 
-def test_a_changed_manifest(path: Path, made: Manifest) -> None:
+def test_a_changed_manifest(path: Path, built: Manifest) -> None:
     text = (path / "manifest.json").read_text()
     (path / "manifest.json").write_text(text.replace('"a.pt"', '"b.pt"'))
     refused(lambda: Reader(path), str(path), "its digest is", "changed or damaged")
 
 
-def test_a_manifest_that_is_a_link(tmp_path: Path, path: Path, made: Manifest) -> None:
+def test_a_manifest_that_is_a_link(tmp_path: Path, path: Path, built: Manifest) -> None:
     (path / "manifest.json").rename(tmp_path / "elsewhere.json")
     (path / "manifest.json").symlink_to(tmp_path / "elsewhere.json")
     refused(lambda: Reader(path), "a link or special file")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="named pipes are a POSIX thing")
-def test_a_manifest_that_is_a_pipe_is_not_waited_for(path: Path, made: Manifest) -> None:
+def test_a_manifest_that_is_a_pipe_is_not_waited_for(path: Path, built: Manifest) -> None:
     (path / "manifest.json").unlink()
     os.mkfifo(path / "manifest.json")
     refused(lambda: Reader(path), "a link or special file")
 
 
-def test_a_manifest_that_is_too_large(path: Path, made: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_manifest_that_is_too_large(path: Path, built: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "MAX_BYTES", 100)
     refused(lambda: Reader(path), "over 100 bytes")
 
 
 @pytest.mark.parametrize("kind", ["program", "folder", "weights", "folder instead"])
-def test_files_behind_links(tmp_path: Path, path: Path, made: Manifest, kind: str) -> None:
-    name = program_of(made) if kind != "weights" else next(n for n in made.files if n.startswith("weights"))
+def test_files_behind_links(tmp_path: Path, path: Path, built: Manifest, kind: str) -> None:
+    name = program_of(built) if kind != "weights" else next(n for n in built.files if n.startswith("weights"))
     place = path / ("programs" if kind == "folder" else name)
     place.rename(tmp_path / "elsewhere")
     if kind == "folder instead":
@@ -91,27 +91,27 @@ def test_files_behind_links(tmp_path: Path, path: Path, made: Manifest, kind: st
     "name",
     ["../x", "/etc/passwd", "manifest.json", "", "programs", ".widepack.lock", "programs/../manifest.json"],
 )
-def test_only_files_of_the_manifest_are_opened(path: Path, made: Manifest, name: str) -> None:
+def test_only_files_of_the_manifest_are_opened(path: Path, built: Manifest, name: str) -> None:
     refused(lambda: Reader(path).path(name), "not in the manifest's list of files")
     refused(lambda: Reader(path).program(name), "not in the manifest's list of files")
 
 
-def test_all_differences_in_one_error(path: Path, made: Manifest) -> None:
-    weights = next(n for n in made.files if n.startswith("weights"))
+def test_all_differences_in_one_error(path: Path, built: Manifest) -> None:
+    weights = next(n for n in built.files if n.startswith("weights"))
     (path / weights).write_bytes(b"w" * 99)
-    (path / program_of(made)).unlink()
+    (path / program_of(built)).unlink()
     refused(Reader(path).check_sizes, "2 of 2 files", f"{weights}: 99 bytes, 100 were written", "incomplete")
     refused(Reader(path).check_hashes, "2 of 2 files", f"{weights}: 99 bytes, 100 were written", "incomplete")
 
 
-def test_another_content_of_the_same_size(path: Path, made: Manifest) -> None:
-    weights = next(n for n in made.files if n.startswith("weights"))
+def test_another_content_of_the_same_size(path: Path, built: Manifest) -> None:
+    weights = next(n for n in built.files if n.startswith("weights"))
     (path / weights).write_bytes(b"v" * 100)
-    program = path / program_of(made)
+    program = path / program_of(built)
     program.write_bytes(program.read_bytes().replace(b"linear", b"matmul"))
     Reader(path).check_sizes()
     refused(Reader(path).check_hashes, "2 of 2 files", weights, "was written")
-    refused(lambda: Reader(path).program(program_of(made)), "its content is not what was written")
+    refused(lambda: Reader(path).program(program_of(built)), "its content is not what was written")
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,9 @@ def test_another_content_of_the_same_size(path: Path, made: Manifest) -> None:
         (lambda p: p["nodes"][0].update(args=[{"ref": "z"}]), ["'z'"]),
     ],
 )
-def test_a_program_that_asks_for_more(path: Path, edit: Callable[[Any], object], words: list[str]) -> None:
+def test_a_program_that_does_not_match_the_manifest(
+    path: Path, edit: Callable[[Any], object], words: list[str]
+) -> None:
     data = PROGRAM.to_json()
     edit(data)
     with Writer(path) as writer:
@@ -146,21 +148,21 @@ def test_a_program_that_is_no_json(path: Path, data: bytes) -> None:
     refused(lambda: Reader(path).program(name), str(path / name))
 
 
-def test_sizes_that_would_fill_the_memory(path: Path, made: Manifest) -> None:
-    name = program_of(made)
+def test_sizes_that_would_fill_the_memory(path: Path, built: Manifest) -> None:
+    name = program_of(built)
     reseal(path, lambda d: d["files"][name].update(bytes=2**40))
     refused(lambda: Reader(path).program(name), "1,099,511,627,776 bytes; the limit is")
     refused(Reader(path).check_sizes, "1,099,511,627,776 were written")
 
 
-def test_a_file_that_grew(path: Path, made: Manifest) -> None:
-    name = program_of(made)
+def test_a_file_that_grew(path: Path, built: Manifest) -> None:
+    name = program_of(built)
     with (path / name).open("ab") as file:
         file.write(b" " * 10)
     refused(lambda: Reader(path).program(name), "which is the limit")
 
 
-def test_a_reader_that_meets_a_publishing(path: Path) -> None:
+def test_a_reader_during_a_publication(path: Path) -> None:
     build(path)
     count = 0
 
@@ -190,19 +192,19 @@ def test_a_reader_that_meets_a_publishing(path: Path) -> None:
     assert not first.replaced()
 
 
-def test_what_a_reader_holds_stays(path: Path, made: Manifest) -> None:
+def test_preloaded_files_stay_readable(path: Path, built: Manifest) -> None:
     reader, other = Reader(path), Reader(path)
-    reader.preload(made.entries["forward"].member)
-    other.preload(made.entries["forward"].member, most=3)
+    reader.preload(built.entries["forward"].member)
+    other.preload(built.entries["forward"].member, most=3)
     shutil.rmtree(path / "programs")
-    assert reader.program(program_of(made)) == PROGRAM and reader.program(program_of(made)) is reader.program(
-        program_of(made)
-    )
-    refused(lambda: other.program(program_of(made)), "incomplete, or was replaced")
+    assert reader.program(program_of(built)) == PROGRAM and reader.program(
+        program_of(built)
+    ) is reader.program(program_of(built))
+    refused(lambda: other.program(program_of(built)), "incomplete, or was replaced")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="permissions are POSIX ones")
-def test_read_only_media(path: Path, made: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_only_media(path: Path, built: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.open
 
     def read_only(place: Any, flags: int, *more: Any, **kwargs: Any) -> int:
@@ -212,6 +214,6 @@ def test_read_only_media(path: Path, made: Manifest, monkeypatch: pytest.MonkeyP
 
     before = content(path)
     monkeypatch.setattr(os, "open", read_only)
-    Reader(path, made.digest).check_hashes()
+    Reader(path, built.digest).check_hashes()
     refused(lambda: build(path, force=True), "cannot write there: Read-only")
     assert content(path) == before

@@ -1,4 +1,4 @@
-"""Tests of changed copies of files, and of files taken from another artifact."""
+"""Tests edited copies of files, and files that are taken from another artifact."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ def test_a_revised_file(path: Path) -> None:
     before = build(path)
     seen: list[tuple[int, int]] = []
     (old,) = Reader(path).weights_files()
-    made = revise(path)
+    written = revise(path)
     (new,) = Reader(path).weights_files()
     assert new.read_bytes() == b"wwXY" + b"w" * 86 + b"Z" + b"w" * 9 and new != old
     Reader(path).check_hashes()
-    assert set(content(path)) == {*made.files, "manifest.json"} and made.entries == before.entries
+    assert set(content(path)) == {*written.files, "manifest.json"} and written.entries == before.entries
     with Writer(path.with_name("o.wide")) as writer:
         name, _ = writer.revised(
             "weights", "safetensors", new, progress=lambda done, total: seen.append((done, total))
         )
         assert (name, seen) == (new.name, [(100, 100)])
-        writer.take(Reader(path), ["programs/" + n.partition("/")[2] for n in made.files if "member" in n])
-        writer.publish(made)
+        writer.take(Reader(path), ["programs/" + n.partition("/")[2] for n in written.files if "member" in n])
+        writer.publish(written)
     Reader(path.with_name("o.wide")).check_hashes()
 
 
 @pytest.mark.parametrize("way", ["copy_file_range", "none"])
-def test_where_the_system_copies_nothing(path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+def test_files_are_copied_where_the_system_cannot_copy(
+    path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
     def half(source: int, target: int, count: int, at: int, to: int) -> int:
         if at:
             raise OSError(errno.EXDEV, "not across devices")
@@ -52,9 +54,9 @@ def test_where_the_system_copies_nothing(path: Path, monkeypatch: pytest.MonkeyP
     assert Reader(path).weights_files()[0].read_bytes().startswith(b"wwXYww")
 
 
-def test_what_is_copied_is_held_to_its_hash(path: Path) -> None:
-    made = build(path)
-    name = next(n for n in made.files if n.startswith("weights"))
+def test_copied_files_are_checked_against_their_hash(path: Path) -> None:
+    written = build(path)
+    name = next(n for n in written.files if n.startswith("weights"))
     (path / name).write_bytes(b"v" * 100)
     with Writer(path.with_name("o.wide")) as writer:
         refused(lambda: writer.take(Reader(path), [name]), name, "not what was written")

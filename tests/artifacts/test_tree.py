@@ -1,4 +1,4 @@
-"""Tests of trees of inputs and outputs."""
+"""Tests the trees that describe inputs and outputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from widepack_artifacts.errors import ArtifactError
 
 
 def numbered(shape: Any, count: list[int]) -> tree.Tree:
-    """A tree from nested lists and dicts, with numbered leaves."""
+    """Returns a tree of nested lists and dicts, with numbered leaves."""
     if shape is None:
         count[0] += 1
         return {"leaf": count[0] - 1}
@@ -38,8 +38,8 @@ SHAPES = st.recursive(
 @given(SHAPES)
 def test_builds_what_was_described(shape: Any) -> None:
     count = [0]
-    made = numbered(shape, count)
-    tree.check(made, count[0])
+    described = numbered(shape, count)
+    tree.check(described, count[0])
     leaves = [object() for _ in range(count[0])]
     flat = iter(leaves)
 
@@ -50,32 +50,32 @@ def test_builds_what_was_described(shape: Any) -> None:
             return {k: filled(v) for k, v in value.items()}
         return type(value)(filled(v) for v in value) if isinstance(value, (list, tuple)) else value
 
-    assert tree.build(made, leaves, lambda name, rows: (name, rows)) == filled(shape)
-    assert sorted(tree.paths(made)) == tree.leaves(made) == list(range(count[0]))
+    assert tree.build(described, leaves, lambda name, rows: (name, rows)) == filled(shape)
+    assert sorted(tree.paths(described)) == tree.leaves(described) == list(range(count[0]))
 
 
 def test_names_of_leaves() -> None:
-    made = {
+    described = {
         "output": [
             "Result",
             [["logits", {"leaf": 0}], ["boxes", {"tuple": [{"leaf": 1}, {"const": None}, {"leaf": 2}]}]],
         ]
     }
-    tree.check(made, 3)
-    assert tree.paths(made) == {0: "logits", 1: "boxes.0", 2: "boxes.2"}
+    tree.check(described, 3)
+    assert tree.paths(described) == {0: "logits", 1: "boxes.0", 2: "boxes.2"}
     assert tree.paths({"leaf": 0}) == {0: ""}
     assert tree.paths({"leaf": 0}, "x") == {0: "x"}
-    assert tree.build(made, ["a", "b", "c"], lambda name, rows: (name, rows)) == (
+    assert tree.build(described, ["a", "b", "c"], lambda name, rows: (name, rows)) == (
         "Result",
         [("logits", "a"), ("boxes", ("b", None, "c"))],
     )
 
 
 def deep(levels: int) -> Any:
-    made: Any = {"const": None}
+    described: Any = {"const": None}
     for _ in range(levels):
-        made = {"list": [made]}
-    return made
+        described = {"list": [described]}
+    return described
 
 
 @pytest.mark.parametrize(
@@ -94,10 +94,10 @@ def deep(levels: int) -> Any:
         {"const": []}, {"const": {}}, deep(33), deep(100),
     ],
 )  # fmt: skip  # one line for each kind
-def test_refuses_what_is_no_tree(value: Any) -> None:
+def test_invalid_trees_are_refused(value: Any) -> None:
     with pytest.raises(ArtifactError, match="tree: "):
         tree.check(value, 1)
 
 
-def test_takes_the_depth_that_it_promises() -> None:
+def test_the_documented_depth_is_accepted() -> None:
     tree.check(deep(32), 0)

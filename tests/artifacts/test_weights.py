@@ -1,4 +1,4 @@
-"""Tests of weights files: the safetensors library reads them, and neither writing nor mapping copies them."""
+"""Tests that the safetensors library reads weights files, and that writing and mapping make no copies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DTYPES = [getattr(torch, name) for name in ITEM_BYTES]
 
 
 def values(shape: list[int], dtype: torch.dtype, seed: int = 0) -> Tensor:
-    """A tensor of random bytes, with NaNs and denormals."""
+    """Returns a tensor of random bytes, which includes NaNs and denormals."""
     generator = torch.Generator().manual_seed(seed)
     if dtype == torch.bool:
         return torch.randint(0, 2, shape, generator=generator).bool()
@@ -50,11 +50,11 @@ def bits(value: Tensor) -> bytes:
 
 
 class Sink(io.BytesIO):
-    """A file in memory that records the largest piece it received."""
+    """A file in memory that records the size of the largest piece written to it."""
 
     largest = 0
 
-    def write(self, data: memoryview | bytes) -> int:  # type: ignore[override]  # narrower on purpose
+    def write(self, data: memoryview | bytes) -> int:  # type: ignore[override]  # accepts fewer types on purpose
         self.largest = max(self.largest, len(data))
         return super().write(data)
 
@@ -65,21 +65,21 @@ class Sink(io.BytesIO):
     )
 )
 def test_the_reference_library_reads_it(rows: list[tuple[torch.dtype, list[int], bool]]) -> None:
-    held = {
+    tensors = {
         f"w{i}": values([3, *shape] if stacked else shape, dtype, i)
         for i, (dtype, shape, stacked) in enumerate(rows)
     }
     sources = {
-        f"w{i}": members(held[f"w{i}"]) if stacked else whole(held[f"w{i}"])
+        f"w{i}": members(tensors[f"w{i}"]) if stacked else whole(tensors[f"w{i}"])
         for i, (_, _, stacked) in enumerate(rows)
     }
     file = io.BytesIO()
     size = weights.write(
-        file, [(n, list(t.shape), t.dtype, sources[n]) for n, t in held.items()], {"format": "pt"}
+        file, [(n, list(t.shape), t.dtype, sources[n]) for n, t in tensors.items()], {"format": "pt"}
     )
     assert size == len(file.getvalue())
     found = reference_load(file.getvalue())
-    pairs = {n: torch.view_as_real(t) if t.dtype == torch.complex128 else t for n, t in held.items()}
+    pairs = {n: torch.view_as_real(t) if t.dtype == torch.complex128 else t for n, t in tensors.items()}
     assert {n: (t.dtype, t.shape, bits(t)) for n, t in found.items()} == {
         n: (t.dtype, t.shape, bits(t)) for n, t in pairs.items()
     }
@@ -102,7 +102,7 @@ def test_data_is_aligned(rows: list[tuple[torch.dtype, list[int]]]) -> None:
     header.pop("__metadata__", None)
     for name, row in header.items():
         start, end = row["data_offsets"]
-        assert start == at, f"{name}: the data must have no holes"
+        assert start == at, f"{name}: the data has a hole before it"
         size = end - start
         assert start % min(64, size & -size or 64) == 0, f"{name} of {size} bytes starts at {start}"
         at = end
@@ -131,7 +131,7 @@ def test_writing_into_a_tensor_leaves_the_file(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_holds_one_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_part_is_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "_CHUNK_BYTES", 256)
     alive: list[int] = []
     now = [0]
@@ -227,14 +227,14 @@ def test_refuses_false_notes_on_complex_weights(tmp_path: Path, note: str) -> No
         ),
     ],
 )
-def test_refuses_to_write_in_words(
+def test_invalid_weights_are_not_written(
     entries: Callable[[], list[tuple[str, list[int], torch.dtype, weights.Source]]], words: str
 ) -> None:
     with pytest.raises(ArtifactError, match=words):
         weights.write(io.BytesIO(), entries())
 
 
-def test_refuses_files_that_are_none(tmp_path: Path) -> None:
+def test_invalid_files_are_refused(tmp_path: Path) -> None:
     whole_file = io.BytesIO()
     weights.write(whole_file, [("a", [400], torch.float32, whole(torch.zeros(400)))])
     for name, data in {
