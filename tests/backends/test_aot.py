@@ -1,4 +1,4 @@
-"""Tests of `widepack compile`: its programs run without a compiler, with the members' answers."""
+"""Tests that programs of `widepack compile` run without a compiler and return the members' answers."""
 
 from __future__ import annotations
 
@@ -45,24 +45,22 @@ def compile_(*words: str | Path) -> Result:
 def compiled(
     artifacts: Artifacts, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Path, dict[str, Any]]:
-    """An artifact, the folder that its programs of pattern `shared` were compiled into, and what the command
-    said.
-    """
+    """Returns an artifact, the folder of its compiled programs (`shared`), and the command's JSON."""
     artifact, folder = artifacts("mlp", "wide"), tmp_path_factory.mktemp("image") / "compiled"
     done = compile_(artifact, "-o", folder, "--pattern", "shared", "--json")
     assert done.exit_code == 0, done.output
     return artifact, folder, json.loads(done.stdout)
 
 
-def test_the_command_says_what_it_made(compiled: tuple[Path, Path, dict[str, Any]]) -> None:
-    artifact, folder, said = compiled
-    assert (said["path"], said["backend"], said["folder"], said["torch"]) == (
+def test_the_command_reports_its_files(compiled: tuple[Path, Path, dict[str, Any]]) -> None:
+    artifact, folder, report = compiled
+    assert (report["path"], report["backend"], report["folder"], report["torch"]) == (
         str(artifact),
         "aot",
         str(folder),
         torch.__version__,
     )
-    (row,) = said["programs"]
+    (row,) = report["programs"]
     assert (row["entry"], row["pattern"], row["programs"], row["compiled"]) == ("forward", "shared", 1, 1)
     assert row["bytes"] > 100_000
     assert folder.stat().st_mode & 0o777 == 0o755
@@ -71,7 +69,7 @@ def test_the_command_says_what_it_made(compiled: tuple[Path, Path, dict[str, Any
     assert "in the cache" in again.stdout
 
 
-def test_it_runs_where_there_is_no_compiler(
+def test_a_compiled_program_runs_without_a_compiler(
     compiled: tuple[Path, Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     artifact, folder, _ = compiled
@@ -103,10 +101,10 @@ def test_inputs_are_checked_before_native_code(compiled: tuple[Path, Path, dict[
     y = ens(x)
     kept = y.clone()
     ens(torch.randn(6, 64))
-    assert torch.equal(y, kept), "an answer is the caller's: no later call writes into it"
+    assert torch.equal(y, kept), "a later call wrote into an answer"
 
 
-def test_a_pattern_that_was_not_compiled_is_refused_in_words(
+def test_a_pattern_that_was_not_compiled_is_refused(
     compiled: tuple[Path, Path, dict[str, Any]],
 ) -> None:
     artifact, folder, _ = compiled
@@ -121,7 +119,7 @@ def test_a_pattern_that_was_not_compiled_is_refused_in_words(
         widepack.load(artifact, backend="aot", cache=folder, members=[0, 1])
 
 
-def test_auto_takes_what_the_plan_names_where_it_is_there(
+def test_auto_takes_the_backend_of_the_plan_if_it_is_compiled(
     compiled: tuple[Path, Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     artifact, folder, _ = compiled
@@ -130,12 +128,13 @@ def test_auto_takes_what_the_plan_names_where_it_is_there(
     from widepack.inference.bound_program import StoredProgram
     from widepack.inference.program_source import ProgramSource
 
-    own = ProgramSource.wide
+    original = ProgramSource.wide
     monkeypatch.setattr(
         ProgramSource,
         "wide",
         lambda self, pattern: [
-            StoredProgram(w.program, replace(w.plan, backend="aot"), w.content) for w in own(self, pattern)
+            StoredProgram(w.program, replace(w.plan, backend="aot"), w.content)
+            for w in original(self, pattern)
         ],
     )
     assert widepack.load(artifact, cache=folder).backend == "aot"
@@ -151,7 +150,7 @@ def test_auto_takes_what_the_plan_names_where_it_is_there(
         assert widepack.load(artifact, cache=tmp_path / "open").backend == "eager"
 
 
-def test_what_a_program_hangs_on(
+def test_a_program_of_another_machine_or_torch_is_refused(
     compiled: tuple[Path, Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from widepack.backends import aot
@@ -182,19 +181,19 @@ def test_a_damaged_program_is_refused(
     shutil.copytree(folder, copy)
     (record,) = copy.glob("*/record.json")
     (package,) = copy.glob("*/*.pt2")
-    data, said = package.read_bytes(), json.loads(record.read_text())
+    data, content = package.read_bytes(), json.loads(record.read_text())
     if damage == "bytes":
         package.write_bytes(data[: len(data) // 2] + b"\1" + data[len(data) // 2 + 1 :])
-    elif damage == "package":  # agrees with its record, and is none
+    elif damage == "package":  # matches its record, but is not a package
         package.write_bytes(b"PK no package")
-        said["files"][package.name] = [13, hashlib.sha256(b"PK no package").hexdigest()]
+        content["files"][package.name] = [13, hashlib.sha256(b"PK no package").hexdigest()]
     elif damage == "weights":
-        said["variants"][0]["weights"][0][1][0] += 1
+        content["variants"][0]["weights"][0][1][0] += 1
     elif damage == "file":
-        said["variants"][0]["file"] = "../else.pt2"
+        content["variants"][0]["file"] = "../else.pt2"
     else:
-        said["variants"][0]["conditions"] = [["import", "os", 1]]
-    record.write_text(json.dumps(said))
+        content["variants"][0]["conditions"] = [["import", "os", 1]]
+    record.write_text(json.dumps(content))
     words = "has not been compiled" if damage == "bytes" else "cannot be used.*compile again"
     with pytest.raises(widepack.WidepackError, match=words):
         widepack.load(artifact, backend="aot", cache=copy)
@@ -222,7 +221,7 @@ def test_a_program_that_answers_wrongly_is_not_kept(
     assert not list((tmp_path / "cache").glob("*/record.json"))
 
 
-def test_a_program_that_is_wrong_at_one_alone_leaves_one_to_the_flat_graph(
+def test_a_program_that_is_wrong_only_at_one_row_leaves_it_to_the_flat_graph(
     artifacts: Artifacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from widepack.backends import aot
@@ -247,7 +246,9 @@ def test_a_program_that_is_wrong_at_one_alone_leaves_one_to_the_flat_graph(
     torch.testing.assert_close(ens(x[:1]), ens(x)[:, :1])
 
 
-def test_words_of_the_command(compiled: tuple[Path, Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_options_that_the_command_refuses(
+    compiled: tuple[Path, Path, dict[str, Any]], tmp_path: Path
+) -> None:
     artifact, _, _ = compiled
     assert compile_(tmp_path / "none.wide").exit_code == 1
     refused = compile_(artifact, "--entry", "decode")
@@ -268,7 +269,7 @@ def test_words_of_the_command(compiled: tuple[Path, Path, dict[str, Any]], tmp_p
 
 @pytest.fixture(scope="module")
 def written(artifacts: Artifacts, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """An artifact, and the folder with the ONNX file of its program of pattern `shared`."""
+    """Returns an artifact, and the folder with the ONNX file of its program of pattern `shared`."""
     for package in ("onnxruntime", "onnx", "onnxscript"):
         pytest.importorskip(package, reason=f"backend onnxruntime needs {package}: the extra onnx")
     artifact, folder = artifacts("mlp", "wide"), tmp_path_factory.mktemp("onnx") / "files"
@@ -315,12 +316,12 @@ def test_the_onnx_file_points_into_the_weights_file(written: tuple[Path, Path]) 
             or value.const_value.location == "made-by-the-prologue"
         ):
             continue
-        place, held = value.const_value, artifact / value.const_value.location
-        data = held.read_bytes()[place.offset : place.offset + place.length]
+        place, file = value.const_value, artifact / value.const_value.location
+        data = file.read_bytes()[place.offset : place.offset + place.length]
         numbers = torch.frombuffer(bytearray(data), dtype=torch.float32)
         assert any(torch.equal(numbers, w.flatten()) for w in weights)
         found += 1
-    assert found >= 4, "weights of four layers, and biases"
+    assert found >= 4, "the weights of four layers are not all in the file"
 
 
 class Both(nn.Module):
@@ -388,15 +389,15 @@ def test_a_damaged_onnx_file_is_refused(written: tuple[Path, Path], tmp_path: Pa
     shutil.copytree(folder, copy)
     (path,) = copy.glob("*/program.onnx")
     (record,) = copy.glob("*/record.json")
-    said = json.loads(record.read_text())
+    content = json.loads(record.read_text())
     path.write_bytes(b"no model")
-    said["files"][path.name] = [8, hashlib.sha256(b"no model").hexdigest()]
-    record.write_text(json.dumps(said))
+    content["files"][path.name] = [8, hashlib.sha256(b"no model").hexdigest()]
+    record.write_text(json.dumps(content))
     with pytest.raises(widepack.WidepackError, match="does not take this file.*make it again"):
         widepack.load(artifact, backend="onnxruntime", cache=copy)
 
 
-def test_without_onnx_runtime_it_says_what_to_install(
+def test_without_onnx_runtime_the_error_names_the_package(
     artifacts: Artifacts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
@@ -414,22 +415,22 @@ def test_every_backend_gives_the_members_answers(
 ) -> None:
     if backend == "onnxruntime":
         pytest.importorskip("onnxruntime", reason="the extra onnx")
-    held_to_members(name, backend, artifacts, tmp_path)
+    check_against_members(name, backend, artifacts, tmp_path)
 
 
-def held_to_members(name: str, backend: str, artifacts: Artifacts, cache: Path) -> None:
-    """Checks both patterns at batches 1, 2, 5 and 32: every member against its float64 answers."""
+def check_against_members(name: str, backend: str, artifacts: Artifacts, cache: Path) -> None:
+    """Compares every member with its float64 answers, in both patterns, at batches 1, 2, 5 and 32."""
     case = cases.load(name)
     ens = widepack.load(artifacts(name), backend=backend, compile="now", cache=cache)
     assert ens.backend == backend
     bounds: dict[int, Bound] = {}
     members = [(case.member(i), case.member(i).double()) for i in range(case.N)]
     for batch in (1, 2, 5, 32):
-        own = [case.sample(batch, 1000 * batch + i) for i in range(case.N)]
-        args, kwargs = stack([a for a, _ in own]), stack([k for _, k in own])
-        answers = ens(*own[0][0], **own[0][1]), ens.each(*args, **kwargs)
+        samples = [case.sample(batch, 1000 * batch + i) for i in range(case.N)]
+        args, kwargs = stack([a for a, _ in samples]), stack([k for _, k in samples])
+        answers = ens(*samples[0][0], **samples[0][1]), ens.each(*args, **kwargs)
         for i, (member, exact) in enumerate(members):
-            for answer, (a, k) in zip(answers, (own[0], own[i])):
+            for answer, (a, k) in zip(answers, (samples[0], samples[i])):
                 found = [answer] if isinstance(answer, (torch.Tensor, list)) else list(leaves(answer))
                 alone, truth = leaves(run(member, a, k)), leaves(run(exact, double(a), double(k)))
                 for number, (wide, mine, right) in enumerate(zip(found, alone, truth, strict=True)):

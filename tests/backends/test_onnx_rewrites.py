@@ -16,7 +16,7 @@ from widepack.backends.onnx_split_join import join_members
 onnxruntime = pytest.importorskip("onnxruntime")
 onnxscript = pytest.importorskip("onnxscript")
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # what torch's exporter says of itself
+pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of torch's exporter about its own code
 
 
 class Of(nn.Module):
@@ -31,8 +31,8 @@ class Of(nn.Module):
 def exported(function: Callable[..., Any], inputs: tuple[Tensor, ...], dynamic: tuple[int, ...]) -> Any:
     shapes = tuple(dict.fromkeys(dynamic, torch.export.Dim.AUTO) for _ in inputs)
     program = torch.export.export(Of(function), inputs, dynamic_shapes=(shapes,))
-    made: Any = torch.onnx.export(program, dynamo=True, optimize=True, verbose=False)
-    return made.model
+    result: Any = torch.onnx.export(program, dynamo=True, optimize=True, verbose=False)
+    return result.model
 
 
 def answers(model: Any, inputs: tuple[Tensor, ...]) -> list[Any]:
@@ -86,13 +86,13 @@ def test_a_loop_is_one_split_and_one_concat(shape: tuple[int, ...], dynamic: tup
         (
             lambda x: torch.stack([x[i].T for i in range(3)]),
             (1, 2),
-        ),  # a size behind the first two is no number
+        ),  # a size after the first two dims is not a number
         (lambda x: x[:, 0] + x[:, 1], ()),  # another dim
-        (lambda x: (x[0], x[1], x[2]), ()),  # members that are the model's own outputs
+        (lambda x: (x[0], x[1], x[2]), ()),  # members that are outputs of the model
         (lambda x: torch.cat([x[0].unsqueeze(1), x[2].unsqueeze(1)]), ()),
     ],
 )
-def test_what_else_is_left_alone(function: Callable[..., Any], dynamic: tuple[int, ...]) -> None:
+def test_other_forms_are_not_rewritten(function: Callable[..., Any], dynamic: tuple[int, ...]) -> None:
     x = torch.randn(3, 4, 5)
     model = exported(function, (x,), dynamic)
     want, before = answers(model, (x,)), kinds(model)
@@ -104,7 +104,7 @@ def test_what_else_is_left_alone(function: Callable[..., Any], dynamic: tuple[in
 
 @pytest.mark.parametrize("dynamic", [(), (1,)])
 def test_loops_in_a_row(dynamic: tuple[int, ...]) -> None:
-    """A value that one loop returns, the next loop splits, and other nodes read as a whole."""
+    """One loop returns a value, the next loop splits it, and other nodes read all of it."""
 
     def function(x: Tensor) -> tuple[Tensor, Tensor]:
         y = loop(x)

@@ -1,4 +1,4 @@
-"""The benchmark: its statistics on machines that are made up, its baselines on small networks."""
+"""Tests the statistics of the benchmark on simulated machines, and its baselines on small networks."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ from widepack_bench.text import columns, duration, plural, size
 
 
 class Machine:
-    """A clock that only its own calls move; `slow` gives a factor for each call, from the seeded source and
-    the time.
+    """A simulated machine, whose clock only its calls move.
+
+    `slow` returns the factor of each call, from the seeded random source and the time.
     """
 
     def __init__(self, slow: Callable[[random.Random, int], float], seed: int = 0) -> None:
@@ -60,11 +61,11 @@ def calm(source: random.Random, _now: int) -> float:
     return source.gauss(1.0, 0.02)
 
 
-def test_order_puts_everyone_everywhere() -> None:
+def test_every_contestant_has_every_place() -> None:
     for count in (3, 4, 5, 6):
         rows = [noise.order(r, count) for r in range(4 * count)]
         assert all(rows[r] == rows[r + 1] for r in range(0, len(rows), 2)), (
-            "an odd and an even round must have the same order"
+            "an odd and an even round have different orders"
         )
         places = Counter((i, who) for row in rows for i, who in enumerate(row))
         followers = Counter(pair for row in rows for pair in pairwise(row))
@@ -74,8 +75,8 @@ def test_order_puts_everyone_everywhere() -> None:
 
 def test_interval_of_the_median() -> None:
     assert noise.median_interval([3.0, 1.0, 2.0]) == noise.Interval(2.0, 0.0, math.inf)
-    # n = 10: 1023/1024 of the mass lies inside the extremes; the 2nd and 9th leave 2.1% outside, the 3rd and
-    # 8th 10.9%
+    # n = 10: 1023/1024 of the mass is inside the extremes; 2.1% is outside the 2nd and 9th, and 10.9% outside
+    # the 3rd and 8th
     assert noise.median_interval([float(i) for i in range(1, 11)]) == noise.Interval(5.5, 2.0, 9.0)
     assert noise.Interval(8.0, 7.8, 8.4).width == pytest.approx(0.075)
     assert noise.Interval(0.5, 0.45, 0.54).width == pytest.approx(0.09)
@@ -107,9 +108,10 @@ def test_a_known_ratio_is_inside(truth: float) -> None:
     assert "loop" in race.why
 
 
-def test_a_drifting_machine_is_measured_all_the_same() -> None:
-    """It becomes four times slower during the run: medians of all times would mix both, ratios within a round
-    do not.
+def test_a_drifting_machine_is_measured() -> None:
+    """The machine becomes four times slower during the run.
+
+    Medians of all times would mix both speeds. Ratios within a round do not.
     """
     machine = Machine(lambda source, now: (1 + 3 * min(1.0, now / 2e8)) * source.gauss(1.0, 0.02))
     race = noise.race(
@@ -129,16 +131,14 @@ def test_a_noisy_machine_is_refused() -> None:
 
 
 def test_a_biased_clock_is_refused() -> None:
-    """A against A that differs by 10%, however narrow: something tells the two apart, and no ratio can be
-    believed.
-    """
+    """A against A differs by 10%, with a narrow interval: the clock is biased, and no ratio is valid."""
     rounds = tuple((100.0 + i % 3, 110.0 + i % 3, 200.0) for i in range(40))
     race = noise.Race((noise.OURS, noise.AGAIN, "loop"), rounds)
     assert race.noise.width < 0.1 and race.verdict == "noisy"
 
 
-def test_luck_in_the_choice_is_not_counted_twice() -> None:
-    """The fastest is chosen on the odd rounds, its ratio taken from the even ones."""
+def test_the_choice_of_the_fastest_does_not_bias_its_ratio() -> None:
+    """The fastest baseline is chosen on the odd rounds, and its ratio is computed on the even rounds."""
     rounds = tuple((1.0, 1.0, 1.0, 1.2) if i % 2 == 0 else (1.0, 1.0, 1.3, 1.2) for i in range(40))
     race = noise.Race((noise.OURS, noise.AGAIN, "lucky", "steady"), rounds)
     assert race.fastest == "lucky" and race.ratio("lucky").value == 1.3
@@ -148,7 +148,7 @@ def test_rounds_end() -> None:
     machine = Machine(lambda source, now: source.lognormvariate(0.0, 1.0))
     slow = noise.race(machine.call(2e9), {"loop": machine.call(2e9)}, clock=machine.clock, budget_s=20.0)
     assert len(slow.rounds) < noise.MIN_ROUNDS and slow.verdict == "noisy", (
-        "three times the budget is the end, and too few rounds prove nothing"
+        "the race did not end at three times the budget, or gave a verdict from too few rounds"
     )
     steady = Machine(lambda source, now: 1.0)
     assert (
@@ -189,7 +189,7 @@ def members(count: int = 3, classes: Callable[[int], int] = lambda i: 3) -> list
 
 
 class Wide:
-    """Stands for a WideModel: the loop itself, or a wrong one."""
+    """Replaces a WideModel: the loop over the members, or a loop with wrong answers."""
 
     def __init__(self, modules: list[nn.Module], wrong: bool = False) -> None:
         self._modules, self._wrong = modules, wrong
@@ -216,13 +216,13 @@ def test_baselines_give_the_loops_answers(each: bool) -> None:
     with torch.inference_mode():
         expected = loop(nets, each)(x, scale=scale)
         for i, net in enumerate(nets):
-            own = net(x[i] if each else x, scale=scale[i] if each else scale)
-            assert torch.equal(expected[0][i], own["y"]) and torch.equal(expected[1][i], own["top"])
+            alone = net(x[i] if each else x, scale=scale[i] if each else scale)
+            assert torch.equal(expected[0][i], alone["y"]) and torch.equal(expected[1][i], alone["top"])
         got = BASELINES["vmap"](nets, each)(x, scale=scale)
     assert difference(got, expected) == ""
 
 
-def test_difference_says_what_is_wrong() -> None:
+def test_difference_describes_the_error() -> None:
     a = torch.randn(4, 5)
     nan = a.clone()
     nan[0, 0] = math.nan
@@ -277,7 +277,9 @@ def test_compare_reports_rows() -> None:
         and report.modules == "your own modules"
     )
     assert {t.name for t in report.rows[0].timings} == {"loop", "vmap"}
-    assert report.rows[0].fastest == "loop", "vmap adds overhead to something so small"
+    assert report.rows[0].fastest == "loop", (
+        "the loop is not the fastest: vmap adds overhead to a network of this size"
+    )
     assert seen[0] == ("batch 1", 0, 2) and seen[-1][1:] == (2, 2)
     document = json.loads(json.dumps(report.to_json(), allow_nan=False))
     assert (
@@ -384,7 +386,7 @@ def test_a_baseline_that_fails_is_a_result(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class Masked(nn.Module):
-    """Two inputs, sizes, reshapes and a batch norm: what capture gives for them has no vmap rule."""
+    """Has two inputs, sizes, reshapes and a batch norm. Some captured ops of these have no vmap rule."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -399,7 +401,7 @@ class Masked(nn.Module):
 
 
 def test_an_artifacts_own_members_are_fair_baselines(tmp_path: Path) -> None:
-    """They are lean modules without widepack's checks, in a form that vmap takes."""
+    """The members of an artifact are plain modules without widepack's checks, and vmap accepts them."""
     paths = []
     for i in range(3):
         torch.manual_seed(i)
@@ -442,14 +444,14 @@ def test_bench_of_an_artifact_with_your_own_modules(artifacts: Artifacts) -> Non
 
 def row(**changes: Any) -> Row:
     exact = noise.Interval(2.0, 1.98, 2.02)
-    made = Row.of(
+    base = Row.of(
         8,
         {"B": 8, "T": 33},
         noise.Race((noise.OURS, noise.AGAIN, "loop"), tuple((1e6, 1e6, 2e6) for _ in range(40))),
         {"vmap": "no reason"},
     )
-    assert made.ratio.value == exact.value and made.verdict == "holds"
-    return replace(made, **changes)
+    assert base.ratio.value == exact.value and base.verdict == "holds"
+    return replace(base, **changes)
 
 
 def test_table_and_verdict_of_a_report() -> None:
@@ -522,8 +524,8 @@ def test_inputs_follow_the_manifest() -> None:
     assert kwargs["mask"].dtype == torch.bool and kwargs["img"].shape == (7, 3, 32)
     stacked = inputs.make(described, 7, members=4)[0][0]
     assert stacked.shape == (4, 7, 33)
-    assert not torch.equal(stacked[0], stacked[1]), "equal inputs would hide a swap of members"
-    assert torch.equal(inputs.make(described, 7)[0][0], args[0]), "the same inputs every time"
+    assert not torch.equal(stacked[0], stacked[1]), "equal inputs hide a swap of members"
+    assert torch.equal(inputs.make(described, 7)[0][0], args[0]), "the inputs differ between calls"
 
 
 def test_inputs_satisfy_the_guards() -> None:

@@ -1,5 +1,6 @@
-"""The parts of the benchmark beside its ratios: percentiles, baselines, work and ceilings, profiles, pages,
-documents, memory, the suite.
+"""Tests the parts of the benchmark other than its ratios.
+
+These are percentiles, baselines, work and ceilings, profiles, pages, documents, memory and the suite.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from widepack_cli.main import cli
 
 
 def test_percentiles_are_of_single_calls() -> None:
-    """Every tenth call takes ten times as long: medians of blocks do not show it, p95 does."""
+    """Every tenth call takes ten times as long. The p95 shows this; medians of blocks do not."""
     now, count = 0, 0
 
     def call() -> None:
@@ -65,7 +66,7 @@ def test_percentiles_are_of_single_calls() -> None:
     assert (found.p50_ms, found.p95_ms, found.p99_ms) == (0.1, 1.0, 1.0)
     assert found.calls > 1000 and race.median_ms(noise.OURS) < 0.25
     assert noise.Latency.of([float(n) for n in range(1, 101)]) == noise.Latency(50e-6, 95e-6, 99e-6, 100), (
-        "nearest rank: a call that was timed"
+        "the percentile is not the time of one call (nearest rank)"
     )
     assert noise.Latency.of(()).to_json() == {"p50_ms": None, "p95_ms": None, "p99_ms": None, "calls": 0}
 
@@ -76,10 +77,10 @@ def test_single_calls_are_kept_evenly() -> None:
         singles.add([1000 * start + k * (start + 1) for k in range(1001)])
     kept = singles.sorted()
     assert len(kept) <= singles.LIMIT and kept[0] == 1.0 and kept[-1] == 300.0
-    assert 140 <= kept[len(kept) // 2] <= 160, "the middle of the run is the median"
+    assert 140 <= kept[len(kept) // 2] <= 160, "the median of the stored calls is not the middle of the run"
 
 
-def test_others_are_timed_and_are_no_baselines() -> None:
+def test_other_contestants_are_timed_and_are_not_baselines() -> None:
     now = 0
 
     def call(ns: int) -> Callable[[], None]:
@@ -122,14 +123,14 @@ class Net(nn.Module):
 
 
 def nets(count: int = 3, classes: Callable[[int], int] = lambda i: 3) -> list[nn.Module]:
-    made: list[nn.Module] = []
+    modules: list[nn.Module] = []
     for i in range(count):
         torch.manual_seed(i)
         net = Net(classes(i))
         assert net.norm.running_mean is not None
         nn.init.normal_(net.norm.running_mean)
-        made.append(net.eval())
-    return made
+        modules.append(net.eval())
+    return modules
 
 
 def compiled_names() -> list[str]:
@@ -141,7 +142,7 @@ def compiled_names() -> list[str]:
 def test_compiled_baselines_give_the_loops_answers(
     name: str, each: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The form of what is compiled, without the compiler."""
+    """Tests the functions that are compiled, with a compiler that returns its argument."""
     seen: list[Any] = []
 
     def as_it_is(run: Any, **options: Any) -> Any:
@@ -156,7 +157,7 @@ def test_compiled_baselines_give_the_loops_answers(
             difference(BASELINES[name](members, each)(x, scale=scale), loop(members, each)(x, scale=scale))
             == ""
         )
-    assert seen == [{"dynamic": False}], "one function is compiled, not one a member"
+    assert seen == [{"dynamic": False}], "more than one function is compiled"
 
 
 def test_members_of_other_shapes_are_compiled_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +181,7 @@ def test_members_of_other_shapes_are_compiled_one_by_one(monkeypatch: pytest.Mon
 @pytest.mark.slow
 @pytest.mark.parametrize("each", [False, True])
 @pytest.mark.parametrize("name", compiled_names())
-def test_compiled_baselines_in_earnest(name: str, each: bool) -> None:
+def test_compiled_baselines_with_the_compiler(name: str, each: bool) -> None:
     members = nets()
     x = torch.randn(*([3] if each else []), 5, 4)
     with torch.inference_mode():
@@ -203,7 +204,7 @@ def test_sessions_of_onnxruntime(each: bool) -> None:
             first = run(x, scale=scale)
             assert difference(first, expected) == ""
             run(x + 1, scale=scale)
-            assert difference(first, expected) == "", "an answer is the caller's own"
+            assert difference(first, expected) == "", "a later call wrote into an answer"
 
 
 def test_baselines_that_this_machine_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,66 +244,67 @@ def test_compilation_has_a_limit() -> None:
 
 
 def test_work_is_counted_from_the_program() -> None:
-    """linear [B,4]x[6,4], conv 3x3, attention and an LSTM, by hand; a shared value once, a stacked one N
-    times.
+    """The work equals a count by hand for linear [B,4]x[6,4], conv 3x3, attention and an LSTM.
+
+    A Shared value counts once, a Stacked value N times.
     """
     nodes = [
         small.node("y", "linear", Ref("x"), Ref("w"), Ref("b")),
         small.node("r", "relu", Ref("y")),
     ]
-    made = small.program({"w": "float32[6,4]", "b": "float32[6]"}, {"x": "float32[B,4]"}, nodes, ["r"])
-    kinds = small.all_kinds(made, w="stacked", b="stacked")
+    program = small.program({"w": "float32[6,4]", "b": "float32[6]"}, {"x": "float32[B,4]"}, nodes, ["r"])
+    kinds = small.all_kinds(program, w="stacked", b="stacked")
     batch, members = 5, 3
     for wide in (
-        small.lowered(made, kinds, small.plan(), members).program,
-        small.lowered(made, kinds, small.plan(all=["y", "r"]), members).program,
+        small.lowered(program, kinds, small.plan(), members).program,
+        small.lowered(program, kinds, small.plan(all=["y", "r"]), members).program,
     ):
         found = work(wide, {"B": batch})
         assert found.flop == 2 * members * batch * 6 * 4
         assert found.least_bytes == 4 * (members * (6 * 4 + 6) + batch * 4 + members * batch * 6)
         assert found.moved_bytes >= found.least_bytes
     assert (
-        work(small.lowered(made, kinds, small.plan(all=["y", "r"]), members).program, {"B": batch}).kernels
+        work(small.lowered(program, kinds, small.plan(all=["y", "r"]), members).program, {"B": batch}).kernels
         == 2 * members
     )
     conv = [small.node("y", "conv2d", Ref("x"), Ref("w"), None, [1, 1], [1, 1])]
-    made = small.program({"w": "float32[7,2,3,3]"}, {"x": "float32[B,2,8,8]"}, conv, ["y"])
-    assert work(_alone(made), {"B": 2}).flop == 2 * 2 * 7 * 8 * 8 * 2 * 9
+    program = small.program({"w": "float32[7,2,3,3]"}, {"x": "float32[B,2,8,8]"}, conv, ["y"])
+    assert work(_one_member(program), {"B": 2}).flop == 2 * 2 * 7 * 8 * 8 * 2 * 9
     sdpa = [small.node("y", "scaled_dot_product_attention", Ref("x"), Ref("x"), Ref("x"))]
-    made = small.program({}, {"x": "float32[B,2,6,4]"}, sdpa, ["y"])
-    assert work(_alone(made), {"B": 3}).flop == 2 * (2 * 3 * 2 * 6 * 6 * 4)
+    program = small.program({}, {"x": "float32[B,2,6,4]"}, sdpa, ["y"])
+    assert work(_one_member(program), {"B": 3}).flop == 2 * (2 * 3 * 2 * 6 * 6 * 4)
 
 
-def _alone(made: Program) -> Program:
-    return small.lowered(made, small.all_kinds(made), small.plan(), 1).program
+def _one_member(program: Program) -> Program:
+    return small.lowered(program, small.all_kinds(program), small.plan(), 1).program
 
 
 def test_work_of_a_recurrent_layer() -> None:
-    """Every weight once a step and sample, states aside: two directions of 5 -> 4 over 7 steps."""
+    """Each weight counts once for each step and sample. Here: two directions of 5 -> 4 over 7 steps."""
     sizes = {"w_ih": "float32[16,5]", "w_hh": "float32[16,4]", "b_ih": "float32[16]", "b_hh": "float32[16]"}
     weights = {f"{name}{way}": type_ for way in ("", "_back") for name, type_ in sizes.items()}
     states = [Ref("h"), Ref("c")]
     call = small.node(
         "out", "lstm.input", Ref("x"), states, [Ref(n) for n in weights], True, 1, 0.0, False, True, True
     )
-    made = small.program(
+    program = small.program(
         {**weights, "h": "float32[2,3,4]", "c": "float32[2,3,4]"},
         {"x": "float32[3,7,5]"},
         [call, small.node("y", "operator.getitem", Ref("out"), 0)],
         ["y"],
     )
-    assert work(_alone(made), {}).flop == 2 * (2 * 16 * (5 + 4)) * 3 * 7
-    stacked = small.all_kinds(made, **dict.fromkeys(weights, "stacked"))  # type: ignore[arg-type]
+    assert work(_one_member(program), {}).flop == 2 * (2 * 16 * (5 + 4)) * 3 * 7
+    stacked = small.all_kinds(program, **dict.fromkeys(weights, "stacked"))  # type: ignore[arg-type]
     for strategy, op in (("packed", "packed_lstm"), ("fused", "lstm_steps")):
         wide = small.lowered(
-            made, stacked, replace(small.plan(), choices={"out": NodeChoice(strategy, "requested")}), 3
+            program, stacked, replace(small.plan(), choices={"out": NodeChoice(strategy, "requested")}), 3
         ).program
         assert [n.op for n in wide.nodes].count(f"widepack.{op}.default") == 2
         assert work(wide, {}).flop == 3 * 2 * (2 * 16 * (5 + 4)) * 3 * 7
 
 
 def test_work_over_packed_weights() -> None:
-    """3 members' layers 5 -> 7 over 4 rows; a 3x3 convolution of 2 groups, 4 -> 6 channels, over 8x8."""
+    """Counts linear layers 5 -> 7 of 3 members over 4 rows, and a 3x3 convolution of 2 groups over 8x8."""
     assert packed_flop("widepack.linear.default", (3, 4, 5), (3 * 7, 5, 1, 1), (3, 4, 7)) == 2 * 3 * 4 * 5 * 7
     assert packed_flop("widepack.convolution.default", (2, 4, 8, 8), (6, 2, 3, 3), (2, 6, 8, 8)) == 2 * (
         2 * 6 * 8 * 8
@@ -348,7 +350,7 @@ def test_profile_of_both_sides(artifacts: Artifacts, strategy: str, pattern: str
     assert any(line.key == "aten.linear.default" and line.loop_ms for line in lines)
     by_line = found.lines("source")
     assert any(line.wide_ms and line.loop_ms and ".py:" in line.key for line in by_line), (
-        "both sides know the user's own line"
+        "a side does not name the line of the user's code"
     )
     table = found.table(2)
     assert "gain" in table and "more)" in table
@@ -362,7 +364,7 @@ def test_profile_of_both_sides(artifacts: Artifacts, strategy: str, pattern: str
 
 
 def test_profile_runs_what_a_call_runs(artifacts: Artifacts) -> None:
-    """The profiler's own walk over the program gives the call's answer."""
+    """The profiler runs the program node by node and returns the answer of the call."""
     from widepack_bench.measure.inputs import make
     from widepack_bench.measure.programs import entry_of, weights_of
 
@@ -411,7 +413,7 @@ def test_backends_and_levels_are_contestants(artifacts: Artifacts) -> None:
         bench(widepack.load(artifacts("mlp")), backends=("eager",), batches=(2,))
 
 
-def test_another_way_with_wrong_answers_is_never_timed(artifacts: Artifacts) -> None:
+def test_a_contestant_with_wrong_answers_is_never_timed(artifacts: Artifacts) -> None:
     ens = widepack.load(artifacts("mlp"))
 
     def broken(x: Tensor) -> Tensor:
@@ -430,7 +432,10 @@ def test_another_way_with_wrong_answers_is_never_timed(artifacts: Artifacts) -> 
 
 
 def fault(value: Any, schema: Any, root: Any, at: str = "$") -> str:
-    """What is wrong with a value under a JSON schema, of the words that ours uses; empty where nothing is."""
+    """Returns the first error of a value under a JSON schema, or an empty text.
+
+    It knows only the keywords that widepack's schemas use.
+    """
     known = {
         "type",
         "properties",
@@ -539,7 +544,7 @@ def test_the_document_is_what_its_schema_says(artifacts: Artifacts) -> None:
     )
 
 
-def test_the_page_stands_alone() -> None:
+def test_the_page_is_one_file() -> None:
     from html.parser import HTMLParser
 
     text = page(full_report().to_json())
@@ -549,7 +554,7 @@ def test_the_page_stands_alone() -> None:
     class Reader(HTMLParser):
         def handle_starttag(self, tag: str, attrs: Any) -> None:
             opened.append(tag)
-            assert not {"src", "href", "onclick"} & {k for k, _ in attrs}, "nothing is fetched"
+            assert not {"src", "href", "onclick"} & {k for k, _ in attrs}, "the page fetches a file"
 
         def handle_endtag(self, tag: str) -> None:
             closed.append(tag)
@@ -564,11 +569,11 @@ def test_the_page_stands_alone() -> None:
 # ---------------------------------------------------------------- memory and start-up
 
 
-def test_what_a_process_takes_is_read_from_the_system() -> None:
+def test_the_memory_of_a_process_is_read_from_the_system() -> None:
     private, mapped = resident()
-    held = torch.ones(25_000_000)
+    values = torch.ones(25_000_000)
     more, _ = resident()
-    assert private > 0 and mapped > 0 and more - private > 0.9 * held.nbytes
+    assert private > 0 and mapped > 0 and more - private > 0.9 * values.nbytes
 
 
 @pytest.mark.slow
@@ -581,9 +586,11 @@ def test_memory_and_start_up_in_processes_of_their_own(artifacts: Artifacts, tmp
         "alone": True,
     }
     report = bench(artifacts("mlp"), factory="cases.mlp:model", **words)
-    ours, own = (report.rows[0].memory[name] for name in ("widepack", "loop"))
-    assert isinstance(ours, Memory) and isinstance(own, Memory)
-    assert own.private_bytes > 1_000_000, "the loop's own modules hold their weights in private memory"
+    wide, loop = (report.rows[0].memory[name] for name in ("widepack", "loop"))
+    assert isinstance(wide, Memory) and isinstance(loop, Memory)
+    assert loop.private_bytes > 1_000_000, (
+        "the modules of the loop do not store their weights in private memory"
+    )
     for name in ("widepack", "loop"):
         start = report.start[name]
         assert isinstance(start, Start) and 1 < start.median_ms < 60_000 and start.torch_ms > 10
@@ -610,14 +617,16 @@ def test_rows_of_the_suite() -> None:
         ("cnn1d", 30, 16),
         ("rnn-8", 8, 8),
     } <= facts
-    assert [row.name for row in chosen(["unet", "vit"])] == ["vit", "unet"], "in the suite's order"
+    assert [row.name for row in chosen(["unet", "vit"])] == ["vit", "unet"], (
+        "the rows are not in the order of the suite"
+    )
     with pytest.raises(UsageError, match="no row 'nope'; its rows are mlp-b32"):
         chosen(["vit", "nope"])
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_networks_of_the_suite(row: SuiteRow) -> None:
-    """Every network runs at its CPU size; its published form has the size that is published."""
+    """Every network runs at its CPU size. Its published form has the published number of parameters."""
     from importlib import import_module
 
     from widepack.spec.draws import InputSource, draw_all
@@ -645,8 +654,9 @@ def test_networks_of_the_suite(row: SuiteRow) -> None:
 
 
 def test_a_row_of_the_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One row from random weights to the document, then gone on with: what is there is not run again, what
-    was noisy is.
+    """Runs one row from random weights to the document, and continues the document.
+
+    Rows in the document do not run again, except noisy ones.
     """
     ran: list[str] = []
 
@@ -782,10 +792,10 @@ def test_a_row_is_tuned_and_its_plan_measured_again_in_a_process_of_its_own(
         and found["again"]["best"] in found["again"]["times_ms"]
         and "chosen" in found["again"]["times_ms"]
     )
-    asked = {"batch": 1, "backends": ["eager"], "budget_s": 0.1, "threads": 1, "pin": False}
+    arguments = {"batch": 1, "backends": ["eager"], "budget_s": 0.1, "threads": 1, "pin": False}
     assert (
         "nowhere.wide"
-        in in_fresh_process("widepack_bench.suite.regret:regret", {**asked, "artifact": "nowhere.wide"})[
+        in in_fresh_process("widepack_bench.suite.regret:regret", {**arguments, "artifact": "nowhere.wide"})[
             "error"
         ]
     )
@@ -840,7 +850,7 @@ def test_command_writes_a_page(artifacts: Artifacts, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ((), "Missing argument 'ARTIFACT'"),
         (("x.wide", "--suite", "cpu"), "unexpected extra argument (x.wide)"),
@@ -853,6 +863,6 @@ def test_command_writes_a_page(artifacts: Artifacts, tmp_path: Path) -> None:
         (("x.wide", "--tune"), "No such option '--tune'"),
     ],
 )
-def test_command_refuses(words: Sequence[str], said: str) -> None:
+def test_command_refuses(words: Sequence[str], message: str) -> None:
     done = command(*words)
-    assert done.exit_code == 2 and said in done.output
+    assert done.exit_code == 2 and message in done.output

@@ -1,4 +1,4 @@
-"""Tests of the page of `bench --html`: what a reader sees first, and plots that hide nothing."""
+"""Tests the page of `bench --html`: the summary comes first, and plots show all values."""
 
 from __future__ import annotations
 

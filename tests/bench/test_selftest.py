@@ -1,4 +1,4 @@
-"""`widepack selftest`: exit codes and words, and that it finds what is wrong."""
+"""Tests the exit codes and the messages of `widepack selftest`, and that it finds errors."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def widepack(*words: str) -> Result:
 
 
 def only(monkeypatch: pytest.MonkeyPatch, *ops: str) -> None:
-    """Let the command check these ops and one block alone."""
+    """Limits the command to these ops and one block."""
     primitives, blocks = check_primitives, check_blocks
     monkeypatch.setattr(selftest, "check_primitives", lambda preset, progress: primitives(preset, ops))
     monkeypatch.setattr(selftest, "check_blocks", lambda preset, progress: blocks(preset, ["mlp_embedder"]))
 
 
-def test_what_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_correct_strategies_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, "aten.linear.default", "aten.embedding.default")
     result = widepack()
     assert result.exit_code == 0, result.output
@@ -43,13 +43,13 @@ def test_what_holds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def swapped(w: Any, *args: Any, **kwargs: Any) -> Any:
-    """Each member gets another one's answer."""
+    """Gives each member the answer of another member."""
     right = REGISTRY["aten.linear.default"].strategies["bmm"].rule(w, *args, **kwargs)
     return Stacked(Value(None, right.value.fake.flip(0)))
 
 
 def rounded(w: Any, *args: Any, **kwargs: Any) -> Any:
-    """As if a kernel computed in bfloat16."""
+    """Rounds the answer, as a kernel in bfloat16 would."""
     right = REGISTRY["aten.linear.default"].strategies["bmm"].rule(w, *args, **kwargs)
     return Stacked(Value(None, right.value.fake.to(torch.bfloat16).to(right.value.fake.dtype)))
 
@@ -59,7 +59,7 @@ def refusing(w: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 @pytest.mark.parametrize("rule", [swapped, rounded, refusing])
-def test_what_does_not_hold_is_named(rule: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_strategy_is_named(rule: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, "aten.linear.default")
     before = REGISTRY["aten.linear.default"].strategies["bmm"].when
     monkeypatch.setitem(

@@ -1,5 +1,6 @@
-"""Building: every bad input in words and with nothing left behind, every way to describe a call, what the
-record says, and that a wrong program is caught.
+"""Tests builds: refusals of bad input, which leave no files, and every way to describe a call.
+
+Also tests the record of a build, and that a build finds a wrong program.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def nets(tmp_path: Path) -> list[str]:
 
 
 def refused(error: type[WidepackError], code: int, folder: Path, *args: Any, **kwargs: Any) -> str:
-    """The one paragraph of a build that is refused and leaves the folder as it was."""
+    """Checks that a build is refused and leaves the folder unchanged. Returns the message."""
     before = {p: p.read_bytes() if p.is_file() else None for p in folder.rglob("*")}
     with pytest.raises(error) as caught:
         build(*args, **kwargs)
@@ -111,7 +112,7 @@ def refused(error: type[WidepackError], code: int, folder: Path, *args: Any, **k
         ({"names": ["a", "b", "a"]}, ["must differ", "a is given twice"]),
     ],
 )
-def test_arguments_that_cannot_be_meant(
+def test_invalid_arguments_are_refused(
     change: dict[str, Any], words: list[str], nets: list[str], tmp_path: Path
 ) -> None:
     given: dict[str, Any] = {
@@ -167,7 +168,7 @@ def _folder(path: Path) -> None:
         (lambda p: p.write_bytes(b""), ["empty"]),
     ],
 )
-def test_files_that_are_no_checkpoints(
+def test_files_that_are_not_checkpoints_are_refused(
     spoil: Callable[[Path], None], words: list[str], nets: list[str], tmp_path: Path
 ) -> None:
     spoil(Path(nets[1]))
@@ -177,7 +178,7 @@ def test_files_that_are_no_checkpoints(
         assert word in message, message
 
 
-def test_all_bad_files_are_told_at_once(nets: list[str], tmp_path: Path) -> None:
+def test_one_error_names_all_bad_files(nets: list[str], tmp_path: Path) -> None:
     _text(Path(nets[0]))
     _missing(Path(nets[2]))
     message = refused(CheckpointError, 1, tmp_path, nets, tmp_path / "e.wide", model=Net, inputs=X)
@@ -185,7 +186,7 @@ def test_all_bad_files_are_told_at_once(nets: list[str], tmp_path: Path) -> None
     assert "m2.pt" in message
 
 
-def test_other_architectures_are_told_at_once(nets: list[str], tmp_path: Path) -> None:
+def test_one_error_names_all_other_architectures(nets: list[str], tmp_path: Path) -> None:
     torch.save(Net(8).state_dict(), nets[1])
     torch.save({k: v for k, v in Net().state_dict().items() if k != "fc.bias"}, nets[2])
     message = refused(MemberMismatch, 1, tmp_path, nets, tmp_path / "e.wide", model=Net, inputs=X)
@@ -222,7 +223,7 @@ def test_no_space(nets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "bytes are to be written, 100 are free" in message
 
 
-def test_no_space_on_the_way(nets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_space_during_a_build(nets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build(nets, tmp_path / "e.wide", model=Net, inputs=X, **QUICK)
     finish = Stream.finish
     seen = []
@@ -242,7 +243,7 @@ def test_no_space_on_the_way(nets: list[str], tmp_path: Path, monkeypatch: pytes
     load(tmp_path / "e.wide")(torch.zeros(1, 2, 8))
 
 
-# What cannot be captured, or would be wrong
+# Models that cannot be captured or would give wrong answers
 
 
 def test_inputs_that_forward_does_not_take(nets: list[str], tmp_path: Path) -> None:
@@ -272,7 +273,7 @@ def test_a_branch_on_values(tmp_path: Path) -> None:
 
 
 class Drawn(Net):
-    """Holds a Python number that differs by member and is in no checkpoint."""
+    """Has a Python number that differs between members and is in no checkpoint."""
 
     made = 0
 
@@ -315,14 +316,14 @@ def test_a_buffer_that_eval_changes(tmp_path: Path) -> None:
 # Ways to build
 
 
-def alike(
+def assert_members_answer(
     path: Path,
     make: Callable[[], nn.Module],
     count: int = 3,
     args: tuple[Any, ...] | None = None,
     kwargs: Mapping[str, Any] | None = None,
 ) -> None:
-    """The artifact answers as its members alone."""
+    """Checks that the artifact answers as each member alone."""
     ens = load(path)
     args = (torch.randn(5, 2, 8),) if args is None else args
     y = ens(*args, **(kwargs or {}))
@@ -336,7 +337,7 @@ def alike(
 
 def test_a_sample_instead_of_specs(nets: list[str], tmp_path: Path) -> None:
     build(nets, tmp_path / "a.wide", model=Net, sample=(torch.randn(4, 2, 8),), **QUICK)
-    alike(tmp_path / "a.wide", Net)
+    assert_members_answer(tmp_path / "a.wide", Net)
     build(
         nets,
         tmp_path / "b.wide",
@@ -346,10 +347,10 @@ def test_a_sample_instead_of_specs(nets: list[str], tmp_path: Path) -> None:
         **QUICK,
     )
     assert Reader(tmp_path / "b.wide").manifest.entries["forward"].inputs[0].type == "float32[N,2,L]"
-    alike(tmp_path / "b.wide", Net, args=(torch.randn(3, 2, 11),))
+    assert_members_answer(tmp_path / "b.wide", Net, args=(torch.randn(3, 2, 11),))
     build(nets, tmp_path / "c.wide", model=Net, sample=(torch.randn(4, 2, 8),), dynamic={}, **QUICK)
     assert Reader(tmp_path / "c.wide").manifest.entries["forward"].inputs[0].type == "float32[4,2,8]"
-    alike(tmp_path / "c.wide", Net, args=(torch.randn(4, 2, 8),))
+    assert_members_answer(tmp_path / "c.wide", Net, args=(torch.randn(4, 2, 8),))
     scale = torch.rand(5, 3)
     build(
         nets,
@@ -359,12 +360,12 @@ def test_a_sample_instead_of_specs(nets: list[str], tmp_path: Path) -> None:
         sample_kwargs={"scale": torch.rand(4, 3)},
         **QUICK,
     )
-    alike(tmp_path / "d.wide", Net, args=(torch.randn(5, 2, 8),), kwargs={"scale": scale})
+    assert_members_answer(tmp_path / "d.wide", Net, args=(torch.randn(5, 2, 8),), kwargs={"scale": scale})
 
 
 def test_fixed_sizes_and_one_member(nets: list[str], tmp_path: Path) -> None:
     build(nets[:1], tmp_path / "e.wide", model=Net, inputs=["x=float32[7,2,8]"], **QUICK)
-    alike(tmp_path / "e.wide", Net, 1, args=(torch.randn(7, 2, 8),))
+    assert_members_answer(tmp_path / "e.wide", Net, 1, args=(torch.randn(7, 2, 8),))
 
 
 def test_names_and_shares(nets: list[str], tmp_path: Path) -> None:
@@ -398,7 +399,7 @@ def test_equal_members_are_all_shared(nets: list[str], tmp_path: Path) -> None:
 )
 def test_strategies(strategy: Any, nets: list[str], tmp_path: Path) -> None:
     report = build(nets, tmp_path / "e.wide", model=Net, inputs=X, strategy=strategy, **QUICK)
-    alike(tmp_path / "e.wide", Net)
+    assert_members_answer(tmp_path / "e.wide", Net)
     if strategy == "loop":
         assert set(report.strategies) <= {"loop", "once"}
         assert report.wide_share == 0.0
@@ -430,7 +431,11 @@ def test_force_replaces(nets: list[str], tmp_path: Path) -> None:
     second = build(nets[:2], out, model=Net, inputs=X, force=True, **QUICK)
     assert second.digest != first.digest
     assert len(load(out)) == 2
-    assert open_before(torch.zeros(1, 2, 8)).shape == (3, 1, 3)  # who has the old one open keeps it
+    assert open_before(torch.zeros(1, 2, 8)).shape == (
+        3,
+        1,
+        3,
+    )  # a loaded artifact stays usable after it is replaced
     assert {p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file()} == {
         "manifest.json",
         *Reader(out).manifest.files,
@@ -462,19 +467,20 @@ class Tied(nn.Module):
         return self.head(torch.tanh(self.embed(ids)))
 
 
-def test_tied_weights_are_held_once(tmp_path: Path) -> None:
+def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
     report = build(
         save(tmp_path, Tied), tmp_path / "e.wide", model=Tied, inputs=["ids=int64[B,3]:0..10"], **QUICK
     )
     assert report.weights == {"shared": 0, "stacked": 3 * 11 * 4 * 4, "ragged": 0}
-    alike(tmp_path / "e.wide", Tied, args=(torch.randint(0, 11, (4, 3)),))
+    assert_members_answer(tmp_path / "e.wide", Tied, args=(torch.randint(0, 11, (4, 3)),))
     (weight,) = Reader(tmp_path / "e.wide").manifest.weights
     assert {weight.name, *weight.aliases} == {"embed.weight", "head.weight"}
 
 
 class Constants(Net):
-    """A buffer that no checkpoint holds, a tensor in a plain attribute, a literal, a whole-number buffer, a
-    weight that forward never reads.
+    """Has a buffer that no checkpoint has, a tensor in a plain attribute, and a literal.
+
+    Also has a buffer of integers and a weight that forward does not read.
     """
 
     def __init__(self) -> None:
@@ -491,7 +497,7 @@ class Constants(Net):
 
 def test_buffers_and_constants(tmp_path: Path) -> None:
     build(save(tmp_path, Constants), tmp_path / "e.wide", model=Constants, inputs=X, **QUICK)
-    alike(tmp_path / "e.wide", Constants)
+    assert_members_answer(tmp_path / "e.wide", Constants)
     rows = {w.name: w for w in Reader(tmp_path / "e.wide").manifest.weights}
     assert rows["window"].role == "constant"
     assert rows["window"].kind == "shared"
@@ -501,7 +507,7 @@ def test_buffers_and_constants(tmp_path: Path) -> None:
 
 
 class OwnConstants(Net):
-    """Non-persistent buffers that differ by member, made from the checkpoint's own weights."""
+    """Has non-persistent buffers that the factory computes from the weights of each checkpoint."""
 
     def __init__(self, state_dict: Mapping[str, Tensor] | None = None) -> None:
         super().__init__()
@@ -512,7 +518,7 @@ class OwnConstants(Net):
         return super().forward(x - self.mean)
 
 
-def test_constants_of_a_members_own(tmp_path: Path) -> None:
+def test_constants_that_differ_between_members(tmp_path: Path) -> None:
     paths = save(tmp_path, OwnConstants)
     build(paths, tmp_path / "e.wide", model=OwnConstants, inputs=X, **QUICK)
     row = next(w for w in Reader(tmp_path / "e.wide").manifest.weights if w.name == "mean")
@@ -527,7 +533,7 @@ def test_constants_of_a_members_own(tmp_path: Path) -> None:
         assert "mean" not in ens.state_dict(i)
 
 
-# The record, and what it is good for
+# The record, and wrong programs that it finds
 
 
 def test_the_record_of_every_member_and_output(nets: list[str], tmp_path: Path) -> None:
@@ -558,7 +564,7 @@ def test_the_record_of_every_member_and_output(nets: list[str], tmp_path: Path) 
 def test_a_wrong_lowering_is_caught_and_found(
     op: str, node: str, nets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every strategy of one op is off by a thousandth for all members."""
+    """Every strategy of one op has an error of a thousandth for all members."""
 
     def wrong(rule: Any) -> Any:
         def off(w: Any, *args: Any, **kwargs: Any) -> Any:
@@ -566,9 +572,9 @@ def test_a_wrong_lowering_is_caught_and_found(
 
         return off
 
-    for name, made in list(REGISTRY[op].strategies.items()):
+    for name, strategy in list(REGISTRY[op].strategies.items()):
         monkeypatch.setitem(
-            REGISTRY[op].strategies, name, Strategy(name, wrong(made.rule), made.when, made.note)
+            REGISTRY[op].strategies, name, Strategy(name, wrong(strategy.rule), strategy.when, strategy.note)
         )
     message = refused(
         VerificationError,
@@ -592,5 +598,5 @@ def test_a_wrong_lowering_is_caught_and_found(
         assert re.search(pattern, message), message
     build(
         nets, tmp_path / "loop.wide", model=Net, inputs=X, strategy="loop", **QUICK
-    )  # the way out that the message names
-    alike(tmp_path / "loop.wide", Net)
+    )  # the solution that the message names
+    assert_members_answer(tmp_path / "loop.wide", Net)

@@ -1,6 +1,4 @@
-"""`build -n N --dropout on`: stochastic passes of one checkpoint as an artifact, and what is not to be had of
-one.
-"""
+"""Tests `build -n N --dropout on`: an artifact of stochastic passes of one checkpoint, and its refusals."""
 
 from __future__ import annotations
 
@@ -41,13 +39,11 @@ def artifact(checkpoint: Path) -> Path:
     return out
 
 
-def test_passes_draw_each_for_itself_around_the_checkpoints_own_answer(
-    checkpoint: Path, artifact: Path
-) -> None:
+def test_each_pass_draws_and_the_mean_is_the_answer_without_dropout(checkpoint: Path, artifact: Path) -> None:
     ens = widepack.load(artifact)
-    own = net()
-    own.load_state_dict(torch.load(checkpoint))
-    own.eval()
+    original = net()
+    original.load_state_dict(torch.load(checkpoint))
+    original.eval()
     x = torch.randn(5, 6, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         y = ens(x)
@@ -55,17 +51,17 @@ def test_passes_draw_each_for_itself_around_the_checkpoints_own_answer(
         assert all(not torch.equal(y[i], y[j]) for i in range(48) for j in range(i))
         assert not torch.equal(y, ens(x))
         mean = torch.stack([ens(x) for _ in range(200)]).mean((0, 1))
-        torch.testing.assert_close(mean, own(x), atol=0.02, rtol=0.02)
+        torch.testing.assert_close(mean, original(x), atol=0.02, rtol=0.02)
         assert float(ens.std(x, of=None).mean()) > 0.05
         assert not torch.equal(ens.member(3)(x), ens.member(3)(x))
         assert ens.each(x.expand(48, 5, 6)).shape == (48, 5, 3)
         assert widepack.load(artifact, members=[3, 7], strategies="loop")(x).shape == (2, 5, 3)
-    ens.probe()  # with the draws at rest
-    assert torch.equal(ens.state_dict(7)["0.weight"], own.state_dict()["0.weight"])
+    ens.probe()  # the probe runs with dropout switched off
+    assert torch.equal(ens.state_dict(7)["0.weight"], original.state_dict()["0.weight"])
 
 
 def test_a_wrong_weight_is_found_by_the_probe(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The probe of a program that draws is one that can fail."""
+    """The probe of a program with dropout can fail."""
 
     from widepack.inference.loaded_weights import LoadedWeights
 
@@ -80,7 +76,7 @@ def test_a_wrong_weight_is_found_by_the_probe(artifact: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("ask", "said"),
+    ("ask", "message"),
     [
         (
             lambda a, m: widepack.tune(a),
@@ -101,14 +97,14 @@ def test_a_wrong_weight_is_found_by_the_probe(artifact: Path, monkeypatch: pytes
         ),
     ],
 )
-def test_what_compares_answers_is_refused_in_words(
-    artifact: Path, checkpoint: Path, ask: Callable[[Path, Path], Any], said: str
+def test_calls_that_compare_answers_are_refused(
+    artifact: Path, checkpoint: Path, ask: Callable[[Path, Path], Any], message: str
 ) -> None:
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         ask(artifact, checkpoint)
 
 
-def test_several_checkpoints_draw_each_its_own(checkpoint: Path, tmp_path: Path) -> None:
+def test_each_of_several_checkpoints_draws_separately(checkpoint: Path, tmp_path: Path) -> None:
     torch.manual_seed(1)
     other = tmp_path / "other.pt"
     torch.save(net().state_dict(), other)
@@ -124,7 +120,7 @@ def test_several_checkpoints_draw_each_its_own(checkpoint: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         ({"n": 3}, 'give equal answers without dropout; give dropout="on"'),
         ({"n": 0, "dropout": "on"}, "n is 0; it is how many passes"),
@@ -136,8 +132,10 @@ def test_several_checkpoints_draw_each_its_own(checkpoint: Path, tmp_path: Path)
         ),
     ],
 )
-def test_what_cannot_be_meant(checkpoint: Path, tmp_path: Path, more: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_invalid_options_are_refused(
+    checkpoint: Path, tmp_path: Path, more: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
         widepack.build([checkpoint], tmp_path / "a.wide", model=net, inputs=["input=float32[B,6]"], **more)
     assert not (tmp_path / "a.wide").exists()
 

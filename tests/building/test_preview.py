@@ -1,6 +1,4 @@
-"""`widepack trace --model` and `-m`: a model before any build, and that what is said there is what a build
-makes.
-"""
+"""Tests `widepack trace --model` and `-m`, which show a model before a build, and that a build agrees."""
 
 from __future__ import annotations
 
@@ -53,7 +51,7 @@ def test_shapes_go_in_and_out_of_every_node() -> None:
     assert "input float32[B,64] -> float32[B,64]" in text and "linear.py:" in text
 
 
-def test_what_is_foreseen_is_what_a_build_makes(artifacts: Artifacts) -> None:
+def test_the_preview_agrees_with_a_build(artifacts: Artifacts) -> None:
     artifact = artifacts("mlp")
     built = json.loads(widepack(artifact, "--json", "--pattern", "each").stdout)
     members = len(json.loads((Path(artifact) / "manifest.json").read_text())["members"])
@@ -63,7 +61,7 @@ def test_what_is_foreseen_is_what_a_build_makes(artifacts: Artifacts) -> None:
     assert foreseen["batch"] == built["batch"]
 
 
-def test_kinds_and_strategies_are_for_so_many_members() -> None:
+def test_kinds_and_strategies_depend_on_the_number_of_members() -> None:
     text = widepack("-m", "resblock", "-n", 4).stdout
     assert (
         "4 members, cpu, shared, batch 1 to " in text
@@ -80,7 +78,7 @@ def test_kinds_and_strategies_are_for_so_many_members() -> None:
     assert "loop" not in {s["strategy"] for s in on_gpu["steps"]}
 
 
-def test_words_that_cannot_be_meant(tmp_path: Path) -> None:
+def test_invalid_command_lines_are_refused(tmp_path: Path) -> None:
     assert "give one of ARTIFACT, --model and -m" in refused(2)
     assert "not ARTIFACT and -m" in refused(2, "ens.wide", "-m", "mlp")
     assert "--model needs its inputs" in refused(2, "--model", f"{FILE}:model")

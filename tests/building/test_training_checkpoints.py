@@ -1,4 +1,4 @@
-"""Checkpoints as training leaves them: of wrapped models, with hooks, quantized."""
+"""Tests checkpoints of wrapped models, of models with hooks, and of quantized models."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Wrapper(nn.Module):
 
 
 class Hooked(Wrapper):
-    """Hooks that see the positional inputs alone."""
+    """Has hooks that get only the positional inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,8 +111,8 @@ def lightning(folder: Path, *settings: dict[str, Any]) -> list[str]:
     return save(
         folder,
         [
-            {"state_dict": Sized(**row).state_dict(), "hyper_parameters": own, "epoch": 3}
-            for row, own in zip(rows, settings)
+            {"state_dict": Sized(**row).state_dict(), "hyper_parameters": hyper_parameters, "epoch": 3}
+            for row, hyper_parameters in zip(rows, settings)
         ],
     )
 
