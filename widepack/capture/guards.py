@@ -24,6 +24,7 @@ from .export_events import ExportEvents
 
 _MOST_POINTS = 600  # sizes at which two conditions are compared
 _SHOWN = 200  # characters of a condition in a message
+_MOST_LEVELS = 256  # of an expression; reading it takes a few calls for each level
 _LARGEST = 2**40  # larger numbers in a condition are no sizes
 
 
@@ -79,7 +80,7 @@ def guards_from(
     unique: dict[str, Expr] = {}
     for code in codes:
         try:
-            expr = expression(ast.parse(code.strip(), mode="eval").body, leaves)
+            expr = expression(_parsed(code), leaves)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
             raise CaptureError(_not_arithmetic(name, code, e, line)) from e
         if isinstance(expr, bool) or (expr[0] in ("eq", "le", "ge") and expr[1] == expr[2]):
@@ -93,6 +94,17 @@ def guards_from(
         if not always(expr):
             unique.setdefault(str(expr), expr)
     return tuple(GuardSource(expr, _line_of(expr, sources)) for expr in unique.values())
+
+
+def _parsed(code: str) -> ast.expr:
+    """Returns the tree of an expression. Raises: SyntaxError; ValueError if it is nested too deep."""
+    tree = ast.parse(code.strip(), mode="eval").body
+    level: list[ast.AST] = [tree]
+    for _ in range(_MOST_LEVELS):
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+        if not level:
+            return tree
+    raise ValueError(f"it is nested deeper than {_MOST_LEVELS} levels")
 
 
 def _not_arithmetic(name: str, code: str, error: Exception, line: str) -> str:

@@ -66,7 +66,8 @@ def _pack_convolution(
 ) -> Tensor:
     if not usable(weight):
         return weight.clone(memory_format=torch.contiguous_format)
-    packed = onednn.reorder_convolution_weight(weight, stride, padding, dilation, groups, size)
+    example = [max(1, n) for n in size]  # oneDNN divides by these
+    packed = onednn.reorder_convolution_weight(weight, stride, padding, dilation, groups, example)
     return checks.mark(packed, "convolution", *stride, *padding, *dilation, groups)
 
 

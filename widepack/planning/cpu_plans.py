@@ -12,8 +12,9 @@ Convolutions run over packed weights, up to `PACKED_BYTES`. Only one batch class
 packs them in another order than a wide region, and both would need twice the memory. If a network may then
 run wide up to `OFTEN`, with limits that are `PACKED` times as high, its wide region packs them. Else its loop
 packs them, from the batch at which an op of one member has `LOOP_BYTES`, because a call over packed weights
-takes longer to start. A convolution by itself, without a neighbour in its own memory order, is packed up to
-`LONE_BYTES` only.
+takes longer to start. If reordering the plain weights would take longer at each call (`REORDER_BYTES`) than
+the starts that a wide region saves (`START_S`), the packed loop serves every batch. A convolution by itself,
+without a neighbour in its own memory order, is packed up to `LONE_BYTES` only.
 
 bench/results/rules-cpu.json has the measurements of each network and batch (scripts/measure/rules_cpu.py).
 """
@@ -27,7 +28,7 @@ from widepack_artifacts.program import Kind, Node, Program
 
 from ..ir.kinds import weights_only
 from ..registry.registry import REGISTRY
-from .packed_convs import packable
+from .packed_convs import packable, plain_bytes
 from .plan import NodeChoice, Plan
 from .regions import Regions
 from .working_set import VIEWS, Activations, activations
@@ -37,6 +38,8 @@ PACKED = 4  # with packed convolutions, a wide region pays off for this many tim
 OFTEN = 16  # most calls have a smaller batch
 LOOP_BYTES = 128 << 10
 LONE_BYTES = 3 << 19
+REORDER_BYTES = 4e9  # bytes of weights that oneDNN reorders in a second, on one core
+START_S = 5e-6  # seconds that the start of an op takes
 _PRODUCTS = re.compile(
     r"aten\.(linear|bilinear|matmul|mm|bmm|addmm|baddbmm|einsum|conv_transpose\dd|"
     r"scaled_dot_product_attention|lstm|gru|rnn_\w+)\."
@@ -76,7 +79,24 @@ def cpu_plans(
     in_loop = {n.name: packs[n.name] for n in program.nodes if n.name in packs and "conv1d" not in n.op}
     if (packs_wide and small) or not in_loop:
         return [*small, regions.loop(because, choices, at + 1)]
+    reorder_s = plain_bytes(program, in_loop, members) / REORDER_BYTES
+    start_s = _kernels(program, found) * (members - 1) * START_S
+    if reorder_s > start_s and not alone(program, found):
+        why = (
+            f"reordering plain weights of {members} members takes about {1e3 * reorder_s:.1f} ms a call, and "
+            f"starting their ops one after the other {1e3 * start_s:.1f} ms"
+        )
+        return [regions.loop(why, {**in_loop, **choices})]
     return [*small, *_loops(regions, grows, members, because, choices, {**in_loop, **choices}, at + 1)]
+
+
+def _kernels(program: Program, found: Mapping[str, Kind]) -> int:
+    """Returns how many ops a member runs at each call, apart from views."""
+    early = weights_only(program)
+    return sum(
+        found[n.name] == "stacked" and n.name not in early and n.op.split(".")[1] not in VIEWS
+        for n in program.nodes
+    )
 
 
 def _packs_wide(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any
 
 from widepack_artifacts.program import Kind, Program, Ref, refs
@@ -53,6 +53,21 @@ def packable(program: Program, found: Mapping[str, Kind], members: int) -> dict[
             "packed", "packed weights save a convolution from reordering them at every call"
         )
     return packs if total <= PACKED_BYTES else {}
+
+
+def plain_bytes(program: Program, names: Collection[str], members: int) -> int:
+    """Returns the bytes of the plain weights of some convolutions, of all members together.
+
+    names: nodes that `packable` returned. A convolution over plain weights reorders these bytes at each call.
+    """
+    types = {s.name: s.type for s in program.weights} | {n.name: n.out for n in program.nodes}
+    numbers = 0
+    for node in program.nodes:
+        if node.name in names:
+            weight = ops.bind(node.op, node.args, node.kwargs)["weight"]
+            sizes = tensor_type(types[weight.name]).sizes
+            numbers += math.prod(d for d in sizes if isinstance(d, int))
+    return 4 * members * numbers
 
 
 def _weight_of(

@@ -53,7 +53,7 @@ def pack_convolution(
     geometry(spatial, stride, padding, dilation, groups)
     outputs, inputs = weight.shape[members : members + 2]
     require(outputs % groups == 0, f"{outputs} channels do not form {groups} groups")
-    numbers("size", size, spatial + 2, 1)
+    numbers("size", size, spatial + 2, 0)
     require(size[1] == inputs * groups, f"size has {size[1]} channels; {inputs * groups} are needed")
     extents(size[2:], weight.shape[members + 2 :], stride, padding, dilation)
 

@@ -12,7 +12,7 @@ INTEGERS = (torch.int32, torch.int64)
 LARGEST = 2**31 - 1
 
 
-class OperandError(ValueError):
+class OperandError(RuntimeError):
     """Raised if an op would read or write outside its operands. The message names the operand."""
 
 
@@ -48,7 +48,7 @@ def of_shape(name: str, x: Any, shape: Sequence[int], like: Tensor | None = None
 def _cast_by_autocast(x: Tensor, like: Tensor) -> bool:
     """Returns whether autocast is on, and casts both tensors to one dtype before the op."""
     device = x.device.type
-    if not torch.is_autocast_enabled(device):
+    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
         return False
     return {x.dtype, like.dtype} <= {torch.float32, torch.get_autocast_dtype(device)}
 
