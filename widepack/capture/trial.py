@@ -27,7 +27,7 @@ from ..ir.tensor_type import TensorType, parse_slot
 from ..spec.entries import FORWARD, method_of
 from .explain import first_line, user_frame, way_out
 
-_SECONDS = 10.0  # for all runs together: a slow member is run at fewer sizes
+_SECONDS = 5.0  # for all runs together: a slow member is run at fewer sizes
 _SMALL = 32  # all sizes up to this one are tried
 _COMMON = (48, 49, 50, 64, 96, 100, 128, 192, 196, 197, 224, 256, 384, 512, 577, 1024)
 

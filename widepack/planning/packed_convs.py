@@ -65,8 +65,8 @@ def plain_bytes(program: Program, names: Collection[str], members: int) -> int:
     for node in program.nodes:
         if node.name in names:
             weight = ops.bind(node.op, node.args, node.kwargs)["weight"]
-            sizes = tensor_type(types[weight.name]).sizes
-            numbers += math.prod(d for d in sizes if isinstance(d, int))
+            type_ = tensor_type(types[weight.name])
+            numbers += math.prod(d for d in type_.sizes if isinstance(d, int)) if type_ is not None else 0
     return 4 * members * numbers
 
 

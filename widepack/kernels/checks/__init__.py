@@ -8,6 +8,7 @@ values, or end the process. A check has the parameters of its op and runs at eve
 |---|---|
 | `require.py` | Provides the error and the conditions that checks share |
 | `attention.py` | attention on a CPU |
+| `convolutions.py` | torch's convolutions |
 | `fourier.py` | the ops behind Fourier transforms |
 | `linalg.py` | solvers that read pivots |
 | `lookups.py` | bags of embeddings, segments, CTC |
@@ -25,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from . import attention, fourier, linalg, lookups, norms, pools, recurrent, resampling
+from . import attention, convolutions, fourier, linalg, lookups, norms, pools, recurrent, resampling
 from .require import OperandError as OperandError
 
 Check = Callable[..., None]
@@ -33,6 +34,7 @@ Check = Callable[..., None]
 CHECKS: dict[str, Check] = {
     "aten._scaled_dot_product_flash_attention_for_cpu.default": attention.flash_attention,
     "aten.scaled_dot_product_attention.default": attention.attention,
+    "aten._masked_softmax.default": attention.masked_softmax,
     "aten._pdist_forward.default": linalg.pair_distances,
     "aten.linalg_matrix_power.default": linalg.matrix_power,
     "aten.mvlgamma.default": linalg.gamma_terms,
@@ -65,6 +67,20 @@ CHECKS: dict[str, Check] = {
     "aten.rnn_tanh.input": partial(recurrent.layer, gates=1),
 }
 """The check of each op by its name in programs. widepack's own ops have theirs in their definitions."""
+
+for _name in [
+    "conv1d.default",
+    "conv1d.padding",
+    "conv2d.default",
+    "conv2d.padding",
+    "conv3d.default",
+    "conv3d.padding",
+    "conv_transpose1d.default",
+    "conv_transpose2d.input",
+    "conv_transpose3d.input",
+    "convolution.default",
+]:
+    CHECKS[f"aten.{_name}"] = convolutions.convolution
 
 for _name, _spatial, _corners in (
     ("_upsample_bicubic2d_aa", 2, True),

@@ -43,3 +43,21 @@ def flash_attention(
     if any(found not in (1, wanted) for found, wanted in zip(sizes, full)):
         raise OperandError(f"attn_mask is {list(sizes)}; it does not broadcast to {list(full)}")
     require(attn_mask.dtype in (query.dtype, query.new_empty(0).float().dtype), "attn_mask has another dtype")
+
+
+def masked_softmax(self: Tensor, mask: Tensor, dim: int | None = None, mask_type: int | None = None) -> None:
+    """Checks `aten._masked_softmax`, whose mask is for columns and rows, for a batch, or for all numbers."""
+    dense("self", self)
+    dense("mask", mask)
+    require(self.numel(), f"self is {list(self.shape)}; it may not be empty")
+    last = self.dim() - 1
+    require(dim is None or dim in (-1, last), f"dim is {dim}; -1 is needed")
+    shapes = {
+        0: [*self.shape[-2:]],
+        1: [self.shape[0], self.shape[-1]],
+        2: [*self.shape],
+        None: [*self.shape],
+    }
+    require(mask_type in shapes, f"mask_type is {mask_type}; 0, 1 or 2 are possible")
+    require(mask_type not in (0, 1) or self.dim() == 4, f"self has {self.dim()} dims; 4 are needed")
+    of_shape("mask", mask, shapes[mask_type])
