@@ -43,12 +43,12 @@ README_ROWS = ("mlp-b32", "resnet18", "vit", "bert", "lstm", "unet")
 
 
 def read(name: str) -> Any:
-    """A document of bench/results."""
+    """Returns a document of bench/results."""
     return json.loads((ROOT / "bench" / "results" / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def filled(text: str) -> str:
-    """The text of a page with all its generated parts made again."""
+    """Returns the text of a page with all generated parts updated."""
     return MARK.sub(lambda m: f"{m[1]}{PARTS[m[2]]().rstrip()}\n{m[4]}", text)
 
 
@@ -60,7 +60,7 @@ def _suite(threads: int) -> str:
 
 
 def _lines_as_list(text: str) -> str:
-    """A table with the lines below it as a list, which Markdown does not join."""
+    """Returns a table and the lines below it. The lines form a list, so Markdown does not join them."""
     rows, _, notes = text.partition("\n\n")
     return rows + "\n\n" + "\n".join(f"- {line}" for line in notes.splitlines() if line)
 
@@ -74,7 +74,7 @@ def suite_two_threads() -> str:
 
 
 def suite_six_rows() -> str:
-    """Six rows of the suite, on one thread: the table of the README."""
+    """Returns the table of the README: six rows of the suite, on one thread."""
     rows = read("suite-cpu")["rows"]
     lines = [
         "| network | members | batch | widepack | fastest alternative | speedup | over the eager loop |",
@@ -145,7 +145,7 @@ def _value(interval: Mapping[str, Any], unit: float = 1.0, form: str = ".2f") ->
 
 
 def zoo() -> str:
-    """What 237 architectures of public packages gave."""
+    """Returns the results of 237 architectures of public packages."""
     document, again = read("zoo-cpu"), read("zoo-cpu")["sample_of_60"]
     found = document["summary"]
     lines = [
@@ -368,7 +368,7 @@ PARTS: dict[str, Callable[[], str]] = {
 
 
 def stale() -> list[str]:
-    """The pages whose generated parts are not those of bench/results."""
+    """Returns the pages whose generated parts differ from bench/results."""
     texts = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
     return [page for page, text in texts.items() if filled(text) != text]
 

@@ -4,8 +4,9 @@ in new processes.
 
 usage: scripts/measure/load_1gb.py [-o bench/results/load-1gb-cpu.json] [--runs 5]
 
-16 members of four 2048 x 2048 linear layers. The first load on a machine runs the probe; the runs after it
-find the pass in the cache. Also timed: the start of `widepack --help` and `widepack inspect`.
+16 members of four 2048 x 2048 linear layers. The first load on a machine runs the probe. Later runs
+read the passed probe from the cache. The script also times the start of `widepack --help` and `widepack
+inspect`.
 """
 
 from __future__ import annotations
