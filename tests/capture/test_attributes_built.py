@@ -219,7 +219,7 @@ def test_pickled_modules_with_notes_of_their_training(tmp_path: Path, captures: 
     assert "The modules differ in batch.eps: 1e-05 in member p0, 1e-06 in member p3" in message
 
 
-def test_the_command_line_reports_ignored_differences(tmp_path: Path) -> None:
+def test_the_command_line_refuses_a_number_that_differs(tmp_path: Path) -> None:
     (tmp_path / "randomnet.py").write_text(
         "import itertools\nimport torch\nturn = itertools.count(1)\n"
         "class Net(torch.nn.Module):\n"

@@ -402,7 +402,7 @@ class Relative(Base):
 
     def forward(self, x: Tensor) -> Tensor:
         i = torch.arange(x.shape[1])
-        return self.fc(x) + self.table[i[:, None] - i + 15].sum(1, keepdim=True)  # an index outside the table
+        return self.fc(x) + self.table[i[:, None] - i + 15].sum(1, keepdim=True)  # past the table
 
 
 def test_an_example_that_only_values_refuse(tmp_path: Path) -> None:
