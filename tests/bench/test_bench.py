@@ -362,7 +362,7 @@ def test_wrong_answers_are_never_timed() -> None:
         ({"batches": (0,)}, "whole numbers from 1, got 0"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(options: dict[str, Any], words: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         compare(Wide(members()), None, **options)
 
