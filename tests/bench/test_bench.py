@@ -159,7 +159,7 @@ def test_rounds_end() -> None:
         noise.race(steady.call(1), {})
 
 
-def test_quiet_restores_what_was_set() -> None:
+def test_quiet_restores_the_settings() -> None:
     before = torch.get_num_threads()
     with quiet(1, pin=True) as threads:
         assert threads == torch.get_num_threads() == 1

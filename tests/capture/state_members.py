@@ -94,7 +94,7 @@ def stepped(
 
 
 class Cell(nn.Module):
-    """Is a recurrent cell: (x, h) -> (y, h_new)."""
+    """A recurrent cell: (x, h) -> (y, h_new)."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()

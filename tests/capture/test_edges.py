@@ -394,7 +394,7 @@ def test_defaults_that_depend_on_the_dtype_are_those_of_the_member(
     assert report.verification["truth"] == "float64"
     assert all(
         output["scale"] < 1e3 for rows in report.verification["wide"].values() for output in rows
-    )  # without the largest number of a dtype
+    )  # the largest number of a dtype is not stored
 
 
 def test_a_region_of_low_precision_is_accepted(tmp_path: Path) -> None:

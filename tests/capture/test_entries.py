@@ -26,7 +26,7 @@ MEMBERS = 3
 
 
 class Auto(nn.Module):
-    """Is an autoencoder. Both methods read `trunk`, one reads `down`, one reads `up`."""
+    """An autoencoder. Both methods read `trunk`, one reads `down`, one reads `up`; `decode` tests a size."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ def test_names_of_files(artifact: Path) -> None:
         } <= stems
 
 
-def test_a_model_without_forward_says_which_entries_there_are(ens: WideModel) -> None:
+def test_a_model_without_forward_names_its_entries(ens: WideModel) -> None:
     assert ens.entries == ("decode", "encode")
     assert "entries decode, encode" in repr(ens)
     for call in (

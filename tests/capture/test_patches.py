@@ -333,7 +333,7 @@ def test_dims_that_have_to_be_equal_are_offered_one_letter(
     build_case(case(net(forward, fc=linear(6, 5)), inputs[0], words.removeprefix("write ")), tmp_path)
 
 
-def test_a_node_that_torch_made_has_the_line_of_what_it_reads_or_is_read_by() -> None:
+def test_a_node_that_torch_inserted_has_the_line_of_a_neighbour() -> None:
     graph = torch.fx.Graph()
     with_line, other = graph.placeholder("own"), graph.placeholder("other")
     with_line.meta["stack_trace"] = '  File "net.py", line 3, in forward\n    n = x.shape[0]'

@@ -120,7 +120,7 @@ def test_networks(name: str, tmp_path: Path) -> None:
                 input_ids=torch.zeros(2, 65, dtype=torch.long),
                 attention_mask=torch.ones(2, 65, dtype=torch.long),
             )
-        # the export has two dims with the name B
+        # two dims of the export have the name B
         with pytest.raises(InputError, match="equal letters are equal sizes"):
             ens(
                 input_ids=torch.zeros(2, 6, dtype=torch.long),

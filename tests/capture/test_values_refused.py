@@ -208,7 +208,7 @@ def test_a_value_that_contains_itself_is_reported(tmp_path: Path) -> None:
         built(Endless, tmp_path, inputs=["x=float32[B,3]"])
 
 
-def test_the_users_line_comes_before_a_librarys() -> None:
+def test_a_line_of_the_user_is_preferred_to_a_line_of_a_library() -> None:
     torchs, library = (
         str(Path(torch.__file__).parent / "a.py"),
         str(Path(pytest.__file__).parent / "blocks.py"),

@@ -224,7 +224,7 @@ def test_names_from_a_text_and_a_file(tmp_path: Path) -> None:
         build(paths, tmp_path / "e.wide", model=Net, names=str(tmp_path / "names.txt"), **QUICK)
 
 
-def test_one_path_is_no_list_of_checkpoints(tmp_path: Path) -> None:
+def test_one_path_instead_of_a_list_is_refused(tmp_path: Path) -> None:
     for one in ("a.pt", tmp_path):
         with pytest.raises(UsageError, match="checkpoints must be a list of paths, not the one path"):
             build(one, tmp_path / "e.wide", model=Net, **QUICK)  # type: ignore[arg-type]

@@ -107,9 +107,9 @@ def test_folders_with_other_numbers_of_labels(tmp_path: Path) -> None:
     Path(paths[1], "config.json").write_text(json.dumps({**config, **own}))
     Path(paths[2], "config.json").unlink()  # the config of the first folder is used
     factory = find_factory("hf", None, paths)
-    made: list[Any] = [factory.of(open_checkpoint(path), states[0]) for path in paths]
-    assert [m.config.problem_type for m in made] == [None, "regression", None]
-    assert [m.config.num_labels for m in made] == [2, 3, 2]
+    models: list[Any] = [factory.of(open_checkpoint(path), states[0]) for path in paths]
+    assert [m.config.problem_type for m in models] == [None, "regression", None]
+    assert [m.config.num_labels for m in models] == [2, 3, 2]
 
 
 def test_folders_of_other_programs(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_pretrained_weights_of_parts_are_switched_off(tmp_path: Path) -> None:
     assert not config.backbone_config.use_pretrained_backbone
 
 
-def test_folders_that_are_no_model(
+def test_folders_that_are_not_models_are_refused(
     folders: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(change: dict[str, Any] | None, **args: Any) -> str:

@@ -213,7 +213,7 @@ def test_a_row_that_fails_loses_no_other(monkeypatch: pytest.MonkeyPatch, tmp_pa
     ]
 
 
-def test_stopping_keeps_what_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_stopped_run_keeps_measured_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def row(sweep: Any, count: int, preset: str, **_: Any) -> dict[str, Any]:
         if count == 3:
             raise KeyboardInterrupt
@@ -364,7 +364,7 @@ def test_a_process_that_ends_early_says_why() -> None:
         list(lines_of_fresh_process("time:sleep", {"seconds": 1}))
 
 
-def test_each_primitive_in_a_process_of_its_own() -> None:
+def test_each_primitive_in_a_separate_process() -> None:
     stages: list[str] = []
     document = run_layers(
         "dropout,rmsnorm", "ci", members=(2,), isolate=True, progress=lambda stage, *_: stages.append(stage)

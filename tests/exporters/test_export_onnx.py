@@ -201,7 +201,7 @@ class Unnamed(nn.Module):
         return h.sum(1), h
 
 
-def test_a_state_that_comes_back_without_a_name(onnx: Any, tmp_path: Path) -> None:
+def test_a_state_that_is_returned_without_a_name(onnx: Any, tmp_path: Path) -> None:
     modules = [seeded(Unnamed, i) for i in range(N)]
     build(
         saved(tmp_path, modules),

@@ -129,7 +129,7 @@ def test_the_lines_answer_as_the_ensemble(
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_the_lines_refuse_what_the_bounds_refuse(answered: Path) -> None:
+def test_the_lines_refuse_sizes_outside_the_bounds(answered: Path) -> None:
     assert (answered / "refused" / "error.txt").exists()
     assert not (answered / "refused" / "answers.pt").exists()
 

@@ -53,7 +53,7 @@ def test_eval_runs_the_program_that_load_would() -> None:
 
 @pytest.mark.parametrize("how", [{"fused": True}, {"foreach": True}, {}])
 def test_eval_answers_follow_an_optimizer(how: dict[str, Any]) -> None:
-    """The fused kernel of an optimizer writes into weights and does not raise torch's version counter."""
+    """The fused kernel of an optimizer writes into weights but does not increase their version counter."""
     fused = widepack.fuse(
         members(lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), 2),
         draw(5, 4),

@@ -202,7 +202,7 @@ def test_stochastic_passes_of_one_checkpoint() -> None:
         assert all(not torch.equal(y[name][i], y[name][j]) for i in range(8) for j in range(i))
         assert not torch.equal(y[name], again[name])
     close(y["drop"].mean(0), plain["h"], atol=0.6, rtol=0.6)
-    # masks of two passes are independent: both keep one value in four
+    # the masks of two passes are independent: one value in four is in both
     both = (share[0::2] * share[1::2]).mean()
     assert 0.23 < float(both) < 0.27
     assert torch.equal(fused.unfuse()[63].get_parameter("attend.in_proj_weight"), model.attend.in_proj_weight)

@@ -221,7 +221,7 @@ def test_a_difference_of_several_members_is_reported_once() -> None:
     )
 
 
-def test_a_constant_of_train_mode_is_refused_there() -> None:
+def test_a_constant_that_differs_in_train_mode_is_refused_in_train_mode() -> None:
     chances = iter((0.1, 0.2))
     fused = widepack.fuse(
         members(lambda: nn.Sequential(nn.Linear(4, 3), nn.Dropout(next(chances))), 2),
