@@ -129,7 +129,7 @@ def calls(ens: widepack.WideModel) -> dict[str, Tensor]:
     """Returns inputs and answers of every entry, for both patterns and batches 1 and 3. An entry with state
     is called twice, one call after the other.
     """
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     generator = torch.Generator().manual_seed(1)
     for name, entry in ens.manifest.entries.items():
         carried = {s.input for s in entry.state}
@@ -140,9 +140,9 @@ def calls(ens: widepack.WideModel) -> dict[str, Tensor]:
                 shape = [*([len(ens)] if pattern == "each" else []), batch, *sizes]
                 x = torch.randint(-3, 4, shape, generator=generator).float()
                 at = f"{name}.{pattern}.{batch}"
-                found[f"{at}.input"] = x
-                found.update(answer(ens, name, pattern, x, at))
-    return found
+                tensors[f"{at}.input"] = x
+                tensors.update(answer(ens, name, pattern, x, at))
+    return tensors
 
 
 def answer(ens: widepack.WideModel, name: str, pattern: str, x: Tensor, at: str) -> dict[str, Tensor]:

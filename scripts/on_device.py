@@ -5,9 +5,9 @@
     540]
 
 The script writes two kinds of documents into the folder. `device.json` lists every step: its command,
-seconds, exit status and the end of its output. For the tests, it also lists each failure, the number of comparisons,
-and the ops without a kernel on the device. The others are the documents of `widepack bench`, which a later
-call continues. A step that exceeds its time limit is stopped, and the results measured until then are kept.
+seconds, exit status and the end of its output. For the tests, it also lists each failure, the number of
+comparisons, and the ops without a kernel on the device. The others are the documents of `widepack bench`,
+which a later call continues. A step that exceeds its time limit is stopped, and its results so far are kept.
 """
 
 from __future__ import annotations
@@ -115,27 +115,27 @@ def step(command: list[str], device: str, limit_s: float) -> dict[str, Any]:
 
 def tests(path: Path) -> dict[str, Any]:
     """Returns counts, failures with messages, and the sums of the tests' properties of a JUnit file."""
-    found: dict[str, Any] = {"passed": 0, "skipped": 0, "failed": {}, "compared": 0, "without_kernel": []}
+    counts: dict[str, Any] = {"passed": 0, "skipped": 0, "failed": {}, "compared": 0, "without_kernel": []}
     if not path.exists():
-        return found
+        return counts
     for case in ElementTree.parse(path).iter("testcase"):
         bad = next((b for kind in ("failure", "error") for b in case.iter(kind)), None)
         if bad is not None:
-            found["failed"][f"{case.get('classname')}.{case.get('name')}"] = (
+            counts["failed"][f"{case.get('classname')}.{case.get('name')}"] = (
                 bad.text or bad.get("message") or ""
             )[-SAID:]
         elif case.find("skipped") is not None:
-            found["skipped"] += 1
+            counts["skipped"] += 1
         else:
-            found["passed"] += 1
+            counts["passed"] += 1
         for row in case.iter("property"):
             if row.get("name") == "compared":
-                found["compared"] += int(row.get("value") or 0)
+                counts["compared"] += int(row.get("value") or 0)
             elif row.get("name") == "absent":
-                found["without_kernel"] += [
+                counts["without_kernel"] += [
                     op.strip(" '[]") for op in (row.get("value") or "").split(",") if op.strip(" '[]")
                 ]
-    return found
+    return counts
 
 
 def main() -> int:

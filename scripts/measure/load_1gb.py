@@ -84,16 +84,19 @@ def main() -> None:
                 row["anon_share_of_weights"] = row["anon_bytes"] / made["weights_bytes"]
                 made["loads"].append(row)
                 print(row, flush=True)
-        for words in (["--help"], ["inspect", f"{folder}/e.wide"]):
+        for arguments in (["--help"], ["inspect", f"{folder}/e.wide"]):
             seconds = []
             for _ in range(given.runs):
                 start = time.perf_counter()
                 subprocess.run(
-                    [sys.executable, "-m", "widepack_cli", *words], capture_output=True, check=True, env=env
+                    [sys.executable, "-m", "widepack_cli", *arguments],
+                    capture_output=True,
+                    check=True,
+                    env=env,
                 )
                 seconds.append(time.perf_counter() - start)
-            made[f"{words[0].strip('-')}_s"] = sorted(seconds)
-            print(words[0], sorted(seconds), flush=True)
+            made[f"{arguments[0].strip('-')}_s"] = sorted(seconds)
+            print(arguments[0], sorted(seconds), flush=True)
     Path(given.out).write_text(json.dumps(made, indent=1) + "\n")
 
 

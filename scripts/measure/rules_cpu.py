@@ -63,14 +63,16 @@ def measured(search: Search, batch: int, seconds: float) -> dict[str, Any]:
     plans = {"loop": loop, "wide": wide, "by the rules": search.rules()}
     if packs:
         plans |= {"loop, packed": with_choices(loop, packs), "wide, packed": with_choices(wide, packs)}
-    found = {
+    candidates = {
         name: search.candidate(RULES if name == "by the rules" else name, plan)
         for name, plan in plans.items()
     }
-    made = {name: c for name, c in found.items() if c is not None and search.is_right(search.bound(c))}
-    times = race({name: search.call(c) for name, c in made.items()}, seconds)
+    correct = {
+        name: c for name, c in candidates.items() if c is not None and search.is_right(search.bound(c))
+    }
+    times = race({name: search.call(c) for name, c in correct.items()}, seconds)
     grows = activations(search.first, search.kinds, members, search.example, search.letter)
-    for c in made.values():
+    for c in correct.values():
         c.bound = None
     return {
         "members": members,

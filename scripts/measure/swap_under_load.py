@@ -64,14 +64,14 @@ class Residual(nn.Module):
 
 def checkpoints(folder: Path, width: int) -> dict[str, list[Path]]:
     """Builds both versions of every member."""
-    found: dict[str, list[Path]] = {"A": [], "B": []}
-    for v, version in enumerate(found):
+    paths: dict[str, list[Path]] = {"A": [], "B": []}
+    for v, version in enumerate(paths):
         for i in range(MEMBERS):
             torch.manual_seed(100 * v + i)
             path = folder / f"{version}{i}.pt"
             torch.save(Residual(width).state_dict(), path)
-            found[version].append(path)
-    return found
+            paths[version].append(path)
+    return paths
 
 
 def built(folder: Path, version: str, paths: list[Path], width: int) -> Path:
@@ -100,7 +100,7 @@ class Load:
     def run(self, calls: int) -> list[float]:
         """Makes all calls and returns the seconds of each."""
         each = calls // self.threads
-        found: list[list[float]] = [[] for _ in range(self.threads)]
+        times: list[list[float]] = [[] for _ in range(self.threads)]
         answers: list[list[tuple[int, Tensor]]] = [[] for _ in range(self.threads)]
         begin = threading.Barrier(self.threads)
 
@@ -111,7 +111,7 @@ class Load:
                     which = (me + k) % INPUTS
                     start = time.perf_counter()
                     y = self.ens(self.inputs[which])
-                    found[me].append(time.perf_counter() - start)
+                    times[me].append(time.perf_counter() - start)
                     answers[me].append((which, y))
                     self.done += 1  # approximate: it only sets the pace of the swaps
 
@@ -123,7 +123,7 @@ class Load:
         for rows in answers:  # compared after all calls, because a comparison takes as long as a call
             for which, y in rows:
                 self._look(which, y)
-        return [t for row in found for t in row]
+        return [t for row in times for t in row]
 
     def _look(self, which: int, y: Tensor) -> None:
         versions = [

@@ -141,7 +141,7 @@ def compared(old: list[dict[str, float]], new: list[dict[str, float]]) -> dict[s
 
 
 def measure(given: argparse.Namespace) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
-    """Runs all rounds and returns the measurements of the old and the new checkout, one row for each round."""
+    """Runs all rounds and returns the measurements of both checkouts, one row for each round."""
     old, new = given.old.resolve(), given.new.resolve()
     sides: dict[Path, list[dict[str, float]]] = {old: [], new: []}
     with tempfile.TemporaryDirectory(prefix="widepack-checkouts-") as temporary:
@@ -181,10 +181,10 @@ def main() -> None:
         ).stdout.strip()
         for side, path in (("old", given.old), ("new", given.new))
     }
-    words = [Path(word).name if os.sep in word else word for word in sys.argv[1:]]
+    arguments = [Path(word).name if os.sep in word else word for word in sys.argv[1:]]
     document = {
         "environment": environment("cpu", 1),
-        "command": shlex.join(["scripts/measure/two_checkouts.py", *words]),
+        "command": shlex.join(["scripts/measure/two_checkouts.py", *arguments]),
         "commits": commits,
         "rows": rows,
     }

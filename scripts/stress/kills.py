@@ -3,10 +3,10 @@ that the next writer removes the remaining files.
 
 Each run is a child of a warmed-up process, which has imported torch and run the operation once. The script
 kills the child at a time drawn evenly over the run time. Afterwards the path must have the complete old or
-the complete new artifact: it opens with verify="hashes", and its answers are equal to the expected ones, bit for
-bit, for both patterns. Then another writer publishes, and every remaining file must be in its manifest. With
---steps, each operation is also killed before each step in the folder. A step is an audit event of Python: a
-file is opened, renamed or removed, or a folder is made.
+the complete new artifact: it opens with verify="hashes", and its answers are equal to the expected ones, bit
+for bit, for both patterns. Then another writer publishes, and every remaining file must be in its manifest.
+With --steps, each operation is also killed before each step in the folder. A step is an audit event of
+Python: a file is opened, renamed or removed, or a folder is made.
 
     python scripts/stress/kills.py                       # 200 kills; writes bench/results/kills.json
     python scripts/stress/kills.py --steps               # also kills at every step
@@ -116,7 +116,7 @@ def scene(folder: Path, only: Sequence[str] = OPERATIONS, times: int = 3) -> Sce
     specs: dict[str, Any] = {"model": Net, "inputs": ["x=float32[B,16]"], "targets": ("cpu",)}
     kept, path = folder / "kept.wide", folder / "ens.wide"
     widepack.build(paths[:3], kept, **specs)
-    made = [
+    operations = [
         Operation(
             "first build", lambda p, progress: widepack.build(paths[:3], p, progress=progress, **specs)
         ),
@@ -126,23 +126,23 @@ def scene(folder: Path, only: Sequence[str] = OPERATIONS, times: int = 3) -> Sce
         Operation("update", lambda p, progress: widepack.update(p, {1: paths[5]}, progress=progress)),
         Operation("append", lambda p, progress: widepack.append(p, [paths[6]], progress=progress)),
     ]
-    made = [o for o in made if o.name in only]
-    found = Scene(path, kept, Reader(kept).manifest.digest, answers_of(kept), made)
-    for operation in made:
-        reset(found, operation)
+    operations = [o for o in operations if o.name in only]
+    prepared = Scene(path, kept, Reader(kept).manifest.digest, answers_of(kept), operations)
+    for operation in operations:
+        reset(prepared, operation)
         operation.run(path, None)  # in this process, so that the children inherit all imports
-        took = []
+        durations = []
         for _ in range(times):
-            reset(found, operation)
+            reset(prepared, operation)
             start = time.perf_counter()
             child = fork(lambda: operation.run(path, None))  # noqa: B023  the function runs now
             status = os.waitpid(child, 0)[1]
-            took.append(time.perf_counter() - start)
+            durations.append(time.perf_counter() - start)
             if status:
                 raise SystemExit(f"{operation.name} failed without being killed")
-        operation.seconds = statistics.median(took)
+        operation.seconds = statistics.median(durations)
         operation.answers = answers_of(path)
-    return found
+    return prepared
 
 
 def reset(scene: Scene, operation: Operation) -> None:
@@ -200,8 +200,8 @@ def cleared(scene: Scene) -> str:
     publish_old(scene)
     reader = Reader(scene.path)
     reader.check_hashes()
-    left = files(scene.path) - {MANIFEST, *reader.manifest.files}
-    return ", ".join(sorted(left))
+    remaining = files(scene.path) - {MANIFEST, *reader.manifest.files}
+    return ", ".join(sorted(remaining))
 
 
 def kill_at(scene: Scene, operation: Operation, seconds: float, stage: mmap.mmap) -> dict[str, Any]:
@@ -224,7 +224,7 @@ def kill_at(scene: Scene, operation: Operation, seconds: float, stage: mmap.mmap
 
 
 def kill_before(scene: Scene, operation: Operation, step: int) -> dict[str, Any] | None:
-    """Runs an operation and kills it before the given step in the folder. Returns None without such a step."""
+    """Kills an operation before the given step in the folder. Returns None if the step does not exist."""
     reset(scene, operation)
     place = os.fspath(scene.path)
 
@@ -252,11 +252,11 @@ def after(scene: Scene, operation: Operation, row: dict[str, Any]) -> dict[str, 
     if (scene.path / MANIFEST).exists():
         named = {MANIFEST, *Reader(scene.path).manifest.files}
     litter = sorted(files(scene.path) - named)
-    found = look(scene, operation)
+    state = look(scene, operation)
     return {
         "operation": operation.name,
         **row,
-        "found": found,
+        "found": state,
         "litter": len([n for n in litter if n != LOCK]),
         "left": cleared(scene),
     }
@@ -288,24 +288,24 @@ def run(
     times: how often each operation is timed first.
     """
     torch.set_num_threads(1)
-    made = scene(folder, only, times)
-    timed = {o.name: round(o.seconds, 3) for o in made.operations}
-    dice = random.Random(seed)
+    prepared = scene(folder, only, times)
+    timed = {o.name: round(o.seconds, 3) for o in prepared.operations}
+    generator = random.Random(seed)
     stage = mmap.mmap(-1, 1)
     plan: list[tuple[Operation, float]] = []
-    for number, operation in enumerate(made.operations):
-        count = kills // len(made.operations) + (number < kills % len(made.operations))
+    for number, operation in enumerate(prepared.operations):
+        count = kills // len(prepared.operations) + (number < kills % len(prepared.operations))
         plan += [
-            (operation, operation.seconds * (k + dice.random()) / count) for k in range(count)
+            (operation, operation.seconds * (k + generator.random()) / count) for k in range(count)
         ]  # one time in each part of the run time
-    dice.shuffle(plan)
+    generator.shuffle(plan)
     rows: list[dict[str, Any]] = []
     while plan:
         operation, seconds = plan.pop()
-        rows.append(kill_at(made, operation, seconds, stage))
+        rows.append(kill_at(prepared, operation, seconds, stage))
         if not rows[-1]["killed"]:  # the operation ended before the kill
             operation.seconds = (operation.seconds + seconds) / 2
-            plan.insert(0, (operation, operation.seconds * dice.random()))
+            plan.insert(0, (operation, operation.seconds * generator.random()))
         if len(rows) % 20 == 0:
             print(
                 f"{len(rows)} runs, {len(plan)} to go: "
@@ -321,9 +321,9 @@ def run(
     }
     if steps:
         at_steps = []
-        for operation in made.operations:
+        for operation in prepared.operations:
             step = 1
-            while (row := kill_before(made, operation, step)) is not None:
+            while (row := kill_before(prepared, operation, step)) is not None:
                 at_steps.append(row)
                 step += 1
             print(f"{operation.name}: {step - 1} steps")
@@ -353,13 +353,13 @@ def main() -> None:
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = str(Path(folder) / "cache")
-        found = run(args.kills, args.seed, args.steps, Path(folder), args.only or OPERATIONS, args.times)
+        results = run(args.kills, args.seed, args.steps, Path(folder), args.only or OPERATIONS, args.times)
     command = "kills.py" + f" --kills {args.kills}" + " --steps" * args.steps
     document = {
         "what": (__doc__ or "").strip(),
         "environment": environment("cpu", 1) | {"command": command},
         "took_s": round(time.monotonic() - start, 1),
-        **found,
+        **results,
     }
     args.out.write_text(text(document))
     wrong = sum(len(document[part]["wrong"]) for part in ("random", "steps") if part in document)

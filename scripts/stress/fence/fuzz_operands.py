@@ -175,10 +175,10 @@ class Monitor:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         if self.library is not None:
             environment |= {"LD_PRELOAD": str(self.library)}
-        words = ["--worker", json.dumps(tasks), "--seed", str(self.seed)]
-        words += ([] if self.library else ["--no-fence"]) + (["--unchecked"] if self.unchecked else [])
+        options = ["--worker", json.dumps(tasks), "--seed", str(self.seed)]
+        options += ([] if self.library else ["--no-fence"]) + (["--unchecked"] if self.unchecked else [])
         worker = subprocess.Popen(
-            [sys.executable, str(Path(__file__).resolve()), *words],
+            [sys.executable, str(Path(__file__).resolve()), *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=environment,
