@@ -166,7 +166,7 @@ def main() -> int:
             json.dumps({k: v for k, v in document["steps"][name].items() if k != "said"})[:SAID],
             flush=True,
         )
-    return max(s["exit"] != 0 for s in document["steps"].values())
+    return int(max(s["exit"] != 0 for s in document["steps"].values()))
 
 
 if __name__ == "__main__":
