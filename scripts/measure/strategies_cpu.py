@@ -6,9 +6,9 @@ relu) under every strategy that applies, and complete networks.
     linear|embedding|conv|nets]
 
 The script uses one thread, pinned to one core. Strategies are interleaved in one process. They are compared
-by the CPU time of the thread, because other processes may share the core. `us` is the lower quartile.
-`ratio` is the median of ratios to the first strategy in the row (over 1: faster). Before the timing, the answer of every
-strategy is compared with the answer of the first.
+by the CPU time of the thread, because other processes may share the core. `us` is the lower quartile. `ratio`
+is the median of ratios to the first strategy in the row (over 1: faster). Before the timing, the answer of
+every strategy is compared with the answer of the first.
 """
 
 from __future__ import annotations
