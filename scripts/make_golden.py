@@ -1,11 +1,11 @@
-"""Makes the artifacts of artifacts/golden/: small ones that every later version must open with the same
-answers.
+"""Makes the artifacts of artifacts/golden/. They are small, and every later version must open them with the
+same answers.
 
-    python scripts/make_golden.py artifacts/golden          makes those that are not there yet, dated today
+    python scripts/make_golden.py artifacts/golden          makes the missing ones, dated today
 
 Weights and inputs are small whole numbers, and every op is exact on them (linear, convolution, relu, max
-pool, addition): each answer is the same on any CPU, bit for bit, in whatever order it is added up. What was
-made is never made again: a change of the format adds artifacts, and changes none.
+pool, addition). So each answer is the same on any CPU, bit for bit, in any order of summation. An existing
+artifact is never made again: a change of the format adds artifacts, and changes none.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Mlp(nn.Module):
 
 
 class Sum(nn.Module):
-    """Adds every call's rows to a total that the caller carries."""
+    """Adds the rows of every call to a total that the caller carries."""
 
     total: Tensor
 
@@ -110,7 +110,7 @@ GOLDEN = {
 
 
 def whole_numbers(module: nn.Module, seed: int) -> nn.Module:
-    """The module with whole numbers from -2 to 2 for weights."""
+    """Returns the module with whole numbers from -2 to 2 as weights."""
     generator = torch.Generator().manual_seed(seed)
     for value in module.state_dict().values():
         value.copy_(torch.randint(-2, 3, value.shape, generator=generator))
@@ -118,7 +118,7 @@ def whole_numbers(module: nn.Module, seed: int) -> nn.Module:
 
 
 def flat(value: Any, name: str) -> dict[str, Tensor]:
-    """The tensors of a result by name: `forward.shared.3.scores`, of a list by number."""
+    """Returns the tensors of a result by name: `forward.shared.3.scores`; in a list, by number."""
     if isinstance(value, Tensor):
         return {name: value.contiguous().clone()}
     rows = value.items() if hasattr(value, "items") else enumerate(value)
@@ -126,10 +126,10 @@ def flat(value: Any, name: str) -> dict[str, Tensor]:
 
 
 def calls(ens: widepack.WideModel) -> dict[str, Tensor]:
-    """Inputs and answers of every entry, both patterns, batches 1 and 3; of what carries state two calls, one
-    after the other.
+    """Returns inputs and answers of every entry, for both patterns and batches 1 and 3. An entry with state
+    is called twice, one call after the other.
     """
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     generator = torch.Generator().manual_seed(1)
     for name, entry in ens.manifest.entries.items():
         carried = {s.input for s in entry.state}
@@ -140,14 +140,14 @@ def calls(ens: widepack.WideModel) -> dict[str, Tensor]:
                 shape = [*([len(ens)] if pattern == "each" else []), batch, *sizes]
                 x = torch.randint(-3, 4, shape, generator=generator).float()
                 at = f"{name}.{pattern}.{batch}"
-                found[f"{at}.input"] = x
-                found.update(answer(ens, name, pattern, x, at))
-    return found
+                tensors[f"{at}.input"] = x
+                tensors.update(answer(ens, name, pattern, x, at))
+    return tensors
 
 
 def answer(ens: widepack.WideModel, name: str, pattern: str, x: Tensor, at: str) -> dict[str, Tensor]:
-    """The answers of one entry to one input; of what carries state those of two calls, and the state after
-    them.
+    """Returns the answers of one entry to one input. For an entry with state, these are the answers of two
+    calls and the state after them.
     """
     entry = ens.entry(name)
     call = entry if pattern == "shared" else entry.each
@@ -170,7 +170,7 @@ def main(folder: Path) -> None:
         back = Path.cwd()
         with tempfile.TemporaryDirectory() as work, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            os.chdir(work)  # for checkpoints without the path of this machine
+            os.chdir(work)  # so that the names of checkpoints contain no path of this machine
             try:
                 paths = [f"{name}-{i}.pt" for i in range(len(golden.members))]
                 for i, (path, make) in enumerate(zip(paths, golden.members)):

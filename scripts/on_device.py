@@ -4,10 +4,10 @@
     python scripts/on_device.py -o results [--device cuda] [--steps tests,primitives,blocks,networks] [--limit
     540]
 
-Written into the folder: `device.json` (every step: its command, seconds, exit status, the end of what it
-said; of the tests each failure, how many were compared, and the ops without a kernel there) and the documents
-of `widepack bench`, which a later call goes on with. A step that does not end in its time is stopped, and
-what it has measured so far is there.
+The script writes two kinds of documents into the folder. `device.json` lists every step: its command,
+seconds, exit status and the end of its output. For the tests, it also lists each failure, the number of
+comparisons, and the ops without a kernel on the device. The others are the documents of `widepack bench`,
+which a later call continues. A step that exceeds its time limit is stopped, and its results so far are kept.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PLACES = [str(ROOT / place) for place in (".", "artifacts", "bench", "cli")]
-sys.path[:0] = PLACES  # nothing need be installed there
+sys.path[:0] = PLACES  # the packages need not be installed on the device
 
 from widepack_bench.report.environment import environment  # noqa: E402
 
-SAID = 4000  # characters of a step's output that are kept
-GRACE_S = 20  # for a step that was interrupted to write what it has
+SAID = 4000  # number of characters of the output of a step that are kept
+GRACE_S = 20  # seconds in which an interrupted step writes its results
 
 
 def commands(device: str, out: Path) -> dict[str, list[str]]:
-    """Each step's command."""
+    """Returns the command of each step."""
     cli = [sys.executable, "-m", "widepack_cli"]
     return {
         "tests": [
@@ -76,7 +76,7 @@ def commands(device: str, out: Path) -> dict[str, list[str]]:
 
 
 def step(command: list[str], device: str, limit_s: float) -> dict[str, Any]:
-    """Run a command, interrupt it when its time is over."""
+    """Runs a command and interrupts it at its time limit."""
     env = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(PLACES),
@@ -114,37 +114,39 @@ def step(command: list[str], device: str, limit_s: float) -> dict[str, Any]:
 
 
 def tests(path: Path) -> dict[str, Any]:
-    """What a JUnit file says: counts, failures with their words, and the tests' own properties added up."""
-    found: dict[str, Any] = {"passed": 0, "skipped": 0, "failed": {}, "compared": 0, "without_kernel": []}
+    """Returns counts, failures with messages, and the sums of the tests' properties of a JUnit file."""
+    counts: dict[str, Any] = {"passed": 0, "skipped": 0, "failed": {}, "compared": 0, "without_kernel": []}
     if not path.exists():
-        return found
+        return counts
     for case in ElementTree.parse(path).iter("testcase"):
         bad = next((b for kind in ("failure", "error") for b in case.iter(kind)), None)
         if bad is not None:
-            found["failed"][f"{case.get('classname')}.{case.get('name')}"] = (
+            counts["failed"][f"{case.get('classname')}.{case.get('name')}"] = (
                 bad.text or bad.get("message") or ""
             )[-SAID:]
         elif case.find("skipped") is not None:
-            found["skipped"] += 1
+            counts["skipped"] += 1
         else:
-            found["passed"] += 1
+            counts["passed"] += 1
         for row in case.iter("property"):
             if row.get("name") == "compared":
-                found["compared"] += int(row.get("value") or 0)
+                counts["compared"] += int(row.get("value") or 0)
             elif row.get("name") == "absent":
-                found["without_kernel"] += [
+                counts["without_kernel"] += [
                     op.strip(" '[]") for op in (row.get("value") or "").split(",") if op.strip(" '[]")
                 ]
-    return found
+    return counts
 
 
 def main() -> int:
     known = list(commands("", Path()))
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("-o", "--out", type=Path, required=True, help="a folder")
+    parser.add_argument("-o", "--out", type=Path, required=True, help="folder for the results")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--steps", default=",".join(known), help=f"of {', '.join(known)}")
-    parser.add_argument("--limit", type=float, default=540.0, help="seconds of all steps together")
+    parser.add_argument(
+        "--steps", default=",".join(known), help=f"steps, separated by commas: {', '.join(known)}"
+    )
+    parser.add_argument("--limit", type=float, default=540.0, help="limit in seconds for all steps together")
     given = parser.parse_args()
     steps = given.steps.split(",")
     if unknown := [s for s in steps if s not in known]:
@@ -164,7 +166,7 @@ def main() -> int:
             json.dumps({k: v for k, v in document["steps"][name].items() if k != "said"})[:SAID],
             flush=True,
         )
-    return max(s["exit"] != 0 for s in document["steps"].values())
+    return int(max(s["exit"] != 0 for s in document["steps"].values()))
 
 
 if __name__ == "__main__":

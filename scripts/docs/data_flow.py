@@ -30,7 +30,7 @@ WIDTH, HEIGHT, GAP, BOX = 1080, 300, 20, 118
 
 
 def box(x: float, y: float, width: float, lines: tuple[str, ...], kind: str) -> str:
-    """A box with a title and two lines."""
+    """Draws a box with a title and two lines."""
     middle = x + width / 2
     rest = "".join(
         f'<text x="{middle:g}" y="{y + 44 + 16 * i:g}" class="small">{line}</text>'
@@ -43,12 +43,12 @@ def box(x: float, y: float, width: float, lines: tuple[str, ...], kind: str) -> 
 
 
 def arrow(x: float, y: float, to: float) -> str:
-    """An arrow from left to right."""
+    """Draws an arrow from left to right."""
     return f'<line x1="{x:g}" y1="{y:g}" x2="{to - 3:g}" y2="{y:g}" class="arrow" marker-end="url(#head)"/>'
 
 
 def row(y: float, boxes: tuple[tuple[str, ...], ...], width: float, start: float) -> list[str]:
-    """Boxes from left to right, with an arrow before each but the first."""
+    """Draws boxes from left to right, with an arrow before each box except the first."""
     parts = []
     for i, lines in enumerate(boxes):
         x = start + i * (width + GAP)
@@ -59,7 +59,7 @@ def row(y: float, boxes: tuple[tuple[str, ...], ...], width: float, start: float
 
 
 def picture() -> str:
-    """The picture as SVG."""
+    """Returns the picture as SVG."""
     top, bottom = 40, 196
     left = row(top, BUILD, BOX, 12)
     end = 12 + 7 * BOX + 6 * GAP

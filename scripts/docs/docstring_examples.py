@@ -9,9 +9,9 @@ import griffe
 
 
 class ExampleSections(griffe.Extension):
-    """Renames the section before griffe parses the docstring. Else griffe shows an `Example:` as text."""
+    """Renames the section before griffe parses the docstring. Without it, griffe shows text."""
 
     def on_object(self, *, obj: Any, **_: Any) -> None:
-        """Runs for every module, class, function and attribute that griffe has read."""
+        """Renames the section in every module, class, function and attribute that griffe reads."""
         if obj.docstring is not None:
             obj.docstring.value = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)

@@ -43,12 +43,12 @@ README_ROWS = ("mlp-b32", "resnet18", "vit", "bert", "lstm", "unet")
 
 
 def read(name: str) -> Any:
-    """A document of bench/results."""
+    """Returns a document of bench/results."""
     return json.loads((ROOT / "bench" / "results" / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def filled(text: str) -> str:
-    """The text of a page with all its generated parts made again."""
+    """Returns the text of a page with all generated parts updated."""
     return MARK.sub(lambda m: f"{m[1]}{PARTS[m[2]]().rstrip()}\n{m[4]}", text)
 
 
@@ -60,7 +60,7 @@ def _suite(threads: int) -> str:
 
 
 def _lines_as_list(text: str) -> str:
-    """A table with the lines below it as a list, which Markdown does not join."""
+    """Returns a table and the lines below it. The lines form a list, so Markdown does not join them."""
     rows, _, notes = text.partition("\n\n")
     return rows + "\n\n" + "\n".join(f"- {line}" for line in notes.splitlines() if line)
 
@@ -74,7 +74,7 @@ def suite_two_threads() -> str:
 
 
 def suite_six_rows() -> str:
-    """Six rows of the suite, on one thread: the table of the README."""
+    """Returns the table of the README: six rows of the suite, on one thread."""
     rows = read("suite-cpu")["rows"]
     lines = [
         "| network | members | batch | widepack | fastest alternative | speedup | over the eager loop |",
@@ -82,13 +82,13 @@ def suite_six_rows() -> str:
     ]
     for name in README_ROWS:
         row = rows[f"{name}, 1 thread"]
-        (found,) = row["report"]["rows"]
-        fastest, looped = found["baselines"][found["fastest"]], found["baselines"]["loop"]
-        ratio = found["ratio"]
+        (result,) = row["report"]["rows"]
+        fastest, looped = result["baselines"][result["fastest"]], result["baselines"]["loop"]
+        ratio = result["ratio"]
         lines.append(
             f"| {row['title']} ({suite_sizes.short(name)}) "
-            f"| {row['members']} | {row['batch']} | {duration(found['median_ms'])} "
-            f"| {found['fastest']}, {duration(fastest['median_ms'])} "
+            f"| {row['members']} | {row['batch']} | {duration(result['median_ms'])} "
+            f"| {result['fastest']}, {duration(fastest['median_ms'])} "
             f"| {ratio['value']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}] | "
             f"{looped['ratio']['value']:.2f} |"
         )
@@ -109,11 +109,11 @@ def layers() -> str:
 
 def blocks() -> str:
     document = read("blocks-cpu")
-    found = document["summary"]
+    summary = document["summary"]
     lines = [
-        f"{found['holds']} of {found['measured']} blocks hold. The geometric mean of the "
+        f"{summary['holds']} of {summary['measured']} blocks hold. The geometric mean of the "
         "ratios to the fastest "
-        f"baseline is {found['geometric_mean']:.2f}.",
+        f"baseline is {summary['geometric_mean']:.2f}.",
         "",
         "| block | ratio | verdict |",
         "|---|---|---|",
@@ -145,20 +145,20 @@ def _value(interval: Mapping[str, Any], unit: float = 1.0, form: str = ".2f") ->
 
 
 def zoo() -> str:
-    """What 237 architectures of public packages gave."""
+    """Returns the results of 237 architectures of public packages."""
     document, again = read("zoo-cpu"), read("zoo-cpu")["sample_of_60"]
-    found = document["summary"]
+    summary = document["summary"]
     lines = [
-        f"- {found['entries']} architectures that export with a dynamic batch were tried, "
+        f"- {summary['entries']} architectures that export with a dynamic batch were tried, "
         "with 3 members each. "
-        f"{found['right_shared']} are right with shared inputs and {found['right_each']} "
+        f"{summary['right_shared']} are right with shared inputs and {summary['right_each']} "
         "with one input for each member.",
         *(f"- `{name}` is not: {why}." for name, why in document["failed"].items()),
-        f"- Silently wrong: {found['silently_wrong']}.",
-        f"- In {found['wide_share_at_least_98']}, at least 98% of the nodes that read "
+        f"- Silently wrong: {summary['silently_wrong']}.",
+        f"- In {summary['wide_share_at_least_98']}, at least 98% of the nodes that read "
         "members' own weights run wide.",
-        f"- Kernels of the wide program over one member's: {found['kernels_median']:.2f} in the median, "
-        f"{found['kernels_p90']:.2f} at the 90th percentile.",
+        f"- Kernels of the wide program over one member's: {summary['kernels_median']:.2f} in the median, "
+        f"{summary['kernels_p90']:.2f} at the 90th percentile.",
         f"- A build on one thread takes {again['build_s_median']:.1f} s in the median and "
         f"{again['build_s_p90']:.0f} s at the "
         "90th percentile (a seeded sample of 60).",
@@ -182,30 +182,30 @@ def unseen() -> str:
 
 
 def zoo_onnx() -> str:
-    found = read("zoo-onnx")["summary"]
+    summary = read("zoo-onnx")["summary"]
     return (
-        f"Of a seeded sample of {found['entries']}, torch's own exporter takes "
-        f"{found['torch_exporter_takes']} single "
-        f"members with a dynamic batch. Of these, {found['widepack_right_of_those']} "
+        f"Of a seeded sample of {summary['entries']}, torch's own exporter takes "
+        f"{summary['torch_exporter_takes']} single "
+        f"members with a dynamic batch. Of these, {summary['widepack_right_of_those']} "
         "answer in ONNX Runtime as wide programs "
-        f"within float32 rounding ({found['torch_right_of_those']} as torch writes them "
-        f"alone). Of all {found['entries']}, "
-        f"{found['widepack_right']} do; one has complex numbers inside."
+        f"within float32 rounding ({summary['torch_right_of_those']} as torch writes them "
+        f"alone). Of all {summary['entries']}, "
+        f"{summary['widepack_right']} do; one has complex numbers inside."
     )
 
 
 def zoo_speed() -> str:
     document = read("zoo-speed-cpu")
-    found = document["summary"]
-    quiet = found["rows"] - found["verdicts"].get("noisy", 0)
-    slower = [row for row in found["does_not_hold"] if row["verdict"] == "slower"]
+    summary = document["summary"]
+    quiet = summary["rows"] - summary["verdicts"].get("noisy", 0)
+    slower = [row for row in summary["does_not_hold"] if row["verdict"] == "slower"]
     lines = [
-        f"Without tuning, over a seeded sample of {found['entries']} architectures (8 "
+        f"Without tuning, over a seeded sample of {summary['entries']} architectures (8 "
         "members, batches 1 and 8), "
-        f"{found['verdicts']['holds']} of {quiet} rows that were quiet enough hold "
+        f"{summary['verdicts']['holds']} of {quiet} rows that were quiet enough hold "
         "against the faster of eager loop and vmap. "
-        f"The geometric mean is {found['geomean_ratio']:.1f} times as fast, and "
-        f"{found['geomean_over_loop']:.1f} times as fast as the loop.",
+        f"The geometric mean is {summary['geomean_ratio']:.1f} times as fast, and "
+        f"{summary['geomean_over_loop']:.1f} times as fast as the loop.",
         "",
         "| slower | batch | baseline | ratio |",
         "|---|---|---|---|",
@@ -368,7 +368,7 @@ PARTS: dict[str, Callable[[], str]] = {
 
 
 def stale() -> list[str]:
-    """The pages whose generated parts are not those of bench/results."""
+    """Returns the pages whose generated parts differ from bench/results."""
     texts = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
     return [page for page, text in texts.items() if filled(text) != text]
 

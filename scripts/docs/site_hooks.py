@@ -1,9 +1,9 @@
 """Extends the documentation site: adds the pages outside docs/, and turns links between files into links of
 the site.
 
-Every link in a Markdown file is relative to that file, as a reader of the repository needs it. The site has
-other paths for some files, so links are resolved to a file of the repository first, and then to the page that
-shows it.
+Every link in a Markdown file is relative to that file, so that it works in the repository. The site has other
+paths for some files. So each link is resolved first to a file of the repository, and then to the page that
+shows the file.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ PAGES = {
     "CHANGELOG.md": "contributing/changelog.md",
     "widepack/README.md": "contributing/rooms.md",
 }
-"""A file outside docs/ -> the page of the site that shows it."""
+"""Maps a file outside docs/ to the page of the site that shows it."""
 
 DATA = ("bench/results/*.json", "bench/widepack_bench/schema.json", "LICENSE")
-"""Files that pages link to; the site offers them under data/."""
+"""Files that pages link to. The site has them under data/."""
 
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s]+)(\))")
 
@@ -62,8 +62,8 @@ def _link(match: re.Match[str], source: str, here: str) -> str:
 
 
 def _page_of(file: str) -> str:
-    """The path in the site of a file of the repository. Files that the site does not show keep a path that
-    mkdocs reports.
+    """Returns the path in the site of a file of the repository. For a file that the site does not show, it
+    returns a path that mkdocs reports.
     """
     if file in PAGES:
         return PAGES[file]
@@ -77,8 +77,8 @@ def _page_of(file: str) -> str:
 
 
 def on_pre_build(config: Any) -> None:
-    """Gives each command its name: the functions are all called `command`, and mkdocs-click reads the
-    function's name.
+    """Sets the name of each command. All functions are called `command`, and mkdocs-click reads the name of
+    the function.
     """
     import click
 

@@ -31,7 +31,7 @@ NETWORKS = {
 
 
 def over_members() -> dict[str, list[tuple[int, float]]]:
-    """For each baseline: (N, geometric mean over all layers of its time over widepack's)."""
+    """Returns for each baseline: (N, geometric mean over all layers of its time over widepack's time)."""
     document = json.loads((ROOT / "bench/results/primitives-cpu.json").read_text(encoding="utf-8"))
     logs: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in document["rows"].values():
@@ -45,7 +45,7 @@ def over_members() -> dict[str, list[tuple[int, float]]]:
 
 
 def over_batch() -> dict[str, list[tuple[int, float]]]:
-    """For some networks: (batch, time of the eager loop over the time by rules of thumb)."""
+    """Returns for some networks: (batch, time of the eager loop over the time by rules of thumb)."""
     rows = json.loads((ROOT / "bench/results/rules-cpu.json").read_text(encoding="utf-8"))["rows"]
     return {
         title: [(row["batch"], row["over_loop"]["by the rules"]) for row in rows[name]]

@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Measures the memory of a build, and how fast it stacks: N members together are many times larger than the
-limit of the process.
+"""Measures the memory of a build and the speed of its stacking. The N members together are many times larger
+than the memory limit of the process.
 
     python scripts/measure/build_memory.py [--row conv|attention|small]... [-n 64] [-o
     bench/results/build-memory-cpu.json] [--limit-mb 1500]
 
-Members are made one by one in a folder of their own, then a fresh process builds them while its private
-memory (RssAnon of /proc) is read every 5 ms. What is above import torch and export is counted from the
-process's private memory after it has built two tiny members; activations of the verification are in the
-figure. With --limit-mb the process runs in a memory cgroup of that size (version 1, which needs root), where
-page cache counts too but can be taken back.
+The script writes the members one by one into a separate folder. Then a new process builds them, and its
+private memory (RssAnon of /proc) is read every 5 ms. The baseline is the private memory of the process after
+it has imported torch and built two tiny members. The figure is the memory above the baseline and includes the
+activations of the verification. With --limit-mb the process runs in a memory cgroup of that size (version 1,
+which needs root). The page cache counts toward this limit, but the kernel can reclaim it.
 
-Stacking is the build's stage `write weights`: reading, hashing, writing and flushing. Beside it `cp` of the
-same files and a flush, before and after, from the page cache.
+Stacking is the stage `write weights` of the build: it reads, hashes, writes and flushes. For comparison, the
+script times `cp` of the same files and a flush, before and after the build, from the page cache.
 
 | row | the member |
 |---|---|
@@ -93,7 +93,7 @@ say("end", report.seconds)
 
 
 def _anonymous(pid: int) -> int:
-    """A process's private memory in bytes; 0 when it has ended."""
+    """Returns the private memory of a process in bytes; 0 if the process has ended."""
     try:
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("RssAnon:"):
@@ -111,7 +111,7 @@ def _limited(limit_mb: int) -> Path:
 
 
 def _copied(paths: list[str], folder: Path) -> float:
-    """Seconds of `cp` and a flush."""
+    """Returns the seconds of `cp` and a flush."""
     folder.mkdir()
     start = time.perf_counter()
     subprocess.run(["cp", *paths, str(folder)], check=True)
@@ -191,9 +191,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--row", action="append", choices=ROWS, help="default: all")
-    parser.add_argument("-n", type=int, help="members; default: the row's own")
+    parser.add_argument("-n", type=int, help="number of members; default: that of the row")
     parser.add_argument("--limit-mb", type=int, default=0)
-    parser.add_argument("--folder", type=Path, help="where to work; default: a temporary folder")
+    parser.add_argument("--folder", type=Path, help="working folder; default: a temporary folder")
     parser.add_argument("-o", type=Path)
     given = parser.parse_args()
     rows: dict[str, Any] = {}

@@ -1,27 +1,26 @@
 #!/usr/bin/env python3
-"""Measures what a call costs besides its graph: binding, checks, the choice of the program, the form of the
+"""Measures the cost of a call beyond its graph: binding, checks, the choice of the program, and building the
 answer.
 
     taskset -c 1 python scripts/measure/call_overhead.py [-o bench/results/call-overhead-cpu.json] [--seconds
     10]
 
 N=4 members of an MLP 8-8-4 at a batch of 1, one thread, backend `eager`. The bare graph is the flat function
-over the bound weights, under inference mode; for each way of calling it is the graph that this call runs,
-given the tensors that the call gives it. Both sides of every row are interleaved in one process, in blocks of
-a millisecond and orders that change; `over_us` is the median over rounds of the difference within a round,
-with its 95% interval, and `again_us` the same of the bare graph against itself: what cannot be told apart
-from nothing.
+over the bound weights, under inference mode. For each way of calling, it is the graph that this call runs,
+with the same tensors. Both sides of every row are interleaved in one process, in blocks of a millisecond and
+in changing order. `over_us` is the median over rounds of the difference within a round, with its 95%
+interval. `again_us` is the same for the bare graph against itself: the noise of the measurement.
 
-The goal, at most 20 us, is of `ens(x)`; the other rows say what more a call may have to do, each with its own
-`holds`.
+The goal of at most 20 us applies to `ens(x)`. The other rows show the cost of other calls, each with a
+separate `holds`.
 
 | row | the call |
 |---|---|
 | `ens(x)` | a tensor by position |
-| `ens(x=x)` | the same by keyword |
-| `ens.each(xs)` | one input a member |
-| `ens(x, h=each(h))` | mixed: x for all, h one a member |
-| `structured` | a dict of tensors, and a tuple, by keyword; the answer is a dict |
+| `ens(x=x)` | the same tensor by keyword |
+| `ens.each(xs)` | one input for each member |
+| `ens(x, h=each(h))` | mixed: one x for all, one h for each member |
+| `structured` | a dict of tensors and a tuple, by keyword; the answer is a dict |
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def mlp() -> nn.Module:
 
 
 class Two(nn.Module):
-    """The MLP of two inputs."""
+    """An MLP with two inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +65,7 @@ class Two(nn.Module):
 
 
 class Structured(nn.Module):
-    """The MLP of a dict and a tuple; it gives a dict."""
+    """An MLP that takes a dict and a tuple, and returns a dict."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,14 +87,14 @@ def built(folder: Path, make: Callable[[], nn.Module], *args: Any) -> widepack.W
 
 
 def bare(ens: widepack.WideModel, pattern: str, *values: Tensor) -> Call:
-    """Returns the flat function of the pattern's program over its weights. values: the call's tensors."""
+    """Returns the flat function of the pattern's program over its weights. values: tensors of the call."""
     executable = entry_of(ens).programs.for_sizes(pattern, {"B": 1}).executable
     forward, weights = executable.forward, executable.weights
     return lambda: forward(*weights, *values)
 
 
 def rows(folder: Path) -> dict[str, tuple[Call, Call]]:
-    """Each way of calling, beside its bare graph."""
+    """Measures each way of calling and its bare graph."""
     x, h, more = torch.randn(1, 8), torch.randn(MEMBERS, 1, 8), torch.randn(1, 4)
     xs = torch.randn(MEMBERS, 1, 8)
     one = built(folder / "one", mlp, torch.randn(3, 8))
@@ -116,7 +115,7 @@ def rows(folder: Path) -> dict[str, tuple[Call, Call]]:
 
 
 def measured(call: Call, graph: Call, seconds: float) -> dict[str, Any]:
-    """A call beside its bare graph, which stands there under two names."""
+    """Measures a call and its bare graph. The bare graph is measured twice, under two names."""
     answer = leaves(call())
     wrong = difference(answer, [g.expand_as(a) for a, g in zip(answer, leaves(graph()), strict=True)])
     if wrong:
@@ -149,7 +148,7 @@ def measured(call: Call, graph: Call, seconds: float) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("-o", "--out", type=Path, default=ROOT / "bench/results/call-overhead-cpu.json")
-    parser.add_argument("--seconds", type=float, default=10, help="a row")
+    parser.add_argument("--seconds", type=float, default=10, help="seconds of measurement for each row")
     given = parser.parse_args()
     made = {}
     with tempfile.TemporaryDirectory() as folder, quiet(1, pin=True), torch.inference_mode():

@@ -4,22 +4,22 @@ cache, and the machine has no compiler.
 
     taskset -c 1 python scripts/measure/first_answer.py [-o bench/results/first-answer-cpu.json] [--rounds 15]
 
-An artifact with 100 MB of weights: 8 members of a 3-layer MLP, 1024 wide. Every figure is wall clock from
-before a process is started to a mark that it prints, on the clock that processes share. A round starts one
-process of each kind, in an order that changes; `import torch` is a kind of its own, and what a kind takes
-beyond it is the difference of two processes of one round; `in_process_ms` is the same within one process,
-from the end of its own `import torch`, which hangs less on how long that took. Medians over rounds, with 95%
-intervals; the goal is held to the upper end of the first.
+The artifact has 100 MB of weights: 8 members of a 3-layer MLP of width 1024. Every figure is wall-clock time
+from just before the start of a process to a mark that the process prints. All processes read the same clock.
+A round starts one process of each kind, in changing order. The kind `torch` only imports torch: the time of
+another kind beyond `import torch` is the difference of two processes of one round. `in_process_ms` is
+measured within one process, from the end of `import torch`, and depends less on the time of that import. The
+figures are medians over rounds, with 95% intervals. The goal applies to the upper end of the first interval.
 
 | kind | what the process does |
 |---|---|
 | `torch` | imports torch |
 | `aot` | loads with backend `aot` from the warm cache, and calls once; the probe has passed on this machine |
-| `aot, probe` | the same, with the artifact's probe: the first process of a machine or container |
+| `aot, probe` | the same, and runs the artifact's probe, as the first process on a machine does |
 | `eager` | loads with backend `eager`, and calls once |
 
-The files are in the system's page cache. Before anything is timed the answers of `aot` are compared with the
-members' own.
+The files are in the page cache of the system. Before the timing, the script compares the answers of `aot`
+with those of the members.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def net() -> nn.Module:
 
 
 def made(folder: Path) -> tuple[Path, Path, int]:
-    """The artifact, the folder of its compiled programs, and the bytes of its weights."""
+    """Returns the artifact, the folder of its compiled programs, and the bytes of its weights."""
     modules, paths = [], []
     for i in range(MEMBERS):
         torch.manual_seed(i)
@@ -91,7 +91,7 @@ def made(folder: Path) -> tuple[Path, Path, int]:
 
 
 def child(kind: str, artifact: Path, cache: Path, home: Path, threads: int) -> dict[str, float]:
-    """Milliseconds from before the process's start to each of its marks."""
+    """Returns the milliseconds from just before the start of the process to each of its marks."""
     kept = {k: v for k, v in os.environ.items() if k not in ("CC", "CXX", "WIDEPACK_CACHE", "WIDEPACK_PLANS")}
     env = {**kept, "PATH": "/nonexistent", "XDG_CACHE_HOME": str(home), "OMP_NUM_THREADS": str(threads)}
     if found := [c for c in COMPILERS if shutil.which(c, path=env["PATH"])]:
@@ -116,7 +116,7 @@ def child(kind: str, artifact: Path, cache: Path, home: Path, threads: int) -> d
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("-o", "--out", type=Path, default=ROOT / "bench/results/first-answer-cpu.json")
-    parser.add_argument("--rounds", type=int, default=15, help="processes of each kind")
+    parser.add_argument("--rounds", type=int, default=15, help="number of processes of each kind")
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -127,7 +127,7 @@ def main() -> None:
         warm = folder / "warm"
         for (
             kind
-        ) in KINDS:  # the first of each kind fills caches: of bytecode, of probes that passed, of pages
+        ) in KINDS:  # the first process of each kind fills the caches of bytecode, passed probes and pages
             child(kind, artifact, cache, warm, given.threads)
         for number in range(given.rounds):
             found = {}
@@ -160,7 +160,7 @@ def main() -> None:
 
 
 def row(kind: str, rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
-    """One kind: what it takes beyond `import torch`, and the medians of its parts, in milliseconds."""
+    """Returns the time of a kind beyond `import torch`, and the medians of its parts, in milliseconds."""
     parts = {}
     for before, name in (("torch", "widepack"), ("widepack", "load"), ("load", "answer")):
         parts[name] = statistics.median(r[kind][name] - r[kind][before] for r in rounds)

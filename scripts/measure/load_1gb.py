@@ -4,8 +4,9 @@ in new processes.
 
 usage: scripts/measure/load_1gb.py [-o bench/results/load-1gb-cpu.json] [--runs 5]
 
-16 members of four 2048 x 2048 linear layers. The first load on a machine runs the probe; the runs after it
-find the pass in the cache. Also timed: the start of `widepack --help` and `widepack inspect`.
+16 members of four 2048 x 2048 linear layers. The first load on a machine runs the probe. Later runs
+read the passed probe from the cache. The script also times the start of `widepack --help` and `widepack
+inspect`.
 """
 
 from __future__ import annotations
@@ -83,16 +84,19 @@ def main() -> None:
                 row["anon_share_of_weights"] = row["anon_bytes"] / made["weights_bytes"]
                 made["loads"].append(row)
                 print(row, flush=True)
-        for words in (["--help"], ["inspect", f"{folder}/e.wide"]):
+        for arguments in (["--help"], ["inspect", f"{folder}/e.wide"]):
             seconds = []
             for _ in range(given.runs):
                 start = time.perf_counter()
                 subprocess.run(
-                    [sys.executable, "-m", "widepack_cli", *words], capture_output=True, check=True, env=env
+                    [sys.executable, "-m", "widepack_cli", *arguments],
+                    capture_output=True,
+                    check=True,
+                    env=env,
                 )
                 seconds.append(time.perf_counter() - start)
-            made[f"{words[0].strip('-')}_s"] = sorted(seconds)
-            print(words[0], sorted(seconds), flush=True)
+            made[f"{arguments[0].strip('-')}_s"] = sorted(seconds)
+            print(arguments[0], sorted(seconds), flush=True)
     Path(given.out).write_text(json.dumps(made, indent=1) + "\n")
 
 

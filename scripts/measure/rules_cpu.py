@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Measures the data for the rules of thumb of a CPU: the suite's networks at several batches, as a loop and
-wide, each with plain weights and with packed convolutions, and by the rules.
+"""Measures the data for the rules of thumb of a CPU. The networks of the suite run at several batches, as a
+loop and wide, with plain weights and with packed convolutions, and as the rules choose.
 
     taskset -c 1 python scripts/measure/rules_cpu.py [-o bench/results/rules-cpu.json] [--seconds 3] [--only
     NAME,...]
 
-One thread, backend `eager`, CPU-sized forms of the suite's rows. All forms of a network at a batch are
-interleaved in one process and answer alike before they are timed. `ms` is the median, `over_loop` the median
-over rounds of the plain loop's time over a form's (over 1: faster than the loop). `activations_kib` is what
-the rules go by: bytes that an op of all members reads and writes.
+One thread, backend `eager`, CPU-sized forms of the rows of the suite. All forms of a network at a batch are
+interleaved in one process. Before the timing, the script checks that their answers are equal. `ms` is the
+median. `over_loop` is the median over rounds of the time of the plain loop over the time of a form (over 1:
+faster than the loop). `activations_kib` is the input of the rules: the bytes that an op of all members reads
+and writes.
 """
 
 from __future__ import annotations
@@ -55,21 +56,23 @@ PACK = NodeChoice("packed", "measured")
 
 
 def measured(search: Search, batch: int, seconds: float) -> dict[str, Any]:
-    """One network at one batch."""
+    """Measures one network at one batch."""
     members = len(search.simple.signatures)
     packs = dict.fromkeys(packable(search.first, search.kinds, members), PACK)
     (wide,), (loop,) = search.whole("wide"), search.whole("loop")
     plans = {"loop": loop, "wide": wide, "by the rules": search.rules()}
     if packs:
         plans |= {"loop, packed": with_choices(loop, packs), "wide, packed": with_choices(wide, packs)}
-    found = {
+    candidates = {
         name: search.candidate(RULES if name == "by the rules" else name, plan)
         for name, plan in plans.items()
     }
-    made = {name: c for name, c in found.items() if c is not None and search.is_right(search.bound(c))}
-    times = race({name: search.call(c) for name, c in made.items()}, seconds)
+    correct = {
+        name: c for name, c in candidates.items() if c is not None and search.is_right(search.bound(c))
+    }
+    times = race({name: search.call(c) for name, c in correct.items()}, seconds)
     grows = activations(search.first, search.kinds, members, search.example, search.letter)
-    for c in made.values():
+    for c in correct.values():
         c.bound = None
     return {
         "members": members,
@@ -113,8 +116,10 @@ def network(name: str, seconds: float) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("-o", "--out", type=Path, default=ROOT / "bench/results/rules-cpu.json")
-    parser.add_argument("--seconds", type=float, default=3, help="of measuring a batch of a network")
-    parser.add_argument("--only", default=",".join(BATCHES), help="networks, with commas")
+    parser.add_argument(
+        "--seconds", type=float, default=3, help="seconds of measurement for each network and batch"
+    )
+    parser.add_argument("--only", default=",".join(BATCHES), help="names of networks, separated by commas")
     given = parser.parse_args()
     rows: dict[str, Any] = {}
     with quiet(1, pin=True), torch.inference_mode():

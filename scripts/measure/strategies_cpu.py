@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Measures which strategy is fastest on a CPU for each shape: pairs of layers (I to O and back, each with a
-relu) under every strategy that applies, and whole networks.
+relu) under every strategy that applies, and complete networks.
 
     python scripts/measure/strategies_cpu.py [-o bench/results/strategies-cpu.json] [--seconds 0.3] [--only
     linear|embedding|conv|nets]
 
-One thread, pinned to one core. Strategies are interleaved in one process; what is compared is the CPU time of
-the thread, since cores may be shared: `us` is the lower quartile, `ratio` the median of ratios to the first
-strategy in the row (over 1: faster). Every strategy's answer is compared with the first one's before it is
-timed.
+The script uses one thread, pinned to one core. Strategies are interleaved in one process. They are compared
+by the CPU time of the thread, because other processes may share the core. `us` is the lower quartile. `ratio`
+is the median of ratios to the first strategy in the row (over 1: faster). Before the timing, the answer of
+every strategy is compared with the answer of the first.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ CONV = [  # N, batch, C, O, size, kernel, groups
 def pair(
     op: str, first: list[int], back: list[int], rest: list[Any], x: list[int], shared: bool
 ) -> tuple[Program, dict[str, Kind]]:
-    """Two layers, a relu behind each."""
+    """Returns a program of two layers, each followed by a relu, and the kinds of its slots."""
     text = {
         k: f"float32[{','.join(map(str, v))}]"
         for k, v in (("w", first), ("b", first[:1]), ("v", back), ("c", back[:1]), ("x", x))
@@ -75,36 +75,36 @@ def pair(
         Node("y", full_name("relu"), (Ref("two"),)),
     )
     slots = tuple(Slot(n, n, "shared", text[n]) for n in "wbvc")
-    made = Program(slots, (Slot("x", "x", "shared", text["x"]),), nodes, (Output(Ref("y"), "shared"),))
-    return made, {**dict.fromkeys("wbvc", "stacked"), "x": "shared" if shared else "stacked"}
+    program = Program(slots, (Slot("x", "x", "shared", text["x"]),), nodes, (Output(Ref("y"), "shared"),))
+    return program, {**dict.fromkeys("wbvc", "stacked"), "x": "shared" if shared else "stacked"}
 
 
 def table(v: int, d: int, rows: int, shared: bool) -> tuple[Program, dict[str, Kind]]:
-    """One embedding."""
+    """Returns a program of one embedding, and the kinds of its slots."""
     weights, inputs = (
         Slot("w", "w", "shared", f"float32[{v},{d}]"),
         Slot("x", "x", "shared", f"int64[{rows}]"),
     )
-    made = Program(
+    program = Program(
         (weights,),
         (inputs,),
         (Node("one", full_name("embedding"), (Ref("w"), Ref("x"))),),
         (Output(Ref("one"), "shared"),),
     )
-    return made, {"w": "stacked", "x": "shared" if shared else "stacked"}
+    return program, {"w": "stacked", "x": "shared" if shared else "stacked"}
 
 
 def candidates(
-    made: Program, slots: dict[str, Kind], members: int, names: list[str]
+    program: Program, slots: dict[str, Kind], members: int, names: list[str]
 ) -> dict[str, Callable[[], torch.Tensor]]:
-    """The pair under each strategy: of its op, or as a loop region."""
+    """Returns the calls of a program under each strategy that applies."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(slot: Slot) -> torch.Tensor:
         type_ = parse_slot(slot.type)
         shape = type_.shape({})
         if type_.dtype == "int64":  # rows of a table
-            count = parse_slot(made.weights[0].type).shape({})[0]
+            count = parse_slot(program.weights[0].type).shape({})[0]
             return torch.randint(
                 0, count, [members, *shape] if slots[slot.name] == "stacked" else shape, generator=generator
             )
@@ -114,20 +114,21 @@ def candidates(
             * scale
         )
 
-    weights, x = {s.name: draw(s) for s in made.weights}, draw(made.inputs[0])
+    weights, x = {s.name: draw(s) for s in program.weights}, draw(program.inputs[0])
     calls: dict[str, Callable[[], torch.Tensor]] = {}
     for name in names:
-        whole, _, own = name.rpartition(" ")
+        loop, _, strategy = name.rpartition(" ")
         regions = (
-            (Region("members", "loop", tuple(n.name for n in made.nodes), ""),)
-            if whole or own == "loop"
+            (Region("members", "loop", tuple(n.name for n in program.nodes), ""),)
+            if loop or strategy == "loop"
             else ()
         )
-        choices = {n: NodeChoice(own, "") for n in ("one", "two")}
-        lowered = lower([made], [0] * members, slots, Plan("cpu", "shared", (1, None), regions, choices), {})
-        if not regions and own not in lowered.used.values():
-            continue  # it does not apply here
-        if whole and not any(
+        choices = {n: NodeChoice(strategy, "") for n in ("one", "two")}
+        plan = Plan("cpu", "shared", (1, None), regions, choices)
+        lowered = lower([program], [0] * members, slots, plan, {})
+        if not regions and strategy not in lowered.used.values():
+            continue  # the strategy does not apply
+        if loop and not any(
             n.body and any(b.op.startswith("widepack") for b in n.body.nodes) for n in lowered.program.nodes
         ):
             continue
@@ -142,10 +143,10 @@ def _answer(run: Executable, x: torch.Tensor) -> torch.Tensor:
 
 
 def measure(calls: dict[str, Callable[[], torch.Tensor]], seconds: float) -> dict[str, dict[str, float]]:
-    """Interleaved times of all calls."""
-    want = next(iter(calls.values()))()
+    """Returns the interleaved times of all calls."""
+    expected = next(iter(calls.values()))()
     for name, call in calls.items():
-        torch.testing.assert_close(call(), want, rtol=1e-3, atol=1e-3, msg=partial("{}: {}".format, name))
+        torch.testing.assert_close(call(), expected, rtol=1e-3, atol=1e-3, msg=partial("{}: {}".format, name))
     repeats = {}
     for name, call in calls.items():
         start = time.perf_counter()
@@ -173,6 +174,7 @@ def measure(calls: dict[str, Callable[[], torch.Tensor]], seconds: float) -> dic
 
 
 def row(kind: dict[str, Any], calls: dict[str, Callable[[], torch.Tensor]], seconds: float) -> dict[str, Any]:
+    """Measures all calls of a row, prints the times and returns the row."""
     times = measure(calls, seconds)
     best = max(times, key=lambda n: times[n]["ratio"])
     print(
@@ -241,7 +243,7 @@ NETS: list[tuple[str, Callable[[], nn.Module], int, str, tuple[int, ...]]] = [
 def network(
     make: Callable[[], nn.Module], members: int, spec: str, shape: tuple[int, ...]
 ) -> dict[str, Callable[[], torch.Tensor]]:
-    """A network's members one by one, and as an artifact under each strategy."""
+    """Returns the calls of a network: its members one by one, and an artifact under each strategy."""
     torch.manual_seed(0)
     models = [make().eval() for _ in range(members)]
     x = torch.randn(shape)
@@ -260,122 +262,105 @@ def network(
             pt2=False,
         )
         for name in ("wide", "loop", "wide turned", "wide packed", "loop packed"):
-            made = widepack.load(f"{folder}/e.wide", strategies=name.split())
-            made(x)  # weights are packed here
-            calls[name] = partial(made, x)
+            ens = widepack.load(f"{folder}/e.wide", strategies=name.split())
+            ens(x)  # weights are packed here
+            calls[name] = partial(ens, x)
     return calls
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("-o", "--out", type=Path, default=Path("bench/results/strategies-cpu.json"))
-    parser.add_argument("--seconds", type=float, default=0.3, help="a strategy and row")
-    parser.add_argument("--only", choices=["linear", "embedding", "conv", "nets"])
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    rows: dict[str, list[dict[str, Any]]] = {"linear": [], "embedding": [], "conv": [], "nets": []}
-    with torch.inference_mode():
-        if given.only in (None, "linear"):
-            for shared in (False, True):
-                for n, b, i, o in LINEAR:
-                    made, slots = pair("linear", [o, i], [i, o], [], [b, i], shared)
-                    calls = candidates(
-                        made, slots, n, [*(["one_gemm"] if shared else []), "bmm", "turned", "packed", "loop"]
-                    )
-                    rows["linear"].append(
-                        row(
-                            {
-                                "op": "linear",
-                                "x": "shared" if shared else "stacked",
-                                "N": n,
-                                "rows": b,
-                                "I": i,
-                                "O": o,
-                            },
-                            calls,
-                            given.seconds,
-                        )
-                    )
-        if given.only in (None, "embedding"):
-            for shared in (False, True):
-                for n, v, d, b in EMBEDDING:
-                    made, slots = table(v, d, b, shared)
-                    calls = candidates(
-                        made, slots, n, [*(["index_select"] if shared else ["gather"]), "flat_index", "loop"]
-                    )
-                    kind = {
-                        "op": "embedding",
-                        "ids": "shared" if shared else "stacked",
-                        "N": n,
-                        "V": v,
-                        "D": d,
-                        "rows": b,
-                    }
-                    rows["embedding"].append(row(kind, calls, given.seconds))
-        if given.only in (None, "conv"):
-            for n, b, c, o, size, k, g in CONV:
-                rest = [[1, 1], [k // 2] * 2, [1, 1], g]
-                made, slots = pair(
-                    "conv2d", [o, c // g, k, k], [c, o // g, k, k], rest, [b, c, size, size], False
-                )
-                calls = candidates(
-                    made,
-                    slots,
-                    n,
-                    [
-                        "grouped",
-                        "packed",
-                        "grouped_channels_last",
-                        "bmm_1x1",
-                        "unfold_bmm",
-                        "loop",
-                        "loop packed",
-                    ],
-                )
-                kind = {
-                    "op": "conv2d",
-                    "x": "stacked",
-                    "N": n,
-                    "batch": b,
-                    "C": c,
-                    "O": o,
-                    "size": size,
-                    "kernel": k,
-                    "groups": g,
-                }
-                rows["conv"].append(row(kind, calls, given.seconds))
-        if given.only in (None, "nets"):
-            for name, make, n, spec, shape in NETS:
-                rows["nets"].append(
-                    row(
-                        {"net": name, "N": n, "batch": shape[0]}, network(make, n, spec, shape), given.seconds
-                    )
-                )
-    model = next(
-        (
-            line.split(":")[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
+def linear_rows(seconds: float) -> list[dict[str, Any]]:
+    """Measures pairs of linear layers, with shared and with stacked inputs."""
+    rows = []
+    for shared in (False, True):
+        for n, b, i, o in LINEAR:
+            program, slots = pair("linear", [o, i], [i, o], [], [b, i], shared)
+            names = [*(["one_gemm"] if shared else []), "bmm", "turned", "packed", "loop"]
+            x = "shared" if shared else "stacked"
+            kind = {"op": "linear", "x": x, "N": n, "rows": b, "I": i, "O": o}
+            rows.append(row(kind, candidates(program, slots, n, names), seconds))
+    return rows
+
+
+def embedding_rows(seconds: float) -> list[dict[str, Any]]:
+    """Measures embeddings, with shared and with stacked ids."""
+    rows = []
+    for shared in (False, True):
+        for n, v, d, b in EMBEDDING:
+            program, slots = table(v, d, b, shared)
+            names = [*(["index_select"] if shared else ["gather"]), "flat_index", "loop"]
+            ids = "shared" if shared else "stacked"
+            kind = {"op": "embedding", "ids": ids, "N": n, "V": v, "D": d, "rows": b}
+            rows.append(row(kind, candidates(program, slots, n, names), seconds))
+    return rows
+
+
+def conv_rows(seconds: float) -> list[dict[str, Any]]:
+    """Measures pairs of convolutions with stacked inputs."""
+    names = ["grouped", "packed", "grouped_channels_last", "bmm_1x1", "unfold_bmm", "loop", "loop packed"]
+    rows = []
+    for n, b, c, o, size, k, g in CONV:
+        rest = [[1, 1], [k // 2] * 2, [1, 1], g]
+        program, slots = pair("conv2d", [o, c // g, k, k], [c, o // g, k, k], rest, [b, c, size, size], False)
+        shape = {"N": n, "batch": b, "C": c, "O": o, "size": size, "kernel": k, "groups": g}
+        kind = {"op": "conv2d", "x": "stacked", **shape}
+        rows.append(row(kind, candidates(program, slots, n, names), seconds))
+    return rows
+
+
+def net_rows(seconds: float) -> list[dict[str, Any]]:
+    """Measures complete networks."""
+    return [
+        row({"net": name, "N": n, "batch": shape[0]}, network(make, n, spec, shape), seconds)
+        for name, make, n, spec, shape in NETS
+    ]
+
+
+PARTS = {"linear": linear_rows, "embedding": embedding_rows, "conv": conv_rows, "nets": net_rows}
+
+
+def cpu_name() -> str:
+    """Returns the model name of the CPU."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next(
+        (line.split(":")[1].strip() for line in lines if line.startswith("model name")),
         platform.processor(),
     )
-    record = {
+
+
+def document(rows: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Returns the rows with the device, the versions, the commit and the command."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    return {
         "what": __doc__,
-        "device": f"{model}, one thread, {torch.backends.cpu.get_cpu_capability()}",
+        "device": f"{cpu_name()}, one thread, {torch.backends.cpu.get_cpu_capability()}",
         "versions": {
             "torch": torch.__version__,
             "python": platform.python_version(),
             "widepack": widepack.__version__,
         },
-        "commit": subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True
-        ).stdout.strip(),
+        "commit": commit.stdout.strip(),
         "command": " ".join(["python", *sys.argv]),
         "date": date.today().isoformat(),
         "rows": rows,
     }
-    given.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("-o", "--out", type=Path, default=Path("bench/results/strategies-cpu.json"))
+    parser.add_argument(
+        "--seconds", type=float, default=0.3, help="seconds of measurement for each strategy and row"
+    )
+    parser.add_argument("--only", choices=list(PARTS), help="measure only this part")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    with torch.inference_mode():
+        rows = {
+            name: measured(given.seconds) if given.only in (None, name) else []
+            for name, measured in PARTS.items()
+        }
+    given.out.write_text(json.dumps(document(rows), indent=1) + "\n")
 
 
 if __name__ == "__main__":

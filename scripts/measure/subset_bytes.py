@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Measures what a subset of the members reads from the disk: `load(members=[3, 7])` of 64.
+"""Measures the bytes that the load of a subset reads from the disk: `load(members=[3, 7])` of 64.
 
     python scripts/measure/subset_bytes.py [-o bench/results/subset-cpu.json] [--members 64] [--folder DIR]
 
-An artifact of `--members` members of 10 MB each is built under `--folder`. For each subset a fresh process
-drops the weights files from the page cache, loads the subset, calls it once and looks which pages of the
-files are in the page cache then (`mincore`), and at what the process made the disk read (`read_bytes` of
-/proc/self/io, where the file system has a disk). Both count what the kernel read ahead. `part` is the pages'
-share of the weights files; `expected` is the subset's share of the members.
+The script builds an artifact of `--members` members of 10 MB each under `--folder`. For each subset, a new
+process removes the weights files from the page cache, loads the subset and calls it once. Then it counts the
+pages of the files in the page cache (`mincore`) and the bytes that the process read from the disk
+(`read_bytes` of /proc/self/io, if the file system has a disk). Both counts include the pages that the kernel
+read ahead. `part` is the share of the weights files that these pages are. `expected` is the share of the
+members that the subset is.
 
-`holds`: a subset of 2 of 64 has read at most 1.2 times its share.
+`holds`: a subset of 2 of 64 reads at most 1.2 times its share.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ SUBSETS = ([3, 7], [3, 4], [5], [0, 63], list(range(0, 64, 4)))
 
 
 def model() -> nn.Module:
-    """10 MB in one weight."""
+    """A member with 10 MB in one weight."""
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 4))
 
 
 def resident(path: Path) -> int:
-    """How many bytes of a file are in the page cache."""
+    """Returns the number of bytes of a file that are in the page cache."""
     libc = ctypes.CDLL(None, use_errno=True)
     size = path.stat().st_size
     with (
@@ -61,7 +62,7 @@ def resident(path: Path) -> int:
 
 
 def drop(path: Path) -> None:
-    """Take a file out of the page cache."""
+    """Removes a file from the page cache."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -78,10 +79,12 @@ def read_bytes() -> int:
 
 
 def measured(artifact: Path, members: list[int]) -> dict[str, Any]:
-    """In this process, which has not opened the artifact yet."""
+    """Measures a subset in this process, which has not opened the artifact yet."""
     torch.set_num_threads(1)
     files = Reader(artifact).weights_files()
-    widepack.load(artifact, members=[1], warmup=False).close()  # code and the small files are there
+    widepack.load(
+        artifact, members=[1], warmup=False
+    ).close()  # the code and the small files are in the cache
     for file in files:
         drop(file)
     before, cold = read_bytes(), sum(map(resident, files))
@@ -107,9 +110,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("-o", "--out", type=Path, default=ROOT / "bench/results/subset-cpu.json")
     parser.add_argument("--members", type=int, default=64)
-    parser.add_argument(
-        "--folder", type=Path, help="where the artifact is built; a temporary folder without it"
-    )
+    parser.add_argument("--folder", type=Path, help="folder of the artifact; default: a temporary folder")
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--subset", type=json.loads, help=argparse.SUPPRESS)
     given = parser.parse_args()

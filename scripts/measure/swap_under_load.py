@@ -1,26 +1,26 @@
 #!/usr/bin/env python3
-"""Measures calls of eight threads while members are swapped: are all answers consistent, and how slow are
-calls?
+"""Measures calls of eight threads while members are swapped: whether all answers are consistent, and how long
+the calls take.
 
     python scripts/measure/swap_under_load.py [-o bench/results/swap-cpu.json] [--calls 10000] [--threads 8]
     [--swaps 50] [--width 128]
 
 N=8 members of a residual MLP, 14 layers deep, in an artifact built with `--share none`, backend `eager`,
 torch on one thread. Each member has two versions, A and B. Two other artifacts, one of all A and one of all
-B, give the expected answers to each of four inputs: the answers after a swap are compared with a model that
-was never swapped.
+B, give the expected answers to each of four inputs. So the answers after a swap are compared with those of a
+model without swaps.
 
-1. Half of `--calls`, from `--threads` threads at once, without swaps.
-2. `--calls` calls while `--swaps` swaps are spread evenly over them: one more thread swaps one member
-   after the other, to B and back.
-3. The other half without swaps.
+1. `--threads` threads make half of `--calls` calls at once, without swaps.
+2. They make `--calls` calls, and `--swaps` swaps are spread evenly over them. One more thread swaps one
+   member after the other, to B and back to A.
+3. They make the other half of the calls without swaps.
 
-| key | what it is |
+| key | meaning |
 |---|---|
-| `torn` | answers of a member that are, bit for bit, neither A's nor B's: 0 |
+| `torn` | answers of a member that are equal, bit for bit, to neither A's nor B's; must be 0 |
 | `mixtures` | different sets of versions among the answers; more than one shows calls between swaps |
 | `p99_ms` | 99th percentile of the calls' times, without and with swaps |
-| `pause_ms`, `wait_ms`, `copy_ms` | of a swap: calls stop for `pause`; `wait`: for calls; `copy`: to write |
+| `pause_ms`, `wait_ms`, `copy_ms` | times of a swap: calls stop; it waits for calls; it copies |
 | `holds` | no answer is torn, and p99 with swaps is at most 1.5x the p99 without, plus the median copy |
 """
 
@@ -48,7 +48,7 @@ MEMBERS, LAYERS, BATCH, INPUTS = 8, 14, 8, 4
 
 
 class Residual(nn.Module):
-    """Norms and layers one behind the other: a torn read anywhere changes every answer."""
+    """A sequence of norms and layers. A torn read of any weight changes every answer."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -63,15 +63,15 @@ class Residual(nn.Module):
 
 
 def checkpoints(folder: Path, width: int) -> dict[str, list[Path]]:
-    """Both versions of every member."""
-    found: dict[str, list[Path]] = {"A": [], "B": []}
-    for v, version in enumerate(found):
+    """Builds both versions of every member."""
+    paths: dict[str, list[Path]] = {"A": [], "B": []}
+    for v, version in enumerate(paths):
         for i in range(MEMBERS):
             torch.manual_seed(100 * v + i)
             path = folder / f"{version}{i}.pt"
             torch.save(Residual(width).state_dict(), path)
-            found[version].append(path)
-    return found
+            paths[version].append(path)
+    return paths
 
 
 def built(folder: Path, version: str, paths: list[Path], width: int) -> Path:
@@ -86,7 +86,7 @@ def built(folder: Path, version: str, paths: list[Path], width: int) -> Path:
 
 
 class Load:
-    """Calls of several threads. known: [version][input] -> the answers of all members."""
+    """Calls the model from several threads. known: [version][input] -> the answers of all members."""
 
     def __init__(
         self, ens: widepack.WideModel, inputs: list[Tensor], known: list[list[Tensor]], threads: int
@@ -98,9 +98,9 @@ class Load:
         self._lock = threading.Lock()
 
     def run(self, calls: int) -> list[float]:
-        """The seconds of each call."""
+        """Makes all calls and returns the seconds of each."""
         each = calls // self.threads
-        found: list[list[float]] = [[] for _ in range(self.threads)]
+        times: list[list[float]] = [[] for _ in range(self.threads)]
         answers: list[list[tuple[int, Tensor]]] = [[] for _ in range(self.threads)]
         begin = threading.Barrier(self.threads)
 
@@ -111,19 +111,19 @@ class Load:
                     which = (me + k) % INPUTS
                     start = time.perf_counter()
                     y = self.ens(self.inputs[which])
-                    found[me].append(time.perf_counter() - start)
+                    times[me].append(time.perf_counter() - start)
                     answers[me].append((which, y))
-                    self.done += 1  # roughly: it only paces the swaps
+                    self.done += 1  # approximate: it only sets the pace of the swaps
 
         workers = [threading.Thread(target=work, args=(i,)) for i in range(self.threads)]
         for w in workers:
             w.start()
         for w in workers:
             w.join()
-        for rows in answers:  # looked at when all is over: comparing takes as long as calling
+        for rows in answers:  # compared after all calls, because a comparison takes as long as a call
             for which, y in rows:
                 self._look(which, y)
-        return [t for row in found for t in row]
+        return [t for row in times for t in row]
 
     def _look(self, which: int, y: Tensor) -> None:
         versions = [
@@ -142,7 +142,7 @@ def swapping(
     calls: int,
     stop: Callable[[], bool],
 ) -> list[Any]:
-    """Swap member after member, evenly over the calls."""
+    """Swaps one member after the other, evenly over the calls."""
     reports = []
     begun = load.done
     for k in range(swaps):
@@ -158,7 +158,7 @@ def percentile(times: list[float], part: float) -> float:
 
 
 def spread(times: list[float]) -> dict[str, float]:
-    """Milliseconds."""
+    """Converts seconds to milliseconds."""
     return {"p50": percentile(times, 0.5), "p99": percentile(times, 0.99), "most": 1000 * max(times)}
 
 
@@ -184,7 +184,7 @@ def main() -> None:
         ]
         ens = widepack.load(artifacts["A"], backend="eager")
         load = Load(ens, inputs, known, given.threads)
-        load.run(max(given.threads, given.calls // 10))  # warm
+        load.run(max(given.threads, given.calls // 10))  # warm-up
         ens.swap(0, paths["B"][0])
         ens.swap(0, paths["A"][0])
         without = load.run(given.calls // 2)

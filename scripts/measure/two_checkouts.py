@@ -1,15 +1,15 @@
-"""Compares the speed of two checkouts of widepack: start-up, load and calls, in turns and in fresh processes.
+"""Compares the speed of two checkouts of widepack: start-up, load and calls, alternating, in new processes.
 
     taskset -c 1 python scripts/measure/two_checkouts.py OLD NEW --rows mlp-b1,vit [-o FILE] [--rounds 9]
 
 OLD and NEW are folders of checkouts; both run with this Python. `--rows` names rows of the suite of networks.
-Each checkout builds its own artifact of a row from the same checkpoints. Each round runs every measurement
-once in each checkout, in alternating order. A ratio is the median of NEW over OLD of the rounds; its range
-holds the middle half.
+Each checkout builds an artifact of each row from the same checkpoints. Each round runs every measurement
+once in each checkout, in alternating order. A ratio is the median over rounds of NEW over OLD. Its range
+covers the middle half of the rounds.
 
 | measurement | what it times |
 |---|---|
-| `--help`, `inspect` | a whole process of the command line |
+| `--help`, `inspect` | a complete process of the command line |
 | `build NAME` | `widepack.build`, in three rounds, after torch is imported |
 | `load NAME` | `widepack.load` of an artifact, after torch is imported |
 | `call NAME` | the median call `ens(...)` at the row's batch, of at least 20 calls, one thread |
@@ -32,7 +32,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (".", "artifacts", "bench", "cli")
-BUILDS = 3  # rounds that build, beside the first
+BUILDS = 3  # rounds that build, in addition to the first
 CALLS = """
 import json, statistics, sys, time
 import torch
@@ -97,7 +97,7 @@ def run(checkout: Path, *words: str) -> str:
 
 
 def built(checkout: Path, rows: list[dict[str, Any]], folder: Path) -> dict[str, float]:
-    """Builds the artifact of each row in a new folder and returns the seconds."""
+    """Builds the artifact of each row in a new folder and returns its seconds."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     return {
@@ -141,7 +141,7 @@ def compared(old: list[dict[str, float]], new: list[dict[str, float]]) -> dict[s
 
 
 def measure(given: argparse.Namespace) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
-    """Runs all rounds and returns the measurements of the old and of the new checkout, a row for a round."""
+    """Runs all rounds and returns the measurements of both checkouts, one row for each round."""
     old, new = given.old.resolve(), given.new.resolve()
     sides: dict[Path, list[dict[str, float]]] = {old: [], new: []}
     with tempfile.TemporaryDirectory(prefix="widepack-checkouts-") as temporary:
@@ -181,10 +181,10 @@ def main() -> None:
         ).stdout.strip()
         for side, path in (("old", given.old), ("new", given.new))
     }
-    words = [Path(word).name if os.sep in word else word for word in sys.argv[1:]]
+    arguments = [Path(word).name if os.sep in word else word for word in sys.argv[1:]]
     document = {
         "environment": environment("cpu", 1),
-        "command": shlex.join(["scripts/measure/two_checkouts.py", *words]),
+        "command": shlex.join(["scripts/measure/two_checkouts.py", *arguments]),
         "commits": commits,
         "rows": rows,
     }

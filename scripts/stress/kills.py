@@ -1,15 +1,15 @@
-"""Kills builds, updates and appends at random times (SIGKILL): is the artifact whole afterwards, and does the
-next writer remove the remains?
+"""Kills builds, updates and appends at random times (SIGKILL), and checks that the artifact is complete and
+that the next writer removes the remaining files.
 
-Each run is a child that is forked off a warmed-up process (torch imported, the operation run once) and killed
-at an instant out of an even spread over the whole run time. Afterwards the artifact at the path has to be the
-old or the new one, whole: it opens with verify="hashes" and answers as it should, bit for bit, for both
-patterns. Then another writer publishes, and no file may be left that its manifest does not name. With --steps
-each operation is also killed before each single step that it takes in the folder (every file opened, renamed,
-removed, every folder made), as Python's audit events tell them.
+Each run is a child of a warmed-up process, which has imported torch and run the operation once. The script
+kills the child at a time drawn evenly over the run time. Afterwards the path must have the complete old or
+the complete new artifact: it opens with verify="hashes", and its answers are equal to the expected ones, bit
+for bit, for both patterns. Then another writer publishes, and every remaining file must be in its manifest.
+With --steps, each operation is also killed before each step in the folder. A step is an audit event of
+Python: a file is opened, renamed or removed, or a folder is made.
 
-    python scripts/stress/kills.py                       # 200 kills, into bench/results/kills.json
-    python scripts/stress/kills.py --steps               # and the kills at every step
+    python scripts/stress/kills.py                       # 200 kills; writes bench/results/kills.json
+    python scripts/stress/kills.py --steps               # also kills at every step
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ STEPS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.listdir",
 
 
 class Net(nn.Module):
-    """A trunk that all members share and a head of their own."""
+    """A trunk that all members share, and a different head for each member."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,14 +55,14 @@ class Net(nn.Module):
         self.head = nn.Linear(64, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = self.head(self.trunk(x).relu())
-        return made
+        answer: torch.Tensor = self.head(self.trunk(x).relu())
+        return answer
 
 
 @dataclass
 class Operation:
-    """One way to write. run: does it at a path. answers: what the artifact that it makes answers, both
-    patterns. seconds: how long it takes.
+    """One operation that writes an artifact. run: writes at a path. answers: the answers of the written
+    artifact, for both patterns. seconds: the run time.
     """
 
     name: str
@@ -73,8 +73,8 @@ class Operation:
 
 @dataclass
 class Scene:
-    """What a run starts with. home: the folder of one artifact per name. kept: the old artifact, pristine.
-    old: its digest and answers.
+    """The initial state of a run. path: the artifact that operations write. kept: an unchanged copy of the
+    old artifact. old: its digest. answers: its answers.
     """
 
     path: Path
@@ -85,7 +85,7 @@ class Scene:
 
 
 def checkpoints(folder: Path, count: int) -> list[Path]:
-    """Members of one trunk."""
+    """Writes checkpoints of members with one common trunk."""
     folder.mkdir(parents=True)
     paths = []
     for i in range(count):
@@ -100,23 +100,23 @@ def checkpoints(folder: Path, count: int) -> list[Path]:
 
 
 def answers_of(path: Path) -> list[torch.Tensor]:
-    """What an artifact answers, its files held to their hashes: one input for all members, and one each."""
+    """Checks the hashes of an artifact and returns its answers to one shared input and to one input each."""
     ens = widepack.load(path, verify="hashes")
     x = torch.linspace(-2, 2, 32).reshape(2, 16)
     xs = torch.stack([x * (1 + i) for i in range(len(ens))])
     with torch.inference_mode():
-        found = [ens(x).clone(), ens.each(xs).clone()]
+        answers = [ens(x).clone(), ens.each(xs).clone()]
     ens.close()
-    return found
+    return answers
 
 
 def scene(folder: Path, only: Sequence[str] = OPERATIONS, times: int = 3) -> Scene:
-    """Checkpoints, the old artifact, and every operation run a few times, for how long it takes."""
+    """Makes the checkpoints and the old artifact, and measures the time of every operation."""
     paths = checkpoints(folder / "ckpts", 7)
     specs: dict[str, Any] = {"model": Net, "inputs": ["x=float32[B,16]"], "targets": ("cpu",)}
     kept, path = folder / "kept.wide", folder / "ens.wide"
     widepack.build(paths[:3], kept, **specs)
-    made = [
+    operations = [
         Operation(
             "first build", lambda p, progress: widepack.build(paths[:3], p, progress=progress, **specs)
         ),
@@ -126,27 +126,27 @@ def scene(folder: Path, only: Sequence[str] = OPERATIONS, times: int = 3) -> Sce
         Operation("update", lambda p, progress: widepack.update(p, {1: paths[5]}, progress=progress)),
         Operation("append", lambda p, progress: widepack.append(p, [paths[6]], progress=progress)),
     ]
-    made = [o for o in made if o.name in only]
-    found = Scene(path, kept, Reader(kept).manifest.digest, answers_of(kept), made)
-    for operation in made:
-        reset(found, operation)
-        operation.run(path, None)  # here, so that the children have imported all that it takes
-        took = []
+    operations = [o for o in operations if o.name in only]
+    prepared = Scene(path, kept, Reader(kept).manifest.digest, answers_of(kept), operations)
+    for operation in operations:
+        reset(prepared, operation)
+        operation.run(path, None)  # in this process, so that the children inherit all imports
+        durations = []
         for _ in range(times):
-            reset(found, operation)
+            reset(prepared, operation)
             start = time.perf_counter()
-            child = fork(lambda: operation.run(path, None))  # noqa: B023  it runs now
+            child = fork(lambda: operation.run(path, None))  # noqa: B023  the function runs now
             status = os.waitpid(child, 0)[1]
-            took.append(time.perf_counter() - start)
+            durations.append(time.perf_counter() - start)
             if status:
                 raise SystemExit(f"{operation.name} failed without being killed")
-        operation.seconds = statistics.median(took)
+        operation.seconds = statistics.median(durations)
         operation.answers = answers_of(path)
-    return found
+    return prepared
 
 
 def reset(scene: Scene, operation: Operation) -> None:
-    """The path as the operation finds it: nothing, or the old artifact, which a writer publishes."""
+    """Removes the artifact for a first build; else publishes the old one."""
     if operation.name == "first build":
         shutil.rmtree(scene.path, ignore_errors=True)
     else:
@@ -154,7 +154,7 @@ def reset(scene: Scene, operation: Operation) -> None:
 
 
 def publish_old(scene: Scene) -> None:
-    """The next writer: it publishes the old artifact at the path."""
+    """Publishes the old artifact at the path, as the next writer."""
     reader = Reader(scene.kept)
     with Writer(scene.path, force=True) as writer:
         writer.take(reader, reader.manifest.files)
@@ -162,14 +162,14 @@ def publish_old(scene: Scene) -> None:
 
 
 def fork(work: Callable[[], object]) -> int:
-    """A child that does this and ends, whatever happens, without the parent's cleaning up."""
+    """Forks a child that runs the work and ends without the cleanup of the parent."""
     child = os.fork()
     if child:
         return child
     try:
         work()
         os._exit(0)
-    except BaseException as e:  # noqa: BLE001  nothing may go up into the parent's frames
+    except BaseException as e:  # noqa: BLE001  no exception may reach the frames of the parent
         print(f"child: {type(e).__name__}: {e}", file=sys.stderr, flush=True)
         os._exit(1)
 
@@ -181,31 +181,31 @@ def files(path: Path) -> set[str]:
 
 
 def look(scene: Scene, operation: Operation) -> str:
-    """What is at the path after a kill: `old`, `new`, `nothing` (of a first build), or what is wrong."""
+    """Returns the state of the path after a kill: `old`, `new`, `nothing` (of a first build), or an error."""
     if not (scene.path / MANIFEST).exists():
-        return "nothing" if operation.name == "first build" else "WRONG: there is no artifact where one was"
+        return "nothing" if operation.name == "first build" else "WRONG: the old artifact is gone"
     try:
         digest = Reader(scene.path).manifest.digest
-        found = answers_of(scene.path)
-    except Exception as e:  # noqa: BLE001  whatever it is, the artifact does not open
+        answers = answers_of(scene.path)
+    except Exception as e:  # noqa: BLE001  any exception: the artifact does not open
         return f"WRONG: {type(e).__name__}: {e}"
-    wanted = scene.answers if digest == scene.old else operation.answers
-    if len(found) != len(wanted) or not all(torch.equal(a, b) for a, b in zip(found, wanted)):
-        return "WRONG: it answers otherwise"
+    expected = scene.answers if digest == scene.old else operation.answers
+    if len(answers) != len(expected) or not all(torch.equal(a, b) for a, b in zip(answers, expected)):
+        return "WRONG: the answers differ"
     return "old" if digest == scene.old and operation.name != "first build" else "new"
 
 
 def cleared(scene: Scene) -> str:
-    """What is left once the next writer has published; empty where nothing is."""
+    """Publishes as the next writer and returns the files that remain outside the manifest."""
     publish_old(scene)
     reader = Reader(scene.path)
     reader.check_hashes()
-    left = files(scene.path) - {MANIFEST, *reader.manifest.files}
-    return ", ".join(sorted(left))
+    remaining = files(scene.path) - {MANIFEST, *reader.manifest.files}
+    return ", ".join(sorted(remaining))
 
 
 def kill_at(scene: Scene, operation: Operation, seconds: float, stage: mmap.mmap) -> dict[str, Any]:
-    """Run an operation, kill it after so many seconds, and look."""
+    """Runs an operation, kills it after the given seconds, and checks the path."""
     reset(scene, operation)
     stage[0] = 0
 
@@ -224,7 +224,7 @@ def kill_at(scene: Scene, operation: Operation, seconds: float, stage: mmap.mmap
 
 
 def kill_before(scene: Scene, operation: Operation, step: int) -> dict[str, Any] | None:
-    """The same, killed before its k-th step in the folder; None where it takes fewer."""
+    """Kills an operation before the given step in the folder. Returns None if the step does not exist."""
     reset(scene, operation)
     place = os.fspath(scene.path)
 
@@ -252,18 +252,18 @@ def after(scene: Scene, operation: Operation, row: dict[str, Any]) -> dict[str, 
     if (scene.path / MANIFEST).exists():
         named = {MANIFEST, *Reader(scene.path).manifest.files}
     litter = sorted(files(scene.path) - named)
-    found = look(scene, operation)
+    state = look(scene, operation)
     return {
         "operation": operation.name,
         **row,
-        "found": found,
+        "found": state,
         "litter": len([n for n in litter if n != LOCK]),
         "left": cleared(scene),
     }
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Counts."""
+    """Returns the counts over all rows."""
     wrong = [r for r in rows if r["found"].startswith("WRONG") or r["left"]]
     return {
         "runs": len(rows),
@@ -284,28 +284,28 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def run(
     kills: int, seed: int, steps: bool, folder: Path, only: Sequence[str] = OPERATIONS, times: int = 3
 ) -> dict[str, Any]:
-    """All kills. Returns: the document. steps: at every step too. only: these operations. times: how often
-    each is timed before.
+    """Runs all kills and returns the document. steps: also kills at every step. only: names of operations.
+    times: how often each operation is timed first.
     """
     torch.set_num_threads(1)
-    made = scene(folder, only, times)
-    timed = {o.name: round(o.seconds, 3) for o in made.operations}
-    dice = random.Random(seed)
+    prepared = scene(folder, only, times)
+    timed = {o.name: round(o.seconds, 3) for o in prepared.operations}
+    generator = random.Random(seed)
     stage = mmap.mmap(-1, 1)
     plan: list[tuple[Operation, float]] = []
-    for number, operation in enumerate(made.operations):
-        count = kills // len(made.operations) + (number < kills % len(made.operations))
+    for number, operation in enumerate(prepared.operations):
+        count = kills // len(prepared.operations) + (number < kills % len(prepared.operations))
         plan += [
-            (operation, operation.seconds * (k + dice.random()) / count) for k in range(count)
-        ]  # one instant in each part of the run time
-    dice.shuffle(plan)
+            (operation, operation.seconds * (k + generator.random()) / count) for k in range(count)
+        ]  # one time in each part of the run time
+    generator.shuffle(plan)
     rows: list[dict[str, Any]] = []
     while plan:
         operation, seconds = plan.pop()
-        rows.append(kill_at(made, operation, seconds, stage))
-        if not rows[-1]["killed"]:  # it was quicker than before
+        rows.append(kill_at(prepared, operation, seconds, stage))
+        if not rows[-1]["killed"]:  # the operation ended before the kill
             operation.seconds = (operation.seconds + seconds) / 2
-            plan.insert(0, (operation, operation.seconds * dice.random()))
+            plan.insert(0, (operation, operation.seconds * generator.random()))
         if len(rows) % 20 == 0:
             print(
                 f"{len(rows)} runs, {len(plan)} to go: "
@@ -321,9 +321,9 @@ def run(
     }
     if steps:
         at_steps = []
-        for operation in made.operations:
+        for operation in prepared.operations:
             step = 1
-            while (row := kill_before(made, operation, step)) is not None:
+            while (row := kill_before(prepared, operation, step)) is not None:
                 at_steps.append(row)
                 step += 1
             print(f"{operation.name}: {step - 1} steps")
@@ -332,7 +332,7 @@ def run(
 
 
 def text(document: dict[str, Any]) -> str:
-    """The document, a run a line."""
+    """Returns the document as JSON, with one line for each run."""
     rows = ",\n".join("  " + json.dumps(row) for row in document["rows"])
     return (
         json.dumps({**document, "rows": []}, indent=1).replace('"rows": []', f'"rows": [\n{rows}\n ]') + "\n"
@@ -345,21 +345,21 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", action="store_true")
     parser.add_argument(
-        "--only", choices=OPERATIONS, action="append", help="Of these operations alone. Repeatable."
+        "--only", choices=OPERATIONS, action="append", help="Kill only this operation. Repeatable."
     )
-    parser.add_argument("--times", type=int, default=3, help="How often an operation is timed before.")
+    parser.add_argument("--times", type=int, default=3, help="How often each operation is timed first.")
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = str(Path(folder) / "cache")
-        found = run(args.kills, args.seed, args.steps, Path(folder), args.only or OPERATIONS, args.times)
+        results = run(args.kills, args.seed, args.steps, Path(folder), args.only or OPERATIONS, args.times)
     command = "kills.py" + f" --kills {args.kills}" + " --steps" * args.steps
     document = {
         "what": (__doc__ or "").strip(),
         "environment": environment("cpu", 1) | {"command": command},
         "took_s": round(time.monotonic() - start, 1),
-        **found,
+        **results,
     }
     args.out.write_text(text(document))
     wrong = sum(len(document[part]["wrong"]) for part in ("random", "steps") if part in document)

@@ -80,7 +80,7 @@ def test_unchanged_files_are_not_checked_again(
 
 @pytest.mark.parametrize("how", ["flip", "truncate"])
 def test_56_weights_that_change_in_place_after_the_load(tmp_path: Path, cache: Path, how: str) -> None:
-    """The next read for a new program or member is refused, and no truncated page is read."""
+    """The next read for a new program or member is refused, and no page past the end of a file is read."""
     path = Forged().save(tmp_path)
     ens = load(path)
     place = weights_of(path)

@@ -18,7 +18,7 @@ from widepack.errors import ArtifactError, ProbeError
 
 
 def test_26_what_is_slipped_in_is_not_opened(tmp_path: Path) -> None:
-    """Unlisted files are not opened. Nor are .pt2 and .so files with correct names and hashes."""
+    """Files outside the manifest are not opened, and no .pt2 or .so file with a correct name and hash."""
     forged = Forged()
     forged.files["programs/forward.shared-0000000000000000.pt2"] = (
         b"\x80\x04cos\nsystem\n(S'touch canary'\ntR."

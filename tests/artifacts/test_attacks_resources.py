@@ -275,7 +275,7 @@ def test_52_many_entries_that_are_lowered(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("how", ["slice", "part of a list", "reshape", "loop"])
 def test_53_memory_that_a_small_view_holds(tmp_path: Path, how: str) -> None:
-    """Twelve tensors of 48 MB stay in memory, because the end reads one number of each."""
+    """Twelve tensors of 48 MB stay in memory, because the last nodes read one number of each."""
     nodes = [node("f", "aten.flatten.using_ints", X), node("one", "aten.slice.Tensor", ref("f"), 0, 0, 1)]
     for i in range(12):
         big = node(f"big{i}", "aten.repeat.default", ref("one"), [12_000_000])

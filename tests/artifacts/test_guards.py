@@ -39,7 +39,7 @@ def test_every_expression_has_an_answer(expr: Any) -> None:
 
 
 @given(CONDITIONS)
-def test_text_means_what_is_evaluated(expr: Any) -> None:
+def test_the_text_of_a_guard_evaluates_to_the_same_value(expr: Any) -> None:
     try:
         value = guards.evaluate(expr, DIMS)
     except (ZeroDivisionError, OverflowError):

@@ -65,7 +65,7 @@ def test_one_writer_at_a_time(path: Path) -> None:
     refused(lambda: build(path), "is an artifact already", kind=ArtifactExists)
 
 
-def test_many_writers_leave_one_whole_artifact(path: Path) -> None:
+def test_many_writers_leave_one_complete_artifact(path: Path) -> None:
     notes: list[str] = []
 
     def work(i: int) -> None:
@@ -161,7 +161,7 @@ def test_a_path_without_permission(tmp_path: Path) -> None:
 
 
 class Failing:
-    """Makes the k-th call of the system fail, and all later calls until a file is removed."""
+    """Makes system call number `fatal` fail with "no space left on device"."""
 
     def __init__(self, patch: pytest.MonkeyPatch, fatal: int) -> None:
         self.count, self.fatal, self.failed = 0, fatal, False

@@ -141,7 +141,7 @@ def test_a_program_that_does_not_match_the_manifest(
     "data",
     [b"", b"[" * 100_000, b'{"a":1,"a":2}', b"\x80\x02c__builtin__\neval\n.", b'{"a":' + b"9" * 5000 + b"}"],
 )
-def test_a_program_that_is_no_json(path: Path, data: bytes) -> None:
+def test_a_program_that_is_not_json(path: Path, data: bytes) -> None:
     with Writer(path) as writer:
         name = writer.file("programs/member.forward", "json", data)
         writer.publish(manifest(name))

@@ -36,7 +36,7 @@ SHAPES = st.recursive(
 
 
 @given(SHAPES)
-def test_builds_what_was_described(shape: Any) -> None:
+def test_a_tree_rebuilds_the_described_value(shape: Any) -> None:
     count = [0]
     described = numbered(shape, count)
     tree.check(described, count[0])

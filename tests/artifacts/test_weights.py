@@ -178,7 +178,7 @@ def test_conjugates_are_written_as_they_read() -> None:
     assert torch.equal(reference_load(file.getvalue())["c"], value.conj().resolve_conj())
 
 
-def test_complex128_comes_back(tmp_path: Path) -> None:
+def test_complex128_reads_back(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     value = values([3, 2], torch.complex128)
     with path.open("wb") as file:

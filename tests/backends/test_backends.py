@@ -181,7 +181,7 @@ def test_the_first_valid_variant_runs_or_the_flat_graph(artifacts: Artifacts) ->
     assert checked(artifacts, Variant(says("x"), [], {"B": 2}))(torch.randn(1, 64)) == ["flat graph"]
 
 
-def test_native_code_sees_only_what_it_was_compiled_for(artifacts: Artifacts) -> None:
+def test_native_code_gets_only_inputs_that_it_was_compiled_for(artifacts: Artifacts) -> None:
     seen: list[torch.Tensor] = []
 
     def native(given: list[torch.Tensor]) -> Any:

@@ -159,7 +159,7 @@ def test_rounds_end() -> None:
         noise.race(steady.call(1), {})
 
 
-def test_quiet_restores_what_was_set() -> None:
+def test_quiet_restores_the_settings() -> None:
     before = torch.get_num_threads()
     with quiet(1, pin=True) as threads:
         assert threads == torch.get_num_threads() == 1
@@ -362,7 +362,7 @@ def test_wrong_answers_are_never_timed() -> None:
         ({"batches": (0,)}, "whole numbers from 1, got 0"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(options: dict[str, Any], words: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         compare(Wide(members()), None, **options)
 

@@ -177,7 +177,7 @@ def test_members_of_other_shapes_are_compiled_one_by_one(monkeypatch: pytest.Mon
     assert len(seen) == 4
 
 
-@pytest.mark.filterwarnings("ignore")  # compiler and exporter warn about themselves
+@pytest.mark.filterwarnings("ignore")  # compiler and exporter warn about their own code
 @pytest.mark.slow
 @pytest.mark.parametrize("each", [False, True])
 @pytest.mark.parametrize("name", compiled_names())
@@ -188,7 +188,7 @@ def test_compiled_baselines_with_the_compiler(name: str, each: bool) -> None:
         assert difference(BASELINES[name](members, each)(x), loop(members, each)(x)) == ""
 
 
-@pytest.mark.filterwarnings("ignore")  # compiler and exporter warn about themselves
+@pytest.mark.filterwarnings("ignore")  # compiler and exporter warn about their own code
 @pytest.mark.slow
 @pytest.mark.parametrize("each", [False, True])
 def test_sessions_of_onnxruntime(each: bool) -> None:
@@ -363,7 +363,7 @@ def test_profile_of_both_sides(artifacts: Artifacts, strategy: str, pattern: str
     )
 
 
-def test_profile_runs_what_a_call_runs(artifacts: Artifacts) -> None:
+def test_a_profile_runs_the_program_of_a_call(artifacts: Artifacts) -> None:
     """The profiler runs the program node by node and returns the answer of the call."""
     from widepack_bench.measure.inputs import make
     from widepack_bench.measure.programs import entry_of, weights_of
@@ -494,7 +494,7 @@ def fault(value: Any, schema: Any, root: Any, at: str = "$") -> str:
 
 
 def full_report() -> Report:
-    """A report that has everything in it, without a clock."""
+    """Returns a report with a value in every field, without a measurement."""
     names = (noise.OURS, noise.AGAIN, "widepack[eager]", "level loop", "loop", "vmap")
     rounds = tuple((1e6, 1e6, 1.1e6, 2e6, 2e6 + i % 3 * 1e4, 1.5e6) for i in range(40))
     race = noise.Race(names, rounds, 2, tuple(tuple(row[k] for row in rounds) for k in range(len(names))))
@@ -508,7 +508,7 @@ def full_report() -> Report:
     return Report("a<b>.wide", 8, "each", "your own modules", (row,), {64: "too <large>"}, where, start=start)
 
 
-def test_the_document_is_what_its_schema_says(artifacts: Artifacts) -> None:
+def test_the_document_matches_its_schema(artifacts: Artifacts) -> None:
     schema = json.loads(resources.files("widepack_bench").joinpath("schema.json").read_text(encoding="utf-8"))
     measured = bench(
         artifacts("mlp"),
@@ -577,7 +577,7 @@ def test_the_memory_of_a_process_is_read_from_the_system() -> None:
 
 
 @pytest.mark.slow
-def test_memory_and_start_up_in_processes_of_their_own(artifacts: Artifacts, tmp_path: Path) -> None:
+def test_memory_and_start_up_in_separate_processes(artifacts: Artifacts, tmp_path: Path) -> None:
     words: dict[str, Any] = {
         "batches": (2,),
         "baselines": ("loop",),
@@ -773,7 +773,7 @@ def test_the_table_is_in_the_order_of_the_suite() -> None:
     assert [line.split("|")[1].strip() for line in text.splitlines()[2 : 2 + len(keys)]] == keys
 
 
-def test_a_row_is_tuned_and_its_plan_measured_again_in_a_process_of_its_own(
+def test_a_row_is_tuned_and_its_plan_measured_in_a_separate_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("widepack.tuning.tune.backends_here", lambda device: ("eager",))
@@ -844,7 +844,7 @@ def test_command_of_a_profile(artifacts: Artifacts, tmp_path: Path) -> None:
 def test_command_writes_a_page(artifacts: Artifacts, tmp_path: Path) -> None:
     words = ("--batch", "2", "--baseline", "loop", "--budget", "0.3", "--threads", "1", "--backend", "eager")
     done = command(artifacts("mlp"), *words, "--html", tmp_path / "r.html")
-    assert done.exit_code in (0, 1), done.output  # 1: a machine that is too busy
+    assert done.exit_code in (0, 1), done.output  # 1: the machine is too busy
     assert "backend eager" in done.output and "p99" in done.output
     assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
 

@@ -1,4 +1,4 @@
-"""Members whose plain attributes differ, and factories that give them."""
+"""Has members with different plain attributes, and factories that make them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Act = Callable[[Tensor], Tensor]
 
 
 class Net(nn.Module):
-    """Two layers, to which a test adds attributes."""
+    """Has two layers. Tests add attributes to it."""
 
     def __init__(self, act: Act = torch.relu, eps: float = 1e-5) -> None:
         super().__init__()
@@ -44,15 +44,15 @@ def save(folder: Path, make: Callable[[], nn.Module] = Net, count: int = 3) -> l
 
 
 def in_turn(make: Callable[[Any], nn.Module], *values: Any) -> Callable[[], nn.Module]:
-    """Returns a factory that is not deterministic: each call takes the next value."""
+    """Returns a factory that is not deterministic: each call uses the next value."""
     turns = itertools.cycle(values)
     return lambda: make(next(turns))
 
 
 def by_member(make: Callable[[Any], nn.Module], *values: Any) -> Callable[..., nn.Module]:
-    """Returns a factory that gives member i, known by its last bias, the value i.
+    """Returns a factory that gives value i to member i, which it identifies by its last bias.
 
-    Pickled modules, and factories that read the weights, may do this.
+    Pickled modules and factories that read the weights can differ in this way.
     """
 
     def factory(state_dict: Mapping[str, Tensor]) -> nn.Module:
@@ -81,15 +81,15 @@ def refused(error: type[WidepackError], folder: Path, paths: list[str], **kwargs
 def right(
     folder: Path, paths: list[str], model: Callable[..., nn.Module], plain: Callable[[], nn.Module] = Net
 ) -> None:
-    """Checks that a build answers as the members alone."""
+    """Checks that the answers of a build are those of each member alone."""
     build(paths, folder / "e.wide", model=model, inputs=X, **QUICK)
     x = torch.randn(7, 6)
     y = load(folder / "e.wide")(x)
-    for own, path in zip(y, paths):
+    for answer, path in zip(y, paths):
         member = plain().eval()
         member.load_state_dict(torch.load(path))
         with torch.no_grad():
-            torch.testing.assert_close(own, member(x))
+            torch.testing.assert_close(answer, member(x))
 
 
 @dataclass
@@ -107,9 +107,9 @@ class Words(str):
     """A text with an attribute."""
 
     def __new__(cls, text: str, number: int) -> Words:
-        made = super().__new__(cls, text)
-        made.number = number
-        return made
+        value = super().__new__(cls, text)
+        value.number = number
+        return value
 
     number: int
 
@@ -126,7 +126,7 @@ class Mangled:
 
 
 class Scaled(Net):
-    """The variances are so large that eps does not change the answers."""
+    """Has variances so large that eps does not change the answers."""
 
     def __init__(self, eps: float = 1e-5) -> None:
         super().__init__()

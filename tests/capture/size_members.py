@@ -1,4 +1,4 @@
-"""Members of two layers, and builds of them that are refused."""
+"""Has members of two layers, and helpers that check refused builds of them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def built(make: Callable[[], nn.Module], folder: Path, **how: Any) -> Path:
 def refused(
     make: Callable[[], nn.Module], folder: Path, error: type[WidepackError] = CaptureError, **how: Any
 ) -> str:
-    """Returns the message of a build that is refused, which is one paragraph."""
+    """Checks that a build is refused. Returns its message, which is one paragraph."""
     with pytest.raises(error) as caught:
         built(make, folder, **how)
     assert not (folder / "e.wide").exists()
@@ -56,7 +56,7 @@ def refused(
 
 
 def own_line(message: str, make: type) -> str:
-    """Returns the source line that a message names, which is in the class."""
+    """Returns the source line that a message names, after a check that it is in the class."""
     file = Path(inspect.getfile(make))
     found = re.search(rf"{re.escape(file.name)}:(\d+) in forward", message)
     assert found, message

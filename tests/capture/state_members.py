@@ -1,4 +1,4 @@
-"""Members with state, which the tests of state build."""
+"""Has the members with state that the tests build."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ QUICK: dict[str, Any] = {"pt2": False, "targets": ("cpu",)}
 
 
 class Running(nn.Module):
-    """A submodule that replaces its buffer by another tensor, which torch.export sees only in the root."""
+    """Replaces its buffer by another tensor. torch.export sees this only in the root module."""
 
     mean: Tensor
 
@@ -31,7 +31,7 @@ class Running(nn.Module):
 
 
 class Cached(nn.Module):
-    """A window of the last rows (written in place), a counter, a running mean, an unsaved buffer."""
+    """Has a window of the last rows (written in place), a counter, a running mean and an unsaved buffer."""
 
     window: Tensor
     steps: Tensor
@@ -121,7 +121,7 @@ TWO = ["x=float32[B,8]", "h=float32[B,8]"]
 
 
 class Counts(Cached):
-    """A Python number that changes with every call: the first step is right, the second is wrong."""
+    """Has a Python number that changes at each call: the captured second step is wrong."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__(seed)

@@ -1,6 +1,6 @@
-"""Tests plain attributes: how modules list them, and builds whose members differ in one that is no weight.
+"""Tests plain attributes: how they are listed, and how those of two members are compared.
 
-A difference that is in the program is refused. Other differences are built.
+A build refuses a difference that changes the program. It accepts other differences.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def test_equal_modules_have_equal_rows_and_no_address_is_in_them() -> None:
     assert not any(" at 0x" in text for text in attributes_of(one).values())
     assert attributes_of(one)["3.act.scale"] == "0.5"
     assert attributes_of(one)["0.norm1.eps"] == "1e-05"
-    assert attributes_of(one.eval()) == attributes_of(other.train())  # the mode is no attribute of this kind
+    assert attributes_of(one.eval()) == attributes_of(other.train())  # the mode is not a plain attribute
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_values_that_differ(one: Any, other: Any) -> None:
     assert differences(of(a=one), of(a=other))
 
 
-def test_what_refers_to_itself_or_is_deep_ends() -> None:
+def test_circular_and_deep_values_end() -> None:
     loop: list[Any] = [1]
     loop.append(loop)
     deep: list[Any] = []
@@ -165,7 +165,7 @@ def test_what_refers_to_itself_or_is_deep_ends() -> None:
     assert len(many) <= 20_000
 
 
-def test_differences_in_words_name_numbers_first() -> None:
+def test_messages_of_differences_name_numbers_first() -> None:
     found = differences({"a": "'text'", "b": "1", "gone": "2"}, {"a": "'other'", "b": "3", "long": "x" * 399})
     assert [d.path for d in found] == ["b", "gone", "long", "a"]
     text = in_words(found, "member a", "member b")
@@ -174,7 +174,7 @@ def test_differences_in_words_name_numbers_first() -> None:
     assert in_words(found * 2, "a", "b").endswith("; and 3 more")
 
 
-def test_what_a_call_does() -> None:
+def test_the_record_of_a_call() -> None:
     def did(scale: Any, text: str = "none") -> Recorded:
         found = Recorded()
         with found, torch.no_grad():

@@ -1,4 +1,4 @@
-"""Tests builds whose members differ in a plain attribute that is not in the program: they are built."""
+"""Tests that members may differ in a plain attribute that does not change the program."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from widepack_cli.main import cli
 
 @pytest.fixture
 def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Has one row for every capture of a build."""
-    made: list[int] = []
-    own = capture.capture
+    """Returns a list that gets one item for every capture of a build."""
+    calls: list[int] = []
+    original = capture.capture
 
     def counted(*args: Any, **kwargs: Any) -> Any:
-        made.append(len(made))
-        return own(*args, **kwargs)
+        calls.append(len(calls))
+        return original(*args, **kwargs)
 
     monkeypatch.setattr(members, "capture", counted)
-    return made
+    return calls
 
 
 class Wide(nn.Module):
-    """A head with the size of the checkpoint."""
+    """Has a head whose size is that of the checkpoint."""
 
     def __init__(
         self, state_dict: Mapping[str, Tensor], bound: float = 1e3, whole: int = 1000, trunk: bool = False
@@ -93,7 +93,7 @@ def test_members_of_other_shapes_may_differ_in_sizes_alone(tmp_path: Path, captu
     assert "1000" in message and "10000" in message and "--strategy loop" in message
     build(
         paths, tmp_path / "loop.wide", model=other_whole, inputs=X, strategy="loop", **QUICK
-    )  # the way out that the message names
+    )  # the solution that the message names
 
 
 def dropping(p: float) -> nn.Module:
@@ -121,7 +121,7 @@ def test_names_counters_and_dates_are_built(tmp_path: Path, captures: list[int])
     right(tmp_path, save(tmp_path, count=8), named)
     assert (
         len(captures) == 1 + same_program.TRIED
-    )  # each of them differs every time and is ignored after that
+    )  # an attribute that differs in each of these captures is ignored after them
 
 
 def test_nothing_is_captured_again_where_nothing_differs(tmp_path: Path, captures: list[int]) -> None:
@@ -129,8 +129,8 @@ def test_nothing_is_captured_again_where_nothing_differs(tmp_path: Path, capture
     assert len(captures) == 1
 
 
-def test_sizes_that_are_data_are_no_difference(tmp_path: Path) -> None:
-    """The members select different numbers of values: their records differ, but the program is the same."""
+def test_sizes_that_depend_on_data_are_not_a_difference(tmp_path: Path) -> None:
+    """The members select different numbers of values. Their records differ; the program is the same."""
 
     class Selecting(Net):
         def forward(self, x: Tensor) -> Tensor:
@@ -141,7 +141,7 @@ def test_sizes_that_are_data_are_no_difference(tmp_path: Path) -> None:
     right(tmp_path, save(tmp_path, count=4), Selecting, Selecting)
 
 
-def test_what_cannot_be_recorded_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_that_cannot_be_recorded_are_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any, **__: Any) -> Any:
         raise NotImplementedError("no rule for this mode")
 
@@ -164,17 +164,17 @@ def test_a_state_is_carried_beside_a_name_that_differs(tmp_path: Path) -> None:
 
 
 def test_fifty_members_cost_little(tmp_path: Path, captures: list[int]) -> None:
-    """Each member is built once, and the comparison takes a small part of the time."""
-    made: list[float] = []
+    """Each member is constructed once, and the comparison takes a small part of the time."""
+    constructed: list[float] = []
 
     def make() -> nn.Module:
-        made.append(0.0)
+        constructed.append(0.0)
         return Net()
 
     paths = save(tmp_path, count=50)
     build(paths, tmp_path / "e.wide", model=make, inputs=X, **QUICK)
     assert len(captures) == 1
-    assert len(made) <= 50 + 5  # one for the signature, one for the capture, one for small sizes
+    assert len(constructed) <= 50 + 5  # one for the signature, one for the capture, one for small sizes
     big = nn.Sequential(
         *(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.GELU(), nn.Dropout()) for _ in range(100))
     )  # 501 modules
@@ -219,7 +219,7 @@ def test_pickled_modules_with_notes_of_their_training(tmp_path: Path, captures: 
     assert "The modules differ in batch.eps: 1e-05 in member p0, 1e-06 in member p3" in message
 
 
-def test_the_command_line_says_it(tmp_path: Path) -> None:
+def test_the_command_line_refuses_a_number_that_differs(tmp_path: Path) -> None:
     (tmp_path / "randomnet.py").write_text(
         "import itertools\nimport torch\nturn = itertools.count(1)\n"
         "class Net(torch.nn.Module):\n"

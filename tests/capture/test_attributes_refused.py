@@ -1,4 +1,4 @@
-"""Tests builds whose members differ in a plain attribute that is in the program: they are refused."""
+"""Tests that builds refuse members that differ in a plain attribute that changes the program."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def clamped(bound: float) -> nn.Module:
 
 
 class Flagged(Net):
-    """A flag that selects another path with the same numbers for all inputs."""
+    """Has a flag that selects another path, which computes the same numbers for all inputs."""
 
     def __init__(self, doubled: bool = False) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Flagged(Net):
 
 
 class Limited(Net):
-    """A length that only longer inputs would reach: it is no literal, but a condition."""
+    """Has a length limit that only longer inputs reach. It is not a literal, but a condition."""
 
     def __init__(self, most: int = 64) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Limited(Net):
         (Limited, (64, 64, 128), ["member m2", "most: 64 in member m0, 128 in member m2", "holds under"]),
     ],
 )
-def test_what_no_drawn_input_shows_is_refused_by_name(
+def test_a_difference_that_no_drawn_input_shows_is_refused_by_name(
     make: Callable[[Any], nn.Module], values: tuple[Any, ...], words: list[str], tmp_path: Path
 ) -> None:
     message = refused(
@@ -106,7 +106,7 @@ def test_what_no_drawn_input_shows_is_refused_by_name(
 
 
 class Guarded(nn.Module):
-    """A limit that no drawn size reaches, stored in several ways."""
+    """Has a limit that no drawn size reaches, and that can be stored in several ways."""
 
     tag: Tensor
 
@@ -139,7 +139,7 @@ KEPT: dict[str, tuple[Callable[[int], Any], Callable[[Any], int]]] = {
 @pytest.mark.parametrize(
     "how", [pytest.param(k, marks=[] if i % 4 == 0 else [pytest.mark.slow]) for i, k in enumerate(KEPT)]
 )
-def test_a_limit_is_found_however_it_is_kept(how: str, tmp_path: Path) -> None:
+def test_a_limit_is_found_wherever_it_is_stored(how: str, tmp_path: Path) -> None:
     limits = [200, 200, 100]
 
     def make(state_dict: dict[str, Tensor] | None = None) -> nn.Module:
@@ -159,7 +159,7 @@ def test_a_limit_is_found_however_it_is_kept(how: str, tmp_path: Path) -> None:
 
 
 class Modal(Net):
-    """Three of four modes make one program; the last matters only for long inputs."""
+    """Has four modes. Three give the same program; the fourth matters only for long inputs."""
 
     def __init__(self, mode: str = "a") -> None:
         super().__init__()
@@ -170,14 +170,14 @@ class Modal(Net):
         return y * 2 if self.mode == "d" and x.shape[0] > 64 else y
 
 
-def test_values_that_do_not_matter_say_nothing_of_another(tmp_path: Path) -> None:
+def test_harmless_values_do_not_hide_a_harmful_one(tmp_path: Path) -> None:
     message = refused(
         MemberMismatch, tmp_path, numbered(tmp_path, count=4), model=by_member(Modal, "a", "b", "c", "d")
     )
     assert "mode: 'a' in member m0, 'd' in member m3" in message
 
 
-def test_an_eps_that_shows_is_named_with_the_line(tmp_path: Path) -> None:
+def test_an_eps_that_changes_answers_is_named_with_its_line(tmp_path: Path) -> None:
     message = refused(
         VerificationError,
         tmp_path,
@@ -262,7 +262,7 @@ HIDDEN: dict[str, float] = {}
 
 
 class Hidden(Net):
-    """A number in a global variable, which is in no attribute."""
+    """Reads a number from a global variable, not from an attribute."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).clamp(max=HIDDEN["bound"]) * HIDDEN["scale"]

@@ -1,6 +1,6 @@
 """Tests numbers and sizes that depend on values (`.item()`, `nonzero`, `y[mask]`).
 
-Members differ in them, so they run one after the other from there on.
+Members differ in these, so they run one after the other from that op on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Base(nn.Module):
 
 
 class Experts(Base):
-    """Each expert runs the rows that chose it, however many they are."""
+    """Runs each expert on the rows that selected it, of any number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Scaled(Base):
 
 
 class Positive(Base):
-    """An output with as many rows as the member finds."""
+    """Returns an output whose number of rows depends on the member."""
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         y: Tensor = self.fc(x)
@@ -63,7 +63,7 @@ class Picked(Base):
 
 
 class Chosen(Base):
-    """Rows that the input selects: the same number for all members where the input is shared."""
+    """Selects rows by the input. A shared input selects the same number for all members."""
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.fc(x)
@@ -89,7 +89,7 @@ class Narrowed(Base):
 
 
 class Repeated(Base):
-    """Durations that the member predicts, as in text to speech."""
+    """Repeats rows by durations that the member predicts, as in text to speech."""
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.fc(x)
@@ -97,7 +97,7 @@ class Repeated(Base):
 
 
 class Given(Base):
-    """A number from an input: one for all members where the input is shared."""
+    """Reads a number from an input. A shared input has one number for all members."""
 
     def forward(self, x: Tensor, k: Tensor) -> Tensor:
         y: Tensor = self.fc(x)
@@ -105,7 +105,7 @@ class Given(Base):
 
 
 class Caught(Base):
-    """A branch on a value, whose error the member catches: no program can follow it."""
+    """Branches on a value and catches the error. No program can follow this."""
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.fc(x)
@@ -139,14 +139,14 @@ def test_every_member_answers_as_alone(name: str, tmp_path: Path) -> None:
     ens = widepack.load(tmp_path / "e.wide", warmup=False)
     g = torch.Generator().manual_seed(7)
     for batch in (1, 2, 5, 17, 40):
-        own = [
+        calls = [
             {"x": torch.randn(batch, 6, generator=g)}
             | ({"k": torch.tensor(batch + i)} if name == "Given" else {})
             for i in range(N)
         ]
         for answer, given in (
-            (ens(**own[0]), [own[0]] * N),
-            (ens.each(**{k: [o[k] for o in own] for k in own[0]}), own),
+            (ens(**calls[0]), [calls[0]] * N),
+            (ens.each(**{k: [o[k] for o in calls] for k in calls[0]}), calls),
         ):
             for i, m in enumerate(members):
                 for mine, alone in zip(parts(answer), parts(run(m, (), given[i])), strict=True):

@@ -1,6 +1,7 @@
-"""Tests what torch.export does not report: branches on a size of 1, numbers in results, randomness.
+"""Tests code whose problems torch.export does not report.
 
-Also tests what a caller may do with the answers.
+These are branches on a size of 1, numbers among the outputs, and randomness. Also tests that a caller may
+write into answers.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Squeezed(nn.Module):
 
 
 class Mixer(nn.Module):
-    """The norm's width equals the size of another dim: only the order of the dims distinguishes them."""
+    """Has a norm whose width equals the size of another dim. Only the order of the dims differs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +88,7 @@ class Named(Base):
 
 
 class ScaledOnce(Base):
-    """Weights that the first call prepares for inference."""
+    """Changes its weights for inference at the first call."""
 
     ready = False
 
@@ -109,7 +110,7 @@ class ScaledAlways(Base):
 
 
 class ScaledByInputs(Base):
-    """Equal calls do not change the weights; the answers would be right only for one input."""
+    """Changes its weights by its input. Equal calls leave them; other inputs get wrong answers."""
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
@@ -119,7 +120,7 @@ class ScaledByInputs(Base):
 
 
 class ScaledSeldom(Base):
-    """No drawn input makes it write another value."""
+    """Writes another value only for inputs that are never drawn."""
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
@@ -129,7 +130,7 @@ class ScaledSeldom(Base):
 
 
 class Places(nn.Module):
-    """A submodule that computes a table for the next call: it replaces one buffer and writes into another."""
+    """Computes a table for the next call: it replaces one buffer and writes into another."""
 
     table: Tensor
     scale: Tensor
@@ -172,7 +173,7 @@ class FirstRows(nn.Module):
 
 
 class SeldomAnother(FirstRows):
-    """No drawn input makes it store another value."""
+    """Stores another value only for inputs that are never drawn."""
 
     def forward(self, x: Tensor) -> Tensor:
         self.first = torch.where(x.mean() > 50, self.first + 1, self.first)
@@ -192,7 +193,7 @@ class KeepsSeldom(KeepsTables):
 
 
 class ShortAlone(Base):
-    """One row with few steps takes another path, which the example's number of steps does not show."""
+    """Takes another path for one row with few steps, which the example does not have."""
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.fc(x)
@@ -200,7 +201,7 @@ class ShortAlone(Base):
 
 
 class Single(Base):
-    """A value without dims is broadcast to those of one dim."""
+    """Broadcasts a value without dims to a value of one dim."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -226,7 +227,7 @@ class Single(Base):
 
 
 class Limits(Base):
-    """Defaults that an op takes from the dtype."""
+    """Calls ops with defaults that depend on the dtype."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         y: Tensor = self.fc(x)
@@ -274,7 +275,7 @@ class Crossed(Base):
 
 
 class Island(Base):
-    """The float32 output was rounded to bfloat16 before, by a cast and by autocast."""
+    """Returns float32 outputs that a cast and autocast rounded to bfloat16 before."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         loss = nn.functional.cross_entropy(self.fc(x).bfloat16(), x.argmax(1)).float()
@@ -291,14 +292,14 @@ class Tiny(Base):
 
 
 class Halves(Base):
-    """A batch in two pieces: 2 rows give one row each, 1 row gives one piece."""
+    """Splits a batch in two pieces. A batch of 1 gives one piece."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         return tuple(p * 2 for p in self.fc(x).chunk(2))
 
 
 class Remainders(Base):
-    """The divisor is 0 where the mask is false."""
+    """Divides by a value that is 0 where the mask is false."""
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.fc(x)
@@ -318,7 +319,7 @@ def member(make: Callable[[], nn.Module], i: int) -> nn.Module:
     return module
 
 
-def made(
+def built(
     make: Callable[[], nn.Module], inputs: Sequence[str], folder: Path, count: int = 3
 ) -> widepack.WideModel:
     paths = [folder / f"m{i}.pt" for i in range(count)]
@@ -332,10 +333,10 @@ def made(
     ("make", "inputs", "call", "letter"),
     [(OneStep, ["x=float32[B,T,8]"], (2, 1, 8), "T"), (Centred, X, (1, 8), "B"), (Squeezed, X, (1, 8), "B")],
 )
-def test_another_way_at_one_is_refused(
+def test_another_path_at_size_one_is_refused(
     make: Callable[[], nn.Module], inputs: list[str], call: tuple[int, ...], letter: str, tmp_path: Path
 ) -> None:
-    ens = made(make, inputs, tmp_path)
+    ens = built(make, inputs, tmp_path)
     with pytest.raises(InputError, match=f"{letter} = 1 .*2 <= {letter}.* the program is not known to hold"):
         ens(torch.randn(call))
     x = torch.randn([3 if s == 1 else s for s in call])
@@ -343,8 +344,8 @@ def test_another_way_at_one_is_refused(
         torch.testing.assert_close(ens(x).clone(), torch.stack([member(make, i)(x) for i in range(3)]))
 
 
-def test_another_way_at_one_and_few(tmp_path: Path) -> None:
-    ens = made(ShortAlone, ["x=float32[B,T,8]"], tmp_path)
+def test_another_path_at_one_row_and_few_steps(tmp_path: Path) -> None:
+    ens = built(ShortAlone, ["x=float32[B,T,8]"], tmp_path)
     with pytest.raises(InputError, match=r"B = 1 .*\(at T = "):
         ens(torch.randn(1, 2, 8))
     x = torch.randn(2, 2, 8)
@@ -353,18 +354,18 @@ def test_another_way_at_one_and_few(tmp_path: Path) -> None:
 
 
 def test_dims_of_a_number_without_any(tmp_path: Path) -> None:
-    ens = made(Single, X, tmp_path)
+    ens = built(Single, X, tmp_path)
     for b in (1, 4):
         x = torch.randn(b, 8)
         with torch.no_grad():
-            for k, own in enumerate(zip(*(member(Single, i)(x) for i in range(3)))):
-                torch.testing.assert_close(ens(x)[k].clone(), torch.stack(own))
+            for k, expected in enumerate(zip(*(member(Single, i)(x) for i in range(3)))):
+                torch.testing.assert_close(ens(x)[k].clone(), torch.stack(expected))
 
 
 @pytest.mark.parametrize(
     ("make", "dtype"), [(Limits, "float32"), (Limits, "float64"), (Limits, "bfloat16"), (Tiny, "float32")]
 )
-def test_what_an_op_takes_from_its_dtype_is_the_member_s(
+def test_defaults_that_depend_on_the_dtype_are_those_of_the_member(
     make: type[Base], dtype: str, tmp_path: Path
 ) -> None:
     paths = [tmp_path / f"m{i}.pt" for i in range(3)]
@@ -383,25 +384,28 @@ def test_what_an_op_takes_from_its_dtype_is_the_member_s(
     x = torch.randn(4, 8).to(getattr(torch, dtype))
     low = dtype == "bfloat16"
     with torch.no_grad():
-        for k, own in enumerate(zip(*(member(make, i).to(x.dtype)(x) for i in range(3)))):
+        for k, expected in enumerate(zip(*(member(make, i).to(x.dtype)(x) for i in range(3)))):
             torch.testing.assert_close(
-                ens(x)[k].clone(), torch.stack(own), rtol=2e-2 if low else 1e-3, atol=2e-2 if low else 1e-5
+                ens(x)[k].clone(),
+                torch.stack(expected),
+                rtol=2e-2 if low else 1e-3,
+                atol=2e-2 if low else 1e-5,
             )
     assert report.verification["truth"] == "float64"
     assert all(
         output["scale"] < 1e3 for rows in report.verification["wide"].values() for output in rows
-    )  # without the largest number of a dtype
+    )  # the largest number of a dtype is not stored
 
 
-def test_an_island_of_low_precision_is_no_false_alarm(tmp_path: Path) -> None:
-    ens = made(Island, X, tmp_path)
+def test_a_region_of_low_precision_is_accepted(tmp_path: Path) -> None:
+    ens = built(Island, X, tmp_path)
     record = Reader(tmp_path / "e.wide").manifest.verification
     assert record["truth"] == "float64"
     assert all(1e-5 < output["own_rms"] / output["scale"] < 1e-1 for output in record["wide"]["shared.0"])
     x = torch.randn(5, 8)
     with torch.no_grad():
-        for k, own in enumerate(zip(*(member(Island, i)(x) for i in range(3)))):
-            torch.testing.assert_close(ens(x)[k].clone(), torch.stack(own), rtol=2e-2, atol=1e-2)
+        for k, expected in enumerate(zip(*(member(Island, i)(x) for i in range(3)))):
+            torch.testing.assert_close(ens(x)[k].clone(), torch.stack(expected), rtol=2e-2, atol=1e-2)
 
 
 def test_only_rounding_makes_an_output_coarse() -> None:
@@ -426,7 +430,7 @@ class Clamped(Base):
 
 
 def test_a_default_that_is_infinite(tmp_path: Path) -> None:
-    ens, x = made(Clamped, X, tmp_path), torch.randn(4, 8)
+    ens, x = built(Clamped, X, tmp_path), torch.randn(4, 8)
     with torch.no_grad():
         torch.testing.assert_close(ens(x).clone(), torch.stack([member(Clamped, i)(x) for i in range(3)]))
 
@@ -437,8 +441,11 @@ def double_net() -> nn.Module:
     ).double()
 
 
-def test_members_in_float64_are_held_to_what_rounding_costs_them(tmp_path: Path) -> None:
-    """No reference is more exact than float64, so their error is 0; another order of sums is no error."""
+def test_members_in_float64_may_differ_by_their_rounding(tmp_path: Path) -> None:
+    """No reference is more exact than float64, so the recorded error would be 0.
+
+    A different order of sums is not an error.
+    """
     members = []
     for i in range(4):
         torch.manual_seed(i)
@@ -452,7 +459,7 @@ def test_members_in_float64_are_held_to_what_rounding_costs_them(tmp_path: Path)
         pt2=False,
     )
     (record,) = Reader(tmp_path / "d.wide").manifest.verification["wide"]["shared.0"]
-    assert 0 < record["own_rms"] < 1e-15 * record["scale"], "a few of float64's own roundings, and no more"
+    assert 0 < record["own_rms"] < 1e-15 * record["scale"], "the error is not a few float64 roundings"
     x = torch.randn(5, 16, dtype=torch.float64)
     with torch.no_grad():
         torch.testing.assert_close(
@@ -465,7 +472,7 @@ def test_members_in_float64_are_held_to_what_rounding_costs_them(tmp_path: Path)
 
 @pytest.mark.parametrize("make", [Doubled, Inverted, Numbered, Crossed])
 def test_equal_masks_are_one_mask(make: type[Base], tmp_path: Path) -> None:
-    ens = made(make, X, tmp_path)
+    ens = built(make, X, tmp_path)
     reader = Reader(tmp_path / "e.wide")
     small = [
         w for w in reader.manifest.entries["forward"].wide if w.batch[0] == 1
@@ -477,8 +484,8 @@ def test_equal_masks_are_one_mask(make: type[Base], tmp_path: Path) -> None:
         torch.testing.assert_close(ens(x).clone(), torch.stack([member(make, i)(x) for i in range(3)]))
 
 
-def test_what_a_batch_of_1_breaks_does_not_refuse_one_of_2(tmp_path: Path) -> None:
-    ens = made(Halves, X, tmp_path)
+def test_a_condition_that_a_batch_of_1_breaks_does_not_refuse_2(tmp_path: Path) -> None:
+    ens = built(Halves, X, tmp_path)
     for b in (2, 3, 5):
         x = torch.randn(b, 8)
         for k, half in enumerate(ens(x)):
@@ -495,7 +502,7 @@ def test_what_a_batch_of_1_breaks_does_not_refuse_one_of_2(tmp_path: Path) -> No
     [
         ([], set()),
         ([{"B": 1}], {0}),
-        ([{"B": 1, "T": 1}], {2}),  # not needed on its own: T refuses it
+        ([{"B": 1, "T": 1}], {2}),  # not needed: the condition on T refuses it
         ([{"T": 2}], {1, 2}),  # T = 1 is refused too; nothing shows that the other condition is not needed
         ([{"B": 1}, {"T": 1}], {0, 2}),
         ([{"T": 1}], {2}),  # the other condition that T = 1 breaks is not needed at T = 2
@@ -514,22 +521,22 @@ def test_a_condition_stays_where_it_is_needed(
     assert set(range(3)) - gone == kept
 
 
-def test_what_could_refuse_places_that_are_left_out_is_not_computed_there(tmp_path: Path) -> None:
-    ens, x = made(Remainders, X, tmp_path), torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
+def test_masked_places_are_not_computed_if_they_could_raise(tmp_path: Path) -> None:
+    ens, x = built(Remainders, X, tmp_path), torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         torch.testing.assert_close(
             ens(x).clone(), torch.stack([member(Remainders, i)(x) for i in range(3)]), rtol=1e-4, atol=1e-5
         )
 
 
-def test_a_number_made_of_sizes_is_no_output(tmp_path: Path) -> None:
+def test_a_number_computed_from_sizes_is_refused_as_an_output(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="a number that depends on the inputs' sizes"):
-        made(Counts, X, tmp_path)
+        built(Counts, X, tmp_path)
     assert not (tmp_path / "e.wide").exists()
 
 
-def test_weights_that_the_first_call_alone_changes_are_the_checkpoint_s(tmp_path: Path) -> None:
-    ens, x = made(ScaledOnce, X, tmp_path), torch.randn(4, 8)
+def test_weights_that_only_the_first_call_changes_are_built(tmp_path: Path) -> None:
+    ens, x = built(ScaledOnce, X, tmp_path), torch.randn(4, 8)
     with torch.no_grad():
         for _ in range(2):
             torch.testing.assert_close(
@@ -548,38 +555,38 @@ def test_weights_that_every_call_changes_are_refused(
         CaptureError,
         match=f"changes its parameters {name} (at every call of|by what it is given when) forward",
     ):
-        made(make, X, tmp_path)
+        built(make, X, tmp_path)
     assert not (tmp_path / "e.wide").exists()
 
 
 def test_tables_kept_for_the_next_call(tmp_path: Path) -> None:
-    ens, x = made(KeepsTables, X, tmp_path), torch.randn(4, 8)
+    ens, x = built(KeepsTables, X, tmp_path), torch.randn(4, 8)
     with torch.no_grad():
-        for _ in range(2):  # a second call too: the stored value changes nothing
+        for _ in range(2):  # the stored value does not change the second call
             torch.testing.assert_close(
                 ens(x).clone(), torch.stack([member(KeepsTables, i)(x) for i in range(3)])
             )
 
 
 @pytest.mark.parametrize("make", [KeepsFirst, KeepsSeldom])
-def test_what_is_kept_of_the_inputs_is_a_state(make: Callable[[], nn.Module], tmp_path: Path) -> None:
+def test_a_stored_input_must_be_a_state(make: Callable[[], nn.Module], tmp_path: Path) -> None:
     with pytest.raises(
         CaptureError,
         match="changes places.first when forward runs in eval mode.*build with --state places.first",
     ):
-        made(make, X, tmp_path)
+        built(make, X, tmp_path)
 
 
-def test_randomness_proves_nothing(tmp_path: Path) -> None:
+def test_a_random_member_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         VerificationError, match="change from run to run: nothing can be proved of such a model"
     ):
-        made(Noisy, X, tmp_path)
+        built(Noisy, X, tmp_path)
     assert not (tmp_path / "e.wide").exists()
 
 
-def test_what_a_caller_writes_into_an_answer_stays_there(tmp_path: Path) -> None:
-    ens, x = made(Scaled, X, tmp_path), torch.randn(2, 8)
+def test_a_caller_may_write_into_an_answer(tmp_path: Path) -> None:
+    ens, x = built(Scaled, X, tmp_path), torch.randn(2, 8)
     with torch.inference_mode():
         first = ens(x)[0].clone()
         for again in (ens(x), ens.each(torch.stack([x] * 3))):
@@ -588,25 +595,25 @@ def test_what_a_caller_writes_into_an_answer_stays_there(tmp_path: Path) -> None
         assert torch.equal(ens(x)[0], first)
 
 
-def test_a_norm_is_folded_along_its_own_dim_only(tmp_path: Path) -> None:
-    ens, x = made(Mixer, ["x=float32[B,16,16]"], tmp_path), torch.randn(5, 16, 16)
+def test_a_norm_is_folded_only_along_its_dim(tmp_path: Path) -> None:
+    ens, x = built(Mixer, ["x=float32[B,16,16]"], tmp_path), torch.randn(5, 16, 16)
     with torch.no_grad():
         torch.testing.assert_close(ens(x).clone(), torch.stack([member(Mixer, i)(x) for i in range(3)]))
 
 
-def test_an_input_may_be_called_as_a_preset_is(tmp_path: Path) -> None:
-    ens = made(Named, [*X, "shared=float32[B,8]"], tmp_path)
-    x, own = torch.randn(2, 8), torch.randn(3, 2, 8)
+def test_an_input_may_have_the_name_of_a_preset(tmp_path: Path) -> None:
+    ens = built(Named, [*X, "shared=float32[B,8]"], tmp_path)
+    x, stacked = torch.randn(2, 8), torch.randn(3, 2, 8)
     with torch.no_grad():
         torch.testing.assert_close(
-            ens(x, shared=widepack.each(own)).clone(),
-            torch.stack([member(Named, i)(x, own[i]) for i in range(3)]),
+            ens(x, shared=widepack.each(stacked)).clone(),
+            torch.stack([member(Named, i)(x, stacked[i]) for i in range(3)]),
         )
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_few_numbers_raise_no_false_alarm(seed: int, tmp_path: Path) -> None:
-    """One logit for each row: the rms error of a member counts over all calls."""
+    """The member has one logit for each row. Its rms error is computed over all calls."""
 
     def make() -> nn.Module:
         return nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))

@@ -1,4 +1,4 @@
-"""Tests entries: several methods of a module as programs over one set of weights, and their refusals."""
+"""Tests entries: several methods of a module, built as programs over one set of weights; and refusals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MEMBERS = 3
 
 
 class Auto(nn.Module):
-    """An autoencoder: both methods read `trunk`, one `down`, one `up`; `decode` may branch on a size."""
+    """An autoencoder. Both methods read `trunk`, one reads `down`, one reads `up`; `decode` tests a size."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Auto(nn.Module):
         return self.decode(self.encode(x)["z"][:, None])[:, 0]
 
     def score(self, x: Tensor) -> Tensor:
-        """Calls the module itself, as a user's method may."""
+        """Calls the module, as a method of a user may."""
         return (self(x) - x).square().mean(-1)
 
     @property
@@ -73,7 +73,7 @@ def save(folder: Path) -> list[str]:
 
 
 def make(state_dict: Mapping[str, Tensor]) -> Auto:
-    """A member whose unsaved buffers and lists differ between members, and are found by its weights."""
+    """Returns a member with the unsaved buffers and lists that belong to its weights."""
     for member in members():
         if torch.equal(member.get_buffer("scale"), state_dict["scale"]):
             return member
@@ -107,20 +107,20 @@ def leaves(value: Any) -> list[Tensor]:
 
 @pytest.mark.parametrize("pattern", ["shared", "each"])
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_every_entry_gives_the_members_own_answers(entry: str, pattern: str, ens: WideModel) -> None:
+def test_every_entry_gives_the_answers_of_each_member(entry: str, pattern: str, ens: WideModel) -> None:
     bounds: list[Bound] = []
     which = ENTRIES.index(entry)
     for batch in (1, 2, 7, 33):
-        own = [inputs(batch, 10 + (i if pattern == "each" else 0))[which] for i in range(MEMBERS)]
+        given = [inputs(batch, 10 + (i if pattern == "each" else 0))[which] for i in range(MEMBERS)]
         run = ens.entry(entry)
-        wide = leaves(run.each(torch.stack(own)) if pattern == "each" else run(own[0]))
+        wide = leaves(run.each(torch.stack(given)) if pattern == "each" else run(given[0]))
         bounds = bounds or [Bound() for _ in wide]
         for i, member in enumerate(members()):
             with torch.no_grad():
-                alone = leaves(getattr(member, entry)(own[i]))
+                alone = leaves(getattr(member, entry)(given[i]))
                 raised = copy.deepcopy(member).double()
                 raised.offsets = [o.double() for o in raised.offsets]
-                truth = leaves(getattr(raised, entry)(double(own[i])))
+                truth = leaves(getattr(raised, entry)(double(given[i])))
             for bound, w, o, t in zip(bounds, wide, alone, truth, strict=True):
                 bound.add(w[i], o, t)
     for bound in bounds:
@@ -133,7 +133,7 @@ def test_weights_are_one_table(artifact: Path, ens: WideModel) -> None:
     assert len(set(names)) == len(names)
     assert {"trunk.weight", "down.weight", "up.weight", "scale", "shift"} <= set(names)
     literals = [n for n in names if "lifted_tensor" in n]
-    assert len(literals) == 2, "each entry has a literal of its own"
+    assert len(literals) == 2, "the two entries do not have separate literals"
     reads = {
         e: {s.source for s in Reader(artifact).program(manifest.entries[e].member[0]).weights}
         for e in ENTRIES
@@ -160,7 +160,7 @@ def test_names_of_files(artifact: Path) -> None:
         } <= stems
 
 
-def test_a_model_without_forward_says_which_entries_there_are(ens: WideModel) -> None:
+def test_a_model_without_forward_names_its_entries(ens: WideModel) -> None:
     assert ens.entries == ("decode", "encode")
     assert "entries decode, encode" in repr(ens)
     for call in (
@@ -197,7 +197,7 @@ def test_entries_are_called_as_methods_are(ens: WideModel) -> None:
     assert "WideEntry(decode of 3 members" in repr(ens.decode)
 
 
-def test_each_entry_keeps_its_own_conditions(ens: WideModel) -> None:
+def test_each_entry_keeps_its_conditions(ens: WideModel) -> None:
     ens.decode(torch.zeros(2, 4, 4))
     with pytest.raises(InputError, match="captured under the condition T % 2 == 0"):
         ens.decode(torch.zeros(2, 5, 4))
@@ -439,7 +439,7 @@ def test_bounds_without_an_entry_hold_where_the_dim_is(tmp_path: Path) -> None:
 
 
 class Differs(Auto):
-    """A method whose answers depend on a Python number that differs between members."""
+    """Has a method whose answers depend on a Python number that differs between members."""
 
     def encode(self, x: Tensor, gain: float = 1.0) -> dict[str, Tensor]:
         return {"z": self.down(x) * float(self.offsets[0][0])}
@@ -484,7 +484,7 @@ def test_inspect_and_trace(built: Path) -> None:
     assert "entry encode" in shown
     assert "entry decode" in shown
     assert "guard   T % 2 == 0" in shown
-    assert "encode z" in shown, "what was verified is said by entry"
+    assert "encode z" in shown, "the verification is not shown for each entry"
     first = cli_run("trace", built / "e.wide", "--json")
     assert json.loads(first.output)["entry"] == "decode"
     second = cli_run("trace", built / "e.wide", "--entry", "encode", "--json")
@@ -518,8 +518,10 @@ def test_bench(built: Path) -> None:
     )
     assert report.entry == "encode"
     assert report.rows[0].sizes["B"] == 2
-    own = bench(built / "e.wide", batches=(2,), baselines=("loop",), budget_s=0.2, threads=1, factory=make)
-    assert own.entry == "decode"
+    with_factory = bench(
+        built / "e.wide", batches=(2,), baselines=("loop",), budget_s=0.2, threads=1, factory=make
+    )
+    assert with_factory.entry == "decode"
     with pytest.raises(UsageError, match="no entry 'forward'; the entries are decode, encode"):
         bench(built / "e.wide", batches=(2,), entry="forward")
 

@@ -1,4 +1,4 @@
-"""Tests guards: torch's text becomes equivalent arithmetic over named dims, or the build stops."""
+"""Tests that conditions of torch become equivalent guards over named dims, or that the build stops."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEAVES = (
 B, T, W = "L['x'].size()[0]", "L['ids'].size()[1]", "L['x'].size()[2]"
 
 
-def made(*codes: str) -> list[Any]:
+def guards_from(*codes: str) -> list[Any]:
     exported: Any = SimpleNamespace(_guards_code=list(codes), graph=SimpleNamespace(nodes=[]))
     return [g.expr for g in guards_of(exported, LEAVES, "Net")]
 
@@ -52,7 +52,7 @@ def made(*codes: str) -> list[Any]:
     ],
 )
 def test_a_condition_is_arithmetic_over_named_dims(code: str, want: Any) -> None:
-    (expr,) = made(code)
+    (expr,) = guards_from(code)
     assert expr == want
     guards.check(expr, {"B": 1, "T": 1, "H": 1})
 
@@ -69,15 +69,15 @@ CODES: list[Any] = [
 
 @pytest.mark.parametrize("code", CODES)
 def test_a_condition_means_what_its_text_means(code: str) -> None:
-    (expr,) = made(code)
+    (expr,) = guards_from(code)
     for b, t, h in itertools.product((1, 2, 3, 5), (1, 3, 4, 7), (1, 2, 3)):
         shapes = {"x": (b, 3, 32 * h), "ids": (b, t)}
         inputs = {n: SimpleNamespace(size=lambda s=s: s) for n, s in shapes.items()}
         assert guards.holds(expr, {"B": b, "T": t, "H": h}) == bool(eval(code, {"L": inputs}))
 
 
-def test_what_always_holds_is_left_out_and_what_is_said_twice_is_kept_once() -> None:
-    assert made(
+def test_true_and_repeated_conditions_are_left_out() -> None:
+    assert guards_from(
         f"{T} == {T}",
         f"{T} <= {T}",
         f"L['ids'].size()[0] == {B}",
@@ -88,7 +88,7 @@ def test_what_always_holds_is_left_out_and_what_is_said_twice_is_kept_once() -> 
     ) == [["gt", "T", 1]]
 
 
-def test_what_holds_at_all_sizes_is_left_out() -> None:
+def test_a_condition_that_is_true_at_all_sizes_is_left_out() -> None:
     provable = [
         f"16 * {B} != 2 * {B}",
         f"{W} // 32 != 0",
@@ -97,7 +97,7 @@ def test_what_holds_at_all_sizes_is_left_out() -> None:
         f"Max(1, {T}) == {T}",
         f"{W} % 32 == 0",
     ]
-    assert made(*provable) == []
+    assert guards_from(*provable) == []
     open_ = [
         f"{T} // 2 != 0",
         f"{W} % 64 == 0",
@@ -106,10 +106,10 @@ def test_what_holds_at_all_sizes_is_left_out() -> None:
         f"{B} % {T} != 0",
         f"-1 + {T} // 4 >= 1",
     ]
-    kept = made(*open_)
+    kept = guards_from(*open_)
     assert len(kept) == len(open_)
     assert guards.text(kept[-1]) == "-1 + T // 4 >= 1"
-    for expr in kept:  # each is false at some size
+    for expr in kept:  # each guard is false at some size
         assert not all(
             guards.holds(expr, {"B": b, "T": t, "H": h}) for b, t, h in itertools.product((1, 2, 3), repeat=3)
         )
@@ -117,7 +117,7 @@ def test_what_holds_at_all_sizes_is_left_out() -> None:
 
 def test_a_condition_that_does_not_hold_is_refused() -> None:
     with pytest.raises(CaptureError, match="Net: the condition 'False' does not hold for the example"):
-        made("False")
+        guards_from("False")
 
 
 @pytest.mark.parametrize(
@@ -134,19 +134,19 @@ def test_a_condition_that_does_not_hold_is_refused() -> None:
         ("L[x].size()[0] == 3", "is no size of an input"),
     ],
 )
-def test_a_condition_that_cannot_be_written_so_stops_the_build(code: str, words: str) -> None:
+def test_a_condition_that_no_guard_expresses_stops_the_build(code: str, words: str) -> None:
     with pytest.raises(
         CaptureError,
         match=r"Net holds only while .* a condition that cannot be written as arithmetic over named dims",
     ) as caught:
-        made(code)
+        guards_from(code)
     assert words in str(caught.value)
     assert str(caught.value).endswith(
         "change the member's code: compute with sizes in whole numbers, +, -, *, // and %"
     )
 
 
-def test_a_torch_that_tells_no_conditions_is_refused() -> None:
+def test_a_torch_that_does_not_report_conditions_is_refused() -> None:
     nothing: Any = SimpleNamespace(graph=SimpleNamespace(nodes=[]))
     with pytest.raises(
         CaptureError,
@@ -160,6 +160,6 @@ def test_a_dim_may_be_a_multiple() -> None:
     assert factor_of("32*H") == (32, "H")
 
 
-def test_an_axis_counted_from_behind_is_the_axis() -> None:
+def test_a_negative_axis_is_resolved() -> None:
     call = arrange(torch.nn.ReLU(), [torch.zeros(4, 8)], {}, {"input": {0: "B", -1: "T"}}, {})
     assert call.leaves[0].axes == {0: "B", 1: "T"}

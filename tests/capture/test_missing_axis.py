@@ -1,4 +1,4 @@
-"""Tests the advice for an input spec that leaves out an axis."""
+"""Tests the advice in the error for an input spec with a missing axis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests code that torch.export does not accept and widepack's patches do, in both input patterns."""
+"""Tests code that torch.export accepts only with widepack's patches, in both input patterns."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from widepack.errors import CaptureError
 
 
 def whole(*shape: int, most: int = 9, dtype: torch.dtype = torch.int64) -> Any:
-    """Returns a factory of a buffer with whole numbers from 0."""
+    """Returns a factory of a buffer with integers from 0."""
     return lambda: torch.randint(0, most, shape, dtype=dtype)
 
 
 def bits(self: Any, x: Tensor) -> Any:
-    """Four-bit weights, two in a byte, and every operator on bits, also in place."""
+    """Unpacks four-bit weights, two in a byte, and uses every operator on bits, also in place."""
     q = (self.packed[..., None] >> torch.tensor([0, 4], dtype=torch.uint8)) & 15
     up = (self.packed.int()[..., None] << torch.tensor([0, 4])) ^ self.n[:, None]
     a, b = self.n.clone(), self.n.clone()
@@ -52,7 +52,7 @@ def number(most: int) -> Any:
 
 
 def of_a_domain(self: Any, x: Tensor) -> Any:
-    """An embedding, a row, a column and a cell at places in the members' buffers; and a write."""
+    """Reads an embedding, a row, a column and a cell at indices in the members' buffers, and writes one."""
     y = (
         self.fc(x)
         + self.table.weight[self.domain]
@@ -197,7 +197,7 @@ def in_dataclasses(self: Any, x: Tensor) -> Any:
     return {"pair": Pair(Scores(mean), (Scores(mean * 2, mean.exp()), [x + 1]))}
 
 
-def test_plain_dataclasses_come_back_as_outputs(tmp_path: Path) -> None:
+def test_plain_dataclasses_are_returned_as_outputs(tmp_path: Path) -> None:
     one = case(net(in_dataclasses, fc=linear(6, 5)), ROWS)
     ens, x = build_case(one, tmp_path)[0], torch.randn(3, 6)
     for answer in (ens(x), ens.each(x.expand(N, 3, 6))):
@@ -225,7 +225,7 @@ def test_plain_dataclasses_come_back_as_outputs(tmp_path: Path) -> None:
 
 
 class Grows(nn.Module):
-    """An entry with a state, whose answer is a dataclass."""
+    """Has a state, and returns a dataclass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -250,10 +250,10 @@ def test_a_dataclass_beside_a_state(tmp_path: Path) -> None:
     state = ens.state()
     _, state = ens(x, state=state)
     answer, state = ens(x, state=state)
-    own = member(one, 1)
+    alone = member(one, 1)
     with torch.no_grad():
-        own(x)
-        torch.testing.assert_close(answer.scale[1], own(x).scale, rtol=1e-5, atol=1e-5)
+        alone(x)
+        torch.testing.assert_close(answer.scale[1], alone(x).scale, rtol=1e-5, atol=1e-5)
     assert answer.kind == "Scores"
 
 
@@ -273,8 +273,8 @@ def test_a_dataclass_among_the_inputs_is_refused(tmp_path: Path) -> None:
     assert "let forward take the fields of this dataclass as inputs of their own, or as a dict" in message
 
 
-def test_a_dtype_that_the_member_refuses_is_told_in_its_words(tmp_path: Path) -> None:
-    """torch.export knows only shapes: it accepts a linear layer over whole numbers."""
+def test_a_dtype_that_the_member_refuses_is_reported_with_its_error(tmp_path: Path) -> None:
+    """torch.export accepts a linear layer over integers, because it compares only shapes."""
     message = refused(net(lambda self, x: self.fc(x), fc=linear(6, 5)), tmp_path, "x=int64[B,6]")
     assert (
         "does not take the example, B = 4, by itself either, without widepack at test_patches.py:" in message
@@ -292,7 +292,7 @@ NUMBERS = [
 
 
 @pytest.mark.parametrize(("code", "words"), NUMBERS)
-def test_numbers_of_sizes_that_nothing_follows_name_line_and_way_out(
+def test_numbers_of_sizes_that_cannot_be_followed_name_line_and_solution(
     code: str, words: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "net.py"
@@ -333,11 +333,11 @@ def test_dims_that_have_to_be_equal_are_offered_one_letter(
     build_case(case(net(forward, fc=linear(6, 5)), inputs[0], words.removeprefix("write ")), tmp_path)
 
 
-def test_a_node_that_torch_made_has_the_line_of_what_it_reads_or_is_read_by() -> None:
+def test_a_node_that_torch_inserted_has_the_line_of_a_neighbour() -> None:
     graph = torch.fx.Graph()
-    own, other = graph.placeholder("own"), graph.placeholder("other")
-    own.meta["stack_trace"] = '  File "net.py", line 3, in forward\n    n = x.shape[0]'
-    made_by_torch = graph.call_function(round, (other, own))
+    with_line, other = graph.placeholder("own"), graph.placeholder("other")
+    with_line.meta["stack_trace"] = '  File "net.py", line 3, in forward\n    n = x.shape[0]'
+    made_by_torch = graph.call_function(round, (other, with_line))
     before = graph.call_function(round, (other,))
     for node, folder in ((made_by_torch, Path(torch.__file__).parent), (before, "torch")):
         node.meta["stack_trace"] = f'  File "{folder}/fx/passes/runtime_assert.py", line 24, in insert'

@@ -1,4 +1,4 @@
-"""Tests `.pt2` files that were edited: they are refused, and no code of a file runs."""
+"""Tests that edited `.pt2` files are refused, and that no code of a file runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests `.pt2` files as checkpoints: read as data, run as members, with their conditions; and refusals."""
+"""Tests `.pt2` files as checkpoints: how they are read, run and refused, and their conditions."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def test_programs_are_their_own_model(
         x = torch.randn(batch, 2, 8)
         y = ens(x, twice=True)
         with torch.no_grad():
-            own = [m(x, twice=True) for m in members]
+            alone = [m(x, twice=True) for m in members]
         assert (y["parts"][1], y["none"], list(y)) == (3, None, ["y", "parts", "none"])
-        torch.testing.assert_close(y["y"], torch.stack([o["y"] for o in own]))
-        torch.testing.assert_close(y["parts"][0], torch.stack([o["parts"][0] for o in own]))
+        torch.testing.assert_close(y["y"], torch.stack([o["y"] for o in alone]))
+        torch.testing.assert_close(y["parts"][0], torch.stack([o["parts"][0] for o in alone]))
     entry = Reader(tmp_path / "e.wide").manifest.entries["forward"]
     assert [(i.name, i.type) for i in entry.inputs] == [("x", "float32[B,2,8]")]
     assert [p.name for p in entry.signature] == ["x", "twice"]
@@ -106,11 +106,11 @@ def test_networks(name: str, tmp_path: Path) -> None:
     found = ens(*args, **kwargs)
     for i, member in enumerate(members):
         with torch.no_grad():
-            own = member(*args, **kwargs)
+            alone = member(*args, **kwargs)
         if isinstance(found, Output):
-            torch.testing.assert_close(found["logits"][i], own["logits"], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(found["logits"][i], alone["logits"], rtol=1e-4, atol=1e-5)
         else:
-            torch.testing.assert_close(found[i], own, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(found[i], alone, rtol=1e-4, atol=1e-5)
     if name == "guard_size":
         with pytest.raises(InputError, match="100"):
             ens(*case.sample(101, 3)[0])
@@ -120,7 +120,7 @@ def test_networks(name: str, tmp_path: Path) -> None:
                 input_ids=torch.zeros(2, 65, dtype=torch.long),
                 attention_mask=torch.ones(2, 65, dtype=torch.long),
             )
-        # the export has two dims here, both called B
+        # two dims of the export have the name B
         with pytest.raises(InputError, match="equal letters are equal sizes"):
             ens(
                 input_ids=torch.zeros(2, 6, dtype=torch.long),
@@ -339,7 +339,7 @@ def test_a_program_of_train_mode_is_refused(functional: bool, words: str, tmp_pa
 
 
 class Residual(nn.Module):
-    """Writes into values that nothing else reads, as many ResNets do."""
+    """Writes in place into values that no other op reads, as many ResNets do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -431,7 +431,7 @@ def test_programs_that_are_left_out(tmp_path: Path) -> None:
 
 
 class Scaled(nn.Module):
-    """A number that is no weight."""
+    """Has a number that is not a weight."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -472,7 +472,7 @@ def test_programs_with_another_number_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "4.pt2").write_bytes(b"PK\x03\x04 no archive")
     with pytest.raises(
         CheckpointError
-    ) as both:  # files that cannot be read and files that differ, in one error
+    ) as both:  # one error names files that cannot be read and files that differ
         build([*paths, tmp_path / "4.pt2"], tmp_path / "f.wide", **QUICK)
     assert [line.partition(")")[0] for line in str(both.value).split("\n")[1:]] == [
         f"- checkpoint {i} ({p}" for i, p in ((1, paths[1]), (3, paths[3]), (4, tmp_path / "4.pt2"))
@@ -480,13 +480,13 @@ def test_programs_with_another_number_are_left_out(tmp_path: Path) -> None:
 
 
 class Cross(nn.Module):
-    """Fails where the batch is not larger than every index, which an export does not report."""
+    """Fails if the batch is not larger than every index. An export does not report this."""
 
     def forward(self, a: Tensor, ids: Tensor) -> Tensor:  # [B], [3]
         return torch.arange(a.shape[0])[ids] + a.sum()
 
 
-def test_a_program_that_fails_at_other_sizes_is_held_to_the_sizes_at_which_it_answers(tmp_path: Path) -> None:
+def test_a_program_that_fails_at_some_sizes_is_compared_at_the_others(tmp_path: Path) -> None:
     path = save(
         tmp_path / "a.pt2",
         Cross(),

@@ -1,4 +1,4 @@
-"""Tests sizes that a member's code fixes or bounds: the message names input, axis, size and source line."""
+"""Tests that errors about fixed or bounded sizes name the input, the axis, the size and the source line."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_multiples_are_written_as_such(tmp_path: Path) -> None:
     assert own_line(message, Windows).endswith("# multiples")
 
 
-def test_what_is_proposed_is_taken(tmp_path: Path) -> None:
+def test_a_proposed_spec_is_accepted(tmp_path: Path) -> None:
     for i, (make, spec) in enumerate(
         [(Table, "x=float32[B,8,3]"), (Flattened, "x=float32[B,3,6,6]"), (Windows, "x=float32[B,7*H,7*W,3]")]
     ):
@@ -171,7 +171,7 @@ def test_what_is_proposed_is_taken(tmp_path: Path) -> None:
         ].type == spec.removeprefix("x=")
 
 
-def test_a_member_that_takes_nothing(tmp_path: Path) -> None:
+def test_a_member_that_accepts_no_input(tmp_path: Path) -> None:
     message = refused(Strict, tmp_path, inputs=["x=float32[B,3]"])
     assert "does not take the example, B = 4, by itself either, without widepack" in message
     assert "ValueError: not today. Describe inputs that it takes" in message
@@ -182,10 +182,10 @@ def test_a_member_that_takes_nothing(tmp_path: Path) -> None:
     ("make", "shape", "axis"),
     [(Asserted, (8, 6, 3), 0), (Unbound, (5, 6, 3), 0), (Remembered, (8, 2, 3), 0), (Counted, (5, 6, 3), 0)],
 )
-def test_a_batch_that_nobody_named(
+def test_a_batch_without_a_named_dim_is_fixed(
     make: type[nn.Module], shape: tuple[int, ...], axis: int, tmp_path: Path
 ) -> None:
-    """Without `dynamic` the size is kept: manifest, inspect and a refused call name it and the line."""
+    """Without `dynamic` the size is fixed. The manifest, inspect and a refused call name it and its line."""
     path = built(make, tmp_path, sample=(torch.randn(shape),))
     manifest = Reader(path).manifest
     (sentence,) = manifest.entries["forward"].fixed
@@ -203,7 +203,7 @@ def test_a_batch_that_nobody_named(
 
 
 def test_a_size_that_the_example_met_by_chance(tmp_path: Path) -> None:
-    """`view(4, -1)` of a batch of 4, which widepack chose: another batch is tried."""
+    """widepack draws a batch of 4, which `view(4, -1)` accepts, and then tries another batch."""
     ens = widepack.load(built(Parted, tmp_path, inputs=[BTC]))
     for b in (8, 12, 20):
         x = torch.randn(b, 7, 3)
@@ -251,7 +251,7 @@ class Between(Base):
 
 
 class Upsampled(nn.Module):
-    """As diffusers' upsampling does: a batch of 64 or more is copied first. The bound is the member's."""
+    """Copies a batch of 64 or more first, as upsampling in diffusers does. The bound is in the member."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -317,7 +317,7 @@ class Convolutions(nn.Module):
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_convolutions_kernel_bounds_nothing(threads: int, tmp_path: Path) -> None:
-    """Torch chooses a convolution's kernel by batch and threads; the choice must not become a condition."""
+    """torch chooses a convolution kernel by batch and threads. The choice must not become a condition."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -334,7 +334,7 @@ def test_a_convolutions_kernel_bounds_nothing(threads: int, tmp_path: Path) -> N
         )
 
 
-def test_an_output_of_rows_is_right_where_it_is_given(tmp_path: Path) -> None:
+def test_the_number_of_output_rows_is_right(tmp_path: Path) -> None:
     ens = widepack.load(built(Rows, tmp_path, inputs=[BTC]))
     for b, t in ((4, 2), (2, 12), (6, 4)):
         x = torch.randn(b, t, 3)
@@ -354,8 +354,9 @@ class Pooled(nn.Module):
 
 
 def test_a_pooled_length_is_dynamic(tmp_path: Path) -> None:
-    """torch's max_pool1d fixes the length, and torch.export assumes a pooled length above 1; the member takes
-    8 and more.
+    """The built program accepts lengths of 8 and more, as the member does.
+
+    torch's max_pool1d fixes the length, and torch.export assumes a pooled length above 1.
     """
     ens = widepack.load(built(Pooled, tmp_path, inputs=["x=float32[B,3,T]"]))
     for b, t in ((1, 8), (2, 9), (3, 24), (5, 57)):
@@ -369,7 +370,7 @@ def test_a_pooled_length_is_dynamic(tmp_path: Path) -> None:
 
 
 class Distances(Base):
-    """torch's cdist chooses its method by the number of rows."""
+    """Calls torch's cdist, which chooses its method by the number of rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -390,8 +391,8 @@ def test_distances_of_any_number_of_rows(tmp_path: Path) -> None:
     for b in (1, 2, 25, 26, 70):
         x = torch.randn(b, 3)
         with torch.no_grad():
-            for k, own in enumerate(zip(*(member(Distances, i)(x) for i in range(2)))):
-                torch.testing.assert_close(ens(x)[k].clone(), torch.stack(own), rtol=1e-4, atol=1e-4)
+            for k, expected in enumerate(zip(*(member(Distances, i)(x) for i in range(2)))):
+                torch.testing.assert_close(ens(x)[k].clone(), torch.stack(expected), rtol=1e-4, atol=1e-4)
 
 
 class Relative(Base):
@@ -405,7 +406,7 @@ class Relative(Base):
 
 
 def test_an_example_that_only_values_refuse(tmp_path: Path) -> None:
-    """torch.export has tensors without values, and does not notice an index past a table."""
+    """torch.export has tensors without values, and does not detect an index outside a table."""
     message = refused(Relative, tmp_path, inputs=[BTC])
     assert "does not take the example's T = 24 by itself either" in message
     assert "bounds such as T=2..16" in message
@@ -416,7 +417,7 @@ def test_an_example_that_only_values_refuse(tmp_path: Path) -> None:
 
 
 class Strided(nn.Module):
-    """Five strides of 2: 32 rows leave one row, which torch.export would take for a constant."""
+    """Has five strides of 2. 32 rows give one row, which torch.export would take for a constant."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -446,7 +447,7 @@ class EveryThird(Base):
         (EveryThird, ["x=float32[B,3]"], [(4, 3), (5, 3), (17, 3)]),
     ],
 )
-def test_a_size_inside_that_is_one_in_the_example_is_no_condition(
+def test_an_inner_size_of_one_in_the_example_is_not_a_condition(
     make: type[nn.Module], inputs: list[str], shapes: list[tuple[int, ...]], tmp_path: Path
 ) -> None:
     ens = widepack.load(built(make, tmp_path, inputs=inputs))
@@ -458,11 +459,11 @@ def test_a_size_inside_that_is_one_in_the_example_is_no_condition(
             )
 
 
-def test_sizes_at_which_nothing_inside_is_one() -> None:
+def test_sizes_at_which_no_inner_size_is_one() -> None:
     one = ["eq", ["floordiv", "H", 32], 1]
     assert sizes_without_ones({"B": 4, "H": 32}, [one, ["le", "B", 9]], {}) == {"B": 4, "H": 64}
     assert sizes_without_ones({"B": 4, "H": 32}, [one], {"H": (32, 63)}) is None, (
-        "the user's bounds leave no larger size"
+        "a size outside the user's bounds is proposed"
     )
     assert sizes_without_ones({"B": 4, "H": 32}, [["ne", "H", 1], ["eq", ["mod", "H", 32], 0]], {}) is None
     assert sizes_without_ones(

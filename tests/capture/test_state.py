@@ -1,4 +1,4 @@
-"""Tests state: buffers and values that the caller carries, compared with the members alone."""
+"""Tests state: buffers and inputs that the caller carries. Compares each step with each member alone."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def ens(artifact: Path) -> WideModel:
 
 @pytest.mark.parametrize("strategy", [None, "wide", "loop"])
 @pytest.mark.parametrize("pattern", ["shared", "each"])
-def test_every_step_is_the_members_own(pattern: str, strategy: str | None, artifact: Path) -> None:
+def test_every_step_is_that_of_each_member(pattern: str, strategy: str | None, artifact: Path) -> None:
     ens = load(artifact, strategies=strategy)
     each = pattern == "each"
 
@@ -44,8 +44,8 @@ def test_every_step_is_the_members_own(pattern: str, strategy: str | None, artif
         y = member(x)
         return {**y, **{n: b for n, b in member.named_buffers() if n in CARRIED}}
 
-    own, truth = (stepped(Cached, each, 5, call, raised) for raised in (False, True))
-    bounds = {k: Bound() for k in own[0][0] if k != "steps"}
+    alone, truth = (stepped(Cached, each, 5, call, raised) for raised in (False, True))
+    bounds = {k: Bound() for k in alone[0][0] if k != "steps"}
     state = ens.state()
     for t in range(5):
         y, state = (
@@ -58,7 +58,7 @@ def test_every_step_is_the_members_own(pattern: str, strategy: str | None, artif
         for i in range(MEMBERS):
             assert int(state["steps"][i]) == t + 1
             for k, bound in bounds.items():
-                bound.add(wide[k][i], own[t][i][k], truth[t][i][k])
+                bound.add(wide[k][i], alone[t][i][k], truth[t][i][k])
     for name, bound in bounds.items():
         if sum(o.numel() for o in bound.alone) >= 64:
             bound.check()
@@ -66,7 +66,7 @@ def test_every_step_is_the_members_own(pattern: str, strategy: str | None, artif
             raise AssertionError(f"{name} has too few numbers to say anything")
 
 
-def test_states_begin_as_the_checkpoints_have_them(ens: WideModel) -> None:
+def test_states_begin_with_the_values_of_the_checkpoints(ens: WideModel) -> None:
     state = ens.state()
     for i in range(MEMBERS):
         member = Cached(i)
@@ -75,15 +75,17 @@ def test_states_begin_as_the_checkpoints_have_them(ens: WideModel) -> None:
             assert name == "last" or torch.equal(ens.state_dict(i)[name], member.get_buffer(name))
     assert state["window"].shape == (MEMBERS, 3, 8)
     state["window"].zero_()
-    assert not torch.equal(ens.state()["window"], state["window"]), "a fresh state is the caller's own"
+    assert not torch.equal(ens.state()["window"], state["window"]), "two fresh states share memory"
 
 
-def test_the_model_keeps_nothing(ens: WideModel) -> None:
+def test_the_model_does_not_store_state(ens: WideModel) -> None:
     state = ens.state()
     first, one = ens(rows(0), state=state)
     second, _ = ens(rows(0), state=state)
     assert torch.equal(first["y"], second["y"])
-    assert torch.equal(state["window"], ens.state()["window"]), "what was given is not written to"
+    assert torch.equal(state["window"], ens.state()["window"]), (
+        "a call wrote into the state that it was given"
+    )
     again, _ = ens(rows(1), state=one)
     assert not torch.equal(again["y"], first["y"])
 
@@ -99,7 +101,7 @@ def test_new_states_share_no_memory_with_answers_and_inputs(ens: WideModel) -> N
     assert all(torch.equal(state[k], v) for k, v in kept.items())
 
 
-def test_threads_carry_their_own(ens: WideModel) -> None:
+def test_each_thread_carries_a_separate_state(ens: WideModel) -> None:
     def run(seed: int) -> Tensor:
         state = ens.state()
         for t in range(6):
@@ -141,7 +143,7 @@ def test_a_member_alone_and_some_members(artifact: Path, ens: WideModel) -> None
     some.probe()
 
 
-def test_ensemble_figures_step_too(ens: WideModel) -> None:
+def test_ensemble_statistics_use_state(ens: WideModel) -> None:
     y, state = ens(rows(0), state=ens.state())
     mean, after = ens.mean(rows(0), state=ens.state(), of=None)
     assert torch.equal(mean, y["y"].mean(0))
@@ -262,7 +264,7 @@ def state_of(data: dict[str, Any]) -> dict[str, Any]:
         (lambda d: d["state"].pop(), ["state: the states of the entries are running.mean"]),
     ],
 )
-def test_manifests_that_do_not_hold_together(
+def test_inconsistent_manifests_are_refused(
     edit: Callable[[dict[str, Any]], object], words: list[str], artifact: Path
 ) -> None:
     with pytest.raises(ArtifactError) as caught:

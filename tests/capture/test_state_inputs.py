@@ -17,7 +17,7 @@ from widepack.errors import CaptureError, InputError, UsageError
 
 
 class Nested(Cell):
-    """A dict of states in and out, of equal names."""
+    """Takes and returns a dict of states with equal names."""
 
     def forward(self, x: Tensor, state: dict[str, Tensor]) -> dict[str, Any]:  # type: ignore[override]
         h = self.cell(x, state["h"])
@@ -26,7 +26,7 @@ class Nested(Cell):
 
 
 class InPlace(Cell):
-    """A cache of keys and values, written in place at a position."""
+    """Has a cache of keys and values, which it writes in place at a position."""
 
     def forward(self, x: Tensor, kv: tuple[Tensor, Tensor], at: Tensor) -> Tensor:  # type: ignore[override]
         key, value = kv
@@ -51,8 +51,8 @@ def test_a_recurrent_state(
         y, carried = ens.each(given, state=carried) if pattern == "each" else ens(given[0], state=carried)
         with torch.no_grad():
             for i, member in enumerate(members):
-                own, hidden[i] = member(given[i], hidden[i])
-                torch.testing.assert_close(y[i], own, rtol=1e-5, atol=1e-6)
+                expected, hidden[i] = member(given[i], hidden[i])
+                torch.testing.assert_close(y[i], expected, rtol=1e-5, atol=1e-6)
                 torch.testing.assert_close(carried["h"][i], hidden[i], rtol=1e-5, atol=1e-6)
     with pytest.raises(
         UsageError,
@@ -80,16 +80,16 @@ def test_a_dict_of_states_by_name(tmp_path: Path) -> None:
     ens = load(tmp_path / "e.wide")
     state = {k: v.expand(MEMBERS, *v.shape).clone() for k, v in {"state.h": h, "state.n": n}.items()}
     members = [Nested(i).eval() for i in range(MEMBERS)]
-    own = [{"h": h, "n": n} for _ in members]
+    states = [{"h": h, "n": n} for _ in members]
     for t in range(3):
         y, state = ens(rows(t), state=state)
         assert set(y) == {"y"}
         with torch.no_grad():
             for i, member in enumerate(members):
-                want = member(rows(t), own[i])
-                own[i] = want["state"]
+                want = member(rows(t), states[i])
+                states[i] = want["state"]
                 torch.testing.assert_close(y["y"][i], want["y"], rtol=1e-5, atol=1e-6)
-                torch.testing.assert_close(state["state.h"][i], own[i]["h"], rtol=1e-5, atol=1e-6)
+                torch.testing.assert_close(state["state.h"][i], states[i]["h"], rtol=1e-5, atol=1e-6)
     mixed, _ = ens(widepack.each(rows(0).expand(MEMBERS, 4, 8)), state=state)
     assert torch.equal(mixed["y"], ens.each(rows(0).expand(MEMBERS, 4, 8), state=state)[0]["y"])
 
@@ -110,33 +110,33 @@ def test_a_cache_written_in_place(tmp_path: Path) -> None:
     assert set(ens.manifest.state) == {"kv.0", "kv.1"}
     state = ens.state(B=4)
     members = [InPlace(i).eval() for i in range(MEMBERS)]
-    own = [(torch.zeros(4, 5, 8), torch.zeros(4, 5, 8)) for _ in members]
+    states = [(torch.zeros(4, 5, 8), torch.zeros(4, 5, 8)) for _ in members]
     for t in range(3):
         turn = torch.tensor([t % 2, 1, 0, t == 1, 0]).long()
         y, state = ens(rows(t), at=turn, state=state)
         with torch.no_grad():
             for i, member in enumerate(members):
-                torch.testing.assert_close(y[i], member(rows(t), own[i], turn), rtol=1e-5, atol=1e-5)
-                torch.testing.assert_close(state["kv.0"][i], own[i][0])
-                torch.testing.assert_close(state["kv.1"][i], own[i][1], rtol=1e-5, atol=1e-5)
+                torch.testing.assert_close(y[i], member(rows(t), states[i], turn), rtol=1e-5, atol=1e-5)
+                torch.testing.assert_close(state["kv.0"][i], states[i][0])
+                torch.testing.assert_close(state["kv.1"][i], states[i][1], rtol=1e-5, atol=1e-5)
 
 
-def test_what_does_not_change_goes_with_what_does(tmp_path: Path) -> None:
+def test_a_constant_part_of_a_state_is_carried(tmp_path: Path) -> None:
     build(save(tmp_path, Pair), tmp_path / "e.wide", model=Pair, sample=PAIR, state=["kv"], **QUICK)
     ens = load(tmp_path / "e.wide")
     factor = torch.rand(MEMBERS, 4, 8)
     state = {"kv.0": torch.zeros(MEMBERS, 4, 8), "kv.1": factor}
-    own = [(torch.zeros(4, 8), f) for f in factor]
+    states = [(torch.zeros(4, 8), f) for f in factor]
     for t in range(2):
         y, state = ens(rows(t), state=state)
         for i in range(MEMBERS):
             with torch.no_grad():
-                torch.testing.assert_close(y[i], Pair(i).eval()(rows(t), own[i]), rtol=1e-5, atol=1e-6)
+                torch.testing.assert_close(y[i], Pair(i).eval()(rows(t), states[i]), rtol=1e-5, atol=1e-6)
         assert torch.equal(state["kv.1"], factor)
 
 
 class Decoder(nn.Module):
-    """`fill` writes the memory, `ask` reads it, `plain` does not use it."""
+    """Has three methods: `fill` writes the memory, `ask` reads it, `plain` does not use it."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()

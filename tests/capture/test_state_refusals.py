@@ -25,12 +25,12 @@ def refused(error: type[Exception], folder: Path, make: Callable[[int], nn.Modul
 
 
 def test_a_changed_buffer_is_refused_by_name(tmp_path: Path) -> None:
-    said = refused(CaptureError, tmp_path, Cached)
-    assert "Cached changes last, running.mean, steps, window when forward runs in eval mode" in said
-    assert "--state last --state running.mean --state steps --state window" in said
-    said = refused(CaptureError, tmp_path, Cached, state=["window", "steps", "last"])
-    assert "Cached changes running.mean when" in said
-    assert "build with --state running.mean:" in said
+    message = refused(CaptureError, tmp_path, Cached)
+    assert "Cached changes last, running.mean, steps, window when forward runs in eval mode" in message
+    assert "--state last --state running.mean --state steps --state window" in message
+    message = refused(CaptureError, tmp_path, Cached, state=["window", "steps", "last"])
+    assert "Cached changes running.mean when" in message
+    assert "build with --state running.mean:" in message
 
 
 class Grows(Cell):
@@ -95,7 +95,7 @@ class TwoNames(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("make", "words", "error", "said"),
+    ("make", "words", "error", "expected"),
     [
         (
             Cached,
@@ -202,11 +202,11 @@ def test_refusals(
     make: Callable[[int], nn.Module],
     words: dict[str, Any],
     error: type[Exception],
-    said: list[str],
+    expected: list[str],
     tmp_path: Path,
 ) -> None:
     found = refused(error, tmp_path, make, **words)
-    for word in said:
+    for word in expected:
         assert word in found, found
 
 
@@ -224,7 +224,7 @@ def test_an_input_called_state(tmp_path: Path) -> None:
     assert "an input called state" in refused(CaptureError, tmp_path, Both, inputs=specs, state=["count"])
     build(save(tmp_path, Named), tmp_path / "e.wide", model=Named, inputs=specs, **QUICK)
     assert load(tmp_path / "e.wide")(rows(0), state=rows(1)).shape == (MEMBERS, 4, 4), (
-        "without states it is an input like any other"
+        "without states an input with the name `state` is refused"
     )
 
 

@@ -1,4 +1,4 @@
-"""Tests code that torch.export cannot follow: the message names the line and the way out."""
+"""Tests that errors about code that torch.export cannot follow name the line and a solution."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class Scripted(Base):
     ],
 )
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-def test_what_no_export_can_follow(
+def test_code_that_no_export_can_follow(
     make: type[nn.Module], inputs: list[str], words: list[str], tmp_path: Path
 ) -> None:
     message = refused(make, tmp_path, inputs=inputs)
@@ -189,7 +189,7 @@ def test_distributions_do_not_validate_while_a_member_is_captured(tmp_path: Path
 
 
 class Endless(Base):
-    """A dict that contains itself."""
+    """Has a dict that contains itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -201,14 +201,14 @@ class Endless(Base):
         return y
 
 
-def test_what_contains_itself_is_told_as_that(tmp_path: Path) -> None:
+def test_a_value_that_contains_itself_is_reported(tmp_path: Path) -> None:
     with pytest.raises(
         CaptureError, match="nested without end. Look for a list or dict of the member that contains itself"
     ):
         built(Endless, tmp_path, inputs=["x=float32[B,3]"])
 
 
-def test_the_users_line_comes_before_a_librarys() -> None:
+def test_a_line_of_the_user_is_preferred_to_a_line_of_a_library() -> None:
     torchs, library = (
         str(Path(torch.__file__).parent / "a.py"),
         str(Path(pytest.__file__).parent / "blocks.py"),
@@ -227,7 +227,7 @@ def test_the_users_line_comes_before_a_librarys() -> None:
     pythons = frame(contextlib.__file__, "__enter__", "return next(self.gen)")
     assert (
         user_frame([*stack[:2], pythons]) == "net.py:7 in forward: self.up(x)" and user_frame([pythons]) == ""
-    ), "Python's own lines are nobody's"
+    ), "a line of Python's library is reported as a line of the user"
     runner = str(Path(widepack.__file__).parent / "capture" / "export.py")
     assert (
         user_frame([frame("/home/me/build.py", "main", "build()"), frame(runner, "export", ""), stack[2]])

@@ -1,4 +1,4 @@
-"""Factories, and the alignment of checkpoints: kinds, ties, and one error for all differences."""
+"""Tests factories, and the alignment of checkpoints: kinds, ties, and one error for all differences."""
 
 import os
 import sys
@@ -78,9 +78,7 @@ def test_a_factory_makes_fresh_modules_in_eval_mode(folder: Path, model: str) ->
     assert not a.training
     assert not factory.takes_state_dict
     assert [p.shape for p in a.parameters()] == [p.shape for p in b.parameters()]
-    assert not torch.equal(
-        next(a.parameters()), next(b.parameters())
-    )  # a fresh draw: what a constructor burns in must not repeat
+    assert not torch.equal(next(a.parameters()), next(b.parameters()))  # each call draws fresh weights
 
 
 def test_arguments_and_state_dict_reach_the_factory(folder: Path) -> None:
@@ -90,7 +88,7 @@ def test_arguments_and_state_dict_reach_the_factory(folder: Path) -> None:
     assert sized({"fc.weight": torch.zeros(8, 3)}).get_submodule("fc").out_features == 8
     assert sized().get_submodule("fc").out_features == 4
     loose = load_factory("usernet:loose", {"anything": 1})
-    assert not loose.takes_state_dict  # **kwargs is no promise
+    assert not loose.takes_state_dict  # **kwargs alone does not accept a state dict
     loose({})
     assert repr(load_factory("usernet:Net", {"width": 6})) == "Factory(usernet:Net(width=6))"
 
@@ -117,9 +115,9 @@ def test_a_file_of_a_package_keeps_its_relative_imports(folder: Path) -> None:
         file = folder / "userpack" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    made = load_factory("userpack/inner/net.py:make", {})()
-    assert type(made).__name__ == "Net"
-    assert type(made) is type(load_factory("userpack.inner.net:make", {})())
+    net = load_factory("userpack/inner/net.py:make", {})()
+    assert type(net).__name__ == "Net"
+    assert type(net) is type(load_factory("userpack.inner.net:make", {})())
 
 
 def test_a_file_of_a_package_is_the_module_that_is_imported_already() -> None:
@@ -129,7 +127,7 @@ def test_a_file_of_a_package_is_the_module_that_is_imported_already() -> None:
 
 def test_a_lone_file_is_imported_once_and_again_when_it_changes(folder: Path) -> None:
     assert type(load_factory("usernet.py:Net")()) is type(load_factory("./usernet.py:Net")())
-    file = folder / "torch.py"  # a name that something else has
+    file = folder / "torch.py"  # a name that another module has
     file.write_text(CODE)
     assert load_factory("torch.py:Net")().get_submodule("fc").out_features == 4
     file.write_text(CODE.replace("width=4", "width=8") + "\n")
@@ -172,7 +170,7 @@ def test_a_lone_file_is_imported_once_and_again_when_it_changes(folder: Path) ->
         ("broken_exit:Net", {}, "importing broken_exit raised SystemExit"),
     ],
 )
-def test_a_factory_that_cannot_be_had_is_said_in_words(
+def test_errors_of_factories_that_cannot_be_loaded(
     folder: Path, model: str, args: dict[str, object], words: str
 ) -> None:
     (folder / "broken_import.py").write_text("import nothing_of_this_name")
@@ -186,7 +184,7 @@ def test_a_factory_that_cannot_be_had_is_said_in_words(
     assert "\n" not in str(caught.value)
 
 
-def test_the_users_own_line_is_named(folder: Path) -> None:
+def test_the_error_names_the_line_of_the_user(folder: Path) -> None:
     with pytest.raises(UsageError, match=r"usernet.py:10\)$"):
         load_factory("usernet:Net", {"width": 3})()
 
@@ -253,7 +251,7 @@ def test_the_cases_align(case: str, tmp_path: Path) -> None:
 def test_kinds_are_found_from_the_bits(tmp_path: Path) -> None:
     nan = torch.tensor([float("nan"), 1.0])
     other = nan.view(torch.int32).clone()
-    other[0] += 1  # a NaN of other bits
+    other[0] += 1  # a NaN with different bits
     states = [
         {
             "same": filled(2, 2),
@@ -296,7 +294,7 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool,
 
 @st.composite
 def members(draw: st.DrawFn) -> tuple[list[dict[str, Tensor]], dict[str, str]]:
-    """States of 2 to 4 members, and the kind of each weight."""
+    """Draws states of 2 to 4 members. Returns them with the kind of each weight."""
     count = draw(st.integers(2, 4))
     states: list[dict[str, Tensor]] = [{} for _ in range(count)]
     kinds = {}
@@ -377,8 +375,8 @@ def test_all_differences_in_one_error(tmp_path: Path) -> None:
     with pytest.raises(MemberMismatch) as caught:
         align(checkpoints, names(checkpoints))
     who = [f"checkpoint {i} ({tmp_path}/{i}.pt)" for i in range(4)]
-    said, _, hints = str(caught.value).partition(". ")
-    assert said == (
+    message, _, hints = str(caught.value).partition(". ")
+    assert message == (
         f"the members do not match, 5 differences: (1) {who[2]} lacks norm, which "
         f"{who[0]} has; (2) {who[2]} has another, extra, which {who[0]} has not; "
         f"(3) {who[3]}: deep is [2, 1] float32; {who[0]} has [2] float32; (4) {who[3]}: "
@@ -523,7 +521,7 @@ def test_a_wrapped_model_gets_its_prefix_back(tmp_path: Path) -> None:
         (lambda c: align(c, ["a", "a"]), "a is given twice"),
     ],
 )
-def test_arguments_that_cannot_be_meant(tmp_path: Path, call: Callable[[Any], Any], words: str) -> None:
+def test_invalid_arguments_are_refused(tmp_path: Path, call: Callable[[Any], Any], words: str) -> None:
     with pytest.raises(UsageError) as caught:
         call(saved(tmp_path, [{"w": filled(1)}] * 2))
     assert words in str(caught.value)

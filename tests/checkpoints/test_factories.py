@@ -1,5 +1,6 @@
-"""What makes the members where it is not a factory of the user's: pickled modules; and
-dtypes, names, and checkpoints left out.
+"""Tests members that no factory of the user makes: pickled modules.
+
+Also tests dtypes, names, and checkpoints that are left out.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def save(folder: Path, values: list[Any]) -> list[str]:
 # Pickled modules
 
 
-def test_pickled_modules_are_their_own_model(tmp_path: Path) -> None:
+def test_pickled_modules_need_no_factory(tmp_path: Path) -> None:
     nets = [net(i, scale=float(i + 1)) for i in range(3)]
     paths = save(
         tmp_path, [nets[0], {"model": nn.DataParallel(nets[1]), "epoch": 3}, {"state_dict": nets[2]}]
@@ -66,9 +67,9 @@ def test_pickled_modules_are_their_own_model(tmp_path: Path) -> None:
     with torch.no_grad():
         torch.testing.assert_close(
             ens(x), torch.stack([n(x) for n in nets])
-        )  # the buffer that is not saved is each member's own
+        )  # the unsaved buffer differs between members
     assert Reader(tmp_path / "e.wide").manifest.provenance["model"] == "the pickled modules()"
-    build(paths, tmp_path / "f.wide", model=Net, trust_pickle=True, **QUICK)  # the weights alone
+    build(paths, tmp_path / "f.wide", model=Net, trust_pickle=True, **QUICK)  # only the weights are read
     with torch.no_grad():
         torch.testing.assert_close(load(tmp_path / "f.wide")(x)[2] * 3, nets[2](x))
 
@@ -104,7 +105,7 @@ def test_a_pickle_that_cannot_be_read_here(tmp_path: Path, monkeypatch: pytest.M
         match=r"cannot be unpickled here: ModuleNotFoundError: No module named 'gonenet'; run widepack where",
     ):
         open_checkpoint(tmp_path / "a.pt", trust_pickle=True)
-    monkeypatch.chdir(tmp_path)  # the working folder is looked in, as Python does
+    monkeypatch.chdir(tmp_path)  # the current folder is searched, as in Python
     assert set(open_checkpoint(tmp_path / "a.pt", trust_pickle=True).tensors()) == {"weight", "bias"}
     assert str(tmp_path) not in sys.path
     sys.modules.pop("gonenet")
@@ -171,7 +172,7 @@ def test_members_of_other_dtypes_are_one_error_and_one_conversion(tmp_path: Path
         assert Reader(tmp_path / "e.wide").manifest.provenance["dtype"] == str(wanted).removeprefix("torch.")
 
 
-def test_a_dtype_that_cannot_be_meant(tmp_path: Path) -> None:
+def test_an_invalid_dtype_is_refused(tmp_path: Path) -> None:
     paths = save(tmp_path, [net(0).state_dict()])
     with pytest.raises(
         UsageError,
@@ -188,7 +189,7 @@ def test_a_dtype_that_cannot_be_meant(tmp_path: Path) -> None:
     assert not (tmp_path / "e.wide").exists()
 
 
-# Names, and what is left out
+# Names, and checkpoints that are left out
 
 
 def test_names_from_a_text_and_a_file(tmp_path: Path) -> None:
@@ -223,13 +224,13 @@ def test_names_from_a_text_and_a_file(tmp_path: Path) -> None:
         build(paths, tmp_path / "e.wide", model=Net, names=str(tmp_path / "names.txt"), **QUICK)
 
 
-def test_one_path_is_no_list_of_checkpoints(tmp_path: Path) -> None:
+def test_one_path_instead_of_a_list_is_refused(tmp_path: Path) -> None:
     for one in ("a.pt", tmp_path):
         with pytest.raises(UsageError, match="checkpoints must be a list of paths, not the one path"):
             build(one, tmp_path / "e.wide", model=Net, **QUICK)  # type: ignore[arg-type]
 
 
-def test_bad_ones_are_one_error_or_left_out(tmp_path: Path) -> None:
+def test_bad_checkpoints_are_one_error_or_left_out(tmp_path: Path) -> None:
     nets = [net(i) for i in range(4)]
     paths = save(
         tmp_path,
@@ -263,7 +264,7 @@ def test_bad_ones_are_one_error_or_left_out(tmp_path: Path) -> None:
     assert not (tmp_path / "f.wide").exists()
 
 
-def test_the_part_of_a_lightning_module_that_the_model_is(tmp_path: Path) -> None:
+def test_the_model_inside_a_lightning_module(tmp_path: Path) -> None:
     states = [
         {**{f"net.{k}": v for k, v in net(i).state_dict().items()}, "criterion.weight": torch.ones(3)}
         for i in range(2)

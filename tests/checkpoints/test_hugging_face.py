@@ -1,4 +1,4 @@
-"""Members of Hugging Face folders: `--model hf`."""
+"""Tests members from Hugging Face folders: `--model hf`."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def test_hugging_face_folders(folders: list[str], tmp_path: Path) -> None:
     ids = torch.randint(0, 50, (3, 7))
     ens = load(tmp_path / "e.wide")
     with torch.no_grad():
-        own = [GPT2LMHeadModel.from_pretrained(f)(ids).logits for f in folders]
-        torch.testing.assert_close(ens(ids).logits, torch.stack(own), rtol=1e-4, atol=1e-5)
+        expected = [GPT2LMHeadModel.from_pretrained(f)(ids).logits for f in folders]
+        torch.testing.assert_close(ens(ids).logits, torch.stack(expected), rtol=1e-4, atol=1e-5)
     assert ens.state_dict(0).keys() >= {
         "lm_head.weight",
         "transformer.wte.weight",
-    }  # tied: the folder has one of the two
+    }  # tied weights: the folder has one of the two
     assert find_factory("hf", {"folder": folders[0], "n_layer": 1}, ["elsewhere"])().config.n_layer == 1  # type: ignore[union-attr]
 
 
@@ -105,11 +105,11 @@ def test_folders_with_other_numbers_of_labels(tmp_path: Path) -> None:
     own = {"problem_type": "regression"}
     config = json.loads(Path(paths[1], "config.json").read_text())
     Path(paths[1], "config.json").write_text(json.dumps({**config, **own}))
-    Path(paths[2], "config.json").unlink()  # that of the first is taken
+    Path(paths[2], "config.json").unlink()  # the config of the first folder is used
     factory = find_factory("hf", None, paths)
-    made: list[Any] = [factory.of(open_checkpoint(path), states[0]) for path in paths]
-    assert [m.config.problem_type for m in made] == [None, "regression", None]
-    assert [m.config.num_labels for m in made] == [2, 3, 2]
+    models: list[Any] = [factory.of(open_checkpoint(path), states[0]) for path in paths]
+    assert [m.config.problem_type for m in models] == [None, "regression", None]
+    assert [m.config.num_labels for m in models] == [2, 3, 2]
 
 
 def test_folders_of_other_programs(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_pretrained_weights_of_parts_are_switched_off(tmp_path: Path) -> None:
     assert not config.backbone_config.use_pretrained_backbone
 
 
-def test_folders_that_are_no_model(
+def test_folders_that_are_not_models_are_refused(
     folders: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(change: dict[str, Any] | None, **args: Any) -> str:

@@ -1,4 +1,4 @@
-"""Opening checkpoints: what is read, what is refused and in which words, and the members' names."""
+"""Tests how checkpoints are opened: files that are read, errors of refused files, and members' names."""
 
 import argparse
 import os
@@ -23,7 +23,7 @@ from widepack.errors import CheckpointError, UsageError
 
 
 class Evil:
-    """Runs code when it is unpickled the usual way."""
+    """Runs code when pickle loads it."""
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return os.mkdir, ("evil-was-here",)
@@ -50,7 +50,7 @@ DTYPES = [
 
 
 def refusal(path: Path, key: str | None = None) -> str:
-    """The words of the refusal, which is one paragraph and names the file."""
+    """Checks that a file is refused. Returns the message, which is one paragraph and names the file."""
     with pytest.raises(CheckpointError) as caught:
         open_checkpoint(path, key)
     text = str(caught.value)
@@ -62,7 +62,7 @@ def refusal(path: Path, key: str | None = None) -> str:
 
 @pytest.mark.parametrize("form", ["zip", "legacy", "safetensors"])
 @pytest.mark.parametrize("name", ["a.pt", "a.safetensors", "no suffix"])
-def test_a_file_is_told_by_its_content(tmp_path: Path, form: str, name: str) -> None:
+def test_the_format_of_a_file_is_found_from_its_content(tmp_path: Path, form: str, name: str) -> None:
     path = tmp_path / name
     if form == "safetensors":
         save_file(STATE, path)
@@ -265,7 +265,7 @@ BAD: list[tuple[Callable[[Path], object], str]] = [
 
 @pytest.mark.parametrize(("make", "words"), BAD, ids=[words[:40] for _, words in BAD])
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-def test_what_is_no_checkpoint_is_refused_in_words(
+def test_files_that_are_not_checkpoints_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], object], words: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -313,7 +313,7 @@ def test_a_file_overwritten_anywhere_is_read_or_refused(
         assert "\n" not in str(error)
 
 
-def test_all_bad_ones_in_one_error(tmp_path: Path) -> None:
+def test_one_error_names_all_bad_checkpoints(tmp_path: Path) -> None:
     good, text, gone = tmp_path / "good.pt", tmp_path / "text.pt", tmp_path / "gone.pt"
     torch.save(STATE, good)
     text.write_text("hello")

@@ -1,4 +1,4 @@
-"""Checkpoints in several files, and folders of weights."""
+"""Tests checkpoints in several files, and folders of weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SAVERS: dict[str, tuple[Callable[..., Any], str]] = {
 
 
 def sharded(folder: Path, form: str, prefix: str = "") -> Path:
-    """Two shards and their index; the path of the index."""
+    """Writes two shards and their index. Returns the path of the index."""
     save, stem = SAVERS[form]
     folder.mkdir(parents=True, exist_ok=True)
     parts = {f"model-0000{i}-of-00002.{form}": list(STATE)[2 * i - 2 : 2 * i] for i in (1, 2)}
@@ -66,7 +66,7 @@ def test_shards_are_one_checkpoint(tmp_path: Path, form: str) -> None:
         assert found.bytes == sum(f.stat().st_size for f in files)
         lines = "".join(f"{hashlib.sha256(f.read_bytes()).hexdigest()}  {f.name}\n" for f in files)
         assert found.sha256() == hashlib.sha256(lines.encode()).hexdigest()
-    renamed = index.rename(index.parent / "whatever")  # told by its content
+    renamed = index.rename(index.parent / "whatever")  # recognised by its content
     assert list(open_checkpoint(renamed).tensors()) == list(STATE)
 
 
@@ -133,7 +133,7 @@ def test_an_index_that_cannot_be_used(tmp_path: Path, hurt: Callable[[Path], obj
     assert words in refusal(index)
 
 
-def test_what_is_taken_in_a_folder(tmp_path: Path) -> None:
+def test_the_checkpoint_that_is_chosen_in_a_folder(tmp_path: Path) -> None:
     def folder(*names: str) -> Path:
         path = tmp_path / f"f{len(list(tmp_path.iterdir()))}"
         path.mkdir()

@@ -1,5 +1,6 @@
-"""Where the weights are in what training scripts save: the usual wrappings, keys, averages beside the
-weights, what wrappers leave in the names.
+"""Tests how weights are found in the files of training scripts.
+
+These have common keys, averages next to the weights, and prefixes of wrappers in the names.
 """
 
 from __future__ import annotations
@@ -42,22 +43,22 @@ AVERAGE = dict(net(1).state_dict())
 
 
 class Config(dict[str, Any]):
-    """A class of the user's that is a dict."""
+    """A class of the user that is a dict."""
 
 
 class Curve(list[float]):
-    """A class of the user's that is a list."""
+    """A class of the user that is a list."""
 
 
 class Odd(dict[str, Any]):
-    """A class of the user's that is a dict, and has a state that is none."""
+    """A class of the user that is a dict, and whose pickled state is not one."""
 
     def __reduce__(self) -> Any:
         return Odd, (), (1, 2, 3), None, iter({"a": 1}.items())
 
 
 class Schedule:
-    """A class of the user's: made when it is unpickled, which must not happen."""
+    """A class of the user. No object of it may be created from a pickle."""
 
     def __init__(self) -> None:
         self.step = 3
@@ -76,7 +77,7 @@ def optimizer_state() -> dict[str, Any]:
 
 
 def lightning() -> dict[str, Any]:
-    """As Lightning's Trainer writes it: the callback's best models are a dict of tensors too."""
+    """Returns a checkpoint of Lightning's Trainer. The callback's best models are a dict of tensors too."""
     score = torch.tensor(0.3)
     return {
         "epoch": 3,
@@ -140,7 +141,7 @@ def test_a_checkpoint_of_lightning(tmp_path: Path) -> None:
     assert same(open_checkpoint(tmp_path / "a.ckpt", "state_dict.model"), STATE)
     assert same(
         open_checkpoint(tmp_path / "a.ckpt", "model"), STATE
-    )  # names that begin so, in the state dict that is found without a key
+    )  # names with this prefix, in the state dict that is found without a key
     assert "has no 'ema'. Dicts of tensors in it: state_dict (10 tensors), callbacks." in refused(
         tmp_path / "a.ckpt", lightning(), "ema"
     )
@@ -183,7 +184,7 @@ def test_the_user_chooses_between_weights_and_their_average(tmp_path: Path) -> N
     assert "optimizer (dict)" in words
     wrapped = {f"module.{k}": v for k, v in AVERAGE.items()}
     assert "name one, for example --key" in refused(tmp_path / "a.pt", {"model": STATE, "ema": wrapped})
-    other = {"model": STATE, "head": {"weight": torch.ones(2)}}  # of another model: no choice to be made
+    other = {"model": STATE, "head": {"weight": torch.ones(2)}}  # the weights of another model need no choice
     assert same(opened(tmp_path / "a.pt", other), STATE)
     assert "name one" in refused(
         tmp_path / "a.pt", {"generator": STATE, "discriminator": {"w": torch.ones(1)}}
@@ -250,11 +251,11 @@ def test_a_later_pickle_protocol(tmp_path: Path) -> None:
     assert same(open_checkpoint(tmp_path / "a.pt", trust_pickle=True), STATE)
 
 
-def test_extra_state_that_is_no_tensor_is_no_weight(tmp_path: Path) -> None:
+def test_extra_state_that_is_not_a_tensor_is_left_out(tmp_path: Path) -> None:
     assert same(opened(tmp_path / "a.pt", {**STATE, "conv._extra_state": b"x", "_extra_state": None}), STATE)
 
 
-def test_what_wrappers_leave_in_names_is_taken_off(tmp_path: Path) -> None:
+def test_prefixes_of_wrappers_are_removed_from_names(tmp_path: Path) -> None:
     averaged = torch.optim.swa_utils.AveragedModel(net()).state_dict()
     assert same(opened(tmp_path / "a.pt", averaged), STATE)
     assert "n_averaged" in open_checkpoint(tmp_path / "a.pt").unstripped().tensors()
@@ -271,7 +272,7 @@ def test_what_wrappers_leave_in_names_is_taken_off(tmp_path: Path) -> None:
     assert torch.equal(found.get("conv.bias"), STATE["conv.bias"])
 
 
-def test_names_that_would_be_one_are_left_as_they_are() -> None:
+def test_names_that_would_become_equal_are_not_changed() -> None:
     names = ["a.w", "a._orig_mod.w"]
     assert without_wrappers(names) == ({n: n for n in names}, "")
     assert without_wrappers(["my_orig_mod.w", "_orig_mod_.w"])[0] == {

@@ -1,4 +1,4 @@
-"""Zip files with compressed, short or far too large records: read right, or refused before they are read."""
+"""Tests that zip files with compressed, short or too large records are read correctly or refused."""
 
 import zipfile
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def rewritten(
     compression: int = zipfile.ZIP_DEFLATED,
     only: str = "",
 ) -> Path:
-    """The file at `path` again, with changed or compressed records whose names end with `only`."""
+    """Writes the file at `path` again. Changes or compresses the records whose names end with `only`."""
     target = path.with_stem("again")
     with zipfile.ZipFile(path) as source, zipfile.ZipFile(target, "w") as archive:
         for name in source.namelist():

@@ -1,5 +1,6 @@
-"""`widepack bench-layers`: names, exit codes and words, the document, and what is kept when something fails
-or is stopped.
+"""Tests `widepack bench-layers`: names, exit codes, messages and the document.
+
+Also tests which rows are stored if a row fails or the run is stopped.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def test_former_spellings_run_and_name_the_new_one(words: tuple[str, ...], now: 
     assert "nosuch" in result.stderr or result.stdout == widepack("bench-layers").stdout
 
 
-def test_words_that_cannot_be_meant() -> None:
+def test_invalid_command_lines_are_refused() -> None:
     assert "no primitive 'covn2d', did you mean conv2d?" in refused(2, "bench-layers", "covn2d")
     assert "is not a list of whole numbers from 1" in refused(2, "bench-layers", "linear", "-n", "4,x")
     assert "No such option '-p'" in refused(2, "bench", "ens.wide", "-p", "ci", "-n", "4")
@@ -117,8 +118,8 @@ def test_a_row(tmp_path: Path) -> None:
     )
 
 
-def test_files_that_cannot_be_meant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Before anything is measured."""
+def test_invalid_files_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Files that cannot be used are refused before the measurement."""
     monkeypatch.setattr(primitive_rows, "run_row", lambda *_, **__: pytest.fail("measured"))
     words = ("bench-layers", "linear", "-p", "ci", "-n", "2")
     assert f"the folder {tmp_path / 'none'} does not exist" in refused(
@@ -150,7 +151,7 @@ def test_files_that_cannot_be_meant(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert "cannot be written (No space left on device)" in refused(2, *words, "-o", tmp_path / "rows.json")
 
 
-def test_options_that_cannot_be_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_options_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(primitive_rows, "run_row", lambda *_, **__: pytest.fail("measured"))
     words = ("bench-layers", "linear", "-p", "ci")
     assert "unknown baseline 'nosuch'; known: loop, " in refused(2, *words, "--baseline", "nosuch")
@@ -169,7 +170,7 @@ def _json(path: Path, value: Any) -> Path:
 
 
 def found(members: int, ratio: float = 1.2, verdict: str = "holds", loop: float = 0.8) -> dict[str, Any]:
-    """A row as `run_row` gives it."""
+    """Returns a row as `run_row` returns it."""
     interval = {"value": ratio, "low": ratio - 0.01, "high": ratio + 0.01}
     slow = {
         "used": ["loop"],
@@ -212,7 +213,7 @@ def test_a_row_that_fails_loses_no_other(monkeypatch: pytest.MonkeyPatch, tmp_pa
     ]
 
 
-def test_stopping_keeps_what_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_stopped_run_keeps_measured_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def row(sweep: Any, count: int, preset: str, **_: Any) -> dict[str, Any]:
         if count == 3:
             raise KeyboardInterrupt
@@ -227,8 +228,8 @@ def test_stopping_keeps_what_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert "linear" in result.stdout
 
 
-def test_what_is_run_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Rows that failed, were noisy or unclear run again; settled rows do not, slower or not."""
+def test_rows_that_run_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Rows that failed or were noisy or unclear run again. Rows with a verdict do not."""
     before = {2: "holds", 3: "slower", 4: "noisy", 5: "unclear"}
     monkeypatch.setattr(
         primitive_rows, "run_row", lambda sweep, count, *_, **__: found(count, verdict=before[count])
@@ -254,24 +255,24 @@ def test_summary() -> None:
         "linear, N=16": found(16, verdict="noisy"),
         "gru, N=4": {"primitive": "gru", "members": 4, "error": "no"},
     }
-    made = summary(rows)
-    assert (made["rows"], made["checked"], made["measured"], made["holds"]) == (5, 4, 3, 2)
+    totals = summary(rows)
+    assert (totals["rows"], totals["checked"], totals["measured"], totals["holds"]) == (5, 4, 3, 2)
     assert (
-        made["below"] == ["linear, N=2"]
-        and made["noisy"] == ["linear, N=16"]
-        and made["failed"] == ["gru, N=4"]
+        totals["below"] == ["linear, N=2"]
+        and totals["noisy"] == ["linear, N=16"]
+        and totals["failed"] == ["gru, N=4"]
     )
-    assert math.isclose(made["geometric_mean"], (0.8 * 1.25 * 1.25) ** (1 / 3))
-    assert made["wins_from"] == {"linear": {"auto": 4, "loop": 8, "wide": 4}}
+    assert math.isclose(totals["geometric_mean"], (0.8 * 1.25 * 1.25) ** (1 / 3))
+    assert totals["wins_from"] == {"linear": {"auto": 4, "loop": 8, "wide": 4}}
     document = {
         "preset": "full",
         "pattern": "each",
         "environment": {"device": "cpu", "threads": 1, "versions": {"torch": "2"}},
         "rows": rows,
-        "summary": made,
+        "summary": totals,
     }
     assert len(re.findall("^linear +[0-9]+ ", table(document), re.M)) == 4
-    assert re.findall("^linear +([0-9]+) ", table(document, 1), re.M) == ["2"]  # the slowest
+    assert re.findall("^linear +([0-9]+) ", table(document, 1), re.M) == ["2"]  # only the slowest row
     assert "linear is as fast as the fastest baseline from: auto N=4, loop N=8, wide N=4" in table(document)
 
 
@@ -280,12 +281,12 @@ def test_every_layer_takes_its_inputs(sweep: Any) -> None:
     two = members(lambda: sweep.make("ci"), 2)
     given = inputs(sweep.small.inputs, sweep.small.batch, 2)
     reference = LayerReference.of(two, given, True)
-    assert all(a.numel() >= 64 for a in reference.own[0])  # numbers that a comparison needs
+    assert all(a.numel() >= 64 for a in reference.own[0])  # a comparison needs as many numbers
     assert not any(
         torch.equal(p, q) for p, q in zip(two[0].parameters(), two[1].parameters()) if p.numel() > 1
     )
-    assert not reference.wrong([torch.stack(own) for own in zip(*reference.own)])
-    assert reference.wrong([torch.stack(own[::-1]) for own in zip(*reference.own)])
+    assert not reference.wrong([torch.stack(answers) for answers in zip(*reference.own)])
+    assert reference.wrong([torch.stack(answers[::-1]) for answers in zip(*reference.own)])
     assert sweep.shape.inputs and [i.partition("=")[0] for i in sweep.shape.inputs] == [
         i.partition("=")[0] for i in sweep.small.inputs
     ]
@@ -311,12 +312,12 @@ def test_names() -> None:
 @pytest.mark.parametrize("layer", [name.removeprefix("Wide") for name in LAYERS])
 def test_every_wide_layer_has_a_sweep_by_its_modules_name(layer: str) -> None:
     (sweep,) = find(layer)
-    module, own = sweep.make("ci"), getattr(nn, layer)
-    assert isinstance(module, own) and sweep in find("all")
+    module, kind = sweep.make("ci"), getattr(nn, layer)
+    assert isinstance(module, kind) and sweep in find("all")
 
 
 def test_layers_of_other_ranks_have_their_siblings_sizes() -> None:
-    """So that their rows can be read beside each other."""
+    """Equal sizes make their rows comparable."""
     images: dict[str, set[tuple[int, tuple[str, ...]]]] = {}
     for s in SWEEPS:
         if s.name[-2:] in ("1d", "2d", "3d"):
@@ -363,17 +364,19 @@ def test_a_process_that_ends_early_says_why() -> None:
         list(lines_of_fresh_process("time:sleep", {"seconds": 1}))
 
 
-def test_each_primitive_in_a_process_of_its_own() -> None:
-    said: list[str] = []
+def test_each_primitive_in_a_separate_process() -> None:
+    stages: list[str] = []
     document = run_layers(
-        "dropout,rmsnorm", "ci", members=(2,), isolate=True, progress=lambda stage, *_: said.append(stage)
+        "dropout,rmsnorm", "ci", members=(2,), isolate=True, progress=lambda stage, *_: stages.append(stage)
     )
     assert not document["summary"]["failed"] and list(document["rows"]) == ["dropout, N=2", "rmsnorm, N=2"]
-    assert any(s.startswith("rmsnorm, N=2 (2 of 2, about ") and s.endswith(": preparing vmap") for s in said)
+    assert any(
+        s.startswith("rmsnorm, N=2 (2 of 2, about ") and s.endswith(": preparing vmap") for s in stages
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's compiler about torch
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's compiler warns about torch
 def test_the_wide_program_compiled_is_a_strategy(tmp_path: Path) -> None:
     out = tmp_path / "rows.json"
     result = widepack("bench-layers", "layernorm", "-p", "ci", "--backend", "compile", "-o", out)
@@ -383,7 +386,7 @@ def test_the_wide_program_compiled_is_a_strategy(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_row_that_is_judged() -> None:
+def test_the_verdict_of_a_row() -> None:
     document = run_layers(
         "layernorm", "quick", members=(2,), baselines=("loop", "compiled-member"), threads=1, budget_s=0.2
     )
@@ -393,7 +396,7 @@ def test_a_row_that_is_judged() -> None:
 
 
 def tuned_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tunes on eager alone, which compiles nothing, and for a short time."""
+    """Tunes only the eager backend, which compiles nothing, for a short time."""
     monkeypatch.setattr("widepack.tuning.tune.backends_here", lambda device: ("eager",))
     monkeypatch.setattr("widepack_bench.layers.row.TuneRequest", partial(TuneRequest, budget_s=0.4))
     monkeypatch.setattr("widepack_bench.layers.tuned_many.TuneRequest", partial(TuneRequest, budget_s=0.4))
@@ -440,7 +443,7 @@ def test_auto_is_a_tuned_artifact(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 def test_a_plan_of_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Times of what was not chosen would stand under the name of what was."""
+    """Otherwise the row would have the times of a plan that was not chosen."""
     tuned_here(monkeypatch)
     run_layers("linear", "ci", members=(2,), tune=True, artifacts=tmp_path)
     record = tmp_path / "linear-2" / "tuned.json"
@@ -450,8 +453,9 @@ def test_a_plan_of_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_a_tuned_artifact_is_of_one_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The plan of another pattern, number of members or machine is measured anew; a folder of the user's own
-    stays.
+    """A plan of another pattern, number of members or machine is measured again.
+
+    A folder with files of the user is refused and kept.
     """
     tuned_here(monkeypatch)
     seen: list[str] = []
@@ -477,8 +481,8 @@ def test_a_tuned_artifact_is_of_one_setting(monkeypatch: pytest.MonkeyPatch, tmp
     )
 
 
-def test_a_baseline_that_takes_its_process_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is left out of that row alone, and only where the process died of it."""
+def test_a_baseline_that_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The baseline is left out only of that row, and only if it ended the process."""
     monkeypatch.setattr(primitive_rows, "ROWS_OF", "dying_rows:rows_of")
     options = {"baselines": ["loop", "vmap"], "threads": 1}
     (sweep,) = find("linear")
@@ -504,9 +508,10 @@ time.sleep(600)
 """
 
 
-def test_a_process_ends_with_the_one_that_asked_it() -> None:
-    """Also where that was killed, and could end nothing itself: what goes on would take the processor from
-    the next measurement.
+def test_a_process_ends_with_its_parent() -> None:
+    """The process ends even if its parent was killed and could not end it.
+
+    Otherwise it would use the processor during the next measurement.
     """
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     with subprocess.Popen(
@@ -527,7 +532,7 @@ def _runs(pid: int) -> bool:
         os.kill(pid, 0)
         with open(
             f"/proc/{pid}/stat", encoding="utf-8"
-        ) as file:  # one that has ended and that nobody has asked for
+        ) as file:  # a process that has ended, and whose exit status nobody has read
             return file.read().rpartition(") ")[2][:1] != "Z"
     except (ProcessLookupError, FileNotFoundError):
         return False
@@ -535,7 +540,7 @@ def _runs(pid: int) -> bool:
 
 @pytest.mark.slow
 def test_layers_are_tuned_at_once(tmp_path: Path) -> None:
-    said: list[str] = []
+    stages: list[str] = []
     document = run_layers(
         "linear,gru",
         "ci",
@@ -543,10 +548,10 @@ def test_layers_are_tuned_at_once(tmp_path: Path) -> None:
         tune=True,
         jobs=2,
         artifacts=tmp_path,
-        progress=lambda stage, *_: said.append(stage),
+        progress=lambda stage, *_: stages.append(stage),
     )
     assert not document["summary"]["failed"]
-    assert {"tuned linear, N=2", "tuned linear, N=3", "tuned gru, N=2", "tuned gru, N=3"} <= set(said)
+    assert {"tuned linear, N=2", "tuned linear, N=3", "tuned gru, N=2", "tuned gru, N=3"} <= set(stages)
 
 
 def test_a_baseline_that_answers_with_its_input_has_another_form() -> None:
@@ -590,6 +595,6 @@ def test_markdown() -> None:
 
 
 @pytest.mark.slow
-def test_all_layers_are_right() -> None:
+def test_all_layers_give_the_answers_of_the_members() -> None:
     document = run_layers("all", "ci", threads=1)
     assert not document["summary"]["failed"] and document["summary"]["checked"] == len(SWEEPS)

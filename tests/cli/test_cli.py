@@ -1,6 +1,4 @@
-"""The command line: exit codes, words on which stream, what it imports, and the whole way from checkpoints to
-a benchmark.
-"""
+"""Tests the command line: exit codes, the stream of each message, imports, and all steps to a benchmark."""
 
 from __future__ import annotations
 
@@ -44,7 +42,10 @@ def done(*words: str | Path) -> Result:
 
 
 def refused(code: int, *words: str | Path, quiet: bool = True) -> str:
-    """The error paragraph of a command that fails with this code. quiet: nothing is on standard output."""
+    """Returns the error paragraph of a command that fails with this code.
+
+    quiet: checks that standard output is empty.
+    """
     result = widepack(*words)
     assert result.exit_code == code, result.output
     assert not (quiet and result.stdout)
@@ -71,7 +72,7 @@ def artifact(checkpoints: list[str], tmp_path_factory: pytest.TempPathFactory) -
     return path
 
 
-# What needs no artifact
+# Commands without an artifact
 
 
 def fresh(code: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -310,15 +311,15 @@ def test_samples(tmp_path: Path) -> None:
     assert "holds a int" in refused(2, "build", "a.pt", "-o", "x.wide", "--sample", tmp_path / "sample.pt")
 
 
-# The whole way
+# All steps from checkpoints to a benchmark
 
 
-def test_build_says_what_it_wrote(artifact: Path, checkpoints: list[str], tmp_path: Path) -> None:
+def test_build_reports_its_artifact(artifact: Path, checkpoints: list[str], tmp_path: Path) -> None:
     result = done("build", *checkpoints, "-o", tmp_path / "ens.wide", *options(), "--json")
     document = json.loads(result.stdout)
     assert len(document["members"]) == len(checkpoints)
     assert document["wide_share"] >= 0.95
-    assert "capture\n" in result.stderr, "stages go to standard error"
+    assert "capture\n" in result.stderr, "the stages are not on standard error"
     text = done("build", *checkpoints, "-o", tmp_path / "ens.wide", *options(), "--force").stdout
     assert f"wrote {tmp_path / 'ens.wide'}" in text
     assert "wide share" in text
@@ -527,19 +528,19 @@ def test_trace(artifact: Path) -> None:
     assert "there is no wide program for tpu, shared" in refused(2, "trace", artifact, "--device", "tpu")
 
 
-def test_trace_tells_what_runs_once(artifacts: Artifacts) -> None:
+def test_trace_shows_what_runs_once(artifacts: Artifacts) -> None:
     steps = json.loads(done("trace", artifacts("frozen_trunk"), "--json").stdout)["steps"]
     trunk = [s for s in steps if s["op"] == "aten.conv2d.default"]
     assert trunk
     assert all((s["strategy"], s["kind"], set(s["reads"])) == ("once", "shared", {"shared"}) for s in trunk)
     assert {s["kind"] for s in steps if s["op"] == "aten.linear.default"} == {"stacked"}
     large = json.loads(done("trace", artifacts("mlp"), "--batch", "100000", "--json").stdout)
-    assert large["batch"][0] > 1, "a large batch has a plan of its own"
+    assert large["batch"][0] > 1, "a large batch has no separate plan"
     assert {s["strategy"] for s in large["steps"]} == {"loop"}
 
 
 @pytest.mark.parametrize("command", ["inspect", "trace"])
-def test_looking_needs_no_torch(command: str, artifact: Path) -> None:
+def test_inspection_needs_no_torch(command: str, artifact: Path) -> None:
     result = fresh(
         "import sys; from widepack_cli.main import cli; "
         f"cli.main([{command!r}, {str(artifact)!r}], standalone_mode=False); print('torch' in sys.modules)"
@@ -611,7 +612,7 @@ def test_bench(artifact: Path, tmp_path: Path) -> None:
         "1",
     )
     result = widepack(*common_words, "--model", MODEL, "--json", tmp_path / "report.json")
-    assert result.exit_code in (0, 1), result.output  # 1: a machine that is too busy
+    assert result.exit_code in (0, 1), result.output  # 1: the machine is too busy
     assert "your own modules" in result.stdout
     assert json.loads((tmp_path / "report.json").read_text())["rows"][0]["batch"] == 2
     document = json.loads(widepack(*common_words, "--pattern", "each", "--json").stdout)
@@ -652,14 +653,14 @@ def test_demo_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_inspect_shortens_long_tables(monkeypatch: pytest.MonkeyPatch, artifact: Path) -> None:
-    """500 members are a few rows, and no long name makes the table wide; --members lists all."""
-    own = Reader(artifact).manifest
+    """The table shows a few of 500 members and shortens long names. --members lists all."""
+    original = Reader(artifact).manifest
     many = tuple(
-        replace(own.members[0], name=f"customer-{i}-{'n' * 90}", source=f"/data/{'x' * 200}/{i}.pt")
+        replace(original.members[0], name=f"customer-{i}-{'n' * 90}", source=f"/data/{'x' * 200}/{i}.pt")
         for i in range(500)
     )
     command = import_module("widepack_cli.commands.inspect")
-    manifest = replace(own, members=many)
+    manifest = replace(original, members=many)
     text = command.lines("ens.wide", manifest, False, False)
     rows = text[text.index("members") + 1 :]
     rows = rows[: rows.index("")]
@@ -670,12 +671,14 @@ def test_inspect_shortens_long_tables(monkeypatch: pytest.MonkeyPatch, artifact:
 
 
 def test_the_order_of_the_members(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A shell puts cust-10 before cust-2: a notice says so, and --sort natural sorts."""
+    """A shell sorts cust-10 before cust-2. A notice reports this, and --sort natural sorts by number."""
     order = import_module("widepack_cli.commands.build").in_order
     paths = [str(tmp_path / f"cust-{i}.pt") for i in (0, 1, 10, 11, 2)]
     assert order(paths, "none") == paths
     assert "member 2 is cust-10.pt, before cust-2.pt" in capsys.readouterr().err
     assert order(paths, "natural") == [str(tmp_path / f"cust-{i}.pt") for i in (0, 1, 2, 10, 11)]
-    assert order(paths[::-1], "none") == paths[::-1] and not capsys.readouterr().err, "the user's own order"
+    assert order(paths[::-1], "none") == paths[::-1] and not capsys.readouterr().err, (
+        "the order of the user was changed or reported"
+    )
     assert order([f"{i}/a" for i in range(3)], "none") and not capsys.readouterr().err
     assert order(["b2", "b02", "a10b3", "a10b20"], "natural") == ["a10b3", "a10b20", "b02", "b2"]

@@ -1,6 +1,4 @@
-"""CONTRIBUTING.md: its code runs as files of widepack/primitives, held to the op once a member, and the
-places that it names are there.
-"""
+"""Tests that the code in CONTRIBUTING.md gives the members' answers, and that the paths on the page exist."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ COSINE, CONV = "aten.cosine_similarity.default", "aten.conv2d.default"
 
 
 def run(code: str, **known: Any) -> dict[str, Any]:
-    """A block of the page, as a file of widepack/primitives that begins as those do."""
+    """Runs a block of the page as a file of widepack/primitives. Returns its names."""
     space: dict[str, Any] = {
         "__name__": "widepack.primitives.of_the_page",
         "__package__": "widepack.primitives",
@@ -35,14 +33,14 @@ def run(code: str, **known: Any) -> dict[str, Any]:
     return space
 
 
-def held(op: str, name: str) -> int:
-    """How many cases of the op's samples a strategy answers, each as the members do."""
+def count_compared(op: str, name: str) -> int:
+    """Compares a strategy with the op run once for each member. Returns the number of compared samples."""
     found = 0
     for members in (1, 3):
-        for where, result, own in run_all(op, members):
+        for where, result, inputs in run_all(op, members):
             if where.endswith(f"strategy {name}"):
                 found += 1
-                for i, (got, sample) in enumerate(zip(outputs(result, members), own, strict=True)):
+                for i, (got, sample) in enumerate(zip(outputs(result, members), inputs, strict=True)):
                     assert_equal(op, got, member(op, sample), f"{where}, member {i}")
     return found
 
@@ -50,12 +48,12 @@ def held(op: str, name: str) -> int:
 def test_the_primitive_runs_and_answers_as_the_members(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(
         REGISTRY, COSINE, Primitive(COSINE, "distance", "CONTRIBUTING.md")
-    )  # widepack has the op itself
+    )  # widepack already has this op
     monkeypatch.delitem(SAMPLES, COSINE)
     run(PRIMITIVE)
     assert list(REGISTRY[COSINE].strategies) == ["shifted"]
     assert SAMPLES[COSINE].__code__.co_filename == "CONTRIBUTING.md"
-    assert held(COSINE, "shifted") > 8
+    assert count_compared(COSINE, "shifted") > 8
 
 
 def test_the_strategy_runs_and_answers_as_the_members(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,10 +61,10 @@ def test_the_strategy_runs_and_answers_as_the_members(monkeypatch: pytest.Monkey
     known = run("\n".join(line for line in PRIMITIVE.splitlines() if line.startswith("from ")))
     run(STRATEGY, **{name: known[name] for name in ("Stacked", "WideValue", "Writer", "rank", "strategy")})
     assert list(REGISTRY[CONV].strategies)[-1] == "matmul_1x1"
-    assert held(CONV, "matmul_1x1") > 1
+    assert count_compared(CONV, "matmul_1x1") > 1
 
 
-def test_the_places_that_it_names_are_there() -> None:
+def test_the_paths_on_the_page_exist() -> None:
     places = set(re.findall(r"`((?:widepack|artifacts|tests|bench|cli|scripts|docs)/[\w./*]*)`", PAGE))
     assert {
         "tests/helpers/option_spaces.py",

@@ -1,4 +1,4 @@
-"""docs/how-to/migrate.md: its examples run, and whatever of widepack it names is there."""
+"""Tests that the examples of docs/how-to/migrate.md run, and that the names of widepack on it exist."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert type(space["best"]) is type(space["models"][0])
 
 
-def test_names_of_widepack_are_there() -> None:
+def test_names_of_widepack_exist() -> None:
     names = set(re.findall(r"\b(widepack(?:_bench)?(?:\.[A-Za-z]\w*)+)", PAGE))
     assert len(names) > 12
     for name in names:
@@ -64,7 +64,7 @@ def test_names_of_widepack_are_there() -> None:
             at = getattr(at, part)
 
 
-def test_methods_of_a_fused_module_and_keywords_are_there() -> None:
+def test_methods_of_a_fused_module_and_keywords_exist() -> None:
     methods = {m for text in INLINE for m in re.findall(r"\bfused\.(\w+)", text)}
     assert methods >= {"each", "save", "unfuse", "copy_"}
     for method in methods:
@@ -77,7 +77,7 @@ def test_methods_of_a_fused_module_and_keywords_are_there() -> None:
             assert keyword in known, (name, keyword)
 
 
-def test_commands_and_their_options_are_there() -> None:
+def test_commands_and_their_options_exist() -> None:
     commands = [text for text in INLINE if re.match(r"widepack [a-z]", text)]
     assert len(commands) > 8
     for text in commands:
@@ -90,7 +90,7 @@ def test_commands_and_their_options_are_there() -> None:
             assert not word.startswith("-") or word in options, text
 
 
-def test_strategies_and_wide_layers_are_there() -> None:
+def test_strategies_and_wide_layers_exist() -> None:
     start = PAGE.index("Strategies have these names here")
     table = PAGE[start : PAGE.index("What else differs", start)]
     named = {
@@ -99,19 +99,19 @@ def test_strategies_and_wide_layers_are_there() -> None:
     assert len(named) > 8
     assert named <= strategy_names()
     wide = {n for row in ROWS for n in re.findall(r"\b(Wide[A-Z]\w+)", row[-1])}
-    assert wide and wide - {"WideAttention"} <= set(LAYERS)  # which is said to have another name here
+    assert wide and wide - {"WideAttention"} <= set(LAYERS)  # the page says that it has another name here
     for block in re.findall(r"block:(\w+)", PAGE):
         assert block in BLOCKS
 
 
-def test_every_export_of_theirs_has_a_row() -> None:
+def test_every_export_of_the_other_packages_has_a_row() -> None:
     left = {
         word for row in ROWS for text in re.findall(r"`([^`]+)`", row[0]) for word in re.findall(r"\w+", text)
     }
     assert not set(EXPORTS.split()) - left
 
 
-def test_layers_rows_and_models_of_the_commands_are_there() -> None:
+def test_layers_rows_and_models_of_the_commands_exist() -> None:
     layers = re.findall(r"widepack bench-layers ((?:[\w:]+ ?)+)(?=[`-]| )", PAGE)
     assert len(layers) > 6 and all(find(name, sweeps()) for names in layers for name in names.split())
     rows = [name for names in re.findall(r"--rows ([\w,-]+)", PAGE) for name in names.split(",")]
@@ -122,6 +122,6 @@ def test_layers_rows_and_models_of_the_commands_are_there() -> None:
     )
 
 
-def test_a_rate_is_read_as_the_page_says() -> None:
+def test_a_rate_is_read_as_on_the_page() -> None:
     optimizer = widepack.optim.Adam([torch.nn.Parameter(torch.zeros(3, 2))], lr=[0.1, 0.2, 0.3])
     assert list(optimizer.param_groups[0]["lr"])[1] == 0.2

@@ -1,6 +1,4 @@
-"""README.md and docs/: every Python block and every command runs, in the order of its page, in a folder of
-its own.
-"""
+"""Tests that every Python block and command of README.md and docs/ runs, in order, in a new folder."""
 
 from __future__ import annotations
 
@@ -42,8 +40,9 @@ UNRUN = [(page, b) for page in ALL for b in blocks(TEXTS[page]) if b.language in
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty folder, which is the current one, and whose modules can be imported; the modules are forgotten
-    afterwards.
+    """Yields an empty folder, which is the current folder, and from which modules can be imported.
+
+    Removes these modules afterwards.
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -79,9 +78,7 @@ def test_few_blocks_are_not_run_and_each_has_a_reason() -> None:
 
 @pytest.mark.parametrize("page", ALL)
 def test_every_block_is_understood(page: str) -> None:
-    """No block has a spelling that `blocks` does not find, and no indented command is in the page beside
-    them.
-    """
+    """`blocks` finds every block of the page, and the page has no indented command outside a block."""
     text = TEXTS[page]
     assert len(re.findall(r"^```\w", text, re.MULTILINE)) == len(blocks(text))
     outside = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)

@@ -1,4 +1,4 @@
-"""The documentation site: its pages, its links, its pictures, its figures."""
+"""Tests the documentation site: its pages, links, pictures and figures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_figures_are_those_of_the_measurements() -> None:
-    """Run scripts/docs/result_pages.py after bench/results has changed."""
+    """If this fails, run scripts/docs/result_pages.py: bench/results has changed."""
     assert result_pages.stale() == []
 
 
@@ -52,7 +52,7 @@ def test_the_plot_has_every_baseline_and_network(tmp_path: Path) -> None:
 def test_links_lead_to_files(page: Path) -> None:
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not re.match(r"[a-z]+:|#", link)]
-    shown = {ROOT / "docs" / made for made in ("reference/format.md", "reference/attacks.md")}
+    shown = {ROOT / "docs" / name for name in ("reference/format.md", "reference/attacks.md")}
     missing = [link for link in links if not (page.parent / link.partition("#")[0]).resolve().exists()]
     assert not missing, shown
 
@@ -73,7 +73,7 @@ def test_the_page_of_layers_names_all_of_them() -> None:
 
 
 def test_rooms_are_named_and_exist() -> None:
-    """widepack/README.md has every room, every room that it has exists, and so does every file."""
+    """widepack/README.md names every room, and every room and file that it names exists."""
     page = (ROOT / "widepack/README.md").read_text(encoding="utf-8")
     tree = page[page.index("```text") : page.index("```\n\n")]
     named = set(re.findall(r"^  (\w+)/ ", tree, re.MULTILINE))

@@ -1,4 +1,4 @@
-"""Tests the sizes of the suite's networks that the pages state."""
+"""Tests the sizes of the suite's networks on the pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds the artifacts that the tests export, once for all files of this folder."""
+"""Builds the artifacts that the tests export, once for all test files of this folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Has the models whose artifacts the tests export, and runs ONNX files of them."""
+"""Has the models whose artifacts the tests export, and a function that runs their ONNX files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUICK: dict[str, Any] = {"pt2": False, "targets": ("cpu",)}
 class Net(nn.Module):
     """Has a convolution with a batch norm, a frozen layer, and attention over a dim T.
 
-    Its outputs are of every kind: two names of one value, an input, a weight, a Shared value.
+    Its outputs include two names of one value, an input, a weight and a Shared value.
     """
 
     scale: Tensor
@@ -65,7 +65,7 @@ class Head(nn.Module):
 
 
 class Step(nn.Module):
-    """Has a counter that changes, and a state that is an input and an output of one name."""
+    """Has a counter that changes, and a state that is an input and an output with the same name."""
 
     steps: Tensor
 

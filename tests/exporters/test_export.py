@@ -1,4 +1,4 @@
-"""Tests what `widepack.export` refuses, the command `widepack export`, and how files appear."""
+"""Tests the errors of `widepack.export`, the command `widepack export`, and that files appear complete."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from widepack_cli.main import cli
         ({"opset": 17}, "opset=17: torch's exporter does not write it; give one of 18 to 23"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(
+def test_invalid_arguments_are_refused(
     options: dict[str, Any], words: str, heads: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError) as caught:
@@ -45,7 +45,7 @@ def test_what_cannot_be_meant_is_refused(
     assert words in str(caught.value) and file_names(tmp_path) == set()
 
 
-def test_places_that_are_taken_are_refused(heads: Path, tmp_path: Path) -> None:
+def test_existing_paths_are_refused(heads: Path, tmp_path: Path) -> None:
     (tmp_path / "e.pt2").write_text("mine")
     with pytest.raises(ArtifactExists, match="exists; give another path"):
         export(heads, tmp_path / "e.pt2", to="pt2")
@@ -56,7 +56,7 @@ def test_places_that_are_taken_are_refused(heads: Path, tmp_path: Path) -> None:
     assert (tmp_path / "e.pt2").read_text() == "mine"
 
 
-def test_a_full_disk_leaves_what_was_there(
+def test_a_full_disk_leaves_the_old_file(
     heads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_: int) -> None:
@@ -72,7 +72,7 @@ def test_a_full_disk_leaves_what_was_there(
     assert file_names(tmp_path) == {"e.pt2"} and (tmp_path / "e.pt2").read_text() == "old"
 
 
-def test_without_the_extra_a_sentence_says_what_to_install(
+def test_without_the_extra_the_error_names_the_package(
     heads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "onnxscript", None)
@@ -130,10 +130,10 @@ def sh(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_what_a_killed_export_left_goes_with_the_next_one(tmp_path: Path, heads: Path) -> None:
+def test_the_next_export_removes_files_of_a_killed_one(tmp_path: Path, heads: Path) -> None:
     abandoned, busy = tmp_path / f".widepack-{'a' * 16}.pt2", tmp_path / f".widepack-{'b' * 16}.pt2"
     abandoned.write_bytes(b"half")
     with open(busy, "xb") as other:
-        lock_handle(other.fileno())  # another export is at work
+        lock_handle(other.fileno())  # another export is running
         export(heads, tmp_path / "e.pt2", to="pt2")
         assert {p.name for p in tmp_path.iterdir()} == {"e.pt2", busy.name}

@@ -1,4 +1,4 @@
-"""Tests ONNX files of `widepack.export`: they answer as the members do.
+"""Tests that ONNX files of `widepack.export` give the answers of the members.
 
 The tests are skipped if the extra `onnx` is not installed.
 """
@@ -125,7 +125,7 @@ def test_an_onnx_file_may_point_into_the_artifact(onnx: Any, small: Path, tmp_pa
         outputs = run_onnx(out, x=x, ids=ids)
         for i, module in enumerate(SMALL):
             assert_same(outputs["y"][i], module(x, ids)["y"].detach())
-    load(artifact, verify="hashes")  # a file in the artifact's folder that is not part of it does no harm
+    load(artifact, verify="hashes")  # the artifact loads with an additional file in its folder
     moved = tmp_path / "moved"
     shutil.move(tmp_path / "below", moved / "below")
     shutil.copy(tmp_path / "e.onnx", moved / "e.onnx")
@@ -201,7 +201,7 @@ class Unnamed(nn.Module):
         return h.sum(1), h
 
 
-def test_a_state_that_comes_back_without_a_name(onnx: Any, tmp_path: Path) -> None:
+def test_a_state_that_is_returned_without_a_name(onnx: Any, tmp_path: Path) -> None:
     modules = [seeded(Unnamed, i) for i in range(N)]
     build(
         saved(tmp_path, modules),
@@ -232,7 +232,7 @@ class Chosen(nn.Module):
         return y.relu().sum(0)
 
 
-def test_sizes_that_are_data_in_onnx(onnx: Any, tmp_path: Path) -> None:
+def test_sizes_that_depend_on_data_in_onnx(onnx: Any, tmp_path: Path) -> None:
     modules = [seeded(Chosen, i) for i in range(N)]
     build(
         saved(tmp_path, modules),
@@ -248,7 +248,7 @@ def test_sizes_that_are_data_in_onnx(onnx: Any, tmp_path: Path) -> None:
         assert_same(outputs[i], module(x, ids).detach())
 
 
-def test_weights_past_a_protobuf_message_stand_beside_it(
+def test_weights_too_large_for_protobuf_are_in_a_second_file(
     onnx: Any, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("widepack.exporters.onnx_weights.INSIDE_BYTES", 100)
@@ -291,7 +291,7 @@ def test_a_file_that_answers_wrongly_is_not_kept(
     assert file_names(tmp_path) == {"old.onnx"} and (tmp_path / "old.onnx").read_bytes() == b"old"
 
 
-def test_what_onnx_cannot_say_wide_is_said_once_a_member(
+def test_ops_that_onnx_cannot_write_wide_are_written_for_each_member(
     onnx: Any, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from widepack.backends import onnx_model

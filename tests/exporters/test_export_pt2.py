@@ -1,4 +1,4 @@
-"""Tests torch.export programs of `widepack.export`: they run without widepack and answer as members do."""
+"""Tests that torch.export programs of `widepack.export` run without widepack with the members' answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests the lines of docs/how-to/run-without-widepack.md: without widepack they answer as `ens(x)` does."""
+"""Tests that the code of docs/how-to/run-without-widepack.md gives the answers of `ens(x)`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ Calls = list[tuple[Any, Any]]
 
 
 def outside(jobs: Sequence[tuple[Path, Path, str, Calls]]) -> None:
-    """Runs the lines in a new process. jobs: a folder, its artifact, the pattern, and the calls."""
+    """Runs the code of the page in a new process. A job has a folder, its artifact, a pattern and calls."""
     for folder, artifact, pattern, calls in jobs:
         folder.mkdir()
         (folder / "ens.wide").symlink_to(artifact)
@@ -67,7 +67,7 @@ def outside(jobs: Sequence[tuple[Path, Path, str, Calls]]) -> None:
 
 
 def called(artifact: Path, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Returns a call as the program takes it: torch.export takes an input in one way only."""
+    """Returns a call in the form of the program: torch.export accepts an input in one form only."""
     parameters = Reader(artifact).manifest.entries["forward"].signature
     given = {**dict(zip([p.name for p in parameters], args)), **kwargs}
     return tuple(given[p.name] for p in parameters if p.kind == "positional" and p.name in given), {
@@ -85,9 +85,11 @@ JOBS = [(name, "shared") for name in cases.NAMES] + [
 def calls_of(name: str, pattern: str, artifact: Path) -> Calls:
     case, calls = cases.load(name), []
     for batch in (1, 5, 40):
-        own = [case.sample(batch, 60 + i) for i in range(case.N)]
+        samples = [case.sample(batch, 60 + i) for i in range(case.N)]
         args, kwargs = (
-            own[0] if pattern == "shared" else (stack([a for a, _ in own]), stack([k for _, k in own]))
+            samples[0]
+            if pattern == "shared"
+            else (stack([a for a, _ in samples]), stack([k for _, k in samples]))
         )
         calls.append(called(artifact, args, kwargs))
     return calls
@@ -127,7 +129,7 @@ def test_the_lines_answer_as_the_ensemble(
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_the_lines_refuse_what_the_bounds_refuse(answered: Path) -> None:
+def test_the_lines_refuse_sizes_outside_the_bounds(answered: Path) -> None:
     assert (answered / "refused" / "error.txt").exists()
     assert not (answered / "refused" / "answers.pt").exists()
 
@@ -142,7 +144,7 @@ def test_the_programs_hold_no_weights(artifacts: Artifacts) -> None:
 
 
 def test_the_page_shows_these_lines() -> None:
-    """The lines are few, need only torch and safetensors, and end with the call."""
+    """The code is short, needs only torch and safetensors, and ends with the call."""
     assert f"```python\n{LINES}y = model(x)\n```\n" in PAGE
     assert LINES.count("\n") < 15 and "import json, pathlib, torch\n" in LINES and "widepack" not in LINES
     assert set(re.findall(r"^(?:import|from) (.*)", LINES, re.MULTILINE)) == {
@@ -152,7 +154,7 @@ def test_the_page_shows_these_lines() -> None:
 
 
 class Masked(torch.nn.Module):
-    """Selects columns by a mask that all members share, so that their number depends on data."""
+    """Selects columns by a mask that all members share. The number of columns depends on data."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,7 +166,7 @@ class Masked(torch.nn.Module):
         return y
 
 
-def test_a_size_that_is_data_of_all_members_has_a_range(tmp_path: Path) -> None:
+def test_a_size_that_depends_on_shared_data_has_a_range(tmp_path: Path) -> None:
     paths = [tmp_path / f"m{i}.pt" for i in range(2)]
     for path in paths:
         torch.save(Masked().state_dict(), path)

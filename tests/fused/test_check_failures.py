@@ -1,4 +1,4 @@
-"""Tests of comparisons that cannot be made: every error is widepack's, and says how to go on."""
+"""Tests that a comparison which cannot run gives an error of widepack with a solution."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from widepack.errors import VerificationError
 
 
 class Bounds(nn.Module):
-    """torch has no derivative of `linspace` by its bounds."""
+    """Calls `linspace`, which has no derivative by its bounds in torch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Bounds(nn.Module):
 
 
 class Noise(nn.Module):
-    """Takes standard deviations, which no drawn input is."""
+    """Needs standard deviations as input. Drawn inputs are not valid ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Noise(nn.Module):
 
 
 class Statistics(nn.Module):
-    """Returns all results of a batch norm, which has statistics of the batch only in training."""
+    """Returns all results of a batch norm. Statistics of the batch exist only in training."""
 
     def __init__(self, training: bool) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Statistics(nn.Module):
 
 
 def test_an_op_without_a_derivative() -> None:
-    """torch calls it without derivatives, and so does the fused module."""
+    """The members can be called without derivatives, and so can the fused module."""
     members = [Bounds() for _ in range(3)]
     x = torch.randn(4, 8)
     fused = widepack.fuse(members, x)
@@ -77,5 +77,5 @@ def test_members_that_refuse_drawn_inputs() -> None:
 def test_statistics_of_a_batch_norm_are_results(training: bool) -> None:
     x = torch.randn(4, 8)
     members = [Statistics(training) for _ in range(3)]
-    for wide, own in zip(widepack.fuse(members, x)(x), zip(*[m(x) for m in members])):
-        torch.testing.assert_close(wide, torch.stack(own))
+    for wide, modules in zip(widepack.fuse(members, x)(x), zip(*[m(x) for m in members])):
+        torch.testing.assert_close(wide, torch.stack(modules))

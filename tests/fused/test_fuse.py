@@ -19,13 +19,13 @@ from widepack import MemberMismatch, UsageError
 close = torch.testing.assert_close
 
 
-def test_eval_answers_are_the_members_own() -> None:
-    own = members(Cnn, 2)
-    fused = widepack.fuse(own, draw(4, 3, 8, 8))
+def test_eval_answers_are_those_of_the_members() -> None:
+    modules = members(Cnn, 2)
+    fused = widepack.fuse(modules, draw(4, 3, 8, 8))
     x, xs = draw(7, 3, 8, 8, seed=1), draw(2, 2, 3, 8, 8, seed=2)
     with torch.no_grad():
-        close(fused(x), torch.stack([m(x) for m in own]), rtol=1e-5, atol=1e-6)
-        close(fused.each(xs), torch.stack([m(v) for m, v in zip(own, xs)]), rtol=1e-5, atol=1e-6)
+        close(fused(x), torch.stack([m(x) for m in modules]), rtol=1e-5, atol=1e-6)
+        close(fused.each(xs), torch.stack([m(v) for m, v in zip(modules, xs)]), rtol=1e-5, atol=1e-6)
         close(fused(widepack.each(xs)), fused.each(xs), rtol=0, atol=0)
     assert not fused.training
     assert len(fused) == 2
@@ -33,9 +33,9 @@ def test_eval_answers_are_the_members_own() -> None:
 
 def test_eval_runs_the_program_that_load_would() -> None:
     """Norms are folded, and derived weights are computed again only when a weight has changed."""
-    own = members(Cnn)
+    modules = members(Cnn)
     x = draw(4, 3, 8, 8)
-    fused = widepack.fuse(own, x, validate=False)
+    fused = widepack.fuse(modules, x, validate=False)
     with torch.no_grad():
         before = fused(x)
         (runner,) = fused.current_entry().runners
@@ -48,12 +48,12 @@ def test_eval_runs_the_program_that_load_would() -> None:
         assert not torch.allclose(after[1], before[1])
         fused.head.weight.data[0].zero_()
         fused.eval()
-        close(fused(x)[0], own[0].head.bias.expand(4, 4))
+        close(fused(x)[0], modules[0].head.bias.expand(4, 4))
 
 
 @pytest.mark.parametrize("how", [{"fused": True}, {"foreach": True}, {}])
 def test_eval_answers_follow_an_optimizer(how: dict[str, Any]) -> None:
-    """The fused kernel of an optimizer writes into weights without torch's write count."""
+    """The fused kernel of an optimizer writes into weights but does not increase their version counter."""
     fused = widepack.fuse(
         members(lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), 2),
         draw(5, 4),
@@ -78,44 +78,44 @@ def test_the_result_may_have_another_form_in_train_mode() -> None:
         def forward(self, x: Tensor) -> Any:
             return {"a": self.a(x), "b": self.b(x)} if self.training else self.a(x)
 
-    (own,) = members(Auxiliary, 1)
-    fused = widepack.fuse([own], draw(5, 4))
+    (modules,) = members(Auxiliary, 1)
+    fused = widepack.fuse([modules], draw(5, 4))
     assert fused(draw(2, 4)).shape == (1, 2, 3)
     y = fused.train()(draw(2, 4))
-    close(y["b"][0], own.b(draw(2, 4)))
+    close(y["b"][0], modules.b(draw(2, 4)))
 
 
-def test_gradients_in_eval_and_train_mode_are_the_members_own_in_float64() -> None:
-    own = members(Cnn, dtype=torch.float64)
+def test_gradients_in_eval_and_train_mode_are_those_of_the_members_in_float64() -> None:
+    modules = members(Cnn, dtype=torch.float64)
     x = draw(4, 3, 8, 8, dtype=torch.float64)
-    fused = widepack.fuse(own, x)
+    fused = widepack.fuse(modules, x)
     for mode in (False, True):
         fused.train(mode).zero_grad()
         (fused(x) * draw(3, 4, 4, seed=5, dtype=torch.float64)).sum().backward()
-        for m, g in zip(own, draw(3, 4, 4, seed=5, dtype=torch.float64)):
+        for m, g in zip(modules, draw(3, 4, 4, seed=5, dtype=torch.float64)):
             m.train(mode).zero_grad()
             (m(x) * g).sum().backward()
-        for name, g in gradients(own).items():
+        for name, g in gradients(modules).items():
             close(dict(fused.named_parameters())[name].grad, g, rtol=1e-9, atol=1e-10)
-    for name, value in stacked(own).items():
+    for name, value in stacked(modules).items():
         close(fused.state_dict()[name], value, rtol=1e-12, atol=1e-12)
 
 
-def test_train_mode_writes_each_members_own_statistics() -> None:
-    own = members(Cnn)
+def test_train_mode_writes_the_statistics_of_each_member() -> None:
+    modules = members(Cnn)
     x = draw(6, 3, 8, 8)
-    fused = widepack.fuse([m.train() for m in own], x, validate=False)
+    fused = widepack.fuse([m.train() for m in modules], x, validate=False)
     xs = draw(3, 5, 3, 8, 8, seed=3)
     handle = fused.norm1.running_mean
     with torch.no_grad():
         fused.each(xs)
         fused(x)
-        for m, v in zip(own, xs):
+        for m, v in zip(modules, xs):
             m.train()(v)
             m(x)
     assert fused.norm1.running_mean is handle
     for name in ("norm1.running_mean", "norm1.running_var", "norm1.num_batches_tracked"):
-        close(fused.state_dict()[name], stacked(own)[name])
+        close(fused.state_dict()[name], stacked(modules)[name])
     assert fused.norm1.num_batches_tracked.tolist() == [2, 2, 2]
     fused.norm1.eval()
     with torch.no_grad():
@@ -124,13 +124,13 @@ def test_train_mode_writes_each_members_own_statistics() -> None:
 
 
 def test_a_fused_module_is_an_nn_module(tmp_path: Path) -> None:
-    own = members(Mlp)
+    modules = members(Mlp)
     x = draw(2, 4)
-    fused = widepack.fuse(own, draw(5, 4), validate=False)
+    fused = widepack.fuse(modules, draw(5, 4), validate=False)
     assert {n: list(v.shape) for n, v in fused.state_dict().items()} == {
-        n: list(v.shape) for n, v in stacked(own).items()
+        n: list(v.shape) for n, v in stacked(modules).items()
     }
-    assert [n for n, _ in fused.named_parameters()] == [n for n, _ in own[0].named_parameters()]
+    assert [n for n, _ in fused.named_parameters()] == [n for n, _ in modules[0].named_parameters()]
     other = copy.deepcopy(fused)
     with torch.no_grad():
         other.get_parameter("layers.3.bias").add_(1.0)
@@ -149,9 +149,9 @@ def test_a_fused_module_is_an_nn_module(tmp_path: Path) -> None:
 
 
 def test_members_are_copied_and_given_back_bit_for_bit() -> None:
-    own = members(Cnn)
-    before = [copy.deepcopy(m.state_dict()) for m in own]
-    fused = widepack.fuse([m.train() for m in own], draw(4, 3, 8, 8), validate=False)
+    modules = members(Cnn)
+    before = [copy.deepcopy(m.state_dict()) for m in modules]
+    fused = widepack.fuse([m.train() for m in modules], draw(4, 3, 8, 8), validate=False)
     optimizer = torch.optim.SGD(fused.parameters(), lr=0.1)
     fused(draw(4, 3, 8, 8)).square().sum().backward()
     optimizer.step()
@@ -160,19 +160,19 @@ def test_members_are_copied_and_given_back_bit_for_bit() -> None:
     for i, m in enumerate(back):
         for name, value in m.state_dict().items():
             assert torch.equal(value, fused.state_dict()[name][i])
-            assert torch.equal(own[i].state_dict()[name], before[i][name])
-        assert not torch.equal(m.conv1.weight, own[i].conv1.weight)
+            assert torch.equal(modules[i].state_dict()[name], before[i][name])
+        assert not torch.equal(m.conv1.weight, modules[i].conv1.weight)
     back[0].head.weight.data.zero_()
     assert fused.head.weight[0].abs().sum() > 0
 
 
 def test_shared_weights_are_one_and_equal_ones_are_not() -> None:
-    own = members(Mlp, dtype=torch.float64)
-    for m in own[1:]:
-        m.layers[0].load_state_dict(own[0].layers[0].state_dict())
+    modules = members(Mlp, dtype=torch.float64)
+    for m in modules[1:]:
+        m.layers[0].load_state_dict(modules[0].layers[0].state_dict())
     x = draw(5, 4, dtype=torch.float64)
-    tied = widepack.fuse(own, x, share=["layers.0.*"])
-    apart = widepack.fuse(own, x, validate=False)
+    tied = widepack.fuse(modules, x, share=["layers.0.*"])
+    apart = widepack.fuse(modules, x, validate=False)
     assert tied.get_parameter("layers.0.weight").shape == (6, 4)
     assert apart.get_parameter("layers.0.weight").shape == (3, 6, 4)
     for m in (tied, apart):
@@ -182,17 +182,17 @@ def test_shared_weights_are_one_and_equal_ones_are_not() -> None:
     close(tied.get_parameter("layers.0.weight").grad, gradient.sum(0), rtol=1e-12, atol=1e-12)
     with torch.no_grad():
         close(tied(x), apart(x))
-    assert torch.equal(tied.unfuse()[2].get_parameter("layers.0.weight"), own[2].layers[0].weight)
+    assert torch.equal(tied.unfuse()[2].get_parameter("layers.0.weight"), modules[2].layers[0].weight)
     with pytest.raises(
         MemberMismatch,
         match=r"share: 2 weights are not equal to member 0's: layers.3.weight in member 1, "
         r"layers.3.weight in member 2",
     ):
-        widepack.fuse(own, x, share=["layers.3.weight"])
+        widepack.fuse(modules, x, share=["layers.3.weight"])
     with pytest.raises(
         UsageError, match=r"share: nothing\.\* is no parameter; the parameters are layers.0.bias, "
     ):
-        widepack.fuse(own, x, share=["nothing.*"])
+        widepack.fuse(modules, x, share=["nothing.*"])
 
 
 class Tied(nn.Module):
@@ -219,34 +219,34 @@ class Tied(nn.Module):
 
 def test_ties_frozen_weights_constants_and_stopped_gradients() -> None:
     scales = iter((0.5, 2.0, 3.0))
-    own = members(lambda: Tied(next(scales)), dtype=torch.float64)
-    for m in own:
+    modules = members(lambda: Tied(next(scales)), dtype=torch.float64)
+    for m in modules:
         m.scale = m.scale.double()
     x, h = draw(5, 4, dtype=torch.float64), draw(3, 5, 4, seed=1, dtype=torch.float64)
-    fused = widepack.fuse(own, (x,), sample_kwargs={"deep": {"h": h[0]}})
+    fused = widepack.fuse(modules, (x,), sample_kwargs={"deep": {"h": h[0]}})
     assert fused.a.weight is fused.b.weight
     assert fused.again is fused.train_
     assert not fused.frozen.requires_grad
-    assert set(fused.state_dict()) == set(own[0].state_dict())
+    assert set(fused.state_dict()) == set(modules[0].state_dict())
     y = fused(x, deep={"h": widepack.each(h)})
     (y["y"].square().sum() + y["z"].sum()).backward()
-    for i, m in enumerate(own):
+    for i, m in enumerate(modules):
         z = m(x, {"h": h[i]})
         close(y["y"][i], z["y"])
         close(y["z"][i], z["z"])
         (z["y"].square().sum() + z["z"].sum()).backward()
-    for name, g in gradients([*own]).items():
+    for name, g in gradients([*modules]).items():
         if name != "frozen":
             close(dict(fused.named_parameters())[name].grad, g, rtol=1e-10, atol=1e-10)
     back: list[Any] = fused.unfuse()
     assert back[1].a.weight is back[1].b.weight
     assert not back[1].frozen.requires_grad
-    assert torch.equal(back[1].scale, own[1].scale)
-    assert torch.equal(back[2].seen, own[2].seen)
+    assert torch.equal(back[1].scale, modules[1].scale)
+    assert torch.equal(back[2].seen, modules[2].seen)
 
 
 def test_a_recurrent_network_trains() -> None:
-    """Ops of widepack that have no derivative are replaced by other ops."""
+    """widepack replaces its ops without a derivative by other ops."""
 
     class Reader(nn.Module):
         def __init__(self) -> None:
@@ -257,11 +257,11 @@ def test_a_recurrent_network_trains() -> None:
             y: Tensor = self.gru(x)[0]
             return y
 
-    own = members(Reader)
+    modules = members(Reader)
     x = draw(2, 3, 3)
-    fused = widepack.fuse([m.train() for m in own], x)
+    fused = widepack.fuse([m.train() for m in modules], x)
     fused(x).square().sum().backward()
-    trained = copies(own)
+    trained = copies(modules)
     for m in trained:
         m(x).square().sum().backward()
     for name, g in gradients(trained).items():
@@ -269,7 +269,7 @@ def test_a_recurrent_network_trains() -> None:
 
 
 def test_parametrized_weights_train() -> None:
-    """Weight norm, and spectral norm, whose buffers change in train mode."""
+    """Tests weight norm and spectral norm. The buffers of spectral norm change in train mode."""
 
     def make() -> nn.Module:
         return nn.Sequential(
@@ -278,11 +278,11 @@ def test_parametrized_weights_train() -> None:
             parametrizations.spectral_norm(nn.Linear(5, 3)),
         )
 
-    own = members(make, 2, dtype=torch.float64)
+    modules = members(make, 2, dtype=torch.float64)
     x = draw(5, 4, dtype=torch.float64)
-    fused = widepack.fuse([m.train() for m in own], x)
+    fused = widepack.fuse([m.train() for m in modules], x)
     fused(x).square().sum().backward()
-    trained = copies(own)
+    trained = copies(modules)
     for m in trained:
         m(x).square().sum().backward()
     for name, g in gradients(trained).items():
@@ -292,13 +292,13 @@ def test_parametrized_weights_train() -> None:
 
 
 def test_gradients_of_inputs() -> None:
-    own = members(Mlp)
+    modules = members(Mlp)
     x, xs = draw(3, 4).requires_grad_(), draw(3, 2, 4).requires_grad_()
-    fused = widepack.fuse(own, draw(5, 4), validate=False).requires_grad_(False)
+    fused = widepack.fuse(modules, draw(5, 4), validate=False).requires_grad_(False)
     (g,) = torch.autograd.grad(fused(x).sum(), x)
-    close(g, sum(torch.autograd.grad(m(x).sum(), x)[0] for m in own))
+    close(g, sum(torch.autograd.grad(m(x).sum(), x)[0] for m in modules))
     (g,) = torch.autograd.grad(fused.each(xs).sum(), xs)
-    close(g, torch.stack([torch.autograd.grad(m(v).sum(), v)[0] for m, v in zip(own, xs)]))
+    close(g, torch.stack([torch.autograd.grad(m(v).sum(), v)[0] for m, v in zip(modules, xs)]))
 
 
 def test_dropout_draws_for_each_member() -> None:
@@ -315,7 +315,7 @@ def test_dropout_draws_for_each_member() -> None:
 
 
 class NamedAsOurs(nn.Module):
-    """Has a parameter and a submodule with names that a fused module has, too."""
+    """Has a parameter and a submodule with names that a fused module also uses."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Tests fused modules under `torch.autocast`: programs are made without it, and follow it as members do."""
+"""Tests that fused modules are captured without `torch.autocast` and follow it as members do."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ INPUTS = {Norm: (6, 4), Images: (6, 2, 6, 6), Steps: (6, 3, 4)}
 def test_calls_inside_and_outside_of_autocast_answer_as_the_members(
     make: Any, train: bool, gradients: bool
 ) -> None:
-    """The first call of each pattern is inside for one of them and outside for the other."""
-    own = [m.train(train) for m in members(make)]
+    """The first call of one pattern is inside autocast, the first call of the other is outside."""
+    modules = [m.train(train) for m in members(make)]
     x = draw(*INPUTS[make])
     xs = torch.stack([x, x + 1, x - 1])
     with autocast(True):
-        fused = widepack.fuse(own, x)
+        fused = widepack.fuse(modules, x)
     for inside, each in [(True, True), (False, True), (False, False), (True, False), (True, True)]:
         with torch.set_grad_enabled(gradients), autocast(inside):
             y = fused.each(xs) if each else fused(x)
-            right = torch.stack([m(xs[i] if each else x) for i, m in enumerate(own)])
+            right = torch.stack([m(xs[i] if each else x) for i, m in enumerate(modules)])
         bound = 3e-2 if inside else 1e-5
         torch.testing.assert_close(y.float(), right.float(), rtol=bound, atol=bound)
-        assert y.dtype == right.dtype or (inside and y.dtype == torch.float32)  # as limits.md says
+        assert y.dtype == right.dtype or (inside and y.dtype == torch.float32)  # limits.md describes this
         if train and gradients:
             y.float().square().sum().backward()
 

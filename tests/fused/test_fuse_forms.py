@@ -50,33 +50,34 @@ def test_n_copies_have_fresh_weights() -> None:
 
 
 def test_n_copies_begin_as_their_constructors_make_them() -> None:
-    """A container has the last word on its children: attention zeroes its out_proj's bias, a Transformer
-    draws all matrices of its layers.
+    """A container initialises its children after they initialise themselves.
+
+    Attention sets the bias of its out_proj to 0. A Transformer draws all matrices of its layers.
     """
     with torch.no_grad():
         trained = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
         for p in trained.parameters():
             p.uniform_(1.0, 2.0)
-    (own,) = fresh_copies(trained, 1)
-    attention: Any = own.get_submodule("self_attn")
+    (encoder,) = fresh_copies(trained, 1)
+    attention: Any = encoder.get_submodule("self_attn")
     assert not attention.out_proj.bias.any()
     assert not attention.in_proj_bias.any()
     assert len(attention.in_proj_weight.unique()) == 192
-    assert bool((own.get_parameter("norm1.weight") == 1).all())
-    assert bool(own.get_parameter("linear1.bias").any())
+    assert bool((encoder.get_parameter("norm1.weight") == 1).all())
+    assert bool(encoder.get_parameter("linear1.bias").any())
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="enable_nested_tensor")
         model = nn.Transformer(64, 2, 1, 1, 128, batch_first=True)
     for copy in fresh_copies(model, 2):
         for name, p in copy.named_parameters():
-            if p.dim() > 1:  # xavier's: its bound, and filled up to it
+            if p.dim() > 1:  # values of xavier_uniform_ reach its bound and not more
                 bound = (6 / sum(p.shape)) ** 0.5
                 assert 0.95 * bound < float(p.detach().abs().max()) <= bound, name
                 torch.testing.assert_close(float(p.detach().std()), bound / 3**0.5, atol=0.0, rtol=0.05)
 
 
-def test_n_copies_of_a_part_that_stands_in_two_places() -> None:
+def test_n_copies_of_a_module_that_is_used_twice() -> None:
     class Holder(nn.Module):
         def __init__(self, layer: nn.Module) -> None:
             super().__init__()
@@ -93,7 +94,7 @@ def test_n_copies_of_a_part_that_stands_in_two_places() -> None:
     assert copy.get_submodule("0.layer") is copy.get_submodule("1.layer")
 
 
-def test_an_initialisation_that_n_does_not_repeat_is_told() -> None:
+def test_an_initialisation_that_n_does_not_repeat_is_a_warning() -> None:
     class Small(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -105,11 +106,11 @@ def test_an_initialisation_that_n_does_not_repeat_is_told() -> None:
             y: Tensor = self.layer(x)
             return y
 
-    said = (
+    message = (
         r"n=2: the copies do not begin as Small's constructor makes it: layer.bias is 0 "
         r"throughout, and random in the copies\. .*a factory instead of the module"
     )
-    with pytest.warns(UserWarning, match=said) as told:
+    with pytest.warns(UserWarning, match=message) as told:
         widepack.fuse(Small(), draw(5, 4), n=2, validate=False)
     assert told[0].filename == __file__
     assert not widepack.fuse(
@@ -124,7 +125,7 @@ def test_an_initialisation_that_n_does_not_repeat_is_told() -> None:
         fresh_copies(tied, 2)
 
 
-def test_a_reset_that_fails_is_told() -> None:
+def test_a_reset_that_fails_is_reported() -> None:
     class Asking(nn.Sequential):
         def reset_parameters(self, gain: float) -> None:
             raise AssertionError
@@ -142,7 +143,7 @@ def test_n_members_of_a_factory() -> None:
     assert not torch.equal(fused.tensor_of("layers.0.weight")[0], fused.tensor_of("layers.0.weight")[1])
 
 
-def test_n_is_refused_in_words() -> None:
+def test_invalid_n_is_refused() -> None:
     with pytest.raises(
         UsageError,
         match=r"n=3: parts of Transformer have parameters of their own and no "
@@ -163,8 +164,8 @@ def test_n_is_refused_in_words() -> None:
 
 
 def test_a_member_is_copied_over_another() -> None:
-    own = members(Cnn, 4)
-    fused = widepack.fuse(own, draw(4, 3, 8, 8), validate=False)
+    modules = members(Cnn, 4)
+    fused = widepack.fuse(modules, draw(4, 3, 8, 8), validate=False)
     x = draw(2, 3, 8, 8, seed=1)
     with torch.no_grad():
         before = fused(x)
@@ -176,7 +177,7 @@ def test_a_member_is_copied_over_another() -> None:
     close(after[1], before[3])
     assert not torch.allclose(after[1], before[1])
     for name, value in fused.unfuse()[1].state_dict().items():
-        assert torch.equal(value, own[3].state_dict()[name])
+        assert torch.equal(value, modules[3].state_dict()[name])
     with pytest.raises(UsageError, match="there is no member 4; there are 4, counted from 0"):
         fused.copy_(0, 4)
 
@@ -201,7 +202,7 @@ def test_stochastic_passes_of_one_checkpoint() -> None:
         assert all(not torch.equal(y[name][i], y[name][j]) for i in range(8) for j in range(i))
         assert not torch.equal(y[name], again[name])
     close(y["drop"].mean(0), plain["h"], atol=0.6, rtol=0.6)
-    # masks of two passes are independent: both keep one value in four
+    # the masks of two passes are independent: one value in four is in both
     both = (share[0::2] * share[1::2]).mean()
     assert 0.23 < float(both) < 0.27
     assert torch.equal(fused.unfuse()[63].get_parameter("attend.in_proj_weight"), model.attend.in_proj_weight)
@@ -209,7 +210,7 @@ def test_stochastic_passes_of_one_checkpoint() -> None:
 
 @pytest.mark.slow
 def test_stochastic_passes_of_a_recurrent_network() -> None:
-    """Torch leaves out the dropout between the layers of a GRU in eval mode."""
+    """torch does not apply the dropout between the layers of a GRU in eval mode."""
     model = nn.GRU(3, 4, num_layers=2, dropout=0.5, batch_first=True).eval()
     x = draw(2, 5, 3)
     fused = widepack.fuse(model, x, n=8, dropout="on")
@@ -219,8 +220,8 @@ def test_stochastic_passes_of_a_recurrent_network() -> None:
 
 
 def test_stochastic_passes_of_several_members_and_their_gradients() -> None:
-    own = members(lambda: nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, 3)))
-    fused = widepack.fuse(own, draw(5, 4), dropout="on")
+    modules = members(lambda: nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, 3)))
+    fused = widepack.fuse(modules, draw(5, 4), dropout="on")
     x = draw(7, 4)
     y = fused(x)
     assert y.shape == (3, 7, 3)
@@ -228,10 +229,10 @@ def test_stochastic_passes_of_several_members_and_their_gradients() -> None:
     assert fused.get_parameter("0.weight").grad is not None
     with torch.no_grad():
         mean = torch.stack([fused(x) for _ in range(400)]).mean(0)
-        close(mean, torch.stack([m(x) for m in own]), atol=0.15, rtol=0.1)
+        close(mean, torch.stack([m(x) for m in modules]), atol=0.15, rtol=0.1)
 
 
-def test_dropout_is_refused_in_words(tmp_path: Path) -> None:
+def test_invalid_dropout_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match="dropout is on, but Mlp draws nothing in eval mode: it has no dropout"
     ):
@@ -256,17 +257,17 @@ def test_dropout_is_refused_in_words(tmp_path: Path) -> None:
             y: Tensor = self.layer(x)
             return nn.functional.dropout(y) if self.training else y
 
-    own = [InTrainModeAlone().train() for _ in range(2)]
+    modules = [InTrainModeAlone().train() for _ in range(2)]
     with pytest.raises(
         UsageError, match="dropout is on, but InTrainModeAlone draws no random numbers in eval mode"
     ):
-        widepack.fuse(own, draw(4, 4), dropout="on", validate=False).save(tmp_path / "a.wide")
+        widepack.fuse(modules, draw(4, 4), dropout="on", validate=False).save(tmp_path / "a.wide")
     assert not (tmp_path / "a.wide").exists()
 
 
 def test_the_packed_form() -> None:
-    own = members(Cnn)
-    body = [nn.Sequential(m.conv1, m.norm1, nn.ReLU(), m.conv2) for m in own]
+    modules = members(Cnn)
+    body = [nn.Sequential(m.conv1, m.norm1, nn.ReLU(), m.conv2) for m in modules]
     for m in body:
         m.eval()
     fused = widepack.fuse(body, draw(4, 3, 8, 8), packed=True, validate=False)
@@ -297,8 +298,8 @@ def test_the_packed_form() -> None:
 
 
 def test_a_fused_module_is_saved_as_an_artifact(tmp_path: Path) -> None:
-    own: list[Any] = members(lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)))
-    fused = widepack.fuse(own, draw(5, 4), validate=False).train()
+    modules: list[Any] = members(lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)))
+    fused = widepack.fuse(modules, draw(5, 4), validate=False).train()
     optimizer = torch.optim.SGD(fused.parameters(), lr=0.5)
     fused(draw(5, 4)).square().sum().backward()
     optimizer.step()
@@ -314,18 +315,18 @@ def test_a_fused_module_is_saved_as_an_artifact(tmp_path: Path) -> None:
     theirs = ens.entry("forward").programs.for_sizes("shared", {"B": 7}).program
     assert [(n.op, n.args) for n in mine.program.nodes] == [
         (n.op, n.args) for n in theirs.nodes
-    ]  # eval mode runs the program of load
+    ]  # eval mode runs the program that load runs
 
 
 @pytest.mark.parametrize("passes", [True, False])
 def test_dropout_that_is_on_is_saved_on(tmp_path: Path, passes: bool) -> None:
     """Passes of one model store its weights once. Members with different weights each draw."""
-    own: list[Any] = members(
+    modules: list[Any] = members(
         lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 3)),
         1 if passes else 3,
     )
     fused = widepack.fuse(
-        own[0] if passes else own, draw(5, 4), n=3 if passes else None, dropout="on", validate=False
+        modules[0] if passes else modules, draw(5, 4), n=3 if passes else None, dropout="on", validate=False
     )
     with torch.no_grad():
         fused.get_parameter("0.bias").add_(1.0)  # save writes the current weights
@@ -344,15 +345,15 @@ def test_dropout_that_is_on_is_saved_on(tmp_path: Path, passes: bool) -> None:
         theirs, mine = (torch.stack([f(x) for _ in range(400)]) for f in (ens, fused.eval()))
         off = theirs.mean(0) - torch.stack(
             [m(x) for m in fused.unfuse()]
-        )  # a linear layer follows: the mean of all passes is the answer without dropout
+        )  # a linear layer follows, so the mean of all passes is the answer without dropout
         assert float((off / (theirs.std(0) / 20 + 1e-6)).abs().max()) < 6  # standard errors
         close(theirs.std(0).mean((1, 2)), mine.std(0).mean((1, 2)), atol=0.0, rtol=0.05)
 
 
 def test_calls_in_inference_mode_and_answers_outside_of_it() -> None:
-    own = members(Mlp)
+    modules = members(Mlp)
     with torch.inference_mode():
-        fused = widepack.fuse(own, draw(5, 4), validate=False)
+        fused = widepack.fuse(modules, draw(5, 4), validate=False)
         y = fused(draw(5, 4))
     assert not y.requires_grad
     with torch.no_grad():
@@ -375,10 +376,10 @@ def test_a_parameter_may_have_a_name_of_torchs_graph_modules() -> None:
             y: Tensor = self.graph(x * self.code)
             return y
 
-    own = members(Coded)
-    fused = widepack.fuse(own, draw(5, 4))
+    modules = members(Coded)
+    fused = widepack.fuse(modules, draw(5, 4))
     torch.testing.assert_close(
-        fused(draw(2, 4)), torch.stack([m(draw(2, 4)) for m in own]), rtol=1e-5, atol=1e-6
+        fused(draw(2, 4)), torch.stack([m(draw(2, 4)) for m in modules]), rtol=1e-5, atol=1e-6
     )
 
 

@@ -1,4 +1,4 @@
-"""Tests what `widepack.fuse` refuses, and its messages."""
+"""Tests the calls that `widepack.fuse` refuses, and their messages."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from widepack.fused import captures as fused_captures
 from widepack.fused.programs import capture_member
 
 
-def test_all_differences_of_architecture_stand_in_one_error() -> None:
-    own = members(Mlp, 4)
-    own[1] = Mlp(width=7).eval()
-    own[2].layers[2] = nn.ReLU()
-    own[2].layers[0].bias.requires_grad_(False)
-    own[3] = own[3].double()
-    own[3].layers[3].train()
-    own[3].layers[3].extra = nn.Identity()
+def test_one_error_names_all_differences_of_architecture() -> None:
+    modules = members(Mlp, 4)
+    modules[1] = Mlp(width=7).eval()
+    modules[2].layers[2] = nn.ReLU()
+    modules[2].layers[0].bias.requires_grad_(False)
+    modules[3] = modules[3].double()
+    modules[3].layers[3].train()
+    modules[3].layers[3].extra = nn.Identity()
     with pytest.raises(MemberMismatch) as e:
-        widepack.fuse(own, draw(5, 4))
-    for said in (
+        widepack.fuse(modules, draw(5, 4))
+    for message in (
         "the members differ from member 0: (1) member 1: layers.0.weight is float32[7, "
         "4] on cpu, in member 0 float32[6, 4] on cpu; (2) member 1: layers.0.bias is",
         "member 2: layers.2 is a torch.nn.modules.activation.ReLU, in member 0 a "
@@ -38,26 +38,28 @@ def test_all_differences_of_architecture_stand_in_one_error() -> None:
         "member 3: layers.3.bias is float64[3] on cpu, in member 0 float32[3] on cpu. "
         "Members of one module differ in the values of their weights only",
     ):
-        assert said in str(e.value)
+        assert message in str(e.value)
 
 
 def test_ties_are_compared() -> None:
-    own = [nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)).eval() for _ in range(2)]
-    own[1][1].weight = own[1][0].weight
+    modules = [
+        nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)).eval() for _ in range(2)
+    ]
+    modules[1][1].weight = modules[1][0].weight
     with pytest.raises(
         MemberMismatch,
         match=r"member 1: 1.weight is the same tensor as 0.weight, in member 0 a tensor of its own",
     ):
-        widepack.fuse(own, draw(2, 3))
+        widepack.fuse(modules, draw(2, 3))
 
 
 def test_constants_that_make_another_program_are_refused_and_others_are_not() -> None:
-    own = members(lambda: nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.GELU()), 4)
-    own[1].note = "the second"
-    own[2][1].eps = 1e-3
-    own[3][2].approximate = "tanh"
+    modules = members(lambda: nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.GELU()), 4)
+    modules[1].note = "the second"
+    modules[2][1].eps = 1e-3
+    modules[3][2].approximate = "tanh"
     with pytest.raises(MemberMismatch) as e:
-        widepack.fuse(own, draw(5, 4))
+        widepack.fuse(modules, draw(5, 4))
     assert (
         "in eval mode members have other programs than member 0: (1) member 2: aten.layer_norm.default"
         in str(e.value)
@@ -71,7 +73,7 @@ def test_constants_that_make_another_program_are_refused_and_others_are_not() ->
 
 
 class Flagged(nn.Module):
-    """Computes one of two functions, by the answer of `read`."""
+    """Computes one of two functions. `read` selects it."""
 
     def __init__(self, read: Any, **attributes: Any) -> None:
         super().__init__()
@@ -109,15 +111,15 @@ def flag_behind_another(m: Any) -> bool:
 
 def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Returns a list that gets one item for every capture."""
-    made: list[int] = []
+    calls: list[int] = []
     original = capture_member
 
     def counted(*args: Any) -> Any:
-        made.append(len(made))
+        calls.append(len(calls))
         return original(*args)
 
     monkeypatch.setattr(fused_captures, "capture_member", counted)
-    return made
+    return calls
 
 
 @pytest.mark.parametrize(
@@ -136,18 +138,18 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         (flag_behind_another, [{"first": k, "flag": f} for k, f in ((0, 0), (0, 9), (1, 0), (1, 9))], 3),
     ],
 )
-def test_no_value_of_a_flag_gets_through(
+def test_every_differing_flag_is_found(
     read: Any, attributes: list[dict[str, Any]], count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several members with harmless values come first, and answers are not compared."""
-    made = captures(monkeypatch)
-    own = [Flagged(read, **a).eval() for a in attributes]
+    """The flag is found after several members with harmless values, and without a comparison of answers."""
+    captured = captures(monkeypatch)
+    modules = [Flagged(read, **a).eval() for a in attributes]
     with pytest.raises(
         MemberMismatch,
-        match=rf"other programs than member 0: \(1\) member {len(own) - 1}: .*flag: .* 9 in member",
+        match=rf"other programs than member 0: \(1\) member {len(modules) - 1}: .*flag: .* 9 in member",
     ):
-        widepack.fuse(own, draw(5, 4), validate=False)
-    assert len(made) == count
+        widepack.fuse(modules, draw(5, 4), validate=False)
+    assert len(captured) == count
 
 
 class Hidden(nn.Module):
@@ -169,55 +171,57 @@ def hooked(flag: float) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (Hidden, r"hidden.0.0.beta: 1.0 in member 0, 9.0 in member 2"),
         (hooked, r"0._forward_hooks.0.flag: 1.0 in member 0, 9.0 in member 2"),
     ],
 )
-def test_modules_that_are_no_parts_and_hooks_are_seen(make: Any, said: str) -> None:
-    with pytest.raises(MemberMismatch, match=rf"\(1\) member 2: .*{said}"):
+def test_modules_in_plain_attributes_and_hooks_are_compared(make: Any, message: str) -> None:
+    with pytest.raises(MemberMismatch, match=rf"\(1\) member 2: .*{message}"):
         widepack.fuse([make(1.0).eval(), make(1.0).eval(), make(9.0).eval()], draw(5, 4), validate=False)
 
 
-def test_what_is_not_read_costs_no_capture(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = captures(monkeypatch)
-    own = [Flagged(flag_of, flag=min(k, 1), name=f"fold {k}", seed=k, notes={"lr": k / 10}) for k in range(8)]
+def test_attributes_that_are_not_read_need_no_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured = captures(monkeypatch)
+    modules = [
+        Flagged(flag_of, flag=min(k, 1), name=f"fold {k}", seed=k, notes={"lr": k / 10}) for k in range(8)
+    ]
     before = nn.Module.__getattribute__
-    widepack.fuse(own, draw(5, 4), validate=False)
-    assert len(made) == 2  # one for each flag
+    widepack.fuse(modules, draw(5, 4), validate=False)
+    assert len(captured) == 2  # one for each flag
     assert nn.Module.__getattribute__ is before
 
 
-def test_all_attributes_that_differ_are_told() -> None:
-    own = [
+def test_all_attributes_that_differ_are_named() -> None:
+    modules = [
         Flagged(flag_of, flag=9 * k, **{f"a{j}": f"{k} " + "x" * 250 for j in range(12)}) for k in range(2)
     ]
     with pytest.raises(MemberMismatch) as e:
-        widepack.fuse(own, draw(5, 4), validate=False)
+        widepack.fuse(modules, draw(5, 4), validate=False)
     for j in range(12):
         assert f"a{j}: '0 {'x' * 250}' in member 0, '1 {'x' * 250}' in member 1" in str(e.value)
     assert " more" not in str(e.value)
 
 
-def test_what_holds_for_several_members_is_said_once() -> None:
-    own = members(Mlp, 60)
+def test_a_difference_of_several_members_is_reported_once() -> None:
+    modules = members(Mlp, 60)
     for k in (*range(3, 50), 52, 59):
-        own[k].layers[1].eps = 1e-3
+        modules[k].layers[1].eps = 1e-3
     with pytest.raises(MemberMismatch) as e:
-        widepack.fuse(own, draw(5, 4))
+        widepack.fuse(modules, draw(5, 4))
     assert "member 0: (1) members 3-49, 52, 59: aten.layer_norm.default" in str(e.value)
     assert "layers.1.eps: 1e-05 in member 0, 0.001 in member 3. Members" in str(e.value)
-    own[4:6] = own[58:60] = [Mlp(width=7).eval(), Mlp(width=7).eval()]
+    modules[4:6] = modules[58:60] = [Mlp(width=7).eval(), Mlp(width=7).eval()]
     with pytest.raises(MemberMismatch) as e:
-        widepack.fuse(own, draw(5, 4))
+        widepack.fuse(modules, draw(5, 4))
     assert (
         "from member 0: (1) members 4-5, 58-59: layers.0.weight is float32[7, 4] on cpu, "
         "in member 0 float32[6, 4] on cpu; (2) members 4-5," in str(e.value)
     )
 
 
-def test_a_constant_of_train_mode_is_refused_there() -> None:
+def test_a_constant_that_differs_in_train_mode_is_refused_in_train_mode() -> None:
     chances = iter((0.1, 0.2))
     fused = widepack.fuse(
         members(lambda: nn.Sequential(nn.Linear(4, 3), nn.Dropout(next(chances))), 2),
@@ -232,7 +236,7 @@ def test_a_constant_of_train_mode_is_refused_there() -> None:
         fused.train()(draw(5, 4))
 
 
-def test_calls_are_held_to_the_sample() -> None:
+def test_calls_must_agree_with_the_sample() -> None:
     fused = widepack.fuse(members(Mlp), draw(5, 4), validate=False)
     with pytest.raises(
         InputError, match=r"input x has 5 at axis 1, \[2, 5\]; the model takes 4 there, float32\[B,4\]"
@@ -245,15 +249,15 @@ def test_calls_are_held_to_the_sample() -> None:
 
 
 @pytest.mark.parametrize(
-    ("models", "said"),
+    ("models", "message"),
     [
         ([], "models is not a list of modules"),
         (Mlp, "models is not a list of modules"),
         ([Mlp, Mlp], "models is not a list of modules"),
     ],
 )
-def test_what_is_no_list_of_modules(models: Any, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_arguments_that_are_not_lists_of_modules_are_refused(models: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         widepack.fuse(models, draw(5, 4))
 
 
@@ -270,15 +274,15 @@ def test_lazy_modules_and_shares() -> None:
         widepack.fuse(members(Mlp), draw(5, 4), strategy="widest")
 
 
-def test_members_that_differ_in_what_no_attribute_tells() -> None:
-    """The members differ in a number in a closure, which only their answers show."""
-    made = iter((1.0, 2.0))
+def test_members_that_differ_outside_of_attributes_are_refused() -> None:
+    """The members differ in a number in a closure. Only their answers show it."""
+    factors = iter((1.0, 2.0))
 
     class Scaled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.layer = nn.Linear(4, 3)
-            scales[id(self)] = next(made)
+            scales[id(self)] = next(factors)
 
         def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
             copy = nn.Module.__new__(type(self))
@@ -301,7 +305,7 @@ def test_members_that_differ_in_what_no_attribute_tells() -> None:
         widepack.fuse([Scaled().eval(), Scaled().eval()], draw(5, 4))
 
 
-def test_a_gradient_of_the_members_own_is_refused() -> None:
+def test_a_custom_gradient_is_refused() -> None:
     class Sign(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -355,7 +359,7 @@ def test_a_program_that_draws_is_compared_too() -> None:
         widepack.fuse([m.train() for m in members(Adversary)], draw(5, 4))
 
 
-def test_draws_of_another_source_are_found() -> None:
+def test_random_numbers_of_another_source_are_found() -> None:
     class Jitter(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -377,12 +381,14 @@ def test_draws_of_another_source_are_found() -> None:
         widepack.fuse([m.train() for m in members(Jitter)], draw(5, 4))
 
 
-def test_a_mode_is_said_once_and_hides_no_constant() -> None:
-    own = members(lambda: nn.Sequential(nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3)), nn.Dropout(0.1)), 3)
-    own[1].train()[0][1].eps = 1e-3
-    own[2][0].train()
+def test_a_mode_is_reported_once_and_hides_no_constant() -> None:
+    modules = members(
+        lambda: nn.Sequential(nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3)), nn.Dropout(0.1)), 3
+    )
+    modules[1].train()[0][1].eps = 1e-3
+    modules[2][0].train()
     with pytest.raises(MemberMismatch) as e:
-        widepack.fuse(own, draw(5, 4))
+        widepack.fuse(modules, draw(5, 4))
     assert (
         "(1) member 1: it is in train mode, in member 0 in eval mode; (2) member 1: "
         "0.1.eps is 0.001, in member 0 1e-05; (3) member 2: 0 is in" in str(e.value)
@@ -390,25 +396,25 @@ def test_a_mode_is_said_once_and_hides_no_constant() -> None:
     assert "(4)" not in str(e.value)
 
 
-def test_lines_in_train_mode_are_the_members_own() -> None:
-    own = members(lambda: nn.Sequential(nn.BatchNorm1d(4), nn.LayerNorm(4)), 2)
-    own[1][1].eps = 1e-3
+def test_lines_in_train_mode_are_those_of_the_members() -> None:
+    modules = members(lambda: nn.Sequential(nn.BatchNorm1d(4), nn.LayerNorm(4)), 2)
+    modules[1][1].eps = 1e-3
     with pytest.raises(
         MemberMismatch, match=r"aten.layer_norm.default \(normalization.py:\d+ in forward\) has 0.001 in it"
     ):
-        widepack.fuse([m.train() for m in own], draw(5, 4))
+        widepack.fuse([m.train() for m in modules], draw(5, 4))
 
 
 @pytest.mark.parametrize("mode", [False, True])
 def test_a_flag_that_changes_no_answer_is_accepted(mode: bool) -> None:
     flags = iter((False, True))
-    own = members(
+    modules = members(
         lambda: nn.Sequential(
             nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(next(flags)), nn.Flatten(), nn.Linear(64, 2)
         ).train(mode),
         2,
     )
-    assert len(widepack.fuse([m.train(mode) for m in own], draw(4, 3, 6, 6))) == 2
+    assert len(widepack.fuse([m.train(mode) for m in modules], draw(4, 3, 6, 6))) == 2
 
 
 def test_a_class_that_was_defined_twice() -> None:
@@ -425,7 +431,7 @@ def test_a_class_that_was_defined_twice() -> None:
         widepack.fuse([again(), again()], draw(5, 4))
 
 
-def test_names_and_numbers_that_are_not_there() -> None:
+def test_names_and_numbers_that_do_not_exist_are_refused() -> None:
     with pytest.raises(UsageError, match="dynamic names input, which forward does not take; it takes x"):
         widepack.fuse(members(Mlp), draw(5, 4), dynamic={"input": {0: "B"}})
     fused = widepack.fuse(members(Mlp), draw(5, 4), validate=False)
@@ -437,17 +443,17 @@ def test_names_and_numbers_that_are_not_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "said"),
+    ("option", "message"),
     [({"max_norm": 1.0}, "has max_norm=1.0: torch writes"), ({"sparse": True}, "has sparse gradients")],
 )
-def test_embeddings_that_cannot_be_trained_fused(option: dict[str, Any], said: str) -> None:
-    own = members(lambda: nn.Sequential(nn.Embedding(11, 4, **option), nn.Linear(4, 3)))
+def test_embeddings_that_cannot_be_trained_fused(option: dict[str, Any], message: str) -> None:
+    modules = members(lambda: nn.Sequential(nn.Embedding(11, 4, **option), nn.Linear(4, 3)))
     x = torch.arange(8).reshape(4, 2)
-    fused = widepack.fuse(own, x)
+    fused = widepack.fuse(modules, x)
     with torch.no_grad():
-        torch.testing.assert_close(fused(x), torch.stack([m(x) for m in own]), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(fused(x), torch.stack([m(x) for m in modules]), rtol=1e-5, atol=1e-6)
     for mode in (False, True):
-        with pytest.raises(UsageError, match=rf"0 \(Embedding\) {said}"):
+        with pytest.raises(UsageError, match=rf"0 \(Embedding\) {message}"):
             fused.train(mode)(x)
     fused.eval().get_parameter("0.weight").requires_grad_(False)
     torch.autograd.backward(fused(x).sum())

@@ -15,7 +15,7 @@ P = 0.4
 
 
 class Drops(nn.Module):
-    """Its answer is 0 where a value was dropped."""
+    """Returns 0 where dropout dropped a value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,17 +27,17 @@ class Drops(nn.Module):
 
 
 @pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
-def test_members_are_dropped_in_the_same_places_where_it_is_asked_for(train: bool) -> None:
-    own, x = members(Drops), torch.randn(8, 4)
-    for member in own:
+def test_members_drop_the_same_values_with_strategy_shared(train: bool) -> None:
+    modules, x = members(Drops), torch.randn(8, 4)
+    for member in modules:
         member.train(train)
     dropout = "off" if train else "on"
-    together = widepack.fuse(own, x, strategy="shared", dropout=dropout)
-    apart = widepack.fuse(own, x, dropout=dropout, validate=False)
+    together = widepack.fuse(modules, x, strategy="shared", dropout=dropout)
+    apart = widepack.fuse(modules, x, dropout=dropout, validate=False)
     torch.manual_seed(0)
     with torch.no_grad():
         y, again, other = together(x), together(x), apart(x)
-        kept = torch.stack([member.linear(x) for member in own]) / (1 - P)
+        kept = torch.stack([member.linear(x) for member in modules]) / (1 - P)
     gone = y == 0
     assert torch.equal(gone[0], gone[1]) and torch.equal(gone[1], gone[2])
     assert float(gone[0].double().mean()) == pytest.approx(P, abs=0.08)
@@ -47,8 +47,8 @@ def test_members_are_dropped_in_the_same_places_where_it_is_asked_for(train: boo
 
 
 def test_gradients_pass_where_nothing_was_dropped() -> None:
-    own, x = members(Drops), torch.randn(8, 4)
-    fused = widepack.fuse([member.train() for member in own], x, strategy="shared")
+    modules, x = members(Drops), torch.randn(8, 4)
+    fused = widepack.fuse([member.train() for member in modules], x, strategy="shared")
     y = fused(x)
     torch.autograd.backward(y.sum())
     passed = (y.detach()[0] != 0).float() / (1 - P)  # [B, O], the same for all
@@ -57,14 +57,14 @@ def test_gradients_pass_where_nothing_was_dropped() -> None:
         torch.testing.assert_close(fused.get_parameter("linear.weight").grad[i], passed.T @ x)  # type: ignore[index]
 
 
-def test_passes_of_one_model_are_one_pass_then() -> None:
+def test_passes_of_one_model_are_equal_with_strategy_shared() -> None:
     model, x = members(Drops)[0], torch.randn(8, 4)
     with torch.no_grad():
         y = widepack.fuse(model, x, n=4, dropout="on", strategy="shared")(x)
     assert torch.equal(y, y[:1].expand_as(y)) and bool((y == 0).any())
 
 
-def test_dropouts_of_all_kinds_rest_where_they_are_compared() -> None:
+def test_dropout_of_every_kind_is_off_in_comparisons() -> None:
     """The program is compared with the members without dropout, for each kind of dropout."""
     model = nn.Sequential(
         nn.Linear(4, 60),
@@ -75,7 +75,7 @@ def test_dropouts_of_all_kinds_rest_where_they_are_compared() -> None:
         nn.Dropout(P),
         nn.Dropout(1.0),
     )
-    own = [copy.deepcopy(model).train() for _ in range(3)]
+    modules = [copy.deepcopy(model).train() for _ in range(3)]
     x = torch.randn(8, 4)
-    fused = widepack.fuse(own, x, strategy="shared")
+    fused = widepack.fuse(modules, x, strategy="shared")
     assert not fused(x).any()  # the last dropout drops everything

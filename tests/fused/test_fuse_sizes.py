@@ -1,4 +1,4 @@
-"""Tests that a fused module refuses the sizes that its members refuse, or answer in another way."""
+"""Tests that a fused module refuses sizes that its members refuse or for which they take another path."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def test_one_row_is_refused_where_a_norm_of_the_members_trains(dropout: float) -
 
 
 def test_norms_without_statistics_are_of_the_batch_in_eval_mode_too() -> None:
-    own = members(lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False)))
-    fused = widepack.fuse(own, draw(5, 4))
-    close(fused(draw(3, 4)), torch.stack([m(draw(3, 4)) for m in own]), rtol=1e-5, atol=1e-6)
+    modules = members(lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False)))
+    fused = widepack.fuse(modules, draw(5, 4))
+    close(fused(draw(3, 4)), torch.stack([m(draw(3, 4)) for m in modules]), rtol=1e-5, atol=1e-6)
     with pytest.raises(InputError, match=r"B = 1 .*the model holds for 2 <= B"):
         fused(draw(1, 4))
 
@@ -59,10 +59,10 @@ class Squeezed(nn.Module):
         return y
 
 
-def test_a_program_that_is_another_at_one_row_is_kept_for_the_others() -> None:
-    own = members(lambda: Squeezed(0.5))
-    fused = widepack.fuse(own, draw(5, 4))
-    close(fused(draw(2, 4)), torch.stack([m(draw(2, 4)) for m in own]), rtol=1e-5, atol=1e-6)
+def test_a_program_that_differs_at_one_row_runs_for_other_sizes() -> None:
+    modules = members(lambda: Squeezed(0.5))
+    fused = widepack.fuse(modules, draw(5, 4))
+    close(fused(draw(2, 4)), torch.stack([m(draw(2, 4)) for m in modules]), rtol=1e-5, atol=1e-6)
     for mode in (False, True):
         with pytest.raises(InputError, match=r"B = 1 .*the member gives \[\] there, its program \[1\]"):
             fused.train(mode)(draw(1, 4))
@@ -70,11 +70,11 @@ def test_a_program_that_is_another_at_one_row_is_kept_for_the_others() -> None:
 
 
 def test_a_first_call_under_autocast_makes_and_compares_a_plain_program() -> None:
-    own = members(lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)))
+    modules = members(lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)))
     x = draw(5, 4)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        fused = widepack.fuse(own, x)
-        y, right = fused(x), torch.stack([m(x) for m in own])
+        fused = widepack.fuse(modules, x)
+        y, right = fused(x), torch.stack([m(x) for m in modules])
         assert fused.train()(x).dtype == y.dtype == right.dtype == torch.bfloat16
     close(y, right, rtol=2e-2, atol=2e-2)
-    close(fused(x), torch.stack([m(x) for m in own]), rtol=1e-5, atol=1e-6)
+    close(fused(x), torch.stack([m(x) for m in modules]), rtol=1e-5, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Tests twenty steps of fused training against each member trained alone."""
+"""Compares twenty steps of fused training with the training of each member alone."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ CASES: dict[str, tuple[Optimizer, torch.dtype, float]] = {
 }
 
 
-def check(own: list[Any], sample: Tensor, data: list[tuple[Tensor, Tensor]], name: str) -> None:
+def check(modules: list[Any], sample: Tensor, data: list[tuple[Tensor, Tensor]], name: str) -> None:
     optimizer, _, bound = CASES[name]
-    fused = widepack.fuse([m.train() for m in own], sample, validate=False)
-    alone = copies(own)
+    fused = widepack.fuse([m.train() for m in modules], sample, validate=False)
+    alone = copies(modules)
     train(alone, optimizer, data)
     train_fused(fused, optimizer, data)
     for key, value in stacked(alone).items():
-        moved = (value - stacked(own)[key]).abs().max()
+        moved = (value - stacked(modules)[key]).abs().max()
         assert moved > 10 * bound, key
         assert (fused.state_dict()[key] - value).abs().max() <= bound * max(1.0, float(value.abs().max())), (
             key
@@ -92,28 +92,28 @@ def test_a_transformer(name: str) -> None:
 
 
 def test_a_batch_norm_without_momentum_keeps_the_mean_of_all_batches() -> None:
-    own = members(
+    modules = members(
         lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, momentum=None)), dtype=torch.float64
     )
-    fused = widepack.fuse([m.train() for m in own], draw(5, 4, dtype=torch.float64))
+    fused = widepack.fuse([m.train() for m in modules], draw(5, 4, dtype=torch.float64))
     for step in range(3):
         xs = draw(3, 6 + step, 4, seed=step, dtype=torch.float64)
         torch.testing.assert_close(
-            fused.each(xs), torch.stack([m(x) for m, x in zip(own, xs)]), rtol=1e-12, atol=1e-12
+            fused.each(xs), torch.stack([m(x) for m, x in zip(modules, xs)]), rtol=1e-12, atol=1e-12
         )
-    for name, value in stacked(own).items():
+    for name, value in stacked(modules).items():
         torch.testing.assert_close(fused.state_dict()[name], value, rtol=1e-12, atol=1e-12)
 
 
 def test_a_compiled_fused_module_is_the_fused_module() -> None:
     """The first call makes and compares a program."""
-    own, x = members(Cnn), draw(4, 3, 8, 8)
-    fused = widepack.fuse(own, x)
+    modules, x = members(Cnn), draw(4, 3, 8, 8)
+    fused = widepack.fuse(modules, x)
     compiled = torch.compile(fused, backend="eager")
     for mode in (False, True):
         fused.train(mode)
-        right = torch.stack([m.train(mode)(x) for m in own])
+        right = torch.stack([m.train(mode)(x) for m in modules])
         torch.testing.assert_close(compiled(x), right, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(
-        fused.norm1.running_mean, torch.stack([m.norm1.running_mean for m in own]), rtol=1e-5, atol=1e-6
+        fused.norm1.running_mean, torch.stack([m.norm1.running_mean for m in modules]), rtol=1e-5, atol=1e-6
     )

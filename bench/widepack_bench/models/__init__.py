@@ -1,5 +1,4 @@
-"""Reference networks of the suite, written plainly: what a person would write, in the sizes of the suite's
-rows.
+"""Reference networks of the suite, written in plain PyTorch, in the sizes of the rows of the suite.
 
 Every file has factories that `widepack build --model widepack_bench.models.<file>:<factory>` takes. Weights
 are random (`weights.py`): nothing is trained.
@@ -7,12 +6,12 @@ are random (`weights.py`): nothing is trained.
 | file | what it does |
 |---|---|
 | `blocks.py` | Reference blocks by name: what `widepack trace -m NAME` shows |
-| `conv.py` | Convolutional networks that are no residual ones: a U-Net (Ronneberger et al |
-| `embedders.py` | Parts of diffusion transformers that are no blocks: an embedder, norms |
-| `flux.py` | Blocks of diffusion transformers in the manner of FLUX.1 (Black Forest Labs 2024) |
+| `conv.py` | Convolutional networks without residuals: a U-Net, a small net over images, a 1-D CNN |
+| `embedders.py` | Parts of diffusion transformers outside the blocks: an embedder, norms, attention |
+| `flux.py` | Blocks of diffusion transformers like those of FLUX.1 and SD3 |
 | `mlp.py` | Multilayer perceptrons |
-| `recurrent.py` | Recurrent networks over sequences: LSTM, GRU and a plain RNN, each |
-| `resnet.py` | Residual networks (He et al |
-| `transformer.py` | Transformers: a vision transformer (Dosovitskiy et al |
+| `recurrent.py` | Recurrent networks over sequences: LSTM, GRU and a plain RNN |
+| `resnet.py` | Residual networks: one block, ResNet-18, ResNet-50 |
+| `transformer.py` | Transformers: a vision transformer, BERT, FT-Transformer |
 | `weights.py` | Random weights and statistics for members |
 """

@@ -1,7 +1,7 @@
-"""Reference blocks by name: what `widepack trace -m NAME` shows, and what the benchmark and the self-test of
-blocks run.
+"""Reference blocks by name: `widepack trace -m NAME` shows them, and the benchmark and the self-test of
+blocks run them.
 
-Importing this file imports no torch: a list of the blocks costs nothing.
+This file does not import torch, so that a list of the blocks is fast.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ MODELS = "widepack_bench.models"
 
 @dataclass(frozen=True, slots=True)
 class BlockSpec:
-    """factory: `file:function` among the models. inputs: specs as `--input` takes them, with `B` for the
-    batch. doc: one line for a person.
+    """factory: `file:function` among the models. inputs: specs in the form of `--input`, with `B` for the
+    batch. doc: one line that describes the block.
     """
 
     factory: str
@@ -29,12 +29,12 @@ class BlockSpec:
 
     @property
     def model(self) -> str:
-        """The factory as `--model` takes it."""
+        """Returns the factory in the form of `--model`."""
         return f"{MODELS}.{self.factory}"
 
     @property
     def make(self) -> Callable[[], nn.Module]:
-        """The factory: each call gives a block with fresh weights."""
+        """Returns the factory. Each call makes a block with fresh weights."""
         file, _, function = self.model.partition(":")
         return cast("Callable[[], nn.Module]", getattr(import_module(file), function))
 

@@ -1,5 +1,5 @@
-"""Convolutional networks that are no residual ones: a U-Net (Ronneberger et al. 2015), a small net over
-images, a 1-D CNN over signals.
+"""Convolutional networks without residuals: a U-Net (Ronneberger et al. 2015), a small net over images, a 1-D
+CNN over signals.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def double(inputs: int, outputs: int) -> nn.Module:
 
 
 class UNet(nn.Module):
-    """Four levels down and up again, with connections across; image sizes are multiples of 8."""
+    """A U-Net with four levels and skip connections. Image sizes are multiples of 8."""
 
     def __init__(self, inputs: int, width: int, classes: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def unet(inputs: int = 3, width: int = 64, classes: int = 2) -> nn.Module:
 
 
 def small(inputs: int = 3, width: int = 32, classes: int = 10) -> nn.Module:
-    """Three convolutions with norms, each followed by a pooling, as tutorials have them: [B, inputs, H, W] ->
+    """Three convolutions with norms, each followed by pooling, as in tutorials: [B, inputs, H, W] ->
     [B, classes].
     """
     layers: list[nn.Module] = []

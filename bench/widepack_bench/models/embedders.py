@@ -1,8 +1,8 @@
-"""Parts of diffusion transformers that are no blocks: an embedder, norms that a vector scales and shifts,
+"""Parts of diffusion transformers outside the blocks: an embedder, norms that a vector scales and shifts,
 rotary positions, attention over another sequence.
 
-Perceptron embedder and rotary positions as in FLUX.1 (Black Forest Labs 2024), adaptive norms from DiT
-(Peebles and Xie 2023), rotary positions from Su et al. 2021.
+The embedder and the rotary positions are those of FLUX.1 (Black Forest Labs 2024). The adaptive norms are
+from DiT (Peebles and Xie 2023), the rotary positions from Su et al. 2021.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 
 
 class MLPEmbedder(nn.Module):
-    """silu(x W1 + b1) W2 + b2: a vector (of a time step, of pooled text) as a vector of the model's width."""
+    """silu(x W1 + b1) W2 + b2: maps a vector (of a time step or pooled text) to the width of the model."""
 
     def __init__(self, inputs: int, dim: int) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class MLPEmbedder(nn.Module):
 
 
 class AdaLayerNormZeroSingle(nn.Module):
-    """A norm without parameters, whose scale, shift and gate a vector gives."""
+    """A norm without parameters. A vector determines its scale, shift and gate."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -38,8 +38,8 @@ class AdaLayerNormZeroSingle(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Angles of positions of several axes (of an image: frame, row, column), each with its part of a head's
-    dims, as cos and sin. The highest frequency is 1, the lowest 1 / base.
+    """Returns cos and sin of the angles of positions on several axes (of an image: frame, row, column). Each
+    axis has a part of the dims of a head. The highest frequency is 1, the lowest 1 / base.
     """
 
     frequencies: Tensor
@@ -57,7 +57,7 @@ class Rotary(nn.Module):
 
 
 def rotate(x: Tensor, rope: Tensor) -> Tensor:
-    """Each pair of dims of `x` `[B, H, T, D]` turned by its angle. rope: `[B or 1, 1, T, D/2, 2]`, cos and
+    """Rotates each pair of dims of `x` `[B, H, T, D]` by its angle. rope: `[B or 1, 1, T, D/2, 2]`, cos and
     sin.
     """
     pairs = x.unflatten(-1, (-1, 2))  # type: ignore[no-untyped-call]
@@ -67,7 +67,7 @@ def rotate(x: Tensor, rope: Tensor) -> Tensor:
 
 
 class RotaryHeads(nn.Module):
-    """A linear layer into heads, each turned by its token's position."""
+    """A linear layer into heads. Each head is rotated by the position of the token."""
 
     def __init__(self, dim: int, heads: int, axes: tuple[int, ...]) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class RotaryHeads(nn.Module):
 
 
 class MultiheadCrossAttention(nn.Module):
-    """Attention of one sequence over another of another width."""
+    """Attention of one sequence over another sequence of a different width."""
 
     def __init__(self, dim: int, context: int, heads: int) -> None:
         super().__init__()

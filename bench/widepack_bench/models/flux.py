@@ -1,10 +1,10 @@
-"""Blocks of diffusion transformers in the manner of FLUX.1 (Black Forest Labs 2024) and SD3 (Esser et al.
-2024): two streams (image, text) that meet in one attention.
+"""Blocks of diffusion transformers like those of FLUX.1 (Black Forest Labs 2024) and SD3 (Esser et al. 2024).
+Two streams (image, text) share one attention.
 
     x: image tokens [B, T, dim]    text: [B, S, dim]    vector: [B, dim], of time step and pooled text
         rope: cos and sin [B, 1, tokens, head/2, 2], text first
 
-Queries and keys are normed by head (RMS) before they are turned by their positions.
+Queries and keys of each head are normalized (RMS) before they are rotated by their positions.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from .embedders import rotate
 
 
 class QKV(nn.Module):
-    """Queries, keys and values of all heads, queries and keys normed: [B, T, dim] -> three times [B, H, T,
-    head].
+    """Computes queries, keys and values of all heads, with normalized queries and keys: [B, T, dim] -> three
+    times [B, H, T, head].
     """
 
     def __init__(self, dim: int, heads: int) -> None:
@@ -33,14 +33,14 @@ class QKV(nn.Module):
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, rope: Tensor | None) -> Tensor:
-    """Attention over turned queries and keys: [B, H, T, head] -> [B, T, dim]."""
+    """Computes attention over rotated queries and keys: [B, H, T, head] -> [B, T, dim]."""
     if rope is not None:
         query, key = rotate(query, rope), rotate(key, rope)
     return scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
 
 
 class MLPBlock(nn.Module):
-    """A perceptron of four times the width between its norm and its residual."""
+    """A norm, a perceptron of four times the width, and a residual."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class MLPBlock(nn.Module):
 
 
 class AttentionBlock(nn.Module):
-    """Self-attention with normed queries and keys, between its norm and its residual."""
+    """A norm, self-attention with normalized queries and keys, and a residual."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class AttentionBlock(nn.Module):
 
 
 class JointAttention(nn.Module):
-    """Both streams in one attention, each with projections of its own; text comes first."""
+    """One attention over both streams. Each stream has separate projections; text comes first."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class JointAttention(nn.Module):
 
 
 class Modulation(nn.Module):
-    """`count` vectors out of one: shifts, scales and gates, [B, dim] -> `count` times [B, 1, dim]."""
+    """Computes `count` shifts, scales and gates from one vector: [B, dim] -> `count` times [B, 1, dim]."""
 
     def __init__(self, dim: int, count: int) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Modulation(nn.Module):
 
 
 class Stream(nn.Module):
-    """What one stream has of its own around the joint attention: modulation, norms, perceptron."""
+    """The parts of one stream around the joint attention: modulation, norms, perceptron."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class Stream(nn.Module):
 
 
 class DoubleStream(nn.Module):
-    """Two streams, each modulated by the vector, that meet in one attention."""
+    """Two streams, each modulated by the vector, with one joint attention."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class DoubleStream(nn.Module):
         return self._close(self.image, x, y, own[0]), self._close(self.text, text, y_text, own[1])
 
     def _close(self, stream: Stream, x: Tensor, y: Tensor, own: tuple[Tensor, ...]) -> Tensor:
-        """Residuals, gated, and the perceptron."""
+        """Applies the gated residuals and the perceptron."""
         x = x + own[2] * y
         inner = stream.second(x) * (1 + own[4]) + own[3]
         y = x + own[5] * stream.down(gelu(stream.up(inner), approximate="tanh"))
@@ -129,7 +129,7 @@ class DoubleStream(nn.Module):
 
 
 class SingleStream(nn.Module):
-    """Attention and perceptron side by side out of one linear layer and into another, gated."""
+    """One linear layer into parallel attention and perceptron, one linear layer out of both, and a gate."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class Recurrent(nn.Module):
-    """kind: nn.LSTM, nn.GRU or nn.RNN."""
+    """A recurrent network and a classifier. kind: nn.LSTM, nn.GRU or nn.RNN."""
 
     def __init__(
         self, kind: type[nn.LSTM | nn.GRU | nn.RNN], inputs: int, width: int, layers: int, classes: int

@@ -7,14 +7,14 @@ from torch import Tensor, nn
 
 
 def conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Module:
-    """A convolution that keeps the size (over the stride), and its norm."""
+    """A convolution that changes the size only by its stride, and a norm."""
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(outputs)
     )
 
 
 class Residual(nn.Module):
-    """relu(branch(x) + shortcut(x)); the shortcut is a projection where size or channels change."""
+    """relu(branch(x) + shortcut(x)); the shortcut is a projection if the size or the channels change."""
 
     def __init__(self, branch: nn.Module, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ def basic(inputs: int, width: int, stride: int = 1) -> nn.Module:
 
 
 def bottleneck(inputs: int, width: int, stride: int = 1) -> nn.Module:
-    """1x1, 3x3, 1x1 with four times as many channels."""
+    """Three convolutions: 1x1, 3x3, and 1x1 with four times as many channels."""
     branch = nn.Sequential(
         conv(inputs, width, 1), nn.ReLU(), conv(width, width, 3, stride), nn.ReLU(), conv(width, 4 * width, 1)
     )

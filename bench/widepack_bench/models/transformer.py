@@ -10,7 +10,7 @@ from torch.nn.functional import gelu, scaled_dot_product_attention
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention with a linear layer each for query, key and value."""
+    """Multi-head self-attention with one linear layer each for query, key and value."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -27,8 +27,8 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a two-layer perceptron, both residual. early: norms before them (ViT, FT-Transformer),
-    else behind (BERT).
+    """Attention and a two-layer perceptron, both residual. early: the norms come first (ViT,
+    FT-Transformer), else last (BERT).
     """
 
     def __init__(self, dim: int, heads: int, hidden: int, early: bool) -> None:
@@ -50,7 +50,7 @@ class Block(nn.Module):
 
 
 class ViT(nn.Module):
-    """Patches, a class token, positions, blocks, classifier."""
+    """A vision transformer: patches, a class token, positions, blocks, classifier."""
 
     def __init__(self, image: int, patch: int, dim: int, depth: int, heads: int, classes: int) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class Classifier(nn.Module):
 
 
 class FT(nn.Module):
-    """Each number of a row becomes a token of its own; blocks; a classifier over the class token."""
+    """An FT-Transformer: one token for each number of a row, blocks, a classifier over the class token."""
 
     def __init__(self, features: int, dim: int, depth: int, heads: int, classes: int) -> None:
         super().__init__()
@@ -140,5 +140,5 @@ def ft(features: int = 32, dim: int = 192, depth: int = 3, heads: int = 8, class
 
 
 def block(dim: int = 64, heads: int = 4) -> nn.Module:
-    """One block with norms before its parts: [B, T, dim] -> the same."""
+    """Returns one block with norms before its parts: [B, T, dim] -> the same."""
     return Block(dim, heads, 4 * dim, True)

@@ -14,7 +14,7 @@ State = dict[str, Tensor]
 def states(
     factory: Callable[[], nn.Module], members: int, shared: Callable[[str], bool] = lambda name: False
 ) -> Iterator[State]:
-    """Each member's state dict. shared: of which names all members have the first one's values."""
+    """Returns the state dict of each member. shared: names of weights that all members share."""
     first: State = {}
     for i in range(members):
         with torch.random.fork_rng(devices=[]):
@@ -28,7 +28,7 @@ def states(
 
 
 def _statistics(part: nn.Module) -> None:
-    """Norms as after training: scales, shifts, means and variances of their own."""
+    """Draws different scales, shifts, means and variances for each norm, as training does."""
     if isinstance(part, (_BatchNorm, nn.LayerNorm, nn.RMSNorm)):
         for tensor, low, high in ((part.weight, 0.5, 1.5), (getattr(part, "bias", None), -0.2, 0.2)):
             if tensor is not None:

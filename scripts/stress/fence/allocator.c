@@ -1,12 +1,12 @@
-/* Places every allocation of torch beside a page that no one may touch.
+/* Places every allocation of torch next to a page without access.
  *
  *   cc -O2 -shared -fPIC -o fence.so fence.c -ldl
  *   LD_PRELOAD=./fence.so FENCE_ALIGN=16 python ...
  *
- * torch and oneDNN allocate tensors with posix_memalign. After fence_enable(1) each such allocation has its
- * own pages: it ends (or, for every second one, begins) at the border of a page without access. A kernel that
- * reads or writes one byte too far ends with SIGSEGV instead of reading the memory of another value. Freed
- * pages lose their access too, and their addresses are never used again.
+ * torch and oneDNN allocate tensors with posix_memalign. After fence_enable(1) each such allocation has
+ * separate pages: it ends (or, for every second one, begins) at the border of a page without access. A kernel
+ * that reads or writes one byte too far ends with SIGSEGV instead of reading the memory of another value.
+ * Freed pages also lose their access, and their addresses are never used again.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -18,7 +18,7 @@
 #include <sys/mman.h>
 
 #define PAGE 4096UL
-#define REGION (1UL << 40)      /* bytes of addresses; memory is only used where access is given */
+#define REGION (1UL << 40)      /* bytes of addresses; only accessible pages use memory */
 #define LARGEST (1UL << 28)     /* larger allocations are not fenced */
 
 static uint8_t *region;

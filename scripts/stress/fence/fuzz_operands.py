@@ -1,15 +1,15 @@
-"""Runs every op of the allow-list with drawn operands, where each tensor ends at a page without access.
+"""Runs every op of the allow-list with random operands. Each tensor ends at a page without access.
 
     python scripts/stress/fence/fuzz_operands.py --cases 130 -o bench/results/fence.json
     python scripts/stress/fence/fuzz_operands.py --ops aten.lstm.input --cases 2000 --seed 7
     python scripts/stress/fence/fuzz_operands.py --ops aten.take.default --case 123
 
-An operand set passes in two ways, as the operands of a node of an untrusted artifact do: through the check
-that precedes a load (`Walk`), and to the function that a bound program calls. A call may have other sizes
-than the load, so the second way does not depend on the first. A set may be refused by a Python exception. It
-may not end the process, read or write outside its tensors, or take more than 20 s.
+An operand set goes two ways, like the operands of a node of an untrusted artifact: through the check before a
+load (`Walk`), and to the function that a bound program calls. A call may have other sizes than the load, so
+the second way does not depend on the first. A Python exception may refuse a set. A set must not end the
+process, read or write outside its tensors, or take more than 20 s.
 
-A case is made from the op, the seed and its number alone: `--case` runs one again in this process.
+A case depends only on the op, the seed and its number. `--case` runs one case again in this process.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def compiled(folder: Path) -> Path:
 def admitted(op: str, args: list[Any], kwargs: dict[str, Any]) -> str:
     """Checks the operands as a load does.
 
-    Returns: `admitted`; `refused`; or `too much` for operands that ask for more memory or work than a load
-    may take, or that no program can have at a call: those are not run.
+    Returns: `admitted`; `refused`; or `too much` for operands that need more memory or work than a load
+    may take, or that no program can have at a call. Operands with `too much` are not run.
     """
     import torch
 
@@ -64,7 +64,7 @@ def admitted(op: str, args: list[Any], kwargs: dict[str, Any]) -> str:
     from widepack_artifacts.program import Node, Output, Program, Ref, Slot
 
     class TooMuch(ArtifactError):
-        """The budget does not allow this."""
+        """The budget does not allow these operands."""
 
     class SmallBudget(Budget):
         def admit(self, said: str, work: float, memory: float) -> None:
@@ -83,7 +83,7 @@ def admitted(op: str, args: list[Any], kwargs: dict[str, Any]) -> str:
 
     named = ops.bind(op, tuple(args), kwargs)
     if any(isinstance(named.get(name), (int, float, str, torch.Tensor)) for name in ops.enumerations(op)):
-        return "too much"  # a number in the place of a dtype is refused whatever it is
+        return "too much"  # any number in the place of a dtype is refused
     node = Node("y", op, tuple(slot(a) for a in args), {k: slot(v) for k, v in kwargs.items()})
     slots = tuple(Slot(f"x{i}", f"x{i}", "shared", "") for i in range(len(values)))
     program = Program((), slots, (node,), (Output(Ref("y"), "shared"),))
@@ -96,7 +96,7 @@ def admitted(op: str, args: list[Any], kwargs: dict[str, Any]) -> str:
     except TooMuch:
         return "too much"
     except ArtifactError as e:
-        # more tensors than a load may make: the number of results is no matter of memory safety
+        # more tensors than a load may make: the number of results does not affect memory safety
         return "too much" if "tensors; at most" in str(e) else "refused"
     return "admitted"
 
@@ -110,7 +110,7 @@ def call(op: str, args: list[Any], kwargs: dict[str, Any], unchecked: bool = Fal
     try:
         with torch.inference_mode():
             (ops.unchecked if unchecked else ops.function)(op)(*args, **kwargs)
-    except Exception as e:  # noqa: BLE001  # each class is a refusal; a bound program gives it a class of widepack
+    except Exception as e:  # noqa: BLE001  # each class is a refusal; a bound program raises an error of widepack instead
         return type(e).__name__
     return "ran"
 
@@ -137,7 +137,7 @@ def work(tasks: str, seed: int, fence: bool, unchecked: bool) -> None:
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    widepack.primitives.find("linear")  # the ops and the samples exist before the fence is on
+    widepack.primitives.find("linear")  # the ops and the samples are created before the fence is on
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if fence:
         assert ctypes.CDLL(os.environ["LD_PRELOAD"]).fence_enable(1) == 0, "no addresses for the fence"
@@ -167,7 +167,7 @@ class Monitor:
         self.outcomes: dict[str, Counter[str]] = {}
 
     def run(self, tasks: list[list[Any]]) -> None:
-        """Runs all tasks `[op, first, last]`. After a crash the rest goes on in another worker."""
+        """Runs all tasks `[op, first, last]`. After a crash, another worker runs the rest."""
         while tasks:
             tasks = self._once(tasks)
 
@@ -175,10 +175,10 @@ class Monitor:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         if self.library is not None:
             environment |= {"LD_PRELOAD": str(self.library)}
-        words = ["--worker", json.dumps(tasks), "--seed", str(self.seed)]
-        words += ([] if self.library else ["--no-fence"]) + (["--unchecked"] if self.unchecked else [])
+        options = ["--worker", json.dumps(tasks), "--seed", str(self.seed)]
+        options += ([] if self.library else ["--no-fence"]) + (["--unchecked"] if self.unchecked else [])
         worker = subprocess.Popen(
-            [sys.executable, str(Path(__file__).resolve()), *words],
+            [sys.executable, str(Path(__file__).resolve()), *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=environment,
@@ -232,7 +232,7 @@ def main() -> None:
     parser.add_argument("--ops", help="names of ops, separated by commas. Default: the whole allow-list")
     parser.add_argument("--cases", type=int, default=130, help="operand sets for each op")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--case", type=int, help="run this case of the op here, without the fence")
+    parser.add_argument("--case", type=int, help="run this case of the op in this process, without the fence")
     parser.add_argument("--unchecked", action="store_true", help="call the ops without their checks")
     parser.add_argument("--no-fence", action="store_true", help="do not compile and load the allocator")
     parser.add_argument("-o", "--out", type=Path, help="a JSON file for the result")

@@ -1,6 +1,6 @@
-"""Draws operands for an op: valid ones from samples, or from the op's schema, and then changes them.
+"""Draws valid operands for an op, from samples or from the schema of the op, and then changes them.
 
-A change is one that a forged program or an unusual call can make: other sizes, ranks, dtypes, strides and
+A forged program or an unusual call can make each of these changes: other sizes, ranks, dtypes, strides and
 values of a tensor, other numbers, other lengths of lists, one argument in the place of another, a weight in
 oneDNN's order in the place of a dense one.
 """
@@ -83,7 +83,7 @@ class Drawn:
 
     Args:
         op: The op's name in programs.
-        seed: Two draws of one op and seed are equal.
+        seed: Two draws with the same op and seed are equal.
     """
 
     def __init__(self, op: str, seed: int) -> None:
@@ -96,7 +96,7 @@ class Drawn:
         """Returns positional and named operands with up to four changes."""
         args, kwargs = self._valid()
         for _ in range(self.random.choice((0, 1, 1, 1, 2, 2, 3, 4))):
-            # a change that the tensor of an earlier change does not allow is left out
+            # skips a change that is not possible after an earlier change
             with contextlib.suppress(RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
                 self._change(args, kwargs)
         return args, kwargs
@@ -165,7 +165,7 @@ class Drawn:
     # ------------------------------------------------------------ changes
 
     def _change(self, args: list[Any], kwargs: dict[str, Any]) -> None:
-        """Changes one operand in its place."""
+        """Changes one operand in place."""
         places: list[tuple[Any, Any]] = [(args, i) for i in range(len(args))] + [(kwargs, k) for k in kwargs]
         if not places:
             return
@@ -293,7 +293,7 @@ def _count(shape: Sequence[int]) -> int:
 
 
 def _refilled(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """Returns a tensor of another shape with the numbers of x, repeated as needed, in memory of its own."""
+    """Returns a tensor of another shape with the numbers of x, repeated as needed, in new memory."""
     count, flat = _count(shape), x.reshape(-1)
     if not flat.numel():
         return torch.zeros(list(shape), dtype=x.dtype)

@@ -1,4 +1,4 @@
-"""Valid operands of ops that have no samples in the registry, and whose schema does not say what is valid."""
+"""Valid operands of ops without samples in the registry whose schema does not define valid operands."""
 
 from __future__ import annotations
 
