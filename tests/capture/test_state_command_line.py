@@ -70,10 +70,13 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert run("build", *paths, "--dry-run", "--config", config).exit_code == 0
 
 
-@pytest.mark.parametrize("pattern", ["shared", "each"])
+@pytest.mark.parametrize("pattern", ["shared", pytest.param("each", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("make", "specs", "state"),
-    [(Cached, ["x=float32[B,8]"], CARRIED), (Cell, ["x=float32[B,8]", "h=float32[B,8]"], ["h=1"])],
+    [
+        (Cached, ["x=float32[B,8]"], CARRIED),
+        pytest.param(Cell, ["x=float32[B,8]", "h=float32[B,8]"], ["h=1"], marks=pytest.mark.slow),
+    ],
 )
 def test_bench_begins_every_call_with_one_state(
     make: Callable[[int], nn.Module], specs: list[str], state: list[str], pattern: str, tmp_path: Path

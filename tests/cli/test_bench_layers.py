@@ -452,6 +452,7 @@ def test_a_plan_of_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch, t
     assert "on aot, but the loaded artifact runs another plan, on eager" in row["error"]
 
 
+@pytest.mark.slow
 def test_a_tuned_artifact_is_of_one_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A plan of another pattern, number of members or machine is measured again.
 

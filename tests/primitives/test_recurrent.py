@@ -266,7 +266,7 @@ CASES = [
 
 @pytest.mark.parametrize(("cell", "name"), CASES)
 @pytest.mark.parametrize("options", [{}, {"first": False, "both": False, "biases": False}])
-@pytest.mark.parametrize("x", ["shared", "stacked"])
+@pytest.mark.parametrize("x", [pytest.param("shared", marks=pytest.mark.slow), "stacked"])
 def test_a_program_gives_each_members_answer(cell: str, name: str, options: dict[str, Any], x: Any) -> None:
     """The program is checked as lowered, after a round trip and as ATen ops, with weights that are computed
     at load or in each call, and at several sizes.

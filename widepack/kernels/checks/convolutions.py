@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from .require import LARGEST, OperandError
 
 
@@ -13,5 +11,5 @@ def convolution(input: Any, weight: Any, bias: Any = None, *numbers: Any, **name
     """Checks stride, padding, dilation, output padding and groups, in the order of the op."""
     for given in (*numbers, *named.values()):
         for value in given if isinstance(given, (list, tuple)) else (given,):
-            if isinstance(value, int) and not isinstance(value, torch.SymInt) and not 0 <= value <= LARGEST:
+            if type(value) is int and not 0 <= value <= LARGEST:  # not bool, and not torch's SymInt
                 raise OperandError(f"a number of the convolution is {value}; 0 to {LARGEST} are possible")
