@@ -125,22 +125,22 @@ def measured(call: Call, graph: Call, seconds: float) -> dict[str, Any]:
         call()
         graph()
     sizes = [max(1, round(BLOCK_S / once(c, 100))) for c in contestants]
-    found: list[tuple[float, ...]] = []
+    rounds: list[tuple[float, ...]] = []
     with without_gc():
         end = time.perf_counter() + seconds
-        while len(found) < 24 or time.perf_counter() < end:
+        while len(rounds) < 24 or time.perf_counter() < end:
             times = [0.0] * 3
-            for place in order(len(found), 3):
+            for place in order(len(rounds), 3):
                 contestants[place]()
                 times[place] = once(contestants[place], sizes[place])
-            found.append(tuple(1e6 * t for t in times))
-    over = median_interval([c - g for c, g, _ in found])
+            rounds.append(tuple(1e6 * t for t in times))
+    over = median_interval([c - g for c, g, _ in rounds])
     return {
-        "call_us": median_interval([c for c, _, _ in found]).to_json(),
-        "graph_us": median_interval([g for _, g, _ in found]).to_json(),
+        "call_us": median_interval([c for c, _, _ in rounds]).to_json(),
+        "graph_us": median_interval([g for _, g, _ in rounds]).to_json(),
         "over_us": over.to_json(),
-        "again_us": median_interval([a - g for _, g, a in found]).to_json(),
-        "rounds": len(found),
+        "again_us": median_interval([a - g for _, g, a in rounds]).to_json(),
+        "rounds": len(rounds),
         "holds": over.high <= GOAL_US,
     }
 
@@ -150,10 +150,10 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path, default=ROOT / "bench/results/call-overhead-cpu.json")
     parser.add_argument("--seconds", type=float, default=10, help="seconds of measurement for each row")
     given = parser.parse_args()
-    made = {}
+    results = {}
     with tempfile.TemporaryDirectory() as folder, quiet(1, pin=True), torch.inference_mode():
         for name, (call, graph) in rows(Path(folder)).items():
-            made[name] = row = measured(call, graph, given.seconds)
+            results[name] = row = measured(call, graph, given.seconds)
             over, again = row["over_us"], row["again_us"]
             print(
                 f"{name}: {over['value']:.1f} us [{over['low']:.1f}, {over['high']:.1f}] beyond "
@@ -165,8 +165,8 @@ def main() -> None:
         "environment": environment("cpu", 1),
         "members": MEMBERS,
         "goal_us": GOAL_US,
-        "rows": made,
-        "holds": made["ens(x)"]["holds"],
+        "rows": results,
+        "holds": results["ens(x)"]["holds"],
     }
     given.out.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 

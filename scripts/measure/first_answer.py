@@ -125,24 +125,23 @@ def main() -> None:
         folder = Path(name)
         artifact, cache, weights = made(folder)
         warm = folder / "warm"
-        for (
-            kind
-        ) in KINDS:  # the first process of each kind fills the caches of bytecode, passed probes and pages
+        # the first process of each kind fills the caches of bytecode, passed probes and pages
+        for kind in KINDS:
             child(kind, artifact, cache, warm, given.threads)
         for number in range(given.rounds):
-            found = {}
+            marks = {}
             for place in order(number, len(KINDS)):
                 kind = KINDS[place]
                 home = folder / f"cold{number}" if kind.endswith("probe") else warm
-                found[kind] = child(kind, artifact, cache, home, given.threads)
-            rounds.append(found)
+                marks[kind] = child(kind, artifact, cache, home, given.threads)
+            rounds.append(marks)
     rows = {kind: row(kind, rounds) for kind in KINDS[1:]}
     for kind, one in rows.items():
-        beyond, own = one["beyond_torch_ms"], one["in_process_ms"]
+        beyond, alone = one["beyond_torch_ms"], one["in_process_ms"]
         parts = ", ".join(f"{k} {v:.0f}" for k, v in one["parts_ms"].items())
         print(
             f"{kind}: {beyond['value']:.0f} ms [{beyond['low']:.0f}, {beyond['high']:.0f}] "
-            f"beyond import torch; in the process itself {own['value']:.0f}: {parts}"
+            f"beyond import torch; in the process itself {alone['value']:.0f}: {parts}"
         )
     record = {
         "what": __doc__,

@@ -61,11 +61,15 @@ def main() -> None:
             paths.append(f"{folder}/m{i}.pt")
             torch.save(net().state_dict(), paths[-1])
         report = widepack.build(paths, f"{folder}/e.wide", model=net, inputs=["input=float32[B,2048]"])
-        made: dict[str, Any] = {
+        document: dict[str, Any] = {
             "command": shlex.join(["scripts/measure/load_1gb.py", *sys.argv[1:]]),
             "environment": environment("cpu", torch.get_num_threads()),
         }
-        made |= {"weights_bytes": sum(report.weights.values()), "build_seconds": report.seconds, "loads": []}
+        document |= {
+            "weights_bytes": sum(report.weights.values()),
+            "build_seconds": report.seconds,
+            "loads": [],
+        }
         env = {**os.environ, "XDG_CACHE_HOME": f"{folder}/cache"}
         for prologue in ("off", "on"):
             for run in range(given.runs):
@@ -81,8 +85,8 @@ def main() -> None:
                     "probe": "run" if run == 0 else "remembered",
                     **json.loads(done.stdout),
                 }
-                row["anon_share_of_weights"] = row["anon_bytes"] / made["weights_bytes"]
-                made["loads"].append(row)
+                row["anon_share_of_weights"] = row["anon_bytes"] / document["weights_bytes"]
+                document["loads"].append(row)
                 print(row, flush=True)
         for arguments in (["--help"], ["inspect", f"{folder}/e.wide"]):
             seconds = []
@@ -95,9 +99,9 @@ def main() -> None:
                     env=env,
                 )
                 seconds.append(time.perf_counter() - start)
-            made[f"{arguments[0].strip('-')}_s"] = sorted(seconds)
+            document[f"{arguments[0].strip('-')}_s"] = sorted(seconds)
             print(arguments[0], sorted(seconds), flush=True)
-    Path(given.out).write_text(json.dumps(made, indent=1) + "\n")
+    Path(given.out).write_text(json.dumps(document, indent=1) + "\n")
 
 
 main()

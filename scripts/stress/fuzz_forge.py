@@ -21,7 +21,7 @@ def rewritten(draw: random.Random, files: Files, others: list[Files]) -> tuple[s
     donors = [*documents.values(), *(json.loads(d) for n, d in other.items() if n.endswith(".json"))]
     programs = [n for n in documents if n.startswith("programs/")]
     binary = dict(files)
-    hows = []
+    changes = []
     for _ in range(draw.choice([1, 1, 1, 2, 4])):
         how = draw.choice(
             [
@@ -40,7 +40,7 @@ def rewritten(draw: random.Random, files: Files, others: list[Files]) -> tuple[s
                 "bare",
             ]
         )
-        hows.append(how)
+        changes.append(how)
         if how == "manifest":
             part = documents["manifest.json"]
             key = draw.choice([k for k in part if k not in ("files", "digest", "format")])
@@ -73,7 +73,7 @@ def rewritten(draw: random.Random, files: Files, others: list[Files]) -> tuple[s
         else:
             name = draw.choice([n for n in files if n.endswith(".safetensors")])
             binary[name] = tensors_changed(draw, binary[name])
-    return "+".join(sorted(set(hows))), sealed(documents, binary)
+    return "+".join(sorted(set(changes))), sealed(documents, binary)
 
 
 def tensors_changed(draw: random.Random, data: bytes) -> bytes:
@@ -95,7 +95,7 @@ def tensors_changed(draw: random.Random, data: bytes) -> bytes:
 def sealed(documents: dict[str, Any], binary: Files) -> Files:
     """Returns the files with correct hashes, names and digest."""
     manifest = documents["manifest.json"]
-    made: Files = {}
+    result: Files = {}
     renamed: dict[str, str] = {}
     table: dict[str, Any] = {}
     for name, old in binary.items():
@@ -109,23 +109,23 @@ def sealed(documents: dict[str, Any], binary: Files) -> Files:
         stem, suffix = name.rsplit("-", 1)[0], name.rsplit(".", 1)[1]
         sha256 = hashlib.sha256(data).hexdigest()
         renamed[name] = f"{stem}-{sha256[:16]}.{suffix}"
-        made[renamed[name]] = data
+        result[renamed[name]] = data
         table[renamed[name]] = {"bytes": len(data), "sha256": sha256}
 
-    def to(value: Any) -> Any:
+    def with_new_names(value: Any) -> Any:
         if isinstance(value, str):
             return renamed.get(value, value)
         if isinstance(value, list):
-            return [to(v) for v in value]
-        return {k: to(v) for k, v in value.items()} if isinstance(value, dict) else value
+            return [with_new_names(v) for v in value]
+        return {k: with_new_names(v) for k, v in value.items()} if isinstance(value, dict) else value
 
-    body = {k: to(v) for k, v in manifest.items() if k not in ("digest", "files")}
+    body = {k: with_new_names(v) for k, v in manifest.items() if k not in ("digest", "files")}
     body["files"] = table
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode(
         "utf-8", "surrogatepass"
     )
     body["digest"] = "sha256:" + hashlib.sha256(text).hexdigest()
-    made["manifest.json"] = json.dumps(
+    result["manifest.json"] = json.dumps(
         body, sort_keys=True, separators=(",", ":"), ensure_ascii=False
     ).encode("utf-8", "surrogatepass")
-    return made
+    return result
