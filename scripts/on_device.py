@@ -29,7 +29,7 @@ sys.path[:0] = PLACES  # the packages need not be installed on the device
 
 from widepack_bench.report.environment import environment  # noqa: E402
 
-SAID = 4000  # number of characters of the output of a step that are kept
+OUTPUT_CHARS = 4000  # number of characters of the output of a step that are kept
 GRACE_S = 20  # seconds in which an interrupted step writes its results
 
 
@@ -95,21 +95,21 @@ def step(command: list[str], device: str, limit_s: float) -> dict[str, Any]:
     ) as process:
         stopped = False
         try:
-            said, _ = process.communicate(timeout=max(1.0, limit_s))
+            printed, _ = process.communicate(timeout=max(1.0, limit_s))
         except subprocess.TimeoutExpired:
             stopped = True
             process.send_signal(signal.SIGINT)
             try:
-                said, _ = process.communicate(timeout=GRACE_S)
+                printed, _ = process.communicate(timeout=GRACE_S)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
-                said, _ = process.communicate()
+                printed, _ = process.communicate()
     return {
         "command": " ".join(command[1:]),
         "seconds": round(time.monotonic() - begun, 1),
         "stopped": stopped,
         "exit": process.returncode,
-        "said": said[-SAID:],
+        "said": printed[-OUTPUT_CHARS:],
     }
 
 
@@ -123,7 +123,7 @@ def tests(path: Path) -> dict[str, Any]:
         if bad is not None:
             counts["failed"][f"{case.get('classname')}.{case.get('name')}"] = (
                 bad.text or bad.get("message") or ""
-            )[-SAID:]
+            )[-OUTPUT_CHARS:]
         elif case.find("skipped") is not None:
             counts["skipped"] += 1
         else:
@@ -163,7 +163,7 @@ def main() -> int:
         (given.out / "device.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         print(
             name,
-            json.dumps({k: v for k, v in document["steps"][name].items() if k != "said"})[:SAID],
+            json.dumps({k: v for k, v in document["steps"][name].items() if k != "said"})[:OUTPUT_CHARS],
             flush=True,
         )
     return int(max(s["exit"] != 0 for s in document["steps"].values()))
