@@ -1,4 +1,4 @@
-"""Has the fixtures of the tests of the writer and the reader."""
+"""Defines the fixtures for the tests of the writer and the reader."""
 
 from __future__ import annotations
 

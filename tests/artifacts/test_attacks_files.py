@@ -20,7 +20,7 @@ from widepack_artifacts.weights import Weights
 F32 = {"dtype": "float32"}
 
 
-def test_00_what_is_forged_without_a_change_loads(tmp_path: Path) -> None:
+def test_00_unchanged_forged_artifacts_load(tmp_path: Path) -> None:
     for name in ("mlp", "conv", "ragged", "entries", "state"):
         load(Forged(name).save(tmp_path / name))
 

@@ -122,7 +122,7 @@ def test_40_records_that_are_shown(tmp_path: Path, plan: dict[str, Any]) -> None
 
 @given(st.data())
 def test_41_any_change_of_a_manifest_is_refused_or_read(data: st.DataObject) -> None:
-    """Does a short run of scripts/stress/fuzz_artifacts.py."""
+    """Runs the check of scripts/stress/fuzz_artifacts.py for a few changes."""
     forged = Forged(data.draw(st.sampled_from(["mlp", "ragged", "state", "entries"])))
     document: Any = (
         forged.manifest

@@ -60,7 +60,7 @@ def test_the_text_of_a_guard_evaluates_to_the_same_value(expr: Any) -> None:
         (["lt", ["min", "B", "T"], ["max", "B", "T"]], "min(B, T) < max(B, T)", True),
     ],
 )
-def test_text_and_truth(expr: Any, expected: str, holds: bool) -> None:
+def test_text_and_result_of_a_guard(expr: Any, expected: str, holds: bool) -> None:
     assert guards.text(expr) == expected
     assert guards.holds(expr, DIMS) is holds
 

@@ -91,7 +91,7 @@ def test_reads_back_what_was_written() -> None:
     assert Manifest.from_bytes(edited(lambda d: None)) == example(), "the layout of the JSON has no meaning"
 
 
-def test_sealing_is_stable_and_notices_every_field() -> None:
+def test_the_digest_is_stable_and_depends_on_every_field() -> None:
     assert example().sealed(dict(reversed(FILES.items()))).digest == example().digest
     assert replace(example(), provenance={"torch": "2.12.0"}).sealed(FILES).digest != example().digest
 
@@ -200,7 +200,7 @@ def test_invalid_values_are_refused(edit: Callable[[Json], object], words: list[
         "a" * 200,
     ],
 )
-def test_refuses_names_that_lead_elsewhere(name: str) -> None:
+def test_refuses_names_outside_the_folder(name: str) -> None:
     odd = f"{name}-{HASH[:16]}.json"
     refused(
         edited(lambda d: d["files"].update({odd: {"bytes": 1, "sha256": HASH}})), "is not a valid file name"

@@ -251,8 +251,8 @@ for there in (False, True):
             assert killed or reader.manifest.provenance["note"] in ("revised", "new")
         else:
             assert not there and killed
-        made = build(path, "next", force=True)
-        files = {*made.files, "manifest.json"}
+        manifest = build(path, "next", force=True)
+        files = {*manifest.files, "manifest.json"}
         assert set(content(path)) == files, set(content(path)) ^ files
         if not killed:
             break

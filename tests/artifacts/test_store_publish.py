@@ -56,7 +56,7 @@ def test_a_stream_is_the_sum_of_its_parts(
         assert writer.place(out.name).read_bytes() == b"".join(parts)
 
 
-def test_an_artifact_is_replaced_only_when_asked(path: Path) -> None:
+def test_an_artifact_is_replaced_only_with_force(path: Path) -> None:
     build(path)
     before = content(path)
     refused(
@@ -101,7 +101,7 @@ def test_a_path_that_is_not_an_artifact_is_never_replaced(
     assert content(tmp_path) == before
 
 
-def test_an_empty_folder_is_taken_and_given_back_empty(path: Path) -> None:
+def test_an_empty_folder_stays_empty_without_publication(path: Path) -> None:
     path.mkdir()
     with Writer(path) as writer:
         writer.file("programs/x", "json", b"1")
@@ -109,7 +109,7 @@ def test_an_empty_folder_is_taken_and_given_back_empty(path: Path) -> None:
     build(path)
 
 
-def test_folders_on_the_way_are_made_and_removed(tmp_path: Path) -> None:
+def test_parent_folders_are_created_and_removed(tmp_path: Path) -> None:
     deep = tmp_path / "a" / "b" / "ens.wide"
     with pytest.raises(Stop), Writer(deep) as writer:
         writer.file("programs/x", "json", b"1")
@@ -185,7 +185,7 @@ def test_an_interrupt_right_after_the_rename_leaves_the_new_one(
     assert Reader(path).manifest.provenance == {"note": "new"}
 
 
-def test_a_manifest_that_no_reader_takes_is_not_published(path: Path) -> None:
+def test_a_manifest_that_no_reader_accepts_is_not_published(path: Path) -> None:
     build(path)
     before = content(path)
     with pytest.raises(ArtifactError, match="not in the list of files"), Writer(path, force=True) as writer:
@@ -194,7 +194,7 @@ def test_a_manifest_that_no_reader_takes_is_not_published(path: Path) -> None:
 
 
 @pytest.mark.parametrize("stem", ["../x", "/x", "a/b", "", "x y", "programs/../x", ".x"])
-def test_names_that_lead_elsewhere_are_not_written(path: Path, stem: str) -> None:
+def test_names_outside_the_folder_are_not_written(path: Path, stem: str) -> None:
     with Writer(path) as writer:
         refused(lambda: writer.file(stem, "json", b""), "is not a valid file name")
         assert set(content(path)) == {".widepack.lock"}

@@ -58,7 +58,7 @@ def test_a_manifest_that_is_a_link(tmp_path: Path, path: Path, built: Manifest) 
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="named pipes are a POSIX thing")
-def test_a_manifest_that_is_a_pipe_is_not_waited_for(path: Path, built: Manifest) -> None:
+def test_a_manifest_that_is_a_pipe_does_not_block(path: Path, built: Manifest) -> None:
     (path / "manifest.json").unlink()
     os.mkfifo(path / "manifest.json")
     refused(lambda: Reader(path), "a link or special file")

@@ -171,7 +171,7 @@ def test_takes_views_of_any_strides() -> None:
     assert all(bits(found[n]) == bits(v.detach()) for n, v in views.items())
 
 
-def test_conjugates_are_written_as_they_read() -> None:
+def test_conjugate_views_are_written_with_their_values() -> None:
     value = torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex64)
     file = io.BytesIO()
     weights.write(file, [("c", [2], torch.complex64, whole(value.conj()))])

@@ -221,7 +221,7 @@ def test_a_program_that_answers_wrongly_is_not_kept(
     assert not list((tmp_path / "cache").glob("*/record.json"))
 
 
-def test_a_program_that_is_wrong_only_at_one_row_leaves_it_to_the_flat_graph(
+def test_the_flat_graph_runs_one_row_if_the_program_is_wrong_there(
     artifacts: Artifacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from widepack.backends import aot
@@ -349,7 +349,7 @@ def test_an_output_that_is_a_weight_can_be_written(tmp_path: Path) -> None:
         torch.testing.assert_close((y[i], mean[i]), module(x))
 
 
-def test_a_dynamic_batch_costs_an_onnx_file_no_arithmetic_of_sizes(tmp_path: Path) -> None:
+def test_a_dynamic_batch_adds_no_size_arithmetic_to_an_onnx_file(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     onnx_ir = pytest.importorskip("onnx_ir")
     for i in range(2):

@@ -47,7 +47,7 @@ def test_a_call_costs_little_more_than_the_bare_graph(artifacts: Artifacts) -> N
     )
 
 
-def test_a_call_like_one_before_is_checked_as_well(artifacts: Artifacts) -> None:
+def test_repeated_calls_are_checked(artifacts: Artifacts) -> None:
     ens = widepack.load(artifacts("mlp"))
     x, xs = torch.randn(3, 64), torch.randn(8, 3, 64)
     for _ in range(2):
@@ -73,7 +73,9 @@ def test_a_call_like_one_before_is_checked_as_well(artifacts: Artifacts) -> None
         ens(x)
 
 
-def test_more_shapes_than_are_remembered(artifacts: Artifacts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_remembered_shapes_is_limited(
+    artifacts: Artifacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("widepack.inference.entry.SEEN", 3)
     ens = widepack.load(artifacts("mlp"))
     x = torch.randn(9, 64)
@@ -139,7 +141,7 @@ def test_a_program_that_is_too_long_unrolled_is_refused(
         widepack.load(artifacts("mlp"), backend="aot", compile="now")
 
 
-def test_weights_are_dense_without_a_copy_where_they_can_be() -> None:
+def test_dense_weights_are_copied_only_if_necessary() -> None:
     w = torch.randn(4, 5, 6)
     for whole in (
         w,
@@ -217,12 +219,12 @@ def compiler(calls: list[Path], content: str = "code") -> Callable[[Path], dict[
     def compile_into(folder: Path) -> dict[str, Any]:
         calls.append(folder)
         (folder / "program").write_text(content)
-        return {"said": content}
+        return {"content": content}
 
     return compile_into
 
 
-def test_an_entry_is_compiled_once_and_never_in_part(tmp_path: Path) -> None:
+def test_an_entry_is_compiled_once_and_stored_completely(tmp_path: Path) -> None:
     cache = CompiledCache(tmp_path / "a" / "cache")
     calls: list[Path] = []
     assert cache.find("key") is None
@@ -236,7 +238,7 @@ def test_an_entry_is_compiled_once_and_never_in_part(tmp_path: Path) -> None:
     assert cache.find("key") is None
     assert [p.name for p in cache.folder.iterdir()] == ["key.lock"]
     place, record = cache.make("key", compiler(calls))
-    assert (place / "program").read_text() == record["said"] == "code"
+    assert (place / "program").read_text() == record["content"] == "code"
     assert cache.folder.stat().st_mode & 0o777 == 0o700
     assert cache.make("key", compiler(calls)) == cache.find("key") == (place, record)
     assert len(calls) == 1
@@ -281,7 +283,7 @@ def test_a_damaged_entry_is_compiled_again(damage: str, tmp_path: Path) -> None:
             cache.find("key")
         return
     assert cache.find("key") is None
-    assert cache.make("key", compiler(calls))[1]["said"] == "code"
+    assert cache.make("key", compiler(calls))[1]["content"] == "code"
     assert len(calls) == 2
 
 
@@ -314,7 +316,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
         cache.find("key")
 
 
-def test_the_folder_is_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_sets_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("WIDEPACK_CACHE", raising=False)
     assert default_folder() == tmp_path / "widepack" / "aot"

@@ -61,7 +61,7 @@ def calm(source: random.Random, _now: int) -> float:
     return source.gauss(1.0, 0.02)
 
 
-def test_every_contestant_has_every_place() -> None:
+def test_every_contestant_runs_at_every_position() -> None:
     for count in (3, 4, 5, 6):
         rows = [noise.order(r, count) for r in range(4 * count)]
         assert all(rows[r] == rows[r + 1] for r in range(0, len(rows), 2)), (
@@ -386,7 +386,7 @@ def test_a_baseline_that_fails_is_a_result(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class Masked(nn.Module):
-    """Has two inputs, sizes, reshapes and a batch norm. Some captured ops of these have no vmap rule."""
+    """A module with two inputs, sizes, reshapes and a batch norm. vmap has no rule for some captured ops."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -71,7 +71,7 @@ def test_percentiles_are_of_single_calls() -> None:
     assert noise.Latency.of(()).to_json() == {"p50_ms": None, "p95_ms": None, "p99_ms": None, "calls": 0}
 
 
-def test_single_calls_are_kept_evenly() -> None:
+def test_stored_calls_are_evenly_spaced() -> None:
     singles = noise.Singles()
     for start in range(300):
         singles.add([1000 * start + k * (start + 1) for k in range(1001)])

@@ -25,7 +25,7 @@ def test_the_summary_is_on_top_with_the_rule_of_its_verdicts() -> None:
     assert "95% interval" in summary
 
 
-def test_a_unit_belongs_to_its_number() -> None:
+def test_the_unit_is_next_to_its_number() -> None:
     text = page(report().to_json())
     assert "Milliseconds" not in text and "10.0 us" in text
 

@@ -22,7 +22,7 @@ def test_the_table_has_every_row_with_its_members_and_batch() -> None:
     assert listed == {row.name: (row.members, row.batch) for row in ROWS}
 
 
-def test_the_pages_name_their_number() -> None:
+def test_pages_state_the_row_count() -> None:
     assert len(ROWS) == 18
     assert "Eighteen rows over" in (ROOT / "bench" / "README.md").read_text(encoding="utf-8")
     assert "eighteen rows over" in (ROOT / "docs" / "results" / "networks.md").read_text(encoding="utf-8")

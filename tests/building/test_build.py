@@ -208,7 +208,7 @@ def test_the_model_of_other_checkpoints(nets: list[str], tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_paths_that_are_taken(force: bool, nets: list[str], tmp_path: Path) -> None:
+def test_existing_paths_are_not_overwritten(force: bool, nets: list[str], tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").write_text("mine")
     (tmp_path / "file").write_text("mine")
@@ -217,7 +217,9 @@ def test_paths_that_are_taken(force: bool, nets: list[str], tmp_path: Path) -> N
         assert str(out) in message
 
 
-def test_no_space(nets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_without_enough_space_is_refused(
+    nets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(writer, "free_bytes", lambda path: 100)
     message = refused(ArtifactError, 1, tmp_path, nets, tmp_path / "deep" / "e.wide", model=Net, inputs=X)
     assert "bytes are to be written, 100 are free" in message
@@ -273,14 +275,14 @@ def test_a_branch_on_values(tmp_path: Path) -> None:
 
 
 class Drawn(Net):
-    """Has a Python number that differs between members and is in no checkpoint."""
+    """A module with a Python number that differs between members and is in no checkpoint."""
 
-    made = 0
+    count = 0
 
     def __init__(self) -> None:
         super().__init__()
-        Drawn.made += 1
-        self.slope = 0.1 * Drawn.made
+        Drawn.count += 1
+        self.slope = 0.1 * Drawn.count
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         return super().forward(x) * self.slope
@@ -478,9 +480,9 @@ def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
 
 
 class Constants(Net):
-    """Has a buffer that no checkpoint has, a tensor in a plain attribute, and a literal.
+    """A module with a buffer that no checkpoint has, a tensor in a plain attribute, and a literal.
 
-    Also has a buffer of integers and a weight that forward does not read.
+    It also has a buffer of integers and a weight that forward does not read.
     """
 
     def __init__(self) -> None:
@@ -507,7 +509,7 @@ def test_buffers_and_constants(tmp_path: Path) -> None:
 
 
 class OwnConstants(Net):
-    """Has non-persistent buffers that the factory computes from the weights of each checkpoint."""
+    """A module with non-persistent buffers that the factory computes from the weights of each checkpoint."""
 
     def __init__(self, state_dict: Mapping[str, Tensor] | None = None) -> None:
         super().__init__()

@@ -32,7 +32,7 @@ class Wrapper(nn.Module):
 
 
 class Hooked(Wrapper):
-    """Has hooks that get only the positional inputs."""
+    """A module with hooks that get only the positional inputs."""
 
     def __init__(self) -> None:
         super().__init__()

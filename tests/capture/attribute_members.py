@@ -1,4 +1,4 @@
-"""Has members with different plain attributes, and factories that make them."""
+"""Defines members with different plain attributes, and factories that make them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Act = Callable[[Tensor], Tensor]
 
 
 class Net(nn.Module):
-    """Has two layers. Tests add attributes to it."""
+    """A module with two layers. Tests add attributes to it."""
 
     def __init__(self, act: Act = torch.relu, eps: float = 1e-5) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class Mangled:
 
 
 class Scaled(Net):
-    """Has variances so large that eps does not change the answers."""
+    """A module with variances so large that eps does not change the answers."""
 
     def __init__(self, eps: float = 1e-5) -> None:
         super().__init__()

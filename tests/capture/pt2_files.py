@@ -28,7 +28,7 @@ DYNAMIC = Dim.DYNAMIC
 
 
 class Net(nn.Module):
-    """Has norms, a recurrent layer, dropout, an unsaved buffer, a tensor attribute and several outputs."""
+    """Norms, a recurrent layer, dropout, an unsaved buffer, a tensor attribute and several outputs."""
 
     def __init__(self, free: float = 1.0, width: int = 4) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Has members of two layers, and helpers that check refused builds of them."""
+"""Defines members of two layers, and helpers that check refused builds of them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def refused(
     return message
 
 
-def own_line(message: str, make: type) -> str:
+def line_in_class(message: str, make: type) -> str:
     """Returns the source line that a message names, after a check that it is in the class."""
     file = Path(inspect.getfile(make))
     found = re.search(rf"{re.escape(file.name)}:(\d+) in forward", message)

@@ -1,4 +1,4 @@
-"""Has the members with state that the tests build."""
+"""Defines the members with state that the tests build."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Running(nn.Module):
 
 
 class Cached(nn.Module):
-    """Has a window of the last rows (written in place), a counter, a running mean and an unsaved buffer."""
+    """Stores a window of rows (written in place), a counter, a running mean and an unsaved buffer."""
 
     window: Tensor
     steps: Tensor
@@ -109,7 +109,7 @@ class Cell(nn.Module):
 
 
 class Pair(Cell):
-    """Has two states, one of which never changes."""
+    """A module with two states, one of which never changes."""
 
     def forward(self, x: Tensor, kv: tuple[Tensor, Tensor]) -> Tensor:  # type: ignore[override]
         kv[0].add_(self.cell(x))
@@ -121,7 +121,7 @@ TWO = ["x=float32[B,8]", "h=float32[B,8]"]
 
 
 class Counts(Cached):
-    """Has a Python number that changes at each call: the captured second step is wrong."""
+    """A module with a Python number that changes at each call: the captured second step is wrong."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__(seed)

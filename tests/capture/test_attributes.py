@@ -147,7 +147,7 @@ def test_values_that_differ(one: Any, other: Any) -> None:
     assert differences(of(a=one), of(a=other))
 
 
-def test_circular_and_deep_values_end() -> None:
+def test_comparisons_of_circular_and_deep_values_end() -> None:
     loop: list[Any] = [1]
     loop.append(loop)
     deep: list[Any] = []

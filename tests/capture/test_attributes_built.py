@@ -43,7 +43,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 class Wide(nn.Module):
-    """Has a head whose size is that of the checkpoint."""
+    """A module with a head whose size is that of the checkpoint."""
 
     def __init__(
         self, state_dict: Mapping[str, Tensor], bound: float = 1e3, whole: int = 1000, trunk: bool = False

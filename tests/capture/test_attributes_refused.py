@@ -38,7 +38,7 @@ def clamped(bound: float) -> nn.Module:
 
 
 class Flagged(Net):
-    """Has a flag that selects another path, which computes the same numbers for all inputs."""
+    """A module with a flag that selects another path, which computes the same numbers for all inputs."""
 
     def __init__(self, doubled: bool = False) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Flagged(Net):
 
 
 class Limited(Net):
-    """Has a length limit that only longer inputs reach. It is not a literal, but a condition."""
+    """A module with a length limit that only longer inputs reach. It is not a literal, but a condition."""
 
     def __init__(self, most: int = 64) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ def test_a_difference_that_no_drawn_input_shows_is_refused_by_name(
 
 
 class Guarded(nn.Module):
-    """Has a limit that no drawn size reaches, and that can be stored in several ways."""
+    """A module with a limit that no drawn size reaches, and that can be stored in several ways."""
 
     tag: Tensor
 
@@ -159,7 +159,7 @@ def test_a_limit_is_found_wherever_it_is_stored(how: str, tmp_path: Path) -> Non
 
 
 class Modal(Net):
-    """Has four modes. Three give the same program; the fourth matters only for long inputs."""
+    """A module with four modes. Three give the same program; the fourth matters only for long inputs."""
 
     def __init__(self, mode: str = "a") -> None:
         super().__init__()

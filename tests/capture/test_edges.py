@@ -72,7 +72,7 @@ class Squeezed(nn.Module):
 
 
 class Mixer(nn.Module):
-    """Has a norm whose width equals the size of another dim. Only the order of the dims differs."""
+    """A module with a norm whose width equals the size of another dim. Only the order of the dims differs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -353,7 +353,7 @@ def test_another_path_at_one_row_and_few_steps(tmp_path: Path) -> None:
         torch.testing.assert_close(ens(x).clone(), torch.stack([member(ShortAlone, i)(x) for i in range(3)]))
 
 
-def test_dims_of_a_number_without_any(tmp_path: Path) -> None:
+def test_a_value_without_dims_is_broadcast(tmp_path: Path) -> None:
     ens = built(Single, X, tmp_path)
     for b in (1, 4):
         x = torch.randn(b, 8)

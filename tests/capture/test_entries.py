@@ -419,7 +419,7 @@ def test_refusals(change: dict[str, Any], error: type[Exception], words: list[st
         assert word in str(caught.value), caught.value
 
 
-def test_bounds_without_an_entry_hold_where_the_dim_is(tmp_path: Path) -> None:
+def test_bounds_without_an_entry_apply_to_every_entry_with_the_dim(tmp_path: Path) -> None:
     build(
         save(tmp_path),
         tmp_path / "e.wide",
@@ -439,7 +439,7 @@ def test_bounds_without_an_entry_hold_where_the_dim_is(tmp_path: Path) -> None:
 
 
 class Differs(Auto):
-    """Has a method whose answers depend on a Python number that differs between members."""
+    """A module with a method whose answers depend on a Python number that differs between members."""
 
     def encode(self, x: Tensor, gain: float = 1.0) -> dict[str, Tensor]:
         return {"z": self.down(x) * float(self.offsets[0][0])}

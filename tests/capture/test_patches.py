@@ -173,7 +173,7 @@ CASES: dict[str, Case] = {
     "ignore:cov\\(\\)",
 )
 @pytest.mark.parametrize("name", CASES)
-def test_right_for_all_members(name: str, tmp_path: Path) -> None:
+def test_answers_are_right_for_all_members(name: str, tmp_path: Path) -> None:
     check_case(CASES[name], tmp_path, ONCE.get(name, set()))
 
 
@@ -225,7 +225,7 @@ def test_plain_dataclasses_are_returned_as_outputs(tmp_path: Path) -> None:
 
 
 class Grows(nn.Module):
-    """Has a state, and returns a dataclass."""
+    """A module with a state, which returns a dataclass."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -321,7 +321,7 @@ class Sizes(nn.Module):
         (Sizes, True, "has an output that is a number which depends on the inputs' sizes"),
     ],
 )
-def test_programs_that_no_member_can_have(
+def test_programs_that_cannot_be_members_are_refused(
     module: Callable[[], nn.Module], functional: bool, words: str, tmp_path: Path
 ) -> None:
     assert words in refused(
@@ -431,7 +431,7 @@ def test_programs_that_are_left_out(tmp_path: Path) -> None:
 
 
 class Scaled(nn.Module):
-    """Has a number that is not a weight."""
+    """A module with a number that is not a weight."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import widepack
-from capture.size_members import BTC, Base, built, member, own_line, refused
+from capture.size_members import BTC, Base, built, line_in_class, member, refused
 from widepack.capture.example import sizes_without_ones
 from widepack.errors import InputError
 from widepack_artifacts.reader import Reader
@@ -151,14 +151,14 @@ def test_a_size_that_the_code_fixes(
     message = refused(make, tmp_path, inputs=[spec])
     for word in words:
         assert word in message, message
-    assert own_line(message, make).rpartition("# ")[2].startswith("fixes")
+    assert line_in_class(message, make).rpartition("# ")[2].startswith("fixes")
 
 
 def test_multiples_are_written_as_such(tmp_path: Path) -> None:
     message = refused(Windows, tmp_path, inputs=["x=float32[B,H,W,3]"])
     assert "takes H and W in multiples of 7 only" in message
     assert "Write x=float32[B,7*H,7*W,3]" in message
-    assert own_line(message, Windows).endswith("# multiples")
+    assert line_in_class(message, Windows).endswith("# multiples")
 
 
 def test_a_proposed_spec_is_accepted(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_member_that_accepts_no_input(tmp_path: Path) -> None:
     message = refused(Strict, tmp_path, inputs=["x=float32[B,3]"])
     assert "does not take the example, B = 4, by itself either, without widepack" in message
     assert "ValueError: not today. Describe inputs that it takes" in message
-    assert own_line(message, Strict).endswith("# always")
+    assert line_in_class(message, Strict).endswith("# always")
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_a_batch_without_a_named_dim_is_fixed(
     manifest = Reader(path).manifest
     (sentence,) = manifest.entries["forward"].fixed
     assert sentence.startswith(f"x has {shape[axis]} at axis {axis} (B), fixed by test_sizes.py:")
-    assert own_line(sentence, make).rpartition("# ")[2] == "fixes B"
+    assert line_in_class(sentence, make).rpartition("# ")[2] == "fixes B"
     assert any(line.strip() == f"fixed   {sentence}" for line in lines("e.wide", manifest, False, False))
     ens, x = widepack.load(path), torch.randn(shape)
     with pytest.raises(InputError) as caught:
@@ -285,7 +285,7 @@ def test_a_bound_names_its_line(
     path = built(make, tmp_path, inputs=[spec])
     manifest = Reader(path).manifest
     source = manifest.entries["forward"].dims[letter].source
-    code = own_line(source.rpartition(" and ")[2], make)
+    code = line_in_class(source.rpartition(" and ")[2], make)
     assert code.endswith(f"# bounds {letter}")
     assert any(
         line.strip().startswith(f"dim     {letter} from") and line.endswith(f"({source})")
@@ -410,14 +410,14 @@ def test_an_example_that_only_values_refuse(tmp_path: Path) -> None:
     message = refused(Relative, tmp_path, inputs=[BTC])
     assert "does not take the example's T = 24 by itself either" in message
     assert "bounds such as T=2..16" in message
-    assert own_line(message, Relative).endswith("# past the table")
+    assert line_in_class(message, Relative).endswith("# past the table")
     ens, x = widepack.load(built(Relative, tmp_path, inputs=[BTC, "T=2..16"])), torch.randn(3, 16, 3)
     with torch.no_grad():
         torch.testing.assert_close(ens(x).clone(), torch.stack([member(Relative, i)(x) for i in range(2)]))
 
 
 class Strided(nn.Module):
-    """Has five strides of 2. 32 rows give one row, which torch.export would take for a constant."""
+    """A module with five strides of 2. 32 rows give one row, which torch.export would take for a constant."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -193,7 +193,7 @@ def test_without_widepack(artifact: Path, ens: WideModel) -> None:
     torch.testing.assert_close(theirs["running_mean"], mine["running.mean"], rtol=1e-5, atol=1e-6)
 
 
-def test_the_record_holds_a_second_step(artifact: Path) -> None:
+def test_the_record_contains_a_second_step(artifact: Path) -> None:
     manifest = Reader(artifact).manifest
     assert {"shared B=2, step 2", "each B=2, step 2"} <= set(manifest.verification["calls"])
     assert manifest.version == (1, 1)

@@ -26,7 +26,7 @@ class Nested(Cell):
 
 
 class InPlace(Cell):
-    """Has a cache of keys and values, which it writes in place at a position."""
+    """A module with a cache of keys and values, which it writes in place at a position."""
 
     def forward(self, x: Tensor, kv: tuple[Tensor, Tensor], at: Tensor) -> Tensor:  # type: ignore[override]
         key, value = kv
@@ -136,7 +136,7 @@ def test_a_constant_part_of_a_state_is_carried(tmp_path: Path) -> None:
 
 
 class Decoder(nn.Module):
-    """Has three methods: `fill` writes the memory, `ask` reads it, `plain` does not use it."""
+    """A module with three methods: `fill` writes the memory, `ask` reads it, `plain` does not use it."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import widepack
-from capture.size_members import Base, built, member, own_line, refused
+from capture.size_members import Base, built, line_in_class, member, refused
 from widepack.capture.explain import user_frame, user_line
 from widepack.errors import CaptureError, VerificationError
 from widepack.ir.torch_internals import distributions_validate
@@ -158,7 +158,7 @@ def test_code_that_no_export_can_follow(
     message = refused(make, tmp_path, inputs=inputs)
     for word in words:
         assert word in message, message
-    assert own_line(message, make).endswith("# here")
+    assert line_in_class(message, make).endswith("# here")
     assert "(unhinted" not in message
 
 
@@ -189,7 +189,7 @@ def test_distributions_do_not_validate_while_a_member_is_captured(tmp_path: Path
 
 
 class Endless(Base):
-    """Has a dict that contains itself."""
+    """A module with a dict that contains itself."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -408,7 +408,7 @@ def test_many_differences_are_counted(tmp_path: Path) -> None:
     assert str(caught.value).count("float32") == 8
 
 
-def test_a_single_difference_is_one_paragraph(tmp_path: Path) -> None:
+def test_the_error_for_one_difference_is_one_paragraph(tmp_path: Path) -> None:
     checkpoints = saved(tmp_path, [{"fc.weight": filled(10, 128)}, {"fc.weight": filled(10, 64)}])
     with pytest.raises(MemberMismatch) as caught:
         align(checkpoints, ["a", "b"])
@@ -448,7 +448,7 @@ def test_differences_from_the_model_name_both_sides(tmp_path: Path) -> None:
         align(saved(tmp_path, [{k: v.half() for k, v in model.items()}]), ["a"], model_state=model)
 
 
-def test_two_architectures_are_one_paragraph(tmp_path: Path) -> None:
+def test_the_error_for_two_architectures_is_one_paragraph(tmp_path: Path) -> None:
     states = [dict(cases.load(name).model().state_dict()) for name in ("resnet18", "vit")]
     checkpoints = saved(tmp_path, states)
     with pytest.raises(MemberMismatch) as caught:

@@ -96,15 +96,15 @@ def test_folders_with_other_numbers_of_labels(tmp_path: Path) -> None:
     ids = torch.randint(0, 20, (3, 7))
     answers = load(tmp_path / "e.wide")(ids).logits
     for path, answer in zip(paths, answers):
-        own = transformers.BertForSequenceClassification.from_pretrained(path).eval()
+        alone = transformers.BertForSequenceClassification.from_pretrained(path).eval()
         with torch.no_grad():
-            torch.testing.assert_close(answer, own(ids).logits, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(answer, alone(ids).logits, rtol=1e-4, atol=1e-5)
     factory = find_factory("hf", None, paths)
     states = [load(tmp_path / "e.wide").state_dict(i) for i in range(3)]
     assert [factory(state_dict=s).config.num_labels for s in states] == [2, 3, 2]  # type: ignore[union-attr]
-    own = {"problem_type": "regression"}
+    change = {"problem_type": "regression"}
     config = json.loads(Path(paths[1], "config.json").read_text())
-    Path(paths[1], "config.json").write_text(json.dumps({**config, **own}))
+    Path(paths[1], "config.json").write_text(json.dumps({**config, **change}))
     Path(paths[2], "config.json").unlink()  # the config of the first folder is used
     factory = find_factory("hf", None, paths)
     models: list[Any] = [factory.of(open_checkpoint(path), states[0]) for path in paths]
@@ -132,7 +132,7 @@ def test_a_config_that_would_download(folders: list[str], tmp_path: Path) -> Non
         build([tmp_path], tmp_path / "e.wide", model="hf", inputs=["pixel_values=float32[B,3,32,32]"])
 
 
-def test_no_connection_of_a_library_gets_through() -> None:
+def test_connections_of_libraries_are_blocked() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(type=socket.SOCK_DGRAM) as sender:
         address = server.getsockname()
         calls: list[Callable[[], object]] = [
@@ -177,10 +177,10 @@ def test_folders_that_are_not_models_are_refused(
         in refused(None)
     )
     assert "names the architecture MyNet, but transformers" in refused({"architectures": ["MyNet"]})
-    own = {"architectures": ["MyNet"], "auto_map": {"AutoModel": "modeling.MyNet"}}
+    remote_code = {"architectures": ["MyNet"], "auto_map": {"AutoModel": "modeling.MyNet"}}
     assert (
         "but its code is in the folder, and code of a folder is not run; name a factory of your own"
-        in refused(own)
+        in refused(remote_code)
     )
     assert "has no 'layers'" in refused({}, layers=3)
     assert "raised" in refused({"architectures": None, "model_type": "no-such-model"})

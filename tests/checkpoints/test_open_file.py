@@ -105,7 +105,7 @@ def test_every_dtype_and_shape_keeps_its_bits(tmp_path: Path, save: Callable[...
         )
 
 
-def test_tensors_as_a_training_script_leaves_them(tmp_path: Path) -> None:
+def test_parameters_views_and_conjugates_are_read(tmp_path: Path) -> None:
     base = torch.arange(12.0).reshape(3, 4)
     state = {
         "parameter": nn.Parameter(base.clone()),
@@ -165,14 +165,14 @@ def test_a_state_dict_is_found_in_a_training_checkpoint(tmp_path: Path) -> None:
     assert "'model' is a dict ('extra' is int)" in refusal(path, "model")
 
 
-def test_a_key_names_nothing_in_safetensors(tmp_path: Path) -> None:
+def test_an_unknown_key_of_safetensors_is_refused(tmp_path: Path) -> None:
     save_file(STATE, tmp_path / "a.safetensors")
     assert "has no dicts, and no name in it begins with 'ema.', so the key 'ema' names nothing" in refusal(
         tmp_path / "a.safetensors", "ema"
     )
 
 
-def test_a_prefix_of_all_names_is_taken_off(tmp_path: Path) -> None:
+def test_a_prefix_of_all_names_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     torch.save({f"module._orig_mod.{k}": v for k, v in STATE.items()}, path)
     found = open_checkpoint(path)

@@ -206,7 +206,7 @@ def test_many_keys_are_not_all_listed(tmp_path: Path) -> None:
     )
 
 
-def test_objects_of_other_classes_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_of_other_classes_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     allowed = set(torch.serialization.get_safe_globals())
     beside = {
@@ -282,7 +282,7 @@ def test_names_that_would_become_equal_are_not_changed() -> None:
     assert without_wrappers(["n_averaged"])[0] == {"n_averaged": "n_averaged"}
 
 
-def test_a_key_chooses_names_in_safetensors(tmp_path: Path) -> None:
+def test_a_key_selects_names_in_safetensors(tmp_path: Path) -> None:
     save_file({**STATE, **{f"ema.module.{k}": v for k, v in AVERAGE.items()}}, tmp_path / "a.safetensors")
     found = open_checkpoint(tmp_path / "a.safetensors", "ema")
     assert (found.prefix, found.state_dict().keys()) == ("module.", AVERAGE.keys())

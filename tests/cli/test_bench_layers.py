@@ -555,7 +555,7 @@ def test_layers_are_tuned_at_once(tmp_path: Path) -> None:
     assert {"tuned linear, N=2", "tuned linear, N=3", "tuned gru, N=2", "tuned gru, N=3"} <= set(stages)
 
 
-def test_a_baseline_that_answers_with_its_input_has_another_form() -> None:
+def test_a_baseline_whose_answer_shares_memory_with_its_input_is_skipped() -> None:
     (row,) = run_layers("dropout", "ci", members=(2,))["rows"].values()
     assert "its answer shares memory with its input" in row["skipped"]["vmap"]
     assert list(row["baselines"]) == ["loop"]

@@ -190,7 +190,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_progress_on_a_pipe_is_a_line_a_stage() -> None:
+def test_progress_on_a_pipe_has_one_line_for_each_stage() -> None:
     stream = io.StringIO()
     with Progress(stream) as progress:
         for stage in ("capture", "verify"):
@@ -263,7 +263,7 @@ def test_an_error_of_many_lines_is_folded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["--dry-run"]])
-def test_no_code_beside_the_checkpoints_runs(
+def test_code_next_to_the_checkpoints_does_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
 ) -> None:
     (tmp_path / "here").mkdir()
@@ -622,7 +622,7 @@ def test_bench(artifact: Path, tmp_path: Path) -> None:
     assert "not a list of whole numbers" in refused(2, "bench", artifact, "--batch", "1,x")
 
 
-def test_a_model_that_prints_leaves_the_document_alone(checkpoints: list[str], tmp_path: Path) -> None:
+def test_a_model_that_prints_does_not_change_the_json_output(checkpoints: list[str], tmp_path: Path) -> None:
     loud = tmp_path / "loud.py"
     loud.write_text("from cases import mlp\n\ndef make():\n    print('hello')\n    return mlp.model()\n")
     words = ["--model", f"{loud}:make", *(part for spec in CASE.INPUTS for part in ("--input", spec))]

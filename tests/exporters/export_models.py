@@ -1,4 +1,4 @@
-"""Has the models whose artifacts the tests export, and a function that runs their ONNX files."""
+"""Defines the models whose artifacts the tests export, and a function that runs their ONNX files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUICK: dict[str, Any] = {"pt2": False, "targets": ("cpu",)}
 
 
 class Net(nn.Module):
-    """Has a convolution with a batch norm, a frozen layer, and attention over a dim T.
+    """A net with a convolution and its batch norm, a frozen layer, and attention over a dim T.
 
     Its outputs include two names of one value, an input, a weight and a Shared value.
     """
@@ -50,7 +50,7 @@ class Net(nn.Module):
 
 
 class Head(nn.Module):
-    """Has a head whose number of classes differs between members."""
+    """A net with a head whose number of classes differs between members."""
 
     def __init__(self, state_dict: Mapping[str, Tensor] | None = None, classes: int = 2) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Head(nn.Module):
 
 
 class Step(nn.Module):
-    """Has a counter that changes, and a state that is an input and an output with the same name."""
+    """A net with a counter that changes, and a state that is an input and an output with the same name."""
 
     steps: Tensor
 

@@ -109,7 +109,7 @@ def answered(artifacts: Artifacts, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.mark.parametrize(("name", "pattern"), JOBS)
-def test_the_lines_answer_as_the_ensemble(
+def test_the_code_of_the_page_answers_as_the_ensemble(
     name: str, pattern: str, artifacts: Artifacts, answered: Path
 ) -> None:
     folder = answered / f"{name}-{pattern}"
@@ -129,12 +129,12 @@ def test_the_lines_answer_as_the_ensemble(
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_the_lines_refuse_sizes_outside_the_bounds(answered: Path) -> None:
+def test_the_code_of_the_page_refuses_sizes_outside_the_bounds(answered: Path) -> None:
     assert (answered / "refused" / "error.txt").exists()
     assert not (answered / "refused" / "answers.pt").exists()
 
 
-def test_the_programs_hold_no_weights(artifacts: Artifacts) -> None:
+def test_the_programs_contain_no_weights(artifacts: Artifacts) -> None:
     report = artifacts.report("resnet18")
     manifest = load(artifacts("resnet18"), warmup=False).manifest
     sizes = {name: file.bytes for name, file in manifest.files.items()}

@@ -196,7 +196,7 @@ def test_shared_weights_are_one_and_equal_ones_are_not() -> None:
 
 
 class Tied(nn.Module):
-    """Has a tied weight, a module with two names, a frozen weight, and names of nn.Module."""
+    """A module with a tied weight, a module with two names, a frozen weight, and names of nn.Module."""
 
     def __init__(self, scale: float) -> None:
         super().__init__()
@@ -315,7 +315,7 @@ def test_dropout_draws_for_each_member() -> None:
 
 
 class NamedAsOurs(nn.Module):
-    """Has a parameter and a submodule with names that a fused module also uses."""
+    """A module with a parameter and a submodule with names that a fused module also uses."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -153,7 +153,7 @@ def test_every_differing_flag_is_found(
 
 
 class Hidden(nn.Module):
-    """Has a module in a plain list, with a submodule."""
+    """Stores a module, which has a submodule, in a plain list."""
 
     def __init__(self, flag: float) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ close = torch.testing.assert_close
 
 
 class Row(nn.Module):
-    """Has a norm that refuses one row in train mode. With dropout the program draws."""
+    """A module with a norm that refuses one row in train mode. With dropout the program draws."""
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
