@@ -10,7 +10,7 @@ covers the middle half of the rounds.
 | measurement | what it times |
 |---|---|
 | `--help`, `inspect` | a complete process of the command line |
-| `build NAME` | `widepack.build`, in three rounds, after torch is imported |
+| `build NAME` | `widepack.build`, in the first rounds, after torch is imported |
 | `load NAME` | `widepack.load` of an artifact, after torch is imported |
 | `call NAME` | the median call `ens(...)` at the row's batch, of at least 20 calls, one thread |
 """
@@ -32,7 +32,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (".", "artifacts", "bench", "cli")
-BUILDS = 3  # rounds that build, in addition to the first
 CALLS = """
 import json, statistics, sys, time
 import torch
@@ -149,7 +148,7 @@ def measure(given: argparse.Namespace) -> tuple[list[dict[str, float]], list[dic
         folders = {old: Path(temporary, "old"), new: Path(temporary, "new")}
         for number in range(given.rounds + 1):
             for checkout in (old, new) if number % 2 else (new, old):
-                built_s = built(checkout, rows, folders[checkout]) if number <= BUILDS else {}
+                built_s = built(checkout, rows, folders[checkout]) if number <= given.builds else {}
                 row = measured(checkout, rows, folders[checkout])
                 if number:  # the first round fills caches
                     sides[checkout].append(row | built_s)
@@ -164,6 +163,7 @@ def main() -> None:
     parser.add_argument("--rows", default="mlp-b1,conv-net,vit,bert,gru-8")
     parser.add_argument("-o", "--out", type=Path, default=ROOT / "bench/results/two-checkouts-cpu.json")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--builds", type=int, default=3, help="rounds that build, in addition to the first")
     given = parser.parse_args()
     old, new = measure(given)
     rows = compared(old, new)
