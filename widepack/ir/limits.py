@@ -55,37 +55,11 @@ def refuse_numbers(op: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
     for argument, type_, _ in ops.arguments(op):
         if argument in given and "int" in type_.lower() and argument not in _ANY:
             _within(argument, given[argument])
-    if name.startswith(
-        "aten._fft_"
-    ):  # torch checks these in its public functions, not in the ops behind them
-        _transformed(name, given)
     rule = _LISTS.get(name)
     if rule is not None and (count := rule(given)) > LISTED:
         raise LimitExceeded(f"returns {count:,} tensors; at most {LISTED:,} are allowed")
-    if name == "aten.mvlgamma":
-        _within("p", given.get("p"), 2**12)
     if name in RECURRENT_LAYERS or name in RECURRENT_STEPS:
         _within("steps", recurrent_steps(name, given), 2**24)
-
-
-def _transformed(name: str, given: Mapping[str, Any]) -> None:
-    """Checks that the dims of a Fourier transform exist, each once, and are not empty.
-
-    Raises: LimitExceeded.
-    """
-    x, dims = given.get("self"), integers(given.get("dim"))
-    rank = x.dim() if isinstance(x, torch.Tensor) else 0
-    places = [
-        d for d in dims if 0 <= d < rank
-    ]  # the ops would read memory before the tensor for a negative dim
-    if (
-        not isinstance(x, torch.Tensor)
-        or not dims
-        or len(set(places)) != len(dims)
-        or not all(x.shape[d] for d in places)
-        or given.get("normalization") not in (0, 1, 2)
-    ):
-        raise LimitExceeded(f"transforms the dims {dims[:8]} of {rank}, or not as a transform does")
 
 
 def _within(name: str, value: Any, most: int = LARGEST) -> None:
