@@ -26,7 +26,7 @@ def lu_unpack(
 ) -> None:
     """Checks `aten.lu_unpack`."""
     dense("LU_data", LU_data)
-    require(LU_data.dim() >= 2, "LU_data is no matrix")
+    require(LU_data.dim() >= 2, "LU_data is not a matrix")
     rows = LU_data.shape[-2]
     _pivots("LU_data", LU_data, LU_pivots, min(LU_data.shape[-2:]))
     if readable(LU_pivots):
@@ -37,7 +37,7 @@ def lu_solve(LU: Tensor, pivots: Tensor, B: Tensor, *, left: bool = True, adjoin
     """Checks `aten.linalg_lu_solve`."""
     dense("LU", LU)
     dense("B", B)
-    require(LU.dim() >= 2 and LU.shape[-1] == LU.shape[-2], "LU is no square matrix")
+    require(LU.dim() >= 2 and LU.shape[-1] == LU.shape[-2], "LU is not a square matrix")
     _pivots("LU", LU, pivots, LU.shape[-1])
     if readable(pivots):
         between("pivots", pivots, 1, LU.shape[-1])
@@ -47,7 +47,7 @@ def ldl_solve(LD: Tensor, pivots: Tensor, B: Tensor, *, hermitian: bool = False)
     """Checks `aten.linalg_ldl_solve`. A negative pivot stands for a block of two rows."""
     dense("LD", LD)
     dense("B", B)
-    require(LD.dim() >= 2 and LD.shape[-1] == LD.shape[-2], "LD is no square matrix")
+    require(LD.dim() >= 2 and LD.shape[-1] == LD.shape[-2], "LD is not a square matrix")
     size = LD.shape[-1]
     _pivots("LD", LD, pivots, size)
     if B.shape[:-1] != LD.shape[:-1]:

@@ -95,8 +95,9 @@ def convolution(
     spatial = dense("x", x, 4, 5).dim() - 2
     if packed_for("weight", weight, "convolution", *stride, *padding, *dilation, groups):
         require(x.dtype is torch.float32 and x.device.type == "cpu", "x is not float32 on the CPU")
+    else:  # a packed weight was packed for these numbers, which were checked then
+        geometry(spatial, stride, padding, dilation, groups)
     require(weight.dim() == spatial + 2, f"weight has {weight.dim()} dims; {spatial + 2} are needed")
-    geometry(spatial, stride, padding, dilation, groups)
     inputs = weight.shape[1] * groups
     require(x.shape[1] == inputs, f"x has {x.shape[1]} channels; {inputs} are needed")
     require(weight.shape[0] % groups == 0, f"{weight.shape[0]} channels do not form {groups} groups")
