@@ -183,8 +183,8 @@ def main() -> None:
     }
     arguments = [Path(word).name if os.sep in word else word for word in sys.argv[1:]]
     document = {
-        "environment": environment("cpu", 1),
-        "command": shlex.join(["scripts/measure/two_checkouts.py", *arguments]),
+        "environment": environment("cpu", 1)
+        | {"command": shlex.join(["scripts/measure/two_checkouts.py", *arguments])},
         "commits": commits,
         "rows": rows,
     }
