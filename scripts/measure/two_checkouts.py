@@ -4,7 +4,8 @@
 
 OLD and NEW are folders of checkouts; both run with this Python. `--rows` names rows of the suite of networks.
 Each checkout builds an artifact of each row from the same checkpoints. Each round runs every measurement
-once in each checkout, in alternating order. A ratio is the median over rounds of NEW over OLD. Its range
+once in each checkout, in alternating order. Python loads the bytecode of each checkout, as it does after an
+installation. A ratio is the median over rounds of NEW over OLD. Its range
 covers the middle half of the rounds.
 
 | measurement | what it times |
@@ -95,6 +96,11 @@ def run(checkout: Path, *words: str) -> str:
     return done.stdout
 
 
+def compiled(checkout: Path) -> None:
+    """Compiles the packages of a checkout to bytecode, as pip does when it installs a package."""
+    run(checkout, "-m", "compileall", "-q", "widepack", "artifacts", "bench", "cli")
+
+
 def built(checkout: Path, rows: list[dict[str, Any]], folder: Path) -> dict[str, float]:
     """Builds the artifact of each row in a new folder and returns its seconds."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -144,6 +150,8 @@ def measure(given: argparse.Namespace) -> tuple[list[dict[str, float]], list[dic
     old, new = given.old.resolve(), given.new.resolve()
     sides: dict[Path, list[dict[str, float]]] = {old: [], new: []}
     with tempfile.TemporaryDirectory(prefix="widepack-checkouts-") as temporary:
+        for checkout in (old, new):
+            compiled(checkout)
         rows = json.loads(run(new, "-c", ROWS, temporary, given.rows))
         folders = {old: Path(temporary, "old"), new: Path(temporary, "new")}
         for number in range(given.rounds + 1):

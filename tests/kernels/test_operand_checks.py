@@ -248,6 +248,32 @@ def test_a_weight_that_was_packed_for_another_op_is_refused() -> None:
         run("widepack.convolution.default", IMAGE, linear, None, [1, 1], [0, 0], [1, 1], 1)
 
 
+def test_a_packed_convolution_that_passed_is_checked_again_for_other_operands() -> None:
+    packed = ops.function("widepack.pack_convolution.default")(
+        torch.zeros(8, 3, 3, 3), [1, 1], [0, 0], [1, 1], 1, [1, 3, 8, 8]
+    )
+    convolution = ops.function("widepack.convolution.default")
+
+    def run(x: torch.Tensor, bias: torch.Tensor | None, stride: int = 1) -> Any:
+        return convolution(x, packed, bias, [stride] * 2, [0, 0], [1, 1], 1)
+
+    image, bias = torch.zeros(1, 3, 8, 8), torch.zeros(8)
+    for _ in range(2):
+        assert run(image, bias).shape == (1, 8, 6, 6)
+    for refused in (
+        lambda: run(torch.zeros(1, 2, 8, 8), bias),
+        lambda: run(torch.zeros(1, 3, 2, 2), bias),
+        lambda: run(image.double(), bias),
+        lambda: run(image.to_sparse(), bias),
+        lambda: run(image, torch.zeros(4)),
+        lambda: run(image, bias.double()),
+        lambda: run(image, bias, stride=2),
+    ):
+        with pytest.raises(OperandError):
+            refused()
+    assert run(torch.zeros(2, 3, 9, 9), None).shape == (2, 8, 7, 7)
+
+
 def test_every_check_is_of_an_op_of_the_list() -> None:
     assert CHECKS.keys() <= OPS and CHECKS.keys() >= OF_VALUES
     assert {op for op in OPS if op.startswith("widepack.")} == FUNCTIONS.keys()

@@ -14,13 +14,23 @@ from torch import Tensor
 
 from .require import LARGEST, OperandError, dense, numbers, of_shape, require
 
-_MARK = "widepack_packed_for"
+_MARK = "widepack_mark"
+
+
+class _Mark:
+    """The mark of a packed weight: its purpose, and the shape of the last image that passed the check."""
+
+    __slots__ = ("image", "purpose")
+
+    def __init__(self, purpose: tuple[Any, ...]) -> None:
+        self.purpose = purpose
+        self.image: torch.Size | None = None
 
 
 def mark(packed: Tensor, *purpose: Any) -> Tensor:
     """Marks a weight in oneDNN's order with its purpose, and returns it. Other weights stay as they are."""
     if packed.is_mkldnn:
-        setattr(packed, _MARK, purpose)
+        setattr(packed, _MARK, _Mark(purpose))
     return packed
 
 
@@ -33,9 +43,10 @@ def packed_for(name: str, weight: Any, *purpose: Any) -> bool:
         raise OperandError(f"{name} is not a tensor")
     if weight.layout is torch.strided:
         return False
-    found = getattr(weight, _MARK, None)
-    if found != purpose:
-        raise OperandError(f"{name} was packed for {found}; {purpose} is needed")
+    found: _Mark | None = getattr(weight, _MARK, None)
+    if found is None or found.purpose != purpose:
+        packed = found and found.purpose
+        raise OperandError(f"{name} was packed for {packed}; {purpose} is needed")
     return True
 
 
@@ -91,10 +102,15 @@ def convolution(
     groups: int,
     act: str = "",
 ) -> None:
-    """Checks `widepack.convolution`."""
+    """Checks `widepack.convolution`.
+
+    A packed weight remembers the shape of the image that passed. An image of the same shape passes again.
+    """
     spatial = dense("x", x, 4, 5).dim() - 2
     if packed_for("weight", weight, "convolution", *stride, *padding, *dilation, groups):
         require(x.dtype is torch.float32 and x.device.type == "cpu", "x is not float32 on the CPU")
+        if x.shape == getattr(weight, _MARK).image and _plain_bias(bias, weight.shape[0]):
+            return
     else:  # a packed weight was packed for these numbers, which were checked then
         geometry(spatial, stride, padding, dilation, groups)
     require(weight.dim() == spatial + 2, f"weight has {weight.dim()} dims; {spatial + 2} are needed")
@@ -103,6 +119,15 @@ def convolution(
     require(weight.shape[0] % groups == 0, f"{weight.shape[0]} channels do not form {groups} groups")
     of_shape("bias", bias, [weight.shape[0]], x)
     extents(x.shape[2:], weight.shape[2:], stride, padding, dilation)
+    if type(x) is Tensor and weight.layout is not torch.strided:
+        getattr(weight, _MARK).image = x.shape
+
+
+def _plain_bias(bias: Tensor | None, outputs: int) -> bool:
+    if bias is None:
+        return True
+    plain = bias.dtype is torch.float32 and bias.layout is torch.strided and bias.is_cpu
+    return plain and bias.shape == (outputs,)
 
 
 def pack_linear(weight: Tensor, rows: int) -> None:
