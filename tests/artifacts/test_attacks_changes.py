@@ -44,9 +44,7 @@ def flip(place: Path, keep_times: bool = False) -> None:
 
 
 @pytest.mark.parametrize("keep_times", [False, True])
-def test_55_weights_that_change_after_a_load_that_passed(
-    tmp_path: Path, cache: Path, keep_times: bool
-) -> None:
+def test_weights_that_change_after_a_load_that_passed(tmp_path: Path, cache: Path, keep_times: bool) -> None:
     path = Forged().save(tmp_path)
     load(path)
     flip(weights_of(path), keep_times)
@@ -79,7 +77,7 @@ def test_unchanged_files_are_not_checked_again(
 
 
 @pytest.mark.parametrize("how", ["flip", "truncate"])
-def test_56_weights_that_change_in_place_after_the_load(tmp_path: Path, cache: Path, how: str) -> None:
+def test_weights_that_change_in_place_while_they_are_mapped(tmp_path: Path, cache: Path, how: str) -> None:
     """The next read for a new program or member is refused, and no page past the end of a file is read."""
     path = Forged().save(tmp_path)
     ens = load(path)
@@ -122,7 +120,7 @@ def test_a_file_that_is_replaced_while_it_is_opened(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("link", [".widepack.lock", "programs"])
-def test_57_links_that_a_writer_would_follow(tmp_path: Path, link: str) -> None:
+def test_links_that_a_writer_would_follow(tmp_path: Path, link: str) -> None:
     path = Forged().save(tmp_path)
     outside = tmp_path / "outside"
     if link == "programs":
@@ -134,7 +132,7 @@ def test_57_links_that_a_writer_would_follow(tmp_path: Path, link: str) -> None:
     assert sorted(p.name for p in tmp_path.rglob("*")) == before
 
 
-def test_special_files_in_the_place_of_the_lock(tmp_path: Path) -> None:
+def test_special_files_instead_of_the_lock(tmp_path: Path) -> None:
     path = Forged().save(tmp_path)
     os.mkfifo(path / ".widepack.lock")
     with pytest.raises(ArtifactError, match="a link or special file"), Writer(path, force=True):
@@ -155,7 +153,7 @@ def test_an_artifact_that_no_reader_opens_is_not_published(tmp_path: Path) -> No
         writer.publish(reader.manifest)
 
 
-def test_58_notes_that_another_user_could_have_written(
+def test_notes_in_the_cache_that_another_user_could_have_written(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     user_cache.remember("key", "walks", "3 4")
@@ -193,7 +191,7 @@ def aliases(count: int) -> list[dict[str, object]]:
     return rows + [node(f"a{i}", "aten.alias.default", ref(f"a{i - 1}")) for i in range(1, count)]
 
 
-def test_59_nodes_that_cost_nothing_but_their_number(
+def test_many_nodes_that_compute_nothing(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     many = Forged().add(*aliases(program_limit.MOST_NODES), start="programs/cpu.forward.shared")

@@ -30,13 +30,13 @@ from widepack_artifacts import guards
         2**63,
     ],
 )
-def test_19_guards_that_are_none(tmp_path: Path, expr: Any) -> None:
+def test_guards_that_are_not_conditions_on_sizes(tmp_path: Path, expr: Any) -> None:
     forged = Forged()
     forged.entry["guards"] = [{"expr": expr, "source": ""}]
     refused(forged.save(tmp_path), "guard" if expr != 2**63 else "64 bits")
 
 
-def test_20_guards_without_an_end(tmp_path: Path) -> None:
+def test_guards_that_are_too_large(tmp_path: Path) -> None:
     deep: Any = "B"
     for _ in range(90):
         deep = ["mul", deep, "B"]
@@ -68,7 +68,7 @@ def test_20_guards_without_an_end(tmp_path: Path) -> None:
         ({"example": 1.5}, "expected a count"),
     ],
 )
-def test_21_dims_with_absurd_bounds(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+def test_dims_with_impossible_bounds(tmp_path: Path, change: dict[str, Any], words: str) -> None:
     forged = Forged()
     forged.entry["dims"]["B"].update(change)
     refused(forged.save(tmp_path), words)
@@ -85,7 +85,7 @@ def test_21_dims_with_absurd_bounds(tmp_path: Path, change: dict[str, Any], word
         "float32[B,-6]",
     ],
 )
-def test_22_inputs_of_absurd_types(tmp_path: Path, type_: str) -> None:
+def test_inputs_of_impossible_types(tmp_path: Path, type_: str) -> None:
     forged = Forged()
     forged.entry["inputs"][0]["type"] = type_
     forged.entry["wide"] = []  # without wide programs, only the example gives sizes
@@ -111,14 +111,16 @@ def growing() -> list[dict[str, Any]]:
         pytest.param(growing(), id="growing"),
     ],
 )
-def test_23_a_program_that_is_lowered_at_load(tmp_path: Path, nodes: list[dict[str, Any]]) -> None:
+def test_enormous_sizes_in_a_program_that_is_lowered_at_load(
+    tmp_path: Path, nodes: list[dict[str, Any]]
+) -> None:
     """A load without wide programs lowers the member program and refuses enormous sizes."""
     forged = Forged().add(*nodes, start="programs/member.")
     forged.entry["wide"] = []
     refused(forged.save(tmp_path))
 
 
-def test_24_many_entries_have_one_budget(tmp_path: Path) -> None:
+def test_all_entries_of_a_load_share_one_budget(tmp_path: Path) -> None:
     step = [*wide(X, 2**10), *[node(f"n{i}", "aten.sin.default", ref("e")) for i in range(30)]]
     forged = Forged().add(*step)
     load(forged.save(tmp_path / "one"), limit=0.05)
@@ -127,7 +129,7 @@ def test_24_many_entries_have_one_budget(tmp_path: Path) -> None:
     refused(forged.save(tmp_path / "many"), "the work of this load", limit=0.05)
 
 
-def test_25_a_service_may_lift_the_limit(tmp_path: Path) -> None:
+def test_the_limit_of_a_load_can_be_raised(tmp_path: Path) -> None:
     path = Forged().add(node("a", "aten.zeros.default", [2_000_000], device=SELF)).save(tmp_path)
     text = refused(path, "may take 2.7 MB when it is loaded", "load(limit=", limit=0.01)
     found = re.search(r"load\(limit=([0-9.e+-]+)\)", text)

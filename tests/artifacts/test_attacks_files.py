@@ -20,7 +20,7 @@ from widepack_artifacts.weights import Weights
 F32 = {"dtype": "float32"}
 
 
-def test_00_unchanged_forged_artifacts_load(tmp_path: Path) -> None:
+def test_unchanged_forged_artifacts_load(tmp_path: Path) -> None:
     for name in ("mlp", "conv", "ragged", "entries", "state"):
         load(Forged(name).save(tmp_path / name))
 
@@ -36,14 +36,14 @@ def test_00_unchanged_forged_artifacts_load(tmp_path: Path) -> None:
         "-{}.json",
     ],
 )
-def test_01_names_that_lead_out_of_the_folder(tmp_path: Path, name: str) -> None:
+def test_file_names_that_lead_out_of_the_folder(tmp_path: Path, name: str) -> None:
     forged = Forged()
     forged.manifest["files"][name.format("0" * 16)] = {"bytes": 1, "sha256": "0" * 64}
     refused(forged.save(tmp_path), "is not a valid file name")
 
 
 @pytest.mark.parametrize("what", ["manifest.json", "weights", "program", "programs", "pipe", "folder"])
-def test_02_links_pipes_and_folders_in_the_place_of_files(tmp_path: Path, what: str) -> None:
+def test_links_pipes_and_folders_instead_of_files(tmp_path: Path, what: str) -> None:
     path = Forged().save(tmp_path)
     place = {
         "manifest.json": path / "manifest.json",
@@ -63,7 +63,7 @@ def test_02_links_pipes_and_folders_in_the_place_of_files(tmp_path: Path, what: 
 
 
 @pytest.mark.parametrize("which", ["manifest.json", "program"])
-def test_03_a_key_that_stands_twice(tmp_path: Path, which: str) -> None:
+def test_a_key_that_occurs_twice(tmp_path: Path, which: str) -> None:
     if which == "manifest.json":
         path = Forged().save(tmp_path)
         place = path / which
@@ -78,7 +78,7 @@ def test_03_a_key_that_stands_twice(tmp_path: Path, which: str) -> None:
 @pytest.mark.parametrize(
     "text", ["[" * 100_000, "[" * 300 + "]" * 300, '{"a":' * 100_000, '{"a":' * 300 + "1" + "}" * 300]
 )
-def test_04_deep_nesting(text: str) -> None:
+def test_deeply_nested_documents(text: str) -> None:
     with pytest.raises(ArtifactError, match="nested over 200 deep|not JSON"):
         strict_json.parse(text.encode(), "manifest")
 
@@ -96,7 +96,7 @@ def test_04_deep_nesting(text: str) -> None:
         "-Infinity",
     ],
 )
-def test_05_numbers_past_all_bounds(text: str) -> None:
+def test_numbers_outside_int64_and_float64(text: str) -> None:
     start = time.process_time()
     with pytest.raises(ArtifactError, match="outside|not JSON"):
         strict_json.parse(f"[{text}]".encode(), "manifest")
@@ -106,12 +106,12 @@ def test_05_numbers_past_all_bounds(text: str) -> None:
 @pytest.mark.parametrize(
     "data", [b"\xff\xfe", b'"\\ud800"', b"\xef\xbb\xbf{}", b'{"a":"\xed\xa0\x80"}', b"", b"\x00" * 100]
 )
-def test_06_what_is_no_text(data: bytes) -> None:
+def test_documents_that_are_not_utf8(data: bytes) -> None:
     with pytest.raises(ArtifactError):
         strict_json.parse(data, "manifest")
 
 
-def test_07_a_document_of_more_values_than_any_artifact_has() -> None:
+def test_documents_with_too_many_values() -> None:
     with pytest.raises(ArtifactError, match="over 8,000,000 values"):
         strict_json.parse(b"[" + b"[]," * 8_000_000 + b"0]", "program")
 
@@ -144,7 +144,7 @@ ROW = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         (tensors(b"[" * 1000 + b"]" * 1000, b"\0" * 8), "nested"),
     ],
 )
-def test_08_extents_of_tensors(tmp_path: Path, data: bytes, words: str) -> None:
+def test_wrong_extents_of_tensors(tmp_path: Path, data: bytes, words: str) -> None:
     place = tmp_path / "weights.safetensors"
     place.write_bytes(data)
     for opened in (lambda: header.read(place), lambda: Weights([place])):

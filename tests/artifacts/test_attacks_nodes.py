@@ -17,7 +17,7 @@ from widepack import load
 CODE = "__import__('os').system('touch canary')"
 
 
-def test_09_names_that_are_code(tmp_path: Path) -> None:
+def test_names_that_are_code(tmp_path: Path) -> None:
     changes: list[Callable[[Forged], object]] = [
         lambda f: f.entry["inputs"][0].update(name=CODE),
         lambda f: f.entry["dims"].update({CODE: f.entry["dims"].pop("B")}),
@@ -75,11 +75,11 @@ def test_09_names_that_are_code(tmp_path: Path) -> None:
         "loop.default",
     ],
 )
-def test_10_ops_that_are_not_on_the_list(tmp_path: Path, op: str) -> None:
+def test_ops_that_are_not_on_the_list(tmp_path: Path, op: str) -> None:
     refused(Forged().add(node("a", op, X)).save(tmp_path), "not on the list of allowed ops")
 
 
-def test_11_widepacks_own_ops_in_a_member_program(tmp_path: Path) -> None:
+def test_ops_of_widepack_in_a_member_program(tmp_path: Path) -> None:
     forged = Forged().add(node("a", "widepack.pack_linear.default", W, 1), start="programs/member.")
     forged.entry["wide"] = []
     refused(forged.save(tmp_path), "only wide programs may use")
@@ -102,7 +102,7 @@ def test_11_widepacks_own_ops_in_a_member_program(tmp_path: Path) -> None:
         (lambda p: p["outputs"].__setitem__(0, [ref("gone"), "stacked"]), "which does not exist"),
     ],
 )
-def test_12_cycles_and_values_before_they_are_made(
+def test_cycles_and_values_that_are_read_before_they_are_computed(
     tmp_path: Path, change: Callable[[Any], object], words: str
 ) -> None:
     forged = Forged()
@@ -143,7 +143,7 @@ def test_12_cycles_and_values_before_they_are_made(
         (node("a", "widepack.lstm_steps.default", *[X] * 4, None, None, None, False), "cannot run"),
     ],
 )
-def test_13_arguments_of_other_types(tmp_path: Path, bad: dict[str, Any], words: str) -> None:
+def test_arguments_of_wrong_types(tmp_path: Path, bad: dict[str, Any], words: str) -> None:
     refused(Forged().add(bad).save(tmp_path), words)
 
 
@@ -294,7 +294,7 @@ BOMBS = sorted(bombs(X))
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if i % 3 else []) for i, name in enumerate(BOMBS)]
 )
-def test_14_nodes_that_ask_for_enormous_results(tmp_path: Path, name: str) -> None:
+def test_nodes_with_enormous_results(tmp_path: Path, name: str) -> None:
     text = refused(Forged().add(*bombs(X)[name]).save(tmp_path))
     assert "node " in text and ("load(limit=" in text or "cannot run" in text), text
 
@@ -302,12 +302,12 @@ def test_14_nodes_that_ask_for_enormous_results(tmp_path: Path, name: str) -> No
 @pytest.mark.parametrize(
     "name", ["repeat", "product of views", "einsum", "svd", "doubling", "bincount", "a list of parts"]
 )
-def test_15_bombs_in_the_prologue(tmp_path: Path, name: str) -> None:
+def test_enormous_results_in_the_prologue(tmp_path: Path, name: str) -> None:
     """Nodes that depend on weights only would run at load, before any call."""
     refused(Forged().add(*bombs(W)[name]).save(tmp_path), "node ", "load(limit=")
 
 
-def test_16_loops_multiply_work_and_are_not_multiplied(tmp_path: Path) -> None:
+def test_work_and_nesting_of_loops(tmp_path: Path) -> None:
     step = [
         node("s", "aten.sum.default", ref("a")),
         node("e", "aten.expand.default", ref("s"), [1000, 1000]),
@@ -344,11 +344,11 @@ def test_16_loops_multiply_work_and_are_not_multiplied(tmp_path: Path) -> None:
         node("a", "operator.add", [X], [X]),
     ],
 )
-def test_17_numbers_and_lists_that_grow(tmp_path: Path, bad: dict[str, Any]) -> None:
+def test_enormous_numbers_and_lists_of_python(tmp_path: Path, bad: dict[str, Any]) -> None:
     refused(Forged().add(bad).save(tmp_path), "node a")
 
 
-def test_18_memory_that_is_not_the_tensors(tmp_path: Path) -> None:
+def test_views_outside_the_memory_of_a_tensor(tmp_path: Path) -> None:
     """`_reshape_alias` sets sizes and strides without a check of the memory."""
     for size, stride in (([2**16], [1]), ([2, 6], [2**20, 1]), ([4, 1], [2**28, 1])):
         refused(

@@ -102,12 +102,12 @@ def renamed(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_60_operands_that_lead_outside_of_a_kernel(name: str, tmp_path: Path) -> None:
+def test_operands_that_lead_a_kernel_outside_of_its_tensors(name: str, tmp_path: Path) -> None:
     nodes, message = BAD[name]
     refused(Forged().add(*renamed(nodes)).save(tmp_path), message)
 
 
-def test_61_operands_that_lead_outside_at_a_call_only(tmp_path: Path) -> None:
+def test_operands_that_lead_outside_only_at_the_sizes_of_a_call(tmp_path: Path) -> None:
     """The offsets depend on the batch. They are valid at load and invalid at a call with more rows."""
     bad = [
         floats("d", 64),

@@ -17,7 +17,7 @@ from widepack import load
 from widepack.errors import ArtifactError, ProbeError
 
 
-def test_26_what_is_slipped_in_is_not_opened(tmp_path: Path) -> None:
+def test_native_and_python_files_in_the_folder_are_not_opened(tmp_path: Path) -> None:
     """Files outside the manifest are not opened, and no .pt2 or .so file with a correct name and hash."""
     forged = Forged()
     forged.files["programs/forward.shared-0000000000000000.pt2"] = (
@@ -42,7 +42,7 @@ def test_26_what_is_slipped_in_is_not_opened(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["weights", "program", "probe", "manifest"])
-def test_27_hashes_and_digest_that_do_not_fit(
+def test_files_that_do_not_match_their_hashes(
     tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(
@@ -66,12 +66,12 @@ def test_27_hashes_and_digest_that_do_not_fit(
         refused(path, "probe", kind=ProbeError)
 
 
-def test_28_a_digest_that_is_not_the_expected_one(tmp_path: Path) -> None:
+def test_an_artifact_with_another_digest_than_expected(tmp_path: Path) -> None:
     path = Forged().save(tmp_path)
     refused(path, "expected the artifact sha256:", expect="sha256:" + "0" * 64)
 
 
-def test_29_a_lie_about_the_number_of_members(tmp_path: Path) -> None:
+def test_a_wrong_number_of_members(tmp_path: Path) -> None:
     forged = Forged()
     forged.manifest["members"].pop()
     refused(forged.save(tmp_path / "fewer"), "signatures must name")
@@ -88,7 +88,7 @@ def test_29_a_lie_about_the_number_of_members(tmp_path: Path) -> None:
     refused(forged.save(tmp_path / "many"), "1 to 65536")
 
 
-def test_30_outputs_that_are_swapped_or_of_another_kind(tmp_path: Path) -> None:
+def test_outputs_that_are_swapped_or_of_another_kind(tmp_path: Path) -> None:
     forged = Forged("entries")
     for program in forged.programs("programs/cpu.forward.shared"):
         program["outputs"].reverse()
@@ -121,7 +121,7 @@ def test_30_outputs_that_are_swapped_or_of_another_kind(tmp_path: Path) -> None:
         {"at": [1]},
     ],
 )
-def test_31_plans_of_other_types(tmp_path: Path, plan: dict[str, Any]) -> None:
+def test_plans_of_wrong_types(tmp_path: Path, plan: dict[str, Any]) -> None:
     forged = Forged()
     for row in forged.entry["wide"]:
         row["plan"] = {**row["plan"], **plan} if plan else {}
@@ -156,14 +156,14 @@ RECORD = {"output": "output", "own_max": 0.0, "own_rms": 0.0, "scale": 1.0}
         {"wide": {"shared.0": [RECORD, RECORD]}},
     ],
 )
-def test_32_records_of_other_types(tmp_path: Path, record: Any) -> None:
+def test_verification_records_of_wrong_types(tmp_path: Path, record: Any) -> None:
     forged = Forged()
     forged.manifest["verification"] = record
     refused(forged.save(tmp_path))
 
 
 @pytest.mark.parametrize("entries", [3, [], {"encode": 3}, {"encode": {"wide": 3}}])
-def test_33_records_of_other_entries(tmp_path: Path, entries: Any) -> None:
+def test_verification_records_of_wrong_entries(tmp_path: Path, entries: Any) -> None:
     forged = Forged("entries")
     forged.manifest["verification"]["entries"] = entries
     refused(forged.save(tmp_path))
@@ -187,13 +187,13 @@ def test_33_records_of_other_entries(tmp_path: Path, entries: Any) -> None:
         lambda p: p["shared.y0.1"].add_(1e-3),
     ],
 )
-def test_34_a_probe_of_other_tensors(
+def test_a_probe_with_missing_or_wrong_tensors(
     tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], object]
 ) -> None:
     refused(probe_with(Forged(), change).save(tmp_path))
 
 
-def test_35_a_record_that_lets_everything_pass_is_believed(tmp_path: Path) -> None:
+def test_verification_records_with_too_large_bounds(tmp_path: Path) -> None:
     """A reader accepts the bounds of a record if they fit the recorded answers.
 
     The writer of the answers also writes the bounds. Only a trusted digest protects against it.
@@ -217,7 +217,7 @@ def test_35_a_record_that_lets_everything_pass_is_believed(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("backend", ["aot", "onnxruntime", "compile", "os.system"])
-def test_36_plans_that_name_a_backend(tmp_path: Path, backend: str) -> None:
+def test_plans_that_name_a_backend(tmp_path: Path, backend: str) -> None:
     """Nothing is compiled or opened. Without a plan in the user's cache the artifact runs on `eager`."""
     forged = Forged()
     for row in forged.entry["wide"]:

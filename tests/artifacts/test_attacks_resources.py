@@ -34,9 +34,7 @@ def entries_of(forged: Forged, count: int) -> Forged:
     return forged
 
 
-def test_43_results_of_many_prologues_are_held_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_of_the_prologues_of_many_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     forged = Forged().add(
         node("b0", "aten.flatten.using_ints", W),
@@ -66,7 +64,7 @@ def test_43_results_of_many_prologues_are_held_together(
     assert prologue_bytes(ens) == 0
 
 
-def test_44_a_load_that_is_refused_stays_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repeated_load_is_refused_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stored record of a program that passed includes its work."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     step = [*wide(X, 2**10), *[node(f"n{i}", "aten.sin.default", ref("e")) for i in range(30)]]
@@ -81,7 +79,7 @@ def test_44_a_load_that_is_refused_stays_refused(tmp_path: Path, monkeypatch: py
     assert found and float(found[1]) > float(found[2])
 
 
-def test_45_bytes_that_are_not_there_justify_nothing(tmp_path: Path) -> None:
+def test_holes_and_unread_weights_do_not_raise_the_budget(tmp_path: Path) -> None:
     """A hole in a sparse file and a weight that no program reads do not raise the budget."""
     big = 2**24
 
@@ -122,7 +120,7 @@ def test_45_bytes_that_are_not_there_justify_nothing(tmp_path: Path) -> None:
     refused(path, "may take 2.7 MB", limit=0.01)
 
 
-def test_46_names_in_a_header_that_are_looked_up_one_by_one(tmp_path: Path) -> None:
+def test_many_and_repeated_names_in_a_header(tmp_path: Path) -> None:
     def forge(names: list[Any], many: int = 10) -> Path:
         rows: dict[str, Any] = {
             f"z{i}": {"dtype": "F64", "shape": [0, 2], "data_offsets": [0, 0]} for i in range(many)
@@ -143,7 +141,7 @@ def test_46_names_in_a_header_that_are_looked_up_one_by_one(tmp_path: Path) -> N
             Weights([forge(names)])
 
 
-def test_47_a_long_key_above_many_leaves(tmp_path: Path) -> None:
+def test_a_long_key_above_many_leaves(tmp_path: Path) -> None:
     """The path of a leaf has all keys above it. A reader builds no paths, and keys have a limit."""
     many = 20_000
     for length, words in ((1_000_000, "at most 1000 characters"), (1000, "has 1 outputs, the entry 20000")):
@@ -156,7 +154,7 @@ def test_47_a_long_key_above_many_leaves(tmp_path: Path) -> None:
         refused(forged.save(tmp_path / str(length)), words)
 
 
-def test_48_names_of_ragged_weights_that_are_written_out(tmp_path: Path) -> None:
+def test_a_long_name_of_a_ragged_weight_with_many_members(tmp_path: Path) -> None:
     many = 60_000
     rows = [Weight(f"{i}" + "w" * 990, "ragged", "bool", [[]] * many, "buffer") for i in range(12)]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -196,7 +194,7 @@ def test_48_names_of_ragged_weights_that_are_written_out(tmp_path: Path) -> None
         ({"result": {"dict": [["k\n", {"leaf": 0}]]}}, "a key has"),
     ],
 )
-def test_49_trees_that_lose_a_leaf_or_drive_a_terminal(
+def test_trees_with_repeated_leaves_keys_or_control_characters(
     tmp_path: Path, change: dict[str, Any], words: str
 ) -> None:
     forged = Forged()
@@ -204,7 +202,7 @@ def test_49_trees_that_lose_a_leaf_or_drive_a_terminal(
     refused(forged.save(tmp_path), words)
 
 
-def test_50_errors_that_are_as_long_as_what_they_name(tmp_path: Path) -> None:
+def test_long_names_in_error_messages(tmp_path: Path) -> None:
     long = "n" * 1000
     changes: list[Callable[[Forged], object]] = [
         lambda f: f.entry.update(guards=[{"expr": "Q" * 100_000, "source": ""}]),
@@ -241,7 +239,7 @@ def test_50_errors_that_are_as_long_as_what_they_name(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("dtype", [None, "bf16"])
-def test_51_answers_of_other_forms_in_another_dtype(
+def test_recorded_answers_of_wrong_forms_in_another_dtype(
     tmp_path: Path, change: Callable[[torch.Tensor], torch.Tensor | None], dtype: str | None
 ) -> None:
     def change_answer(p: dict[str, torch.Tensor]) -> None:
@@ -251,7 +249,7 @@ def test_51_answers_of_other_forms_in_another_dtype(
     refused(probe_with(Forged(), change_answer).save(tmp_path), "probe: ", kind=ProbeError, dtype=dtype)
 
 
-def test_52_many_entries_that_are_lowered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_entries_that_are_lowered_at_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All entries share one deadline, and equal programs are lowered once."""
     forged = Forged()
     forged.entry["wide"] = []
@@ -274,7 +272,7 @@ def test_52_many_entries_that_are_lowered(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("how", ["slice", "part of a list", "reshape", "loop"])
-def test_53_memory_that_a_small_view_holds(tmp_path: Path, how: str) -> None:
+def test_memory_that_a_small_view_keeps_alive(tmp_path: Path, how: str) -> None:
     """Twelve tensors of 48 MB stay in memory, because the last nodes read one number of each."""
     nodes = [node("f", "aten.flatten.using_ints", X), node("one", "aten.slice.Tensor", ref("f"), 0, 0, 1)]
     for i in range(12):
@@ -327,7 +325,7 @@ VIEWS = {
 
 @pytest.mark.parametrize("many", [10**8, 2**30])
 @pytest.mark.parametrize("kind", VIEWS)
-def test_54_outputs_that_show_more_than_is_there(tmp_path: Path, kind: str, many: int) -> None:
+def test_outputs_that_are_larger_than_their_memory(tmp_path: Path, kind: str, many: int) -> None:
     """A view takes no memory, but reading all its values may make a copy."""
     forged = Forged()
     for program in forged.programs():
@@ -338,7 +336,7 @@ def test_54_outputs_that_show_more_than_is_there(tmp_path: Path, kind: str, many
     assert "reading the outputs would bring the memory" in text or "cannot run" in text, text
 
 
-def test_an_output_that_is_another_size_is_not_copied(tmp_path: Path) -> None:
+def test_an_output_of_another_size_is_not_copied(tmp_path: Path) -> None:
     """The answer is refused even without a limit."""
     forged = Forged()
     for program in forged.programs():

@@ -44,7 +44,7 @@ from widepack_cli.main import cli
         (lambda f: f.entry["signature"].append(["y", "positional", {"leaf": 0}, False]), "each of the"),
     ],
 )
-def test_37_state_and_aliases_that_do_not_close(
+def test_states_and_aliases_that_repeat_or_name_nothing(
     tmp_path: Path, change: Callable[[Forged], object], words: str
 ) -> None:
     forged = Forged("state")
@@ -52,7 +52,7 @@ def test_37_state_and_aliases_that_do_not_close(
     refused(forged.save(tmp_path), words)
 
 
-def test_38_ragged_lists_of_other_lengths(tmp_path: Path) -> None:
+def test_ragged_lists_of_wrong_lengths(tmp_path: Path) -> None:
     forged = Forged("ragged")
     row = next(w for w in forged.manifest["weights"] if w["kind"] == "ragged")
     row["shape"].append(row["shape"][0])
@@ -73,7 +73,7 @@ def test_38_ragged_lists_of_other_lengths(tmp_path: Path) -> None:
     refused(forged.save(tmp_path / "kind"), "in the manifest's table it is ragged")
 
 
-def test_39_nothing_drives_a_terminal(tmp_path: Path) -> None:
+def test_control_characters_in_names_and_texts(tmp_path: Path) -> None:
     escape = "\x1b[2J\x1b]0;owned\x07\x9b1m\u202egood"
     forged = Forged()
     forged.manifest["provenance"].update({"command": escape, escape: "x"})
@@ -107,7 +107,7 @@ def test_39_nothing_drives_a_terminal(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "plan", [{"regions": 3}, {"choices": [1]}, {"regions": [{"strategy": []}]}, {"choices": {"relu": 5}}]
 )
-def test_40_records_that_are_shown(tmp_path: Path, plan: dict[str, Any]) -> None:
+def test_wrong_records_that_a_command_shows(tmp_path: Path, plan: dict[str, Any]) -> None:
     forged = Forged()
     for row in forged.entry["wide"]:
         row["plan"] = plan
@@ -121,7 +121,7 @@ def test_40_records_that_are_shown(tmp_path: Path, plan: dict[str, Any]) -> None
 
 
 @given(st.data())
-def test_41_any_change_of_a_manifest_is_refused_or_read(data: st.DataObject) -> None:
+def test_random_changes_of_manifest_and_programs(data: st.DataObject) -> None:
     """Runs the check of scripts/stress/fuzz_artifacts.py for a few changes."""
     forged = Forged(data.draw(st.sampled_from(["mlp", "ragged", "state", "entries"])))
     document: Any = (
@@ -155,9 +155,7 @@ def test_41_any_change_of_a_manifest_is_refused_or_read(data: st.DataObject) -> 
 
 
 @given(st.data())
-def test_42_damage_is_refused_or_does_not_matter(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_random_damage_of_files(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("damaged")
     path = folder / "ens.wide"
     shutil.copytree(golden("mlp"), path)
