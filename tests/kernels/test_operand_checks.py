@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -260,7 +261,7 @@ def test_a_packed_convolution_that_passed_is_checked_again_for_other_operands() 
     image, bias = torch.zeros(1, 3, 8, 8), torch.zeros(8)
     for _ in range(2):
         assert run(image, bias).shape == (1, 8, 6, 6)
-    for refused in (
+    calls: list[Callable[[], Any]] = [
         lambda: run(torch.zeros(1, 2, 8, 8), bias),
         lambda: run(torch.zeros(1, 3, 2, 2), bias),
         lambda: run(image.double(), bias),
@@ -268,10 +269,49 @@ def test_a_packed_convolution_that_passed_is_checked_again_for_other_operands() 
         lambda: run(image, torch.zeros(4)),
         lambda: run(image, bias.double()),
         lambda: run(image, bias, stride=2),
-    ):
+    ]
+    for refused in calls:
         with pytest.raises(OperandError):
             refused()
     assert run(torch.zeros(2, 3, 9, 9), None).shape == (2, 8, 7, 7)
+
+
+LEAST = {dtype: torch.iinfo(dtype).min for dtype in (torch.int8, torch.int16, torch.int32, torch.int64)}
+
+
+@pytest.mark.parametrize("dtype", LEAST)
+def test_the_least_integer_divided_by_minus_one_does_not_end_the_process(dtype: torch.dtype) -> None:
+    x = torch.tensor([LEAST[dtype], LEAST[dtype], -7, 7], dtype=dtype)
+    y = torch.tensor([-1, 2, -1, -2], dtype=dtype)
+    found = run("aten.div.Tensor_mode", x, y, rounding_mode="trunc")
+    assert found.dtype == dtype and found.tolist() == [LEAST[dtype], LEAST[dtype] // 2, 7, -3]
+    assert run("aten.div.Tensor_mode", x[0], y[0], rounding_mode="trunc").item() == LEAST[dtype]
+    found = run("aten.div.Scalar_mode", x, -1, rounding_mode="trunc")
+    assert found.dtype == dtype and found.tolist() == [LEAST[dtype], LEAST[dtype], 7, -7]
+
+
+@pytest.mark.parametrize("mode", [None, "floor", "trunc"])
+def test_the_replaced_division_is_that_of_torch(mode: str | None) -> None:
+    values = [ids(7, -7, 0), ids(3, -2, 5, dtype=torch.int8), ids(2), torch.tensor(-1)]
+    values += [torch.tensor([2.5, -0.5, float("nan")]), torch.tensor(2.5, dtype=torch.float64)]
+    values += [torch.tensor([3], dtype=torch.uint8)]
+    for x in values:
+        for y in [v for v in values if not (v == 0).any()]:
+            found = run("aten.div.Tensor_mode", x, y, rounding_mode=mode)
+            torch.testing.assert_close(
+                found, torch.div(x, y, rounding_mode=mode), equal_nan=True, rtol=0, atol=0
+            )
+        for number in (2, -1, -3, 0.5, -1.0, True):
+            found = run("aten.div.Scalar_mode", x, number, rounding_mode=mode)
+            wanted = torch.div(x, number, rounding_mode=mode)
+            torch.testing.assert_close(found, wanted, equal_nan=True, rtol=0, atol=0)
+
+
+def test_a_norm_of_weights_that_are_views_stays_inside() -> None:
+    v, g = torch.tensor([[3.0]]).expand(64, 4), torch.tensor([[2.0]]).expand(64, 1)
+    w, norms = run("aten._weight_norm_interface.default", v, g)
+    torch.testing.assert_close(w, torch.ones(64, 4))
+    torch.testing.assert_close(norms, torch.full((64, 1), 6.0))
 
 
 def test_every_check_is_of_an_op_of_the_list() -> None:

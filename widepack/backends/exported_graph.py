@@ -26,6 +26,7 @@ from torch.export.graph_signature import (
 
 from widepack_artifacts.program import Program
 
+from ..ir import ops
 from ..ir.fake_values import Fakes, bind_sizes_of_data
 from ..ir.torch_internals import rename_node
 from ..runtime.graph_module import graph_module
@@ -54,6 +55,9 @@ def exported_graph(
     names = [s.name for s in (*program.weights, *program.inputs)] + [n.name for n in program.nodes]
     for node, name in zip(nodes, names, strict=True):
         node.meta["val"] = values[name]
+    for node, written in zip(nodes[len(nodes) - len(program.nodes) :], program.nodes):
+        if node.op == "call_function":  # a file has the ops themselves, without what replaces them here
+            node.target = ops.resolve(written.op)
     bind_sizes_of_data(nodes, fakes)
     count = len(program.weights)
     inputs = nodes[count : count + len(program.inputs)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,13 +64,16 @@ class LoadLimits:
         self.lowering = Deadline(limit)
         self._loading = False
 
-    def _new_budget(self, spent: float = 0.0) -> Budget | None:
+    def _new_budget(self, before: Budget | None = None) -> Budget | None:
+        """Returns a budget for what is bound now. before: the budget that it replaces in the same load."""
         if self.limit is None:
             return None
         weights = min(self._weights_bytes, sum(self._justified.values()))
-        return replace(
-            Budget.of(weights, self._probe_bytes, self.limit), resident=self.prologue.bytes, spent=spent
-        )
+        budget = Budget.of(weights, self._probe_bytes, self.limit)
+        budget.resident = self.prologue.bytes
+        if before is not None:
+            budget.spent, budget.walked = before.spent, before.walked
+        return budget
 
     @contextlib.contextmanager
     def one_load(self, active: bool = True) -> Iterator[None]:
@@ -97,7 +99,7 @@ class LoadLimits:
         """
         self._justified.update(sizes)
         if self.budget is not None:
-            self.budget = self._new_budget(self.budget.spent)
+            self.budget = self._new_budget(self.budget)
 
     def justified(self, name: str) -> bool:
         """Returns whether a weight has been counted."""

@@ -109,3 +109,4 @@ class ProgramAdmission:
             # Values that are needed decide sizes that nobody knows, neither here nor in lowering.
             with contextlib.suppress(NeedsValues):
                 walk.run(programs[k], [*weights, *self.inputs.without_values("shared", budget, 0)])
+            budget.walked = walk.budget.walked

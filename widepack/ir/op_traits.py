@@ -32,6 +32,12 @@ CostClass = Literal[
     "window",
     "ctc",
     "multivariate gamma",
+    "series",
+    "cell",
+    "bag",
+    "class pairs",
+    "differences",
+    "matrix power",
 ]
 
 
@@ -63,8 +69,8 @@ CLASS_NAMES: Mapping[CostClass, frozenset[str]] = {
     # One pass over what is read and written.
     "linear": _aten(
         """
-        __and__ __or__ __xor__ _adaptive_avg_pool2d _adaptive_avg_pool3d _conj_physical _embedding_bag
-        _embedding_bag_forward_only _local_scalar_dense _log_softmax _logcumsumexp _masked_softmax
+        __and__ __or__ __xor__ _adaptive_avg_pool2d _adaptive_avg_pool3d _conj_physical
+        _local_scalar_dense _log_softmax _logcumsumexp _masked_softmax
         _native_batch_norm_legit _native_batch_norm_legit_functional
         _native_batch_norm_legit_no_training _prelu_kernel _safe_softmax _sample_dirichlet _softmax
         _stack _standard_gamma _thnn_fused_gru_cell _thnn_fused_lstm_cell _to_copy _unsafe_view
@@ -76,23 +82,23 @@ CLASS_NAMES: Mapping[CostClass, frozenset[str]] = {
         bitwise_not bitwise_or bitwise_right_shift bitwise_xor blackman_window block_diag
         broadcast_tensors cartesian_prod cat ceil celu channel_shuffle clamp clamp_max clamp_min clone
         col2im column_stack conj_physical constant_pad_nd copy copysign cos cosh count_nonzero
-        cross_entropy_loss cumsum deg2rad dequantize diag diag_embed diagonal_scatter diff div divide
-        dstack elu embedding embedding_bag empty empty_like eq erf erfc exp exp2 expand_copy expm1 eye
+        cross_entropy_loss cumsum deg2rad dequantize diag diag_embed diagonal_scatter div divide
+        dstack elu embedding empty empty_like eq erf erfc exp exp2 expand_copy expm1 eye
         feature_alpha_dropout feature_dropout fill flip floor floor_divide fmax fmin frac frexp
-        frobenius_norm full full_like gather ge gelu glu gradient group_norm gru_cell gt hamming_window
+        frobenius_norm full full_like gather ge gelu glu gradient group_norm gt hamming_window
         hann_window hardshrink hardsigmoid hardswish hardtanh heaviside hstack hypot im2col index
         index_add index_copy index_fill index_select instance_norm isclose isfinite isinf isnan isneginf
         isposinf layer_norm le leaky_relu lerp lift lift_fresh_copy linalg_cross linalg_vector_norm
         linspace log log10 log1p log2 log_sigmoid log_softmax logaddexp logaddexp2 logical_and
-        logical_not logical_or logical_xor logit logspace logsumexp lstm_cell lt masked_fill
+        logical_not logical_or logical_xor logit logspace logsumexp lt masked_fill
         masked_scatter masked_select max max_unpool2d max_unpool3d maximum mean meshgrid min minimum
-        mish mul multi_margin_loss multilabel_margin_loss multiply nan_to_num nanmean nansum narrow_copy
+        mish mul multi_margin_loss multiply nan_to_num nanmean nansum narrow_copy
         native_channel_shuffle native_group_norm native_layer_norm native_norm ne neg new_empty new_full
         new_ones new_zeros nextafter nll_loss nll_loss2d nll_loss_forward nll_loss_nd nonzero_static
         norm norm_except_dim one_hot ones ones_like pad permute_copy pixel_shuffle pixel_unshuffle
         poisson prelu prod put rad2deg randint randint_like reciprocal reflection_pad1d reflection_pad2d
         reflection_pad3d relu relu6 renorm repeat repeat_interleave replication_pad1d replication_pad2d
-        replication_pad3d rms_norm rnn_relu_cell rnn_tanh_cell roll rot90 round
+        replication_pad3d rms_norm roll rot90 round
         rrelu_with_noise_functional rsqrt rsub scalar_tensor scatter scatter_add select_copy
         select_scatter selu sgn sigmoid sign signbit silu sin sinc sinh slice_copy slice_scatter softmax
         softplus softshrink special_erf special_expm1 special_log1p split_copy split_with_sizes_copy
@@ -123,9 +129,9 @@ CLASS_NAMES: Mapping[CostClass, frozenset[str]] = {
     "slow": _aten(
         """
         _upsample_bicubic2d_aa _upsample_bilinear2d_aa acosh alpha_dropout angle asinh atan2 atanh
-        bernoulli cauchy complex digamma dropout erfinv exponential float_power fmod gcd geometric
+        bernoulli cauchy complex digamma dropout erfinv exponential float_power fmod geometric
         i0 kaiser_window
-        lcm lgamma log_normal native_dropout normal polar pow rand rand_like randn randn_like remainder
+        lgamma log_normal native_dropout normal polar pow rand rand_like randn randn_like remainder
         rrelu special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1
         special_entr special_erfcx special_i0e special_i1 special_i1e special_log_ndtr
         special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0
@@ -134,12 +140,36 @@ CLASS_NAMES: Mapping[CostClass, frozenset[str]] = {
         upsample_bicubic2d upsample_trilinear3d
         """
     ),
-    # Series for each number.
+    # Many divisions for each number.
     "slowest": _aten(
         """
-        _dirichlet_grad igamma igammac polygamma special_zeta
+        _dirichlet_grad gcd lcm
         """
     ),
+    # Series of up to 2000 terms for each number.
+    "series": _aten(
+        """
+        igamma igammac polygamma special_zeta
+        """
+    ),
+    # One step of a recurrent layer.
+    "cell": _aten(
+        """
+        gru_cell lstm_cell rnn_relu_cell rnn_tanh_cell
+        """
+    ),
+    # Sums of rows that indices name.
+    "bag": _aten(
+        """
+        _embedding_bag _embedding_bag_forward_only embedding_bag
+        """
+    ),
+    # Each class against each other class.
+    "class pairs": _aten("multilabel_margin_loss"),
+    # Differences of differences.
+    "differences": _aten("diff"),
+    # Products of a matrix with itself, as often as a number or the matrix says.
+    "matrix power": _aten("linalg_matrix_exp linalg_matrix_power"),
     # Fourier transforms.
     "fourier": _aten(
         """
@@ -151,7 +181,7 @@ CLASS_NAMES: Mapping[CostClass, frozenset[str]] = {
     # Matrix products.
     "product": _aten(
         """
-        addbmm addmm addmv addr baddbmm bmm dot ger linalg_vecdot linear matmul mm mv outer vdot
+        addbmm addmm addmv addr baddbmm bmm dot ger linear matmul mm mv outer vdot
         """
     ),
     # Sums of products over any dims.
@@ -196,7 +226,7 @@ CLASS_NAMES: Mapping[CostClass, frozenset[str]] = {
     "pair": _aten(
         """
         binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss cosine_similarity
-        dist hinge_embedding_loss huber_loss isin kl_div l1_loss margin_ranking_loss mse_loss
+        dist hinge_embedding_loss huber_loss isin kl_div l1_loss linalg_vecdot margin_ranking_loss mse_loss
         pairwise_distance poisson_nll_loss smooth_l1_loss soft_margin_loss triplet_margin_loss
         """
     ),
@@ -212,7 +242,7 @@ CLASS_NAMES: Mapping[CostClass, frozenset[str]] = {
         _linalg_det _linalg_slogdet _linalg_solve_ex cholesky cholesky_inverse cholesky_solve inverse
         kron linalg_cholesky linalg_cholesky_ex linalg_det linalg_householder_product linalg_inv
         linalg_inv_ex linalg_ldl_factor linalg_ldl_solve linalg_lu linalg_lu_factor linalg_lu_solve
-        linalg_matrix_exp linalg_matrix_power linalg_qr linalg_slogdet linalg_solve linalg_solve_ex
+        linalg_qr linalg_slogdet linalg_solve linalg_solve_ex
         linalg_solve_triangular logdet lu_unpack
         """
     ),

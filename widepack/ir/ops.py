@@ -24,6 +24,7 @@ from ..kernels import recurrent as recurrent
 from ..kernels import streamed as streamed
 from ..kernels.checks import CHECKS
 from ..kernels.library import FUNCTIONS
+from ..kernels.replacements import REPLACEMENTS
 from .torch_internals import base_name, can_decompose, is_overload, overload_behind, overload_name, schema_of
 
 Op = Callable[..., Any]
@@ -158,7 +159,7 @@ def unchecked(name: str) -> Op:
 
     Raises: as `resolve`.
     """
-    return FUNCTIONS.get(name) or _SAFE.get(name) or resolve(name)
+    return FUNCTIONS.get(name) or REPLACEMENTS.get(name) or resolve(name)
 
 
 def checked(name: str) -> Op:
@@ -166,13 +167,13 @@ def checked(name: str) -> Op:
 
     Raises: as `resolve`.
     """
-    return _SAFE.get(name) or (_with_check(name) if name in CHECKS else resolve(name))
+    return _with_check(name) if name in CHECKS else REPLACEMENTS.get(name) or resolve(name)
 
 
 @cache
 def _with_check(name: str) -> Op:
-    """Returns the op behind its check."""
-    op, check = resolve(name), CHECKS[name]
+    """Returns the op, or what replaces it, behind its check."""
+    op, check = REPLACEMENTS.get(name) or resolve(name), CHECKS[name]
 
     def run(*args: Any, **kwargs: Any) -> Any:
         check(*args, **kwargs)
@@ -205,19 +206,6 @@ def only_views(name: str) -> bool:
     """
     op = resolve(name)
     return is_overload(op) and may_view(name) and op.is_view and not can_decompose(op)
-
-
-def _alias(x: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
-    """`aten._reshape_alias`, which checks nothing, by an op that refuses memory outside the tensor."""
-    return torch.as_strided(x, size, stride)
-
-
-def _stack(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
-    """`aten._stack`, which does not check its tensors, by the op that checks them."""
-    return torch.stack(list(tensors), dim)
-
-
-_SAFE: dict[str, Op] = {"aten._reshape_alias.default": _alias, "aten._stack.default": _stack}
 
 
 def name_of(op: Any) -> str:
@@ -257,9 +245,10 @@ def enumerations(name: str) -> frozenset[str]:
 
 
 def bind(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by the names of the schema, without defaults."""
+    """Arguments by the names of the schema, in its order, without defaults."""
     names = [a[0] for a in arguments(name)]
-    return {**dict(zip(names, args)), **kwargs}
+    given = {**dict(zip(names, args)), **kwargs}
+    return {**{n: given[n] for n in names if n in given}, **given} if kwargs else given
 
 
 @cache

@@ -12,5 +12,6 @@
 | `onednn.py` | Calls oneDNN, the library that runs torch's packed layers on a CPU |
 | `packed.py` | Defines widepack's own ops for layers over weights in oneDNN's order |
 | `recurrent.py` | Defines widepack's own recurrent ops: one layer in one direction over all steps |
+| `replacements.py` | Replaces ops that end the process on operands that a program may have |
 | `streamed.py` | Defines the op `streamed_linear`, for linear layers of few rows |
 """

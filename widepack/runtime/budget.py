@@ -11,6 +11,8 @@ LEAST_BYTES = 256 * 2**20
 LEAST_WORK = 4e9
 BYTES_FOR_WEIGHTS, BYTES_FOR_PROBE = 16, 1024
 WORK_FOR_WEIGHTS, WORK_FOR_PROBE = 200.0, 10_000.0
+LONGEST_WALK = 60.0
+"""Seconds of a core that computing sizes may take, for all programs of a load."""
 
 
 @dataclass
@@ -18,7 +20,8 @@ class Budget:
     """The memory and the work that the programs of one load may take.
 
     bytes: live at one time. work: nanoseconds of one core. limit: the factor on the usual budget. spent: the
-    work so far. resident: bytes of derived weights that the prologues of bound programs made.
+    work so far. resident: bytes of derived weights that the prologues of bound programs made. walked: seconds
+    of a core that were spent on computing sizes.
     """
 
     bytes: float
@@ -26,6 +29,7 @@ class Budget:
     limit: float = 1.0
     spent: float = 0.0
     resident: float = 0.0
+    walked: float = 0.0
 
     @classmethod
     def of(cls, weights: int, probe: int, limit: float = 1.0) -> Budget:
@@ -33,6 +37,19 @@ class Budget:
         memory = LEAST_BYTES + BYTES_FOR_WEIGHTS * weights + BYTES_FOR_PROBE * probe
         work = LEAST_WORK + WORK_FOR_WEIGHTS * weights + WORK_FOR_PROBE * probe
         return cls(memory * limit, work * limit, limit)
+
+    def add_walked(self, said: str, seconds: float) -> None:
+        """Counts the time of computing the sizes of a node.
+
+        said: the program and the node. Raises: ArtifactError if all of them took too long.
+        """
+        self.walked += seconds
+        longest = LONGEST_WALK * max(1.0, self.limit)
+        if self.walked > longest:
+            raise ArtifactError(
+                f"{said}: computing the sizes of the nodes up to here took {self.walked:,.0f} s of a core; "
+                f"a load may take {longest:,.0f} s for it. If you trust its makers: load(limit=None)"
+            )
 
     def admit(self, said: str, work: float, memory: float) -> None:
         """Checks the work and the memory of the load.

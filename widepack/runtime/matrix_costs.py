@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..ir.limits import size, tensors
+from ..ir.limits import integers, size, tensors
 from .cost_terms import NOTHING, Cost, count, first_tensor, rate
 
 _WITH_ADDEND = frozenset(f"aten.{n}" for n in ("addmm", "addbmm", "baddbmm", "addmv", "addr"))
@@ -45,6 +45,8 @@ def product(name: str, args: Mapping[str, Any], result: Any) -> Cost:
     if b.dim() > 2:
         copies += out.numel() // max(1, rows) * inner
     work = out.numel() * max(1, inner) * rate(a) + count(dict(args)) + out.numel()
+    if name == "aten.addbmm":
+        work += 5_000.0 * int(a.shape[0])  # one matrix after the other
     return Cost(work, copies * a.element_size())
 
 
@@ -115,8 +117,12 @@ def convolution(name: str, args: Mapping[str, Any], result: Any) -> Cost:
     slow = 4.0
     if args.get("groups", 1) != 1:  # few channels leave vectors empty
         slow += 50.0 / max(1, int(weight.shape[1]) if weight.dim() > 1 else 1)
-    work = pairs * slow * rate(x) + x.numel() + out.numel()
-    return Cost(work, float(columns * x.element_size() + 2 * x.numel() * x.element_size()))
+    work = pairs * slow * rate(x) + x.numel() + out.numel() + weight.numel()
+    if str(x.dtype) != "torch.float32":  # oneDNN runs float32 alone; other kernels loop over batch and groups
+        groups = args.get("groups", 1)
+        work += 10_000.0 * batch * (groups if isinstance(groups, int) else 1)
+    read = 2 * x.numel() + 2 * weight.numel()  # in oneDNN's order, or dense
+    return Cost(work, float((columns + read) * x.element_size()))
 
 
 def grouped_linear(name: str, args: Mapping[str, Any], result: Any) -> Cost:
@@ -140,6 +146,24 @@ def attention(name: str, args: Mapping[str, Any], result: Any) -> Cost:
     return Cost(work, 3.0 * scores * q.element_size() + size([q, k, v]))
 
 
+def matrix_power(name: str, args: Mapping[str, Any], result: Any) -> Cost:
+    """Products of a matrix with itself: at most two for each bit of the power, or one for each bit of the
+    largest exponent of the dtype, by which `linalg_matrix_exp` halves the matrix first.
+    """
+    x = args.get("self")
+    if not isinstance(x, torch.Tensor) or x.dim() < 2:
+        return NOTHING
+    if name == "aten.linalg_matrix_exp":
+        products = 20 + (1100 if x.dtype in (torch.float64, torch.complex128) else 150)
+    else:
+        products = 2 * max([1, *(abs(n).bit_length() for n in integers(args.get("n")))])
+    rows = int(x.shape[-1])
+    inverse = 0.5 * x.numel() * rows
+    work = products * (x.numel() * rows * rate(x) + x.numel()) + inverse
+    matrices = x.numel() // max(1, rows * rows)
+    return Cost(work + products * (20_000.0 + 500.0 * matrices), 10.0 * size(x))
+
+
 def bilinear(name: str, args: Mapping[str, Any], result: Any) -> Cost:
     """Products of three operands."""
     parts, out = list(tensors(dict(args))), first_tensor(result)
@@ -148,5 +172,8 @@ def bilinear(name: str, args: Mapping[str, Any], result: Any) -> Cost:
     inner = int(parts[0].shape[-1]) * int(parts[1].shape[-1]) if parts[0].dim() and parts[1].dim() else 1
     if name == "aten._trilinear":
         inner = max(max((int(n) for n in t.shape), default=1) for t in parts) ** 2
+    rounds = parts[2].shape[0] if name == "aten.bilinear" and parts[2].dim() else 0
+    if name == "aten._trilinear":
+        rounds = max((int(n) for t in parts for n in t.shape), default=1)
     pairs = out.numel() * max(1, inner)
-    return Cost(pairs * 1.0 + count(dict(args)), 8.0 * pairs)
+    return Cost(pairs * 1.0 + 20_000.0 * min(rounds, 2**14) + count(dict(args)), 8.0 * pairs)

@@ -5,7 +5,7 @@ functions.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -49,14 +49,46 @@ def linear_algebra(each: float) -> Rule:
 
     def rule(name: str, args: Mapping[str, Any], result: Any) -> Cost:
         work, numbers = 0.0, 0
-        for t in tensors([dict(args), result]):
-            if t.dim() >= 2:
-                most = max(int(t.shape[-1]), int(t.shape[-2]))
-                work += t.numel() * max(1, most) * each + math.prod(int(n) for n in t.shape[:-2]) * 5_000.0
-            numbers += t.numel()
+        given = list(tensors([dict(args), result]))
+        batch = _batch(given)
+        for t in given:
+            if t.dim() < 2:
+                numbers += t.numel()
+                continue
+            of_matrix, most = int(t.shape[-2]) * int(t.shape[-1]), max(int(n) for n in t.shape[-2:])
+            work += batch * (of_matrix * max(1, most) * each + 5_000.0)  # operands that broadcast are copied
+            numbers += max(t.numel(), batch * of_matrix, most)  # pivots of no matrix are written too
         return Cost(work + 20.0 * numbers, 6.0 * 8 * numbers)
 
     return rule
+
+
+def _batch(given: Sequence[torch.Tensor]) -> int:
+    """The number of matrices after the operands broadcast to each other; the most of an operand if they do
+    not.
+    """
+    shapes = [tuple(int(n) for n in t.shape[:-2]) for t in given if t.dim() >= 2]
+    try:
+        batch: tuple[int, ...] = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+        return math.prod(batch)
+    except RuntimeError:
+        return max(map(math.prod, shapes))
+
+
+def class_pairs(name: str, args: Mapping[str, Any], result: Any) -> Cost:
+    """`multilabel_margin_loss`: every class of a row against every other class."""
+    x = args.get("self")
+    if not isinstance(x, torch.Tensor):
+        return NOTHING
+    classes = int(x.shape[-1]) if x.dim() else 1
+    return Cost(4.0 * x.numel() * classes + count(dict(args)), 4.0 * size(list(args.values())))
+
+
+def differences(name: str, args: Mapping[str, Any], result: Any) -> Cost:
+    """`diff`: a pass for each order."""
+    times = 1 + max([1, *integers(args.get("n"))])
+    numbers = count(dict(args))
+    return Cost(times * (20_000.0 + 2.0 * numbers), 3.0 * size(list(args.values())))
 
 
 def window(name: str, args: Mapping[str, Any], result: Any) -> Cost:

@@ -1,4 +1,6 @@
-"""Computes the costs of ops over the steps of a sequence: recurrent layers and the CTC loss."""
+"""Computes the costs of ops over the steps of a sequence: recurrent layers, their cells, bags of rows and the
+CTC loss.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +25,30 @@ def recurrent_layer(name: str, args: Mapping[str, Any], result: Any) -> Cost:
     width = sum(int(w.shape[0]) for w in weights if w.dim() == 2)
     work = rows * numbers * rate(x) + recurrent_steps(name, args) * STEP + rows * width
     return Cost(work, rows * width * x.element_size() * 2.0)
+
+
+def recurrent_cell(name: str, args: Mapping[str, Any], result: Any) -> Cost:
+    """One step of a recurrent layer: every row with every weight."""
+    x = args.get("input")
+    if not isinstance(x, torch.Tensor):
+        return NOTHING
+    rows = x.numel() // max(1, int(x.shape[-1])) if x.dim() else 1
+    weights = [t for t in tensors([args.get("w_ih"), args.get("w_hh")]) if t.dim() == 2]
+    width = sum(int(w.shape[0]) for w in weights)
+    work = rows * count(weights) * rate(x) + 20.0 * rows * width + count(dict(args))
+    return Cost(work, rows * width * x.element_size() * 4.0)
+
+
+def bag(name: str, args: Mapping[str, Any], result: Any) -> Cost:
+    """Bags of rows: every index reads a row, of which a kernel may make a copy."""
+    weight, indices = args.get("weight"), args.get("indices")
+    if not isinstance(weight, torch.Tensor) or not isinstance(indices, torch.Tensor) or weight.dim() != 2:
+        return NOTHING
+    read = indices.numel() * int(weight.shape[1])
+    room = read * weight.element_size() if weight.dtype is not torch.float32 else 0
+    return Cost(
+        2.0 * read + 20.0 * indices.numel() + count([dict(args), result]), float(room + size(indices))
+    )
 
 
 def recurrent_steps_of_members(name: str, args: Mapping[str, Any], result: Any) -> Cost:

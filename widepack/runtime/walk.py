@@ -9,6 +9,7 @@ each node runs after its check. The walk knows no strategies and changes no prog
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -99,7 +100,9 @@ class Walk:
             return self._loop(node, args, members, live)
         kwargs = substitute(node.kwargs, values.__getitem__)
         try:
-            return self._by_values(node, args, kwargs) if self.values else self._by_sizes(node, args, kwargs)
+            if self.values:
+                return self._by_values(node, args, kwargs, live)
+            return self._by_sizes(node, args, kwargs)
         except LimitExceeded as e:
             raise ArtifactError(
                 f"{self._where(node)} {e}; load(limit=None) lifts all limits, for an artifact whose makers "
@@ -123,7 +126,9 @@ class Walk:
             if value_sizes.needs_values(node.op, args):
                 raise NeedsValues(node.op)
             try:
-                result = run_on_meta(node.op, args, kwargs)
+                result = self._sized(node, args, kwargs)
+            except ArtifactError:
+                raise
             except Exception as e:  # no meta kernel, or one that accepts less than the op
                 raise NeedsValues(f"{node.op}: {_first_line(e)}") from e
             cost = op_costs.cost(node.op, args, kwargs, result)
@@ -132,12 +137,12 @@ class Walk:
         self.budget.spent += cost.work
         return value
 
-    def _by_values(self, node: Node, args: Any, kwargs: Any) -> WalkedValue:
+    def _by_values(self, node: Node, args: Any, kwargs: Any, live: float) -> WalkedValue:
         """The value of a node that runs, after its cost is known and admitted."""
         limits.refuse_numbers(node.op, args, kwargs)
         cost, result_bytes = self._cost_before_run(node, args, kwargs)
         self.budget.spent += cost.work
-        self._admit(node, self.budget.spent, result_bytes + cost.room)
+        self._admit(node, self.budget.spent, live + result_bytes + cost.room)
         result = ops.function(node.op)(*decode(args, self.device), **decode(kwargs, self.device))
         return WalkedValue.of(node.op, result, cost.room, [args, kwargs])
 
@@ -150,7 +155,7 @@ class Walk:
         try:
             if value_sizes.needs_values(node.op, args):
                 raise NeedsValues(node.op)
-            result = run_on_meta(node.op, sizes, named)
+            result = self._sized(node, sizes, named)
             return op_costs.cost(node.op, sizes, named, result), float(limits.size(result))
         except (ArtifactError, LimitExceeded):
             raise
@@ -165,6 +170,14 @@ class Walk:
                     f"has a result whose size is not known before it runs ({_first_line(e)})"
                 ) from e
             raise  # torch refuses the arguments
+
+    def _sized(self, node: Node, args: Any, kwargs: Any) -> Any:
+        """The result of a node on the meta device. Its time counts. Raises: ArtifactError after too long."""
+        start = time.thread_time()
+        try:
+            return run_on_meta(node.op, args, kwargs)
+        finally:
+            self.budget.add_walked(self._where(node), time.thread_time() - start)
 
     def _loop(self, node: Node, args: list[Any], members: int, live: float) -> WalkedValue:
         """The results of a loop.

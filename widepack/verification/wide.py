@@ -198,5 +198,5 @@ def values_of(program: Program, weights: Weights, inputs: Sequence[Any]) -> dict
                 values[node.name] = Loop(node.body, program.members, CPU)(*args)
             else:
                 kwargs = decode(substitute(node.kwargs, values.__getitem__), CPU)
-                values[node.name] = ops.resolve(node.op)(*args, **kwargs)
+                values[node.name] = ops.function(node.op)(*args, **kwargs)
     return values

@@ -17,6 +17,7 @@ values, or end the process. A check has the parameters of its op and runs at eve
 | `pools.py` | pools over one dim |
 | `recurrent.py` | LSTM, GRU and plain RNN layers |
 | `resampling.py` | upsampling |
+| `series.py` | ops that loop as often as a value or a number says |
 
 `scripts/stress/fence` runs every op of the allow-list with drawn operands behind guard pages.
 """
@@ -26,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from . import attention, convolutions, fourier, linalg, lookups, norms, pools, recurrent, resampling
+from . import attention, convolutions, fourier, linalg, lookups, norms, pools, recurrent, resampling, series
 from .require import OperandError as OperandError
 
 Check = Callable[..., None]
@@ -48,7 +49,10 @@ CHECKS: dict[str, Check] = {
     "aten._embedding_bag_forward_only.default": lookups.embedding_bag,
     "aten.embedding_bag.default": lookups.embedding_bag,
     "aten.embedding_bag.padding_idx": lookups.embedding_bag,
+    "aten._trilinear.default": series.trilinear,
+    "aten.bilinear.default": series.bilinear,
     "aten.ctc_loss.IntList": lookups.ctc_loss,
+    "aten.diff.default": series.differences,
     "aten.max_pool1d.default": pools.max_pool1d,
     "aten.segment_reduce.default": lookups.segment_reduce,
     "aten._native_batch_norm_legit.no_stats": norms.batch_norm_without_statistics,
@@ -57,6 +61,8 @@ CHECKS: dict[str, Check] = {
     "aten._weight_norm.default": norms.weight_norm,
     "aten._weight_norm_interface.default": norms.weight_norm_kernel,
     "aten.native_group_norm.default": norms.group_norm,
+    "aten.polygamma.default": series.polygamma,
+    "aten.special_zeta.default": series.zeta,
     "aten.gru.data": partial(recurrent.layer_packed, gates=3),
     "aten.gru.input": partial(recurrent.layer, gates=3),
     "aten.lstm.data": recurrent.lstm_packed,
@@ -113,6 +119,8 @@ OF_VALUES = frozenset(
         "aten.linalg_lu_solve.default",
         "aten.lstm.data",
         "aten.lu_unpack.default",
+        "aten.polygamma.default",
+        "aten.special_zeta.default",
         "aten.rnn_relu.data",
         "aten.rnn_tanh.data",
         "aten.segment_reduce.default",
