@@ -18,10 +18,16 @@ from typing import Any
 from torch import nn
 
 from ..errors import UsageError
+from ..inference.member import Member
+from ..inference.member_access import MemberAccess
 from .skeleton import ModuleSkeleton, weights_of
 from .torch_module import parameter_dict
 
 _RESETS = ("reset_parameters", "_reset_parameters")
+_NOT_MODULES = (
+    "which is a program that does not train; make modules of your model's class, load ens.state_dict(i) into "
+    "each of them, and fuse these"
+)
 _MAX_ROWS = 10  # the most parts or parameters that a message lists
 
 
@@ -35,16 +41,20 @@ def members_of(models: Any, n: int | None, same: bool) -> list[nn.Module]:
             raise UsageError(
                 "models is one module; give a list of members, or n=8 for 8 copies with fresh initialization"
             )
+        if isinstance(models, MemberAccess):
+            raise UsageError(f"models is a loaded artifact of {len(models)} members, {_NOT_MODULES}")
         members = list(models) if isinstance(models, (Sequence, nn.ModuleList)) else []
         if not members or not all(isinstance(m, nn.Module) for m in members):
             raise UsageError(
                 "models is not a list of modules. fuse takes N live modules of one architecture; "
                 "widepack.build takes checkpoints"
             )
+        _refuse_loaded_members(members)
         return members
     if not isinstance(n, int) or isinstance(n, bool) or n < 1:
         raise UsageError(f"n is {n!r}; give the number of members, at least 1")
     if isinstance(models, nn.Module):
+        _refuse_loaded_members([models])
         return [models] * n if same else fresh_copies(models, n)
     if isinstance(models, Sequence) or not callable(models):
         raise UsageError("n is given with a list of members; n takes one module, or a factory that makes one")
@@ -54,6 +64,13 @@ def members_of(models: Any, n: int | None, same: bool) -> list[nn.Module]:
             "the factory returned one module twice; a factory must make a fresh one at every call"
         )
     return members
+
+
+def _refuse_loaded_members(members: Sequence[nn.Module]) -> None:
+    """Raises UsageError for a member of a loaded artifact: it is a program, and its weights do not train."""
+    for i, member in enumerate(members):
+        if isinstance(member, Member):
+            raise UsageError(f"models[{i}] is member {member.name} of a loaded artifact, {_NOT_MODULES}")
 
 
 def _call_factory(factory: Callable[[], Any]) -> nn.Module:

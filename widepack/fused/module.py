@@ -7,7 +7,7 @@ optimizers, `state_dict`, `.to`, hooks and gradient clipping work as for any mod
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,6 @@ from torch import nn
 from torch._compile import _disable_dynamo
 
 from ..capture.call import MemberCall
-from ..checkpoints.differences import bit_equal
 from ..errors import UsageError
 from ..inference.each import each_if_tensor
 from ..inference.output import build_answer
@@ -26,18 +25,18 @@ from ..system.autocast import plain_modes
 from .captures import capture_entry
 from .channel_packing import pack, split_channels
 from .check import check, settle
+from .members import FusedMembers
 from .programs import CPU, FusedEntry, Runner
 from .recipe import FusedRecipe
 from .same_members import refuse_gradients
 from .sample_dtypes import with_dtypes
 from .skeleton import weights_of
-from .stacked_parameters import member_module, slot_of
 
 if TYPE_CHECKING:
     from ..building.report import BuildReport
 
 
-class Fused(nn.Module):
+class Fused(FusedMembers):
     """N members in one module. Call it as you call a member; each output leaf is `[N, *the member's shape]`.
 
     - `fused(x)`: all members see x.
@@ -60,9 +59,6 @@ class Fused(nn.Module):
 
     __module__ = "widepack"  # pickles name the public place
 
-    _recipe: FusedRecipe
-    _entries: dict[Any, FusedEntry]  # by modes, dtypes and device
-    _slots: dict[str, tuple[dict[str, Any], str]]  # of the weights, by name
     _parts: dict[str, nn.Module]
     if TYPE_CHECKING:  # what has the members' names is a part, a parameter or a buffer
 
@@ -70,27 +66,19 @@ class Fused(nn.Module):
 
     def __init__(self, recipe: FusedRecipe) -> None:
         super().__init__()
-        self.__dict__.update(_recipe=recipe, _entries={}, _slots={}, _parts={})
+        self.__dict__.update(_recipe=recipe, _entries={}, _slots={}, _parts={}, _frozen=())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Fused:
         """Returns a module with its own weights, over the same programs."""
         other = type(self).__new__(type(self))
         memo[id(self)] = other
         other.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        other.mark_parameters()
         return other
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves out the programs, which are made again, and caches."""
         return {**self.__dict__, "_entries": {}, "_slots": {}, "_parts": {}}
-
-    def __len__(self) -> int:
-        return len(self._recipe.skeletons)
-
-    def __bool__(self) -> bool:
-        return True
-
-    def __iter__(self) -> Iterator[nn.Module]:
-        return (self.member(i) for i in range(len(self)))
 
     def _get_name(self) -> str:
         return f"Fused{len(self)}{self._recipe.member_class}"
@@ -147,31 +135,15 @@ class Fused(nn.Module):
         weights = self.tensors_of(entry)
         differentiate = torch.is_grad_enabled() and any(t.requires_grad for t in (*weights.values(), *values))
         runner = self._runner(entry, stacked, sizes, differentiate)
+        if differentiate:
+            weights = self.without_frozen_gradients(weights)
         buffers = [self.tensor_of(name) for _, _, name in entry.carried]
         outputs = runner.run(weights, [*values, *(b.clone() for b in buffers)])
         answer = build_answer(outputs, runner.program.outputs, len(self), entry.result)
         with torch.no_grad():
             for buffer, (_, output, _) in zip(buffers, entry.carried):
-                buffer.copy_(outputs[output])
+                buffer.copy_(self.with_frozen_rows(outputs[output], buffer))
         return answer
-
-    def tensor_of(self, name: str) -> torch.Tensor:
-        """Returns a parameter or buffer by the members' name.
-
-        Args:
-            name: The name in the member's `state_dict`, for example `"layers.0.weight"`.
-
-        Returns:
-            The tensor `[N, *shape]`, or `[*shape]` if it is shared. It is not a copy.
-
-        Raises:
-            KeyError: The members have no such parameter or buffer.
-        """
-        if name not in self._slots:
-            self._slots[name] = slot_of(self, name)
-        tensors, last = self._slots[name]
-        value: torch.Tensor = tensors[last]
-        return value
 
     def tensors_of(self, entry: FusedEntry) -> dict[str, torch.Tensor]:
         """Returns the weights and constants that an entry's programs read, by name."""
@@ -273,81 +245,6 @@ class Fused(nn.Module):
         """
         for entry in self._entries.values():
             entry.forget()
-
-    def member(self, i: int, device: torch.device | str | None = None) -> nn.Module:
-        """Returns a copy of member i as a module of its own class, in the fused module's mode.
-
-        Args:
-            i: The member's number from 0. Negative numbers count from the end.
-            device: The device of the copy. Default: the fused module's device.
-
-        Returns:
-            The member with the weights and buffers that it has now.
-
-        Raises:
-            UsageError: No such member exists.
-
-        Example:
-            >>> torch.save(fused.member(0).state_dict(), "member0.pt")
-        """
-        recipe, i = self._recipe, self._number(i)
-        target = None if device is None else torch.device(device)
-        return member_module(self, recipe.skeletons[i], recipe.weights, i, target)
-
-    def _number(self, i: int) -> int:
-        """Returns a member's number from 0. Raises UsageError."""
-        if not isinstance(i, int) or not -len(self) <= i < len(self):
-            raise UsageError(f"there is no member {i!r}; there are {len(self)}, counted from 0")
-        return i % len(self)
-
-    def unfuse(self) -> list[nn.Module]:
-        """Returns the members as N modules of their own class.
-
-        Returns:
-            N copies, with weights and buffers as they are now, bit for bit. They share nothing with the fused
-            module.
-
-        Example:
-            >>> models = fused.unfuse()
-        """
-        return [self.member(i) for i in range(len(self))]
-
-    def copy_(self, to: int, source: int) -> Fused:
-        """Overwrites one member's parameters and buffers with another's, in place.
-
-        The state of an optimizer for member `to` does not change.
-
-        Args:
-            to: The number of the member that is overwritten.
-            source: The number of the member that is copied.
-
-        Returns:
-            The fused module itself.
-
-        Raises:
-            UsageError: No such member exists, or the two differ in plain attributes, which are not copied.
-
-        Example:
-            >>> fused.copy_(2, 0)  # member 2 continues from member 0
-        """
-        to, source = self._number(to), self._number(source)
-        different = [
-            n
-            for e in self._entries.values()
-            for n, v in e.constants.items()
-            if e.kinds[n] == "stacked" and not bit_equal(v[to], v[source])
-        ]
-        if different:
-            raise UsageError(
-                f"members {to} and {source} differ in {', '.join(dict.fromkeys(different))}, plain "
-                "attributes, which copy_ does not copy; make them buffers"
-            )
-        with torch.no_grad():
-            for weight in self._recipe.weights:
-                if weight.kind == "stacked":
-                    value = self.tensor_of(weight.name)
-                    value[to].copy_(value[source])
-        return self
 
     def save(
         self,

@@ -23,7 +23,7 @@ from widepack_artifacts.program import Kind
 
 from ..checkpoints.differences import bit_equal
 from ..errors import MemberMismatch, UsageError
-from ..optim.rates import ONE_FOR_ALL
+from ..optim.rates import FROZEN, ONE_FOR_ALL
 from .skeleton import ModuleSkeleton, first_names, weights_of
 from .torch_module import buffer_dict, parameter_dict, submodule_dict, unsaved_buffer_names
 
@@ -161,7 +161,6 @@ def stack(root: nn.Module, models: Sequence[nn.Module], weights: Sequence[Stacke
         value = torch.stack(members) if weight.kind == "stacked" else members[0].clone()
         if weight.parameter:
             value = nn.Parameter(value, values[0][weight.name].requires_grad)
-            setattr(value, ONE_FOR_ALL, weight.kind == "shared")
         for name in (weight.name, *weight.aliases):
             path, _, last = name.rpartition(".")
             source = first.get_submodule(path)
@@ -174,6 +173,22 @@ def stack(root: nn.Module, models: Sequence[nn.Module], weights: Sequence[Stacke
         target = targets[id(source)]
         parameter_dict(target).update({n: None for n, v in parameter_dict(source).items() if v is None})
         buffer_dict(target).update({n: None for n, v in buffer_dict(source).items() if v is None})
+    mark_parameters(root, weights, ())
+
+
+def mark_parameters(root: nn.Module, weights: Sequence[StackedWeight], frozen: tuple[int, ...]) -> None:
+    """Sets the attributes of parameters that `widepack.optim` reads.
+
+    Args:
+        root: The module that has the parameters.
+        weights: The weights.
+        frozen: The numbers of the members whose rows no step may change.
+    """
+    for weight in weights:
+        if weight.parameter:
+            tensors, last = slot_of(root, weight.name)
+            setattr(tensors[last], ONE_FOR_ALL, weight.kind == "shared")
+            setattr(tensors[last], FROZEN, frozen if weight.kind == "stacked" else ())
 
 
 def _mirror_submodules(root: nn.Module, model: nn.Module) -> dict[int, nn.Module]:

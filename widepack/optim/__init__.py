@@ -1,9 +1,18 @@
-"""`widepack.optim`: SGD, Adam and AdamW with a learning rate and a weight decay for each member.
+"""`widepack.optim`: optimizers, schedulers and gradient clipping for each member.
 
-Start reading with `optimizers.py`. `rates.py` has `PerMember`, one number for each member.
+| file | what it does |
+|---|---|
+| `optimizers.py` | SGD, Adam, AdamW and Adadelta: the place to start reading |
+| `member_wise.py` | Their base: options of N numbers, state dicts, frozen members |
+| `rates.py` | `PerMember`, one number for each member |
+| `schedulers.py` | `PerMemberScheduler`: a scheduler of torch for each member |
+| `clipping.py` | `clip_grad_norm_`: clips by each member's own norm |
 """
 
+from .clipping import clip_grad_norm_ as clip_grad_norm_
 from .optimizers import SGD as SGD
+from .optimizers import Adadelta as Adadelta
 from .optimizers import Adam as Adam
 from .optimizers import AdamW as AdamW
 from .rates import PerMember as PerMember
+from .schedulers import PerMemberScheduler as PerMemberScheduler

@@ -1,4 +1,4 @@
-"""Defines `PerMember`: one number for each member, for a learning rate or a weight decay.
+"""Defines `PerMember`: one number for each member, for a learning rate or another option.
 
 It has the arithmetic of a number, so torch's schedulers work with it.
 """
@@ -19,12 +19,15 @@ ONE_FOR_ALL = "widepack_one_for_all"
 length.
 """
 
+FROZEN = "widepack_frozen"
+"""The attribute of parameters with the numbers of the members that `Fused.freeze` has frozen."""
+
 
 class PerMember:
     """One number for each member.
 
-    It supports `+ - * /` with a number, or with a `PerMember` of the same length. It has no order, so a
-    scheduler that compares rates (ReduceLROnPlateau) raises an error.
+    It supports `+ - * / **` with a number, or with a `PerMember` of the same length. It has no order. For a
+    scheduler that compares rates, such as ReduceLROnPlateau, use `PerMemberScheduler`.
 
     Args:
         values: N numbers.
@@ -45,6 +48,16 @@ class PerMember:
 
     def __iter__(self) -> Iterator[float]:
         return iter(self.values)
+
+    def __getitem__(self, member: int) -> float:
+        return self.values[member]
+
+    def __float__(self) -> float:
+        raise UsageError(
+            f"a rate has {len(self)} numbers, one for each member, where one number is needed; a scheduler "
+            "of torch that needs one number works as widepack.optim.PerMemberScheduler(optimizer, "
+            "lambda o, i: ReduceLROnPlateau(o))"
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PerMember) and self.values == other.values
@@ -76,6 +89,9 @@ class PerMember:
 
     def __rsub__(self, other: Any) -> PerMember:
         return self._with(other, lambda a, b: b - a)
+
+    def __pow__(self, other: Any) -> PerMember:
+        return self._with(other, lambda a, b: a**b)
 
     def __rtruediv__(self, other: Any) -> PerMember:
         return self._with(other, lambda a, b: b / a)

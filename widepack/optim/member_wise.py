@@ -1,0 +1,228 @@
+"""The base of the optimizers: options for each member, state dicts, frozen members, arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import UsageError
+from .rates import FROZEN, ONE_FOR_ALL, PerMember, parse_rate
+
+Params = Iterable[Any]  # tensors, (name, tensor) pairs, or groups, as torch takes them
+_MAX_CACHED_RATES = 64
+_EXAMPLES = {"betas": "(0.9, 0.999)"}  # one value for all members, in messages
+
+
+class MemberWise(torch.optim.Optimizer):
+    """Base of the optimizers: options for each member, and the checks of parameters against them."""
+
+    member_options: tuple[str, ...] = ("lr", "initial_lr", "weight_decay")
+    """The options that may be N numbers, beside `betas`, whose two parts may be."""
+
+    def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
+        self._tensors: dict[Any, Tensor] = {}
+        self._check(defaults)
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a parameter group, as torch's optimizers do.
+
+        Args:
+            param_group: The group: `params`, and options that differ from the defaults.
+
+        Raises:
+            UsageError: A parameter has no member axis of the rates' length, or an option is invalid.
+        """
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            self._check(group)
+            self._check_members(group)
+        except UsageError:
+            self.param_groups.pop()
+            raise
+
+    def _check(self, group: dict[str, Any]) -> None:
+        """Parses the options of a group in place. Raises UsageError for invalid ones."""
+        who = type(self).__name__
+        for key in self.member_options:
+            if key in group:
+                group[key] = parse_rate(group[key], f"{who}: {key}")
+        if "betas" in group:
+            group["betas"] = _parse_betas(group["betas"], who)
+        self._check_options(group, who)
+
+    def _check_options(self, group: Mapping[str, Any], who: str) -> None:
+        """Raises UsageError for parsed options that do not fit."""
+
+    def _check_members(self, group: Mapping[str, Any]) -> None:
+        """Raises UsageError if an option of N numbers does not fit a parameter of the group."""
+        named = [(k, group[k]) for k in self.member_options if k in group]
+        named += [("betas", b) for b in group.get("betas", ())]
+        options = [(k, v) for k, v in named if isinstance(v, PerMember)]
+        if len({len(v) for _, v in options}) > 1:
+            lengths = ", ".join(f"{k} has {len(v)} numbers" for k, v in options)
+            raise UsageError(f"{type(self).__name__}: {lengths}; give one number for each member")
+        for key, values in options:
+            for i, p in enumerate(group["params"]):
+                if has_member_axis(p, len(values)):
+                    continue
+                name = group["param_names"][i] if "param_names" in group else f"parameter {i} of its group"
+                shared = getattr(p, ONE_FOR_ALL, False)
+                what = "one weight for all members" if shared else f"without a member axis of {len(values)}"
+                raise UsageError(
+                    f"{type(self).__name__}: {key} has {len(values)} numbers, one for each member, and "
+                    f"{name} is {list(p.shape)}, {what}. Put it in a group with one number: "
+                    f"[{{'params': own}}, {{'params': shared, {key!r}: {_EXAMPLES.get(key, '1e-3')}}}]"
+                )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state as torch's optimizers do. The rates of N members are lists of N numbers."""
+        state = super().state_dict()
+        state["param_groups"] = [{k: _plain(v) for k, v in g.items()} for g in state["param_groups"]]
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Loads a state of this optimizer, or of torch's optimizer of the same name.
+
+        Args:
+            state_dict: What `state_dict` returned.
+
+        Raises:
+            UsageError: The rates are of another number of members. The optimizer does not change.
+        """
+        before = [dict(g) for g in self.param_groups]
+        super().load_state_dict(dict(state_dict))
+        try:
+            for group in self.param_groups:
+                self._check(group)
+                self._check_members(group)
+        except UsageError:
+            self.param_groups = before
+            raise
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._tensors = {}
+        for group in self.param_groups:
+            for key, value in self.defaults.items():
+                group.setdefault(key, value)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Performs one step for every member that is not frozen (`Fused.freeze`).
+
+        Args:
+            closure: Computes the loss again and returns it. Default: None.
+
+        Returns:
+            What the closure returns, or None without a closure.
+
+        Raises:
+            UsageError: A gradient is sparse.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for i, p in enumerate(group["params"]):
+                if p.grad is None:
+                    continue
+                if p.grad.is_sparse:
+                    raise UsageError(
+                        f"{type(self).__name__}: parameter {i} has a sparse gradient; "
+                        "set sparse=False in its layer"
+                    )
+                grad = -p.grad if group["maximize"] else p.grad
+                kept = _rows_of_frozen(p, self.state[p])
+                self._update(p, grad, self.state[p], group)
+                for tensor, rows, values in kept:
+                    tensor[rows] = values
+        return loss
+
+    def _update(self, p: Tensor, grad: Tensor, state: dict[str, Any], group: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _rate(self, rate: PerMember, like: Tensor) -> Tensor:
+        """Returns a rate as a tensor `[N, 1, ..., 1]`, from a cache."""
+        key = (rate.values, like.dtype, like.device, like.ndim)
+        if key not in self._tensors:
+            if len(self._tensors) >= _MAX_CACHED_RATES:
+                self._tensors.clear()
+            self._tensors[key] = rate.tensor(like)
+        return self._tensors[key]
+
+    def _factor(self, rate: float | PerMember, like: Tensor) -> Any:
+        """Returns what a tensor like `like` is multiplied with: the number, or `[N, 1, ..., 1]`."""
+        return self._rate(rate, like) if isinstance(rate, PerMember) else rate
+
+    def _plus(self, x: Tensor, y: Tensor, factor: float | PerMember) -> Tensor:
+        """Returns `x + factor * y`."""
+        if not isinstance(factor, PerMember):
+            return x.add(y, alpha=factor)
+        return x.addcmul(y, self._rate(factor, y)).to(x.dtype)
+
+    def _move(self, p: Tensor, by: Tensor, rate: float | PerMember, factor: float = 1.0) -> None:
+        """Computes `p -= rate * factor * by` in place."""
+        if isinstance(rate, PerMember):
+            p.addcmul_(by, self._rate(rate, p), value=-factor)
+        else:
+            p.add_(by, alpha=-rate * factor)
+
+    def _average_square(self, average: Tensor, x: Tensor, kept: float | PerMember) -> None:
+        """Computes `average = kept * average + (1 - kept) * x * x` in place."""
+        average.mul_(self._factor(kept, average))
+        if isinstance(kept, PerMember):
+            average.addcmul_(x * x, self._rate(1 - kept, x))
+        else:
+            average.addcmul_(x, x, value=1 - kept)
+
+
+def nonzero(rate: float | PerMember) -> bool:
+    """Whether a rate is not zero, for any member."""
+    return any(rate) if isinstance(rate, PerMember) else rate != 0
+
+
+def has_member_axis(p: Tensor, members: int) -> bool:
+    """Whether axis 0 of a parameter is the member axis."""
+    return not getattr(p, ONE_FOR_ALL, False) and p.ndim > 0 and p.shape[0] == members
+
+
+def _parse_betas(betas: Any, who: str) -> tuple[Any, Any]:
+    """Returns two averages' decay rates, each one number or one for each member. Raises UsageError."""
+    if isinstance(betas, Tensor):
+        betas = tuple(betas.tolist())
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+        raise UsageError(
+            f"{who}: betas are {betas!r}; give a pair whose parts are a number, or one for each member"
+        )
+    parsed = (parse_rate(betas[0], f"{who}: betas[0]"), parse_rate(betas[1], f"{who}: betas[1]"))
+    if not all(b < 1 for part in parsed for b in (part if isinstance(part, PerMember) else [part])):
+        raise UsageError(f"{who}: betas are {betas}; each must be at least 0 and below 1")
+    return parsed
+
+
+def step_count() -> Tensor:
+    """Returns the number of steps at the start, as torch's optimizers store it."""
+    double = torch.get_default_dtype() == torch.float64
+    return torch.tensor(0.0, dtype=torch.float64 if double else torch.float32)
+
+
+def _plain(option: Any) -> Any:
+    """Returns an option with lists in place of the numbers for each member, also inside a pair."""
+    if isinstance(option, PerMember):
+        return list(option)
+    return tuple(_plain(part) for part in option) if isinstance(option, tuple) else option
+
+
+def _rows_of_frozen(p: Tensor, state: Mapping[str, Any]) -> list[tuple[Tensor, list[int], Tensor]]:
+    """Returns what a step must not change: the frozen members' rows of a parameter and of its state."""
+    rows = list(getattr(p, FROZEN, ()))
+    if not rows:
+        return []
+    tensors = [p, *(v for v in state.values() if isinstance(v, Tensor) and v.shape == p.shape)]
+    return [(t, rows, t[rows].clone()) for t in tensors]
