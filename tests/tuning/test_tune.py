@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -547,7 +548,8 @@ def test_an_artifact_that_is_published_meanwhile_does_not_change(
 @pytest.mark.slow
 def test_build_and_tune(built_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "t.wide"
-    monkeypatch.setattr(tune.tune, "__kwdefaults__", {**tune.tune.__kwdefaults__, "budget_s": 0.2})  # type: ignore[dict-item]
+    function: Any = inspect.unwrap(tune.tune)  # a decorator switches autocast off
+    monkeypatch.setattr(function, "__kwdefaults__", {**function.__kwdefaults__, "budget_s": 0.2})
     report = widepack.build(
         sorted(built_folder.glob("*.pt")), out, model=Net, inputs=["x=float32[B,3,8,8]"], pt2=False, tune=[4]
     )

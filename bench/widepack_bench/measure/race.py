@@ -227,7 +227,8 @@ class Race:
                 f"the interval of {ratio} against {fastest} is not narrower than {WIDTH} after "
                 f"{len(self.rounds)} rounds; give more time"
             )
-        return f"{ratio} times as fast as {fastest}, the fastest baseline" + (
+        measured = ", ".join(self.baselines)
+        return f"{ratio} times as fast as {fastest}, the fastest of the measured baselines ({measured})" + (
             "" if verdict == "holds" else ": slower"
         )
 
