@@ -31,6 +31,7 @@ from ..errors import ArtifactError, LoweringError
 from ..ir.torch_internals import package_loader
 from ..system.compiled_cache import CompiledCache, default_folder
 from .flat import Flat, flatten
+from .index_flags import is_flagged
 from .task import Sizes, Task, Unavailable, first_line, quiet, sizes_to_try, words
 from .variants import Checked, Variant
 
@@ -44,7 +45,7 @@ OPTIONS: dict[str, Any] = {
     "cpp.dynamic_threads": True,  # else the number of threads is a constant of the package
 }
 VARIANTS = 2
-_FORM = 1  # version of the cache entries
+_FORM = 2  # version of the cache entries
 
 
 def bind(task: Task) -> Checked:
@@ -83,7 +84,8 @@ def bind(task: Task) -> Checked:
             f"{place}: this compiled program cannot be used ({str(e).splitlines()[0] if str(e) else e!r}); "
             "remove the folder and compile again: `widepack compile`"
         ) from e
-    return Checked(task.device, flat, variants, task.eager, place)
+    flagged = is_flagged(flat.program)
+    return Checked(task.device, flat, variants, task.eager, place, flagged=flagged)
 
 
 def key_of(task: Task, flat: Flat) -> str:
@@ -235,7 +237,7 @@ def _agree(task: Task, flat: Flat, variant: Variant, tried: Sequence[Sizes]) -> 
 
     Returns: the dims at which it is wrong at size 1, with the smallest valid size. Raises: LoweringError.
     """
-    run = Checked(task.device, flat, [variant], task.eager)
+    run = Checked(task.device, flat, [variant], task.eager, flagged=is_flagged(flat.program))
     least: dict[str, int] = {}
     for sizes in tried:
         if not variant.holds(sizes):

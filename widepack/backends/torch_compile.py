@@ -17,6 +17,7 @@ from ..errors import LoweringError, WidepackError
 from ..ir.tensor_type import parse_slot
 from ..ir.torch_internals import mark_dynamic
 from .flat import flatten
+from .index_flags import is_flagged
 from .task import Sizes, Task, Unavailable, first_line, sizes_to_try, words
 from .tracing import with_weights
 from .variants import Checked, Variant
@@ -63,7 +64,7 @@ def bind(task: Task) -> Checked:
         with _COMPILED_CALLS:
             return run(*inputs)
 
-    return Checked(task.device, flat, [Variant(call)], task.eager)
+    return Checked(task.device, flat, [Variant(call)], task.eager, flagged=is_flagged(flat.program))
 
 
 class _CompiledCalls:

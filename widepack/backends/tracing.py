@@ -22,6 +22,7 @@ from ..ir.tensor_type import parse_slot
 from ..runtime.graph_module import graph_module
 from ..spec.dtypes import dtype_of
 from .flat import Flat
+from .index_flags import add_flags
 
 
 @dataclass
@@ -114,6 +115,8 @@ def traced(
 def with_weights(flat: Flat, device: torch.device) -> tuple[fx.GraphModule, list[fx.Node]]:
     """The program as a module with its weights as buffers w0, w1, ..., and its placeholders, one for each
     input.
+
+    A program that reads or writes at indices has one output more (`index_flags.py`).
     """
     module = graph_module(flat.program, device, checks=False)
     holders = [n for n in module.graph.nodes if n.op == "placeholder"]
@@ -122,5 +125,6 @@ def with_weights(flat: Flat, device: torch.device) -> tuple[fx.GraphModule, list
         with module.graph.inserting_before(node):
             node.replace_all_uses_with(module.graph.get_attr(f"w{i}"))
         module.graph.erase_node(node)
+    add_flags(module.graph, flat.program)
     module.recompile()
     return module, holders[len(flat.weights) :]

@@ -57,6 +57,7 @@ class Checked:
     They check nothing, so every input is checked against its type first.
 
     flat: the program that was compiled, with its weights. place: the folder of the compiled programs.
+    flagged: whether the last output says that an index was out of range (`index_flags.py`).
     """
 
     def __init__(
@@ -66,11 +67,14 @@ class Checked:
         variants: Sequence[Variant],
         eager: Function,
         place: Path | None = None,
+        *,
+        flagged: bool = False,
     ) -> None:
         slots, members = flat.program.inputs, flat.program.members
         self.variants = variants
         self.place = place
         self.eager = eager
+        self._flagged = flagged
         self._inputs = [_Input(s, members) for s in slots]
         self._device = device
         self.flat = flat
@@ -87,6 +91,10 @@ class Checked:
         outputs = variant.run(
             [x if x.is_contiguous() and not x.is_neg() and not x.is_conj() else _plain(x) for x in inputs]
         )
+        if self._flagged:
+            if outputs[-1]:  # an index was out of range: the flat graph raises the op's error
+                return self.eager(*inputs)
+            outputs = outputs[:-1]
         return outputs if self._plain else self.flat.outputs(outputs)
 
     def _choose(self, inputs: Sequence[torch.Tensor], like: Any) -> Variant | None:

@@ -7,7 +7,7 @@ more, eagerly, and then the checks. These nodes are few: views of inputs, and ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ import torch
 from widepack_artifacts.program import Node, Program, refs, substitute
 
 from ..ir import ops
-from ..ir.encoding import decode
+from ..ir.encoding import decode, iter_arguments
 from ..kernels.checks import CHECKS, OF_VALUES
 from .graph_module import evaluate_node
 
@@ -57,22 +57,32 @@ class ValueChecks:
         self._inputs = [s.name for s in program.inputs]
         self._members = program.members
 
-    def run(self, *inputs: torch.Tensor) -> None:
-        """Checks the operands of a call. Raises: OperandError; what a node raises."""
+    def run(self, *inputs: torch.Tensor) -> bool:
+        """Checks the operands of a call.
+
+        Returns: whether compiled code surely has the same operands. If not, nothing was checked.
+        Raises: OperandError; what a node raises.
+        """
         values = {**self._weights, **dict(zip(self._inputs, inputs, strict=True))}
         device = torch.device("cpu") if not inputs else inputs[0].device
         for node in self._before:
             values[node.name] = evaluate_node(node, values, self._members, device)
+            if not _exact(node, values):
+                return False
         for node in self._checked:
             args = decode(substitute(node.args, values.__getitem__), device)
             CHECKS[node.op](*args, **decode(substitute(node.kwargs, values.__getitem__), device))
+        return True
 
-    def before(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function that checks its inputs, and then calls `function`."""
+    def before(self, function: Callable[..., Any], eager: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function that checks its inputs, and then calls `function`.
+
+        eager: runs instead if compiled code may have other operands than those that were checked. It checks
+        its own.
+        """
 
         def run(*inputs: Any) -> Any:
-            self.run(*inputs)
-            return function(*inputs)
+            return function(*inputs) if self.run(*inputs) else eager(*inputs)
 
         return run
 
@@ -82,6 +92,27 @@ def _cheap(node: Node) -> bool:
     if node.body is not None or node.op in OF_VALUES:
         return False
     return node.op in ops.PYTHON or node.out.startswith(_CHEAP) or ops.may_view(node.op)
+
+
+_UNWRITTEN = ("aten.empty.memory_format", "aten.empty_like.default", "aten.new_empty.default")
+
+
+def _exact(node: Node, values: Mapping[str, Any]) -> bool:
+    """Returns whether compiled code computes the same value as the node that has run.
+
+    Arithmetic on floats may round otherwise, and memory that nothing has written may hold anything. The types
+    that the program's file names prove nothing.
+    """
+    if node.op in _UNWRITTEN:
+        return False
+    if node.op.startswith("aten.sym_") or (node.op not in ops.PYTHON and ops.may_view(node.op)):
+        return True
+    read = substitute([list(node.args), node.kwargs], values.__getitem__)
+    return not any(
+        isinstance(v, (float, complex))
+        or (isinstance(v, torch.Tensor) and (v.dtype.is_floating_point or v.dtype.is_complex))
+        for v in iter_arguments([read, values[node.name]])
+    )
 
 
 def _ancestors(at: dict[str, Node], nodes: Sequence[Node]) -> list[Node]:

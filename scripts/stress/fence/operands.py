@@ -1,4 +1,5 @@
-"""Draws valid operands for an op, from samples or from the schema of the op, and then changes them.
+"""Draws valid operands for an op, from samples or from the schema of the op, and then changes them. Some sets
+have views alone: of one number, or in another order in memory.
 
 A forged program or an unusual call can make each of these changes: other sizes, ranks, dtypes, strides and
 values of a tensor, other numbers, other lengths of lists, one argument in the place of another, a weight in
@@ -99,6 +100,9 @@ class Drawn:
             # skips a change that is not possible after an earlier change
             with contextlib.suppress(RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
                 self._change(args, kwargs)
+        if self.random.random() < 0.15:
+            view = self.random.choice((_one_number, _other_order))
+            args, kwargs = [_mapped(a, view) for a in args], {k: _mapped(v, view) for k, v in kwargs.items()}
         return args, kwargs
 
     # ------------------------------------------------------------ valid operands
@@ -290,6 +294,24 @@ def _count(shape: Sequence[int]) -> int:
     for size in shape:
         count *= size
     return count
+
+
+def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Returns an operand with a change of each dense tensor in it."""
+    if isinstance(value, Tensor):
+        return change(value) if value.layout is torch.strided else value
+    return [_mapped(v, change) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def _one_number(x: Tensor) -> Tensor:
+    """Returns a tensor of this shape that shows one number everywhere."""
+    return x.reshape(-1)[:1].clone().reshape([1] * x.dim()).expand(x.shape) if x.numel() and x.dim() else x
+
+
+def _other_order(x: Tensor) -> Tensor:
+    """Returns the same tensor with its dims in the opposite order in memory."""
+    back = list(range(x.dim() - 1, -1, -1))
+    return x.permute(back).contiguous().permute(back)
 
 
 def _refilled(x: Tensor, shape: Sequence[int]) -> Tensor:
