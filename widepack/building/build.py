@@ -49,6 +49,7 @@ def build(
     max_shard_size: int | str = SHARD_BYTES,
     force: bool = False,
     dry_run: bool = False,
+    race: bool = True,
     tune: bool | Sequence[int] = False,
     n: int | None = None,
     dropout: str = "off",
@@ -92,6 +93,9 @@ def build(
             divided.
         force: Whether to replace an artifact at `out`.
         dry_run: Whether to stop after lowering. Nothing is verified or written.
+        race: Whether to time a few plans on this machine after the build, for at most about 10 seconds, and
+            to store those that are faster than the plans by rules of thumb. It is left out with `strategy`,
+            `tune`, `dry_run`, and for entries that draw random numbers.
         tune: Whether to measure the plans on this machine after the build and store them in the artifact, as
             `widepack.tune` does. A list names the batch sizes to measure at.
         n: The number of members that are stochastic passes of one checkpoint; needs `dropout="on"`.
@@ -143,6 +147,7 @@ def build(
             shard_bytes=parse_size(max_shard_size),
             force=force,
             dry_run=dry_run,
+            race=race,
             tune_batches=batches_of(tune),
             dropout=dropout_on,
             one_checkpoint=n is not None,

@@ -28,8 +28,8 @@ class BuildRequest:
     """The arguments of `widepack.build`, parsed and checked.
 
     names: of the members. one_checkpoint: whether all members are passes of one checkpoint. shard_bytes: the
-    largest size of a weights file. tune_batches: the batches to measure at, or None. dropout: whether dropout
-    is on.
+    largest size of a weights file. race: whether to race a few plans, if nothing excludes it. tune_batches:
+    the batches to measure at, or None. dropout: whether dropout is on.
 
     Raises: UsageError for arguments that exclude each other, and for input specs that cannot be read.
     """
@@ -53,6 +53,7 @@ class BuildRequest:
     shard_bytes: int = SHARD_BYTES
     force: bool = False
     dry_run: bool = False
+    race: bool = True
     tune_batches: tuple[int, ...] | None = None
     dropout: bool = False
     one_checkpoint: bool = False
@@ -70,6 +71,12 @@ class BuildRequest:
         # A mistake in a spec is reported before any checkpoint is read.
         for name in self.entries if self.calls.inputs else ():
             specs_of(self.calls.inputs or (), name, self.entries)
+
+    @property
+    def races(self) -> bool:
+        """Whether the plans by rules of thumb race against a few others after the build."""
+        chosen = self.tune_batches is not None or self.strategies != StrategyRequest()
+        return self.race and not (chosen or self.dry_run or self.dropout)
 
     def states_of(self, entry: str) -> list[StateRequest]:
         """Returns the states that were requested for one entry."""

@@ -19,7 +19,7 @@ from widepack_artifacts.writer import Writer
 
 from ..capture.module_tensors import tensors_of
 from ..checkpoints.discovery import LeftOut
-from ..errors import CaptureError, UsageError
+from ..errors import CaptureError, UsageError, WidepackError
 from ..ir.at_rest import draws
 from ..ir.tensor_type import parse_slot
 from ..lowering.wide_programs import LoweredProgram, make_wide_programs
@@ -29,6 +29,7 @@ from ..system.autocast import plain_modes
 from ..system.memory import returned_at_once
 from ..system.progress import Stages
 from ..system.readahead import read_headers
+from ..tuning.quick_race import race_plans, race_seconds
 from ..tuning.tune import tune
 from ..verification import probe
 from ..verification.record import join_records
@@ -57,7 +58,7 @@ class LoweredBuild:
 
 @plain_modes()
 def run_build(request: BuildRequest) -> BuildReport:
-    """Runs all stages of a build, and tunes the artifact if requested."""
+    """Runs all stages of a build, then races or tunes the plans."""
     stages = Stages(request.progress)
     with returned_at_once(), _writer(request) as writer:
         lowered = _lowered(request, writer, stages)
@@ -69,12 +70,24 @@ def run_build(request: BuildRequest) -> BuildReport:
         proved = _verified(request, lowered, writer, stages)
         manifest = _published(request, lowered, proved, writer, stages)
         report = _final_report(request, lowered, proved, manifest)
-    if request.tune_batches is None:
-        return replace(report, seconds=stages.seconds)
     # The artifact is published and complete, so a failure of the tuning does not damage it.
-    with stages.stage("tune"):
-        tuned = tune(request.out, write=True, progress=request.progress, batches=request.tune_batches)
-    return replace(report, digest=tuned.digest, tuned=tuned.to_json(), seconds=stages.seconds)
+    if request.tune_batches is not None:
+        with stages.stage("tune"):
+            tuned = tune(request.out, write=True, progress=request.progress, batches=request.tune_batches)
+        report = replace(report, digest=tuned.digest, tuned=tuned.to_json())
+    elif request.races and (seconds := race_seconds()) > 0:
+        with stages.stage("race"):
+            report = _raced(request, report, seconds)
+    return replace(report, seconds=stages.seconds)
+
+
+def _raced(request: BuildRequest, report: BuildReport, seconds: float) -> BuildReport:
+    """Races the plans of a published artifact. Without a result the plans by rules of thumb stay."""
+    try:
+        raced = race_plans(request.out, seconds=seconds, progress=request.progress)
+    except WidepackError as e:
+        return replace(report, raced={"failed": str(e)})
+    return replace(report, digest=raced.digest, raced=raced.to_json())
 
 
 def _writer(request: BuildRequest) -> contextlib.AbstractContextManager[Writer | None]:

@@ -25,10 +25,13 @@ from torch.fx.experimental.symbolic_shapes import (
 from widepack_artifacts.program import Node, Program, Ref, Slot, substitute
 
 from ..errors import LoweringError
+from ..kernels.checks import CHECKS
 from ..spec.dtypes import dtype_of
 from ..system import deadline
 from . import limits, ops
 from .encoding import decode
+from .op_traits import is_recurrent_layer
+from .recurrent_values import recurrent_result
 from .tensor_type import member_types, parse_slot
 from .torch_internals import symbolic_expression
 from .values import known
@@ -127,7 +130,7 @@ class Fakes:
         except TypeError:  # an argument that has no hash
             key = None
         with self.on():
-            result = ops.checked(op)(*args, **kwargs)
+            result = _result(op, args, kwargs)
         if untrusted and _large(result):
             raise LoweringError(
                 f"{op} returns a size that is an expression of more than {_MOST_TERMS} terms over the "
@@ -145,6 +148,15 @@ class Fakes:
                     f"the dim {name} was fixed to {known(dim)} while the program was read: an op of this "
                     "model does not keep it dynamic"
                 )
+
+
+def _result(op: str, args: Any, kwargs: Any) -> Any:
+    """The result of an op in fake mode."""
+    if is_recurrent_layer(op) and op.endswith(".input") and op in CHECKS:
+        CHECKS[op](*args, **kwargs)
+        if (result := recurrent_result(op, args, kwargs)) is not None:
+            return result
+    return ops.checked(op)(*args, **kwargs)
 
 
 def _key(value: Any) -> Any:

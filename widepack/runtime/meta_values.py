@@ -9,6 +9,7 @@ import torch
 from ..ir import ops
 from ..ir.encoding import decode, map_arguments
 from ..ir.op_traits import is_recurrent_layer
+from ..ir.recurrent_values import recurrent_result
 
 META = torch.device("meta")
 
@@ -31,26 +32,9 @@ def run_on_meta(op: str, args: Any, kwargs: Any) -> Any:
     named = decode(kwargs, META)
     if any(name == "device" for name, _, _ in ops.arguments(op)):
         named["device"] = META
-    if is_recurrent_layer(op) and (result := _recurrent_result(op, args, kwargs)) is not None:
+    if is_recurrent_layer(op) and (result := recurrent_result(op, args, kwargs)) is not None:
         return result
     return ops.checked(op)(*decode(args, META), **named)
-
-
-def _recurrent_result(op: str, args: Any, kwargs: Any) -> Any:
-    """The result of a recurrent layer: torch itself would run one step after the other.
-
-    None for arguments that the op refuses.
-    """
-    given = ops.bind(op, tuple(args), dict(kwargs))
-    x, h = given.get("input", given.get("data")), given.get("hx")
-    states = h if isinstance(h, list) else [h]
-    first = states[0] if states else None
-    if not isinstance(x, torch.Tensor) or not x.dim():
-        return None
-    if not isinstance(first, torch.Tensor) or not first.dim():
-        return None
-    width = first.shape[-1] * (2 if given.get("bidirectional") else 1)
-    return (torch.empty([*x.shape[:-1], width], dtype=x.dtype, device=META), *states)
 
 
 def meta_key(value: Any) -> Any:

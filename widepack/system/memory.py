@@ -1,6 +1,6 @@
-"""Returns freed memory to the system.
+"""Returns freed memory to the system, and reads how much is available.
 
-glibc keeps it, and a build would take the memory of several members at once.
+glibc keeps freed memory, and a build would take the memory of several members at once.
 """
 
 from __future__ import annotations
@@ -51,3 +51,13 @@ def returned_at_once() -> Iterator[None]:
         libc.mallopt(_MMAP_THRESHOLD, USUAL)
         libc.mallopt(_TRIM_THRESHOLD, 2 * USUAL)
         give_back()
+
+
+def available_bytes() -> int | None:
+    """Returns the bytes of memory that a process can use without swapping; None if they are unknown."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            rows = dict(line.split(":", 1) for line in file)
+        return 1024 * int(rows["MemAvailable"].split()[0])
+    except (OSError, KeyError, ValueError, IndexError):
+        return None

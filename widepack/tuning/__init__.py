@@ -10,6 +10,8 @@
 | `candidate_pool.py` | Makes the candidates of one batch and one pattern: it lowers plans |
 | `node_times.py` | Measures the seconds of each node of the member program in a wide program |
 | `publish.py` | Writes measured plans into an artifact |
+| `quick_race.py` | Chooses the plans of a new artifact by a quick race on this machine |
+| `quick_search.py` | Races the few plans that rules of thumb choose among, for one batch |
 | `report.py` | Defines the report of `widepack.tune` |
 | `search.py` | Searches the fastest plan for one entry, pattern and batch on this machine |
 | `searches.py` | Prepares the searches of one pattern of an entry: one for each batch |

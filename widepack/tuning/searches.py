@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,6 +23,8 @@ from ..system.progress import Report
 from .candidate_pool import COMPILED, Workload
 from .search import COMPILE_S, Search
 
+S = TypeVar("S", bound=Search)
+
 
 def searches_of(
     entry: WideEntry,
@@ -35,7 +37,25 @@ def searches_of(
 ) -> tuple[dict[int, Search], dict[int, str]]:
     """Prepares a search for each batch of a pattern. None of them is started.
 
+    The arguments and the result are those of `searches_as`.
+    """
+    return searches_as(Search, entry, pattern, batches, budget_s, others, compile_s, progress)
+
+
+def searches_as(
+    kind: type[S],
+    entry: WideEntry,
+    pattern: str,
+    batches: Sequence[int],
+    budget_s: float,
+    others: Sequence[str] = (),
+    compile_s: float = COMPILE_S,
+    progress: Report | None = None,
+) -> tuple[dict[int, S], dict[int, str]]:
+    """Prepares a search of a class for each batch of a pattern. None of them is started.
+
     Args:
+        kind: The class of the searches.
         entry: The entry of a loaded artifact.
         pattern: The pattern of inputs.
         batches: The batches to measure.
@@ -52,7 +72,7 @@ def searches_of(
     sizes_of, refused = _sizes_of(entry, batches)
     simple, shapes = _simplified(entry, pattern), Shapes(example)
     bind = _binder(entry, pattern)
-    searches: dict[int, Search] = {}
+    searches: dict[int, S] = {}
     for batch, sizes in sizes_of.items():
         inputs = programs.inputs.drawn(pattern, sizes)
         work = Workload(
@@ -67,7 +87,7 @@ def searches_of(
             plain=programs.source.plain,
         )
         label = f"{entry.name} {pattern} {letter} = {batch}" if letter else f"{entry.name} {pattern}"
-        searches[batch] = Search(
+        searches[batch] = kind(
             work,
             bind,
             AnswerCheck(entry, pattern, inputs),

@@ -39,7 +39,7 @@ def one_form(
     one of them serves all classes, except those that the loop serves best. It is the plan with the least time
     over all batches.
     """
-    forms = {b: _forms(searches[b], c) for b, c in best.items()}
+    forms = {b: forms_of(searches[b], c) for b, c in best.items()}
     strategies: dict[str, set[str]] = {}
     for form in forms.values():
         for node, strategy in form.items():
@@ -70,7 +70,7 @@ def _serve(
     mine: Candidate | None = leader if is_own else search.candidate(f"as at {of}", leader.plan)
     mine = mine if mine is not None and search.is_right(search.bound(mine)) else None
     rules, loop = search.named(RULES), search.named(LOOP)
-    same_form = rules is not None and _forms(search, rules) in ({}, _forms(search, leader))
+    same_form = rules is not None and forms_of(search, rules) in ({}, forms_of(search, leader))
     options = {"mine": mine, "rules": rules if same_form else None, "loop": loop}
     runs = {k: c for k, c in options.items() if c is not None}
     calls = {k: search.call(c) for k, c in {**runs, "best": search.bound(best)}.items()}
@@ -92,7 +92,7 @@ def without_forms(search: Search, c: Candidate) -> float:
     return 1e3 * sorted(times)[len(times) // 2]
 
 
-def _forms(search: Search, c: Candidate) -> dict[str, str]:
+def forms_of(search: Search, c: Candidate) -> dict[str, str]:
     """Returns the strategies of the nodes that read weights, except nodes that read the mapped weights."""
     looped = c.plan.looped()
     if c.backend == "onnxruntime":  # it packs weights in its own way, in one session for each program

@@ -109,6 +109,13 @@ TOML = "widepack.toml"
     help="auto, wide, loop, or a strategy that ops shall prefer (widepack primitives). Repeatable.",
 )
 @click.option(
+    "--race/--no-race",
+    default=True,
+    show_default=True,
+    help="Time a few plans on this machine afterwards, for at most about 10 seconds, and publish those that "
+    "are faster than the plans by rules of thumb.",
+)
+@click.option(
     "--tune",
     is_flag=True,
     help="Measure the plans on this machine afterwards, and publish the fastest in the "
@@ -168,6 +175,7 @@ def command(
     sort: str,
     names: str | None,
     strategies: tuple[str, ...],
+    race: bool,
     tune: bool,
     share: str,
     passes: int | None,
@@ -223,6 +231,7 @@ def command(
             force=force,
             progress=progress,
             dry_run=dry_run,
+            race=race,
             tune=tune,
             n=passes,
             dropout=dropout,
@@ -366,10 +375,27 @@ def lines(report: BuildReport, dry_run: bool) -> list[str]:
         text += [*([f"entry {name}"] if list(report.entries) != ["forward"] else []), *_entry(entry)]
     text += [f"left out     {b['path']}: {b['why']}" for b in report.left_out]
     text += damaged(report.not_finite)
+    text += _race(report.raced)
     text.append(
         f"time         {', '.join(f'{stage} {duration(1000 * s)}' for stage, s in report.seconds.items())}"
     )
     return [*text, "dry run: nothing was written"] if dry_run else [*text, f"wrote {report.path}"]
+
+
+def _race(raced: Mapping[str, Any] | None) -> list[str]:
+    """Returns the lines of the race: the batches whose plan it changed."""
+    if raced is None:
+        return []
+    if "failed" in raced:
+        return [f"race         failed, and the plans by rules of thumb stay: {raced['failed']}"]
+    changed = [
+        f"{row['pattern']} batch {row['batch']}: {row['chosen']} ({row['rules']:.2f}x)"
+        for row in raced["rows"]
+        if row["rules"] and row["chosen"] != "rules of thumb"
+    ]
+    return [
+        f"race         {len(raced['rows'])} timed; faster than rules of thumb: {'; '.join(changed) or 'none'}"
+    ]
 
 
 def _entry(entry: EntryReport) -> list[str]:
