@@ -23,7 +23,7 @@ class Bounds(nn.Module):
 
 
 class Noise(nn.Module):
-    """Needs standard deviations as input. Drawn inputs are not valid ones."""
+    """Needs standard deviations as input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,6 +31,13 @@ class Noise(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.weight + torch.normal(self.weight * 0, x)
+
+
+class NoiseOfWholeNumbers(Noise):
+    """Needs whole numbers as input. Drawn inputs are not valid ones."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(torch.where(x == x.round(), x, -1.0))
 
 
 class Statistics(nn.Module):
@@ -64,9 +71,18 @@ def test_an_op_without_a_derivative() -> None:
     assert all(p.grad is None or not p.grad.any() for n, p in fused.named_parameters() if n != "weight")
 
 
-def test_members_that_refuse_drawn_inputs() -> None:
+@pytest.mark.parametrize("training", [True, False])
+def test_drawn_inputs_stay_within_the_range_of_the_sample(training: bool) -> None:
+    """A standard deviation is not negative."""
+    torch.manual_seed(0)
     x = torch.rand(4, 8)
-    members = [Noise() for _ in range(3)]
+    fused = widepack.fuse([Noise().train(training) for _ in range(3)], x)
+    assert fused(x).shape == fused.each(x.expand(3, 4, 8)).shape == (3, 4, 8)
+
+
+def test_members_that_refuse_drawn_inputs() -> None:
+    x = torch.randint(0, 3, (4, 8)).float()
+    members = [NoiseOfWholeNumbers() for _ in range(3)]
     torch.manual_seed(0)
     with pytest.raises(VerificationError, match="cannot be compared .*std >= 0.0.*\n.*validate=False"):
         widepack.fuse(members, x)(x)

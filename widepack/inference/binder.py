@@ -22,6 +22,7 @@ from .call_check import CallCheck, LeafSpec
 from .each import Each
 
 _DERIVATIVES = "ens[i](x) has gradients for one member, and widepack.fuse for all live modules"
+_MAX_SHAPES = 3  # the most shapes that a message lists
 
 
 class Binder:
@@ -185,7 +186,7 @@ class Binder:
             ):
                 raise InputError(
                     f"input {name}: one value for each member needs {self.members} tensors of one shape, "
-                    f"or one tensor [{self.members}, ...]; got {_describe(value)}"
+                    f"or one tensor [{self.members}, ...]; got {_describe(value)}{_shapes(value)}"
                 )
             value = torch.stack(list(value))
         value = self._tensor(value, f"input {name}", spec)
@@ -308,6 +309,13 @@ class Binder:
                 [self.members, *shape] if self.stacked else shape, dtype=leaf.dtype, device=self.device
             )
         return found
+
+
+def _shapes(values: list[Any]) -> str:
+    """Returns the different shapes of the tensors in a list, in words."""
+    shapes = list(dict.fromkeys(str(list(v.shape)) for v in values if isinstance(v, torch.Tensor)))
+    more = ", ..." if len(shapes) > _MAX_SHAPES else ""
+    return f" with shapes {', '.join(shapes[:_MAX_SHAPES])}{more}" if len(shapes) > 1 else ""
 
 
 def _describe(value: Any) -> str:

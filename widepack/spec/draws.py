@@ -1,7 +1,8 @@
 """Draws inputs for verification and measurement, at any sizes of the named dims.
 
 Integers are drawn within the user's bounds. Without bounds they are rows of the example, so they stay valid
-ids, masks or edge lists. Floats have the example's mean and spread. Equal seeds give equal inputs.
+ids, masks or edge lists. Floats have the example's mean and spread, and stay within its smallest and largest
+number: what is positive, or a probability, stays so. Equal seeds give equal inputs.
 """
 
 from __future__ import annotations
@@ -45,8 +46,10 @@ def draw(source: InputSource, sizes: Mapping[str, int], seed: int) -> torch.Tens
         if not isinstance(dim, int):
             value = value.index_select(axis, torch.randint(0, value.shape[axis], (size,), generator=g))
     if value.is_floating_point() and value.numel() and torch.isfinite(value).all():
-        spread = source.example.float().std(correction=0)
-        value = (value.float() + 0.1 * spread * torch.randn(value.shape, generator=g)).to(dtype)
+        example = source.example.float()
+        spread = example.std(correction=0)
+        moved = value.float() + 0.1 * spread * torch.randn(value.shape, generator=g)
+        value = moved.clamp(example.min(), example.max()).to(dtype)
     return value.clone()
 
 
