@@ -7,20 +7,14 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from widepack_bench.text import duration, plural, size
-
+from ..shared.build_report import build_lines
 from ..shared.failures import Refusal
 from ..shared.options import emit, example, json_option, model_options, sort_option, stdout_kept
 from ..shared.progress_bar import Progress
-from ..shared.report_lines import damaged, some
-
-if TYPE_CHECKING:
-    from widepack import BuildReport
-    from widepack.building.report import EntryReport
 
 EPILOG = example(
     'widepack build ckpts/*.pt -o ens.wide --model net.py:make --input "x=float32[B,3,32,32]"',
@@ -239,7 +233,7 @@ def command(
     if as_json:
         emit(report.to_json())
     else:
-        click.echo("\n".join(lines(report, dry_run)))
+        click.echo("\n".join(build_lines(report, dry_run)))
 
 
 def expand(checkpoints: tuple[str, ...]) -> list[str]:
@@ -361,56 +355,3 @@ def _sample(value: Any, path: Path) -> tuple[tuple[Any, ...] | None, dict[str, A
         f"--sample {path} holds a {type(value).__name__}; it must hold a tensor, a tuple "
         "of inputs or a dict of keyword inputs"
     )
-
-
-def lines(report: BuildReport, dry_run: bool) -> list[str]:
-    """Returns the report as lines of text."""
-    weights = ", ".join(f"{size(count)} {kind}" for kind, count in report.weights.items() if count)
-    text = [
-        f"{plural(len(report.members), 'member')}: {some(report.members)}",
-        f"weights      {weights or 'none'}; {size(report.bytes_disk)} on disk, "
-        f"{size(report.bytes_memory)} in memory",
-    ]
-    for name, entry in report.entries.items():
-        text += [*([f"entry {name}"] if list(report.entries) != ["forward"] else []), *_entry(entry)]
-    text += [f"left out     {b['path']}: {b['why']}" for b in report.left_out]
-    text += damaged(report.not_finite)
-    text += _race(report.raced)
-    text.append(
-        f"time         {', '.join(f'{stage} {duration(1000 * s)}' for stage, s in report.seconds.items())}"
-    )
-    return [*text, "dry run: nothing was written"] if dry_run else [*text, f"wrote {report.path}"]
-
-
-def _race(raced: Mapping[str, Any] | None) -> list[str]:
-    """Returns the lines of the race: the batches whose plan it changed."""
-    if raced is None:
-        return []
-    if "failed" in raced:
-        return [f"race         failed, and the plans by rules of thumb stay: {raced['failed']}"]
-    changed = [
-        f"{row['pattern']} batch {row['batch']}: {row['chosen']} ({row['rules']:.2f}x)"
-        for row in raced["rows"]
-        if row["rules"] and row["chosen"] != "rules of thumb"
-    ]
-    return [
-        f"race         {len(raced['rows'])} timed; faster than rules of thumb: {'; '.join(changed) or 'none'}"
-    ]
-
-
-def _entry(entry: EntryReport) -> list[str]:
-    """Returns the lines of one entry."""
-    kinds = ", ".join(f"{count} {kind}" for kind, count in entry.kinds.items() if count)
-    used = ", ".join(
-        f"{name} {count}" for name, count in sorted(entry.strategies.items(), key=lambda item: -item[1])
-    )
-    return [
-        f"nodes        {kinds}",
-        f"strategies   {used}",
-        f"wide share   {entry.wide_share:.0%} of the nodes that read a stacked weight",
-        *(
-            [f"kernels      {entry.kernels_wide} for all members, {entry.kernels_member} for one"]
-            if entry.kernels_wide
-            else []
-        ),
-    ]

@@ -2,6 +2,7 @@
 
 | file | what it does |
 |---|---|
+| `build_report.py` | Prints the report of a build as lines of text |
 | `failures.py` | How a command ends when it fails: a paragraph on standard error and an exit code |
 | `measuring.py` | Options and output that the benchmark commands have in common: `bench` |
 | `options.py` | Options that several commands have, and the JSON document of a command |
