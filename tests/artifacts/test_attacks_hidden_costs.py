@@ -1,4 +1,4 @@
-"""Tests attacks 62 and 63 of ATTACKS.md: nodes whose work or memory does not show in their sizes, and
+"""Tests attacks 62 to 64 of ATTACKS.md: nodes whose work or memory does not show in their sizes, and
 operands that stop the processor.
 """
 
@@ -175,3 +175,14 @@ def test_operands_that_stop_the_processor(tmp_path: Path) -> None:
     norm = node("n", "aten._weight_norm_interface.default", ref("e"), ref("e"))
     forged = Forged().add(least, minus, divided, full("o", [1]), view, norm)
     assert len(load(forged.save(tmp_path))) == 3
+
+
+def test_nodes_that_only_a_member_runs(tmp_path: Path) -> None:
+    """A cast runs the members alone. Nothing reads these nodes, so no wide program has them."""
+    first = node("first", "aten.nonzero.default", X)  # sizes alone do not tell what comes after it
+    wide = node("wide", "aten.expand.default", ref("o"), [5000, 5000])
+    products = [node(f"m{i}", "aten.mm.default", ref("wide"), ref("wide")) for i in range(20)]
+    forged = Forged().add(first, full("o", [1]), wide, *products, start="programs/member.")
+    path = forged.save(tmp_path)
+    assert len(load(path)) == 3
+    refused(path, "the member program 0 of entry forward: node m0", "load(limit=", dtype="float64")

@@ -4,7 +4,7 @@ float64.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from widepack_artifacts.program import Output, Program, Ref, Slot
 
 from ..errors import ArtifactError
 from ..ir.at_rest import draws, rested
+from ..runtime.admission import admit
 from ..runtime.graph_module import Function, evaluate, graph_module
 from ..verification.record import OutputBounds, has_float64_reference
 from ..verification.tolerance import ErrorStats, reference_of
@@ -46,6 +47,7 @@ class MemberRuns:
         self.inputs = inputs
         self.artifact, self.entry, self.name = inputs.artifact, inputs.entry, inputs.name
         self._functions: dict[tuple[int, bool], tuple[Program, Function]] = {}
+        self._admitted: set[tuple[int, bool, str]] = set()
 
     @property
     def float64(self) -> bool:
@@ -72,8 +74,10 @@ class MemberRuns:
     def own(self, pattern: str, place: int, weight: Weight) -> list[Tensor]:
         """Returns one member's answers in its own dtype."""
         program, run = self._function(self.artifact.chosen[place], False)
-        weights = (weight(s.source) for s in program.weights)
-        return list(run(*weights, *self._inputs(pattern, place, weight)))
+        weights = [weight(s.source) for s in program.weights]
+        inputs = self._inputs(pattern, place, weight)
+        self._admit(pattern, place, False, program, weights, inputs)
+        return list(run(*weights, *inputs))
 
     def _float64(self, pattern: str, place: int, exact: Weight) -> list[Tensor] | None:
         """Returns a member's float64 answers; None if an op has no float64 kernel, or decides otherwise in
@@ -84,9 +88,11 @@ class MemberRuns:
         from ..ir.float64 import raise_value  # imports the registry of ops
 
         program, run = self._function(self.artifact.chosen[place], True)
-        weights = (raise_value(exact(s.source)) for s in program.weights)
+        weights = [raise_value(exact(s.source)) for s in program.weights]
+        inputs = [raise_value(x) for x in self._inputs(pattern, place, exact, True)]
+        self._admit(pattern, place, True, program, weights, inputs)
         try:
-            found = run(*weights, *map(raise_value, self._inputs(pattern, place, exact, True)))
+            found = run(*weights, *inputs)
         except RuntimeError:
             return None
         return [reference_of(t) for t in found]
@@ -99,6 +105,33 @@ class MemberRuns:
             weight(initial[k]) if k in initial else x[place] if own else x
             for k, (own, x) in enumerate(values)
         ]
+
+    def _admit(
+        self,
+        pattern: str,
+        place: int,
+        exact: bool,
+        program: Program,
+        weights: Sequence[Any],
+        inputs: Sequence[Any],
+    ) -> None:
+        """Checks a member's program against the budget of the load before its first run on these inputs.
+
+        Raises: ArtifactError.
+        """
+        artifact = self.artifact
+        budget, signatures = artifact.limits.budget, self.entry.signatures
+        signature = signatures[artifact.chosen[place]]
+        if budget is None or (signature, exact, pattern) in self._admitted:
+            return
+        title = f"{artifact.reader.root}: the member program {signature} of entry {self.name}"
+        given = {s.source: w for s, w in zip(program.weights, weights, strict=True)}
+        before = budget.spent
+        admit(budget, title, program, given, lambda values: inputs, artifact.device, False)
+        others = sum(signatures[number] == signature for number in artifact.chosen) - 1
+        budget.spent += others * (budget.spent - before)  # each member runs
+        budget.admit(title, budget.spent, budget.resident)
+        self._admitted.add((signature, exact, pattern))
 
     def _function(self, number: int, exact: bool) -> tuple[Program, Function]:
         """Returns a member's program, and the function of its weights and inputs, which is made once.

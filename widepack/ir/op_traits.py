@@ -69,45 +69,41 @@ CLASS_NAMES: Mapping[CostClass, frozenset[str]] = {
     # One pass over what is read and written.
     "linear": _aten(
         """
-        __and__ __or__ __xor__ _adaptive_avg_pool2d _adaptive_avg_pool3d _conj_physical
-        _local_scalar_dense _log_softmax _logcumsumexp _masked_softmax
-        _native_batch_norm_legit _native_batch_norm_legit_functional
-        _native_batch_norm_legit_no_training _prelu_kernel _safe_softmax _sample_dirichlet _softmax
-        _stack _standard_gamma _thnn_fused_gru_cell _thnn_fused_lstm_cell _to_copy _unsafe_view
+        __and__ __or__ __xor__ _conj_physical _local_scalar_dense _log_softmax _logcumsumexp
+        _masked_softmax _native_batch_norm_legit _native_batch_norm_legit_functional
+        _native_batch_norm_legit_no_training _prelu_kernel _sample_dirichlet _softmax _stack
+        _standard_gamma _thnn_fused_gru_cell _thnn_fused_lstm_cell _to_copy _unsafe_view
         _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d _weight_norm
-        _weight_norm_interface abs acos adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
-        adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d add addcdiv addcmul
-        affine_grid_generator alias_copy all amax amin aminmax any arange arctan2 argmax argmin
-        as_strided_scatter asin atan atleast_1d bartlett_window binomial bitwise_and bitwise_left_shift
-        bitwise_not bitwise_or bitwise_right_shift bitwise_xor blackman_window block_diag
-        broadcast_tensors cartesian_prod cat ceil celu channel_shuffle clamp clamp_max clamp_min clone
-        col2im column_stack conj_physical constant_pad_nd copy copysign cos cosh count_nonzero
-        cross_entropy_loss cumsum deg2rad dequantize diag diag_embed diagonal_scatter div divide
-        dstack elu embedding empty empty_like eq erf erfc exp exp2 expand_copy expm1 eye
-        feature_alpha_dropout feature_dropout fill flip floor floor_divide fmax fmin frac frexp
-        frobenius_norm full full_like gather ge gelu glu gradient group_norm gt hamming_window
-        hann_window hardshrink hardsigmoid hardswish hardtanh heaviside hstack hypot im2col index
-        index_add index_copy index_fill index_select instance_norm isclose isfinite isinf isnan isneginf
-        isposinf layer_norm le leaky_relu lerp lift lift_fresh_copy linalg_cross linalg_vector_norm
-        linspace log log10 log1p log2 log_sigmoid log_softmax logaddexp logaddexp2 logical_and
-        logical_not logical_or logical_xor logit logspace logsumexp lt masked_fill
+        _weight_norm_interface abs acos add addcdiv addcmul affine_grid_generator alias_copy all amax
+        amin aminmax any arange arctan2 as_strided_scatter asin atan atleast_1d bartlett_window
+        binomial bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor
+        blackman_window block_diag broadcast_tensors cartesian_prod cat ceil celu channel_shuffle clamp
+        clamp_max clamp_min clone col2im column_stack conj_physical constant_pad_nd copy copysign cos
+        cosh count_nonzero cumsum deg2rad dequantize diag diag_embed diagonal_scatter div divide dstack
+        elu embedding empty empty_like eq erf erfc exp exp2 expand_copy expm1 eye feature_alpha_dropout
+        feature_dropout fill flip floor floor_divide fmax fmin frac frexp full full_like gather ge gelu
+        glu gradient group_norm gt hamming_window hann_window hardshrink hardsigmoid hardswish hardtanh
+        heaviside hstack hypot im2col index index_add index_copy index_fill index_select instance_norm
+        isclose isfinite isinf isnan isneginf isposinf layer_norm le leaky_relu lerp lift
+        lift_fresh_copy linalg_cross linspace log log10 log1p log2 log_sigmoid log_softmax logaddexp
+        logaddexp2 logical_and logical_not logical_or logical_xor logspace logsumexp lt masked_fill
         masked_scatter masked_select max max_unpool2d max_unpool3d maximum mean meshgrid min minimum
         mish mul multi_margin_loss multiply nan_to_num nanmean nansum narrow_copy
-        native_channel_shuffle native_group_norm native_layer_norm native_norm ne neg new_empty new_full
-        new_ones new_zeros nextafter nll_loss nll_loss2d nll_loss_forward nll_loss_nd nonzero_static
-        norm norm_except_dim one_hot ones ones_like pad permute_copy pixel_shuffle pixel_unshuffle
-        poisson prelu prod put rad2deg randint randint_like reciprocal reflection_pad1d reflection_pad2d
-        reflection_pad3d relu relu6 renorm repeat repeat_interleave replication_pad1d replication_pad2d
-        replication_pad3d rms_norm roll rot90 round
-        rrelu_with_noise_functional rsqrt rsub scalar_tensor scatter scatter_add select_copy
-        select_scatter selu sgn sigmoid sign signbit silu sin sinc sinh slice_copy slice_scatter softmax
-        softplus softshrink special_erf special_expm1 special_log1p split_copy split_with_sizes_copy
-        sqrt square squeeze_copy stack std std_mean sub subtract sum sym_numel sym_size
-        sym_storage_offset sym_stride t_copy take take_along_dim tanh threshold tile trace
-        transpose_copy tril tril_indices triu triu_indices true_divide trunc type_as unbind_copy
-        unfold_copy unsafe_chunk unsafe_split unsafe_split_with_sizes unsqueeze_copy upsample_bilinear2d
-        upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d var var_mean
-        view_as_complex_copy view_as_real_copy view_copy vstack where xlogy zeros zeros_like
+        native_channel_shuffle native_group_norm native_layer_norm native_norm ne neg new_empty
+        new_full new_ones new_zeros nextafter nll_loss nll_loss2d nll_loss_forward nll_loss_nd
+        nonzero_static norm_except_dim one_hot ones ones_like pad permute_copy pixel_shuffle
+        pixel_unshuffle poisson prelu prod put rad2deg randint randint_like reciprocal reflection_pad1d
+        reflection_pad2d reflection_pad3d relu relu6 repeat repeat_interleave replication_pad1d
+        replication_pad2d replication_pad3d rms_norm roll rot90 round rrelu_with_noise_functional rsqrt
+        rsub scalar_tensor scatter scatter_add select_copy select_scatter selu sgn sigmoid sign signbit
+        silu sin sinc sinh slice_copy slice_scatter softmax softplus softshrink special_erf
+        special_expm1 special_log1p split_copy split_with_sizes_copy sqrt square squeeze_copy stack std
+        std_mean sub subtract sum sym_numel sym_size sym_storage_offset sym_stride t_copy take
+        take_along_dim tanh threshold tile trace transpose_copy tril tril_indices triu triu_indices
+        true_divide trunc type_as unbind_copy unfold_copy unsafe_chunk unsafe_split
+        unsafe_split_with_sizes unsqueeze_copy upsample_bilinear2d upsample_linear1d upsample_nearest1d
+        upsample_nearest2d upsample_nearest3d var var_mean view_as_complex_copy view_as_real_copy
+        view_copy vstack where xlogy zeros zeros_like
         """
     )
     | {
@@ -125,19 +121,22 @@ CLASS_NAMES: Mapping[CostClass, frozenset[str]] = {
         searchsorted segment_reduce sort topk unique_consecutive unique_dim unique_dim_consecutive
         """
     ),
-    # Many operations for each number: special functions, random draws, interpolation.
+    # Many operations for each number: special functions, random draws, interpolation, and reductions whose
+    # kernels take one number after the other.
     "slow": _aten(
         """
-        _upsample_bicubic2d_aa _upsample_bilinear2d_aa acosh alpha_dropout angle asinh atan2 atanh
-        bernoulli cauchy complex digamma dropout erfinv exponential float_power fmod geometric
-        i0 kaiser_window
-        lgamma log_normal native_dropout normal polar pow rand rand_like randn randn_like remainder
-        rrelu special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1
-        special_entr special_erfcx special_i0e special_i1 special_i1e special_log_ndtr
-        special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0
-        special_modified_bessel_k1 special_ndtri special_scaled_modified_bessel_k0
-        special_scaled_modified_bessel_k1 special_spherical_bessel_j0 special_xlog1py tan uniform
-        upsample_bicubic2d upsample_trilinear3d
+        _adaptive_avg_pool2d _adaptive_avg_pool3d _safe_softmax _upsample_bicubic2d_aa
+        _upsample_bilinear2d_aa acosh adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
+        adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d alpha_dropout angle argmax argmin
+        asinh atan2 atanh bernoulli cauchy complex cross_entropy_loss digamma dropout erfinv
+        exponential float_power fmod frobenius_norm geometric i0 kaiser_window lgamma
+        linalg_vector_norm log_normal logit native_dropout norm normal polar pow rand rand_like randn
+        randn_like remainder renorm rrelu special_airy_ai special_bessel_j0 special_bessel_j1
+        special_bessel_y0 special_bessel_y1 special_entr special_erfcx special_i0e special_i1
+        special_i1e special_log_ndtr special_modified_bessel_i0 special_modified_bessel_i1
+        special_modified_bessel_k0 special_modified_bessel_k1 special_ndtri
+        special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 special_spherical_bessel_j0
+        special_xlog1py tan uniform upsample_bicubic2d upsample_trilinear3d
         """
     ),
     # Many divisions for each number.

@@ -23,7 +23,9 @@ def recurrent_layer(name: str, args: Mapping[str, Any], result: Any) -> Cost:
     rows = max(1, math.prod(int(n) for n in x.shape[:-1]))
     numbers = sum(w.numel() for w in weights)
     width = sum(int(w.shape[0]) for w in weights if w.dim() == 2)
-    work = rows * numbers * rate(x) + recurrent_steps(name, args) * STEP + rows * width
+    work = (
+        rows * numbers * rate(x) + recurrent_steps(name, args) * STEP + rows * width + 5 * count(dict(args))
+    )
     return Cost(work, rows * width * x.element_size() * 2.0)
 
 
