@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from attacks import probe_with, refused
-from forged import Forged, golden
+from forged import Forged, golden, node, ref
 from support import fresh, must
 
 from widepack import load
@@ -86,6 +86,24 @@ def test_a_wrong_number_of_members(tmp_path: Path) -> None:
         {"name": f"m{i}", "source": "", "sha256": "0" * 64, "bytes": 0} for i in range(70_000)
     ]
     refused(forged.save(tmp_path / "many"), "1 to 65536")
+
+
+def test_a_member_program_of_another_entry(tmp_path: Path) -> None:
+    """Only calls that fail, casts and single members read it."""
+    forged = Forged()
+    for program in forged.programs("programs/member."):
+        program["inputs"] = [*program["inputs"], ["extra", "x2", "shared", "float32[B,6]"]]
+    size, less = node("b", "aten.sym_size.int", ref("x"), 0), node("c", "operator.sub", ref("b"), 3)
+    ens = load(forged.add(size, less, node("d", "operator.floordiv", 10, ref("c"))).save(tmp_path))
+    assert ens(torch.zeros(2, 6)).shape[:2] == (3, 2)
+    calls: list[Callable[[], Any]] = [
+        lambda: ens(torch.zeros(3, 6)),
+        lambda: ens.member(0),
+        lambda: load(tmp_path / "forged.wide", dtype="float64"),
+    ]
+    for call in calls:
+        with pytest.raises(ArtifactError, match=r"the member program .* has 2 inputs, the entry 1"):
+            call()
 
 
 def test_outputs_that_are_swapped_or_of_another_kind(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from widepack_artifacts.reader import Reader
 from widepack_artifacts.weights import Weights
 
 from ..errors import UsageError
+from ..runtime.admission import check_counts
 from ..runtime.executable import Executable
 from ..spec.names import number_of
 from ..system.gate import Gate
@@ -201,9 +202,12 @@ class OpenArtifact:
     def program(self, file: str, entry: str) -> Program:
         """Returns a member program of an entry in the requested dtype.
 
-        Raises: ArtifactError; LoweringError for a program that cannot be cast.
+        Raises: ArtifactError, also for a program that is not of this entry; LoweringError for a program that
+            cannot be cast.
         """
         program = self.reader.program(file)
+        title = f"{self.reader.root}: the member program {file} of entry {entry}"
+        check_counts(title, program, self.manifest.entries[entry], {w.name for w in self.manifest.weights})
         if self.cast is None:
             return program
         if file not in self._cast_programs:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -49,15 +49,24 @@ def check_slots(said: str, program: Program, entry: Entry, table: Mapping[str, W
     """
     if program.members != members:
         raise ArtifactError(f"{said} is for {program.members} members, the artifact has {members}")
+    check_counts(said, program, entry, table)
     for slot in program.weights:
-        row = table.get(slot.source)
-        if row is None:
-            raise ArtifactError(
-                f"{said} reads the weight {slot.source[:80]!r}, which the manifest's table does not have"
-            )
+        row = table[slot.source]
         if slot.kind != row.kind:
             raise ArtifactError(
                 f"{said} takes the weight {row.name} as {slot.kind}, in the manifest's table it is {row.kind}"
+            )
+
+
+def check_counts(said: str, program: Program, entry: Entry, known: Container[str]) -> None:
+    """Checks that a program reads known weights, and has as many inputs and outputs as its entry.
+
+    known: the names of the manifest's weights. Raises: ArtifactError.
+    """
+    for slot in program.weights:
+        if slot.source not in known:
+            raise ArtifactError(
+                f"{said} reads the weight {slot.source[:80]!r}, which the manifest's table does not have"
             )
     for what, found, wanted in (
         ("inputs", program.inputs, entry.inputs),
