@@ -25,7 +25,7 @@ from ..ir.torch_internals import distributions_validate, op_base_name
 from ..spec.entries import FORWARD, method_of
 from .call import MemberCall
 from .patches import decompositions
-from .patches.context import bound_embeddings, by_places, exportable
+from .patches.context import bound_embeddings, by_places, exportable, scattered_by_places
 from .patches.functions import replaced_functions
 from .patches.tensor_index import look_up_places
 
@@ -117,6 +117,8 @@ def _functional(exported: torch.export.ExportedProgram) -> torch.export.Exported
     """
     table: dict[Any, Any] = {
         torch.ops.aten.as_strided.default: by_places,
+        torch.ops.aten.as_strided_copy.default: by_places,
+        torch.ops.aten.as_strided_scatter.default: scattered_by_places,
         **decompositions.decomposition_table(),
     }
     while True:

@@ -31,7 +31,7 @@ from ..spec.state import BUFFER, CarriedState
 from ..system.progress import Stages
 from ..verification import calls, small_sizes
 from ..verification.reference import ReferenceAnswers
-from ..verification.subject import Subject, fitting
+from ..verification.subject import Subject, fitting, with_accepted_inputs
 from .check_gradients import WAY_OUT, check_draws, check_gradients
 from .member_runs import LiveMembers, run_module, run_program, sample_with
 from .programs import CPU, FusedEntry, Runner
@@ -65,10 +65,11 @@ def _check(fused: LiveMembers, entry: FusedEntry, runner: Runner) -> None:
         return
     if not any(runner.stacked) or all(runner.stacked):
         _check_answers(fused, entry, runner, resting, wide_resting, members_draw)
+    sources = _subject(fused, entry, resting, members_draw).sources[: entry.input_count]
     if members_draw:
-        check_draws(fused, entry, program, gradients=runner.gradients)
+        check_draws(fused, entry, program, sources, gradients=runner.gradients)
     if runner.gradients:
-        check_gradients(fused, entry, runner, resting, members_draw)
+        check_gradients(fused, entry, runner, resting, sources, members_draw)
 
 
 class _LiveWeights:
@@ -148,7 +149,7 @@ def _subject(fused: LiveMembers, entry: FusedEntry, resting: Program, members_dr
     def initial(i: int, state: CarriedState) -> torch.Tensor | None:
         return fused.tensor_of(state.name).detach().cpu()[i] if state.how == BUFFER else None
 
-    return Subject(
+    subject = Subject(
         members=tuple(f"{i}" for i in range(len(fused))),
         programs=[resting],
         signatures=entry.signatures,
@@ -164,6 +165,7 @@ def _subject(fused: LiveMembers, entry: FusedEntry, resting: Program, members_dr
         states=entry.states,
         initial=initial,
     )
+    return with_accepted_inputs(subject)
 
 
 def _check_answers(

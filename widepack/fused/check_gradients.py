@@ -11,7 +11,7 @@ from widepack_artifacts.program import Program
 
 from ..errors import VerificationError
 from ..ir.at_rest import rested
-from ..spec.draws import draw_all
+from ..spec.draws import InputSource, draw_all
 from .member_runs import Gradients, LiveMembers, gradients_of, run_module, run_program, weighted_sum
 from .program_runs import DifferentiableProgram
 from .programs import CPU, FusedEntry, Runner
@@ -22,14 +22,21 @@ WAY_OUT = (
 )
 
 
-def check_draws(fused: LiveMembers, entry: FusedEntry, program: Program, gradients: bool) -> None:
+def check_draws(
+    fused: LiveMembers,
+    entry: FusedEntry,
+    program: Program,
+    sources: Sequence[InputSource],
+    gradients: bool,
+) -> None:
     """Compares a member program that draws with the members' own modules, both from one seed.
 
-    Raises VerificationError for other outputs, and with `gradients` for other gradients.
+    `sources` says how the inputs are drawn. Raises VerificationError for other outputs, and with `gradients`
+    for other gradients.
     """
     names = _trained(fused, entry) if gradients else []
     for i in range(len(fused)):
-        leaves = draw_all(entry.sources[: entry.input_count], entry.sizes, 3 + i)
+        leaves = draw_all(sources, entry.sizes, 3 + i)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(29 + i)
             outputs, grads = run_program(fused, entry, program, i, leaves, names)
@@ -49,15 +56,23 @@ def check_draws(fused: LiveMembers, entry: FusedEntry, program: Program, gradien
 
 
 def check_gradients(
-    fused: LiveMembers, entry: FusedEntry, runner: Runner, resting: Program, draws: bool
+    fused: LiveMembers,
+    entry: FusedEntry,
+    runner: Runner,
+    resting: Program,
+    sources: Sequence[InputSource],
+    draws: bool,
 ) -> None:
     """Compares the gradients of a wide program, with its random ops at rest, with the members' own.
+
+    Nothing is compared if a member has no gradients, because torch has no derivative of one of its ops.
 
     Args:
         fused: The fused module.
         entry: The entry of the program.
         runner: What runs the program.
         resting: The member program at rest.
+        sources: How the inputs are drawn.
         draws: Whether the members' modules draw. Then the member program at rest gives the expected
             gradients.
 
@@ -65,10 +80,9 @@ def check_gradients(
         VerificationError: A gradient differs.
     """
     names = _trained(fused, entry)
-    drawn = [
-        draw_all(entry.sources[: entry.input_count], entry.sizes, 3 + (i if any(runner.stacked) else 0))
-        for i in range(len(fused))
-    ]
+    drawn = [draw_all(sources, entry.sizes, 3 + (i if any(runner.stacked) else 0)) for i in range(len(fused))]
+    if not _has_gradients(fused, drawn[0], names):
+        return
     grads = _wide_gradients(fused, entry, runner, drawn, names)
     sums: Gradients = {}  # of the shared weights, over all members
     own_names = [n for n in names if entry.kinds[n] == "stacked"]
@@ -118,6 +132,16 @@ def _wide_gradients(
             ]
             totals.append(weighted_sum(outputs, i))
         return gradients_of(torch.stack(totals).sum(), weights, names)
+
+
+def _has_gradients(fused: LiveMembers, leaves: Sequence[torch.Tensor], names: Sequence[str]) -> bool:
+    """Returns whether the module of member 0 computes gradients of the weights."""
+    try:
+        with torch.random.fork_rng(devices=[]):
+            run_module(fused, 0, leaves, names)
+    except RuntimeError as e:
+        return "derivative" not in str(e) and "not differentiable" not in str(e)
+    return True
 
 
 def _trained(fused: LiveMembers, entry: FusedEntry) -> list[str]:

@@ -1,4 +1,4 @@
-"""Replaces ops that end the process, or leave their tensors, on operands that a program may have.
+"""Replaces ops that end the process, or leave their values, on operands that a program may have.
 
 A replacement returns what the op returns, and has the op's parameters. It decides nothing by values, so that
 it can be traced: compiled programs contain it too.
@@ -18,6 +18,20 @@ _SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
 def reshape_alias(x: Tensor, size: Sequence[int], stride: Sequence[int]) -> Tensor:
     """Computes `aten._reshape_alias`, which checks nothing, by an op that refuses memory outside x."""
     return torch.as_strided(x, size, stride)
+
+
+def as_strided(
+    x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Tensor:
+    """Computes `aten.as_strided` over the value alone, which may be a part of one for all members."""
+    return torch.as_strided(x.contiguous().clone(), size, stride, storage_offset)
+
+
+def as_strided_scatter(
+    x: Tensor, src: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Tensor:
+    """Computes `aten.as_strided_scatter` over the value alone."""
+    return torch.as_strided_scatter(x.contiguous().clone(), src, size, stride, storage_offset)
 
 
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
@@ -51,6 +65,8 @@ def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
 REPLACEMENTS: dict[str, Callable[..., Any]] = {
     "aten._reshape_alias.default": reshape_alias,
     "aten._stack.default": stack,
+    "aten.as_strided.default": as_strided,
+    "aten.as_strided_scatter.default": as_strided_scatter,
     "aten._weight_norm_interface.default": weight_norm,
     "aten.div.Scalar_mode": divide,
     "aten.div.Tensor_mode": divide,

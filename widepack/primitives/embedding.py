@@ -95,7 +95,7 @@ def gather(w: Writer, weight: WideValue, ids: WideValue, *_: Any, **__: Any) -> 
     "embedding",
     "flat_index",
     family="embedding",
-    when=lambda w, weight, *_, **__: isinstance(weight, Stacked),
+    when=lambda w, weight, *_, **__: isinstance(weight, Stacked) and weight.value.sizes[-2] is not None,
 )
 def flat_index(
     w: Writer, weight: Stacked, ids: WideValue, padding: int = -1, by_freq: bool = False, sparse: bool = False

@@ -1,8 +1,14 @@
 """Draws inputs for verification and measurement, at any sizes of the named dims.
 
 Integers are drawn within the user's bounds. Without bounds they are rows of the example, so they stay valid
-ids, masks or edge lists. Floats have the example's mean and spread, and stay within its smallest and largest
-number: what is positive, or a probability, stays so. Equal seeds give equal inputs.
+ids, masks or edge lists. Equal seeds give equal inputs.
+
+Floats are rows of the example. `InputSource.noise` says how they change:
+
+| noise | floats |
+|---|---|
+| `within` | noise of a tenth of the example's spread, between its least and largest number: probabilities stay so |
+| `none` | no noise, for members that refuse others: positive definite matrices |
 """
 
 from __future__ import annotations
@@ -15,16 +21,22 @@ import torch
 from .dtypes import dtype_of
 from .input_spec import parse_type
 
+NOISES = ("within", "none")
+NOISE = 0.1  # of the example's spread
+
 
 @dataclass(frozen=True, slots=True)
 class InputSource:
-    """One input leaf to draw: its type text, the inclusive bounds of integers, and an example or None."""
+    """One input leaf to draw: its type text, the inclusive bounds of integers, an example or None, and the
+    noise of floats: one of `NOISES`.
+    """
 
     name: str
     type: str
     low: int | None
     high: int | None
     example: torch.Tensor | None = None
+    noise: str = "within"
 
 
 def draw(source: InputSource, sizes: Mapping[str, int], seed: int) -> torch.Tensor:
@@ -45,12 +57,27 @@ def draw(source: InputSource, sizes: Mapping[str, int], seed: int) -> torch.Tens
     for axis, (dim, size) in enumerate(zip(dims, shape)):
         if not isinstance(dim, int):
             value = value.index_select(axis, torch.randint(0, value.shape[axis], (size,), generator=g))
-    if value.is_floating_point() and value.numel() and torch.isfinite(value).all():
-        example = source.example.float()
-        spread = example.std(correction=0)
-        moved = value.float() + 0.1 * spread * torch.randn(value.shape, generator=g)
-        value = moved.clamp(example.min(), example.max()).to(dtype)
-    return value.clone()
+    return _with_noise(value, source.example, source.noise, g)
+
+
+def _with_noise(value: torch.Tensor, example: torch.Tensor, noise: str, g: torch.Generator) -> torch.Tensor:
+    """Returns a copy of rows of the example with noise, if they are finite floats."""
+    if (
+        noise == "none"
+        or not value.is_floating_point()
+        or not value.numel()
+        or not torch.isfinite(value).all()
+    ):
+        return value.clone()
+    numbers = example.float()
+    # one number has no spread; equal calls would compare it with itself
+    spread = numbers.abs().max() if numbers.numel() == 1 else numbers.std(correction=0)
+    found = value.float() + NOISE * spread * torch.randn(value.shape, generator=g)
+    if numbers.numel() > 1:
+        least, most = numbers.min(), numbers.max()
+        found = torch.where(found < least, 2 * least - found, found)
+        found = torch.where(found > most, 2 * most - found, found).clamp(least, most)
+    return found.to(value.dtype)
 
 
 def draw_all(sources: Sequence[InputSource], sizes: Mapping[str, int], seed: int) -> list[torch.Tensor]:

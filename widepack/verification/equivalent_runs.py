@@ -8,6 +8,7 @@ wrong, each member is evaluated again:
 |---|---|---|
 | oneDNN off | the kernels of convolutions and linear layers | the own error, near-ties |
 | channels last | the memory format of images and of weights of convolutions | the own error, near-ties |
+| `COPIES` copies at once, by vmap | the kernels of single numbers | the own error, near-ties |
 | the batch in two halves | the blocks of sums; only if rows are independent | the own error, near-ties |
 | `NUDGES` times each number nudged by at most `ULPS` ulp | every rounding | near-ties |
 
@@ -31,6 +32,7 @@ from ..ir.float64 import double_by_default, raise_value
 from .subject import MemberAnswers, Subject, VerifiedCall
 from .tolerance import ErrorStats, floating
 
+COPIES = 16
 NUDGES = 16
 ULPS = 4
 
@@ -70,6 +72,7 @@ def evaluate(
     ways: list[tuple[list[list[torch.Tensor]], Callable[[], list[Any]]]] = [
         (found.equal, lambda: _without_onednn(run, weights, inputs)),
         (found.equal, lambda: run(_channels_last(weights), _channels_last(inputs))),
+        (found.equal, lambda: _copies_at_once(run, weights, inputs)),
     ]
     if _halves_are_equal(subject, i, weights, inputs, answers):
         ways.append((found.equal, lambda: _in_halves(run, weights, inputs)))
@@ -163,6 +166,18 @@ def _channels_last(values: Sequence[Any]) -> list[Any]:
         return value
 
     return [pytree.tree_map(other, v) for v in values]
+
+
+def _copies_at_once(run: Run, weights: Sequence[Any], inputs: Sequence[torch.Tensor]) -> list[Any]:
+    """Returns the outputs of the first of several equal copies, which vmap evaluates at once."""
+    values = [*weights, *inputs]
+    if not all(isinstance(v, torch.Tensor) for v in values):
+        raise ValueError("only tensors have copies")
+    copies = [v.expand(COPIES, *v.shape).clone() for v in values]
+    count = len(weights)
+    with torch.inference_mode(False), torch.no_grad():
+        outputs = torch.func.vmap(lambda *v: tuple(run(v[:count], v[count:])))(*map(torch.clone, copies))
+    return [y[0] for y in outputs]
 
 
 def _in_halves(run: Run, weights: Sequence[Any], inputs: Sequence[torch.Tensor]) -> list[Any]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from widepack_artifacts.program import Program, refs
 from widepack_artifacts.weight_table import member_tensor
@@ -62,7 +63,10 @@ def parts(
     """
     count = entry.count
     whole = [MemberPart(range(count), program, own)]
-    size = max(2, MOST_BYTES * count // max(derived(program, entry.sizes), 1))
+    try:
+        size = max(2, MOST_BYTES * count // max(derived(program, entry.sizes), 1))
+    except (DynamicOutputShapeException, DataDependentOutputException):  # values of weights decide sizes
+        return whole
     if size >= count or plan is None:
         return whole
     own = own or lowered(entry, pattern, plan, entry.signatures)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -19,12 +19,13 @@ from ..ir.fake_values import CPU
 from ..ir.float64 import raise_program
 from ..lowering.wide_programs import LoweringEntry
 from ..runtime.graph_module import Function, graph_module
-from ..spec.draws import InputSource, draw, draw_all
+from ..spec.draws import NOISES, InputSource, draw, draw_all
 from ..spec.entries import FORWARD
 from ..spec.state import CarriedState
 from .same_program import SameProgram
 
 Weights = Mapping[str, Any]
+ACCEPTED = 3  # draws that a member must answer to
 
 
 @dataclass(frozen=True)
@@ -200,6 +201,24 @@ class Subject:
         return inputs
 
 
+def with_accepted_inputs(subject: Subject) -> Subject:
+    """Returns the subject with inputs that member 0 answers to.
+
+    Noise may leave the domain of a member, for example of a loss over probabilities. The sources take the
+    first of `NOISES` with which member 0 answers at the example's sizes; without any, they do not change.
+    """
+    for noise in NOISES:
+        sources = [replace(s, noise=noise) for s in subject.sources]
+        try:
+            with torch.inference_mode():
+                for seed in range(1, 1 + ACCEPTED):
+                    subject.run(0)(*subject.arguments(0), *draw_all(sources, subject.sizes, seed))
+        except (RuntimeError, ValueError, IndexError):
+            continue
+        return replace(subject, sources=sources) if noise != NOISES[0] else subject
+    return subject
+
+
 def earlier_answers(
     calls: Sequence[VerifiedCall], found: Sequence[MemberAnswers], call: VerifiedCall, i: int
 ) -> MemberAnswers | None:
@@ -250,7 +269,7 @@ def subject_of(
 
     members: their names. files: their weights. initial, module: as `Subject` has them.
     """
-    return Subject(
+    made = Subject(
         members=tuple(members),
         programs=entry.programs,
         signatures=entry.signatures,
@@ -267,6 +286,7 @@ def subject_of(
         numbers=tree.numbers(entry.returned),
         fits=fitting(entry.bounds, entry.conditions),
     )
+    return with_accepted_inputs(made)
 
 
 def caller_arguments(

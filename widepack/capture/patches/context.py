@@ -156,6 +156,19 @@ def by_places(x: Tensor, size: Sequence[Any], stride: Sequence[Any], offset: Any
     A place outside the value is refused by the look-up when it runs.
     Raises: NotImplementedError for memory in another order.
     """
+    return x.reshape(-1)[_places(x, size, stride, offset)]
+
+
+def scattered_by_places(
+    x: Tensor, src: Tensor, size: Sequence[Any], stride: Sequence[Any], offset: Any = None
+) -> Tensor:
+    """`x.as_strided_scatter(src, size, stride, offset)` by places, as `by_places` reads them."""
+    places = _places(x, size, stride, offset)
+    return x.reshape(-1).scatter(0, places.reshape(-1), src.reshape(-1)).reshape(x.shape)
+
+
+def _places(x: Tensor, size: Sequence[Any], stride: Sequence[Any], offset: Any) -> Tensor:
+    """Returns the places in the flat value that a strided view shows. Raises: NotImplementedError."""
     if not x.is_contiguous() or x.storage_offset() != 0:
         raise NotImplementedError(
             "as_strided of a view reads memory that the view does not show; call .contiguous() before it, or "
@@ -166,9 +179,9 @@ def by_places(x: Tensor, size: Sequence[Any], stride: Sequence[Any], offset: Any
         places = places + (torch.arange(n, device=x.device) * step).reshape(
             [-1 if k == d else 1 for k in range(len(size))]
         )
-    if not isinstance(places, Tensor):
-        places = torch.full((), places, dtype=torch.int64, device=x.device)
-    return x.reshape(-1)[places]
+    if isinstance(places, Tensor):
+        return places
+    return torch.full((), places, dtype=torch.int64, device=x.device)
 
 
 _TAKE_ALONG_DIM = torch.take_along_dim

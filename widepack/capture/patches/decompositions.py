@@ -10,6 +10,7 @@ verified.
 | `aten.ldexp` | x 2^e |
 | `aten.bitwise_left_shift`, `..._right_shift` of a number by a tensor | the same of a tensor without dims |
 | `aten.triangular_solve` | `linalg.solve_triangular`, and a copy of the matrix |
+| `aten.margin_ranking_loss`, `aten.hinge_embedding_loss` | the same; torch's expect a text as reduction |
 | `aten.std_mean.dim` | the overload with a correction; torch's own decomposition expects other arguments |
 """
 
@@ -85,6 +86,26 @@ def triangular_solve(
     return solved, a.clone()
 
 
+def reduced(loss: Tensor, reduction: int) -> Tensor:
+    """Returns a loss as it is (0), its mean (1), or its sum (2)."""
+    return loss.mean() if reduction == 1 else loss.sum() if reduction == 2 else loss
+
+
+def margin_ranking_loss(
+    first: Tensor, second: Tensor, target: Tensor, margin: float = 0.0, reduction: int = 1
+) -> Tensor:
+    """max(0, margin - target (first - second))."""
+    return reduced((-target * (first - second) + margin).clamp_min(0), reduction)
+
+
+def hinge_embedding_loss(x: Tensor, target: Tensor, margin: float = 1.0, reduction: int = 1) -> Tensor:
+    """x where the target is 1, and max(0, margin - x) where it is -1. Other targets have the sum of both."""
+    zero = torch.zeros_like(x)
+    of_others = torch.where(target != 1, (margin - x).clamp_min(0), zero)
+    of_ones = torch.where(target != -1, x, zero)
+    return reduced(of_others + of_ones, reduction)
+
+
 def decomposition_table() -> dict[Any, Callable[..., Any]]:
     """Returns op -> decomposition, for the ops that exist in this process."""
     table: dict[Any, Callable[..., Any]] = {
@@ -93,6 +114,8 @@ def decomposition_table() -> dict[Any, Callable[..., Any]]:
         torch.ops.aten.bitwise_left_shift.Scalar_Tensor: shifted(torch.bitwise_left_shift),
         torch.ops.aten.bitwise_right_shift.Scalar_Tensor: shifted(torch.bitwise_right_shift),
         torch.ops.aten.std_mean.dim: std_mean,
+        torch.ops.aten.margin_ranking_loss.default: margin_ranking_loss,
+        torch.ops.aten.hinge_embedding_loss.default: hinge_embedding_loss,
         torch.ops.aten.triangular_solve.default: triangular_solve,
     }
     of_transformers = getattr(torch.ops.transformers, "grouped_mm_fallback", None)
