@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import database_results
 import suite_sizes
 
 from widepack_bench.layers import table as layer_table
@@ -355,6 +356,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "zoo": zoo,
     "unseen": unseen,
     "zoo-onnx": zoo_onnx,
+    "torch-databases": database_results.table,
     "zoo-speed": zoo_speed,
     "call-overhead": call_overhead,
     "first-answer": first_answer,

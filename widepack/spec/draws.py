@@ -7,7 +7,7 @@ Floats are rows of the example. `InputSource.noise` says how they change:
 
 | noise | floats |
 |---|---|
-| `within` | noise of a tenth of the example's spread, between its least and largest number: probabilities stay so |
+| `within` | noise of a tenth of the example's spread, within its least and largest number |
 | `none` | no noise, for members that refuse others: positive definite matrices |
 """
 
