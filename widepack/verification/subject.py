@@ -207,12 +207,13 @@ def with_accepted_inputs(subject: Subject) -> Subject:
     Noise may leave the domain of a member, for example of a loss over probabilities. The sources take the
     first of `NOISES` with which member 0 answers at the example's sizes; without any, they do not change.
     """
+    tried = replace(subject, functions={})  # the caller may replace the programs of the subject
     for noise in NOISES:
         sources = [replace(s, noise=noise) for s in subject.sources]
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), torch.random.fork_rng(devices=[]):
                 for seed in range(1, 1 + ACCEPTED):
-                    subject.run(0)(*subject.arguments(0), *draw_all(sources, subject.sizes, seed))
+                    tried.run(0)(*subject.arguments(0), *draw_all(sources, subject.sizes, seed))
         except (RuntimeError, ValueError, IndexError):
             continue
         return replace(subject, sources=sources) if noise != NOISES[0] else subject
