@@ -1,4 +1,4 @@
-"""The command line `widepack`: one command a file, imported when it is called.
+"""The command line `widepack`: one file for each command, imported when it is called.
 
 | module | what is in it |
 |---|---|

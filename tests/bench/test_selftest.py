@@ -32,8 +32,8 @@ def test_correct_strategies_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     result = widepack()
     assert result.exit_code == 0, result.output
     assert (
-        " strategies of 2 ops hold, in " in result.stdout
-        and "1 of 1 block hold: mlp_embedder" in result.stdout
+        " strategies of 2 ops are right, in " in result.stdout
+        and "1 of 1 block are right: mlp_embedder" in result.stdout
     )
     document = json.loads(widepack("--primitives", "--json").stdout)
     assert document["holds"] and document["format"] == "widepack.selftest/1" and not document["blocks"]

@@ -82,11 +82,11 @@ def test_invalid_command_lines_are_refused(tmp_path: Path) -> None:
     assert "give one of ARTIFACT, --model and -m" in refused(2)
     assert "not ARTIFACT and -m" in refused(2, "ens.wide", "-m", "mlp")
     assert "--model needs its inputs" in refused(2, "--model", f"{FILE}:model")
-    assert "go with --model" in refused(2, "ens.wide", "-n", 3)
+    assert "leave them out with ARTIFACT" in refused(2, "ens.wide", "-n", 3)
     assert "no reference block 'mlpp', did you mean mlp?" in refused(2, "-m", "mlpp")
-    assert "leave --input" in refused(2, "-m", "mlp", "--input", "x=float32[B,64]")
+    assert "leave out --input" in refused(2, "-m", "mlp", "--input", "x=float32[B,64]")
     assert "give -n" in refused(2, "-m", "mlp", "--strategy", "bmm")
-    assert "before a build there is none" in refused(2, "--model", "hf", "--input", "x=int64[B,8]")
+    assert "`trace` reads no checkpoint" in refused(2, "--model", "hf", "--input", "x=int64[B,8]")
     assert "plans are for cpu and cuda, not for tpu" in refused(2, "-m", "mlp", "--device", "tpu")
     file = tmp_path / "sized.py"
     file.write_text(

@@ -78,11 +78,11 @@ def test_former_spellings_run_and_name_the_new_one(words: tuple[str, ...], now: 
 
 def test_invalid_command_lines_are_refused() -> None:
     assert "no primitive 'covn2d', did you mean conv2d?" in refused(2, "bench-layers", "covn2d")
-    assert "is not a list of whole numbers from 1" in refused(2, "bench-layers", "linear", "-n", "4,x")
+    assert "is not a list of positive integers" in refused(2, "bench-layers", "linear", "-n", "4,x")
     assert "No such option '-p'" in refused(2, "bench", "ens.wide", "-p", "ci", "-n", "4")
     assert "no primitive 'ens.wide'" in refused(2, "bench", "ens.wide", "--primitive", "linear")
     assert "No such option '--profile'" in refused(2, "bench-layers", "linear", "--profile")
-    assert "--jobs goes with --tune" in refused(2, "bench-layers", "linear", "--jobs", "2")
+    assert "--jobs: this option works only with --tune" in refused(2, "bench-layers", "linear", "--jobs", "2")
     assert "there is no primitive" in refused(2, "bench-layers", "conv9d")
     assert "'aot' is not one of 'eager', 'compile'" in refused(
         2, "bench-layers", "linear", "--backend", "aot"
@@ -223,7 +223,7 @@ def test_a_stopped_run_keeps_measured_rows(monkeypatch: pytest.MonkeyPatch, tmp_
     out = tmp_path / "rows.json"
     result = widepack("bench-layers", "linear", "-p", "ci", "-n", "2,3", "-o", out)
     assert result.exit_code == 130
-    assert f"stopped after 1 rows; go on with --resume {out}" in result.stderr
+    assert f"stopped after 1 rows; continue with --resume {out}" in result.stderr
     assert list(json.loads(out.read_text())["rows"]) == ["linear, N=2"]
     assert "linear" in result.stdout
 
@@ -437,7 +437,7 @@ def test_auto_is_a_tuned_artifact(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert "has rows measured with --tune" in refused(
         2, "bench-layers", "linear", "-p", "ci", "-n", "3", "--resume", out
     )
-    assert "--artifacts goes with --tune" in refused(
+    assert "--artifacts: this option works only with --tune" in refused(
         2, "bench-layers", "linear", "-p", "ci", "--artifacts", kept
     )
 

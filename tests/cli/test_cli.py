@@ -220,8 +220,8 @@ def test_settings_of_the_working_folder(
     (tmp_path / "runs" / "widepack.toml").write_text(settings)
     assert build_command.settings_of(None, paths) == {}
     assert (
-        "not read: runs/widepack.toml, which is not in the folder in which the command runs; "
-        "if you trust it, give --config runs/widepack.toml"
+        "runs/widepack.toml was not read: it is not in the working folder. "
+        "If you trust it, give --config runs/widepack.toml"
     ) in capsys.readouterr().err
     expected = {"input": ["x=float32[B,4]"], "model_arg": {"width": 8}}
     assert build_command.settings_of(Path("runs/widepack.toml"), paths) == {
@@ -229,8 +229,8 @@ def test_settings_of_the_working_folder(
         **expected,
     }
     assert (
-        "taken from runs/widepack.toml for options that are not given: model, input, model_arg"
-        in capsys.readouterr().err
+        "options that the command line does not give are read from runs/widepack.toml: "
+        "model, input, model_arg" in capsys.readouterr().err
     )
     assert "there is no such file" in refused(2, "build", *paths, "--dry-run", "--config", "gone.toml")
     (tmp_path / "widepack.toml").write_text(settings)
@@ -619,7 +619,7 @@ def test_bench(artifact: Path, tmp_path: Path) -> None:
     assert document["pattern"] == "each"
     assert "member programs" in document["modules"]
     assert "unknown baseline 'lop'" in refused(2, "bench", artifact, "--baseline", "lop")
-    assert "not a list of whole numbers" in refused(2, "bench", artifact, "--batch", "1,x")
+    assert "not a list of positive integers" in refused(2, "bench", artifact, "--batch", "1,x")
 
 
 def test_a_model_that_prints_does_not_change_the_json_output(checkpoints: list[str], tmp_path: Path) -> None:
@@ -636,7 +636,7 @@ def test_demo_in_full(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     words = ("demo", tmp_path / "demo", "--count", "2", "--budget", "0.5", "--threads", "1")
     text = done(*words).stdout
-    assert "the members see" in text and "together" in text and "speed: " in text
+    assert "the members answer" in text and "their mean" in text and "speed: " in text
     assert "$ widepack build" in text
     assert "$ widepack verify" in text and "digest ok, sizes ok, hashes ok, probe ok" in text
     assert "$ widepack bench" in text

@@ -59,14 +59,14 @@ def bind(task: Task) -> Checked:
             f"backend 'aot' runs on the cpu in this version, and the model is on {task.device}; load with "
             "backend='eager'"
         )
-    flat = flatten(task.program, task.weights, NAME, task.said)
+    flat = flatten(task.program, task.weights, NAME, task.title)
     cache = CompiledCache(task.cache or default_folder())
     key = key_of(task, flat)
     found = cache.find(key)
     if found is None:
         if not task.compile:
             raise Unavailable(
-                f"{task.said} has not been compiled for this machine: {cache.folder} holds no program of "
+                f"{task.title} has not been compiled for this machine: {cache.folder} holds no program of "
                 f"torch {torch.__version__} and "
                 f"{torch.backends.cpu.get_cpu_capability()} for it, and loading compiles only on request.\n"
                 "`widepack compile ARTIFACT` fills the cache (-o DIR and load(cache=DIR) for a container "
@@ -180,7 +180,7 @@ def compile_into(task: Task, flat: Flat, folder: Path) -> dict[str, Any]:
         if example is None:
             break
         if task.progress:
-            task.progress(f"compiling {task.said}{f', again for {words(example)}' if number else ''}", 0, 1)
+            task.progress(f"compiling {task.title}{f', again for {words(example)}' if number else ''}", 0, 1)
         path = folder / f"program-{number}.pt2"
         conditions = _compile(task, flat, example, path)
         row: dict[str, Any] = {
@@ -194,7 +194,7 @@ def compile_into(task: Task, flat: Flat, folder: Path) -> dict[str, Any]:
         rows.append(row)
     return {
         "form": _FORM,
-        "said": task.said,
+        "title": task.title,
         "torch": torch.__version__,
         "content": task.content,
         "variants": rows,
@@ -215,7 +215,7 @@ def _compile(task: Task, flat: Flat, example: Sizes, path: Path) -> list[Any]:
         made = traced(flat, example, task.dims, task.device)
         if 0 < task.most_nodes < (many := len(made.module.graph.nodes)):
             raise LoweringError(
-                f"{task.said} has {many} nodes for the compiler, and the limit is {task.most_nodes}: "
+                f"{task.title} has {many} nodes for the compiler, and the limit is {task.most_nodes}: "
                 "compiling would take long"
             )
         with warnings.catch_warnings(), quiet(), torch.no_grad():
@@ -227,7 +227,7 @@ def _compile(task: Task, flat: Flat, example: Sizes, path: Path) -> list[Any]:
         raise
     except Exception as e:
         raise LoweringError(
-            f"{task.said} does not compile with AOTInductor of torch {torch.__version__}: "
+            f"{task.title} does not compile with AOTInductor of torch {torch.__version__}: "
             f"{type(e).__name__}: {first_line(e)}; load with backend='eager'"
         ) from e
 
@@ -255,7 +255,7 @@ def _agree(task: Task, flat: Flat, variant: Variant, tried: Sequence[Sizes]) -> 
             least.update(dict.fromkeys(ones, 2))
         elif wrong:
             raise LoweringError(
-                f"{task.said}: the compiled program differs from the flat graph at "
+                f"{task.title}: the compiled program differs from the flat graph at "
                 f"{words(sizes) or 'its sizes'}: {wrong}. It is not stored; load with backend='eager'"
             )
     return least

@@ -71,7 +71,7 @@ def onnx_model(
     device: torch.device,
     dims: Mapping[str, tuple[int, int | None]],
     example: Sizes,
-    said: str,
+    title: str,
     opset: int | None = None,
 ) -> OnnxModel:
     """Translates a flat program.
@@ -83,7 +83,7 @@ def onnx_model(
     """
     import onnxscript.optimizer
 
-    exported, booleans, symbols = _exported(flat, device, dims, example, said)
+    exported, booleans, symbols = _exported(flat, device, dims, example, title)
     with warnings.catch_warnings(), quiet(), torch.no_grad():
         warnings.simplefilter("ignore")
         translated: Any = torch.onnx.export(

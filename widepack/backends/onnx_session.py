@@ -53,7 +53,7 @@ def bind(task: Task) -> Checked:
             f"backend 'onnxruntime' needs the package onnxruntime ({e}): pip install 'widepack[onnx]', or "
             "load with backend='eager'"
         ) from e
-    flat = flatten(task.program, task.weights, NAME, task.said)
+    flat = flatten(task.program, task.weights, NAME, task.title)
     flat = in_order(flat)
     cache = CompiledCache(task.cache or default_folder())
     key = key_of(task, flat)
@@ -61,7 +61,7 @@ def bind(task: Task) -> Checked:
     if found is None:
         if not task.compile:
             raise Unavailable(
-                f"{task.said} has not been written as ONNX: {cache.folder} holds no file of torch "
+                f"{task.title} has not been written as ONNX: {cache.folder} holds no file of torch "
                 f"{torch.__version__} for it, and loading compiles only on request.\n"
                 "`widepack compile ARTIFACT --backend onnxruntime` fills the cache, load(compile='now') "
                 "writes it here, and "
@@ -116,7 +116,7 @@ def _write(task: Task, flat: Flat, folder: Path, onnxruntime: Any) -> dict[str, 
     Gives the record. Raises: LoweringError.
     """
     if task.progress:
-        task.progress(f"writing {task.said} as ONNX", 0, 1)
+        task.progress(f"writing {task.title} as ONNX", 0, 1)
     try:
         record = _export(task, flat, folder / MODEL)
         run = _session(folder / MODEL, record, flat, onnxruntime)
@@ -129,7 +129,7 @@ def _write(task: Task, flat: Flat, folder: Path, onnxruntime: Any) -> dict[str, 
         ) from e
     except Exception as e:
         raise LoweringError(
-            f"{task.said} cannot be written as ONNX by torch {torch.__version__}, or not so that ONNX "
+            f"{task.title} cannot be written as ONNX by torch {torch.__version__}, or not so that ONNX "
             f"Runtime takes it: {type(e).__name__}: {first_line(e)}; "
             "load with backend='eager'"
         ) from e
@@ -157,7 +157,7 @@ def _agree(task: Task, flat: Flat, run: Any) -> dict[str, int]:
         ones = [d for d, s in sizes.items() if s == 1 and task.example[d] != 1]
         if wrong and not ones:
             raise LoweringError(
-                f"{task.said}: ONNX Runtime's answer differs from the flat graph's at "
+                f"{task.title}: ONNX Runtime's answer differs from the flat graph's at "
                 f"{words(sizes) or 'its sizes'}: {wrong}. It is not stored; load with backend='eager'"
             )
         least.update(dict.fromkeys(ones, 2) if wrong else {})
@@ -172,7 +172,7 @@ def _export(task: Task, flat: Flat, path: Path) -> dict[str, Any]:
         task.device,
         {d: (least, most) for d, (least, most, _) in task.dims.items()},
         task.example,
-        task.said,
+        task.title,
     )
     located = task.located()
     for w in made.weights:
@@ -188,7 +188,7 @@ def _export(task: Task, flat: Flat, path: Path) -> dict[str, Any]:
     onnx_ir.save(made.model, path)
     return {
         "form": _FORM,
-        "said": task.said,
+        "title": task.title,
         "weights": [w.number for w in made.weights],
         "names": [w.value.name for w in made.weights],
         "inputs": made.inputs,

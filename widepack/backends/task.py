@@ -53,7 +53,7 @@ class Task:
     Attributes:
         program, weights: The main part, and a value for each of its weights: a tensor, or a list of N.
         content: The hash of the wide program's file, or of the same JSON if it was lowered in this process.
-        said: The program in messages.
+        title: The name of the program in messages.
         eager: The flat graph. It defines the right answers, and runs where no compiled program is valid.
         dims: The least size, the largest size and an example of each dim.
         example: The sizes to compile at.
@@ -73,7 +73,7 @@ class Task:
     device: torch.device
     content: str
     pattern: str
-    said: str
+    title: str
     eager: Function
     dims: Mapping[str, tuple[int, int | None, int]]
     example: Sizes

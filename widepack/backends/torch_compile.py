@@ -33,13 +33,13 @@ def bind(task: Task) -> Checked:
     """
     if not task.compile:
         raise Unavailable(
-            f"{task.said} is not compiled: torch.compile compiles again in every process, and loading "
+            f"{task.title} is not compiled: torch.compile compiles again in every process, and loading "
             "compiles only on request.\n"
             "load(backend='compile', compile='now') compiles now; `widepack compile ARTIFACT` with "
             "backend='aot' compiles once "
             "for all processes."
         )
-    flat = flatten(task.program, task.weights, NAME, task.said)
+    flat = flatten(task.program, task.weights, NAME, task.title)
     module = with_weights(flat, task.device)[0]
     run: Any = torch.compile(module, fullgraph=True)
     sizes: Any = None
@@ -48,13 +48,13 @@ def bind(task: Task) -> Checked:
             warnings.simplefilter("ignore")
             for sizes in sizes_to_try(task):
                 if task.progress:
-                    task.progress(f"compiling {task.said}", 0, 1)
+                    task.progress(f"compiling {task.title}", 0, 1)
                 _try(task, run, flat, sizes)
     except WidepackError:
         raise
     except Exception as e:
         raise LoweringError(
-            f"{task.said} does not compile with torch.compile of torch "
+            f"{task.title} does not compile with torch.compile of torch "
             f"{torch.__version__}{f' at {words(sizes)}' if sizes else ''}: {type(e).__name__}: "
             f"{first_line(e)}; "
             "load with backend='eager'"
@@ -113,6 +113,6 @@ def _try(task: Task, run: Any, flat: Any, sizes: Sizes) -> None:
     wrong = task.differ(flat.outputs(run(*inputs)), want)
     if wrong:
         raise LoweringError(
-            f"{task.said}: the compiled program differs from the flat graph at "
+            f"{task.title}: the compiled program differs from the flat graph at "
             f"{words(sizes) or 'its sizes'}: {wrong}; load with backend='eager'"
         )

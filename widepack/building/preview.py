@@ -106,10 +106,10 @@ class PreviewMembers:
         """The simplified member program."""
         return self.simple.programs[0]
 
-    def plan(self, asked: str | Sequence[str] = "auto", size: int | None = None) -> Plan:
+    def plan(self, strategies: str | Sequence[str] = "auto", size: int | None = None) -> Plan:
         """Returns the plan by rules of thumb.
 
-        asked: strategies as `widepack build --strategy` takes them. size: of the batch; default the
+        strategies: as `widepack build --strategy` takes them. size: of the batch; default the
         example's.
         """
         by_class = plans(
@@ -120,7 +120,7 @@ class PreviewMembers:
             self.batch,
             self.device,
             self.pattern,
-            StrategyRequest.parse(asked),
+            StrategyRequest.parse(strategies),
         )
         at = {**self.sizes, self.batch: size} if size is not None and self.batch else self.sizes
         return for_size(by_class, scaled(at, self.batch, self.sizes), lambda p: p)

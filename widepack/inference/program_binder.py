@@ -126,7 +126,7 @@ class ProgramBinder:
             # The digest of what is compiled: the prologue may have taken a part of the program.
             content=strict_json.digest(run.main.to_json()),
             pattern=pattern,
-            said=f"{inputs.title(pattern)}{batches}",
+            title=f"{inputs.title(pattern)}{batches}",
             eager=run.eager,
             dims={d: (v.min, v.max, v.example) for d, v in self.entry.dims.items()},
             example=inputs.sizes_of(plan),

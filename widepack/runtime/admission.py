@@ -24,12 +24,12 @@ Inputs = Callable[[bool], Sequence[Any]]
 
 @contextlib.contextmanager
 def guarded(
-    said: str, first: Callable[[Exception], WidepackError | None] = lambda error: None
+    title: str, first: Callable[[Exception], WidepackError | None] = lambda error: None
 ) -> Iterator[None]:
     """Turns every error in the block into an ArtifactError, except errors of widepack and a device that is
     out of memory.
 
-    said: what the block works on, for the message. first: returns a better error for some errors.
+    title: the program in messages. first: returns a better error for some errors.
     """
     try:
         yield
@@ -39,26 +39,31 @@ def guarded(
         if (better := first(e)) is not None:
             raise better from e
         lines = str(e).strip().splitlines()
-        raise ArtifactError(f"{said}: {type(e).__name__}: {lines[0][:300] if lines else 'no message'}") from e
+        raise ArtifactError(
+            f"{title}: {type(e).__name__}: {lines[0][:300] if lines else 'no message'}"
+        ) from e
 
 
-def check_slots(said: str, program: Program, entry: Entry, table: Mapping[str, Weight], members: int) -> None:
+def check_slots(
+    title: str, program: Program, entry: Entry, table: Mapping[str, Weight], members: int
+) -> None:
     """Checks the weights, inputs and outputs of a wide program against the manifest.
 
     Raises: ArtifactError.
     """
     if program.members != members:
-        raise ArtifactError(f"{said} is for {program.members} members, the artifact has {members}")
-    check_counts(said, program, entry, table)
+        raise ArtifactError(f"{title} is for {program.members} members, but the artifact has {members}")
+    check_counts(title, program, entry, table)
     for slot in program.weights:
         row = table[slot.source]
         if slot.kind != row.kind:
             raise ArtifactError(
-                f"{said} takes the weight {row.name} as {slot.kind}, in the manifest's table it is {row.kind}"
+                f"{title} takes the weight {row.name} as {slot.kind}, but in the manifest's table it "
+                f"is {row.kind}"
             )
 
 
-def check_counts(said: str, program: Program, entry: Entry, known: Container[str]) -> None:
+def check_counts(title: str, program: Program, entry: Entry, known: Container[str]) -> None:
     """Checks that a program reads known weights, and has as many inputs and outputs as its entry.
 
     known: the names of the manifest's weights. Raises: ArtifactError.
@@ -66,19 +71,19 @@ def check_counts(said: str, program: Program, entry: Entry, known: Container[str
     for slot in program.weights:
         if slot.source not in known:
             raise ArtifactError(
-                f"{said} reads the weight {slot.source[:80]!r}, which the manifest's table does not have"
+                f"{title} reads the weight {slot.source[:80]!r}, which the manifest's table does not have"
             )
-    for what, found, wanted in (
+    for what, found, expected in (
         ("inputs", program.inputs, entry.inputs),
         ("outputs", program.outputs, entry.outputs),
     ):
-        if len(found) != len(wanted):
-            raise ArtifactError(f"{said} has {len(found)} {what}, the entry {len(wanted)}")
+        if len(found) != len(expected):
+            raise ArtifactError(f"{title} has {len(found)} {what}, but the entry has {len(expected)}")
 
 
 def admit(
     budget: Budget,
-    said: str,
+    title: str,
     program: Program,
     weights: Mapping[str, Any],
     inputs: Inputs,
@@ -95,40 +100,40 @@ def admit(
     from .random_sizes import random_size
     from .walk import NeedsValues, Walk
 
-    given = [weights[s.source] for s in program.weights]
+    values_of_weights = [weights[s.source] for s in program.weights]
     spent = budget.spent
     for values in (False, True):
         if values and (wrong := random_size(program)[0]) is not None:
             raise ArtifactError(
-                f"{said}: node {wrong.name[:80]} ({wrong.op}) has a result whose size depends on random "
+                f"{title}: node {wrong.name[:80]} ({wrong.op}) has a result whose size depends on random "
                 "numbers; load(limit=None) lifts all limits"
             )
-        walk = Walk(budget, said, device, values=values)
+        walk = Walk(budget, title, device, values=values)
         try:
             if not prologue:
-                return walk.run(program, [*given, *inputs(values)]), walk.peak - budget.resident
+                return walk.run(program, [*values_of_weights, *inputs(values)]), walk.peak - budget.resident
             parts = split(program)
-            derived = walk.run(parts.prologue, given, read=False)
-            kept = walk.kept
-            return walk.run(parts.main, [*derived, *inputs(values)], kept), max(
-                walk.peak, budget.resident + kept
+            derived = walk.run(parts.prologue, values_of_weights, read=False)
+            prologue_bytes = walk.kept
+            return walk.run(parts.main, [*derived, *inputs(values)], prologue_bytes), max(
+                walk.peak, budget.resident + prologue_bytes
             ) - budget.resident
         except NeedsValues:
             budget.spent = spent
-    raise ArtifactError(f"{said} cannot be walked")  # a walk with values never needs more
+    raise ArtifactError(f"{title} cannot be walked")  # a walk with values never needs more
 
 
-def check_outputs(said: str, program: Program, outputs: Sequence[Any], entry: Entry, members: int) -> None:
+def check_outputs(title: str, program: Program, outputs: Sequence[Any], entry: Entry, members: int) -> None:
     """Checks that each output has its kind. Raises: ArtifactError."""
     for slot, value, leaf in zip(program.outputs, outputs, entry.outputs):
         if slot.kind == "stacked" and not (
             isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == members
         ):
             raise ArtifactError(
-                f"{said}: the output {leaf.name or 0} is declared Stacked, but is not a tensor of {members} "
+                f"{title}: the output {leaf.name or 0} is declared Stacked, but is not a tensor of {members} "
                 "members"
             )
         if slot.kind == "ragged" and not (isinstance(value, (list, tuple)) and len(value) == members):
             raise ArtifactError(
-                f"{said}: the output {leaf.name or 0} is declared Ragged, but is not a list of {members}"
+                f"{title}: the output {leaf.name or 0} is declared Ragged, but is not a list of {members}"
             )

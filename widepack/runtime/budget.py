@@ -38,40 +38,40 @@ class Budget:
         work = LEAST_WORK + WORK_FOR_WEIGHTS * weights + WORK_FOR_PROBE * probe
         return cls(memory * limit, work * limit, limit)
 
-    def add_walked(self, said: str, seconds: float) -> None:
+    def add_walked(self, title: str, seconds: float) -> None:
         """Counts the time of computing the sizes of a node.
 
-        said: the program and the node. Raises: ArtifactError if all of them took too long.
+        title: the program and the node. Raises: ArtifactError if all of them took too long.
         """
         self.walked += seconds
         longest = LONGEST_WALK * max(1.0, self.limit)
         if self.walked > longest:
             raise ArtifactError(
-                f"{said}: computing the sizes of the nodes up to here took {self.walked:,.0f} s of a core; "
+                f"{title}: computing the sizes of the nodes up to here took {self.walked:,.0f} s of a core; "
                 f"a load may take {longest:,.0f} s for it. If you trust its makers: load(limit=None)"
             )
 
-    def admit(self, said: str, work: float, memory: float) -> None:
+    def admit(self, title: str, work: float, memory: float) -> None:
         """Checks the work and the memory of the load.
 
-        said: the program and the node. Raises: ArtifactError if it is too much.
+        title: the program and the node. Raises: ArtifactError if it is too much.
         """
-        for what, wanted, allowed, write in (
+        for resource, requested, allowed, write in (
             ("memory", memory, self.bytes, _bytes),
             ("work", work, self.work, _seconds),
         ):
-            if wanted > allowed:
-                there = (
+            if requested > allowed:
+                resident = (
                     f", {_bytes(self.resident)} of it in programs that are bound already"
-                    if what == "memory" and self.resident
+                    if resource == "memory" and self.resident
                     else ""
                 )
-                one, other = _apart(wanted, allowed, write)
+                one, other = _apart(requested, allowed, write)
                 raise ArtifactError(
-                    f"{said} would bring the {what} of this load to {one}{there}; an artifact of these "
-                    f"files may take {other} when it is loaded. "
-                    f"If you trust its makers: load(limit={2 * wanted / allowed * self.limit:.1g}) allows "
-                    "this much, a later node may need more, and limit=None allows anything"
+                    f"{title} would bring the {resource} of this load to {one}{resident}; an artifact "
+                    f"of these files may take {other} when it is loaded. If you trust its makers: "
+                    f"load(limit={2 * requested / allowed * self.limit:.1g}) allows this much, a "
+                    "later node may need more, and limit=None allows anything"
                 )
 
 
@@ -89,7 +89,7 @@ def _seconds(nanoseconds: float, digits: int = 0) -> str:
 def _apart(one: float, other: float, write: Callable[[float, int], str]) -> tuple[str, str]:
     """Two figures as text, with as many digits as show that they differ."""
     for digits in range(1, 10):
-        said = write(one, digits), write(other, digits)
-        if said[0] != said[1]:
+        texts = write(one, digits), write(other, digits)
+        if texts[0] != texts[1]:
             break
-    return said
+    return texts

@@ -1,5 +1,6 @@
-"""The commands of `widepack`, one a file; each is imported when it is called. `main.py` has the table of
-them.
+"""The commands of `widepack`, one in each file, imported when it is called.
+
+`main.py` has the table of the commands.
 
 | file | what it does |
 |---|---|

@@ -8,7 +8,7 @@ import click
 
 from ..shared.options import ARTIFACT, example, json_option, model_options, sort_option, stdout_kept
 from ..shared.progress_bar import Progress
-from ..shared.revision import checkpoint_options, out_options, tell
+from ..shared.revision import checkpoint_options, out_options, print_report
 from .build import expand, in_order
 
 
@@ -23,7 +23,7 @@ from .build import expand, in_order
 @click.option(
     "--names",
     metavar="A,B,...|FILE",
-    help="The names of the new members. Default: the shortest distinguishing parts of the paths.",
+    help="The names of the new members. Default: the shortest parts in which the paths differ.",
 )
 @sort_option
 @out_options
@@ -68,4 +68,4 @@ def command(
             model_args=parse_model_args(model_args) or None,
             progress=progress,
         )
-    tell(report, as_json)
+    print_report(report, as_json)

@@ -23,7 +23,7 @@ from ..shared.progress_bar import Progress
 
 
 class Noisy(Failure):
-    """The run measured other work of the machine."""
+    """Other programs disturbed the measurement."""
 
 
 @click.command(
@@ -41,7 +41,7 @@ class Noisy(Failure):
 @click.option(
     "--dtype",
     metavar="DTYPE",
-    help="Load the artifact in another dtype: bf16, fp16, fp32. The members are timed in it too.",
+    help="Load the artifact in another dtype: bf16, fp16, fp32. The members are timed in this dtype, too.",
 )
 @click.option(
     "--batch", "batches", default="1,8,32", show_default=True, callback=batch_list, help="Batch sizes."
@@ -51,9 +51,8 @@ class Noisy(Failure):
     "backends",
     metavar="NAME",
     multiple=True,
-    help="The backend of the wide program: auto, eager, compile, aot, onnxruntime. "
-    "Repeatable: the verdict is about "
-    "the first; the others are timed too.",
+    help="The backend of the wide program: auto, eager, compile, aot, onnxruntime. Repeatable. The first "
+    "one is compared with the baselines; the others are only timed.",
 )
 @baseline_option
 @click.option(
@@ -61,7 +60,7 @@ class Noisy(Failure):
     type=click.Choice(["shared", "each"]),
     default="shared",
     show_default=True,
-    help="shared: all members get the same inputs. each: every member gets inputs of its own.",
+    help="shared: one set of inputs for all members. each: a separate set for each member.",
 )
 @model_options
 @click.option(
@@ -70,7 +69,7 @@ class Noisy(Failure):
     help="Also time the steps between one op after the other and the plan, and show what each step gains.",
 )
 @click.option(
-    "--full", is_flag=True, help="Also measure peak memory and start-up, each contestant in its own process."
+    "--full", is_flag=True, help="Also measure peak memory and start-up, each program in a separate process."
 )
 @click.option(
     "--profile",
@@ -113,14 +112,14 @@ def command(
 ) -> None:
     """Time ARTIFACT beside its members without widepack: eager, compiled, under vmap, in ONNX Runtime.
 
-    All contestants run interleaved in one process with the same inputs. Their answers are compared first. The
-    verdict is about the fastest baseline. A run that is too noisy is refused with exit code 1. With --model
-    the baselines run your own modules; without it they run the artifact's member programs.
+    All programs run interleaved in one process with the same inputs. Their answers are compared first. The
+    verdict compares widepack with the fastest baseline. A run that is too noisy is refused with exit code 1.
+    With --model the baselines run your own modules; without it they run the artifact's member programs.
     """
     for name, path in (("--json", json_file), ("--html", html_file), ("--trace", trace)):
         check_output(name, path)
     if options["model"] is None and options["model_args"]:
-        raise click.UsageError("--model-arg needs --model")
+        raise click.UsageError("--model-arg is an argument of the factory: give --model, too")
     if profile or trace:
         _refuse_with_profile(html_file, options)
         _profile(artifact, batches, json_file, trace, top, options)
@@ -139,7 +138,9 @@ def _refuse_with_profile(html_file: str | None, options: dict[str, Any]) -> None
         "--baseline": options["baselines"],
     }
     if given := [name for name, value in ignored.items() if value]:
-        raise click.UsageError(f"--profile goes without {', '.join(given)}")
+        raise click.UsageError(
+            f"--profile and --trace cannot be used with {', '.join(given)}; leave out one or the other"
+        )
 
 
 def _compare(
@@ -149,7 +150,7 @@ def _compare(
     html_file: str | None,
     options: dict[str, Any],
 ) -> None:
-    """The comparison with the baselines."""
+    """Times the artifact and the baselines, and prints or writes the report."""
     from widepack.spec.config import parse_model_args
 
     as_json = json_file == "-"
@@ -190,7 +191,10 @@ def _compare(
         write(html_file, page(document))
     if report.noisy:
         noisy = ", ".join(str(row.batch) for row in report.rows if row.verdict == "noisy")
-        raise Noisy(f"the machine was too busy to measure batch {noisy}; what was found for it means nothing")
+        raise Noisy(
+            f"the machine was too busy to measure batch {noisy}: its times are not reliable. Run the "
+            "command again when no other programs run"
+        )
     if not report.rows:
         raise Failure("no batch could be measured")
 
@@ -203,7 +207,7 @@ def _profile(
     top: int,
     options: dict[str, Any],
 ) -> None:
-    """Node by node."""
+    """Times the nodes, and prints or writes the profiles."""
     as_json = json_file == "-"
     with stdout_kept(as_json), Progress() as progress:
         progress("load", 0, 1)

@@ -34,7 +34,7 @@ from ..shared.progress_bar import Progress
     type=click.Choice(["ci", "quick", "full"]),
     default="quick",
     show_default=True,
-    help="Shapes, numbers of members, and baselines.",
+    help="How much is measured: shapes, numbers of members, and baselines.",
 )
 @click.option(
     "-n", "members", metavar="N,..", callback=counts, help="Numbers of members, separated by commas."
@@ -53,7 +53,7 @@ from ..shared.progress_bar import Progress
     type=click.Choice(["shared", "each"]),
     default="each",
     show_default=True,
-    help="shared: all members get the same inputs. each: every member gets inputs of its own.",
+    help="shared: one set of inputs for all members. each: a separate set for each member.",
 )
 @tune_option
 @click.option(
@@ -78,14 +78,15 @@ from ..shared.progress_bar import Progress
     "-t",
     "--top",
     type=click.IntRange(min=1),
-    help="Show this many rows: the slowest against the fastest baseline. Default: all rows.",
+    help="Show only this many rows: those in which widepack is slowest compared with the fastest baseline. "
+    "Default: all rows.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Show the summary only.")
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Write JSON to this file after every row.")
 @click.option(
     "--resume",
     type=click.Path(path_type=Path),
-    help="Go on with this file: rows that it already has are not run again.",
+    help="Continue the run that wrote this file: rows that are already in it are not measured again.",
 )
 @click.option(
     "--json",
@@ -107,7 +108,9 @@ def command(names: tuple[str, ...], json_file: str | None, top: int | None, **op
         _list_layers(as_json)
         return
     if not options["tune"] and (ignored := [f"--{n}" for n in ("jobs", "artifacts") if options[n]]):
-        raise click.UsageError(f"{', '.join(ignored)} goes with --tune")
+        raise click.UsageError(
+            f"{', '.join(ignored)}: this option works only with --tune; give --tune, or leave the option out"
+        )
     with stdout_kept(as_json), Progress() as progress:
         from widepack_bench.layers.run import run_layers
         from widepack_bench.layers.table import summary_text, table
@@ -142,7 +145,9 @@ def _end(document: dict[str, Any], kept: Path | None) -> None:
     """Ends with exit code 130 after a run that was stopped, or 1 if rows failed. Raises: Failure."""
     count = len(document["rows"])
     if document["interrupted"]:
-        raise Interrupted(f"stopped after {count} rows" + (f"; go on with --resume {kept}" if kept else ""))
+        raise Interrupted(
+            f"stopped after {count} rows" + (f"; continue with --resume {kept}" if kept else "")
+        )
     if failed := document["summary"]["failed"]:
         raise Failure(f"{len(failed)} of {count} rows failed: {', '.join(failed)}")
 

@@ -38,7 +38,7 @@ SUITE_JSON = "suite.json"
 )
 @baseline_option
 @click.option(
-    "--full", is_flag=True, help="Also measure peak memory and start-up, each contestant in its own process."
+    "--full", is_flag=True, help="Also measure peak memory and start-up, each program in a separate process."
 )
 @tune_option
 @measuring_options
@@ -48,9 +48,8 @@ SUITE_JSON = "suite.json"
     metavar="[FILE]",
     is_flag=False,
     flag_value="-",
-    help=f"The file of the results; a later run goes on with it. Default: {SUITE_JSON}. "
-    "Without FILE: the document "
-    "is also written to standard output.",
+    help=f"The file of the results; a later run continues it. Default: {SUITE_JSON}. Without FILE: the "
+    "document is also written to standard output.",
 )
 def command(
     size: str,

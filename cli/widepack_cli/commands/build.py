@@ -40,8 +40,8 @@ TOML = "widepack.toml"
 @model_options
 @click.option(
     "--key",
-    help="Where the state dict is inside a checkpoint that holds more, such as ema.model, "
-    "or model_ema.module.",
+    help="The key of the state dict (such as ema.model or model_ema.module) in a checkpoint that contains "
+    "other values, too.",
 )
 @click.option(
     "--dtype",
@@ -51,8 +51,8 @@ TOML = "widepack.toml"
 @click.option(
     "--trust-pickle",
     is_flag=True,
-    help="Unpickle whatever the checkpoints hold. This runs the code that they name: only "
-    "for files that you made.",
+    help="Load the checkpoints with pickle, which can run any code that they contain. Only for files that "
+    "you trust.",
 )
 @click.option(
     "--skip-bad",
@@ -64,8 +64,8 @@ TOML = "widepack.toml"
     "inputs",
     metavar="SPEC",
     multiple=True,
-    help='An input, such as "x=float32[B,3,32,32]"; or a bound, T=2..512; of one entry, '
-    "encode:x=... Repeatable.",
+    help='An input, such as "x=float32[B,3,32,32]", or the bounds of a dim, such as T=2..512. For one '
+    "entry only: encode:x=... Repeatable.",
 )
 @click.option(
     "--sample",
@@ -85,22 +85,23 @@ TOML = "widepack.toml"
     "states",
     metavar="NAME",
     multiple=True,
-    help="What calls carry: a buffer that the model changes, such as cache; an input with "
-    "the output that is its new value, h=h_new. Repeatable.",
+    help="A state: a value that one call leaves for the next. Give a buffer that the model changes "
+    "(cache), or an input with the output that is its new value (h=h_new). Repeatable.",
 )
 @sort_option
 @click.option(
     "--names",
     metavar="A,B,...|FILE",
-    help="The members' names, or a file with one a line. Without it: the shortest "
-    "distinguishing parts of the paths.",
+    help="The members' names, or a file with one name on each line. Default: the shortest parts in which "
+    "the paths differ.",
 )
 @click.option(
     "--strategy",
     "strategies",
     metavar="NAME",
     multiple=True,
-    help="auto, wide, loop, or a strategy that ops shall prefer (widepack primitives). Repeatable.",
+    help="auto, wide, loop, or a strategy that is preferred for its ops; `widepack primitives` lists them. "
+    "Repeatable.",
 )
 @click.option(
     "--race/--no-race",
@@ -134,21 +135,22 @@ TOML = "widepack.toml"
     type=click.Choice(["on", "off"]),
     default="off",
     show_default=True,
-    help="on: keep dropout active; every call draws for each member.",
+    help="on: keep dropout active. Every call draws random numbers for each member.",
 )
 @click.option(
     "--config",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="A TOML file with options that are not given. Default: widepack.toml in the working folder.",
+    help="A TOML file with options that the command line does not give. Default: widepack.toml in the "
+    "working folder.",
 )
-@click.option("--no-pt2", is_flag=True, help="Write no torch.export programs (they run without widepack).")
+@click.option("--no-pt2", is_flag=True, help="Leave out the .pt2 files (programs that run without widepack).")
 @click.option(
     "--max-shard-size",
     metavar="SIZE",
     default="5GB",
     show_default=True,
-    help="Largest size of a weights file; a weight is never divided.",
+    help="Largest size of a weights file. One weight is always in one file.",
 )
 @click.option("--dry-run", is_flag=True, help="Do everything except writing, and show what would be written.")
 @click.option("--force", is_flag=True, help="Replace an existing artifact.")
@@ -251,16 +253,16 @@ def expand(checkpoints: tuple[str, ...]) -> list[str]:
 
 
 def in_order(paths: list[str], sort: str) -> list[str]:
-    """Returns the checkpoints in the order of `--sort`; a notice says where a shell's order may surprise."""
+    """Returns the checkpoints in the order of `--sort`; prints a notice if a shell sorted numbers as text."""
     natural = sorted(paths, key=_natural)
     if sort == "natural" or natural == paths:
         return natural
     if paths == sorted(paths):  # a list that the user ordered needs no notice
         first = next(i for i, path in enumerate(paths) if path != natural[i])
         click.echo(
-            f"member {first} is {os.path.basename(paths[first])}, before "
-            f"{os.path.basename(natural[first])}: the order of the command line. --sort natural sorts the "
-            "numbers in names by value",
+            f"the members are in the order of the command line: member {first} is "
+            f"{os.path.basename(paths[first])}, before {os.path.basename(natural[first])}. --sort "
+            "natural sorts numbers in names by value",
             err=True,
         )
     return paths
@@ -295,20 +297,21 @@ def settings_of(config: Path | None, paths: list[str]) -> dict[str, Any]:
     if colon and model.endswith(".py") and not os.path.isabs(model):
         found["model"] = f"{os.path.relpath(file.parent / model)}:{name}"
     click.echo(
-        f"taken from {os.path.relpath(file)} for options that are not given: {', '.join(found) or 'nothing'}",
+        f"options that the command line does not give are read from {os.path.relpath(file)}: "
+        f"{', '.join(found) or 'nothing'}",
         err=True,
     )
     return found
 
 
 def _name_unread(paths: list[str]) -> None:
-    """Names a widepack.toml in the common folder of the checkpoints that is not read."""
+    """Prints a notice about a widepack.toml in the folder of the checkpoints, which is not read."""
     folder = os.path.commonpath([os.path.dirname(os.path.abspath(p)) for p in paths])
     unread = os.path.relpath(os.path.join(folder, TOML))
     if unread != TOML and os.path.isfile(unread):
         click.echo(
-            f"not read: {unread}, which is not in the folder in which the command runs; "
-            f"if you trust it, give --config {unread}",
+            f"{unread} was not read: it is not in the working folder. If you trust it, give --config "
+            f"{unread}",
             err=True,
         )
 
@@ -320,7 +323,7 @@ def read_sample(path: Path, entries: Sequence[str] = ()) -> tuple[Any, Any]:
         (positional, keyword) inputs; each is a dict by entry if the file has one key for each entry.
 
     Raises:
-        Refusal: The file is missing, or holds something else than tensors.
+        Refusal: The file is missing, or contains something else than tensors.
     """
     import torch
 

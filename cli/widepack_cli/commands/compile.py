@@ -32,8 +32,8 @@ PATTERNS = {"shared": ("shared",), "each": ("each",), "both": ("shared", "each")
     "--out",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="The folder to write, for a container image; load(cache=DIR) or WIDEPACK_CACHE names it. "
-    "Default: the user's cache.",
+    help="The folder to write, for example for a container image. To use it: load(cache=DIR) or "
+    "WIDEPACK_CACHE=DIR. Default: the user's cache.",
 )
 @click.option(
     "--backend",
@@ -47,13 +47,14 @@ PATTERNS = {"shared": ("shared",), "each": ("each",), "both": ("shared", "each")
     type=click.Choice(list(PATTERNS)),
     default="both",
     show_default=True,
-    help="Programs for inputs that are the same for all members, for inputs of each member, or both.",
+    help="shared: programs for one set of inputs for all members. each: for a separate set for each "
+    "member. both: all of them.",
 )
 @entry_option
 @click.option(
     "--threads",
     type=click.IntRange(min=1),
-    help="Threads of the checks. The compiled programs run with any number of threads.",
+    help="Threads with which the compiled programs are checked. They run with any number of threads.",
 )
 @json_option
 def command(

@@ -62,30 +62,30 @@ def command(folder: Path, count: int, budget: float, threads: int) -> None:
         )
     model, checkpoints, artifact = folder / MODEL.name, folder / "ckpts", folder / "digits.wide"
     prepare(folder, model)
-    say(f"1. Train {plural(count, 'classifier')} of handwritten digits, one for each seed")
+    print_title(f"1. Train {plural(count, 'classifier')} of handwritten digits, one for each seed")
     train(model, checkpoints, count)
 
-    say("2. Build one artifact of them, and prove its answers")
+    print_title("2. Build one artifact of them, and check its answers")
     paths = [str(checkpoints / f"seed{seed}.pt") for seed in range(count)]
     options = ["-o", str(artifact), "--model", f"{model}:make", "--input", SPEC, "--force"]
     built = run(["build", *paths, *options], shown_as=["build", f"{checkpoints}/*.pt", *options])
-    tell(*(line for line in built.splitlines() if line.startswith(("weights", "wide share"))))
+    print_results(*(line for line in built.splitlines() if line.startswith(("weights", "wide share"))))
 
-    say("3. Check its files and its answers")
+    print_title("3. Check its files and its answers")
     checked = run(["verify", str(artifact)])
-    tell(", ".join(" ".join(line.split()[:2]) for line in checked.splitlines()))
+    print_results(", ".join(" ".join(line.split()[:2]) for line in checked.splitlines()))
 
-    say(f"4. Time it beside a loop over the {plural(count, 'model')}")
+    print_title(f"4. Compare its speed with a loop over the {plural(count, 'model')}")
     speed = timed(folder, artifact, model, ["--budget", f"{budget:g}", "--threads", str(threads)])
 
-    say("5. Ask all members at once")
-    tell(*answers(artifact), speed)
+    print_title("5. Ask all members at once")
+    print_results(*answers(artifact), speed)
 
-    say("Next:")
-    tell(
+    print_title("Next:")
+    print_results(
         *columns(
             [
-                [f"widepack bench {artifact} --model {model}:make", "time it beside every alternative"],
+                [f"widepack bench {artifact} --model {model}:make", "compare its speed with every baseline"],
                 [f"widepack inspect {artifact}", "what the artifact contains"],
                 [f"widepack trace {artifact}", "how each op runs for all members"],
                 ["docs/tutorial/first-ensemble.md", "the same steps with a model of your own"],
@@ -136,16 +136,16 @@ def timed(folder: Path, artifact: Path, model: Path, options: list[str]) -> str:
     document = folder / "bench.json"
     document.unlink(missing_ok=True)
     words = ["--model", f"{model}:make", "--baseline", "loop", "--batch", str(BATCH)]
-    with contextlib.suppress(Noisy):  # the row says so too
+    with contextlib.suppress(Noisy):  # the row of the report is marked as noisy
         run(["bench", str(artifact), *words, *options, "--json", str(document)])
     report = json.loads(document.read_text(encoding="utf-8"))
     (row,) = report["rows"]
     call = f"{duration(row['median_ms'])} for {BATCH} images and {plural(report['members'], 'member')}"
     if row["verdict"] == "noisy" or row["ratio"]["value"] is None:
-        tell("no comparison: other work keeps the machine busy; run the command again when it is quiet")
+        print_results("no comparison: other programs keep the machine busy; run the command again later")
         return f"speed: roughly {call}, on a busy machine"
     loop = duration(row["baselines"]["loop"]["median_ms"])
-    tell(f"widepack {duration(row['median_ms'])}, loop {loop}, on {report['environment']['device']}")
+    print_results(f"widepack {duration(row['median_ms'])}, loop {loop}, on {report['environment']['device']}")
     return f"speed: {call}, {row['ratio']['value']:.1f} times as fast as the loop"
 
 
@@ -170,12 +170,12 @@ def run(words: list[str], shown_as: list[str] | None = None) -> str:
     return printed.getvalue()
 
 
-def say(text: str) -> None:
+def print_title(text: str) -> None:
     """Prints a title."""
     click.echo(f"\n{text}")
 
 
-def tell(*lines: str) -> None:
+def print_results(*lines: str) -> None:
     """Prints results."""
     for line in lines:
         click.echo(f"  {line}")
@@ -203,8 +203,8 @@ def answers(artifact: Path) -> list[str]:
     digits = " ".join(str(int(digit)) for digit in each[:, image])
     return [
         f'ens = widepack.load("{artifact}"); ens(x).argmax(-1); ens.mean(x, of="softmax").argmax(-1)',
-        f"image {image}: the members see {digits}, together they see "
-        f"{int(together[image])}; it is {int(y[image])}",
+        f"image {image}: the members answer {digits}, their mean answers {int(together[image])}, the "
+        f"label is {int(y[image])}",
         f"accuracy on {len(y)} test images: one member {(each == y).float().mean():.2%} on average, "
-        f"together {(together == y).float().mean():.2%}",
+        f"their mean {(together == y).float().mean():.2%}",
     ]

@@ -8,7 +8,7 @@ import click
 
 from ..shared.options import ARTIFACT, example, json_option, stdout_kept
 from ..shared.progress_bar import Progress
-from ..shared.revision import out_options, tell
+from ..shared.revision import out_options, print_report
 
 
 @click.command(epilog=example("widepack drop ens.wide fold3", "widepack drop ens.wide 0 5 -o rest.wide"))
@@ -45,4 +45,4 @@ def command(
             max_shard_size=max_shard_size,
             progress=progress,
         )
-    tell(report, as_json)
+    print_report(report, as_json)

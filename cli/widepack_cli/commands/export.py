@@ -42,7 +42,7 @@ from ..shared.progress_bar import Progress
     type=click.Choice(["shared", "each"]),
     default="shared",
     show_default=True,
-    help="shared: all members get the same inputs. each: every member gets inputs of its own.",
+    help="shared: one set of inputs for all members. each: a separate set for each member.",
 )
 @click.option(
     "--member",

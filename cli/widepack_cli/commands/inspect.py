@@ -131,13 +131,13 @@ def _history(rows: Any) -> list[str]:
             row.get("members", []) if isinstance(row, dict) and isinstance(row.get("members"), list) else []
         ):
             if isinstance(change, dict):
-                came = (
+                change_text = (
                     f"{change.get('member')} is {change['source']}"
                     if "source" in change
                     else f"without {change.get('member')}"
                 )
-                was = f", was {change['left']}" if "source" in change and "left" in change else ""
-                found.append(f"{row.get('date')} {row.get('did')}: {_short(came + was)}")
+                before = f", was {change['left']}" if "source" in change and "left" in change else ""
+                found.append(f"{row.get('date')} {row.get('did')}: {_short(change_text + before)}")
     return found
 
 
@@ -171,7 +171,7 @@ def _entry(entry: Entry) -> list[str]:
         used = ", ".join(f"{strategy} {count}" for strategy, count in strategies(wide.plan).items())
         runs = f", backend {wide.plan['backend']}" if wide.plan.get("backend") else ""
         row = (wide.device, wide.pattern, wide.batch, wide.plan.get("machine"), wide.plan.get("threads"))
-        runs += ", if the backend of the row before is not installed" if row in first else ""
+        runs += ", used if the backend of the row above is not installed" if row in first else ""
         first.add(row)
         text.append(f"program {wide.device}, {wide.pattern}{batch}{runs}: {used or 'no strategies recorded'}")
     text += [f"pt2     {pattern}: {file}" for pattern, file in entry.pt2.items()]
@@ -181,8 +181,8 @@ def _entry(entry: Entry) -> list[str]:
 def _verified(manifest: Manifest) -> list[str]:
     """Returns what the build verified, by entry."""
     others = manifest.verification.get("entries", {})
-    own = {k: v for k, v in manifest.verification.items() if k != "entries"}
-    text = [line for record in [own] if record for line in _record(record, "")]
+    first = {k: v for k, v in manifest.verification.items() if k != "entries"}
+    text = [line for record in [first] if record for line in _record(record, "")]
     text += [line for name, record in others.items() for line in _record(record, f"{name} ")]
     return text or ["no record"]
 
@@ -201,7 +201,7 @@ def _record(record: dict[str, Any], entry: str) -> list[str]:
         f"{record.get('torch', '?')}"
     ]
     return text + [
-        f"{entry}{name or 'output'}: largest error {wide:.2e}; the members' own {own:.2e}"
+        f"{entry}{name or 'output'}: largest error {wide:.2e}; of the members themselves {own:.2e}"
         for name, (wide, own) in worst.items()
     ]
 

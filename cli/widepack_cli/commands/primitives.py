@@ -26,7 +26,7 @@ def command(names: tuple[str, ...], as_json: bool) -> None:
     from widepack.primitives import find
     from widepack.registry.registry import families
 
-    asked = {p.op for n in names for p in find(n)}
+    requested = {p.op for n in names for p in find(n)}
 
     def alone(op: str) -> bool:
         return not names or "sequential" in names or op in names or op in {full_name(n) for n in names}
@@ -34,7 +34,7 @@ def command(names: tuple[str, ...], as_json: bool) -> None:
     found = [
         (family, kept)
         for family, ops in families()
-        if (kept := [p for p in ops if not names or family in names or p.op in asked])
+        if (kept := [p for p in ops if not names or family in names or p.op in requested])
     ]
     once = {why: listed for why, ops in ONCE_A_MEMBER.items() if (listed := [op for op in ops if alone(op)])}
     if not found and not once:

@@ -63,9 +63,8 @@ def command(primitives: bool, blocks: bool, preset: str, as_json: bool) -> None:
             click.echo(line)
     if not found.holds:
         raise Failure(
-            f"{plural(len(found.wrong), 'check')} of "
-            f"{len(found.primitives) + len(found.blocks)} failed: do not trust these "
-            "strategies here, and report them"
+            f"{plural(len(found.wrong), 'check')} of {len(found.primitives) + len(found.blocks)} "
+            "failed: do not use these strategies on this machine, and please report them"
         )
 
 
@@ -79,14 +78,13 @@ def _lines(found: Any, where: dict[str, Any]) -> list[str]:
         count = len({c.name for c in found.primitives})
         cases = sum(c.cases for c in found.primitives)
         lines.append(
-            f"{right} of {len(found.primitives)} strategies of {plural(count, 'op')} hold, in "
+            f"{right} of {len(found.primitives)} strategies of {plural(count, 'op')} are right, in "
             f"{plural(cases, 'case')}"
         )
     if found.blocks:
         lines.append(
-            f"{sum(not c.wrong for c in found.blocks)} of "
-            f"{plural(len(found.blocks), 'block')} hold: "
-            f"{', '.join(c.name for c in found.blocks if not c.wrong)}"
+            f"{sum(not c.wrong for c in found.blocks)} of {plural(len(found.blocks), 'block')} are "
+            f"right: {', '.join(c.name for c in found.blocks if not c.wrong)}"
         )
     if found.untried:
         lines.append(f"not applicable here: {', '.join(found.untried)}")

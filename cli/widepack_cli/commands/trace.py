@@ -48,7 +48,7 @@ from ..shared.trace_rows import Step, becomes, derived, kinds, short, steps
     "inputs",
     metavar="SPEC",
     multiple=True,
-    help="With --model: an input, as build --input takes it. Repeatable.",
+    help="With --model: an input, in the form of `build --input`. Repeatable.",
 )
 @click.option(
     "-m",
@@ -56,7 +56,7 @@ from ..shared.trace_rows import Step, becomes, derived, kinds, short, steps
     metavar="[NAME]",
     is_flag=False,
     flag_value="",
-    help="A reference block (mlp, resblock, ...) in place of --model. Without a name: lists them.",
+    help="A reference block (mlp, resblock, ...) instead of --model. Without a name: list the blocks.",
 )
 @click.option(
     "-n",
@@ -74,7 +74,7 @@ from ..shared.trace_rows import Step, becomes, derived, kinds, short, steps
 )
 @click.option("--batch", type=click.IntRange(min=1), help="Show the plan for this batch size.")
 @click.option(
-    "--strategy", "only", multiple=True, help="Show only nodes that run in this strategy. Repeatable."
+    "--strategy", "only", multiple=True, help="Show only nodes that run with this strategy. Repeatable."
 )
 @click.option(
     "--source",
@@ -116,7 +116,9 @@ def command(
         _before(model, model_args, inputs, block, (entry, members, pattern, device, batch), only, as_json)
         return
     if inputs or model_args or members:
-        raise click.UsageError("--input, --model-arg and -n go with --model; an artifact has its own")
+        raise click.UsageError(
+            "--input, --model-arg and -n describe a model before a build; leave them out with ARTIFACT"
+        )
     _artifact(artifact, entry, device, pattern, batch, only, source, as_json)
 
 
@@ -125,7 +127,7 @@ def _before(
     model_args: tuple[str, ...],
     inputs: tuple[str, ...],
     block: str | None,
-    asked: tuple[str, int | None, str, str, int | None],
+    requested: tuple[str, int | None, str, str, int | None],
     only: tuple[str, ...],
     as_json: bool,
 ) -> None:
@@ -133,15 +135,15 @@ def _before(
     from . import trace_model
 
     if block == "":
-        click.echo("\n".join(columns([["block", "what it is", "inputs"], *trace_model.blocks()])))
+        click.echo("\n".join(columns([["block", "description", "inputs"], *trace_model.blocks()])))
         return
-    entry, members, pattern, device, batch = asked
+    entry, members, pattern, device, batch = requested
     if only and members is None:
-        raise click.UsageError(
-            "--strategy chooses among strategies, which depend on how many members there are: give -n"
-        )
+        raise click.UsageError("--strategy: strategies depend on the number of members; give -n")
     if block is not None and (inputs or model_args):
-        raise click.UsageError("-m names a block with inputs of its own; leave --input and --model-arg out")
+        raise click.UsageError(
+            "the inputs of a reference block are fixed; leave out --input and --model-arg, or -m"
+        )
     with stdout_kept(True):
         if block is not None:
             name, make, inputs = trace_model.block(block)
@@ -179,7 +181,7 @@ def _before(
                 [
                     trace_model.title(found, members, device, pattern),
                     "",
-                    *(columns([head, *rows]) if rows else ["no node runs in this strategy"]),
+                    *(columns([head, *rows]) if rows else ["no node runs with this strategy"]),
                 ]
             )
         )
@@ -237,7 +239,7 @@ def _artifact(
                     [
                         _title(artifact, entry, wide, reader.manifest, len(found)),
                         "",
-                        *(columns([head, *rows]) if rows else ["no node runs so"]),
+                        *(columns([head, *rows]) if rows else ["no node runs with this strategy"]),
                     ]
                 )
             )
@@ -275,10 +277,10 @@ def find(manifest: Manifest, entry: str, device: str, pattern: str, batch: int |
     """
     entry = entry_named(manifest.entries, entry, manifest.entry)
     kind = device.partition(":")[0]
-    there = manifest.entries[entry].wide
+    programs = manifest.entries[entry].wide
     found = [
         w
-        for w in there
+        for w in programs
         if (w.device, w.pattern) == (kind, pattern)
         and (batch is None or (w.batch[0] <= batch and (w.batch[1] is None or batch <= w.batch[1])))
     ]
@@ -288,10 +290,10 @@ def find(manifest: Manifest, entry: str, device: str, pattern: str, batch: int |
     )
     if found:
         return found[0]
-    wanted = f"{kind}, {pattern}" + ("" if batch is None else f", batch {batch}")
+    requested = f"{kind}, {pattern}" + ("" if batch is None else f", batch {batch}")
     raise Refusal(
-        f"there is no wide program for {wanted}; this artifact has "
-        f"{'; '.join(f'{w.device}, {w.pattern}' for w in there) or 'none'}"
+        f"there is no wide program for {requested}; this artifact has "
+        f"{'; '.join(f'{w.device}, {w.pattern}' for w in programs) or 'none'}"
     )
 
 

@@ -96,14 +96,15 @@ def factory(model: str, given: Sequence[str]) -> Callable[[], Any]:
 
     if model == "hf":
         raise Refusal(
-            "--model hf reads the config.json beside a checkpoint, and before a build there "
-            "is none: give a factory, package.module:function or path/file.py:function"
+            "--model hf needs the config.json beside a checkpoint, and `trace` reads no checkpoint: "
+            "give a factory, package.module:function or path/file.py:function"
         )
     made = find_factory(model, parse_model_args(given))
     if made.takes_state_dict:
         raise Refusal(
-            f"the factory {model} sizes itself by a checkpoint's weights (state_dict=), and "
-            "before a build there is none: build --dry-run says the same with checkpoints"
+            f"the factory {model} needs a checkpoint's weights (its argument state_dict), and `trace` "
+            "reads no checkpoint: `widepack build --dry-run` with the checkpoints shows strategies, "
+            "too"
         )
     return made
 

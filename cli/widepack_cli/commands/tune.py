@@ -50,16 +50,16 @@ PATTERNS = {"shared": ("shared",), "each": ("each",), "both": ("shared", "each")
     type=click.Choice(list(PATTERNS)),
     default="both",
     show_default=True,
-    help="shared: all members get the same inputs. each: every member gets inputs of its own.",
+    help="shared: one set of inputs for all members. each: a separate set for each member.",
 )
 @click.option(
     "--budget",
     type=click.FloatRange(min=0, min_open=True),
     default=600.0,
     show_default=True,
-    help="The most seconds that the whole command takes, with loading and compilation. Every batch size and "
-    "pattern gets an equal part, and measures for at most 20 s of it. The least measurement of a large "
-    "artifact may take longer.",
+    help="Time limit in seconds for the whole command, with loading and compilation. Batch sizes and "
+    "patterns get equal parts of it; each is measured for at most 20 s. The shortest measurement of a "
+    "large artifact may exceed the limit.",
 )
 @click.option("--device", default="cpu", show_default=True, help="The device: cpu, cuda, cuda:1.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads inside an op. Default: torch's number.")
@@ -68,8 +68,8 @@ PATTERNS = {"shared": ("shared",), "each": ("each",), "both": ("shared", "each")
     "backends",
     multiple=True,
     metavar="NAME",
-    help="A backend that may be chosen: eager, aot, onnxruntime. Repeatable; all that are "
-    "here without it (aot compiles, which takes its time).",
+    help="A backend that may be chosen: eager, aot, onnxruntime. Repeatable. Default: all that are "
+    "installed (aot compiles, which is slow).",
 )
 @click.option(
     "--cache",
@@ -82,7 +82,7 @@ PATTERNS = {"shared": ("shared",), "each": ("each",), "both": ("shared", "each")
     type=click.FloatRange(min=0),
     default=120.0,
     show_default=True,
-    help="Seconds after which no compilation starts, for each batch size and pattern.",
+    help="For each batch size and pattern: start no compilation after this many seconds.",
 )
 @click.option(
     "--write",
@@ -169,7 +169,7 @@ def _notes(report: TuneReport) -> list[str]:
         late = [name for name, why in r.dropped.items() if TIME_OVER in why]
         text += [f"{which}: {n} was left out: {why}" for n, why in r.dropped.items() if n not in late]
         if late:
-            text.append(f"{which}: not tried within the budget: {', '.join(late)}; give more --budget")
+            text.append(f"{which}: not tried within the budget: {', '.join(late)}; give a larger --budget")
     threads = f"{report.threads} thread{'s' if report.threads > 1 else ''}"
     return [*text, f"{report.machine}, {threads}; a ratio above 1 means that the other plan takes longer"]
 

@@ -9,7 +9,7 @@ import click
 from ..shared.failures import Refusal
 from ..shared.options import ARTIFACT, example, json_option, model_options, stdout_kept
 from ..shared.progress_bar import Progress
-from ..shared.revision import checkpoint_options, out_options, tell
+from ..shared.revision import checkpoint_options, out_options, print_report
 
 
 @click.command(
@@ -80,4 +80,4 @@ def command(
             model_args=parse_model_args(model_args) or None,
             progress=progress,
         )
-    tell(report, as_json)
+    print_report(report, as_json)

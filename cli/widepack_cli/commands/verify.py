@@ -38,11 +38,15 @@ BATCHES = (1, 2, 5)
 @model_options
 @sort_option
 @entry_option
-@click.option("--key", help="The place of the state dict in a checkpoint that holds more.")
+@click.option(
+    "--key",
+    help="The key of the state dict (such as ema.model) in a checkpoint that contains other values, too.",
+)
 @click.option(
     "--trust-pickle",
     is_flag=True,
-    help="Unpickle the checkpoints. This runs the code that they name.",
+    help="Load the checkpoints with pickle, which can run any code that they contain. Only for files that "
+    "you trust.",
 )
 @click.option(
     "--device", default="cpu", show_default=True, help="The device on which the answers are checked."
@@ -68,25 +72,26 @@ def command(
 ) -> None:
     """Check ARTIFACT: its manifest, the size and hash of every file, and its answers on the probe.
 
-    With checkpoints, also check that the artifact holds their weights, bit for bit. With --model, also check
-    that it answers like your own modules. The exit code is 1 at the first check that fails.
+    With checkpoints, also check that the artifact has their weights, bit for bit. With --model, also compare
+    its answers with those of your modules. The exit code is 1 at the first check that fails.
     """
     if dtype and model is not None:
         raise click.UsageError(
-            "--dtype goes without --model: your modules have the dtype that the artifact was built in"
+            "--dtype cannot be used with --model: your modules have the dtype of the build; leave out "
+            "one of the two"
         )
     if sort == "natural":
         from .build import expand, in_order
 
         checkpoints = tuple(in_order(expand(checkpoints), sort))
-    done: list[dict[str, Any]] = []
-    document = {"path": str(artifact), "device": device, "ok": False, "checks": done}
+    passed: list[dict[str, Any]] = []
+    document = {"path": str(artifact), "device": device, "ok": False, "checks": passed}
     try:
         with stdout_kept(as_json):
             for name, found in checks(
                 artifact, checkpoints, model, model_args, key, trust_pickle, device, entry, dtype
             ):
-                done.append({"check": name, "found": found})
+                passed.append({"check": name, "found": found})
                 if not as_json:
                     click.echo(f"{name:<12} ok  {found}")
         document["ok"] = True
@@ -115,7 +120,7 @@ def checks(
     reader, _ = opened(artifact, Reader.check_sizes)
     manifest = reader.manifest
     entries = [entry_named(manifest.entries, entry, "")] if entry else list(manifest.entries)
-    said = (
+    which = (
         ""
         if entries == ["forward"]
         else f", {'entry' if len(entries) == 1 else 'entries'} {', '.join(entries)}"
@@ -142,7 +147,7 @@ def checks(
         yield (
             "probe",
             f"{plural(len(ens), 'member')} on "
-            f"{device}{f' in {dtype}' if dtype else ''}{said}, patterns shared and each, "
+            f"{device}{f' in {dtype}' if dtype else ''}{which}, patterns shared and each, "
             "against the float64 answers recorded at build",
         )
     if checkpoints:
@@ -156,7 +161,10 @@ def checks(
         )
         modules = _own_modules(ens, factory, device)
         for name in entries:
-            yield "answers", f"{_same_answers(ens, modules, name, device)}{f', entry {name}' if said else ''}"
+            yield (
+                "answers",
+                f"{_same_answers(ens, modules, name, device)}{f', entry {name}' if which else ''}",
+            )
 
 
 def _same_weights(ens: Any, checkpoints: tuple[str, ...], key: str | None, trust: bool) -> str:
@@ -186,23 +194,25 @@ def _same_weights(ens: Any, checkpoints: tuple[str, ...], key: str | None, trust
     count = 0
     for name, checkpoint in zip(ens.members, opened, strict=True):
         state = ens.state_dict(name)
-        own = under_model_names(checkpoint, state).state_dict()
-        count += len(own)
+        weights = under_model_names(checkpoint, state).state_dict()
+        count += len(weights)
         missing = sorted(
-            k for k in set(state) - set(own) if not any(k in names and names & set(own) for names in tied)
+            k
+            for k in set(state) - set(weights)
+            if not any(k in names and names & set(weights) for names in tied)
         )
         wrong += [f"member {name}: {k} is not in {checkpoint.path}" for k in missing]
         wrong += [
             f"member {name}: {k} of {checkpoint.path} is not in the artifact"
-            for k in sorted(set(own) - set(state))
+            for k in sorted(set(weights) - set(state))
         ]
-        for k in sorted(set(own) & set(state)):
-            theirs, mine = own[k], state[k]
+        for k in sorted(set(weights) & set(state)):
+            theirs, mine = weights[k], state[k]
             if theirs.dtype != mine.dtype and theirs.is_floating_point() and mine.is_floating_point():
                 theirs = theirs.to(mine.dtype)
                 converted.add(str(mine.dtype).removeprefix("torch."))
             if not bit_equal(mine, theirs):
-                wrong.append(f"member {name}: {k} is not that of {checkpoint.path}")
+                wrong.append(f"member {name}: {k} differs from {checkpoint.path}")
     if wrong:
         more = f"; and {len(wrong) - 8} more" if len(wrong) > 8 else ""
         raise VerificationError(
@@ -230,7 +240,7 @@ def _same_answers(ens: Any, modules: list[Any], name: str, device: str) -> str:
     from widepack_bench.suite.stateful_steps import steps
 
     entry, run = ens.manifest.entries[name], ens.entry(name)
-    own = [called(m, name) for m in modules]
+    calls = [called(m, name) for m in modules]
     compared = []
     carries = bool(entry.state)
     with torch.inference_mode(), padding_kept():
@@ -242,14 +252,14 @@ def _same_answers(ens: Any, modules: list[Any], name: str, device: str) -> str:
                     else:
                         args, kwargs, _ = make(entry, batch, members=len(ens) if each else 0, device=device)
                         wrong = difference(
-                            (run.each if each else run)(*args, **kwargs), loop(own, each)(*args, **kwargs)
+                            (run.each if each else run)(*args, **kwargs), loop(calls, each)(*args, **kwargs)
                         )
                 except BenchError:  # the model does not take this batch size
                     continue
                 if wrong:
                     raise VerificationError(
-                        f"answers: {name}, batch {batch}, {'each' if each else 'shared'}: the artifact "
-                        f"does not answer like your modules: {wrong}"
+                        f"answers: {name}, batch {batch}, {'each' if each else 'shared'}: the answers "
+                        f"of the artifact differ from those of your modules: {wrong}"
                     )
                 compared.append(batch)
     if not compared:
@@ -257,6 +267,6 @@ def _same_answers(ens: Any, modules: list[Any], name: str, device: str) -> str:
             f"answers: {name}: no inputs could be made at batch {', '.join(map(str, BATCHES))}"
         )
     return (
-        f"as your own modules{', two steps in a row' if carries else ''}, patterns shared "
-        f"and each, batch {', '.join(map(str, dict.fromkeys(compared)))}"
+        f"as your modules{', two steps in a row' if carries else ''}, patterns shared and each, batch "
+        f"{', '.join(map(str, dict.fromkeys(compared)))}"
     )

@@ -24,6 +24,6 @@ class Interrupted(click.ClickException):
 
 
 class Refusal(Failure):
-    """What cannot be meant: exit code 2."""
+    """Arguments that the command cannot use: exit code 2."""
 
     exit_code = 2

@@ -22,7 +22,10 @@ BASELINES = (
 )
 
 device_option = click.option(
-    "--device", default="cpu", show_default=True, help="The device of all contestants: cpu, cuda, cuda:1."
+    "--device",
+    default="cpu",
+    show_default=True,
+    help="The device on which everything is timed: cpu, cuda, cuda:1.",
 )
 baseline_option = click.option(
     "--baseline",
@@ -67,8 +70,8 @@ def measuring_options(f: F) -> F:
         type=click.FloatRange(min=0, min_open=True),
         default=20.0,
         show_default=True,
-        help="Seconds of measuring for each row, without building and compilation. "
-        "It may take three times as long while intervals are wide.",
+        help="Seconds of measuring for each row, without building and compilation. A row takes up to three "
+        "times as long if its interval is still wide.",
     )(compile_limit_option(f))
 
 
@@ -77,9 +80,9 @@ def total_options(f: F) -> F:
     return click.option(
         "--budget",
         type=click.FloatRange(min=0, min_open=True),
-        help="The most seconds that the whole command takes, with loading and compilation (--full comes on "
-        "top). Baselines that do not compile in time are left out. Default: no limit; each batch size "
-        "measures for 20 s, or for 60 s while intervals are wide.",
+        help="Time limit in seconds for the whole command, with loading and compilation but without "
+        "--full. Baselines that do not compile in time are left out. Default: no limit; each batch "
+        "size is measured for 20 s, or for up to 60 s if intervals are still wide.",
     )(compile_limit_option(f))
 
 

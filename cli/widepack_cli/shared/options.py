@@ -37,7 +37,7 @@ def model_options(f: F) -> F:
         "model_args",
         metavar="K=V",
         multiple=True,
-        help="An argument of the factory. V is read as JSON if possible. Repeatable.",
+        help="An argument of the factory, such as width=64. V is read as JSON if possible. Repeatable.",
     )(f)
     return click.option(
         "--model",
@@ -53,8 +53,8 @@ def sort_option(f: F) -> F:
         type=click.Choice(["none", "natural"]),
         default="none",
         show_default=True,
-        help="The order of the checkpoints. none: as given; a shell puts m-10 before m-2. natural: numbers "
-        "in names by value, m-2 before m-10.",
+        help="The order of the checkpoints. none: the order of the command line (a shell puts m-10 before "
+        "m-2). natural: numbers in names by value (m-2 before m-10).",
     )(f)
 
 
@@ -116,6 +116,6 @@ def batch_list(_ctx: click.Context, parameter: click.Parameter, value: str) -> t
         found = ()
     if not found or min(found) < 1:
         raise click.BadParameter(
-            f"{value!r} is not a list of whole numbers from 1, such as 1,8,32", param=parameter
+            f"{value!r} is not a list of positive integers, such as 1,8,32", param=parameter
         )
     return found

@@ -48,14 +48,16 @@ def checkpoint_options(f: F) -> F:
     f = click.option(
         "--trust-pickle",
         is_flag=True,
-        help="Unpickle the checkpoints. This runs the code that they name.",
+        help="Load the checkpoints with pickle, which can run any code that they contain. Only for files "
+        "that you trust.",
     )(f)
     return click.option(
-        "--key", help="The place of the state dict in a checkpoint that holds more, such as ema.model."
+        "--key",
+        help="The key of the state dict (such as ema.model) in a checkpoint that contains other values, too.",
     )(f)
 
 
-def tell(report: ReviseReport, as_json: bool) -> None:
+def print_report(report: ReviseReport, as_json: bool) -> None:
     """Prints the report, as lines or as JSON."""
     if as_json:
         emit(report.to_json())
@@ -90,7 +92,9 @@ def lines(report: ReviseReport) -> list[str]:
     ]
     text += damaged(report.not_finite)
     modules = (
-        f"; your modules of {some(report.asked)} answer like the captured program" if report.asked else ""
+        f"; your modules of {some(report.asked)} give the same answers as the captured program"
+        if report.asked
+        else ""
     )
     text.append(f"{'verified':<13}every wide program against all members in float64, and the probe{modules}")
     text.append(
