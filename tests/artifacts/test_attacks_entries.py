@@ -54,14 +54,14 @@ def test_guards_that_are_too_large(tmp_path: Path) -> None:
     forged.entry["guards"] = [
         {"expr": ["ge", power, 0], "source": ""}
     ]  # a size of more than 64 bits: the guard fails fast
-    refused(forged.save(tmp_path / "power"), "the probe is no call of it")
+    refused(forged.save(tmp_path / "power"), "the probe does not match its inputs")
     assert guards.holds(power, {"B": 2}) is False
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"min": 2**62}, "the probe is no call of it"),
+        ({"min": 2**62}, "the probe does not match its inputs"),
         ({"min": 5, "max": 4}, "from 5 to 4 is empty"),
         ({"min": -1}, "expected a count"),
         ({"max": 2**63}, "outside 64 bits"),

@@ -131,7 +131,7 @@ def test_cycles_and_values_that_are_read_before_they_are_computed(
         ),
         (node("a", "aten.zeros.default", [2], pin_memory=True, device=SELF), "pin_memory"),
         (node("a", "operator.getitem", X, {"str": "__class__"}), "cannot run"),
-        (node("a", "aten.softmax.int", X, 0, 2**31 - 1), "which is no number"),
+        (node("a", "aten.softmax.int", X, 0, 2**31 - 1), "which is not a number"),
         (node("a", "aten.relu.default", X, memory_format=77), "cannot run"),
         (node("a", "aten._stack.default", []), "cannot run"),
         (node("a", "aten._fft_r2c.default", X, [], 0, True), "transforms the dims []"),

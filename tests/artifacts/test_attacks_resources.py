@@ -352,13 +352,13 @@ def test_an_output_of_another_size_is_not_copied(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ({"limit": 10**400}, "a number of 1329 bits is no limit"),
-        ({"limit": 1e300}, "is no limit"),
+        ({"limit": 10**400}, "a number of 1329 bits is not a limit"),
+        ({"limit": 1e300}, "is not a limit"),
         ({"expect": 5}, "give sha256: and 64 hex digits"),
         ({"expect": b"sha256:" + b"0" * 64}, "give sha256: and 64 hex digits"),
         ({"expect": "0" * 64}, "give sha256: and 64 hex digits"),
         ({"expect": "sha256:" + "AB" * 32}, "in lower case"),
-        ({"expect": "x" * 100_000}, "is no digest"),
+        ({"expect": "x" * 100_000}, "is not a digest"),
     ],
 )
 def test_wrong_arguments_of_a_load_are_usage_errors(tmp_path: Path, how: dict[str, Any], words: str) -> None:

@@ -140,8 +140,8 @@ def test_auto_takes_the_backend_of_the_plan_if_it_is_compiled(
     assert widepack.load(artifact, cache=folder).backend == "aot"
     with pytest.warns(
         UserWarning,
-        match="'aot', which the plan was measured to run best on, is not taken, and "
-        "'eager' runs: .* has not been compiled",
+        match="measured on backend 'aot', which cannot be used here, so 'eager' runs instead: .* has not been "
+        "compiled",
     ):
         assert widepack.load(artifact, cache=tmp_path / "empty").backend == "eager"
     (tmp_path / "open").mkdir()
@@ -393,7 +393,7 @@ def test_a_damaged_onnx_file_is_refused(written: tuple[Path, Path], tmp_path: Pa
     path.write_bytes(b"no model")
     content["files"][path.name] = [8, hashlib.sha256(b"no model").hexdigest()]
     record.write_text(json.dumps(content))
-    with pytest.raises(widepack.WidepackError, match="does not take this file.*make it again"):
+    with pytest.raises(widepack.WidepackError, match="cannot run this file.*make it again"):
         widepack.load(artifact, backend="onnxruntime", cache=copy)
 
 

@@ -347,8 +347,8 @@ def test_invalid_arguments_of_load_are_refused(artifacts: Artifacts) -> None:
         ({"backend": "onnx"}, "backend='onnx' is unknown; known: auto, eager, compile, aot, onnxruntime"),
         ({"compile": True}, "compile=True is unknown; known: None, which never compiles, and 'now'"),
         ({"cache": 3}, "cache is a int; give the folder"),
-        ({"threads": 0}, "threads=0 is no number of threads"),
-        ({"threads": True}, "threads=True is no number of threads"),
+        ({"threads": 0}, "threads=0 is not a number of threads"),
+        ({"threads": True}, "threads=True is not a number of threads"),
     ]
     for arguments, words in wrong:
         with pytest.raises(widepack.UsageError, match=re.escape(words)):

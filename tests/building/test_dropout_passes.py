@@ -93,7 +93,7 @@ def test_a_wrong_weight_is_found_by_the_probe(artifact: Path, monkeypatch: pytes
         (lambda a, m: widepack.load(a).swap(3, m), "swap: entry forward draws random numbers at every call"),
         (
             lambda a, m: widepack.load(a, backend="compile", compile="now")(torch.ones(2, 6)),
-            "leave the backend out, which takes 'eager'",
+            "leave the backend out, and 'eager' runs",
         ),
     ],
 )

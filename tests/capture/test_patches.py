@@ -270,7 +270,7 @@ def test_a_dataclass_among_the_inputs_is_refused(tmp_path: Path) -> None:
     make = net(lambda self, x: self.fc(x.mean), fc=linear(6, 5))
     message = refused(make, tmp_path, ROWS, sample=lambda sizes, seed: {"x": Scores(torch.randn(4, 6))})
     assert "input x is a Scores" in message
-    assert "let forward take the fields of this dataclass as inputs of their own, or as a dict" in message
+    assert "let forward take the fields of this dataclass as separate inputs, or as a dict" in message
 
 
 def test_a_dtype_that_the_member_refuses_is_reported_with_its_error(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ ATTACKS: list[tuple[str, Callable[[dict[str, bytes]], object], str]] = [
     (
         "a condition of another input",
         model(lambda v: v.update(guards_code=["L['z'].size()[0] <= 3"])),
-        "is of no input that is known",
+        "belongs to an unknown input",
     ),
     (
         "no conditions",
@@ -127,7 +127,7 @@ ATTACKS: list[tuple[str, Callable[[dict[str, bytes]], object], str]] = [
     (
         "a name",
         model(lambda v: graph(v)["nodes"][0]["outputs"][0]["as_tensor"].update(name="a\n")),
-        "is no name",
+        "is not a name",
     ),
     (
         "a value before it is made",

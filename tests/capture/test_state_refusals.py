@@ -229,4 +229,6 @@ def test_an_input_called_state(tmp_path: Path) -> None:
 
 
 def test_a_number_that_changes_is_caught(tmp_path: Path) -> None:
-    assert "not give the members' own answers" in refused(VerificationError, tmp_path, Counts, state=CARRIED)
+    assert "gives other answers than the members" in refused(
+        VerificationError, tmp_path, Counts, state=CARRIED
+    )

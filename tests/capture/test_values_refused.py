@@ -121,16 +121,19 @@ class Scripted(Base):
             ["x=float32[B,3]"],
             [
                 "reads the value of a tensor as a Python number",
-                "Keep it a tensor, without .item(), int() and float()",
+                "Keep it in a tensor, without .item(), int() and float()",
             ],
         ),
         (Sum, ["x=float32[B,3]"], ["branches on the values of a tensor", "choose with torch.where"]),
         (
             Loop,
             ["x=float32[B,3]", "n=int64[]:1..3"],
-            ["repeats something as often as the values of a tensor say", "an argument of the factory"],
+            [
+                "repeats something a number of times that depends on the values of a tensor",
+                "an argument of the factory",
+            ],
         ),
-        (AsList, ["x=float32[B,3]"], ["keep the values a tensor"]),
+        (AsList, ["x=float32[B,3]"], ["keep the values in a tensor"]),
         (AsNumpy, ["x=float32[B,3]"], ["leaves torch for NumPy", "torch's own functions"]),
         (Printed, ["x=float32[B,3]"], ["writes the value of a tensor into a text", "Leave it out"]),
         (Until, ["x=float32[B,3]"], ["branches on the values of a tensor", "a fixed number of steps"]),
@@ -203,7 +206,8 @@ class Endless(Base):
 
 def test_a_value_that_contains_itself_is_reported(tmp_path: Path) -> None:
     with pytest.raises(
-        CaptureError, match="nested without end. Look for a list or dict of the member that contains itself"
+        CaptureError,
+        match="an object is nested in itself. Look for a list or dict of the member that contains itself",
     ):
         built(Endless, tmp_path, inputs=["x=float32[B,3]"])
 

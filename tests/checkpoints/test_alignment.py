@@ -139,8 +139,8 @@ def test_a_lone_file_is_imported_once_and_again_when_it_changes(folder: Path) ->
 @pytest.mark.parametrize(
     ("model", "args", "words"),
     [
-        ("usernet", {}, "names no factory: write pkg.mod:factory or path/file.py:factory"),
-        ("usernet:", {}, "names no factory"),
+        ("usernet", {}, "does not name a factory: write pkg.mod:factory or path/file.py:factory"),
+        ("usernet:", {}, "does not name a factory"),
         ("nowhere.at.all:Net", {}, "there is no module 'nowhere', neither installed nor in "),
         ("usernet.sub:Net", {}, "there is no module 'usernet.sub'"),
         ("missing.py:Net", {}, "there is no file missing.py"),
@@ -439,7 +439,7 @@ def test_differences_from_the_model_name_both_sides(tmp_path: Path) -> None:
     with pytest.raises(MemberMismatch) as caught:
         align(checkpoints, ["a", "b"], model_state=model)
     assert f"checkpoint 0 ({tmp_path}/0.pt) lacks bias, which the model has" in str(caught.value)
-    assert f"checkpoint 1 ({tmp_path}/1.pt) has old, which the model has not" in str(caught.value)
+    assert f"checkpoint 1 ({tmp_path}/1.pt) has old, which the model does not have" in str(caught.value)
     assert "the one that --model with its arguments makes" in str(caught.value)
     with pytest.raises(
         MemberMismatch,

@@ -78,7 +78,7 @@ def test_numbers_of_pickled_modules_that_differ_are_noticed(tmp_path: Path) -> N
     nets = [net(i) for i in range(2)]
     nets[1].factor = 2.0
     with pytest.raises(
-        VerificationError, match=r"member m1.*The members differ in something that is no weight"
+        VerificationError, match=r"member m1.*The members differ in something that is not a weight"
     ):
         build(save(tmp_path, nets), tmp_path / "e.wide", trust_pickle=True, **QUICK)
     assert not (tmp_path / "e.wide").exists()
@@ -214,8 +214,8 @@ def test_names_from_a_text_and_a_file(tmp_path: Path) -> None:
         ("", "2 checkpoints and 1 names"),
         ([], "2 checkpoints and 0 names"),
         ("a,a", "the members' names must differ: a is given twice"),
-        ("a,", "names: '' is no name"),
-        (["a", "b\x1b[2J"], r"names: 'b\\x1b\[2J' is no name; a name is printable text"),
+        ("a,", "names: '' is not a name"),
+        (["a", "b\x1b[2J"], r"names: 'b\\x1b\[2J' is not a name; a name is printable text"),
     ):
         with pytest.raises(UsageError, match=words):
             build(paths, tmp_path / "e.wide", model=Net, names=names, **QUICK)

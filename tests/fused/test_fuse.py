@@ -190,7 +190,7 @@ def test_shared_weights_are_one_and_equal_ones_are_not() -> None:
     ):
         widepack.fuse(modules, x, share=["layers.3.weight"])
     with pytest.raises(
-        UsageError, match=r"share: nothing\.\* is no parameter; the parameters are layers.0.bias, "
+        UsageError, match=r"share: nothing\.\* is not a parameter; the parameters are layers.0.bias, "
     ):
         widepack.fuse(modules, x, share=["nothing.*"])
 

@@ -107,7 +107,7 @@ def test_an_initialisation_that_n_does_not_repeat_is_a_warning() -> None:
             return y
 
     message = (
-        r"n=2: the copies do not begin as Small's constructor makes it: layer.bias is 0 "
+        r"n=2: the copies differ from what the constructor of Small makes: layer.bias is 0 "
         r"throughout, and random in the copies\. .*a factory instead of the module"
     )
     with pytest.warns(UserWarning, match=message) as told:
@@ -146,8 +146,8 @@ def test_n_members_of_a_factory() -> None:
 def test_invalid_n_is_refused() -> None:
     with pytest.raises(
         UsageError,
-        match=r"n=3: parts of Transformer have parameters of their own and no "
-        r"reset_parameters\(\) to draw them again: the module itself \(Transformer: place\)\. .*a factory",
+        match=r"n=3: parts of Transformer have parameters, but no reset_parameters\(\) "
+        r"to initialize them again: the module itself \(Transformer: place\)\. .*a factory",
     ):
         widepack.fuse(Transformer(), ids(4, 5), n=3)
     with pytest.raises(UsageError, match="n is given with a list of members"):

@@ -146,7 +146,7 @@ BAD: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], str]] = {
         "aten._native_batch_norm_legit_no_training.default",
         (IMAGE, None, None, torch.zeros(1), torch.ones(1), 0.1, 1e-5),
         {},
-        "running_mean is for 1 channels of 2",
+        "running_mean is for 1 channels; 2 are needed",
     ),
     "groups that are not the input's": (
         "aten.native_group_norm.default",

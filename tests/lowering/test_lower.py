@@ -224,7 +224,7 @@ def test_a_dim_that_the_program_fixes_is_an_error() -> None:
 
 def test_regions_that_depend_on_each_other_are_refused() -> None:
     net = classifier()
-    with pytest.raises(LoweringError, match="a region must not be left and entered again"):
+    with pytest.raises(LoweringError, match="no value may leave a region and enter it again"):
         lowered(net, all_kinds(net, **OWN_HEAD), plan(one=["y", "v"]))
 
 

@@ -845,7 +845,7 @@ REFUSED: dict[str, tuple[Case, type[Exception], str]] = {
     "bits_of_floats": (
         case(net(lambda self, x: self.conv(x).view(torch.int32), conv=of(nn.Conv2d, 4, 5, 3)), IMAGE),
         VerificationError,
-        "Whole numbers are read out of the bits of floats (",
+        "Integers are computed from the bits of floats (",
     ),
     "gradient": (
         case(net(slope, fc=linear(6, 5)), ROWS),

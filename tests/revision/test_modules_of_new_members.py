@@ -26,7 +26,7 @@ def test_a_new_member_is_compared_with_its_module(copy: Path, paths: list[Path])
     check_refused(
         lambda: update(copy, {1: paths[3]}, model=Changed),
         VerificationError,
-        "the captured program does not give the members' own answers",
+        "the captured program gives other answers than the members",
         "m1",
     )
     assert content(copy) == before

@@ -66,12 +66,12 @@ def bind(task: Task) -> Checked:
     if found is None:
         if not task.compile:
             raise Unavailable(
-                f"{task.title} has not been compiled for this machine: {cache.folder} holds no program of "
-                f"torch {torch.__version__} and "
-                f"{torch.backends.cpu.get_cpu_capability()} for it, and loading compiles only on request.\n"
-                "`widepack compile ARTIFACT` fills the cache (-o DIR and load(cache=DIR) for a container "
-                "image), "
-                "load(compile='now') compiles here, and backend='eager' needs no compiler."
+                f"{task.title} has not been compiled for this machine: {cache.folder} has no program "
+                f"of torch {torch.__version__} and {torch.backends.cpu.get_cpu_capability()} for it, "
+                "and loading compiles only on request.\n"
+                "`widepack compile ARTIFACT` fills the cache (-o DIR and load(cache=DIR) for a "
+                "container image), load(compile='now') compiles here, and backend='eager' needs no "
+                "compiler."
             )
         found = cache.make(key, lambda folder: compile_into(task, flat, folder))
     place, record = found

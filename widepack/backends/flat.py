@@ -64,9 +64,9 @@ def flatten(program: Program, values: Sequence[Any], backend: str, name: str) ->
     nodes = nodes_unrolled(program)
     if nodes > MOST_NODES:
         raise UsageError(
-            f"{name}: the program has {nodes:,} nodes with its loops written out for {program.members} "
-            "members, and "
-            f"backend {backend!r} takes at most {MOST_NODES:,}: a compiler would work on it for hours.\n"
+            f"{name}: the program has {nodes:,} nodes with its loops written out for "
+            f"{program.members} members, and backend {backend!r} takes at most {MOST_NODES:,}: "
+            "compilation would take hours.\n"
             "Load with backend='eager', or with strategies='wide' so that less runs in loops."
         )
     weights = _TensorWeights(program, values)

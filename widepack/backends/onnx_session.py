@@ -61,11 +61,10 @@ def bind(task: Task) -> Checked:
     if found is None:
         if not task.compile:
             raise Unavailable(
-                f"{task.title} has not been written as ONNX: {cache.folder} holds no file of torch "
+                f"{task.title} has not been written as ONNX: {cache.folder} has no file of torch "
                 f"{torch.__version__} for it, and loading compiles only on request.\n"
-                "`widepack compile ARTIFACT --backend onnxruntime` fills the cache, load(compile='now') "
-                "writes it here, and "
-                "backend='eager' needs no file."
+                "`widepack compile ARTIFACT --backend onnxruntime` fills the cache, "
+                "load(compile='now') writes it here, and backend='eager' needs no file."
             )
         found = cache.make(key, lambda folder: _write(task, flat, folder, onnxruntime))
     place, record = found
@@ -73,9 +72,9 @@ def bind(task: Task) -> Checked:
         run = _session(place / MODEL, record, flat, onnxruntime, task.workers)
     except Exception as e:
         raise ArtifactError(
-            f"{place}: ONNX Runtime {version} does not take this file ({type(e).__name__}: "
-            f"{first_line(e)}); remove the folder and make it again: "
-            "`widepack compile --backend onnxruntime`"
+            f"{place}: ONNX Runtime {version} cannot run this file ({type(e).__name__}: "
+            f"{first_line(e)}); remove the folder and make it again: `widepack compile --backend "
+            "onnxruntime`"
         ) from e
     least = {str(d): int(n) for d, n in record["least"].items()}
     return Checked(task.device, flat, [Variant(run, (), least)], task.eager, place)
@@ -129,9 +128,8 @@ def _write(task: Task, flat: Flat, folder: Path, onnxruntime: Any) -> dict[str, 
         ) from e
     except Exception as e:
         raise LoweringError(
-            f"{task.title} cannot be written as ONNX by torch {torch.__version__}, or not so that ONNX "
-            f"Runtime takes it: {type(e).__name__}: {first_line(e)}; "
-            "load with backend='eager'"
+            f"torch {torch.__version__} cannot write {task.title} as an ONNX file that ONNX Runtime "
+            f"runs: {type(e).__name__}: {first_line(e)}; load with backend='eager'"
         ) from e
     return {**record, "least": _agree(task, flat, run)}
 

@@ -250,8 +250,8 @@ def _check_exported(members: EntryMembers, sampled: bool) -> None:
     """Refuses options that members that are torch.export programs do not have. Raises: UsageError."""
     if sampled:
         raise UsageError(
-            "a sample is given, but the members are torch.export programs, which bring their own;"
-            " describe inputs with specs, or leave them out"
+            "a sample is given, but the members are torch.export programs, which contain example "
+            "inputs; leave the sample out, or describe the inputs with specs"
         )
     if members.dropout:
         raise UsageError(

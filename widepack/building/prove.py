@@ -103,8 +103,8 @@ def at_rest(program: Program, entry: str) -> Program:
     found = rested(program)
     if found is None:
         raise CaptureError(
-            f"{entry} draws random numbers with an op that has no form without the draw, so {entry} cannot be"
-            f" verified; make the random numbers an input of {entry}"
+            f"{entry} draws random numbers with an op that widepack cannot replace by fixed values, "
+            f"so {entry} cannot be verified; make the random numbers an input of {entry}"
         )
     return found
 

@@ -65,8 +65,8 @@ class BuildRequest:
                 raise UsageError(f"unknown target {target!r}; known: {', '.join(TARGETS)}")
         if self.tune_batches is not None and self.strategies != StrategyRequest():
             raise UsageError(
-                "tune measures every strategy and takes the fastest, but strategy names one; give one of the"
-                " two"
+                "tune and strategy are both given, but tune chooses the strategies by measurement; "
+                "give one of the two"
             )
         # A mistake in a spec is reported before any checkpoint is read.
         for name in self.entries if self.calls.inputs else ():

@@ -178,7 +178,7 @@ class _CallReader:
             dims = dims if isinstance(dims, dict) else {}
             return {"dict": [[k, self._tree(v, f"{name}.{k}", dims.get(k))] for k, v in value.items()]}
         fields = (
-            f"; let {self.entry} take the fields of this dataclass as inputs of their own, or as a dict"
+            f"; let {self.entry} take the fields of this dataclass as separate inputs, or as a dict"
             if is_dataclass(value)
             else ""
         )
@@ -250,8 +250,8 @@ def leaf_type(value: torch.Tensor, axes: Axis, name: str, sizes: dict[str, int])
         size = value.shape[axis]
         if size % factor:
             raise CaptureError(
-                f"input {name}: axis {axis} is {text} and has {size} in the example, which is no multiple of "
-                f"{factor}; give an example of another size, or another factor"
+                f"input {name}: axis {axis} is {text} and has {size} in the example, which is not a "
+                f"multiple of {factor}; give an example of another size, or another factor"
             )
         if sizes.setdefault(letter, size // factor) != size // factor:
             raise CaptureError(

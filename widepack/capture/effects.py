@@ -50,8 +50,8 @@ def refuse_shared_memory(module: nn.Module, buffers: Sequence[str]) -> None:
         others = sorted(n for n, t in tensors.items() if n != name and memory_id(t) == storage)
         if others:
             raise CaptureError(
-                f"state {name} of {type(module).__name__} shares its memory with {', '.join(others)}; a "
-                "state has one name: register a tensor of its own, for example with .clone()"
+                f"state {name} of {type(module).__name__} shares its memory with {', '.join(others)}; "
+                "a state needs separate memory: register a copy, for example with .clone()"
             )
 
 

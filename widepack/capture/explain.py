@@ -62,7 +62,7 @@ _READS = (
     ),
     (
         r"\brange\(",
-        "repeats something as often as the values of a tensor say",
+        "repeats something a number of times that depends on the values of a tensor",
         "Make the number of steps an argument of the factory, or run the largest number of steps and choose "
         "with torch.where",
     ),
@@ -72,12 +72,12 @@ _READS = (
         "Compute both sides and choose with torch.where(condition, a, b); make a check that only raises an "
         "error before the call",
     ),
-    (r"\.tolist\(", "reads the values of a tensor into a Python list", "Keep them a tensor"),
+    (r"\.tolist\(", "reads the values of a tensor into a Python list", "Keep them in a tensor"),
     (
         r"\.item\(|\b(int|float|bool)\(",
         "reads the value of a tensor as a Python number",
-        "Keep it a tensor, without .item(), int() and float(), and compute with tensors; torch.export "
-        "follows only some uses of .item()",
+        "Keep it in a tensor, without .item(), int() and float(), and compute with tensors; "
+        "torch.export follows only some uses of .item()",
     ),
     (
         "",
@@ -100,13 +100,13 @@ _FIXES = (
         r"\blinspace\(.*dtype",
         "write torch.linspace(a, b, n).to(dtype): in float32 and float64 the number of steps stays dynamic",
     ),
-    (r"\b(int|float)\(", "leave int() and float() around sizes out"),
+    (r"\b(int|float)\(", "remove int() and float() around sizes"),
     (
         r"\bunbind\(|\bfor\b.+\bin\b|\blist\(",
         "work on the whole tensor instead of a Python list of its parts",
     ),
-    (r"\.tolist\(", "keep the values a tensor"),
-    (r"^assert\b", "leave the assert out"),
+    (r"\.tolist\(", "keep the values in a tensor"),
+    (r"^assert\b", "remove the assert"),
 )
 
 # pattern of an op that no program may have -> what the member does, what to write instead
@@ -183,14 +183,14 @@ def _nested_or_scripted(error: Exception, module: nn.Module, at: str) -> str:
     scripted = [n or "the member" for n, m in module.named_modules() if isinstance(m, torch.jit.ScriptModule)]
     if scripted:
         return (
-            f"{name} holds {', '.join(scripted[:5])}, compiled by torch.jit{at}, which no export can follow. "
-            "Make the members of plain modules, without torch.jit"
+            f"{name} holds {', '.join(scripted[:5])}, compiled by torch.jit{at}, which no export can "
+            "follow. Use plain modules, without torch.jit"
         )
     if isinstance(error, RecursionError):
         return (
-            f"{name} cannot be exported by torch.export{at}: something is nested without end. Look for a "
-            "list or dict of the member that contains itself, or for a function that calls itself without "
-            "end"
+            f"{name} cannot be exported by torch.export{at}: an object is nested in itself. Look for "
+            "a list or dict of the member that contains itself, or for a function that calls itself "
+            "without end"
         )
     return ""
 

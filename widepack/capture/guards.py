@@ -56,8 +56,8 @@ def guards_of(
     codes = guard_texts(exported)
     if codes is None:
         raise CaptureError(
-            f"torch {torch.__version__} does not tell under which conditions an export holds; "
-            "widepack needs torch 2.11 or newer"
+            f"torch {torch.__version__} does not report the conditions of an export; widepack needs "
+            "torch 2.11 or newer"
         )
     return guards_from(
         codes, inputs, name, lines_of(seen, inputs) if seen else (), unwritable(seen, inputs) if seen else ""

@@ -106,7 +106,7 @@ def _compare_names(compared: Compared, i: int, found: Differences) -> None:
     if missing:
         found.lines.append(f"{label} lacks {_names(missing)}, which {owner} has".strip())
     if unexpected:
-        found.lines.append(f"{label} has {_names(unexpected)}, which {owner} has not".strip())
+        found.lines.append(f"{label} has {_names(unexpected)}, which {owner} does not have".strip())
     if missing or unexpected:
         maker = "." if model is None else ", the one that --model with its arguments makes."
         found.hint(f"Members are of one architecture{maker}")

@@ -129,7 +129,9 @@ def load_factory(model: str | Callable[..., object], args: Mapping[str, object] 
         return Factory(name, _checked(model, name), args or {})
     where, colon, attribute = model.rpartition(":")
     if not colon or not where or not attribute:
-        raise UsageError(f"model {model!r} names no factory: write pkg.mod:factory or path/file.py:factory")
+        raise UsageError(
+            f"model {model!r} does not name a factory: write pkg.mod:factory or path/file.py:factory"
+        )
     if where.endswith(".py") or os.sep in where or "/" in where:
         module, folder = _from_file(where, model)
     else:
@@ -215,7 +217,7 @@ def _from_file(where: str, model: str) -> tuple[ModuleType, str]:
     if not path.is_file():
         raise UsageError(f"model {model!r}: there is no file {where}")
     if path.suffix != ".py":
-        raise UsageError(f"model {model!r}: {where} is no Python file; write path/file.py:factory")
+        raise UsageError(f"model {model!r}: {where} is not a Python file; write path/file.py:factory")
     # A file of a package is imported as a module of it, because of its relative imports.
     names, folder = [path.stem], path.parent
     while (folder / "__init__.py").is_file() and folder.name.isidentifier() and folder.parent != folder:

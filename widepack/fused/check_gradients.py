@@ -47,10 +47,10 @@ def check_draws(
             error, size = _error(a.detach(), b.detach())
             if error > bound * size:
                 raise VerificationError(
-                    f"output {entry.captured.outputs[k][0] or k} of member {i} is off by {error:.2e} at a "
-                    f"size of {size:.2e} from its own module's, drawn from one seed. The members draw from "
-                    "another source than torch's generator (of Python or NumPy, which no export sees), or "
-                    f"the capture is wrong. {WAY_OUT}"
+                    f"output {entry.captured.outputs[k][0] or k} of member {i} differs from its "
+                    f"module's by {error:.2e} at a size of {size:.2e}, with the same seed. Either the "
+                    "members draw from a generator of Python or NumPy, which torch.export does not "
+                    f"capture, or the capture is wrong. {WAY_OUT}"
                 )
         _compare(i, grads, expected_grads, expected_grads)
 
@@ -185,7 +185,8 @@ def _compare(i: int | None, wide: Gradients, own: Gradients, scale: Gradients) -
         if error > bound * size + torch.finfo(b.dtype).tiny:
             whose = "all members" if i is None else f"member {i}"
             raise VerificationError(
-                f"the gradient of {name} of {whose} is not its own: off by {error:.2e} at a size of "
-                f"{size:.2e} (bound {bound:.0e} of it). The capture may have lost what stops a gradient, or "
-                f"the member computes its own gradient (torch.autograd.Function). {WAY_OUT}"
+                f"the gradient of {name} of {whose} differs from its module's by {error:.2e} at a "
+                f"size of {size:.2e} (bound {bound:.0e} of it). The capture may have lost a detach or "
+                "no_grad, or the member computes its own gradient (torch.autograd.Function). "
+                f"{WAY_OUT}"
             )

@@ -102,9 +102,9 @@ def fresh_copies(model: nn.Module, n: int) -> list[nn.Module]:
         copies.append(copy)
     if differences := _visible_differences(model, copies[0]):
         warnings.warn(
-            f"n={n}: the copies do not begin as {type(model).__name__}'s constructor makes it: "
-            f"{_some(differences)}. Initialization outside of reset_parameters() is not repeated. "
-            f"To repeat what the constructor does, give {factory}",
+            f"n={n}: the copies differ from what the constructor of {type(model).__name__} makes: "
+            f"{_some(differences)}. Initialization outside of reset_parameters() is not repeated. To "
+            f"repeat what the constructor does, give {factory}",
             stacklevel=4,
         )
     return copies
@@ -119,8 +119,8 @@ def _refuse_parts_without_reset(model: nn.Module, n: int, factory: str) -> None:
             parts.append(f"{name or 'the module itself'} ({type(part).__name__}: {', '.join(own)})")
     if parts:
         raise UsageError(
-            f"n={n}: parts of {type(model).__name__} have parameters of their own and no reset_parameters() "
-            f"to draw them again: {_some(parts)}. Give those classes one, or {factory}"
+            f"n={n}: parts of {type(model).__name__} have parameters, but no reset_parameters() to "
+            f"initialize them again: {_some(parts)}. Give those classes one, or {factory}"
         )
 
 

@@ -144,4 +144,4 @@ def _role(value: torch.Tensor) -> str:
 
 
 def _tie(name: str, ties: Mapping[str, str]) -> str:
-    return "a tensor of its own" if ties[name] == name else f"the same tensor as {ties[name]}"
+    return "a separate tensor" if ties[name] == name else f"the same tensor as {ties[name]}"

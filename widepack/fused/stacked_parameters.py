@@ -122,7 +122,7 @@ def _shared_names(share: Sequence[str], weights: dict[str, torch.Tensor], parame
     for pattern in share:
         matching = [n for n in weights if n in parameters and fnmatchcase(n, pattern)]
         if not matching:
-            what = "a buffer, and each member has its own" if pattern in weights else "no parameter"
+            what = "a buffer, and each member has its own" if pattern in weights else "not a parameter"
             raise UsageError(f"share: {pattern} is {what}; the parameters are {_some(sorted(parameters))}")
         shared |= {first[n] for n in matching}
     return shared

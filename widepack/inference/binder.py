@@ -250,10 +250,9 @@ class Binder:
             model = "ens" if self.stacked else "member"
             sizes = self._sizes_of_states(values, per_member)
             raise InputError(
-                f"{'state is missing' if state is None else f'state is {_describe(state)}'}; "
-                f"this model carries {names} from call to call: "
-                f"start with state = {model}.state({sizes}), and go on with "
-                f"y, state = {model}(x, state=state)"
+                f"{'state is missing' if state is None else f'state is {_describe(state)}'}; this "
+                f"model carries {names} from call to call: start with state = {model}.state({sizes}), "
+                f"and continue with y, state = {model}(x, state=state)"
             )
         if unknown := [str(k) for k in state if k not in self.known]:
             raise InputError(

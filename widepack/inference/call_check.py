@@ -132,16 +132,16 @@ class CallCheck:
             if letter in sizes and not (least <= sizes[letter] and (most is None or sizes[letter] <= most)):
                 bound = f"{least} <= {letter}" + ("" if most is None else f" <= {most}")
                 raise InputError(
-                    f"{letter} = {sizes[letter]} ({from_[letter]}); "
-                    f"the model holds for {bound}{_source(source)}"
+                    f"{letter} = {sizes[letter]} ({from_[letter]}); the model is valid for "
+                    f"{bound}{_source(source)}"
                 )
         for expr, source in self._guards:
             if not guard_forms.holds(expr, sizes):
                 call = ", ".join(f"{d} = {s}" for d, s in sizes.items())
                 raise InputError(
-                    f"the model was captured under the condition {guard_forms.text(expr)}, "
-                    f"and this call has {call}{_source(source)}; its program is not known to hold there. "
-                    "Build an artifact with a sample of such sizes"
+                    f"the model was captured under the condition {guard_forms.text(expr)}, and this "
+                    f"call has {call}{_source(source)}; its program may be wrong there. Build an "
+                    "artifact with a sample of such sizes"
                 )
 
     def _line(self, name: str, size: int, axis: int) -> str:

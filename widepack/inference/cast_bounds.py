@@ -63,10 +63,10 @@ class CastBounds:
                     continue
                 if not same_places(flat, truth):
                     raise VerificationError(
-                        f"in {self._dtype} member {artifact.members[place]} answers NaN or inf in output "
-                        f"{stats[k].name or k} (the probe's inputs, {pattern}), where its float64 answer is "
-                        "a "
-                        "number: the dtype does not hold what it computes; load without dtype"
+                        f"in {self._dtype} member {artifact.members[place]} answers NaN or inf in "
+                        f"output {stats[k].name or k} (the probe's inputs, {pattern}), where its "
+                        "float64 answer is a number: the range or precision of this dtype is too "
+                        "small for it; load without dtype"
                     )
                 stats[k].add_own(flat, truth)
         for output in stats:

@@ -95,7 +95,7 @@ class EntryInputs:
             try:
                 self.binder.check(values, self.per_member(pattern))
             except InputError as e:
-                raise ArtifactError(f"{self.title(pattern)}: the probe is no call of it: {e}") from e
+                raise ArtifactError(f"{self.title(pattern)}: the probe does not match its inputs: {e}") from e
         return values
 
     def _stored(self, pattern: str, k: int, own: bool) -> Tensor:
@@ -111,7 +111,8 @@ class EntryInputs:
         count = len(artifact.manifest.members)
         if not x.dim() or x.shape[0] != count:
             raise ArtifactError(
-                f"{self.title(pattern)}: the probe's input {k} is not one for each of {count} members"
+                f"{self.title(pattern)}: the probe's input {k} does not have one value for each of "
+                f"{count} members"
             )
         return x[list(artifact.chosen)]
 

@@ -112,8 +112,8 @@ def load(
     _check_limit(limit)
     if expect is not None and not (isinstance(expect, str) and _DIGEST.match(expect)):
         raise UsageError(
-            f"expect={repr(expect)[:100]} is no digest of an artifact; "
-            "give sha256: and 64 hex digits in lower case, as `widepack inspect` shows it"
+            f"expect={repr(expect)[:100]} is not a digest of an artifact; give sha256: and 64 hex "
+            "digits in lower case, as `widepack inspect` shows it"
         )
     if threads is not None:
         _set_threads(threads)
@@ -214,16 +214,15 @@ def _check_limit(limit: Any) -> None:
     huge = isinstance(limit, int) and limit.bit_length() > 64
     text = f"a number of {limit.bit_length()} bits" if huge else repr(limit)
     raise UsageError(
-        f"limit={text} is no limit; give a number over 0 and up to {MOST_LIMIT:g}, how many times the usual "
-        "memory and "
-        "work a load may take, or None for any"
+        f"limit={text} is not a limit; give a number above 0 and up to {MOST_LIMIT:g} by which the "
+        "usual memory and work of a load are multiplied, or None for no limit"
     )
 
 
 def _set_threads(threads: Any) -> None:
     """Sets torch's threads for the process. Raises: UsageError."""
     if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
-        raise UsageError(f"threads={threads!r} is no number of threads; give a whole number from 1")
+        raise UsageError(f"threads={threads!r} is not a number of threads; give a positive integer")
     torch.set_num_threads(threads)
 
 

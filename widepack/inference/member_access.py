@@ -145,7 +145,7 @@ class MemberAccess:
         if found is None:
             first = next(iter(self._entries))
             raise UsageError(
-                f"this model has no entry {FORWARD}; its entries are {', '.join(self._entries)}: "
-                f"say which one, for example ens.{first}(...)"
+                f"this model has no entry {FORWARD}; its entries are {', '.join(self._entries)}; "
+                f"choose one, for example ens.{first}(...)"
             )
         return found

@@ -50,13 +50,11 @@ def changed_weights(
         names = ", ".join(f"{n} ({size:,} bytes)" for n, size in shared[:10])
         more = f" and {len(shared) - 10} more" if len(shared) > 10 else ""
         raise MemberMismatch(
-            f"checkpoint {path} differs in {len(shared)} weight{'s' if len(shared) > 1 else ''} that all "
-            "members "
-            f"share, {sum(s for _, s in shared):,} bytes: {names}{more}. One member alone cannot change them "
-            "in a "
-            "running service: `widepack update` parts them and lowers the programs again; an artifact that "
-            "was built "
-            "with --share none takes such a checkpoint in a swap"
+            f"checkpoint {path} differs in {len(shared)} weight{'s' if len(shared) > 1 else ''} that "
+            f"all members share, {sum(s for _, s in shared):,} bytes: {names}{more}. One member alone "
+            "cannot change them in a running service: `widepack update` stores them for each member "
+            "and lowers the programs again; an artifact that was built with --share none takes such a "
+            "checkpoint in a swap"
         )
     return _copies(found), _copies(unread)
 
@@ -87,8 +85,9 @@ def checked_answers(
         found = e.probe_check.runs.answers(pattern, place, weight, exact)
     except (RuntimeError, IndexError, ValueError) as error:  # for example an eigenvalue problem with NaN
         raise VerificationError(
-            f"{where}: the member's own program fails where the member that is there answers: "
-            f"{type(error).__name__}: {' '.join(str(error).split())[:300]}; look at its weights"
+            f"{where}: the member program fails with these weights, but not with those of the present "
+            f"member: {type(error).__name__}: {' '.join(str(error).split())[:300]}; look at its "
+            "weights"
         ) from error
     _check_answers(e, pattern, place, found, where)
     return found
@@ -119,6 +118,5 @@ def _check_answers(e: EntryPrograms, pattern: str, place: int, found: OwnAnswers
         if not same_places(own, truth) or (e.probe_check.runs.float64 and stats.unsteady(eps)):
             why = stats.unsteady(eps) or f"output {name} is NaN or inf where float64 is not"
             raise VerificationError(
-                f"{where}: {why}; nothing can be proved of answers so far from the exact ones. Look at its "
-                "weights"
+                f"{where}: {why}; answers so far from float64 cannot be verified. Look at its weights"
             )

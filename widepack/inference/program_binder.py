@@ -73,8 +73,8 @@ class ProgramBinder:
                 if options.backend != "auto":
                     raise
                 warnings.warn(
-                    f"backend {backend!r}, which the plan was measured to run best on, is not taken, "
-                    f"and 'eager' runs: {e}",
+                    f"the plan was measured on backend {backend!r}, which cannot be used here, so "
+                    f"'eager' runs instead: {e}",
                     stacklevel=8,
                 )
                 return self.bind(pattern, fallback or stored, replace(options, backend="eager"))
@@ -103,11 +103,9 @@ class ProgramBinder:
             return chosen
         if name != "auto":
             raise UsageError(
-                f"{self.inputs.title(pattern)} draws random numbers, so its answers differ from call to "
-                "call, "
-                f"and backend {name!r} can only be checked on equal answers: leave the backend out, which "
-                "takes "
-                "'eager'"
+                f"{self.inputs.title(pattern)} draws random numbers, so its answers differ from call "
+                f"to call, and backend {name!r} can only be checked on equal answers: leave the "
+                "backend out, and 'eager' runs"
             )
         return "eager"
 

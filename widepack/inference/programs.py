@@ -128,8 +128,8 @@ class EntryPrograms:
             if named != "auto" or bound.backend == "eager":
                 raise
             warnings.warn(
-                f"backend {bound.backend!r}, which the plan names, answers wrongly here ({e}): 'eager' runs "
-                "instead",
+                f"backend {bound.backend!r}, which the plan names, gives wrong answers here ({e}): "
+                "'eager' runs instead",
                 stacklevel=7,
             )
             bound = self.binder.bind(pattern, fallback, replace(options.backend, backend="eager"))

@@ -46,7 +46,7 @@ def reduced_leaf(result: Any, ragged: bool, one_shape: bool) -> Tensor:
         result = torch.stack(result)
     if not isinstance(result, Tensor):
         raise InputError(
-            "the members' outputs differ in shape, or are no tensor: they have no mean. "
-            "Combine the members' answers in your own code"
+            "the members' outputs differ in shape, or are not tensors: they have no mean. Combine the "
+            "members' answers in your own code"
         )
     return result

@@ -310,7 +310,7 @@ def _verify(
         answers = artifact.gate.run(bound, e.inputs.of_probe(pattern))
     except (RuntimeError, IndexError, ValueError) as error:
         raise VerificationError(
-            f"{program} fails with it, and the old member is back: "
+            f"{program} fails with these weights, and the old member is restored: "
             f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         ) from error
     kinds = [o.kind for o in bound.program.outputs]
@@ -322,5 +322,5 @@ def _verify(
         probes.check(tensors, prefix, alone, kinds, bounds, [number])
     except VerificationError as error:
         raise VerificationError(
-            f"{program} answers wrongly for it, and the old member is back: {error}"
+            f"{program} gives wrong answers with these weights, and the old member is restored: {error}"
         ) from error

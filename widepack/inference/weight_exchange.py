@@ -189,10 +189,9 @@ class MemberUpdate:
         if flat is not None:
             names = ", ".join(run.names[n] for n in list(exchanged)[:3])
             raise UsageError(
-                f"backend {bound.backend!r} holds values that are made of the weights and would have other "
-                "sizes, "
-                f"or are numbers in its code ({names}): it cannot take another member while it runs; "
-                "load with backend='eager', or load again after `widepack update`"
+                f"backend {bound.backend!r} has values that depend on the weights and have other "
+                f"sizes for this member, or are numbers in its code ({names}): it cannot exchange a "
+                "member; load with backend='eager', or load again after `widepack update`"
             )
         into.values.append((run, exchanged, {n: run.given[n] for n in exchanged}))
 

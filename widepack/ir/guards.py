@@ -62,7 +62,7 @@ def arithmetic(condition: Any, names: Mapping[str, Expr]) -> Expr:
     try:
         return expression(ast.parse(PythonPrinter().doprint(condition), mode="eval").body, {}, names)
     except (SyntaxError, TypeError) as e:
-        raise ValueError(f"{condition} is no arithmetic over sizes") from e
+        raise ValueError(f"{condition} is not arithmetic over sizes") from e
 
 
 def always(expr: Expr) -> bool:
@@ -144,7 +144,7 @@ def expression(
         return first
     if isinstance(node, ast.Subscript):
         return _size_of(node, leaves)
-    raise ValueError(f"{ast.unparse(node)} is no arithmetic over sizes")
+    raise ValueError(f"{ast.unparse(node)} is not arithmetic over sizes")
 
 
 def subscript_place(node: ast.Subscript) -> tuple[str, int]:
@@ -159,12 +159,12 @@ def subscript_place(node: ast.Subscript) -> tuple[str, int]:
         and call.func.attr == "size"
         and isinstance(node.slice, ast.Constant)
     ):
-        raise ValueError(f"{ast.unparse(node)} is no size of an input")
+        raise ValueError(f"{ast.unparse(node)} is not a size of an input")
     parts: list[str] = []
     at: ast.expr = call.func.value
     while isinstance(at, ast.Subscript):
         if not isinstance(at.slice, ast.Constant):
-            raise ValueError(f"{ast.unparse(node)} is no size of an input")
+            raise ValueError(f"{ast.unparse(node)} is not a size of an input")
         parts.insert(0, str(at.slice.value))
         at = at.value
     return ".".join(parts), int(str(node.slice.value))
@@ -177,7 +177,7 @@ def _size_of(node: ast.Subscript, leaves: Mapping[str, InputLeaf]) -> Expr:
         leaves.get(name) or leaves.get(name.replace(".", "_")) or leaves.get(name.replace(".", "_", 1))
     )  # *args: x_0, x_0.key
     if leaf is None:
-        raise ValueError(f"{ast.unparse(node)} is of no input that is known")
+        raise ValueError(f"{ast.unparse(node)} belongs to an unknown input")
     if axis not in leaf.axes:
         return int(leaf.example.shape[axis])
     factor, letter = factor_of(leaf.axes[axis])

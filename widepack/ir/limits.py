@@ -51,7 +51,7 @@ def refuse_numbers(op: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
     given = ops.bind(op, tuple(args), dict(kwargs))
     for argument in ops.enumerations(op):
         if isinstance(given.get(argument), (int, float, str, torch.Tensor, list, tuple)):
-            raise LimitExceeded(f"has {given[argument]!r} as {argument}, which is no number")
+            raise LimitExceeded(f"has {given[argument]!r} as {argument}, which is not a number")
     for argument, type_, _ in ops.arguments(op):
         if argument in given and "int" in type_.lower() and argument not in _ANY:
             _within(argument, given[argument])

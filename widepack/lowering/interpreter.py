@@ -111,8 +111,8 @@ def run_node(
     difference = compare(value, own, w.members)
     if difference:
         raise LoweringError(
-            f"{describe(node, values)} came out wrong in strategy {name!r}: {difference}. "
-            "This is an error of widepack; please report it, or build with --strategy loop"
+            f"{describe(node, values)} has a wrong result with strategy {name!r}: {difference}. This "
+            "is an error of widepack; please report it, or build with --strategy loop"
         )
     return value, name
 

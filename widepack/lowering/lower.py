@@ -209,8 +209,8 @@ def _order(program: Program, loops: Mapping[str, str]) -> list[Node]:
             known_after = known | {n.name for n in ready}
             if name is None or any(r not in known_after for n in ready for r in refs((n.args, n.kwargs))):
                 raise LoweringError(
-                    f"plan: region {name} and the rest of the program wait for each other; "
-                    "a region must not be left and entered again"
+                    f"plan: region {name} and the rest of the program depend on each other; no value "
+                    "may leave a region and enter it again"
                 )
             known = known_after
         ordered += ready

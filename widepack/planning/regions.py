@@ -57,7 +57,7 @@ class Regions:
         self, because: str, choices: Mapping[str, NodeChoice], least: int = 1, most: int | None = None
     ) -> Plan:
         """Returns the plan of a batch class with one loop around all that differs between members."""
-        why = "depends on weights alone: made once, at load"
+        why = "depends on weights only: computed once, at load"
         rest = components(self.program, self.found, set(self.looped), why)
         loops = [Region("members", "loop", self.looped, because)] if self.looped else []
         return self._plan((*loops, *rest), choices, least, most)

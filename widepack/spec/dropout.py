@@ -32,8 +32,8 @@ def passes(n: int | None, on: bool, checkpoints: int, tuned: bool) -> int:
     """Returns the number of members of a build. n: the requested number, or None. Raises: UsageError."""
     if on and tuned:
         raise UsageError(
-            "tune compares the answers of strategies, but with dropout on each draws its own; build without"
-            " tune"
+            "tune compares the answers of strategies, but with dropout on, each strategy draws other "
+            "numbers; build without tune"
         )
     if n is None:
         return checkpoints

@@ -255,7 +255,9 @@ def _input(part: _TextRange) -> InputSpec:
         part.refuse("there is no NAME= in it" if part.text else "it is empty")
     name, rest = part.cut(at)
     if not NAME.match(name.text):
-        name.refuse(f"{name.text!r} is no parameter's name" if name.text else "the name before = is missing")
+        name.refuse(
+            f"{name.text!r} is not the name of a parameter" if name.text else "the name before = is missing"
+        )
     close = rest.text.rfind("]")
     head, tail = (rest, None) if close < 0 else rest.cut(close + 1, 0)
     dtype, dims = _type(head, DTYPES)
@@ -299,7 +301,7 @@ def _dim(part: _TextRange) -> int | DimExpr:
     if NAME.match(left.text):
         left, right = right, left
     if not NAME.match(right.text):
-        part.refuse(f"{text!r} is no size; a product is a number times a letter: 32*H")
+        part.refuse(f"{text!r} is not a size; a product is a number times a letter: 32*H")
     factor = _size(left)
     if factor < 1:
         left.refuse("the factor of a dim must be at least 1")
@@ -308,10 +310,10 @@ def _dim(part: _TextRange) -> int | DimExpr:
 
 def _size(part: _TextRange) -> int:
     if not _INT.match(part.text):
-        part.refuse(f"{part.text!r} is no size; a size is a number, a letter, or a number times a letter")
+        part.refuse(f"{part.text!r} is not a size; a size is a number, a letter, or a number times a letter")
     value = int(part.text)
     if value < 0 or value >= _LIMIT:
-        part.refuse(f"{value} is no size: it must be from 0 to 2**63 - 1")
+        part.refuse(f"{value} is not a size: it must be from 0 to 2**63 - 1")
     return value
 
 
@@ -324,14 +326,14 @@ def _ends(part: _TextRange, what: str) -> tuple[_TextRange, _TextRange]:
 
 def _end(part: _TextRange) -> int:
     if not _INT.match(part.text):
-        part.refuse(f"{part.text!r} is no whole number" if part.text else "a number is missing at one end")
+        part.refuse(f"{part.text!r} is not an integer" if part.text else "a number is missing at one end")
     return int(part.text)
 
 
 def _values(part: _TextRange, dtype: str) -> tuple[int, int]:
     if not part.text.startswith(":"):
         part.refuse(
-            f"{part.text!r} after the shape means nothing; the range of integers is written :0..30521"
+            f"{part.text!r} after the shape has no meaning; the range of integers is written :0..30521"
         )
     low, high = _ends(part.cut(0)[1], "values")
     limits = DTYPES[dtype]
@@ -351,7 +353,7 @@ def _bounds(part: _TextRange) -> tuple[str, Bounds]:
         part.refuse("bounds without a letter")
     letter, rest = part.cut(at)
     if not NAME.match(letter.text):
-        letter.refuse(f"{letter.text!r} is no dim's name")
+        letter.refuse(f"{letter.text!r} is not the name of a dim")
     low, high = _ends(rest, "bounds")
     first, last = _size(low), _size(high) if high.text else None
     if last is not None and first >= last:

@@ -44,7 +44,7 @@ def number_of(names: Sequence[str], member: Any) -> int:
             )
         return names.index(member)
     if not 0 <= member < len(names):
-        raise UsageError(f"member {member} of {len(names)}; members are numbered from 0")
+        raise UsageError(f"there is no member {member}; there are {len(names)}, numbered from 0")
     return member
 
 
@@ -65,7 +65,7 @@ def numbers_of(names: Sequence[str], members: Any) -> list[int]:
     except TypeError:
         raise UsageError(f"members is a {type(members).__name__}; give a list of numbers and names") from None
     if not named:
-        raise UsageError(f"members names no member; the members are {', '.join(names[:_SHOWN])}")
+        raise UsageError(f"members is empty; the members are {', '.join(names[:_SHOWN])}")
     found = [number_of(names, m) for m in named]
     if len(set(found)) != len(found):
         twice = ", ".join(sorted({names[i] for i in found if found.count(i) > 1}))
@@ -107,7 +107,7 @@ def read_names(names: str | Path | Sequence[str], count: int) -> list[str]:
     for name in found:
         if not name or len(name) > 1000 or not name.isprintable():
             raise UsageError(
-                f"names: {name[:60]!r} is no name; a name is printable text of 1 to 1000 characters"
+                f"names: {name[:60]!r} is not a name; a name is printable text of 1 to 1000 characters"
             )
     refuse_duplicates(found)
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-TIME_OVER = "the time was over"
+TIME_OVER = "the time limit was reached"
 """Words in the reason of a plan that took no part because the time was short."""
 
 

@@ -131,7 +131,9 @@ class Search(CandidatePool):
         if chosen is None:
             raise VerificationError(f"the plan that was chosen does not run here: {self.dropped[CHOSEN]}")
         if not self.is_right(chosen):
-            raise VerificationError(f"the plan that was chosen answers wrongly here: {self.dropped[CHOSEN]}")
+            raise VerificationError(
+                f"the plan that was chosen gives wrong answers here: {self.dropped[CHOSEN]}"
+            )
         candidates, _ = self.candidates()
         rest = self._on_backends(min(candidates, key=lambda c: c.seconds))
         calls = {c.name: self.call(c) for c in unique_candidates([*candidates, *rest]) if c is not chosen}
@@ -140,7 +142,11 @@ class Search(CandidatePool):
     def _race(self, stage: str, candidates: Sequence[Candidate], limit: TimeLimit) -> dict[str, list[float]]:
         """Races candidates; if the time is short, without the slowest of them."""
         racing = affordable(candidates, limit.left / LEAST_ROUNDS)
-        self.dropped |= {c.name: f"{TIME_OVER} before its race" for c in candidates if c not in racing}
+        self.dropped |= {
+            c.name: f"{TIME_OVER} before it was compared with the others"
+            for c in candidates
+            if c not in racing
+        }
         return race(
             {c.name: self.call(c) for c in racing},
             self.budget_s / 4,
@@ -178,7 +184,7 @@ class Search(CandidatePool):
                 candidates.append(c)
         if not candidates:
             reasons = "; ".join(f"{n}: {w}" for n, w in self.dropped.items())
-            raise VerificationError(f"no wide program of {self.pattern} answers rightly here: {reasons}")
+            raise VerificationError(f"no wide program of {self.pattern} gives right answers here: {reasons}")
         return candidates, groups
 
     def _profiles(
@@ -324,7 +330,7 @@ class Search(CandidatePool):
                 name = f"{origin} on {backend}"
                 self.report(name, number, len(self.backends))
                 if limit.over or time.perf_counter() - begin > self.compile_s:
-                    self.dropped[name] = f"the {self.compile_s:.0f} s for compiling were over"
+                    self.dropped[name] = f"the limit of {self.compile_s:.0f} s for compilation was reached"
                     if limit.over:
                         self.dropped[name] = f"{TIME_OVER} before it was tried"
                     continue

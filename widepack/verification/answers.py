@@ -75,8 +75,8 @@ def collect(
     if unsteady:
         if not _repeatable(subject, calls, found):
             raise VerificationError(
-                f"{unsteady}, and change from run to run: nothing can be proved of such a model. "
-                "Random numbers or state in eval mode do this; make forward deterministic"
+                f"{unsteady}, and change from run to run: such a model cannot be verified. Random "
+                "numbers or state in eval mode do this; make forward deterministic"
             )
         # Float64 decides otherwise at a threshold (the bucket of a position, the winner of a topk).
         float64 = False

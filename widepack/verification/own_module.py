@@ -82,11 +82,10 @@ class OwnModules:
         subject, replaced = self.subject, self._replaced
         if not replaced and not _repeatable(subject, self.calls):
             raise VerificationError(
-                f"{wrong}: {subject.method} gives other answers from run to run, and nothing can be proved "
-                "of such a "
-                "model. It draws random numbers (of Python or NumPy, which no export sees) or keeps "
-                "something from one "
-                "call to the next; make it deterministic, or make what it draws an input"
+                f"{wrong}: {subject.method} gives other answers from run to run, so it cannot be "
+                "verified. It draws random numbers (of Python or NumPy, which no export sees) or "
+                "keeps something from one call to the next; make it deterministic, or make what it "
+                "draws an input"
             )
         why = _difference(subject, subject.members.index(member))
         if replaced:
@@ -95,9 +94,7 @@ class OwnModules:
                 "to carry that from call to call, make it a buffer with register_buffer "
                 f"and build with --state {replaced[0]}"
             )
-        raise VerificationError(
-            f"the captured program does not give the members' own answers: {wrong}. {why}"
-        )
+        raise VerificationError(f"the captured program gives other answers than the members: {wrong}. {why}")
 
 
 def _explanation(subject: Subject, i: int) -> str:
@@ -116,10 +113,13 @@ def _difference(subject: Subject, i: int) -> str:
     elif subject.same_program is None:
         what = " (a Python number or list drawn in __init__), or the export is wrong"
     else:
-        what = " (a number in a global: no plain attribute of the modules tells), or the export is wrong"
+        what = (
+            " (for example a global number: the plain attributes of the modules are equal), or the export "
+            "is wrong"
+        )
     return (
-        f"The members differ in something that is no weight{what}; "
-        "make it a buffer or an argument of the factory"
+        f"The members differ in something that is not a weight{what}; make it a buffer or an argument "
+        "of the factory"
     )
 
 

@@ -79,13 +79,14 @@ def recorded(tensors: Mapping[str, torch.Tensor] | Weights, name: str) -> tuple[
     stored = tensors.get(name) if isinstance(tensors, Weights) else tensors[name]
     if stored.dim() != 1 or not stored.numel() or not floating(stored):
         raise ProbeError(
-            f"probe: the answer {name} is {str(stored.dtype).removeprefix('torch.')}{list(stored.shape)}, "
-            "and no row of floats with a stride in front"
+            f"probe: the answer {name} is "
+            f"{str(stored.dtype).removeprefix('torch.')}{list(stored.shape)}; it must be one row of "
+            "floats that begins with a stride"
         )
     stride = float(stored[0].real)
     if not 1 <= stride < 2**53 or stride != int(stride):
         raise ProbeError(
-            f"probe: the answer {name} says that it has every {stride:g}th number, which is no stride"
+            f"probe: the answer {name} has the stride {stride:g}, which is not a positive integer"
         )
     return int(stride), stored[1:]
 

@@ -103,7 +103,7 @@ def read_bounds(verification: Mapping[str, Any], entry: str, pattern: str) -> li
         return None
     if not isinstance(rows, list) or not all(map(_is_row, rows)):
         raise ArtifactError(
-            f"verification of {entry}: {pattern} is no list of records with own_max, own_rms and scale"
+            f"verification of {entry}: {pattern} is not a list of records with own_max, own_rms and scale"
         )
     return [
         OutputBounds(
@@ -120,7 +120,7 @@ def free_places(verification: Mapping[str, Any], entry: str) -> frozenset[tuple[
     """
     rows = entry_record(verification, entry).get(NOT_FINITE, [])
     if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
-        raise ArtifactError(f"verification of {entry}: {NOT_FINITE} is no list of records")
+        raise ArtifactError(f"verification of {entry}: {NOT_FINITE} is not a list of records")
     return frozenset(
         (str(row.get("member")), str(row.get("output"))) for row in rows if row.get("places") == "any"
     )

@@ -144,10 +144,10 @@ class SameProgram:
     def _sides(self, i: int) -> str:
         first = self._captured_member(i)
         if first == i:
-            return f"member {self.names[i]} is another program each time that it is built"
+            return f"member {self.names[i]} becomes another program each time that it is built"
         return (
-            f"member {self.names[i]} is another program than member {self.names[first]}, "
-            "from which the program was captured"
+            f"member {self.names[i]} has another program than member {self.names[first]}, from which "
+            "the program was captured"
         )
 
     def _where(self, i: int) -> str:
@@ -169,6 +169,6 @@ class SameProgram:
             words = in_words(found, f"member {self.names[first]}", f"member {self.names[i]}")
             return f"The modules differ in {words}"
         return (
-            "No plain attribute of the modules that differs is in it: look in the code, a global, "
-            "or what the factory leaves elsewhere"
+            "The plain attributes of the modules do not explain it: look at the code, at globals, and "
+            "at what the factory stores elsewhere"
         )

@@ -58,7 +58,7 @@ def at_least_two(letter: str, dim: tuple[int, int | None, str], why: str) -> tup
     """
     _, most, line = dim
     upper = f"; {letter} <= {most} is from {line}" if line else ""
-    return 2, most, f"at {letter} = 1 the program is not known to hold: {why}{upper}"
+    return 2, most, f"at {letter} = 1 the program may be wrong: {why}{upper}"
 
 
 def needless(subject: Subject, dims: Mapping[str, tuple[int, int | None]], guards: Sequence[Any]) -> set[int]:

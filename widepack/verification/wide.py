@@ -179,11 +179,9 @@ def bits_warning(program: Program) -> str:
     if node is None:
         return ""
     return (
-        f". Whole numbers are read out of the bits of floats ({node.name}{_from(node)}): they are others "
-        "where a last "
-        "bit rounds otherwise, as it may for N members at once; give the floats themselves out, or compare "
-        "and round "
-        "them as floats"
+        f". Integers are computed from the bits of floats ({node.name}{_from(node)}): they change if "
+        "the last bit of a float is rounded differently, which may happen when N members run at once; "
+        "return the floats, or compare and round them as floats"
     )
 
 

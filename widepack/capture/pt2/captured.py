@@ -105,8 +105,8 @@ def _units(
             if factor % size.factor or units.setdefault(size.symbol, unit) != unit:
                 raise CaptureError(
                     f"input {name}: axis {axis} is {text} in the spec, but in the program of "
-                    f"{checkpoint.path} it is {size.factor} times a dim that the specs call otherwise "
-                    "elsewhere; give each dim one letter, and one factor for all inputs"
+                    f"{checkpoint.path} it is {size.factor} times a dim that has another letter in "
+                    "another spec; give each dim one letter, and one factor for all inputs"
                 )
     return units
 
@@ -275,8 +275,8 @@ def _sizes(
             whole = examples[i].shape[axis] if examples else size.factor * size.hint or factor * _EXAMPLE
             if whole % factor:
                 raise CaptureError(
-                    f"input {name}: axis {axis} is {text} in the spec, but {whole} in the program's own "
-                    f"example, which is no multiple of {factor}; write another factor"
+                    f"input {name}: axis {axis} is {text} in the spec, but {whole} in the program's "
+                    f"own example, which is not a multiple of {factor}; write another factor"
                 )
             sizes.setdefault(letter, whole // factor)
     return sizes

@@ -90,7 +90,7 @@ class ExportedProgramFactory(Factory):
             f"{other.checkpoint.path} {why}" for other in programs[1:] if (why := _difference(first, other))
         ]
         if others:
-            several = f"{len(others)} of {len(checkpoints)} programs are others than the first:\n- "
+            several = f"{len(others)} of {len(checkpoints)} programs differ from the first:\n- "
             raise MemberMismatch((several if others[1:] else "") + "\n- ".join(others))
         every = [p.captured for p in programs]
         dims = {d: narrowest_bounds([c.dims[d][:2] for c in every]) for d in first.captured.dims}
@@ -117,20 +117,20 @@ class _ComparedProgram(NamedTuple):
 def _difference(first: _ComparedProgram, other: _ComparedProgram) -> str:
     """Returns where a program differs from the first, to follow its path; empty if they are equal."""
     a, b = first.captured, other.captured
-    differs = f"is another program than {first.checkpoint.path}"
+    differs = f"differs from {first.checkpoint.path}"
     takes = [[(leaf.name, leaf.type) for leaf in c.inputs] for c in (b, a)]
     if takes[0] != takes[1] or a.signature != b.signature:
         texts = [", ".join(f"{name}={type_}" for name, type_ in rows) for rows in takes]
         return (
-            f"{differs}: it takes {texts[0]}, the other {texts[1]}; members are of one architecture, and "
-            "exported alike"
+            f"{differs}: it takes {texts[0]}, the other takes {texts[1]}; members have one "
+            "architecture and are exported in the same way"
         )
     for node, x, y in zip(a.program.nodes, first.nodes, other.nodes):
         if x != y:
             return (
-                f"{differs}, from {node.source or node.name} on: {y[0]}{y[1]} in it, {x[0]}{x[1]} in the "
-                "other; members differ in weights only, so make such a number a buffer, and export them "
-                "alike"
+                f"{differs}, from {node.source or node.name} on: {y[0]}{y[1]} in it, {x[0]}{x[1]} in "
+                "the other; members differ in weights only, so make such a number a buffer, and "
+                "export all of them in the same way"
             )
     same_length = len(first.nodes) == len(other.nodes)
     if not same_length or first.nodes[-1] != other.nodes[-1] or a.result != b.result:
@@ -168,7 +168,7 @@ def other_programs(checkpoints: Sequence[Checkpoint], inputs: Sequence[str] | No
             reasons.append("")
         else:
             reasons.append(
-                f"is another program than {first.checkpoint.path}, of other ops; members are of one "
-                "architecture, and exported alike"
+                f"differs from {first.checkpoint.path} in its ops; members have one architecture and "
+                "are exported in the same way"
             )
     return reasons

@@ -21,21 +21,21 @@ def bad_field(what: str) -> RefusedFile:
 def object_of(value: Any, what: str) -> dict[str, Any]:
     """Returns a JSON object. what: the field's name, for the message."""
     if not isinstance(value, dict):
-        raise bad_field(f"its {what} is no object")
+        raise bad_field(f"its {what} is not an object")
     return value
 
 
 def list_of(value: Any, what: str) -> list[Any]:
     """Returns a JSON list. what: the field's name, for the message."""
     if not isinstance(value, list):
-        raise bad_field(f"its {what} is no list")
+        raise bad_field(f"its {what} is not a list")
     return value
 
 
 def text_of(value: Any) -> str:
     """Returns a name: a printable text of 1 to 1000 characters."""
     if not isinstance(value, str) or not value or len(value) > 1000 or not value.isprintable():
-        raise bad_field(f"{str(value)[:40]!r} is no name")
+        raise bad_field(f"{str(value)[:40]!r} is not a name")
     return value
 
 
@@ -76,7 +76,7 @@ def literal_of(arg: Any) -> Any:
             return float_of(value)
         if (kind, type(value)) in (("as_int", int), ("as_bool", bool), ("as_string", str)):
             return value
-    raise bad_field(f"{str(arg)[:60]!r} is no number, string or None")
+    raise bad_field(f"{str(arg)[:60]!r} is not a number, string or None")
 
 
 def float_of(value: Any) -> float:
@@ -84,5 +84,5 @@ def float_of(value: Any) -> float:
     if isinstance(value, str) and value in _FLOATS:
         return _FLOATS[value]
     if type(value) not in (int, float):
-        raise bad_field(f"{str(value)[:40]!r} is no number")
+        raise bad_field(f"{str(value)[:40]!r} is not a number")
     return float(value)

@@ -142,7 +142,7 @@ def _spec(node: Any) -> tuple[str | None, Any, list[Any]]:
         raise RefusedFile("is damaged: the tree of its inputs or outputs has an unknown form")
     kind = node["type"]
     if kind is not None and not isinstance(kind, str):
-        raise RefusedFile("is damaged: the tree of its inputs or outputs has a type that is no name")
+        raise RefusedFile("is damaged: the tree of its inputs or outputs has a type that is not a name")
     return kind, node["context"], node["children_spec"]
 
 

@@ -159,8 +159,8 @@ def _inputs_and_weights(
             name = tensor_name(row.get("arg"))
             if name is None:
                 raise RefusedFile(
-                    "has an input that is no tensor, but a size or a number that may change; export it with "
-                    "tensors, and read sizes from their shapes"
+                    "has an input that is not a tensor, but a size or a number that may change; "
+                    "export it with tensors, and read sizes from their shapes"
                 )
             renamed[name] = clean_text(name)
             inputs.append(_input(renamed[name], metas.get(name)))
@@ -210,7 +210,9 @@ def _results(signature: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "it exported in train mode? Export module.eval()"
             )
         if kind != "user_output":
-            raise RefusedFile(f"has an output of kind {kind!r}, which no member has; export module.eval()")
+            raise RefusedFile(
+                f"has an output of kind {kind!r}, which a member program cannot have; export module.eval()"
+            )
         results.append(row)
     return results
 
@@ -254,7 +256,7 @@ def _ranges(value: Any) -> dict[str, tuple[int, int | None]]:
     for symbol, row in object_of(value, "range_constraints").items():
         ends = [object_of(row, "range_constraints").get(k) for k in ("min_val", "max_val")]
         if any(e is not None and type(e) is not int for e in ends):
-            raise bad_field(f"the bounds of {symbol[:40]} are no numbers")
+            raise bad_field(f"the bounds of {symbol[:40]} are not numbers")
         ranges[symbol] = (ends[0] or 0, ends[1])
     return ranges
 
@@ -265,13 +267,13 @@ def _call(module: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(row, dict) and row.get("fqn") == "" and isinstance(row.get("signature"), dict):
             signature: dict[str, Any] = row["signature"]
             return signature
-    raise bad_field("it does not say how it is called")
+    raise bad_field("it does not contain its call")
 
 
 def _tree(text: Any) -> Any:
     """Returns a pytree's description, which the file has as JSON in a string. Nothing in it is imported."""
     if not isinstance(text, str):
-        raise bad_field("it does not say what it takes or returns")
+        raise bad_field("it does not contain its inputs or outputs")
     try:
         tree = strict_json.parse(text.encode("utf-8"), "the tree of inputs or outputs")
     except (ArtifactError, UnicodeEncodeError) as error:

@@ -96,7 +96,7 @@ def ctc_loss(
     numbers("input_lengths", input_lengths, batch, 0, steps)
     numbers("target_lengths", target_lengths, batch, 0)
     if targets.dim() == 2:
-        require(targets.shape[0] == batch, f"targets is for {targets.shape[0]} sequences of {batch}")
+        require(targets.shape[0] == batch, f"targets is for {targets.shape[0]} sequences; {batch} are needed")
         numbers("target_lengths", target_lengths, batch, 0, targets.shape[1])
     else:
         total = sum(target_lengths)

@@ -16,7 +16,7 @@ def _per_channel(name: str, x: Tensor | None, channels: int, like: Tensor) -> No
         return
     dense(name, x, 1)
     if x.shape[0] != channels:
-        raise OperandError(f"{name} is for {x.shape[0]} channels of {channels}")
+        raise OperandError(f"{name} is for {x.shape[0]} channels; {channels} are needed")
     if x.dtype != like.dtype and not (like.dtype in _REDUCED and x.dtype is torch.float32):
         raise OperandError(f"{name} is {x.dtype}; {like.dtype} is needed")
 

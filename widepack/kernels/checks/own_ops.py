@@ -151,7 +151,7 @@ def streamed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """Checks `widepack.streamed_linear`."""
     members, inputs, outputs = dense("weight", weight, 3).shape
     dense("x", x, 3)
-    require(x.shape[0] in (1, members), f"x is for {x.shape[0]} members of {members}")
+    require(x.shape[0] in (1, members), f"x is for {x.shape[0]} members; {members} are needed")
     of_shape("x", x, [x.shape[0], x.shape[1], inputs], weight)
     of_shape("bias", bias, [members, outputs], weight)
 
@@ -171,7 +171,7 @@ def steps(
 
 def _input(x: Tensor, members: int, batch: int, like: Tensor) -> None:
     dense("x", x, 4)
-    require(x.shape[0] in (1, members), f"x is for {x.shape[0]} members of {members}")
+    require(x.shape[0] in (1, members), f"x is for {x.shape[0]} members; {members} are needed")
     of_shape("x", x, [x.shape[0], x.shape[1], batch, x.shape[3]], like)
 
 

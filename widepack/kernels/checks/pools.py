@@ -26,7 +26,7 @@ def max_pool1d(
     lists: tuple[Any, ...] = (kernel_size, stride, padding, dilation)
     given = [v for values in lists for v in (values if isinstance(values, (list, tuple)) else [values])]
     if any(not isinstance(v, torch.SymInt) and not 0 <= v <= _LARGEST for v in given):
-        raise OperandError(f"a number of {given} is not from 0 to {_LARGEST}")
+        raise OperandError(f"{given} contains a number outside of 0 to {_LARGEST}")
     kernel, step, pad, gap = (_first(values, default) for values, default in zip(lists, (1, 0, 0, 1)))
     if gap * (kernel - 1) + 1 > length + 2 * pad + (step or kernel) - 1 and length:
         raise OperandError(f"a window of {kernel} with dilation {gap} does not fit into {length} + 2 * {pad}")
