@@ -103,7 +103,7 @@ class LoweringError(WidepackError):
 
 
 class VerificationError(WidepackError):
-    """Raised if a program does not give the members' own answers within the bound.
+    """Raised if a program's answers differ from the members' by more than the bound.
 
     The message names the output, the error, its bound, and the first wrong node. Nothing is published.
 

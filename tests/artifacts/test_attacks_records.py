@@ -122,7 +122,7 @@ def test_outputs_that_are_swapped_or_of_another_kind(tmp_path: Path) -> None:
     refused(forged.save(tmp_path / "number"), "is not a tensor of 3 members")
     for program in forged.programs():
         program["outputs"] = []
-    refused(forged.save(tmp_path / "none"), "has 0 outputs, the entry 1")
+    refused(forged.save(tmp_path / "none"), "has 0 outputs, but the entry has 1")
 
 
 @pytest.mark.parametrize(

@@ -79,15 +79,15 @@ ATTACKS: list[tuple[str, Callable[[dict[str, bytes]], object], str]] = [
     (
         "another op",
         model(lambda v: graph(v)["nodes"][0].update(target="torch.ops.aten.from_file.default")),
-        "holds the op aten.from_file.default",
+        "contains the op aten.from_file.default",
     ),
     (
         "a python function",
         model(lambda v: graph(v)["nodes"][0].update(target="torch.hub.load")),
-        "holds the op",
+        "contains the op",
     ),
-    ("no function", model(lambda v: graph(v)["nodes"][0].update(target="os.system")), "holds the op"),
-    ("an extension", model(lambda v: graph(v)["nodes"][0].update(target="#evil:op")), "holds the op"),
+    ("no function", model(lambda v: graph(v)["nodes"][0].update(target="os.system")), "contains the op"),
+    ("an extension", model(lambda v: graph(v)["nodes"][0].update(target="#evil:op")), "contains the op"),
     (
         "an op that writes",
         model(
@@ -116,7 +116,7 @@ ATTACKS: list[tuple[str, Callable[[dict[str, bytes]], object], str]] = [
     (
         "no conditions",
         model(lambda v: v.pop("guards_code")),
-        "does not write down under which conditions it holds",
+        "does not store the conditions of a program",
     ),
     (
         "another schema",

@@ -261,7 +261,7 @@ def test_members_of_other_programs(tmp_path: Path) -> None:
     assert "members differ in weights only" in str(caught.value)
     with pytest.raises(MemberMismatch, match=r"other results; members are of one architecture|differs from"):
         build([first, times(1, 9.0)], tmp_path / "f.wide", **QUICK)
-    with pytest.raises(MemberMismatch, match=r"it takes x=float32\[5,3\], the other x=float32\[B,3\]"):
+    with pytest.raises(MemberMismatch, match=r"it takes x=float32\[5,3\], the other takes x=float32\[B,3\]"):
         build([first, times(1, 2.0, size=5)], tmp_path / "f.wide", **QUICK)
     with pytest.raises(
         MemberMismatch, match=r"other dtypes: float32 in the model, checkpoint 0 .*; float64 in checkpoint 1"
@@ -311,8 +311,8 @@ class Sizes(nn.Module):
             False,
             "save the functional program: torch.export.save(exported.run_decompositions({}), path)",
         ),
-        (Block, False, "holds a region of its own (higher_order."),
-        (Branch, True, "holds a region of its own (higher_order.cond"),
+        (Block, False, "contains a nested region (higher_order."),
+        (Branch, True, "contains a nested region (higher_order.cond"),
         (Counts, True, "is a program that changes calls when it runs; a member program has no side effects"),
         (Sizes, True, "has an output that is a number which depends on the inputs' sizes"),
     ],

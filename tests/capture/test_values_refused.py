@@ -134,8 +134,8 @@ class Scripted(Base):
             ],
         ),
         (AsList, ["x=float32[B,3]"], ["keep the values in a tensor"]),
-        (AsNumpy, ["x=float32[B,3]"], ["leaves torch for NumPy", "torch's own functions"]),
-        (Printed, ["x=float32[B,3]"], ["writes the value of a tensor into a text", "Leave it out"]),
+        (AsNumpy, ["x=float32[B,3]"], ["uses NumPy", "torch's functions"]),
+        (Printed, ["x=float32[B,3]"], ["writes the value of a tensor into a string", "Remove it from"]),
         (Until, ["x=float32[B,3]"], ["branches on the values of a tensor", "a fixed number of steps"]),
         (Tried, ["x=float32[B,3]"], ["branches on the values of a tensor", "choose with torch.where"]),
         (Cond, ["x=float32[B,3]"], ["uses torch's cond", "choose with torch.where"]),
@@ -143,7 +143,7 @@ class Scripted(Base):
         (
             Validated,
             ["x=float32[B,3]"],
-            ["looks at the values of a distribution's arguments", "Leave validate_args out"],
+            ["looks at the values of a distribution's arguments", "Remove validate_args"],
         ),
         (Sampled, ["x=float32[B,3]"], ["draws random numbers", "make them an input"]),
         (
@@ -151,7 +151,7 @@ class Scripted(Base):
             ["x=float32[B,T,3]", "n=int64[B]:1..2"],
             ["packs sequences by their lengths", "Run the padded sequences"],
         ),
-        (Scripted, ["x=float32[B,3]"], ["holds head, compiled by torch.jit", "plain modules"]),
+        (Scripted, ["x=float32[B,3]"], ["contains head, compiled by torch.jit", "plain modules"]),
     ],
 )
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")

@@ -378,7 +378,7 @@ def test_all_differences_in_one_error(tmp_path: Path) -> None:
     message, _, hints = str(caught.value).partition(". ")
     assert message == (
         f"the members do not match, 5 differences: (1) {who[2]} lacks norm, which "
-        f"{who[0]} has; (2) {who[2]} has another, extra, which {who[0]} has not; "
+        f"{who[0]} has; (2) {who[2]} has another, extra, which {who[0]} does not have; "
         f"(3) {who[3]}: deep is [2, 1] float32; {who[0]} has [2] float32; (4) {who[3]}: "
         f"fc.weight is [10, 64] float32; {who[0]} has [10, 128] float32; "
         f"(5) the floating weights have other dtypes: float32 in {', '.join(who[:3])}; "

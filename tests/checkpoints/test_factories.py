@@ -206,10 +206,11 @@ def test_names_from_a_text_and_a_file(tmp_path: Path) -> None:
             "St. Gallen",
         )
     for names, words in (
-        ("a,b,c", "2 checkpoints and 3 names; every member has one of each$"),
+        ("a,b,c", "2 checkpoints and 3 names; every member needs one checkpoint and one name$"),
         (
             "gone.txt",
-            "2 checkpoints and 1 names; every member has one of each, and there is no file gone.txt",
+            "2 checkpoints and 1 names; every member needs one checkpoint and one name, "
+            "and there is no file gone.txt",
         ),
         ("", "2 checkpoints and 1 names"),
         ([], "2 checkpoints and 0 names"),

@@ -382,7 +382,7 @@ def test_members_by_number_and_name(mlp: WideModel) -> None:
     assert torch.equal(mlp[-1](x), mlp[7](x))
     assert [m.name for m in mlp] == list(mlp.members)
     for wrong in (8, -9):
-        with pytest.raises(UsageError, match=rf"member {wrong} of 8"):
+        with pytest.raises(UsageError, match=rf"there is no member {wrong}; there are 8"):
             mlp.member(wrong)
     with pytest.raises(UsageError, match=r"no member is called 'fold9'; the members are mlp-0"):
         mlp["fold9"]
@@ -424,8 +424,8 @@ def test_load_of_some_members(name: str, artifacts: Artifacts) -> None:
     ("options", "words"),
     [
         ({"members": []}, "members is empty"),
-        ({"members": [8]}, "member 8 of 8"),
-        ({"members": [-1]}, "member -1 of 8"),
+        ({"members": [8]}, "there is no member 8"),
+        ({"members": [-1]}, "there is no member -1"),
         ({"members": ["a"]}, "no member is called 'a'"),
         ({"members": [0, "mlp-0"]}, "named twice"),
         ({"strategies": "fastest"}, "unknown strategy 'fastest'; known: .*loop"),

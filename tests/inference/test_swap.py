@@ -301,8 +301,8 @@ def test_invalid_arguments_are_refused(small: Path) -> None:
     ens = load(small / "auto.wide")
     bad: Any
     for bad, words in (
-        (3, "member 3 of 3"),
-        (-1, "member -1 of 3"),
+        (3, "there is no member 3"),
+        (-1, "there is no member -1"),
         ("fold9", "no member is called 'fold9'"),
         (True, "member True is a bool"),
         (1.0, "member 1.0 is a float; members are named by number or by name"),

@@ -37,14 +37,14 @@ def test_refused_calls_do_not_change_the_artifact(three: Path, paths: list[Path]
     check_refused(lambda: update(three, {0: missing}), MemberMismatch, "lacks head.bias")
     check_refused(lambda: update(three, {0: half}), MemberMismatch, "float16")
     check_refused(lambda: append(three, [wrong], names=["w"]), MemberMismatch, "head.weight")
-    check_refused(lambda: update(three, {3: paths[3]}), UsageError, "member 3 of 3")
+    check_refused(lambda: update(three, {3: paths[3]}), UsageError, "there is no member 3")
     check_refused(
         lambda: update(three, {"m9": paths[3]}),
         UsageError,
         "no member is called 'm9'; the members are m0, m1, m2",
     )
     check_refused(lambda: update(three, {"m1": paths[3], 1: paths[4]}), UsageError, "named twice: m1")
-    check_refused(lambda: update(three, {}), UsageError, "names no member")
+    check_refused(lambda: update(three, {}), UsageError, "members is empty")
     check_refused(lambda: update(three, {True: paths[3]}), UsageError, "bool")
     check_refused(lambda: update(three, [paths[3]]), UsageError, "list")  # type: ignore[arg-type]
     check_refused(lambda: append(three, []), UsageError, "no checkpoints", "widepack append")
@@ -78,7 +78,7 @@ def test_refused_calls_do_not_change_the_artifact(three: Path, paths: list[Path]
     check_refused(lambda: append(three, paths[3:5], names=["a"]), UsageError, "2 checkpoints and 1 names")
     check_refused(lambda: update(three, {0: tmp_path / "none.pt"}), CheckpointError, "there is no such file")
     check_refused(lambda: drop(three, ["m0", 1, "m2"]), UsageError, "all 3 members")
-    check_refused(lambda: drop(three, []), UsageError, "names no member")
+    check_refused(lambda: drop(three, []), UsageError, "members is empty")
     check_refused(lambda: drop(three, "m0"), UsageError, "give a list")
     check_refused(lambda: update(three, {0: paths[0]}, model_args={"width": 3}), UsageError, "no model")
     check_refused(lambda: drop(three, [0], out=three), ArtifactError, "is an artifact already")

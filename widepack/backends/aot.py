@@ -113,8 +113,8 @@ def _open(path: Path, weights: Sequence[torch.Tensor], row: Mapping[str, Any], t
 
     Raises: ArtifactError, RuntimeError and others for a package that cannot be used.
     """
-    own = [[str(w.dtype), list(w.shape), list(w.stride())] for w in weights]
-    if row["weights"] != own:
+    expected = [[str(w.dtype), list(w.shape), list(w.stride())] for w in weights]
+    if row["weights"] != expected:
         raise ArtifactError("it was compiled for weights of other shapes")
     for condition in row["conditions"]:
         check_condition(condition, task.dims)

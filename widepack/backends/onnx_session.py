@@ -81,7 +81,7 @@ def bind(task: Task) -> Checked:
 
 
 def key_of(task: Task, flat: Flat) -> str:
-    """All that the file hangs on; a session is of whatever processor loads it."""
+    """Everything that the file depends on. The processor is not part of it: a session is made for each."""
     parts = {
         "form": _FORM,
         "backend": NAME,
@@ -110,7 +110,7 @@ def _session(path: Path, record: Mapping[str, Any], flat: Flat, onnxruntime: Any
 
 
 def _write(task: Task, flat: Flat, folder: Path, onnxruntime: Any) -> dict[str, Any]:
-    """Write the ONNX file and hold a session of it to the flat graph.
+    """Writes the ONNX file and compares a session of it with the flat graph.
 
     Gives the record. Raises: LoweringError.
     """

@@ -221,7 +221,7 @@ class SampleCalls:
 
 @dataclass(frozen=True)
 class ExportedCalls:
-    """Reads members that are torch.export programs. They bring their own example call.
+    """Reads members that are torch.export programs, which contain an example call.
 
     specs: the texts of the input specs that the user gave, or None.
     """
@@ -242,7 +242,7 @@ class ExportedCalls:
     def capture(self, members: EntryMembers, signature: int) -> Captured:
         """Reads the programs of all members with this shape signature, which must be the same."""
         aligned = members.aligned
-        checkpoints = [c for c, own in zip(aligned.checkpoints, aligned.signatures) if own == signature]
+        checkpoints = [c for c, other in zip(aligned.checkpoints, aligned.signatures) if other == signature]
         return self.factory.captured(checkpoints, self.specs)
 
 

@@ -122,6 +122,6 @@ def _check_same_graph(a: Captured, b: Captured) -> None:
             )
     if a.returned != b.returned:
         raise CaptureError(
-            "members of different shapes return different numbers beside their tensors;"
-            " return tensors, or leave these numbers out"
+            "members of different shapes return different numbers together with tensors; return them "
+            "as tensors, or leave them out"
         )

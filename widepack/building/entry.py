@@ -1,4 +1,4 @@
-"""Holds what the stages of a build know of one entry: its captures, inputs, dims and conditions."""
+"""Stores the data of one entry that the stages of a build share: captures, inputs, dims and conditions."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def write_weights(
 
 
 def _file_tensors(row: WeightRow, count: int, counter: _Progress) -> list[FileTensor]:
-    """Returns the tensors of the weights files that hold a weight."""
+    """Returns the tensors of the weights files that contain a weight."""
     weight, dtype = row.weight, dtype_of(row.weight.dtype)
 
     def source(members: range) -> Callable[[], Iterator[torch.Tensor]]:

@@ -1,4 +1,4 @@
-"""Lists what a member's modules have that is no tensor, as text by path: `blocks.0.drop_path.scale: 0.1`.
+"""Lists the attributes of a member that are not tensors, as text by path: `blocks.0.drop_path.scale: 0.1`.
 
 Members of one architecture should differ only in weights, which are followed by name. A number that
 `__init__` draws, or that was pickled with one member, is no weight: it becomes a literal of the captured

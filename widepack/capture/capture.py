@@ -174,7 +174,7 @@ class _ExportAttempt:
 
     @property
     def prefix(self) -> str:
-        """What stands before the names of weights in the export."""
+        """The prefix of the names of weights in the export."""
         return MEMBER if self.wrapped else ""
 
 

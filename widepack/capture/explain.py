@@ -47,13 +47,12 @@ _READS = (
     (
         r"validate_args\s*=\s*True",
         "looks at the values of a distribution's arguments",
-        "Leave validate_args out: widepack turns these checks off during capture, and this line turns them "
-        "on",
+        "Remove validate_args: widepack turns these checks off during capture, and this line turns them on",
     ),
     (
         r"^assert\b|_check\(",
         "checks the values of a tensor",
-        "Take the check out of the member, and make it before the call",
+        "Remove the check from the member, and make it before the call",
     ),
     (
         r"^while\b",
@@ -146,7 +145,7 @@ def explain(error: Exception, module: nn.Module, letters: Mapping[str, str] = Ma
     name = type(module).__name__
     torch_says = f"torch says: {text.strip().splitlines()[0][:200] if text.strip() else type(error).__name__}"
     derivatives = (
-        f"{name} does what torch.export does not follow{at}: derivatives inside forward "
+        f"{name} uses what torch.export cannot capture{at}: derivatives inside forward "
         "(torch.autograd.grad, torch.func.grad, jacrev, jvp), or"
     )
     if _DATA in text:
@@ -161,16 +160,13 @@ def explain(error: Exception, module: nn.Module, letters: Mapping[str, str] = Ma
         )
     if any(word in text for word in _DATA_DEPENDENT):
         what, instead = reads(frame)
-        return f"{name} {what}{at}, which no export can follow. {instead}"
+        return f"{name} {what}{at}, which torch.export cannot capture. {instead}"
     if ".numpy() is not supported" in text:
-        return (
-            f"{name} leaves torch for NumPy{at}, where no export can follow. "
-            "Write it with torch's own functions"
-        )
+        return f"{name} uses NumPy{at}, which torch.export cannot capture. Write it with torch's functions"
     if "__format__" in text:
         return (
-            f"{name} writes the value of a tensor into a text{at}, which no export can follow. "
-            "Leave it out of the member"
+            f"{name} writes the value of a tensor into a string{at}, which torch.export cannot "
+            "capture. Remove it from the member"
         )
     return _nested_or_scripted(error, module, at) or (
         f"{name} cannot be exported by torch.export{at}: {type(error).__name__}: {first_line(text, letters)}"
@@ -183,8 +179,8 @@ def _nested_or_scripted(error: Exception, module: nn.Module, at: str) -> str:
     scripted = [n or "the member" for n, m in module.named_modules() if isinstance(m, torch.jit.ScriptModule)]
     if scripted:
         return (
-            f"{name} holds {', '.join(scripted[:5])}, compiled by torch.jit{at}, which no export can "
-            "follow. Use plain modules, without torch.jit"
+            f"{name} contains {', '.join(scripted[:5])}, compiled by torch.jit{at}, which "
+            "torch.export cannot capture. Use plain modules, without torch.jit"
         )
     if isinstance(error, RecursionError):
         return (
@@ -221,7 +217,7 @@ def no_form(op: str, name: str, module: nn.Module, frame: str) -> str:
     at = f" at {frame}" if frame else ""
     if op == "aten._local_scalar_dense.default":
         what, instead = reads(frame)
-        return f"{type(module).__name__} {what}{at}, which no program can follow. {instead}"
+        return f"{type(module).__name__} {what}{at}, which a program cannot contain. {instead}"
     for pattern, what, instead in _OPS:
         if match := re.search(pattern, op):
             return (

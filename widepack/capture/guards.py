@@ -108,7 +108,7 @@ def _parsed(code: str) -> ast.expr:
 
 
 def _not_arithmetic(name: str, code: str, error: Exception, line: str) -> str:
-    """The message for a guard that is no arithmetic over named dims."""
+    """The message for a guard that is not arithmetic over named dims."""
     code = code if len(code) <= _SHOWN else f"{code[:_SHOWN]}..."
     change = way_out(line) or ": compute with sizes in whole numbers, +, -, *, // and %"
     reason = str(error)[:_SHOWN]
@@ -141,7 +141,7 @@ def place_of(symbol: str, seen: ExportEvents) -> tuple[str, int] | None:
 
 
 def unwritable(seen: ExportEvents, inputs: Sequence[InputLeaf]) -> str:
-    """Returns the user's line of the first condition that is no arithmetic; empty if all are arithmetic."""
+    """Returns the user's line of the first condition that is not arithmetic; empty if all are arithmetic."""
     names, printer = names_of(seen, inputs), PythonPrinter()
     for condition, line in seen.conditions:
         try:

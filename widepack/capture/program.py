@@ -81,7 +81,7 @@ def member_program(
 
 
 def _keep_outputs(exported: torch.export.ExportedProgram, states: ExportedStates) -> list[str]:
-    """Removes outputs of the graph that are no outputs of the program. Returns the names of the others."""
+    """Removes outputs of the graph that are not outputs of the program. Returns the names of the others."""
     specs = exported.graph_signature.output_specs
     places = [i for i, spec in enumerate(specs) if isinstance(spec.arg, TensorArgument)]
     of_result = len(states.outputs) - len(states.kept)
@@ -265,7 +265,7 @@ def outputs_of(
 
 
 def _constant(argument: Any) -> Any:
-    """Returns an output that is no tensor: None, a number or a string. Raises: CaptureError."""
+    """Returns an output that is not a tensor: None, a number or a string. Raises: CaptureError."""
     if not hasattr(argument, "value"):
         raise CaptureError(
             "an output is a number that depends on the inputs' sizes; return tensors, and read sizes from "

@@ -108,7 +108,8 @@ def align(
         raise UsageError(f"share={share!r} is unknown; known: auto, none")
     if not checkpoints or len(names) != len(checkpoints):
         raise UsageError(
-            f"{len(checkpoints)} checkpoints and {len(names)} names; every member has one of each"
+            f"{len(checkpoints)} checkpoints and {len(names)} names; every member needs one "
+            "checkpoint and one name"
         )
     refuse_duplicates(names)
     if model_state is not None:

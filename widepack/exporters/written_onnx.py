@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass
 class WrittenOnnx:
-    """What the stages know of an ONNX model.
+    """The data of an ONNX model that the stages share.
 
     opset: of the model. inputs, outputs: names and types, as the file has them. initializers: how many
     weights. derived: how many of them the weight prologue computed. input_numbers: for each input of the

@@ -41,7 +41,7 @@ FLOAT64_ULPS = 1000  # the error of float64 members that is accepted; a wrong pr
 
 
 def check(fused: LiveMembers, entry: FusedEntry, runner: Runner) -> None:
-    """Raises VerificationError if the answers or gradients of a program are not the members' own, or if they
+    """Raises VerificationError if the answers or gradients of a program differ from the members', or if they
     cannot be compared.
     """
     try:

@@ -61,7 +61,7 @@ def members_of(models: Any, n: int | None, same: bool) -> list[nn.Module]:
     members = [_call_factory(models) for _ in range(n)]
     if len(set(map(id, members))) < n:
         raise UsageError(
-            "the factory returned one module twice; a factory must make a fresh one at every call"
+            "the factory returned one module twice; a factory must make a new module at every call"
         )
     return members
 

@@ -54,7 +54,7 @@ class FusedMembers(nn.Module):
         return value
 
     def member(self, i: int, device: torch.device | str | None = None) -> nn.Module:
-        """Returns a copy of member i as a module of its own class, in the fused module's mode.
+        """Returns a copy of member i as a module of the original class, in the fused module's mode.
 
         Args:
             i: The member's number from 0. Negative numbers count from the end.
@@ -80,7 +80,7 @@ class FusedMembers(nn.Module):
         return i % len(self)
 
     def unfuse(self) -> list[nn.Module]:
-        """Returns the members as N modules of their own class.
+        """Returns the members as N modules of the original class.
 
         Returns:
             N copies, with weights and buffers as they are now, bit for bit. They share nothing with the fused

@@ -113,7 +113,7 @@ class Fused(FusedMembers):
         return pytree.tree_map(lambda y: pack(y) if isinstance(y, torch.Tensor) else y, answer)
 
     def each(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs all members, each on its own inputs: member i sees `[i]` of every input.
+        """Runs all members, each on separate inputs: member i gets `[i]` of every input.
 
         Args:
             *args: The inputs, each `[N, ...]` or a list of N tensors.

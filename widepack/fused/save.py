@@ -34,7 +34,7 @@ class LiveMemberFactory(Factory):
         self._copy_of = make
 
     def of(self, checkpoint: Checkpoint, state_dict: Mapping[str, Tensor]) -> nn.Module:
-        """Returns the member of a checkpoint in eval mode. Its plain attributes are its own too."""
+        """Returns the member of a checkpoint in eval mode. Its plain attributes are that member's, too."""
         module = self._copy_of(self._numbers[checkpoint.path]).eval()
         return module if self.dtype is None else module.to(self.dtype)
 

@@ -137,9 +137,9 @@ class Binder:
         for name, _, tree, default in self._parameters:
             if name in arguments:
                 value = arguments[name]
-                own = isinstance(value, Each)
+                stacked = isinstance(value, Each)
                 self._bind_tree(
-                    tree, value.value if isinstance(value, Each) else value, name, own, values, per_member
+                    tree, value.value if isinstance(value, Each) else value, name, stacked, values, per_member
                 )
             elif not default:
                 built = ""
@@ -149,19 +149,19 @@ class Binder:
         return values, per_member
 
     def _bind_tree(
-        self, tree: Tree, value: Any, name: str, own: bool, values: list[Any], per_member: list[bool]
+        self, tree: Tree, value: Any, name: str, stacked: bool, values: list[Any], per_member: list[bool]
     ) -> None:
-        """Puts one argument into `values` and `per_member`. own: whether it has one value for each member."""
+        """Puts one argument into `values` and `per_member`. stacked: with one value for each member."""
         ((form, inner),) = tree.items()
         if form == "leaf":
-            self._bind_leaf(inner, value, name, own, values, per_member)
+            self._bind_leaf(inner, value, name, stacked, values, per_member)
         elif form == "const":
             self._check_constant(inner, value, name)
         elif form in ("tuple", "list"):
             if not isinstance(value, (list, tuple)) or len(value) != len(inner):
                 raise InputError(f"input {name} needs a {form} of {len(inner)}; got {_describe(value)}")
             for i, (t, v) in enumerate(zip(inner, value)):
-                self._bind_tree(t, v, f"{name}.{i}", own, values, per_member)
+                self._bind_tree(t, v, f"{name}.{i}", stacked, values, per_member)
         else:
             keys = [k for k, _ in inner]
             if not isinstance(value, Mapping) or set(value) != set(keys):
@@ -170,16 +170,16 @@ class Binder:
                     f"got {_describe(value)}"
                 )
             for k, t in inner:
-                self._bind_tree(t, value[k], f"{name}.{k}", own, values, per_member)
+                self._bind_tree(t, value[k], f"{name}.{k}", stacked, values, per_member)
 
     def _bind_leaf(
-        self, leaf: int, value: Any, name: str, own: bool, values: list[Any], per_member: list[bool]
+        self, leaf: int, value: Any, name: str, stacked: bool, values: list[Any], per_member: list[bool]
     ) -> None:
         """Puts one tensor, or a list of N tensors, into `values`."""
         if isinstance(value, Each):
-            value, own = value.value, True
+            value, stacked = value.value, True
         spec = self.leaves[leaf]
-        if own and isinstance(value, (list, tuple)):
+        if stacked and isinstance(value, (list, tuple)):
             value = [self._tensor(v, f"input {name}", spec) for v in value]
             if len(value) != self.members or not all(
                 isinstance(v, torch.Tensor) and v.shape == value[0].shape for v in value
@@ -195,7 +195,7 @@ class Binder:
             if isinstance(value, Mapping) and any(k in self._names for k in value):
                 way = "; give the values of a dict by name: ens(**inputs)"
             raise InputError(f"input {name} is {_describe(value)}; the model takes a tensor {spec.text}{way}")
-        values[leaf], per_member[leaf] = value, own
+        values[leaf], per_member[leaf] = value, stacked
 
     def _tensor(self, value: Any, title: str, leaf: LeafSpec) -> Any:
         """Returns a NumPy array as a tensor, and any other value as it is. Raises: InputError."""
@@ -203,7 +203,7 @@ class Binder:
 
     @staticmethod
     def _check_constant(constant: Any, value: Any, name: str) -> None:
-        """Checks an argument that is no tensor: it is part of the program."""
+        """Checks an argument that is not a tensor: it is part of the program."""
         if is_array(value) and not value.shape and hasattr(value, "item"):
             value = value.item()
         literal = value is None or isinstance(value, (bool, int, float, str))
@@ -223,9 +223,8 @@ class Binder:
         for leaf, value in zip(self.leaves, values):
             if is_transformed(value):
                 raise InputError(
-                    f"{leaf.title} is inside a transform of torch.func, which a loaded artifact does not "
-                    f"follow; "
-                    f"{_DERIVATIVES}"
+                    f"{leaf.title} is inside a transform of torch.func, which a loaded artifact does "
+                    f"not support; {_DERIVATIVES}"
                 )
             if value.requires_grad and torch.is_grad_enabled():
                 raise InputError(
@@ -277,8 +276,8 @@ class Binder:
         """Returns the arguments of `state` for the inputs of a call, for messages: `B=8`."""
         needed = {d.letter for i in self.carried for d in self.leaves[i].dims if not isinstance(d, int)}
         sizes: dict[str, int] = {}
-        for leaf, value, own in zip(self.leaves, values, per_member):
-            shape = value.shape[own:] if isinstance(value, torch.Tensor) else ()
+        for leaf, value, stacked in zip(self.leaves, values, per_member):
+            shape = value.shape[stacked:] if isinstance(value, torch.Tensor) else ()
             for size, dim in zip(shape, leaf.dims):
                 if not isinstance(dim, int) and dim.letter in needed:
                     sizes.setdefault(dim.letter, size // dim.factor)

@@ -61,9 +61,9 @@ class CallCheck:
         """
         sizes: dict[str, int] = {}
         from_: dict[str, str] = {}  # the input that each size was read from
-        for leaf, value, own in zip(self.leaves, values, per_member):
+        for leaf, value, stacked in zip(self.leaves, values, per_member):
             self._check_storage(leaf, value)
-            shape = self._member_shape(leaf, value, own)
+            shape = self._member_shape(leaf, value, stacked)
             for axis, (size, dim) in enumerate(zip(shape, leaf.dims)):
                 if isinstance(dim, int):
                     if size != dim:
@@ -105,10 +105,10 @@ class CallCheck:
                 "convert it with .to_dense()"
             )
 
-    def _member_shape(self, leaf: LeafSpec, value: torch.Tensor, own: bool) -> torch.Size:
-        """Returns the shape that one member gets. own: whether the tensor has one value for each member."""
+    def _member_shape(self, leaf: LeafSpec, value: torch.Tensor, stacked: bool) -> torch.Size:
+        """Returns the shape that one member gets. stacked: with one value for each member."""
         shape = value.shape
-        if own:
+        if stacked:
             if not shape or shape[0] != self.members:
                 rest = leaf.text[leaf.text.index("[") + 1 :]
                 raise InputError(
@@ -118,8 +118,8 @@ class CallCheck:
             shape = shape[1:]
         if len(shape) != len(leaf.dims):
             hint = ""
-            if not own and len(shape) == len(leaf.dims) + 1:
-                hint = "; to give each member its own input call ens.each"
+            if not stacked and len(shape) == len(leaf.dims) + 1:
+                hint = "; to give each member a separate input call ens.each"
             raise InputError(
                 f"{leaf.title} has {len(shape)} dims, {list(shape)}; "
                 f"the model takes {leaf.text}, {len(leaf.dims)} dims{hint}"

@@ -38,7 +38,7 @@ class CastBounds:
         self._renewals.clear()
 
     def of(self, pattern: str) -> Renewal:
-        """Returns the bounds of a pattern, and the answers that are no floats.
+        """Returns the bounds of a pattern, and the answers that are not floats.
 
         Raises: VerificationError if the dtype cannot represent the answers; LoweringError for an op without a
         kernel.
@@ -55,10 +55,10 @@ class CastBounds:
         for place, number in enumerate(artifact.chosen):
             if number in artifact.swapped:
                 continue
-            for k, own in enumerate(self._own(pattern, place)):
+            for k, answer in enumerate(self._own(pattern, place)):
                 name = f"{prefix}.y{k}.{number}"
-                flat, truth = self._thinned(artifact.probe, name, own, artifact.members[place])
-                if not floating(own):
+                flat, truth = self._thinned(artifact.probe, name, answer, artifact.members[place])
+                if not floating(answer):
                     answers[name] = torch.cat([artifact.probe.get(name)[:1], flat.to(truth.dtype)])
                     continue
                 if not same_places(flat, truth):
@@ -77,19 +77,19 @@ class CastBounds:
         return [output.bounds() for output in stats], answers
 
     @staticmethod
-    def _thinned(probe: Weights, name: str, own: Tensor, member: str) -> tuple[Tensor, Tensor]:
+    def _thinned(probe: Weights, name: str, answer: Tensor, member: str) -> tuple[Tensor, Tensor]:
         """Returns a member's answer, thinned as the probe's, and the probe's. Raises: ProbeError if they do
         not fit.
         """
         stride, truth = probes.recorded(probe, name)
-        count = -(-own.numel() // stride)
-        if count != truth.numel() or own.is_complex() != truth.is_complex():
+        count = -(-answer.numel() // stride)
+        if count != truth.numel() or answer.is_complex() != truth.is_complex():
             raise ProbeError(
                 f"probe: the answer {name} has {truth.numel()} numbers of {dtype_name(truth.dtype)}, "
-                f"member {member} answers {count} of {dtype_name(own.dtype)} at its stride; "
+                f"member {member} answers {count} of {dtype_name(answer.dtype)} at its stride; "
                 "the artifact's probe and its programs do not belong together"
             )
-        return own.cpu().reshape(-1)[::stride], truth
+        return answer.cpu().reshape(-1)[::stride], truth
 
     def explain(self, error: RuntimeError) -> LoweringError:
         """Returns the error to raise if a program fails in the requested dtype: a member's own, or only the

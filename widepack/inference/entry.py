@@ -128,7 +128,7 @@ class WideEntry:
         return self._answer(values, per_member, state)
 
     def each(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs all members, each on inputs of its own: member i gets `[i]` of every input.
+        """Runs all members, each on separate inputs: member i gets `[i]` of every input.
 
         Args:
             *args: For each input of the member a tensor `[N, ...]`, or a list of N tensors of one shape.
@@ -240,13 +240,13 @@ class WideEntry:
         carries = self._binder.carried
         differentiable = self._binder.refuse_derivatives(values)
         sizes = self._binder.check(values, per_member)
-        inputs = [own for i, own in enumerate(per_member) if i not in carries]
+        inputs = [stacked for i, stacked in enumerate(per_member) if i not in carries]
         if not any(inputs):
             pattern = "shared"
         elif all(inputs):
             pattern = "each"
         else:
-            pattern = "mixed:" + "".join("e" if own else "s" for own in per_member)
+            pattern = "mixed:" + "".join("e" if stacked else "s" for stacked in per_member)
         program = self.programs.for_sizes(pattern, sizes)
         with self._artifact.lock:
             if not self._artifact.closed and not differentiable:

@@ -82,13 +82,15 @@ class EntryInputs:
         """
         probe, initial = self.artifact.probe, self.initial()
         values: list[Tensor] = []
-        for k, own in enumerate(self.per_member(pattern)):
+        for k, stacked in enumerate(self.per_member(pattern)):
             if k in initial:
                 values.append(initial[k])
             elif probe is None:
-                values.append(self._drawn(k, own, {d: max(2, v.example) for d, v in self.entry.dims.items()}))
+                values.append(
+                    self._drawn(k, stacked, {d: max(2, v.example) for d, v in self.entry.dims.items()})
+                )
             else:
-                x = self._stored(pattern, k, own)
+                x = self._stored(pattern, k, stacked)
                 name = f"input {self.entry.inputs[k].name} of the probe"
                 values.append(x.to(self.artifact.device) if exact else self.artifact.weights.place(x, name))
         if probe is not None and not exact:
@@ -98,15 +100,15 @@ class EntryInputs:
                 raise ArtifactError(f"{self.title(pattern)}: the probe does not match its inputs: {e}") from e
         return values
 
-    def _stored(self, pattern: str, k: int, own: bool) -> Tensor:
-        """Returns an input of the probe for the loaded members. own: whether it has one value for each
+    def _stored(self, pattern: str, k: int, stacked: bool) -> Tensor:
+        """Returns an input of the probe for the loaded members. stacked: whether it has one value for each
         member.
         """
         artifact = self.artifact
         assert artifact.probe is not None
-        each = own and (pattern == "each" or k not in self.binder.carried)
+        each = stacked and (pattern == "each" or k not in self.binder.carried)
         x = artifact.probe.get(f"{self.probe_prefix('each' if each else 'shared')}.x{k}")
-        if not own or artifact.whole:
+        if not stacked or artifact.whole:
             return x
         count = len(artifact.manifest.members)
         if not x.dim() or x.shape[0] != count:
@@ -120,20 +122,20 @@ class EntryInputs:
         """Returns drawn inputs of a wide call at these sizes, like the probe's, different for each member."""
         initial = self.initial()
         return [
-            initial[k] if k in initial else self._drawn(k, own, sizes)
-            for k, own in enumerate(self.per_member(pattern))
+            initial[k] if k in initial else self._drawn(k, stacked, sizes)
+            for k, stacked in enumerate(self.per_member(pattern))
         ]
 
-    def _drawn(self, k: int, own: bool, sizes: Mapping[str, int]) -> Tensor:
-        """Draws an input of a wide call. own: whether it has one value for each member."""
+    def _drawn(self, k: int, stacked: bool, sizes: Mapping[str, int]) -> Tensor:
+        """Draws an input of a wide call. stacked: whether it has one value for each member."""
         spec, probe, name = self.entry.inputs[k], self.artifact.probe, f"{self.probe_prefix('each')}.x{k}"
         example = None
         if probe is not None and name in probe:
             example = self.artifact.weights.place(probe.get(name)[0], f"input {spec.name}").cpu().clone()
         source = InputSource(spec.name, spec.type, spec.low, spec.high, example)
-        count = len(self.artifact.chosen) if own else 1
+        count = len(self.artifact.chosen) if stacked else 1
         values = [draw(source, sizes, _SEED * k + i) for i in range(count)]
-        return (torch.stack(values) if own else values[0]).to(self.artifact.device)
+        return (torch.stack(values) if stacked else values[0]).to(self.artifact.device)
 
     def without_values(self, pattern: str, budget: Budget, members: int) -> list[Tensor]:
         """Returns inputs of the example's sizes on the meta device. members: 0 for those of a single member.

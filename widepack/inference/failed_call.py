@@ -70,7 +70,7 @@ def _runs(
     """Yields the programs that may fail as the call did: those of the members, then the wide program."""
     for place in range(bound.program.members):
         program, weights = member(place)
-        yield program, weights, [x[place] if own else x for x, own in zip(inputs, per_member)]
+        yield program, weights, [x[place] if stacked else x for x, stacked in zip(inputs, per_member)]
     yield bound.executable.main, bound.executable.given, inputs
 
 

@@ -19,7 +19,7 @@ def bytes_on_disk(path: Path) -> int:
 
 
 def _data_bytes(handle: int, size: int) -> int:
-    """Returns the bytes of an open file that are no holes. The count of blocks is lower if a file system
+    """Returns the bytes of an open file that are not holes. The count of blocks is lower if a file system
     compresses.
     """
     total = at = 0

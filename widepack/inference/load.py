@@ -205,7 +205,7 @@ def _check_choices(verify: Any, backend: Any, compile: Any, cache: Any, simplify
 
 
 def _check_limit(limit: Any) -> None:
-    """Raises: UsageError for a limit that is no positive number."""
+    """Raises: UsageError for a limit that is not a positive number."""
     if limit is None:
         return
     number = isinstance(limit, (int, float)) and not isinstance(limit, bool)

@@ -93,7 +93,7 @@ class LoadLimits:
             self.budget, self.lowering = self._new_budget(), Deadline(self.limit)
 
     def justify(self, sizes: Mapping[str, int]) -> None:
-        """Raises the budget by weights that a program reads. Weights that no program reads justify nothing.
+        """Raises the budget by weights that a program reads. Weights that no program reads do not raise it.
 
         sizes: the bytes of each weight.
         """

@@ -28,7 +28,7 @@ class WideModel(MemberAccess):
         members: The members' names.
         checkpoints: The checkpoint that each member is now.
         entries: The names of the entries.
-        manifest: What the artifact says of itself. A swap does not change it.
+        manifest: The manifest of the artifact. A swap does not change it.
         device: Where the members run.
         plan: The plan of pattern `shared` at the smallest batch class.
         backend: What runs the programs.
@@ -52,7 +52,7 @@ class WideModel(MemberAccess):
 
     @property
     def manifest(self) -> Manifest:
-        """What the artifact says of itself. A swap does not change it: see `checkpoints`."""
+        """The manifest of the artifact. A swap does not change it: see `checkpoints`."""
         return self._artifact.manifest
 
     @property
@@ -165,7 +165,7 @@ class WideModel(MemberAccess):
         return (self._forward() if self._default is None else self._default)(*args, **kwargs)
 
     def each(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs all members, each on inputs of its own: member i gets `[i]` of every input.
+        """Runs all members, each on separate inputs: member i gets `[i]` of every input.
 
         Args:
             *args: For each input of the member a tensor `[N, ...]`, or a list of N tensors of one shape.

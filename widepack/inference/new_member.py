@@ -35,9 +35,8 @@ def changed_weights(
     if other := [w for w in rows if w.of(new.like) != w.of(number)]:
         shapes = ", ".join(f"{w.name} is {w.of(new.like)}, the member's {w.of(number)}" for w in other[:5])
         raise MemberMismatch(
-            f"checkpoint {path} has other shapes than member {name} ({shapes}); a member of a running "
-            "service keeps its "
-            "shapes: `widepack update` puts it into the artifact"
+            f"checkpoint {path} has other shapes than member {name} ({shapes}); a swap cannot change "
+            "shapes: use `widepack update`, which changes the artifact"
         )
     weights = artifact.weights
     found = {

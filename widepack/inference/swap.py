@@ -299,7 +299,7 @@ def _verify(
     e: EntryPrograms,
     pattern: str,
     bound: BoundProgram,
-    own: OwnAnswers,
+    member_answers: OwnAnswers,
     path: str | Path,
 ) -> None:
     """Compares a wide program's answers for the new member with its float64 answers. Raises:
@@ -316,8 +316,8 @@ def _verify(
     kinds = [o.kind for o in bound.program.outputs]
     alone = [a if kind == "shared" else a[place : place + 1] for a, kind in zip(answers, kinds)]
     prefix, number = e.inputs.probe_prefix(pattern), artifact.chosen[place]
-    tensors = {f"{prefix}.y{k}.{number}": probes.thin(t.cpu(), 1) for k, t in enumerate(own.truth)}
-    bounds = e.probe_check.bounds(pattern) or own.bounds
+    tensors = {f"{prefix}.y{k}.{number}": probes.thin(t.cpu(), 1) for k, t in enumerate(member_answers.truth)}
+    bounds = e.probe_check.bounds(pattern) or member_answers.bounds
     try:
         probes.check(tensors, prefix, alone, kinds, bounds, [number])
     except VerificationError as error:

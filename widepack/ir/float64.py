@@ -45,12 +45,12 @@ def raise_program(program: Program, late: bool = False) -> Program:
     return _late(raised, program) if late else raised
 
 
-def _late(program: Program, own: Program) -> Program:
+def _late(program: Program, original: Program) -> Program:
     """The program with a cast before each weight is first read.
 
-    own: the program with the types that its weights have.
+    original: the program with the types that its weights have.
     """
-    up = {s.name: UP.get(dtype_in(s.type), "") for s in own.weights if s.kind != "ragged"}
+    up = {s.name: UP.get(dtype_in(s.type), "") for s in original.weights if s.kind != "ragged"}
     to: dict[str, Ref] = {}
     nodes: list[Node] = []
 

@@ -346,8 +346,8 @@ class WideLayer(nn.Module):
         why = ""
         if self.strategy in known and torch_only and not known[self.strategy].derivative:
             why = (
-                " has no derivative and does not follow autocast (call it under torch.no_grad(), "
-                "without autocast). It"
+                " has no derivative and ignores autocast (call it under torch.no_grad(), without "
+                "autocast). It"
             )
         operands = ", ".join(
             f"{type(v).__name__} {type_of(v.value.fake)}"  # type: ignore[union-attr]  # no Ragged

@@ -33,7 +33,7 @@ def pack_region(
     values: dict[str, Any],
     choices: Mapping[str, NodeChoice],
     early: Set[str],
-    own: Mapping[str, Any],
+    member_values: Mapping[str, Any],
 ) -> dict[str, Node]:
     """Returns the nodes of a region that run over packed weights, by name, in the form for the loop's body.
 
@@ -43,7 +43,7 @@ def pack_region(
         values: The wide values by name. Packed weights are added.
         choices: The choices of the plan.
         early: The values that depend on weights only.
-        own: The fake values of the member.
+        member_values: The fake values of the member.
     """
     packed_nodes: dict[str, Node] = {}
     for node in region:
@@ -54,26 +54,26 @@ def pack_region(
             and w.device == "cpu"
             and node.op in _CONVOLUTIONS
         ):
-            packed = _packed(w, node, values, early, own)
+            packed = _packed(w, node, values, early, member_values)
             if packed is not None:
                 packed_nodes[node.name] = packed
     return packed_nodes
 
 
 def _packed(
-    w: ProgramWriter, node: Node, values: dict[str, Any], early: Set[str], own: Mapping[str, Any]
+    w: ProgramWriter, node: Node, values: dict[str, Any], early: Set[str], member_values: Mapping[str, Any]
 ) -> Node | None:
     """Returns a convolution over packed weights; None if packed kernels do not take it."""
     arguments = ops.bind(node.op, node.args, node.kwargs)
     x, weight = arguments["input"], arguments["weight"]
-    if not _packable(x, weight, values, early, own):
+    if not _packable(x, weight, values, early, member_values):
         return None
     w.at, w.op = node, node.op
-    fixed = _fixed_numbers(w, node, arguments, own[weight.name])
+    fixed = _fixed_numbers(w, node, arguments, member_values[weight.name])
     if fixed is None:
         return None
-    sizes = [hint(s) for s in own[x.name].shape]
-    taken = {*values, *own}
+    sizes = [hint(s) for s in member_values[x.name].shape]
+    taken = {*values, *member_values}
     name = _free_name(f"{weight.name}_packed_{node.name}", taken)
     values[name] = _pack_weight(w, values[weight.name], fixed, sizes)
     outside = values.get(x.name)
@@ -93,12 +93,12 @@ def _packed(
 
 
 def _packable(
-    x: Any, weight: Any, values: Mapping[str, Any], early: Set[str], own: Mapping[str, Any]
+    x: Any, weight: Any, values: Mapping[str, Any], early: Set[str], member_values: Mapping[str, Any]
 ) -> bool:
     """Returns whether the weight depends on weights only, and both tensors are float32 of one rank."""
     if not isinstance(x, Ref) or not isinstance(weight, Ref) or weight.name not in early:
         return False
-    image, kernel = own[x.name], own[weight.name]
+    image, kernel = member_values[x.name], member_values[weight.name]
     return (
         image.dtype == kernel.dtype == torch.float32
         and isinstance(values[weight.name], (Shared, Stacked))

@@ -18,7 +18,7 @@ def relower(
     programs: Sequence[Program],
     signatures: Sequence[int],
     weights: Mapping[str, Kind],
-    own: Sequence[bool],
+    stacked: Sequence[bool],
     sizes: Mapping[str, int],
     batch: str,
     device: str,
@@ -33,7 +33,7 @@ def relower(
         programs: The member programs.
         signatures: For each loaded member its index into the programs.
         weights: The kinds of weights by name.
-        own: For each input whether it has one value for each member.
+        stacked: For each input whether it has one value for each member.
         sizes: An example size of each dim.
         batch: The dim of the batch, or "".
         device: The kind of device.
@@ -46,7 +46,7 @@ def relower(
         LoweringError: A node cannot run for all members.
         UsageError: A strategy is unknown.
     """
-    simple = simplified(programs, signatures, weights, own, sizes, simplify)
+    simple = simplified(programs, signatures, weights, stacked, sizes, simplify)
     request = replace(StrategyRequest.parse(strategies), plain=plain)
     members = len(simple.signatures)
     chosen = plans(simple.programs[0], simple.slots, members, sizes, batch, device, pattern, request)

@@ -52,7 +52,7 @@ def plans(
     if request.whole == "wide":
         return [regions.wide(REQUESTED, choices)]
     if not regions.looped:
-        return [regions.wide("nothing differs by member", choices)]
+        return [regions.wide("no value differs between members", choices)]
     if request.whole == "loop":
         return [regions.loop(REQUESTED, choices)]
     if device != "cpu":

@@ -55,17 +55,17 @@ class Loop(nn.Module):
 
         args: for each input of the body one value, or `[N, ...]` or a list of N for values of the members.
         """
-        own = [
+        parts = [
             (a.unbind(0) if isinstance(a, torch.Tensor) else a) if s else None
             for a, s in zip(args, self.split)
         ]
         if torch.is_grad_enabled():
-            return self._differentiable(args, own)
+            return self._differentiable(args, parts)
         outs: list[Any] = [None if kind == "stacked" else [None] * self.members for kind in self.kinds]
         lock = threading.Lock()
 
         def member(i: int) -> None:
-            given = [a if o is None else o[i] for a, o in zip(args, own)]
+            given = [a if o is None else o[i] for a, o in zip(args, parts)]
             for k, (value, kind) in enumerate(zip(self.run(*given), self.kinds)):
                 if kind == "stacked" and outs[k] is None:
                     with lock:
@@ -82,12 +82,14 @@ class Loop(nn.Module):
                 member(i)
         return outs
 
-    def _differentiable(self, args: Sequence[Any], own: Sequence[Any]) -> list[Any]:
+    def _differentiable(self, args: Sequence[Any], parts: Sequence[Any]) -> list[Any]:
         """Runs the loop without writes, for each of which autograd would copy all results.
 
-        own: the members' parts of each argument.
+        parts: the members' parts of each argument.
         """
-        made = [self.run(*(a if o is None else o[i] for a, o in zip(args, own))) for i in range(self.members)]
+        made = [
+            self.run(*(a if o is None else o[i] for a, o in zip(args, parts))) for i in range(self.members)
+        ]
         return [
             torch.stack(values) if kind == "stacked" else list(values)
             for values, kind in zip(zip(*made), self.kinds)

@@ -191,8 +191,8 @@ class Walk:
         taken = live
         for numbers in self._equal_members(body, parts, members):
             before, i = self.budget.spent, numbers[0]
-            own = [p if s.kind == "shared" else p[i] for s, p in zip(body.inputs, parts)]
-            results = self._program(body, own, body.members, taken)
+            member_inputs = [p if s.kind == "shared" else p[i] for s, p in zip(body.inputs, parts)]
+            results = self._program(body, member_inputs, body.members, taken)
             self.budget.spent += (self.budget.spent - before) * (len(numbers) - 1)
             taken += self.kept * len(numbers)
             self._admit(node, self.budget.spent, taken)
@@ -210,13 +210,13 @@ class Walk:
             raise ArtifactError(f"{self._where(node)} is a loop in a program of {members} members")
         parts: list[Any] = []
         for slot, arg in zip(body.inputs, decode(args, self.device)):
-            own = arg if slot.kind == "shared" else members_of(arg)
-            if slot.kind != "shared" and (own is None or len(own) != members):
+            part = arg if slot.kind == "shared" else members_of(arg)
+            if slot.kind != "shared" and (part is None or len(part) != members):
                 raise ArtifactError(
                     f"{self._where(node)} splits {describe(arg)} by member, which is not one value for each "
                     f"of {members} members"
                 )
-            parts.append(own)
+            parts.append(part)
         return parts
 
     def _equal_members(self, body: Program, parts: list[Any], members: int) -> list[list[int]]:
@@ -225,8 +225,10 @@ class Walk:
             return [[i] for i in range(members)]
         groups: dict[Any, list[int]] = {}
         for i in range(members):
-            own = [p[i] for s, p in zip(body.inputs, parts) if s.kind == "ragged" or isinstance(p, list)]
-            groups.setdefault(meta_key(own), []).append(i)
+            member_inputs = [
+                p[i] for s, p in zip(body.inputs, parts) if s.kind == "ragged" or isinstance(p, list)
+            ]
+            groups.setdefault(meta_key(member_inputs), []).append(i)
         return list(groups.values())
 
     def _admit(self, node: Node, work: float, memory: float) -> None:

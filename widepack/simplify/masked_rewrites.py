@@ -231,7 +231,7 @@ def broadcast(read: Read) -> Rewrite:
 
 
 def put(read: Read) -> Rewrite:
-    """Case 7: masked values that are written to their own positions are chosen by the mask."""
+    """Case 7: masked values that are written back to the same positions are chosen by the mask."""
     arguments = read.arguments
     if read.node.op == "aten.masked_scatter.default":
         return _write_back(read, arguments["mask"], arguments["source"], before=0, whole=True, add=False)

@@ -1,4 +1,4 @@
-"""Stores what `masked_selection.py` learns about values, and collects the nodes of its rewrites."""
+"""Stores what `masked_selection.py` finds out about values, and collects the nodes of its rewrites."""
 
 from __future__ import annotations
 

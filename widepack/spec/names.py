@@ -103,7 +103,10 @@ def read_names(names: str | Path | Sequence[str], count: int) -> list[str]:
             if isinstance(names, str) and "," not in names and not os.path.isfile(names)
             else ""
         )
-        raise UsageError(f"{count} checkpoints and {len(found)} names; every member has one of each{no_file}")
+        raise UsageError(
+            f"{count} checkpoints and {len(found)} names; every member needs one checkpoint and one "
+            f"name{no_file}"
+        )
     for name in found:
         if not name or len(name) > 1000 or not name.isprintable():
             raise UsageError(

@@ -122,9 +122,9 @@ def _simplified(entry: WideEntry, pattern: str) -> SimplifiedPrograms:
     programs = entry.programs
     reader, manifest = programs.artifact.reader, programs.artifact.manifest
     weights: dict[str, Kind] = {w.name: w.kind for w in manifest.weights}  # type: ignore[misc]
-    own = programs.inputs.per_member(pattern)
+    stacked = programs.inputs.per_member(pattern)
     members = [reader.program(f) for f in entry.entry.member]
-    return simplified(members, entry.entry.signatures, weights, own, programs.inputs.example)
+    return simplified(members, entry.entry.signatures, weights, stacked, programs.inputs.example)
 
 
 def _binder(entry: WideEntry, pattern: str) -> Callable[[Program, Plan], Any]:

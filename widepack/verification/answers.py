@@ -31,7 +31,7 @@ LATE_BYTES = 16 * 2**20  # of a member's weights: larger ones are raised to floa
 
 @dataclass(frozen=True)
 class VerifiedAnswers:
-    """What a verification knows of the members.
+    """The results of a verification for the members.
 
     Attributes:
         answers: For each call the members' own answers and their float64 answers.

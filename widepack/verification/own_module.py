@@ -83,8 +83,8 @@ class OwnModules:
         if not replaced and not _repeatable(subject, self.calls):
             raise VerificationError(
                 f"{wrong}: {subject.method} gives other answers from run to run, so it cannot be "
-                "verified. It draws random numbers (of Python or NumPy, which no export sees) or "
-                "keeps something from one call to the next; make it deterministic, or make what it "
+                "verified. It draws random numbers (of Python or NumPy, which torch.export does not "
+                "capture), or stores something between calls; make it deterministic, or make what it "
                 "draws an input"
             )
         why = _difference(subject, subject.members.index(member))

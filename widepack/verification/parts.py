@@ -53,24 +53,24 @@ class WeightsReader(Protocol):
 
 
 def parts(
-    entry: LoweringEntry, pattern: str, program: Program, plan: Plan | None, own: Lowered | None = None
+    entry: LoweringEntry, pattern: str, program: Program, plan: Plan | None, lowering: Lowered | None = None
 ) -> list[MemberPart]:
     """Returns the parts in which a wide program is compared.
 
     It is the program itself if it is small enough, or if it is not known how it was made.
 
-    plan: what it was lowered by. own: its lowering, if it was made now.
+    plan: what it was lowered by. lowering: its lowering, if it was made now.
     """
     count = entry.count
-    whole = [MemberPart(range(count), program, own)]
+    whole = [MemberPart(range(count), program, lowering)]
     try:
         size = max(2, MOST_BYTES * count // max(derived(program, entry.sizes), 1))
     except (DynamicOutputShapeException, DataDependentOutputException):  # values of weights decide sizes
         return whole
     if size >= count or plan is None:
         return whole
-    own = own or lowered(entry, pattern, plan, entry.signatures)
-    if own.program != program:
+    lowering = lowering or lowered(entry, pattern, plan, entry.signatures)
+    if lowering.program != program:
         return whole
     starts = [*range(0, count - size, size), count - size]  # the last part overlaps, so all have one size
     by_signatures: dict[tuple[int, ...], Lowered] = {}
@@ -82,7 +82,7 @@ def parts(
         found.append(MemberPart(members, by_signatures[key].program, by_signatures[key]))
     # A strategy that depends on the number of members may differ for fewer. Then only the program itself is
     # compared.
-    return found if all(low.used == own.used for low in by_signatures.values()) else whole
+    return found if all(low.used == lowering.used for low in by_signatures.values()) else whole
 
 
 def lowered(entry: LoweringEntry, pattern: str, plan: Plan, signatures: Sequence[int]) -> Lowered:

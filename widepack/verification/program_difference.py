@@ -1,4 +1,4 @@
-"""Compares the captures of two members, and says where their programs differ."""
+"""Compares the captures of two members, and describes where their programs differ."""
 
 from __future__ import annotations
 

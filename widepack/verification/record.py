@@ -88,7 +88,7 @@ def entry_record(verification: Mapping[str, Any], entry: str) -> Mapping[str, An
 
 
 def read_bounds(verification: Mapping[str, Any], entry: str, pattern: str) -> list[OutputBounds] | None:
-    """Returns what was recorded of a pattern's first wide program, for each output; None if nothing was.
+    """Returns the record of a pattern's first wide program, for each output; None if there is none.
 
     Raises: ArtifactError if the record does not have the form that a build writes.
     """

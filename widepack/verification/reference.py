@@ -115,7 +115,7 @@ class ReferenceAnswers:
         call = next(c for c in self.calls if c.pattern == pattern)
         simplified = self.entry.simple(pattern)
         node = bisect(self.subject, simplified, part.lowered, weights, call, part.members)
-        return (node or "no single node is out of bounds") + wide.bits_warning(simplified[0])
+        return (node or "no single node exceeds its bound") + wide.bits_warning(simplified[0])
 
     def record(self, capture: Mapping[str, Any], compared: Mapping[str, ComparedOutputs]) -> dict[str, Any]:
         """Returns the record for the manifest.

@@ -75,12 +75,12 @@ def needless(subject: Subject, dims: Mapping[str, tuple[int, int | None]], guard
     least = {d: max(1, dims.get(d, (1, None))[0]) for d in letters}  # small sizes begin at the user's bounds
     grid = _small_sizes(subject, least)
     whole = [sizes for sizes in grid if min(sizes.values()) > 1]
-    own = {
+    export_guards = {
         i
         for i, g in enumerate(guards)
         if guard_forms.of_small_sizes(g) or all(guard_forms.holds(g, sizes) for sizes in whole)
     }
-    return _judge(subject, _breaking(subject, dims, guards, own, least, grid), guards)
+    return _judge(subject, _breaking(subject, dims, guards, export_guards, least, grid), guards)
 
 
 def _small_sizes(subject: Subject, least: Mapping[str, int]) -> list[dict[str, int]]:
@@ -99,22 +99,22 @@ def _breaking(
     subject: Subject,
     dims: Mapping[str, tuple[int, int | None]],
     guards: Sequence[Any],
-    own: set[int],
+    export_guards: set[int],
     least: Mapping[str, int],
     grid: Sequence[dict[str, int]],
 ) -> _Tried:
-    """Returns sizes that break guards of `own`, and satisfy bounds and all other guards."""
-    inside = fitting(dims, [g for i, g in enumerate(guards) if i not in own])
+    """Returns sizes that break guards of `export_guards`, and satisfy bounds and all other guards."""
+    inside = fitting(dims, [g for i, g in enumerate(guards) if i not in export_guards])
     tried: _Tried = {}
 
     def broken_at(sizes: Mapping[str, int]) -> frozenset[int]:
-        return frozenset(i for i in own if not guard_forms.holds(guards[i], sizes))
+        return frozenset(i for i in export_guards if not guard_forms.holds(guards[i], sizes))
 
     for sizes in grid:
         if (broken := broken_at(sizes)) and inside(sizes):
             tried.setdefault(broken, []).append(sizes)
     # Small sizes may not break a guard: `T // 4 - 1 != 1` of a member that accepts no T below 8.
-    for i in own - {i for broken in tried for i in broken}:
+    for i in export_guards - {i for broken in tried for i in broken}:
         for letter in sorted(guard_forms.letters(guards[i])) if guard_forms.of_small_sizes(guards[i]) else ():
             for size in range(least[letter], least[letter] + _LARGER):
                 sizes = {**subject.sizes, letter: size}
@@ -175,14 +175,14 @@ def _difference_at(subject: Subject, sizes: Mapping[str, int]) -> str:
             # Warnings of members at trial sizes do not concern the user of this build.
             warnings.simplefilter("ignore")
             with torch.inference_mode():
-                own = subject.run(0)(*weights, *inputs)
-            truths = _float64_answers(subject, weights, inputs, len(own))
+                answers = subject.run(0)(*weights, *inputs)
+            truths = _float64_answers(subject, weights, inputs, len(answers))
             failed = "the member itself"
             theirs = [x for x in run_module(module, subject, inputs) if isinstance(x, torch.Tensor)]
     except (RuntimeError, ValueError, IndexError, AssertionError) as e:
         line = (str(e).splitlines() or [""])[0][:200]
         return f"{failed} fails there: {type(e).__name__}: {line}".rstrip(": ")
-    for o, t, truth in zip(own, theirs, truths):
+    for o, t, truth in zip(answers, theirs, truths):
         if o.shape != t.shape:
             return f"the member gives {list(t.shape)} there, its program {list(o.shape)}"
         if not (_close(o, t, truth) if floating(t) else torch.equal(o, t)):
@@ -204,15 +204,15 @@ def _float64_answers(
     return found
 
 
-def _close(own: torch.Tensor, theirs: torch.Tensor, truth: torch.Tensor | None) -> bool:
+def _close(answer: torch.Tensor, theirs: torch.Tensor, truth: torch.Tensor | None) -> bool:
     """Returns whether two runs of one member in one dtype differ by rounding only. truth: the float64 answer,
     if any.
     """
-    if not same_places(own, theirs):
+    if not same_places(answer, theirs):
         return False
-    noise = _largest(own.to(truth.dtype) - truth) if truth is not None else 0.0
+    noise = _largest(answer.to(truth.dtype) - truth) if truth is not None else 0.0
     relative = max(2e-5, 8 * torch.finfo(theirs.dtype).eps)
-    return _largest(own - theirs) <= max(8 * noise, relative * _largest(theirs))
+    return _largest(answer - theirs) <= max(8 * noise, relative * _largest(theirs))
 
 
 def _largest(t: torch.Tensor) -> float:

@@ -34,7 +34,7 @@ from .tensor_index import SET_ITEM, set_item
 
 
 def _declared_causal(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
-    """Whether the caller said that the mask is causal."""
+    """Whether the caller declared the mask as causal."""
     return is_causal is True
 
 

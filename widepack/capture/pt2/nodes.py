@@ -197,12 +197,12 @@ def _not_read(name: str, target: str, source: str) -> str:
     """The message for an op that a member program cannot have."""
     base = name.split(".")[1]
     if "higher_order" in target:
-        return f"holds a region of its own ({_at(target, source)}); {WAY_OUT}"
+        return f"contains a nested region ({_at(target, source)}); {WAY_OUT}"
     if base.endswith("_") and not base.endswith("__"):
         return f"writes into a value ({_at(target, source)}); {WAY_OUT}"
     return (
-        f"holds the op {_at(target, source)}, which a member program cannot have; {WAY_OUT}, and if that "
-        "does not help, please report it"
+        f"contains the op {_at(target, source)}, which a member program cannot have; {WAY_OUT}, and "
+        "if that does not help, please report it"
     )
 
 

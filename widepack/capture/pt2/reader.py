@@ -132,7 +132,7 @@ def _guards(whole: Mapping[str, Any]) -> tuple[str, ...]:
     guards = whole.get("guards_code")
     if not isinstance(guards, list) or not all(isinstance(g, str) for g in guards):
         raise RefusedFile(
-            "is a torch.export program of a torch that does not write down under which conditions it holds; "
+            "is a torch.export program of a torch that does not store the conditions of a program; "
             "save it with torch 2.11 or newer"
         )
     longest = max(map(len, guards), default=0)

@@ -1,4 +1,4 @@
-"""Checks the operands of linear algebra: solvers swap rows as another operand, the pivots, tells them."""
+"""Checks the operands of linear algebra: solvers swap the rows that another operand, the pivots, names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks the operands of ops that loop as often as a value or a number says."""
+"""Checks the operands of ops whose number of steps is a value or a number."""
 
 from __future__ import annotations
 
