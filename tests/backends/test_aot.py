@@ -19,6 +19,8 @@ from torch import nn
 
 import cases
 import widepack
+from widepack.inference import compiled_choice
+from widepack.inference.compiled_choice import CompiledChoice
 from widepack_cli.main import cli
 
 SERVE = """
@@ -119,10 +121,45 @@ def test_a_pattern_that_was_not_compiled_is_refused(
         widepack.load(artifact, backend="aot", cache=folder, members=[0, 1])
 
 
+@pytest.mark.parametrize(("eager_s", "backend"), [(2.0, "aot"), (1.0, "eager")])
+def test_a_load_takes_a_compiled_program_that_was_faster(
+    compiled: tuple[Path, Path, dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    eager_s: float,
+    backend: str,
+) -> None:
+    artifact, folder, _ = compiled
+    cache = tmp_path / "compiled"
+    shutil.copytree(folder, cache)
+
+    def race(calls: Any, *args: Any, **options: Any) -> dict[str, list[float]]:
+        for call in calls.values():
+            call()
+        return {"compiled": [1.0], "eager": [eager_s]}
+
+    monkeypatch.setattr(compiled_choice, "race", race)
+    assert widepack.load(artifact, backend="aot", compile="now", cache=cache).backend == "aot"
+    ens = widepack.load(artifact, cache=cache)
+    assert ens.backend == backend
+    x = torch.randn(6, 64)
+    torch.testing.assert_close(ens(x), widepack.load(artifact, backend="eager")(x))
+    assert widepack.load(artifact, cache=cache, backend="eager").backend == "eager"
+    assert widepack.load(artifact, cache=cache, members=[0, 1]).backend == "eager"
+    if backend == "aot":  # without the program, or where others may write, the note is passed over
+        (cache / "notes").chmod(0o777)
+        assert widepack.load(artifact, cache=cache).backend == "eager"
+        (cache / "notes").chmod(0o700)
+        for place in cache.glob("*/record.json"):
+            shutil.rmtree(place.parent)
+        assert widepack.load(artifact, cache=cache).backend == "eager"
+
+
 def test_auto_takes_the_backend_of_the_plan_if_it_is_compiled(
     compiled: tuple[Path, Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     artifact, folder, _ = compiled
+    monkeypatch.setattr(CompiledChoice, "backend", lambda self, pattern, stored: "")
     assert widepack.load(artifact, cache=folder).backend == "eager"
 
     from widepack.inference.bound_program import StoredProgram

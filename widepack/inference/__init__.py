@@ -15,6 +15,7 @@ The first load on a machine runs the artifact's probe. `ens.swap` replaces a mem
 | `call_check.py` | Checks the tensors of a call before anything runs |
 | `cast.py` | Casts an artifact to another dtype when it is loaded: `load(dtype=...)` |
 | `cast_bounds.py` | Computes bounds for a model that is loaded in another dtype: `load(dtype=...)` |
+| `compiled_choice.py` | Chooses a compiled program that is in the cache, where it was faster |
 | `each.py` | Marks inputs of a call that have one value for each member |
 | `entry.py` | Defines an entry of a loaded model: calls, `each`, `mean`, `std`, `vote`, states |
 | `entry_inputs.py` | Makes the inputs of an entry's wide calls: from the probe, drawn at other sizes |

@@ -77,8 +77,8 @@ def load(
             artifact's plans.
         simplify: False lowers the programs again as they were captured, which shows what simplification
             gains.
-        backend: `auto` (what the plan names if it can run here, else `eager`), `eager`, `compile`, `aot` or
-            `onnxruntime`.
+        backend: `auto` (what the plan names if it can run here, else a compiled program that is in the cache
+            and was measured to be faster, else `eager`), `eager`, `compile`, `aot` or `onnxruntime`.
         verify: `sizes` checks the sizes of all files, `hashes` checks their hashes, `off` neither, and no
             probe. The digest of the manifest and the hashes of the programs are always checked.
         expect: The digest of the manifest, `sha256:...`. It pins a deployment to one artifact.

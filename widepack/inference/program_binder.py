@@ -18,6 +18,7 @@ from ..runtime.executable import Executable
 from ..runtime.value_checks import ValueChecks, checked_nodes
 from ..verification import probe as probes
 from .bound_program import BoundProgram, Runnable, StoredProgram
+from .compiled_choice import CompiledChoice
 from .entry_inputs import EntryInputs
 from .open_artifact import BackendOptions
 from .probe_check import ProbeCheck
@@ -30,6 +31,7 @@ class ProgramBinder:
     def __init__(self, inputs: EntryInputs, admission: ProgramAdmission, probe_check: ProbeCheck) -> None:
         self.inputs, self.admission, self.probe_check = inputs, admission, probe_check
         self.artifact, self.entry = inputs.artifact, inputs.entry
+        self.choice = CompiledChoice(inputs.artifact)
 
     def bind(
         self,
@@ -52,6 +54,7 @@ class ProgramBinder:
         if weights is None:
             weights = {s.source: self.artifact.weights.get(s.source) for s in program.weights}
         backend = self._backend(pattern, stored, options)
+        noted = options.backend == "auto" and not stored.plan.backend
         if backend != "eager":
             from ..kernels.decompose import decompose  # a program on `eager` does not need it
 
@@ -72,6 +75,8 @@ class ProgramBinder:
             except (backends.Unavailable, ArtifactError, UsageError) as e:
                 if options.backend != "auto":
                     raise
+                if noted and isinstance(e, backends.Unavailable):  # the compiled program was removed
+                    return self.bind(pattern, fallback or stored, replace(options, backend="eager"))
                 warnings.warn(
                     f"the plan was measured on backend {backend!r}, which cannot be used here, so "
                     f"'eager' runs instead: {e}",
@@ -97,7 +102,8 @@ class ProgramBinder:
 
     def _backend(self, pattern: str, stored: StoredProgram, options: BackendOptions) -> str:
         """Returns the name of the backend for a program. Raises: UsageError."""
-        name, planned = options.backend, stored.plan.backend
+        name = options.backend
+        planned = stored.plan.backend or (self.choice.backend(pattern, stored) if name == "auto" else "")
         chosen = (planned if planned in backends.NAMES else "eager") if name == "auto" else name
         if chosen == "eager" or not draws(stored.program):
             return chosen

@@ -122,6 +122,19 @@ class EntryPrograms:
         bound = self.binder.bind(pattern, program, fallback=fallback)
         if not options.verified or pattern not in PATTERNS:
             return bound
+        bound = self._checked(pattern, bound, fallback)
+        if options.backend.compile and bound.place is not None:
+            eager = self.binder.bind(pattern, fallback, replace(options.backend, backend="eager"))
+            inputs = self.inputs.drawn(pattern, self.inputs.sizes_of(bound.plan))
+            self.binder.choice.measure(pattern, fallback, bound, eager, inputs)
+        return bound
+
+    def _checked(self, pattern: str, bound: BoundProgram, fallback: StoredProgram) -> BoundProgram:
+        """Returns a bound program that passes the probe: on a backend that the user did not name, or on
+        `eager`.
+        """
+        options = self.artifact.options
+        named = options.backend.backend
         try:
             self.probe_check.run(pattern, [bound])
         except ProbeError as e:

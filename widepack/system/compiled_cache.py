@@ -4,6 +4,7 @@ They are native code, so no other user may be able to write into it.
 
     <folder>/<key>/record.json, ...      one compiled program: complete, or absent
     <folder>/<key>.lock                  locked by the process that compiles it
+    <folder>/notes/<key>                 the backend that was measured to be faster for a program
 
 1. The folder is `cache=` of `load`, else `WIDEPACK_CACHE`, else `$XDG_CACHE_HOME/widepack/aot` or
    `~/.cache/widepack/aot`. It is created with mode 0700.
@@ -31,6 +32,7 @@ from typing import Any
 from ..errors import UsageError
 
 RECORD = "record.json"
+NOTES = "notes"
 _MOST_BYTES = 64 * 2**20  # of a record
 
 
@@ -111,6 +113,38 @@ class CompiledCache:
             private(self.folder, folder=True)
             with self._lock(key):
                 return self.find(key) or self._made(key, compile_into)
+        except OSError as e:
+            raise UsageError(
+                f"{self.folder}: the cache of compiled programs cannot be written ({e.strerror or e}).\n"
+                "Choose another folder with load(cache=...), -o or WIDEPACK_CACHE."
+            ) from e
+
+    def note(self, key: str) -> str:
+        """Returns the note of a key; "" if there is none.
+
+        Raises: UsageError if other users could have written it.
+        """
+        place = self.folder / NOTES / key
+        try:
+            private(self.folder, folder=True)
+            private(place.parent, folder=True)
+            private(place)
+            return place.read_text(encoding="ascii").strip()
+        except (OSError, ValueError):
+            return ""
+
+    def write_note(self, key: str, text: str) -> None:
+        """Writes the note of a key, or removes it if the text is empty. Raises: UsageError."""
+        place = self.folder / NOTES / key
+        try:
+            if not text:
+                place.unlink(missing_ok=True)
+                return
+            place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            temporary = place.with_name(f".tmp-{secrets.token_hex(8)}")
+            temporary.write_text(text, encoding="ascii")
+            temporary.chmod(0o644)
+            os.replace(temporary, place)
         except OSError as e:
             raise UsageError(
                 f"{self.folder}: the cache of compiled programs cannot be written ({e.strerror or e}).\n"
