@@ -139,6 +139,7 @@ def _child(
     finally:
         child.kill()
         child.wait()
+        child.stdout.close()
 
 
 def table(found: Mapping[str, list[str]]) -> dict[str, Any]:
