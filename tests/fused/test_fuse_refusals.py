@@ -251,7 +251,7 @@ def test_calls_must_agree_with_the_sample() -> None:
 @pytest.mark.parametrize(
     ("models", "message"),
     [
-        ([], "models is not a list of modules"),
+        ([], "models is an empty list; give at least one module"),
         (Mlp, "models is not a list of modules"),
         ([Mlp, Mlp], "models is not a list of modules"),
     ],

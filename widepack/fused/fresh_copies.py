@@ -44,6 +44,8 @@ def members_of(models: Any, n: int | None, same: bool) -> list[nn.Module]:
         if isinstance(models, MemberAccess):
             raise UsageError(f"models is a loaded artifact of {len(models)} members, {_NOT_MODULES}")
         members = list(models) if isinstance(models, (Sequence, nn.ModuleList)) else []
+        if not members and isinstance(models, (Sequence, nn.ModuleList)):
+            raise UsageError("models is an empty list; give at least one module")
         if not members or not all(isinstance(m, nn.Module) for m in members):
             raise UsageError(
                 "models is not a list of modules. fuse takes N live modules of one architecture; "

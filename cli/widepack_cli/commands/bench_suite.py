@@ -67,8 +67,8 @@ def command(
 ) -> None:
     """Time the suite of reference networks: `cpu` for sizes that suit a CPU, `full` for the published sizes.
 
-    Each row is built, loaded and compared with the baselines in a process of its own. The document is written
-    after every row, so a run that was stopped goes on where it stopped.
+    Each row is built, loaded and compared with the baselines in a separate process. The document is written
+    after every row, so a run that was stopped continues where it stopped.
     """
     from widepack_bench.suite.run import run_suite
 

@@ -52,7 +52,7 @@ def command(folder: Path, count: int, budget: float, threads: int) -> None:
     """Train small classifiers of handwritten digits in FOLDER, and try every step.
 
     The data are scikit-learn's digits. Training takes about 20 seconds on one thread. The demo then builds an
-    artifact, checks it, times it, and asks it. Every command is shown as you would type it. FOLDER is `demo`
+    artifact, checks it, times it, and calls it. Every command is shown as you would type it. FOLDER is `demo`
     by default; a folder of an earlier demo is used again.
     """
     if find_spec("sklearn") is None:

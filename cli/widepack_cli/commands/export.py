@@ -92,7 +92,7 @@ def command(
 
     if form == "pt2" and inside:
         raise click.UsageError(
-            "--self-contained and --external are options of ONNX. A pt2 file holds its "
+            "--self-contained and --external are options of ONNX. A pt2 file contains its "
             "weights; --weightless leaves them out."
         )
     if form == "onnx" and weightless:
