@@ -102,7 +102,7 @@ def test_a_member_program_of_another_entry(tmp_path: Path) -> None:
         lambda: load(tmp_path / "forged.wide", dtype="float64"),
     ]
     for call in calls:
-        with pytest.raises(ArtifactError, match=r"the member program .* has 2 inputs, the entry 1"):
+        with pytest.raises(ArtifactError, match=r"the member program .* has 2 inputs, but the entry has 1"):
             call()
 
 

@@ -144,7 +144,10 @@ def test_many_and_repeated_names_in_a_header(tmp_path: Path) -> None:
 def test_a_long_key_above_many_leaves(tmp_path: Path) -> None:
     """The path of a leaf has all keys above it. A reader builds no paths, and keys have a limit."""
     many = 20_000
-    for length, words in ((1_000_000, "at most 1000 characters"), (1000, "has 1 outputs, the entry 20000")):
+    for length, words in (
+        (1_000_000, "at most 1000 characters"),
+        (1000, "has 1 outputs, but the entry has 20000"),
+    ):
         forged = Forged()
         shape: Any = {"tuple": [{"leaf": i} for i in range(many)]}
         for _ in range(1 if length > 1000 else 30):
@@ -333,7 +336,8 @@ def test_outputs_that_are_larger_than_their_memory(tmp_path: Path, kind: str, ma
         program["nodes"] += [node("o", "aten.alias.default", last), *VIEWS[kind](many)]
         program["outputs"][0][0] = ref("v")
     text = refused(forged.save(tmp_path))
-    assert "reading the outputs would bring the memory" in text or "cannot run" in text, text
+    words = ("reading the outputs would bring the memory", "would bring the work of this load", "cannot run")
+    assert any(w in text for w in words), text
 
 
 def test_an_output_of_another_size_is_not_copied(tmp_path: Path) -> None:

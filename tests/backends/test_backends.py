@@ -62,7 +62,7 @@ def test_repeated_calls_are_checked(artifacts: Artifacts) -> None:
             widepack.InputError, match="is sparse_coo, the model takes a dense tensor.*to_dense"
         ):
             ens(x.to_sparse())
-        with pytest.raises(widepack.InputError, match="to give each member its own input call ens.each"):
+        with pytest.raises(widepack.InputError, match="to give each member a separate input call ens.each"):
             ens(xs)
         with pytest.raises(widepack.InputError, match="takes 1 inputs by position"):
             ens(x, x)

@@ -45,7 +45,7 @@ def test_norms_without_statistics_are_of_the_batch_in_eval_mode_too() -> None:
     modules = members(lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False)))
     fused = widepack.fuse(modules, draw(5, 4))
     close(fused(draw(3, 4)), torch.stack([m(draw(3, 4)) for m in modules]), rtol=1e-5, atol=1e-6)
-    with pytest.raises(InputError, match=r"B = 1 .*the model holds for 2 <= B"):
+    with pytest.raises(InputError, match=r"B = 1 .*the model is valid for 2 <= B"):
         fused(draw(1, 4))
 
 

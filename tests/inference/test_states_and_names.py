@@ -51,7 +51,7 @@ def test_a_returned_state_may_be_written_into(cell: Any) -> None:
 
 def test_a_missing_state_is_answered_with_the_call_to_make(cell: Any) -> None:
     x = torch.randn(5, 4)
-    with pytest.raises(InputError, match=r"start with state = ens.state\(B=5\), and go on"):
+    with pytest.raises(InputError, match=r"start with state = ens.state\(B=5\), and continue"):
         cell(x)
     with pytest.raises(InputError, match=r"start with state = ens.state\(B=5\)"):
         cell.each(torch.stack([x, x]))

@@ -107,7 +107,7 @@ def test_any_size_is_answered_as_by_the_members(tmp_path: Path, make: Any, input
         lambda: ens[0](empty[0]),
     ]
     for call in calls:
-        with pytest.raises(InputError, match=r"B = 0 \(input x\); the model holds for 1 <= B"):
+        with pytest.raises(InputError, match=r"B = 0 \(input x\); the model is valid for 1 <= B"):
             call()
 
 
@@ -135,7 +135,7 @@ def test_ragged_members_at_any_size_and_after_a_swap(tmp_path: Path) -> None:
     with pytest.raises(widepack.MemberMismatch, match=r"none.pt is of another model than the artifact's"):
         ens.swap(1, tmp_path / "none.pt")
     with pytest.raises(
-        widepack.MemberMismatch, match=r"h.*\[5, 6\], the member's \[10, 6\].*keeps its shapes"
+        widepack.MemberMismatch, match=r"h.*\[5, 6\], the member's \[10, 6\].*a swap cannot change shapes"
     ):
         ens.swap(2, tmp_path / "same.pt")
     check()
