@@ -10,6 +10,7 @@ The package imports torch when one of its names is first used.
 
 from __future__ import annotations
 
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from .version import __version__ as __version__
@@ -107,6 +108,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'widepack' has no attribute {name!r}")
     module = import_module(f".{where}", __name__)
     value = getattr(module, name)
+    if isinstance(value, FunctionType):
+        value.__module__ = __name__  # pickles name the public place; classes say so themselves
     globals()[name] = value
     return value
 

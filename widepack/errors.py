@@ -36,6 +36,8 @@ class UsageError(WidepackError):
         no checkpoints: name the files of the members, for example widepack build ckpts/*.pt -o ens.wide
     """
 
+    __module__ = "widepack"  # pickles name the public place
+
     exit_code = 2
 
 
@@ -51,6 +53,8 @@ class Unavailable(UsageError):
         ...     ens = widepack.load("ens.wide")
     """
 
+    __module__ = "widepack"  # pickles name the public place
+
 
 class CheckpointError(WidepackError):
     """Raised if a file is not a checkpoint, or cannot be read without running code of unknown origin.
@@ -63,6 +67,8 @@ class CheckpointError(WidepackError):
         ... except widepack.CheckpointError as e:
         ...     print(e)
     """
+
+    __module__ = "widepack"  # pickles name the public place
 
 
 class MemberMismatch(CheckpointError):
@@ -77,6 +83,8 @@ class MemberMismatch(CheckpointError):
         ...     print(e)
     """
 
+    __module__ = "widepack"  # pickles name the public place
+
 
 class CaptureError(WidepackError):
     """Raised if torch.export cannot capture a member, or only without a condition that its code has.
@@ -90,6 +98,8 @@ class CaptureError(WidepackError):
         ...     print(e)
     """
 
+    __module__ = "widepack"  # pickles name the public place
+
 
 class LoweringError(WidepackError):
     """Raised if an op of the member program cannot run for all members.
@@ -100,6 +110,8 @@ class LoweringError(WidepackError):
         ... except widepack.LoweringError as e:
         ...     print(e)
     """
+
+    __module__ = "widepack"  # pickles name the public place
 
 
 class VerificationError(WidepackError):
@@ -114,6 +126,8 @@ class VerificationError(WidepackError):
         ...     print(e)
     """
 
+    __module__ = "widepack"  # pickles name the public place
+
 
 class ProbeError(ArtifactError, VerificationError):
     """Raised if a loaded program does not give the answers that its artifact recorded.
@@ -124,6 +138,8 @@ class ProbeError(ArtifactError, VerificationError):
         ... except widepack.VerificationError as e:
         ...     print(e)
     """
+
+    __module__ = "widepack"  # pickles name the public place
 
 
 class InputError(WidepackError):
@@ -137,3 +153,5 @@ class InputError(WidepackError):
         ... except widepack.InputError as e:
         ...     print(e)
     """
+
+    __module__ = "widepack"  # pickles name the public place

@@ -276,9 +276,7 @@ def test_a_dataclass_among_the_inputs_is_refused(tmp_path: Path) -> None:
 def test_a_dtype_that_the_member_refuses_is_reported_with_its_error(tmp_path: Path) -> None:
     """torch.export accepts a linear layer over integers, because it compares only shapes."""
     message = refused(net(lambda self, x: self.fc(x), fc=linear(6, 5)), tmp_path, "x=int64[B,6]")
-    assert (
-        "does not take the example, B = 4, by itself either, without widepack at test_patches.py:" in message
-    )
+    assert "fails on the example (B = 4), also without widepack at test_patches.py:" in message
     assert "mat1 and mat2 must have the same dtype, but got Long and Float" in message
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,16 @@ def test_the_public_names_are_listed_without_torch() -> None:
     code = "import sys, widepack; print(*dir(widepack)); assert 'torch' not in sys.modules"
     names = must(fresh(code)).split()
     assert set(widepack.__all__) | {"optim", "primitives"} <= set(names)
+
+
+@pytest.mark.parametrize("name", [n for n in widepack.__all__ if n != "__version__"])
+def test_pickles_name_the_public_place(name: str) -> None:
+    found = getattr(widepack, name)
+    assert pickle.loads(pickle.dumps(found)) is found
+    assert found.__module__ in ("widepack", "widepack_artifacts.errors"), "a pickle would name a private file"
+
+
+def test_public_names() -> None:
     for name in widepack.__all__:
         assert getattr(widepack, name) is not None
     assert issubclass(widepack.ProbeError, widepack.ArtifactError)

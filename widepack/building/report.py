@@ -80,6 +80,8 @@ class BuildReport:
         ('a', 'b')
     """
 
+    __module__ = "widepack"  # pickles name the public place
+
     path: str
     members: tuple[str, ...]
     wide_share: float

@@ -153,9 +153,8 @@ def _takes_nothing(trial: Trial, failure: _Failure) -> str:
     example = ", ".join(f"{d} = {n}" for d, n in trial.sizes.items())
     sizes = "; where its sizes are wrong, give a sample, a number for a letter, or bounds such as T=2..8"
     return (
-        f"{failure.name} does not take the example{f', {example},' if example else ''} by itself either, "
-        f"without widepack{failure.at}: {failure.reason}. Describe inputs that it "
-        f"takes{sizes if example else ''}"
+        f"{failure.name} fails on the example{f' ({example})' if example else ''}, also without "
+        f"widepack{failure.at}: {failure.reason}. Describe inputs that it takes{sizes if example else ''}"
     )
 
 
@@ -191,7 +190,7 @@ def _takes_sizes(trial: Trial, failure: _Failure, group: Sequence[str], sizes: S
     listed = ", ".join(map(str, sizes[:6])) + (f", ... {sizes[-1]}" if len(sizes) > 6 else "")
     bounds = ", ".join(f"{d}={sizes[0]}..{sizes[-1]}" for d in group)
     return (
-        f"{name} does not take the example's {example} by itself either, without widepack{at}: {reason}. Of "
+        f"{name} fails on the example's {example}, also without widepack{at}: {reason}. Of "
         f"the sizes that were tried it takes {' = '.join(group)} = {listed}: give a sample, or bounds such "
         f"as {bounds}"
     )

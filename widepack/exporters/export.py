@@ -55,6 +55,8 @@ class ExportReport:
         >>> print(report.outputs, report.checked)
     """
 
+    __module__ = "widepack"  # pickles name the public place
+
     path: str
     to: str
     entry: str

@@ -40,6 +40,8 @@ class WideModel(MemberAccess):
         >>> y0 = ens["fold0"](x)  # one member as a plain module
     """
 
+    __module__ = "widepack"  # pickles name the public place
+
     def __init__(self, artifact: OpenArtifact, again: Callable[[], WideModel]) -> None:
         super().__init__(artifact)
         self._again = again

@@ -31,6 +31,8 @@ class Output(Mapping[str, Any]):
         True
     """
 
+    __module__ = "widepack"  # pickles name the public place
+
     _rows: dict[str, Any]
 
     def __init__(self, kind: str, rows: Sequence[tuple[str, Any]]) -> None:

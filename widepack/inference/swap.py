@@ -67,6 +67,8 @@ class SwapReport:
         >>> print(f"{1000 * report.pause:.1f} ms")
     """
 
+    __module__ = "widepack"  # pickles name the public place
+
     member: str
     checkpoint: str
     seconds: Mapping[str, float]

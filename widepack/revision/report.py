@@ -36,6 +36,8 @@ class ReviseReport:
         'update'
     """
 
+    __module__ = "widepack"  # pickles name the public place
+
     path: str
     did: str
     members: tuple[str, ...]

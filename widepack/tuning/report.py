@@ -63,6 +63,8 @@ class TuneReport:
         >>> [(row.pattern, row.batch, row.chosen) for row in report.rows]
     """
 
+    __module__ = "widepack"  # pickles name the public place
+
     path: str
     machine: str
     threads: int
