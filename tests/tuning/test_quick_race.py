@@ -221,6 +221,12 @@ def test_a_small_gain_does_not_replace_the_rules() -> None:
     assert chosen_plans({1: raced(rules_of_thumb=(1.2, {}), loop=(1.0, {}))}) == {1: "loop"}
 
 
+def test_one_batch_is_replaced_where_the_rules_win_at_the_others() -> None:
+    costs = {b: raced(rules_of_thumb=(1.0, A), loop=(1.3, {})) for b in (1, 2, 8)}
+    costs[32] = raced(rules_of_thumb=(1.17, A), loop=(1.0, {}))
+    assert chosen_plans(costs) == {1: RULES, 2: RULES, 8: RULES, 32: "loop"}
+
+
 def test_all_batches_store_weights_in_one_form() -> None:
     both = {
         1: raced(rules_of_thumb=(2.0, {}), wide=(1.0, A), loop=(1.5, {})),

@@ -146,9 +146,8 @@ def chosen_plans(raced: Mapping[int, RacedBatch]) -> dict[int, str]:
     """
 
     def total(names: Mapping[int, str]) -> float:
-        rules = all(n == RULES for n in names.values())
-        gain = GAIN if rules else 1.0
-        return sum(math.log(gain * raced[b].plans[n].cost) for b, n in names.items())
+        gain = {RULES: GAIN}
+        return sum(math.log(gain.get(n, 1.0) * raced[b].plans[n].cost) for b, n in names.items())
 
     options = [dict.fromkeys(raced, RULES)]
     for form in _forms(raced):
