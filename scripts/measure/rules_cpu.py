@@ -106,7 +106,11 @@ def network(name: str, seconds: float) -> list[dict[str, Any]]:
             pt2=False,
         )
         searches, refused = searches_of(
-            entry_of(widepack.load(out, backend="eager", warmup=False)), "shared", BATCHES[name], seconds
+            Search,
+            entry_of(widepack.load(out, backend="eager", warmup=False)),
+            "shared",
+            BATCHES[name],
+            seconds,
         )
         if refused:
             raise SystemExit(f"{name}: {refused}")

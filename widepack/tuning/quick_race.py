@@ -32,7 +32,7 @@ from .candidate_pool import LOOP, RULES
 from .publish import publish_plans
 from .quick_search import CALLS, QuickSearch, RacedBatch, chosen_plans
 from .report import TIME_OVER, MeasuredBatch, TuneReport
-from .searches import batch_classes, searches_as
+from .searches import batch_classes, searches_of
 
 SECONDS = 10.0
 BATCHES = (1, 2, 8, 32)
@@ -99,7 +99,7 @@ def race_plans(
             progress(f"race {name} {pattern}", done, len(pairs))
         part = limit.part(1 / (len(pairs) - done))
         entry = ens.entry(name)
-        searches, _ = searches_as(QuickSearch, entry, pattern, batches, seconds)
+        searches, _ = searches_of(QuickSearch, entry, pattern, batches, seconds)
         raced = _raced(searches, part, _may_pack(ens))
         refused |= {f"{name}, {pattern}, batch {b}": TIME_OVER for b in searches if b not in raced}
         names = chosen_plans(raced) if raced else {}

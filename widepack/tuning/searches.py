@@ -27,22 +27,6 @@ S = TypeVar("S", bound=Search)
 
 
 def searches_of(
-    entry: WideEntry,
-    pattern: str,
-    batches: Sequence[int],
-    budget_s: float,
-    others: Sequence[str] = (),
-    compile_s: float = COMPILE_S,
-    progress: Report | None = None,
-) -> tuple[dict[int, Search], dict[int, str]]:
-    """Prepares a search for each batch of a pattern. None of them is started.
-
-    The arguments and the result are those of `searches_as`.
-    """
-    return searches_as(Search, entry, pattern, batches, budget_s, others, compile_s, progress)
-
-
-def searches_as(
     kind: type[S],
     entry: WideEntry,
     pattern: str,

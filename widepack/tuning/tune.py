@@ -28,7 +28,7 @@ from ..system.progress import Report
 from ..system.time_limit import TimeLimit
 from .publish import publish_plans
 from .report import MeasuredBatch, TuneReport
-from .search import COMPILE_S
+from .search import COMPILE_S, Search
 from .searches import searches_of
 from .tuned_pattern import TunedPattern, tune_pattern
 
@@ -245,7 +245,9 @@ def measured_again(
     """
     ens = load(path, device=device, backend="eager", allow_ops=tuple(EXTRA))
     wide_entry = ens.entry(entry or next(iter(ens.entries)))
-    searches, refused = searches_of(wide_entry, pattern, [batch], budget_s, _other_backends(ens, backends))
+    searches, refused = searches_of(
+        Search, wide_entry, pattern, [batch], budget_s, _other_backends(ens, backends)
+    )
     if not searches:
         raise UsageError(f"batch {batch} cannot be measured: {'; '.join(refused.values())}")
     (search,) = searches.values()

@@ -53,7 +53,7 @@ def tune_pattern(
 
     limit: when all searches must end. They share the time equally; what one leaves, the next ones have.
     """
-    searches, refused = searches_of(entry, pattern, batches, budget_s, others, compile_s, progress)
+    searches, refused = searches_of(Search, entry, pattern, batches, budget_s, others, compile_s, progress)
     results: dict[int, SearchResult] = {}
     for done, (batch, search) in enumerate(searches.items()):
         try:
