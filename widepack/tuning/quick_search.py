@@ -8,7 +8,7 @@ take at most `GAIN` times as long, and if it passes the answer check.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -150,8 +150,7 @@ def chosen_plans(raced: Mapping[int, RacedBatch]) -> dict[int, str]:
         return sum(math.log(gain.get(n, 1.0) * raced[b].plans[n].cost) for b, n in names.items())
 
     options = [dict.fromkeys(raced, RULES)]
-    for form in _forms(raced):
-        options.append({b: _best(r, lambda p: dict(p.forms) in ({}, form)) for b, r in raced.items()})  # noqa: B023  # called in this round only
+    options += [{b: _best(r, form) for b, r in raced.items()} for form in _forms(raced)]
     return min((o for o in options if all(o.values())), key=total)
 
 
@@ -160,7 +159,10 @@ def _forms(raced: Mapping[int, RacedBatch]) -> list[dict[str, str]]:
     return [form for i, form in enumerate(every) if form not in every[:i]]
 
 
-def _best(raced: RacedBatch, fits: Callable[[RacedPlan], bool]) -> str:
-    """Returns the fastest plan that fits; the plan by rules of thumb if it fits and is nearly as fast."""
-    names = [n for n, p in raced.plans.items() if fits(p)]
+def _best(raced: RacedBatch, form: Mapping[str, str]) -> str:
+    """Returns the fastest plan of one form of weights, or without packed weights; "" if there is none.
+
+    The plan by rules of thumb counts as faster by `GAIN`.
+    """
+    names = [n for n, p in raced.plans.items() if p.forms in ({}, form)]
     return min(names, key=lambda n: raced.plans[n].cost * (GAIN if n == RULES else 1.0), default="")
