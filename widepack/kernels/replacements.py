@@ -24,14 +24,16 @@ def as_strided(
     x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Tensor:
     """Computes `aten.as_strided` over the value alone, which may be a part of one for all members."""
-    return torch.as_strided(x.contiguous().clone(), size, stride, storage_offset)
+    return torch.as_strided(x.clone(memory_format=torch.contiguous_format), size, stride, storage_offset)
 
 
 def as_strided_scatter(
     x: Tensor, src: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Tensor:
     """Computes `aten.as_strided_scatter` over the value alone."""
-    return torch.as_strided_scatter(x.contiguous().clone(), src, size, stride, storage_offset)
+    return torch.as_strided_scatter(
+        x.clone(memory_format=torch.contiguous_format), src, size, stride, storage_offset
+    )
 
 
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
