@@ -447,7 +447,9 @@ def _out_of_bounds(
                 return f"{int((~right).sum())} of {right.numel()} values of member {i} differ"
         return ""
     eps = torch.finfo(own[0].dtype).eps
-    wide_error, own_error, truth = [], [[] for _ in range(1 + len(others))], []  # type: ignore[var-annotated]
+    wide_error: list[Any] = []
+    own_error: list[list[Any]] = [[] for _ in range(1 + len(others))]
+    truth: list[Any] = []
     for i, (w, a, e) in enumerate(zip(wide, own, exact)):
         finite = torch.isfinite(a)
         if not torch.equal(finite, torch.isfinite(w)) and not any(
