@@ -113,6 +113,14 @@ def test_a_layer_norm_raises_no_kind(chosen_kinds: tuple[Kind, Kind, Kind]) -> N
     small.check(net, wide_of(simple, slots), slots)
 
 
+@pytest.mark.parametrize(("width", "folded"), [(400, True), (420, False)])
+def test_a_layer_norm_is_not_folded_into_large_weights(width: int, folded: bool) -> None:
+    net = layer_norm(width=width)  # 40 outputs
+    slots = all_kinds(net, gamma="stacked", beta="stacked", w0="stacked", w1="stacked")
+    norm = next(n for n in simplify(net, slots, small.SIZES).nodes if n.name == "n")
+    assert (norm.args[2] is None) == folded
+
+
 def test_a_layer_norm_that_another_node_reads_does_not_change() -> None:
     more = (node("s", "sum", Ref("n")),)
     for net in (layer_norm(more=more, outputs=("s",)), layer_norm(outputs=("n",))):

@@ -217,8 +217,14 @@ A, B = {"conv": "packed"}, {"conv": "packed in loops"}
 
 
 def test_a_small_gain_does_not_replace_the_rules() -> None:
-    assert chosen_plans({1: raced(rules_of_thumb=(1.05, {}), loop=(1.0, {}))}) == {1: RULES}
-    assert chosen_plans({1: raced(rules_of_thumb=(1.2, {}), loop=(1.0, {}))}) == {1: "loop"}
+    assert chosen_plans({1: raced(rules_of_thumb=(1.05, {}), wide=(1.0, {}))}) == {1: RULES}
+    assert chosen_plans({1: raced(rules_of_thumb=(1.2, {}), wide=(1.0, {}))}) == {1: "wide"}
+
+
+def test_the_loop_replaces_all_that_is_slower() -> None:
+    assert chosen_plans({1: raced(rules_of_thumb=(1.01, {}), loop=(1.0, {}))}) == {1: RULES}
+    assert chosen_plans({1: raced(rules_of_thumb=(1.04, {}), loop=(1.0, {}))}) == {1: "loop"}
+    assert chosen_plans({1: raced(rules_of_thumb=(1.2, {}), loop=(1.02, {}), wide=(1.0, {}))}) == {1: "loop"}
 
 
 def test_one_batch_is_replaced_where_the_rules_win_at_the_others() -> None:

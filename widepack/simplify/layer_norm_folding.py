@@ -10,11 +10,17 @@
 Requires: a functional member program with types, and the kinds of its slots.
 
 Leaves alone: Shared scales and shifts, which cost nothing; a Stacked norm before a Shared weight, which would
-become N weights; norms over several dims; norms that another node reads too.
+become N weights; norms over several dims; norms that another node reads too; linear layers with more than
+`LARGE` weights.
+
+Speed without scale and shift, on a CPU with one thread, blocks of a transformer, N = 8 and 50: 1.01-1.04x at
+width 16, 0.99-1.04x at 32, 1.00 at 64 and above. A second copy of large weights would take memory and time at
+load for nothing.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -26,6 +32,8 @@ from ..ir.edit import readers, uses, with_nodes
 from ..ir.kinds import kinds
 from ..ir.tensor_type import parse_slot, rank_of
 from .norm_folding import WeightWriter, may_fold
+
+LARGE = 1 << 14  # weights of one member
 
 
 def fold_layer_norms(program: Program, slots: Mapping[str, Kind]) -> Program:
@@ -49,6 +57,7 @@ def fold_layer_norms(program: Program, slots: Mapping[str, Kind]) -> Program:
             may_fold(_weight(n), [*parameters, *_bias(n)], kind_of, types)
             and count[n.name]
             and n.name not in into
+            and not _is_large(types[_weight(n).name])
             for n in layers
         )
         if fits:
@@ -106,6 +115,10 @@ def _keeps_rows(node: Node, rank: int, width: int) -> bool:
         return False
     dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
     return isinstance(dim, int) and dim % rank != rank - 1
+
+
+def _is_large(type_: str) -> bool:
+    return math.prod(size for size in parse_slot(type_).sizes if isinstance(size, int)) > LARGE
 
 
 def _weight(node: Node) -> Any:

@@ -2,7 +2,7 @@
 
 The plans are those by rules of thumb of all batch classes, the wide plan, and the loop over members with
 plain and with packed weights. Each runs about ten calls. A plan replaces that of the batch only if its calls
-take at most `GAIN` times as long, and if it passes the answer check.
+take at most `GAIN` times as long (the loop: `LOOP_GAIN`), and if it passes the answer check.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from .search import OVER_THREADS, Search
 from .weight_forms import forms_of
 
 GAIN = 0.93  # a race is short: a plan that is a little faster may only be lucky
+LOOP_GAIN = 0.98  # the loop is what users have without widepack: no plan may be slower
 SLOWER = 1.5  # a plan whose first calls take this many times as long as the fastest takes no part
 RACE_S = 0.1  # seconds of a race of short calls
 CALLS = 7  # calls of each plan with long calls: at its start, and in the race
@@ -142,12 +143,12 @@ def chosen_plans(raced: Mapping[int, RacedBatch]) -> dict[int, str]:
     """Returns the name of the plan for each batch.
 
     All plans store each weight in one form beside the mapped one, because weights in two packed orders would
-    be in memory twice. The plans by rules of thumb do so, and are preferred: others must be faster by `GAIN`.
+    be in memory twice. The plans by rules of thumb do so, and are preferred: others must be faster by `GAIN`,
+    the loop by `LOOP_GAIN`.
     """
 
     def total(names: Mapping[int, str]) -> float:
-        gain = {RULES: GAIN}
-        return sum(math.log(gain.get(n, 1.0) * raced[b].plans[n].cost) for b, n in names.items())
+        return sum(math.log(_cost(raced[b], n)) for b, n in names.items())
 
     options = [dict.fromkeys(raced, RULES)]
     options += [{b: _best(r, form) for b, r in raced.items()} for form in _forms(raced)]
@@ -160,9 +161,12 @@ def _forms(raced: Mapping[int, RacedBatch]) -> list[dict[str, str]]:
 
 
 def _best(raced: RacedBatch, form: Mapping[str, str]) -> str:
-    """Returns the fastest plan of one form of weights, or without packed weights; "" if there is none.
-
-    The plan by rules of thumb counts as faster by `GAIN`.
-    """
+    """Returns the fastest plan of one form of weights, or without packed weights; "" if there is none."""
     names = [n for n, p in raced.plans.items() if p.forms in ({}, form)]
-    return min(names, key=lambda n: raced.plans[n].cost * (GAIN if n == RULES else 1.0), default="")
+    return min(names, key=lambda n: _cost(raced, n), default="")
+
+
+def _cost(raced: RacedBatch, name: str) -> float:
+    """Returns how many times as long as the fastest plan this one takes, less what the choice allows it."""
+    allowed = {RULES: GAIN, LOOP: GAIN / LOOP_GAIN}
+    return allowed.get(name, 1.0) * raced.plans[name].cost

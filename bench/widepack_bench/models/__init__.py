@@ -7,11 +7,13 @@ are random (`weights.py`): nothing is trained.
 |---|---|
 | `blocks.py` | Reference blocks by name: what `widepack trace -m NAME` shows |
 | `conv.py` | Convolutional networks without residuals: a U-Net, a small net over images, a 1-D CNN |
+| `convnext.py` | ConvNeXt: blocks of a depthwise convolution and a two-layer perceptron |
 | `embedders.py` | Parts of diffusion transformers outside the blocks: an embedder, norms, attention |
 | `flux.py` | Blocks of diffusion transformers like those of FLUX.1 and SD3 |
 | `mlp.py` | Multilayer perceptrons |
-| `recurrent.py` | Recurrent networks over sequences: LSTM, GRU and a plain RNN |
+| `mobilenet.py` | MobileNetV3: inverted residuals with depthwise convolutions and squeeze-excitation |
+| `recurrent.py` | Recurrent networks over sequences: LSTM, GRU, a plain RNN, and forecasters |
 | `resnet.py` | Residual networks: one block, ResNet-18, ResNet-50 |
-| `transformer.py` | Transformers: a vision transformer, BERT, FT-Transformer |
+| `transformer.py` | Transformers: a vision transformer, BERT, FT-Transformer, a decoder |
 | `weights.py` | Random weights and statistics for members |
 """

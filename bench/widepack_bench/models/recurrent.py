@@ -30,3 +30,13 @@ def gru(inputs: int = 64, width: int = 128, layers: int = 2, classes: int = 10) 
 
 def rnn(inputs: int = 64, width: int = 128, layers: int = 2, classes: int = 10) -> nn.Module:
     return Recurrent(nn.RNN, inputs, width, layers, classes)
+
+
+def lstm_forecaster(inputs: int = 16, width: int = 256, layers: int = 2, horizon: int = 24) -> nn.Module:
+    """Forecasts the next `horizon` values of a series: [B, T, inputs] -> [B, horizon]."""
+    return Recurrent(nn.LSTM, inputs, width, layers, horizon)
+
+
+def gru_forecaster(inputs: int = 16, width: int = 256, layers: int = 2, horizon: int = 24) -> nn.Module:
+    """Forecasts the next `horizon` values of a series: [B, T, inputs] -> [B, horizon]."""
+    return Recurrent(nn.GRU, inputs, width, layers, horizon)

@@ -1,5 +1,5 @@
 """Transformers: a vision transformer (Dosovitskiy et al. 2020), BERT (Devlin et al. 2018), FT-Transformer for
-tables (Gorishniy et al. 2021).
+tables (Gorishniy et al. 2021), and a decoder.
 """
 
 from __future__ import annotations
@@ -137,6 +137,33 @@ def bert(
 
 def ft(features: int = 32, dim: int = 192, depth: int = 3, heads: int = 8, classes: int = 2) -> nn.Module:
     return FT(features, dim, depth, heads, classes)
+
+
+class Decoder(nn.Module):
+    """A decoder like GPT-2 (Radford et al. 2019): causal attention, norms first, and scores of the word that
+    follows. The head has the weights of the word embedding.
+    """
+
+    def __init__(self, dim: int, depth: int, heads: int, vocabulary: int, length: int) -> None:
+        super().__init__()
+        self.words, self.positions = nn.Embedding(vocabulary, dim), nn.Embedding(length, dim)
+        self.blocks = nn.ModuleList([Block(dim, heads, 4 * dim, True) for _ in range(depth)])
+        self.norm = nn.LayerNorm(dim)
+
+    def forward(self, ids: Tensor) -> Tensor:  # [B, T]
+        steps = ids.shape[1]
+        y: Tensor = self.words(ids) + self.positions.weight[:steps]
+        future = torch.full((steps, steps), float("-inf"), dtype=y.dtype, device=y.device).triu(1)
+        for block in self.blocks:
+            y = block(y, future)
+        y = self.norm(y[:, -1]) @ self.words.weight.T
+        return y  # [B, vocabulary]
+
+
+def decoder(
+    dim: int = 768, depth: int = 6, heads: int = 12, vocabulary: int = 32000, length: int = 512
+) -> nn.Module:
+    return Decoder(dim, depth, heads, vocabulary, length)
 
 
 def block(dim: int = 64, heads: int = 4) -> nn.Module:

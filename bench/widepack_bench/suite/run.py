@@ -7,7 +7,6 @@ run again, unless they were refused as noisy. Nothing is trained.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from widepack.errors import UsageError
 
 from ..processes.fresh import in_fresh_process
 from ..report.json_file import write_whole
+from .document import read_document
 from .rows import SuiteRow, chosen
 from .table import must_run, one_line, summary, table
 
@@ -77,19 +77,8 @@ def run_named(name: str, size: str, **options: Any) -> dict[str, Any]:
 
 
 def _read(out: Path, size: str) -> dict[str, Any]:
-    """Reads the document; a new one where the file does not exist. Raises: UsageError for another kind of
-    file.
-    """
-    if not out.exists():
-        return {"format": FORMAT, "size": size, "rows": {}, "summary": {}}
-    try:
-        document: Any = json.loads(out.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{out} cannot be read as JSON ({error}); give another path, or remove it"
-        ) from error
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise UsageError(f"{out} is no document of the suite ({FORMAT}); give another path")
+    """Reads the document. Raises: UsageError for another kind of file, or one of another size."""
+    document = {"size": size, **read_document(out, FORMAT, "the suite")}
     if document["size"] != size:
         raise UsageError(
             f"{out} has rows in size {document['size']!r}, but this run is for {size!r}; give "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -10,6 +11,7 @@ from ..shared.measuring import (
     BASELINES,
     baseline_option,
     check_output,
+    counts,
     device_option,
     measuring_options,
     tune_option,
@@ -24,10 +26,24 @@ SUITE_JSON = "suite.json"
     epilog=example(
         "widepack bench-suite cpu --threads 1 --pin --json suite.json",
         "widepack bench-suite full --rows vit,bert --baseline loop",
+        "widepack bench-suite real --rows resnet18-64 --members 8 --baseline loop --json real.json",
     )
 )
-@click.argument("size", type=click.Choice(["cpu", "full"]))
+@click.argument("size", type=click.Choice(["cpu", "full", "real"]))
 @click.option("--rows", metavar="NAMES", help="Rows of the suite, separated by commas. Default: all.")
+@click.option(
+    "--members", callback=counts, metavar="LIST", help="Only with real: numbers of members. Default: 4,8,16."
+)
+@click.option(
+    "--batch", "batches", callback=counts, metavar="LIST", help="Only with real: batches. Default: 1,4,16."
+)
+@click.option(
+    "--pattern",
+    "patterns",
+    type=click.Choice(["shared", "each"]),
+    multiple=True,
+    help="Only with real: one set of inputs for all members, or one for each. Repeatable. Default: shared.",
+)
 @device_option
 @click.option(
     "--backend",
@@ -53,42 +69,72 @@ SUITE_JSON = "suite.json"
 )
 def command(
     size: str,
-    rows: str | None,
-    device: str,
-    backends: tuple[str, ...],
-    baselines: tuple[str, ...],
-    full: bool,
-    tune: bool,
-    budget: float,
-    compile_limit: float,
-    threads: int | None,
-    pin: bool,
     json_file: str | None,
+    baselines: tuple[str, ...],
+    **options: Any,
 ) -> None:
-    """Time the suite of reference networks: `cpu` for sizes that suit a CPU, `full` for the published sizes.
+    """Time the suite of reference networks: `cpu` for small sizes, `full` for the published sizes.
 
-    Each row is built, loaded and compared with the baselines in a separate process. The document is written
-    after every row, so a run that was stopped continues where it stopped.
+    `real` has twelve networks at sizes that a CPU serves, each with several numbers of members and batches.
+    It measures the artifact as it was built, and with --tune also the tuned one, in the same run.
+
+    Each network is built, loaded and compared with the baselines in a separate process. The document is
+    written after every row, so a run that was stopped continues where it stopped.
     """
-    from widepack_bench.suite.run import run_suite
-
     check_output("--json", json_file)
-    with Progress() as progress:
-        document = run_suite(
-            size,
-            Path(json_file if json_file and json_file != "-" else SUITE_JSON),
-            names=rows.split(",") if rows else (),
-            baselines=baselines or BASELINES,
-            backends=backends or ("auto",),
-            budget_s=budget,
-            compile_limit_s=compile_limit,
-            threads=threads or 1,
-            pin=pin,
-            alone=full,
-            tune=tune,
-            device=device,
-            progress=progress,
-            report=click.echo if json_file != "-" else None,
-        )
+    out = Path(json_file if json_file and json_file != "-" else SUITE_JSON)
+    common: dict[str, Any] = {
+        "names": options["rows"].split(",") if options["rows"] else (),
+        "baselines": baselines or BASELINES,
+        "budget_s": options["budget"],
+        "compile_limit_s": options["compile_limit"],
+        "threads": options["threads"] or 1,
+        "pin": options["pin"],
+        "tune": options["tune"],
+        "report": click.echo if json_file != "-" else None,
+    }
+    document = (_real if size == "real" else _reference)(size, out, common, options)
     if json_file == "-":
         emit(document)
+
+
+def _reference(size: str, out: Path, common: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Runs the suite in the sizes `cpu` or `full`. Raises: click.UsageError."""
+    from widepack_bench.suite.run import run_suite
+
+    _refuse(size, {"--members": "members", "--batch": "batches", "--pattern": "patterns"}, options)
+    with Progress() as progress:
+        return run_suite(
+            size,
+            out,
+            backends=options["backends"] or ("auto",),
+            alone=options["full"],
+            device=options["device"],
+            progress=progress,
+            **common,
+        )
+
+
+def _real(size: str, out: Path, common: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Runs the suite `real`. Raises: click.UsageError."""
+    from widepack_bench.suite.real_networks import BATCHES, MEMBERS
+    from widepack_bench.suite.real_run import run_real
+
+    _refuse(size, {"--backend": "backends", "--full": "full"}, options)
+    if options["device"] != "cpu":
+        raise click.UsageError("the suite real runs on the CPU: leave --device out")
+    with Progress() as progress:
+        return run_real(
+            out,
+            members=options["members"] or MEMBERS,
+            batches=options["batches"] or BATCHES,
+            patterns=options["patterns"] or ("shared",),
+            progress=progress,
+            **common,
+        )
+
+
+def _refuse(size: str, names: dict[str, str], options: dict[str, Any]) -> None:
+    """Refuses options that the suite would ignore. Raises: click.UsageError."""
+    if given := [name for name, option in names.items() if options[option]]:
+        raise click.UsageError(f"the suite {size} does not take {', '.join(given)}")
