@@ -15,7 +15,7 @@ class ChannelNorm(nn.LayerNorm):
         return y.permute(0, 3, 1, 2)
 
 
-class Block(nn.Module):
+class ConvNeXtBlock(nn.Module):
     """x + scale * down(gelu(up(norm(depthwise(x)))))."""
 
     def __init__(self, dim: int) -> None:
@@ -39,6 +39,6 @@ def convnext_atto(
     for stage, (dim, depth) in enumerate(zip(dims, depths, strict=True)):
         if stage:
             layers += [ChannelNorm(dims[stage - 1], eps=1e-6), nn.Conv2d(dims[stage - 1], dim, 2, 2)]
-        layers += [Block(dim) for _ in range(depth)]
+        layers += [ConvNeXtBlock(dim) for _ in range(depth)]
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LayerNorm(dims[-1], eps=1e-6)]
     return nn.Sequential(*layers, *head, nn.Linear(dims[-1], classes))
