@@ -39,6 +39,8 @@ def test_only_arguments_that_determine_a_size_count(reader: Node, found: bool) -
 class Coupling(nn.Module):
     """Writes two halves into memory of its own, and reads them by a mask, as normalizing flows do."""
 
+    mask: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("mask", torch.tensor([True, False, True, False]))
