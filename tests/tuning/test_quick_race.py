@@ -136,6 +136,8 @@ def test_without_time_the_plans_by_rules_of_thumb_serve_the_rest(
     raced = [p for p in rows_of(tmp_path / "e.wide") if p.get("machine") and p["pattern"] == "shared"]
     assert raced[0]["batch"][0] == 1
     assert raced[-1]["batch"][1] is None
+    assert {r["strategy"] for r in raced[0]["regions"]} == {"wide"}
+    assert {r["strategy"] for r in raced[-1]["regions"]} == {"loop"}
     for before, after in itertools.pairwise(raced):
         assert before["batch"][1] + 1 == after["batch"][0]
     widepack.load(tmp_path / "e.wide")(torch.randn(40, 4))

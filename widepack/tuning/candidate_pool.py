@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from ..errors import UsageError
 from ..ir.fake_values import Shapes
 from ..ir.kinds import kinds, weights_only
 from ..kernels.decompose import decompose
-from ..lowering.lower import lower
+from ..lowering.lower import Lowered, lower
 from ..planning.heuristics import plans
 from ..planning.plan import Plan, for_size, scaled
 from ..planning.request import StrategyRequest
@@ -49,6 +49,7 @@ class Workload:
     inputs: the inputs of a wide call at these sizes.
     example: the example sizes of the dims.
     shapes: the fake values of the member program at the example sizes. Searches that share them lower faster.
+    lowered: the programs of plans that searches of other batches lowered, by plan.
     plain: no packed convolutions by rules of thumb, as in the artifact's plans.
     """
 
@@ -60,6 +61,7 @@ class Workload:
     inputs: Sequence[torch.Tensor]
     example: Mapping[str, int]
     shapes: Shapes
+    lowered: dict[str, Lowered] = field(default_factory=dict)
     plain: bool = False
 
 
@@ -83,6 +85,7 @@ class CandidatePool:
         )
         self.device, self.pattern, self.plain = work.device, work.pattern, work.plain
         self.inputs, self.shapes = work.inputs, work.shapes
+        self._lowered = work.lowered
         self.bind, self.right = bind, right
         self.classes: tuple[int, int | None] = (1, None)  # the batch class that the plans serve
         self.scaled = scaled(work.sizes, work.letter, work.example) or 1
@@ -136,14 +139,16 @@ class CandidatePool:
         if key in self._by_key:
             return self._by_key[key]
         try:
-            lowered = lower(
-                self.simple.programs,
-                self.simple.signatures,
-                self.simple.slots,
-                plan,
-                self.example,
-                self.shapes,
-            )
+            if key not in self._lowered:
+                self._lowered[key] = lower(
+                    self.simple.programs,
+                    self.simple.signatures,
+                    self.simple.slots,
+                    plan,
+                    self.example,
+                    self.shapes,
+                )
+            lowered = self._lowered[key]
             program = decompose(lowered.program) if plan.backend else lowered.program
             same = f"{plan.backend} {plan.workers} {strict_json.digest(program.to_json())}"
             if same in self._by_key:  # the strategies that this plan names apply nowhere

@@ -6,10 +6,11 @@ import itertools
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from os import PathLike, fspath
+from typing import Any
 
 import torch
 
@@ -41,6 +42,9 @@ COPIES = 4  # copies of the weights that must fit into memory for a race with pa
 _VARIABLE = "WIDEPACK_RACE_S"
 
 Plans = list[tuple[Program, Plan]]
+Bind = Callable[[Program, Plan], Any]
+BoundPrograms = dict[tuple[int, int], tuple[Program, Any]]
+"""Bound programs by the number of the program's object and the number of workers."""
 
 
 def race_seconds() -> float:
@@ -139,11 +143,13 @@ def _raced(searches: Mapping[int, QuickSearch], limit: TimeLimit, packs: bool) -
     """Races the batches in their order, as long as the time is enough."""
     raced: dict[int, RacedBatch] = {}
     before: tuple[int, float] | None = None
+    bound: BoundPrograms = {}
     for batch, search in sorted(searches.items()):
         # a call takes at most as many times as long as the batch is larger
         if before is not None and 2 * CALLS * before[1] * batch / before[0] > limit.left:
             break
         search.packs = packs
+        search.bind = _kept(search.bind, bound)
         try:
             result = search.race_plans(limit)
         except VerificationError:  # raised for wrong answers of this batch; others may be right
@@ -156,6 +162,18 @@ def _raced(searches: Mapping[int, QuickSearch], limit: TimeLimit, packs: bool) -
     return raced
 
 
+def _kept(bind: Bind, bound: BoundPrograms) -> Bind:
+    """Returns a function that binds each program once, for all batches."""
+
+    def bind_once(program: Program, plan: Plan) -> Any:
+        key = id(program), plan.workers
+        if key not in bound:
+            bound[key] = program, bind(program, plan)  # the program stays, and so its number is its own
+        return bound[key][1]
+
+    return bind_once
+
+
 def _programs(
     entry: WideEntry,
     pattern: str,
@@ -165,8 +183,9 @@ def _programs(
 ) -> Plans:
     """Returns the programs of a pattern with their plans, one batch class after the other.
 
-    Behind the last measured class there are the plans by rules of thumb, if they won at the last batch. Else
-    the plan of the last batch serves all larger ones, because it stores weights in another form.
+    Beyond the last measured class there are the plans by rules of thumb, if the plan of the last batch has
+    all weights as they are stored. Else the loop serves the larger batches, or a plan with the same form of
+    weights.
     """
     programs, last = entry.programs, max(raced)
     here = partial(replace, machine=name_of(str(programs.artifact.device)), threads=torch.get_num_threads())
@@ -174,13 +193,19 @@ def _programs(
     for batch, name in names.items():
         plan = raced[batch].plans[name].plan
         least, most = classes[batch]
-        if batch == last and name != RULES:
+        if batch == last and name.startswith(LOOP):
             most = None
         measured = here(plan, batch=(least, most), at=batch, times_ms=raced[batch].times_ms)
         found.append((raced[batch].plans[name].program, measured))
     end = found[-1][1].batch[1]
     if end is None:
         return found
+    plans, winner = raced[last].plans, names[last]
+    if winner != RULES and plans[winner].forms:
+        # other plans by rules of thumb may pack the same weights in another order
+        fitting = [n for n in (LOOP, RULES) if n in plans and plans[n].forms in ({}, plans[winner].forms)]
+        end_plan = plans[[*fitting, winner][0]]
+        return [*found, (end_plan.program, here(end_plan.plan, batch=(end + 1, None)))]
     for stored in programs.source.wide(pattern):
         least, most = stored.plan.batch
         if most is None or most > end:

@@ -17,6 +17,7 @@ from ..inference.bound_program import StoredProgram
 from ..inference.entry import WideEntry
 from ..inference.open_artifact import BackendOptions
 from ..ir.fake_values import Shapes
+from ..lowering.lower import Lowered
 from ..planning.plan import Plan
 from ..simplify.member_programs import SimplifiedPrograms, simplified
 from ..system.progress import Report
@@ -57,6 +58,7 @@ def searches_of(
     simple, shapes = _simplified(entry, pattern), Shapes(example)
     bind = _binder(entry, pattern)
     searches: dict[int, S] = {}
+    lowered: dict[str, Lowered] = {}
     for batch, sizes in sizes_of.items():
         inputs = programs.inputs.drawn(pattern, sizes)
         work = Workload(
@@ -68,6 +70,7 @@ def searches_of(
             inputs=inputs,
             example=example,
             shapes=shapes,
+            lowered=lowered,
             plain=programs.source.plain,
         )
         label = f"{entry.name} {pattern} {letter} = {batch}" if letter else f"{entry.name} {pattern}"
