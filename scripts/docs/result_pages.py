@@ -15,22 +15,21 @@ A page marks the place of a generated part with its name:
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import database_results
 import suite_sizes
+import zoo_results
 
+from results import ROOT, read, where
 from widepack_bench.layers import table as layer_table
 from widepack_bench.suite import table as suite_table
 from widepack_bench.text import duration
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
     "README.md",
     "docs/results/networks.md",
@@ -41,11 +40,6 @@ PAGES = (
 )
 MARK = re.compile(r"(<!-- generated: ([\w-]+) -->\n)(.*?)(<!-- end of generated -->)", re.DOTALL)
 README_ROWS = ("mlp-b32", "resnet18", "vit", "bert", "lstm", "unet")
-
-
-def read(name: str) -> Any:
-    """Returns a document of bench/results."""
-    return json.loads((ROOT / "bench" / "results" / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def filled(text: str) -> str:
@@ -125,99 +119,12 @@ def blocks() -> str:
             f"| {key.split(',')[0].removeprefix('block:')} | {ratio['value']:.2f} "
             f"[{ratio['low']:.2f}, {ratio['high']:.2f}] | {row['verdict']} |"
         )
-    return "\n".join([*lines, "", _where(document["environment"])])
-
-
-def _where(environment: Mapping[str, Any]) -> str:
-    threads = environment["threads"]
-    words = f"{threads} thread" + ("" if threads == 1 else "s")
-    parts = [
-        environment.get("date", ""),
-        environment["device"],
-        words,
-        f"torch {environment['versions']['torch']}",
-    ]
-    return ", ".join(p for p in parts if p) + "."
+    return "\n".join([*lines, "", where(document["environment"])])
 
 
 def _value(interval: Mapping[str, Any], unit: float = 1.0, form: str = ".2f") -> str:
     value, low, high = (interval[key] / unit for key in ("value", "low", "high"))
     return f"{value:{form}} [{low:{form}}, {high:{form}}]"
-
-
-def zoo() -> str:
-    """Returns the results of 237 architectures of public packages."""
-    document, again = read("zoo-cpu"), read("zoo-cpu")["sample_of_60"]
-    summary = document["summary"]
-    lines = [
-        f"- {summary['entries']} architectures that export with a dynamic batch were tried, "
-        "with 3 members each. "
-        f"{summary['right_shared']} are right with shared inputs and {summary['right_each']} "
-        "with one input for each member.",
-        *(f"- `{name}` is not: {why}." for name, why in document["failed"].items()),
-        f"- Silently wrong: {summary['silently_wrong']}.",
-        f"- In {summary['wide_share_at_least_98']}, at least 98% of the nodes that read "
-        "members' own weights run wide.",
-        f"- Kernels of the wide program over one member's: {summary['kernels_median']:.2f} in the median, "
-        f"{summary['kernels_p90']:.2f} at the 90th percentile.",
-        f"- A build on one thread takes {again['build_s_median']:.1f} s in the median and "
-        f"{again['build_s_p90']:.0f} s at the "
-        "90th percentile (a seeded sample of 60).",
-        f"- Isolation in that sample: {again['isolation']}.",
-        "",
-        f"{document['machine'].split(';')[0]}, torch {document['torch']}, python {document['python']}.",
-    ]
-    return "\n".join(lines)
-
-
-def unseen() -> str:
-    document = read("unseen-cpu")
-    commits = list(document["summary"].items())
-    tried, right = (sum(c[key] for _, c in commits[1:]) for key in ("tried", "right"))
-    (_, first), *_ = commits
-    return (
-        "Architectures that were in no list before, tried once as they come: first "
-        f"{first['right']} of {first['tried']} "
-        f"were right. After that list was worked on, {right} of {tried} others, again tried once, were right."
-    )
-
-
-def zoo_onnx() -> str:
-    summary = read("zoo-onnx")["summary"]
-    return (
-        f"Of a seeded sample of {summary['entries']}, torch's own exporter takes "
-        f"{summary['torch_exporter_takes']} single "
-        f"members with a dynamic batch. Of these, {summary['widepack_right_of_those']} "
-        "answer in ONNX Runtime as wide programs "
-        f"within float32 rounding ({summary['torch_right_of_those']} as torch writes them "
-        f"alone). Of all {summary['entries']}, "
-        f"{summary['widepack_right']} do; one has complex numbers inside."
-    )
-
-
-def zoo_speed() -> str:
-    document = read("zoo-speed-cpu")
-    summary = document["summary"]
-    quiet = summary["rows"] - summary["verdicts"].get("noisy", 0)
-    slower = [row for row in summary["does_not_hold"] if row["verdict"] == "slower"]
-    lines = [
-        f"Without tuning, over a seeded sample of {summary['entries']} architectures (8 "
-        "members, batches 1 and 8), "
-        f"{summary['verdicts']['holds']} of {quiet} rows that were quiet enough hold "
-        "against the faster of eager loop and vmap. "
-        f"The geometric mean is {summary['geomean_ratio']:.1f} times as fast, and "
-        f"{summary['geomean_over_loop']:.1f} times as fast as the loop.",
-        "",
-        "| slower | batch | baseline | ratio |",
-        "|---|---|---|---|",
-        *(
-            f"| {row['entry']} | {row['batch']} | {row['fastest']} | {row['ratio']['value']:.2f} |"
-            for row in slower
-        ),
-        "",
-        _where(document["environment"]),
-    ]
-    return "\n".join(lines)
 
 
 def call_overhead() -> str:
@@ -226,7 +133,7 @@ def call_overhead() -> str:
     lines += [
         f"| `{name}` | {_value(row['over_us'], form='.1f')} |" for name, row in document["rows"].items()
     ]
-    return "\n".join([*lines, "", _where(document["environment"])])
+    return "\n".join([*lines, "", where(document["environment"])])
 
 
 def first_answer() -> str:
@@ -236,7 +143,7 @@ def first_answer() -> str:
         f"| {name} | {_value(row['beyond_torch_ms'], 1000)} |" for name, row in document["rows"].items()
     ]
     size = document["weights_bytes"] / 1e6
-    return "\n".join([*lines, "", f"{size:.0f} MB of weights. {_where(document['environment'])}"])
+    return "\n".join([*lines, "", f"{size:.0f} MB of weights. {where(document['environment'])}"])
 
 
 def load_1gb() -> str:
@@ -256,7 +163,7 @@ def load_1gb() -> str:
             f"- `widepack --help` takes {statistics.median(document['help_s']):.2f} s, `widepack inspect` "
             f"{statistics.median(document['inspect_s']):.2f} s.",
             "",
-            _where(document["environment"]),
+            where(document["environment"]),
         ]
     )
 
@@ -289,7 +196,7 @@ def subset() -> str:
             else f"{len(row['members'])} members, spread"
         )
         lines.append(f"| {names} | {row['expected']:.2%} | {row['part']:.2%} |")
-    return "\n".join([*lines, "", _where(document["environment"])])
+    return "\n".join([*lines, "", where(document["environment"])])
 
 
 def swaps() -> str:
@@ -310,7 +217,7 @@ def swaps() -> str:
             f"- The longest pause: {pause['most']:.1f} ms; in the longest wait, running calls "
             f"took {wait['most']:.1f} ms to end.",
             "",
-            _where(document["environment"]),
+            where(document["environment"]),
         ]
     )
 
@@ -353,11 +260,11 @@ PARTS: dict[str, Callable[[], str]] = {
     "suite-two-threads": suite_two_threads,
     "layers": layers,
     "blocks": blocks,
-    "zoo": zoo,
-    "unseen": unseen,
-    "zoo-onnx": zoo_onnx,
+    "zoo": zoo_results.zoo,
+    "unseen": zoo_results.unseen,
+    "zoo-onnx": zoo_results.zoo_onnx,
     "torch-databases": database_results.table,
-    "zoo-speed": zoo_speed,
+    "zoo-speed": zoo_results.zoo_speed,
     "call-overhead": call_overhead,
     "first-answer": first_answer,
     "load-1gb": load_1gb,

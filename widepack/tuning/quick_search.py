@@ -26,7 +26,7 @@ from .weight_forms import forms_of
 
 GAIN = 0.93  # a race is short: a plan that is a little faster may only be lucky
 LOOP_GAIN = 0.98  # the loop is what users have without widepack: no plan may be slower
-SLOWER = 1.5  # a plan whose first calls take this many times as long as the fastest takes no part
+SLOWER = 1.5  # other plans whose first calls take this many times as long as the fastest take no part
 RACE_S = 0.1  # seconds of a race of short calls
 CALLS = 7  # calls of each plan with long calls: at its start, and in the race
 PACKED = "packed"
@@ -89,7 +89,8 @@ class QuickSearch(Search):
         if len(found) == 1:
             return None if limit.over else self._result(found, {RULES: [rules.seconds]})
         least = min(c.seconds for c in found.values())
-        racing = {n: c for n, c in found.items() if c is rules or c.seconds <= SLOWER * least}
+        # the loop serves larger batches, if these are not measured
+        racing = {n: c for n, c in found.items() if n in (RULES, LOOP) or c.seconds <= SLOWER * least}
         calls = {n: self.call(c) for n, c in racing.items()}
         times = race(calls, RACE_S, LEAST_ROUNDS + 2, limit_s=limit.left)
         wrong = {n for n, c in racing.items() if c is not rules and not self.is_right(c)}
