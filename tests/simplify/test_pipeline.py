@@ -43,6 +43,25 @@ def test_copies_and_casts_without_effect_are_removed() -> None:
         small.check(net, wide_of(simplify(net, slots, small.SIZES), slots), slots)
 
 
+def test_a_write_of_the_whole_dim_is_the_written_value() -> None:
+    end = (1 << 63) - 1
+    net = program({"w": "float32[4,4]"}, {"x": "float32[B,4]"}, [
+        node("a", "linear", Ref("x"), Ref("w"), out="float32[B,4]"),
+        node("b", "slice_scatter", Ref("x"), Ref("a"), 0, 0, end, out="float32[B,4]"),
+        node("c", "slice_scatter", Ref("b"), Ref("x"), 1, out="float32[B,4]"),
+        node("h", "slice.Tensor", Ref("a"), 1, 0, 2, out="float32[B,2]"),
+        node("d", "slice_scatter", Ref("b"), Ref("h"), 1, 2, end, out="float32[B,4]"),
+        node("e", "slice_scatter", Ref("d"), Ref("h"), 1, 0, end, 2, out="float32[B,4]"),
+        node("i", "_to_copy", Ref("x"), out="float64[B,4]", dtype=Tag("dtype", "float64")),
+        node("f", "slice_scatter", Ref("e"), Ref("i"), 0, out="float32[B,4]"),
+    ], ["b", "c", "d", "e", "f"])  # fmt: skip
+    simple = drop_copies(net)
+    assert ops_of(simple).count("slice_scatter") == 3, "a part, every second column, another dtype"
+    assert [o.value for o in simple.outputs] == [Ref("a"), Ref("x"), Ref("d"), Ref("e"), Ref("f")]
+    for slots in (all_kinds(net, w="stacked"), all_kinds(net, x="stacked")):
+        small.check(net, wide_of(simplify(net, slots, small.SIZES), slots), slots)
+
+
 def attention_views() -> Program:
     """Returns rows that are split into heads and transposed, as torch's attention does."""
     return program({"w": "float32[12,12]"}, {"x": "float32[T,B,12]"}, [

@@ -136,6 +136,8 @@ def drop_copies(program: Program) -> Program:
             or _takes_all(node)
         ):
             to[node.name] = source
+        elif (written := _written_whole(node)) is not None and types[written.name] == types[node.name] != "":
+            to[node.name] = written
         else:
             kept.append(node)
     return with_nodes(program, kept, to)
@@ -143,7 +145,17 @@ def drop_copies(program: Program) -> Program:
 
 def _takes_all(node: Node) -> bool:
     """Whether the node is `x[:]`, a slice of the whole dim."""
-    if node.op != "aten.slice.Tensor":
-        return False
+    return node.op == "aten.slice.Tensor" and _is_whole(node)
+
+
+def _written_whole(node: Node) -> Ref | None:
+    """Returns `y` of `x[:] = y`, which writes the whole dim; None for another node."""
+    if node.op != "aten.slice_scatter.default" or not _is_whole(node):
+        return None
+    source = ops.bind(node.op, node.args, node.kwargs).get("src")
+    return source if isinstance(source, Ref) else None
+
+
+def _is_whole(node: Node) -> bool:
     bound = ops.bind(node.op, node.args, node.kwargs)
     return bound.get("start") in (None, 0) and bound.get("end") in (None, END) and bound.get("step", 1) == 1
