@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -32,6 +33,14 @@ def duration(milliseconds: float) -> str:
         if milliseconds < 999_500
         else f"{milliseconds / 1000:.0f} s"
     )
+
+
+def interval(ratio: Mapping[str, Any]) -> str:
+    """Formats a value with its interval, as results have it in JSON: `1.59 [1.54, 1.65]`."""
+    if ratio["value"] is None:
+        return "too few rounds"
+    high = "open" if ratio["high"] is None else f"{ratio['high']:.2f}"
+    return f"{ratio['value']:.2f} [{ratio['low'] or 0:.2f}, {high}]"
 
 
 def size(count: int) -> str:

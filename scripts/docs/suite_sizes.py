@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from importlib import import_module
-from typing import Any
 
 import torch
 from torch import nn
 
+from widepack_bench.models.factory import factory_of
 from widepack_bench.suite.rows import ROWS, Form, SuiteRow
 
 
@@ -42,21 +40,15 @@ def short(name: str) -> str:
 def parameters(row: SuiteRow, form: Form) -> int:
     """Returns the number of parameters of one member."""
     with torch.device("meta"):
-        module: nn.Module = _factory(row)(**form.options)
+        module: nn.Module = factory_of(row.model)(**form.options)
     return sum(p.numel() for p in module.parameters())
-
-
-def _factory(row: SuiteRow) -> Callable[..., Any]:
-    module, _, name = row.model.partition(":")
-    factory: Callable[..., Any] = getattr(import_module(module), name)
-    return factory
 
 
 def _arguments(row: SuiteRow, form: Form) -> str:
     """Returns all arguments of the factory with their values: width, depth, heads and others."""
     values = {
         name: form.options.get(name, parameter.default)
-        for name, parameter in inspect.signature(_factory(row)).parameters.items()
+        for name, parameter in inspect.signature(factory_of(row.model)).parameters.items()
     }
     return ", ".join(f"{name} {value}" for name, value in values.items() if not isinstance(value, bool))
 

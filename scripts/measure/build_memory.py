@@ -41,7 +41,7 @@ import torch
 
 from widepack.checkpoints.factory import load_factory
 from widepack_artifacts.reader import Reader
-from widepack_bench.models.weights import states
+from widepack_bench.models.weights import write_checkpoints
 from widepack_bench.report.environment import environment
 
 ROWS: dict[str, tuple[str, dict[str, Any], list[str], int]] = {
@@ -126,10 +126,7 @@ def _copied(paths: list[str], folder: Path) -> float:
 
 def measured(name: str, count: int, folder: Path, limit_mb: int) -> dict[str, Any]:
     model, args, inputs, _ = ROWS[name]
-    paths = []
-    for i, state in enumerate(states(load_factory(model, args), count)):
-        paths.append(str(folder / f"m{i:04d}.pt"))
-        torch.save(state, paths[-1])
+    paths = write_checkpoints(load_factory(model, args), count, folder)
     size = sum(os.path.getsize(p) for p in paths)
     os.sync()
     before = _copied(paths, folder / "copy") if not limit_mb else 0.0

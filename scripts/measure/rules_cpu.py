@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from importlib import import_module
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ from widepack.tuning.search import Search
 from widepack.tuning.searches import searches_of
 from widepack_bench.measure.processors import quiet
 from widepack_bench.measure.programs import entry_of
-from widepack_bench.models.weights import states
+from widepack_bench.models.factory import factory_of
+from widepack_bench.models.weights import write_checkpoints
 from widepack_bench.report.environment import environment
 from widepack_bench.suite.rows import chosen
 
@@ -88,13 +89,9 @@ def measured(search: Search, batch: int, seconds: float) -> dict[str, Any]:
 def network(name: str, seconds: float) -> list[dict[str, Any]]:
     (row,) = chosen([name])
     form = row.form("cpu")
-    where, _, function = row.model.partition(":")
-    make = getattr(import_module(where), function)
+    make = partial(factory_of(row.model), **form.options)
     with tempfile.TemporaryDirectory() as folder:
-        paths = []
-        for i, state in enumerate(states(lambda: make(**form.options), row.members, row.shared)):
-            paths.append(f"{folder}/{i:03}.pt")
-            torch.save(state, paths[-1])
+        paths = write_checkpoints(make, row.members, folder, row.shared)
         out = f"{folder}/{name}.wide"
         widepack.build(
             paths,

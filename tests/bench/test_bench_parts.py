@@ -36,6 +36,7 @@ from widepack_bench.measure.figures import Ceilings, Memory, Roof, Start, Work
 from widepack_bench.measure.levels import LEVELS
 from widepack_bench.measure.profile import StepClock, chrome_trace, profile
 from widepack_bench.measure.roofline import ceilings, packed_flop, work
+from widepack_bench.models.factory import factory_of
 from widepack_bench.models.weights import states
 from widepack_bench.processes.contestant import resident
 from widepack_bench.processes.fresh import in_fresh_process
@@ -627,13 +628,10 @@ def test_rows_of_the_suite() -> None:
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_networks_of_the_suite(row: SuiteRow) -> None:
     """Every network runs at its CPU size. Its published form has the published number of parameters."""
-    from importlib import import_module
-
     from widepack.spec.draws import InputSource, draw_all
     from widepack.spec.input_spec import parse_inputs, type_text
 
-    where, _, function = row.model.partition(":")
-    make = getattr(import_module(where), function)
+    make = factory_of(row.model)
     form = row.form("cpu")
     first, second = states(lambda: make(**form.options), 2, row.shared)
     module = make(**form.options).eval()

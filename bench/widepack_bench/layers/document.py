@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from widepack.errors import UsageError
+
+from ..report import json_file
 
 FORMAT = "widepack.primitives/1"
 
@@ -30,16 +31,9 @@ def read_document(path: Path, preset: str, pattern: str, tune: bool) -> dict[str
 
     Raises: UsageError for another kind of file, or a document of other options.
     """
-    try:
-        document: Any = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    document = json_file.read_document(path, FORMAT, "bench-layers")
+    if document is None:
         return new_document(preset, pattern, tune)
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{path} cannot be read as JSON ({error}); give another path, or remove it"
-        ) from error
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise UsageError(f"{path} is no document of bench-layers ({FORMAT}); give another path")
     rows = document.get("rows")
     if not isinstance(rows, dict) or not all(
         isinstance(row, dict) and ("error" in row or "verdict" in row) for row in rows.values()

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..text import columns, duration, plural
+from ..text import columns, duration, interval, plural
 
 BELOW = 0.9  # Rows with a ratio below it are named in the summary.
 COMPILED_MEMBER = "compiled-member"
@@ -259,17 +259,10 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         duration(row["median_ms"]),
         f"{compiled['value']:.2f}x" if compiled and compiled["value"] else "-",
         f"{row['fastest']} {duration(fastest)}",
-        _interval(row["ratio"]),
+        interval(row["ratio"]),
         f"{'auto' if best == 'auto' else best} {duration(timed[best])}",
         row["verdict"],
     ]
-
-
-def _interval(ratio: Mapping[str, Any]) -> str:
-    if ratio["value"] is None:
-        return "too few rounds"
-    high = "open" if ratio["high"] is None else f"{ratio['high']:.2f}"
-    return f"{ratio['value']:.2f} [{ratio['low'] or 0:.2f}, {high}]"
 
 
 if __name__ == "__main__":

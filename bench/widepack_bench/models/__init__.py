@@ -9,6 +9,7 @@ are random (`weights.py`): nothing is trained.
 | `conv.py` | Convolutional networks without residuals: a U-Net, a small net over images, a 1-D CNN |
 | `convnext.py` | ConvNeXt: blocks of a depthwise convolution and a two-layer perceptron |
 | `embedders.py` | Parts of diffusion transformers outside the blocks: an embedder, norms, attention |
+| `factory.py` | Finds the factory of a reference network by its name |
 | `flux.py` | Blocks of diffusion transformers like those of FLUX.1 and SD3 |
 | `mlp.py` | Multilayer perceptrons |
 | `mobilenet.py` | MobileNetV3: inverted residuals with depthwise convolutions and squeeze-excitation |

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
+
+from .factory import MODELS, factory_of
 
 if TYPE_CHECKING:
     from torch import nn
-
-MODELS = "widepack_bench.models"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +34,7 @@ class BlockSpec:
     @property
     def make(self) -> Callable[[], nn.Module]:
         """Returns the factory. Each call makes a block with fresh weights."""
-        file, _, function = self.model.partition(":")
-        return cast("Callable[[], nn.Module]", getattr(import_module(file), function))
+        return factory_of(self.model)
 
 
 _X, _TEXT, _VECTOR = "x=float32[B,12,64]", "text=float32[B,6,64]", "vector=float32[B,64]"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from os import PathLike, fspath
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,20 @@ def states(
         own = module.state_dict()
         first = first or own
         yield {name: first[name] if shared(name) else value for name, value in own.items()}
+
+
+def write_checkpoints(
+    factory: Callable[[], nn.Module],
+    members: int,
+    folder: str | PathLike[str],
+    shared: Callable[[str], bool] = lambda name: False,
+) -> list[str]:
+    """Writes the state dict of each member into a folder, and returns the paths. shared: as in `states`."""
+    paths = []
+    for i, state in enumerate(states(factory, members, shared)):
+        paths.append(f"{fspath(folder)}/{i:04}.pt")
+        torch.save(state, paths[-1])
+    return paths
 
 
 def _statistics(part: nn.Module) -> None:

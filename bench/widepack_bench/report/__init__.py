@@ -10,6 +10,6 @@ torch.
 | `document.py` | Holds the report of a benchmark, as a table and as a JSON document (described |
 | `environment.py` | Describes where a benchmark ran: the device, versions, threads, commit and command |
 | `html.py` | Writes a report as one HTML page: tables and SVG plots, without scripts or network |
-| `json_file.py` | Writes a result document as one JSON file |
+| `json_file.py` | Writes a result document as one JSON file, and reads it |
 | `row.py` | Describes one batch of a benchmark: times, ratios with intervals, and a verdict |
 """

@@ -1,4 +1,4 @@
-"""Writes a result document as one JSON file."""
+"""Writes a result document as one JSON file, and reads it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,30 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from widepack.errors import UsageError
+
 
 def write_whole(out: Path, document: Mapping[str, Any]) -> None:
     """Replaces the file in one step: an interruption never loses the earlier results."""
     temporary = out.with_name(f".{out.name}.new")
     temporary.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     os.replace(temporary, out)
+
+
+def read_document(path: Path, form: str, what: str) -> dict[str, Any] | None:
+    """Reads the document of an earlier run; None where the file does not exist.
+
+    form: the document's format and version. what: the command or suite in words. Raises: UsageError for
+    another kind of file.
+    """
+    try:
+        document: Any = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{path} cannot be read as JSON ({error}); give another path, or remove it"
+        ) from error
+    if not isinstance(document, dict) or document.get("format") != form:
+        raise UsageError(f"{path} is no document of {what} ({form}); give another path")
+    return document

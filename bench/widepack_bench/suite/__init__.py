@@ -9,7 +9,6 @@
 | `batches.py` | Compares the answers of all contestants at one batch, then times them in one race |
 | `bench.py` | Times an artifact, or a loaded model, against the baselines: `bench(artifact)` |
 | `compare.py` | Times a loaded model against its members: `compare(ens, modules)` |
-| `document.py` | Reads the document of a suite, which a later run goes on with |
 | `real_networks.py` | Lists the networks of the suite `real`: published architectures at real sizes |
 | `real_rows.py` | Measures one network of the suite `real` with one number of members |
 | `real_run.py` | Runs the suite `real`: several numbers of members, batches and patterns |

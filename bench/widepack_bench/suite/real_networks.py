@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .rows import MODELS
+from ..models.factory import MODELS
 
 MEMBERS = (4, 8, 16)
 BATCHES = (1, 4, 16)

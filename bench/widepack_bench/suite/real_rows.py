@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import import_module
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from widepack.system.timing import once
 from ..baselines.members import call_inputs
 from ..baselines.table import BASELINES
 from ..measure.processors import quiet
-from ..models.weights import states
+from ..models.factory import factory_of
+from ..models.weights import write_checkpoints
 from .compare import compare
 from .real_networks import RealNetwork, chosen_networks
 from .real_table import TUNED
@@ -86,15 +87,13 @@ class _Call:
 
 def _built(network: RealNetwork, members: int, folder: str) -> tuple[list[nn.Module], str, dict[str, Any]]:
     """Writes random checkpoints and builds them. Returns the members, the artifact and what was measured."""
-    module, _, function = network.model.partition(":")
-    make = getattr(import_module(module), function)
-    paths, modules = [], []
-    for i, state in enumerate(states(lambda: make(**network.options), members)):
-        paths.append(f"{folder}/{i:03}.pt")
-        torch.save(state, paths[-1])
+    make = partial(factory_of(network.model), **network.options)
+    paths = write_checkpoints(make, members, folder)
+    modules = []
+    for path in paths:
         with torch.device("meta"):
-            member: nn.Module = make(**network.options)
-        member.load_state_dict(torch.load(paths[-1], mmap=True, weights_only=True), assign=True)
+            member = make()
+        member.load_state_dict(torch.load(path, mmap=True, weights_only=True), assign=True)
         modules.append(member.eval())
     begin = time.perf_counter()
     artifact = f"{folder}/{ARTIFACT}"
@@ -107,11 +106,12 @@ def _built(network: RealNetwork, members: int, folder: str) -> tuple[list[nn.Mod
         targets=("cpu",),
         pt2=False,
     )
+    raced = report.raced.get("rows", ()) if report.raced else ()
     build = {
         "build_s": time.perf_counter() - begin,
         "weights_bytes": sum(os.path.getsize(f) for f in Path(artifact).glob("weights-*")),
         "parameters": sum(p.numel() for p in modules[0].parameters()),
-        "race": report.raced,
+        "raced": {f"{r['pattern']}, batch {r['batch']}": r["chosen"] for r in raced},
     }
     return modules, artifact, build
 

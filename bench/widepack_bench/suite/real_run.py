@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..processes.fresh import ProcessEnded, lines_of_fresh_process
-from ..report.json_file import write_whole
-from .document import read_document
+from ..report.json_file import read_document, write_whole
 from .real_networks import BATCHES, MEMBERS, RealNetwork, chosen_networks
 from .real_table import one_line, real_table, summary
 
@@ -40,6 +39,8 @@ def run_real(
     fields of `RealOptions`. Raises: UsageError.
     """
     document = read_document(out, FORMAT, "the suite real")
+    if document is None:
+        document = {"format": FORMAT, "rows": {}, "summary": {}}
     parts = [(network, count) for network in chosen_networks(names) for count in members]
     for number, (network, count) in enumerate(parts):
         if progress:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..text import duration
+from ..text import duration, interval
 
 TUNED = "widepack[tuned]"
 BELOW_LOOP = 0.95  # Default plans below it over the eager loop are named in the summary.
@@ -113,11 +113,11 @@ COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "pattern": lambda row: str(row["pattern"]),
     "threads": lambda row: str(row["threads"]),
     "default": _measured(lambda r: duration(r["median_ms"])),
-    "over the loop": _measured(lambda r: _interval(r["baselines"]["loop"]["ratio"])),
+    "over the loop": _measured(lambda r: interval(r["baselines"]["loop"]["ratio"])),
     "tuned": _tuned(lambda r: duration(r["median_ms"])),
     "fastest baseline": _measured(_fastest),
-    "default ratio": _measured(lambda r: _interval(r["ratio"]) if len(r["baselines"]) > 1 else ""),
-    "tuned ratio": _tuned(lambda r: _interval(r["ratio"])),
+    "default ratio": _measured(lambda r: interval(r["ratio"]) if len(r["baselines"]) > 1 else ""),
+    "tuned ratio": _tuned(lambda r: interval(r["ratio"])),
     "roofline": _tuned(lambda r: f"{r['share']:.0%}" if r["share"] else ""),
     "verdict": _verdict,
 }
@@ -147,10 +147,3 @@ def notes(rows: Rows) -> Iterator[str]:
         )
     if totals["not_measured"]:
         yield f"Not measured, or refused as noisy: {', '.join(totals['not_measured'])}."
-
-
-def _interval(ratio: Mapping[str, Any]) -> str:
-    if ratio["value"] is None:
-        return "too few rounds"
-    high = "open" if ratio["high"] is None else f"{ratio['high']:.2f}"
-    return f"{ratio['value']:.2f} [{ratio['low']:.2f}, {high}]"

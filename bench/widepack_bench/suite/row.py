@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ import widepack
 
 from ..baselines.table import BASELINES
 from ..measure.processors import quiet
-from ..models.weights import states
+from ..models.factory import factory_of
+from ..models.weights import write_checkpoints
 from ..processes.fresh import in_fresh_process
 from ..report.document import Report
 from .bench import bench
@@ -53,11 +54,11 @@ def run_row(row: SuiteRow, size: str, options: NetworkOptions | None = None) -> 
     options = options or NetworkOptions()
     tuned: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="widepack-suite-") as folder:
-        paths = _checkpoints(row, size, folder)
+        make, form = factory_of(row.model), row.form(size)
+        paths = write_checkpoints(partial(make, **form.options), row.members, folder, row.shared)
         begin = time.perf_counter()
         artifact = f"{folder}/{row.name}.wide"
         torch.set_num_threads(options.threads)
-        form = row.form(size)
         widepack.build(
             paths,
             artifact,
@@ -76,22 +77,6 @@ def run_row(row: SuiteRow, size: str, options: NetworkOptions | None = None) -> 
         weights_bytes = sum(os.path.getsize(f) for f in Path(artifact).glob("weights-*"))
     document = {**report.to_json(), "name": row.name}
     return {"build_s": build_s, "weights_bytes": weights_bytes, **tuned, "report": document}
-
-
-def _factory(row: SuiteRow) -> Callable[..., Any]:
-    module, _, function = row.model.partition(":")
-    factory: Callable[..., Any] = getattr(import_module(module), function)
-    return factory
-
-
-def _checkpoints(row: SuiteRow, size: str, folder: str) -> list[str]:
-    """Writes a checkpoint with random weights for each member, and returns the paths."""
-    make, options = _factory(row), row.form(size).options
-    paths = []
-    for i, state in enumerate(states(lambda: make(**options), row.members, row.shared)):
-        paths.append(f"{folder}/{i:03}.pt")
-        torch.save(state, paths[-1])
-    return paths
 
 
 def _tune(
@@ -117,7 +102,7 @@ def _compare(
     row: SuiteRow, size: str, artifact: str, paths: Sequence[str], options: NetworkOptions
 ) -> Report:
     """Times the artifact against the baselines."""
-    make, arguments = _factory(row), row.form(size).options
+    make, arguments = factory_of(row.model), row.form(size).options
     beside = {}
     if row.by_hand:
         beside[BY_HAND] = by_hand([_filled(make(**arguments), p) for p in paths], options.device)

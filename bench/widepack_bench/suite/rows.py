@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-MODELS = "widepack_bench.models"
+from ..models.factory import MODELS
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ from typing import Any
 from widepack.errors import UsageError
 
 from ..processes.fresh import in_fresh_process
-from ..report.json_file import write_whole
-from .document import read_document
+from ..report.json_file import read_document, write_whole
 from .rows import SuiteRow, chosen
 from .table import must_run, one_line, summary, table
 
@@ -78,7 +77,9 @@ def run_named(name: str, size: str, **options: Any) -> dict[str, Any]:
 
 def _read(out: Path, size: str) -> dict[str, Any]:
     """Reads the document. Raises: UsageError for another kind of file, or one of another size."""
-    document = {"size": size, **read_document(out, FORMAT, "the suite")}
+    document = read_document(out, FORMAT, "the suite")
+    if document is None:
+        return {"format": FORMAT, "size": size, "rows": {}, "summary": {}}
     if document["size"] != size:
         raise UsageError(
             f"{out} has rows in size {document['size']!r}, but this run is for {size!r}; give "

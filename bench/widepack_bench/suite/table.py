@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..text import duration
+from ..text import duration, interval
 from .rows import ROWS
 
 BY_HAND = "trunk shared by hand"
@@ -132,7 +132,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         str(report["environment"]["threads"]),
         duration(result["median_ms"]),
         f"{result['fastest']}, {duration(fastest['median_ms'])}",
-        _interval(result["ratio"]),
+        interval(result["ratio"]),
         f"{looped['ratio']['value']:.2f}" if looped and looped["ratio"]["value"] is not None else "",
         f"{result['roofline']['share']:.0%}" if result["roofline"] else "",
         result["verdict"],
@@ -158,7 +158,7 @@ def _notes(key: str, row: Mapping[str, Any]) -> list[str]:
         times = (
             ""
             if other["over_ours"]["value"] is None
-            else f", {_interval(other['over_ours'])} times as long as widepack"
+            else f", {interval(other['over_ours'])} times as long as widepack"
         )
         notes.append(f"{key}: the {BY_HAND} takes {duration(other['median_ms'])}{times}.")
     return notes
@@ -167,10 +167,3 @@ def _notes(key: str, row: Mapping[str, Any]) -> list[str]:
 def one_line(row: Mapping[str, Any]) -> str:
     """Returns the line that is printed when a row is done."""
     return " | ".join(cell for cell in _cells(row)[4:] if cell)
-
-
-def _interval(row: Mapping[str, Any]) -> str:
-    if row["value"] is None:
-        return "too few rounds"
-    high = "open" if row["high"] is None else f"{row['high']:.2f}"
-    return f"{row['value']:.2f} [{row['low']:.2f}, {high}]"
