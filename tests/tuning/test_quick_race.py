@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +19,9 @@ import widepack
 from widepack.errors import ArtifactError, UsageError
 from widepack.planning import heuristics
 from widepack.planning.plan import Plan
-from widepack.tuning.candidate_pool import RULES
-from widepack.tuning.quick_race import race_plans, race_seconds
-from widepack.tuning.quick_search import QuickSearch, RacedBatch, RacedPlan, chosen_plans
+from widepack.tuning.candidate_pool import LOOP, RULES
+from widepack.tuning.quick_race import programs_by_class, race_plans, race_seconds
+from widepack.tuning.quick_search import PACKED, QuickSearch, RacedBatch, RacedPlan, chosen_plans
 from widepack_artifacts.reader import Reader
 from widepack_cli.main import cli
 
@@ -250,3 +251,33 @@ def test_rules_of_thumb_may_store_weights_in_their_forms() -> None:
         8: raced(rules_of_thumb=(1.0, B), loop=(1.5, {})),
     }
     assert chosen_plans(both) == {1: RULES, 8: RULES}
+
+
+@pytest.mark.parametrize(
+    ("plans", "names", "beyond"),
+    [
+        ({"wide": {}, LOOP: {}, RULES: A}, {1: "wide"}, "stored"),  # only the rules pack
+        ({"wide": B, LOOP: {}, RULES: A}, {1: "wide"}, LOOP),
+        ({"wide": B, RULES: {}}, {1: "wide"}, RULES),
+        ({"wide": B, RULES: A}, {1: "wide"}, "wide"),  # nothing else has this form of the weights
+        ({"wide": {}, PACKED: B, LOOP: {}, RULES: A}, {1: PACKED, 2: "wide"}, LOOP),
+        ({"wide": {}, RULES: A}, {1: RULES}, "stored"),
+        ({LOOP: {}, RULES: A}, {1: LOOP}, ""),  # the loop serves all larger batches
+    ],
+)
+def test_which_plan_serves_batches_that_were_not_measured(
+    plans: dict[str, dict[str, str]], names: dict[int, str], beyond: str
+) -> None:
+    plan = Plan("cpu", "shared", (1, None), ())
+    result = RacedBatch({n: RacedPlan(plan, n, {}, f, 1.0) for n, f in plans.items()}, {}, {})  # type: ignore[arg-type]
+    stored = SimpleNamespace(program="stored", plan=plan)
+    source = SimpleNamespace(wide=lambda pattern: [stored])
+    programs = SimpleNamespace(source=source, artifact=SimpleNamespace(device=torch.device("cpu")))
+    entry: Any = SimpleNamespace(programs=programs)
+    last = max(names)
+    found: list[Any] = programs_by_class(
+        entry, "shared", dict.fromkeys(names, result), names, {b: (b, b) for b in names}
+    )
+    assert [program for program, _ in found] == [*names.values(), *([beyond] if beyond else [])]
+    assert [p.batch[0] for _, p in found] == [*names, *([last + 1] if beyond else [])]
+    assert found[-1][1].batch[1] is None

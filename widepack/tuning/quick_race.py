@@ -110,7 +110,7 @@ def race_plans(
         classes = batch_classes({b: s.scaled for b, s in searches.items()})
         rows += [_row(entry, pattern, b, classes[b], raced[b], n) for b, n in names.items()]
         if any(n != RULES for n in names.values()):
-            plans[name, pattern] = _programs(entry, pattern, raced, names, classes)
+            plans[name, pattern] = programs_by_class(entry, pattern, raced, names, classes)
     if plans:
         digest = publish_plans(path, device, plans, digest)
     return TuneReport(
@@ -174,7 +174,7 @@ def _kept(bind: Bind, bound: BoundPrograms) -> Bind:
     return bind_once
 
 
-def _programs(
+def programs_by_class(
     entry: WideEntry,
     pattern: str,
     raced: Mapping[int, RacedBatch],
@@ -183,9 +183,9 @@ def _programs(
 ) -> Plans:
     """Returns the programs of a pattern with their plans, one batch class after the other.
 
-    Beyond the last measured class there are the plans by rules of thumb, if the plan of the last batch has
-    all weights as they are stored. Else the loop serves the larger batches, or a plan with the same form of
-    weights.
+    Beyond the last measured class there are the plans by rules of thumb, if they won at the last batch or
+    all chosen plans have the weights as they are stored. Else the loop serves the larger batches, or a plan
+    with the same form of weights.
     """
     programs, last = entry.programs, max(raced)
     here = partial(replace, machine=name_of(str(programs.artifact.device)), threads=torch.get_num_threads())
@@ -200,11 +200,12 @@ def _programs(
     end = found[-1][1].batch[1]
     if end is None:
         return found
-    plans, winner = raced[last].plans, names[last]
-    if winner != RULES and plans[winner].forms:
+    packed = next((f for b, n in names.items() if n != RULES and (f := raced[b].plans[n].forms)), None)
+    if packed and names[last] != RULES:
         # other plans by rules of thumb may pack the same weights in another order
-        fitting = [n for n in (LOOP, RULES) if n in plans and plans[n].forms in ({}, plans[winner].forms)]
-        end_plan = plans[[*fitting, winner][0]]
+        plans = raced[last].plans
+        fitting = [n for n in (LOOP, RULES) if n in plans and plans[n].forms in ({}, packed)]
+        end_plan = plans[[*fitting, names[last]][0]]
         return [*found, (end_plan.program, here(end_plan.plan, batch=(end + 1, None)))]
     for stored in programs.source.wide(pattern):
         least, most = stored.plan.batch
