@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
+from results import read
 from widepack_bench.suite.real_table import TUNED, notes, real_table
-from widepack_bench.text import duration
+from widepack_bench.text import duration, interval
 
-RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results" / "real-cpu.json"
 TUNED_COLUMNS = (
     "network",
     "N",
@@ -24,54 +22,35 @@ TUNED_COLUMNS = (
     "roofline",
     "verdict",
 )
-DEFAULT_COLUMNS = ("network", "N", "batch", "pattern", "default", "over the loop", "verdict")
-README_ROWS = (
-    "tabular-mlp, N=8, batch 4",
-    "ft-transformer, N=8, batch 4",
-    "lstm-forecaster, N=8, batch 1",
-    "resnet18-64, N=8, batch 4",
-    "mobilenetv3, N=8, batch 1",
-    "resnet18-224, N=8, batch 1",
-)
-
-
-def _rows(chosen: Callable[[Mapping[str, Any]], bool]) -> dict[str, Any]:
-    rows: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]
-    return {key: row for key, row in rows.items() if chosen(row)}
+README_BATCH = 4
 
 
 def _is_tuned(row: Mapping[str, Any]) -> bool:
     return TUNED in row.get("result", {}).get("others", {})
 
 
-def tuned() -> str:
+def _rows() -> dict[str, Any]:
     """Returns the rows with all baselines, as built and tuned, on one thread."""
-    rows = _rows(lambda row: row["threads"] == 1 and _is_tuned(row))
-    return _with_notes(rows, real_table(rows, TUNED_COLUMNS))
+    rows: dict[str, Any] = read("real-cpu")["rows"]
+    return {k: r for k, r in rows.items() if r["threads"] == 1 and r["pattern"] == "shared" and _is_tuned(r)}
 
 
-def default(threads: int) -> str:
-    """Returns the rows of artifacts as built, beside the eager loop."""
-    rows = _rows(lambda row: row["threads"] == threads)
-    return _with_notes(rows, real_table(rows, DEFAULT_COLUMNS))
-
-
-def _with_notes(rows: Mapping[str, Any], table: str) -> str:
-    return table + "\n\n" + "\n".join(f"- {line}" for line in notes(rows))
+def tuned() -> str:
+    """Returns the table of all rows, with notes."""
+    rows = _rows()
+    return "\n".join([real_table(rows, TUNED_COLUMNS), "", *(f"- {line}" for line in notes(rows))])
 
 
 def readme() -> str:
-    """Returns the table of the README: six rows, on one thread."""
+    """Returns the table of the README: one batch of every network."""
     lines = [
         "| network | members | batch | eager loop | as built | tuned | fastest alternative | speedup tuned |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    rows = _rows(lambda row: row["threads"] == 1 and row["pattern"] == "shared" and _is_tuned(row))
-    chosen = [rows[f"{name}, shared, 1 thread"] for name in README_ROWS]
+    chosen = [row for row in _rows().values() if row["batch"] == README_BATCH]
     for row in chosen:
         result = row["result"]
         ours, fastest = result["others"][TUNED], result["baselines"][result["fastest"]]
-        ratio = ours["ratio"]
         cells = [
             real_table({"": row}, ("network",)).splitlines()[-1].strip("| "),
             row["members"],
@@ -80,7 +59,7 @@ def readme() -> str:
             duration(result["median_ms"]),
             duration(ours["median_ms"]),
             f"{result['fastest']}, {duration(fastest['median_ms'])}",
-            f"{ratio['value']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]",
+            interval(ours["ratio"]),
         ]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     env = chosen[0]["environment"]

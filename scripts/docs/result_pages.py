@@ -22,13 +22,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import database_results
+import real_results
 import suite_sizes
 import zoo_results
 
 from results import ROOT, read, where
 from widepack_bench.layers import table as layer_table
 from widepack_bench.suite import table as suite_table
-from widepack_bench.text import duration
 
 PAGES = (
     "README.md",
@@ -39,7 +39,6 @@ PAGES = (
     "docs/explanation/publishing.md",
 )
 MARK = re.compile(r"(<!-- generated: ([\w-]+) -->\n)(.*?)(<!-- end of generated -->)", re.DOTALL)
-README_ROWS = ("mlp-b32", "resnet18", "vit", "bert", "lstm", "unet")
 
 
 def filled(text: str) -> str:
@@ -66,36 +65,6 @@ def suite_one_thread() -> str:
 
 def suite_two_threads() -> str:
     return _lines_as_list(_suite(2))
-
-
-def suite_six_rows() -> str:
-    """Returns the table of the README: six rows of the suite, on one thread."""
-    rows = read("suite-cpu")["rows"]
-    lines = [
-        "| network | members | batch | widepack | fastest alternative | speedup | over the eager loop |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for name in README_ROWS:
-        row = rows[f"{name}, 1 thread"]
-        (result,) = row["report"]["rows"]
-        fastest, looped = result["baselines"][result["fastest"]], result["baselines"]["loop"]
-        ratio = result["ratio"]
-        lines.append(
-            f"| {row['title']} ({suite_sizes.short(name)}) "
-            f"| {row['members']} | {row['batch']} | {duration(result['median_ms'])} "
-            f"| {result['fastest']}, {duration(fastest['median_ms'])} "
-            f"| {ratio['value']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}] | "
-            f"{looped['ratio']['value']:.2f} |"
-        )
-    env = rows[f"{README_ROWS[0]}, 1 thread"]["report"]["environment"]
-    versions = env["versions"]
-    lines += [
-        "",
-        f"{env['date']}, {env['device']}, one thread, torch {versions['torch']}. Weights "
-        "are random and plans are tuned.",
-        "A speedup is a time over widepack's, with its 95% interval.",
-    ]
-    return "\n".join(lines)
 
 
 def layers() -> str:
@@ -254,7 +223,8 @@ def fuzz() -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {
-    "suite-six-rows": suite_six_rows,
+    "real-six-rows": real_results.readme,
+    "real-tuned": real_results.tuned,
     "suite-sizes": suite_sizes.table,
     "suite-one-thread": suite_one_thread,
     "suite-two-threads": suite_two_threads,

@@ -30,13 +30,6 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def short(name: str) -> str:
-    """Returns the size of a row for a CPU in a few words: its input and parameters."""
-    row = next(r for r in ROWS if r.name == name)
-    count = parameters(row, row.forms[0])
-    return f"{_input(row.forms[0])}, {count / 1e3:,.0f} thousand parameters"
-
-
 def parameters(row: SuiteRow, form: Form) -> int:
     """Returns the number of parameters of one member."""
     with torch.device("meta"):

@@ -144,7 +144,7 @@ def test_the_summary_names_what_is_below() -> None:
     assert totals["default_over_loop"]["geometric_mean"] == pytest.approx(1.8**0.5)
     assert totals["default_over_loop"]["below"] == ["b"]
     assert totals["tuned"]["below"] == ["b"]
-    assert totals["tuned"]["holds"] == 2
+    assert totals["tuned"]["verdicts"] == {"holds": 2}
     assert totals["not_measured"] == ["c"]
 
 
@@ -166,4 +166,4 @@ def test_the_table_states_the_sizes() -> None:
     assert "2.00 ms | 2.00 [1.99, 2.01] | 1.00 ms | vmap, 4.00 ms | 2.00 [1.99, 2.01] | 2.50" in line
     text = list(notes(rows))
     assert text[0] == "2026-11-23, cpu (one), torch 2.13."
-    assert "1 of 1 rows hold (100%), geometric mean 2.50" in text[2]
+    assert "1 rows (1 holds), geometric mean 2.50" in text[2]

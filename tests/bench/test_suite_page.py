@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 from paths import ROOT
 
+from widepack_bench.suite.real_networks import NETWORKS
 from widepack_bench.suite.rows import ROWS
 
 
@@ -26,6 +28,14 @@ def test_pages_state_the_row_count() -> None:
     assert len(ROWS) == 18
     assert "Eighteen rows over" in (ROOT / "bench" / "README.md").read_text(encoding="utf-8")
     assert "eighteen rows over" in (ROOT / "docs" / "results" / "networks.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_counts_the_networks_at_real_sizes() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"of the {len(ROWS)} rows of the suite" in readme
-    assert f"[{len(ROWS)} networks](docs/results/networks.md)" in readme
+    rows = json.loads((ROOT / "bench" / "results" / "real-cpu.json").read_text(encoding="utf-8"))["rows"]
+    measured = {row["network"] for row in rows.values() if "result" in row}
+    words = {6: "Six", 12: "twelve"}
+    assert (
+        f"{words[len(measured)]} of the\n{words[len(NETWORKS)]} networks of `widepack bench-suite real`"
+        in readme
+    )

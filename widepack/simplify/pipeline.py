@@ -157,5 +157,6 @@ def _written_whole(node: Node) -> Ref | None:
 
 
 def _is_whole(node: Node) -> bool:
+    """Whether a slice, or a write to one, takes all places of its dim."""
     bound = ops.bind(node.op, node.args, node.kwargs)
     return bound.get("start") in (None, 0) and bound.get("end") in (None, END) and bound.get("step", 1) == 1

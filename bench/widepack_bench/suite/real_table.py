@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -30,9 +31,9 @@ def summary(rows: Rows) -> dict[str, Any]:
             {key: r["baselines"]["loop"]["ratio"]["value"] for key, r in quiet.items()}, BELOW_LOOP
         ),
         "default": _figures({key: r["ratio"]["value"] for key, r in compiled.items()}, BELOW_FASTEST)
-        | {"holds": sum(r["verdict"] == "holds" for r in compiled.values())},
+        | {"verdicts": dict(Counter(r["verdict"] for r in compiled.values()))},
         "tuned": _figures({key: r["ratio"]["value"] for key, r in tuned.items()}, BELOW_FASTEST)
-        | {"holds": sum(r["verdict"] == "holds" for r in tuned.values())},
+        | {"verdicts": dict(Counter(r["verdict"] for r in tuned.values()))},
         "not_measured": sorted(set(rows) - set(quiet)),
     }
 
@@ -140,10 +141,11 @@ def notes(rows: Rows) -> Iterator[str]:
         f"{', '.join(loop['below']) or 'none'}."
     )
     if tuned["rows"]:
+        verdicts = ", ".join(f"{count} {verdict}" for verdict, count in tuned["verdicts"].items())
         yield (
-            f"Tuned plans over the fastest baseline: {tuned['holds']} of {tuned['rows']} rows hold "
-            f"({tuned['holds'] / tuned['rows']:.0%}), geometric mean {tuned['geometric_mean']:.2f}, least "
-            f"{tuned['least']:.2f}; below {BELOW_FASTEST}: {', '.join(tuned['below']) or 'none'}."
+            f"Tuned plans over the fastest baseline: {tuned['rows']} rows ({verdicts}), geometric mean "
+            f"{tuned['geometric_mean']:.2f}, least {tuned['least']:.2f}; below {BELOW_FASTEST}: "
+            f"{', '.join(tuned['below']) or 'none'}."
         )
     if totals["not_measured"]:
         yield f"Not measured, or refused as noisy: {', '.join(totals['not_measured'])}."
