@@ -92,7 +92,7 @@ _ATEN = """
     rsqrt rsub:Scalar,Tensor scalar_tensor scaled_dot_product_attention
     scatter:reduce,src,value,value_reduce scatter_add scatter_reduce:two searchsorted:Scalar,Tensor
     segment_reduce select:int select_copy:int select_scatter selu sgn sigmoid sign signbit silu sin sinc
-    sinh slice:Tensor slice_copy:Tensor slice_inverse slice_scatter smooth_l1_loss soft_margin_loss
+    sinh slice:Tensor slice_copy:Tensor slice_scatter smooth_l1_loss soft_margin_loss
     softmax:int softplus softshrink sort:default,stable special_airy_ai special_bessel_j0
     special_bessel_j1 special_bessel_y0 special_bessel_y1 special_entr special_erf special_erfcx
     special_expm1 special_i0e special_i1 special_i1e special_log1p special_log_ndtr

@@ -1,4 +1,4 @@
-"""Tests attacks 60 and 61 of ATTACKS.md: operands that lead a kernel outside its tensors."""
+"""Tests attacks 60, 61 and 65 of ATTACKS.md: operands that lead a kernel outside its tensors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from attacks import SELF, refused
-from forged import Forged, node, ref
+from forged import Forged, golden, node, ref
 
 from widepack import InputError, load
 
@@ -121,3 +121,25 @@ def test_operands_that_lead_outside_only_at_the_sizes_of_a_call(tmp_path: Path) 
     assert ens(torch.zeros(64, 6)).shape[:2] == (3, 64)
     with pytest.raises(InputError, match="offsets contains 65; 0 to 64 are possible"):
         ens(torch.zeros(65, 6))
+
+
+def test_memory_that_no_node_wrote_is_zero(tmp_path: Path) -> None:
+    """The answers are the golden ones plus memory that no node writes."""
+    forged = Forged()
+    for program in forged.programs():
+        answer = program["outputs"][0][0]
+        memory = node("forged_e", "aten.empty_like.default", answer)
+        program["nodes"] += [memory, node("forged_y", "aten.add.Tensor", answer, ref("forged_e"))]
+        program["outputs"][0][0] = ref("forged_y")
+    ens, wanted = load(forged.save(tmp_path)), load(golden("mlp"))
+    for rows in (1, 4, 7, 64):
+        x = torch.randn(rows, 6)
+        assert torch.equal(ens(x), wanted(x))
+
+
+def test_a_view_of_the_memory_around_an_input(tmp_path: Path) -> None:
+    row = node("forged_r", "aten.select.int", ref("x"), 0, 0)
+    around = node("forged_s", "aten._reshape_alias.default", ref("forged_r"), [2, 6], [6, 1])
+    refused(Forged().add(row, around).save(tmp_path), "invalid for input of size 6")
+    inverse = node("forged_s", "aten.slice_inverse.default", ref("x"), ref("x"), 0)
+    refused(Forged().add(inverse).save(tmp_path), "not on the list of allowed ops")

@@ -94,6 +94,42 @@ BAD: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], str]] = {
         "indices contains 5; 0 to 4 are possible",
     ),
     "no bag": ("aten.embedding_bag.default", (torch.zeros(5, 2), ids(0), ids()), {}, "offsets is empty"),
+    "ids that one number repeats": (
+        "aten._embedding_bag_forward_only.default",
+        (torch.zeros(5, 2), ids(3).expand(12), ids(0, 1)),
+        {},
+        "indices is not contiguous",
+    ),
+    "offsets that one number repeats": (
+        "aten._embedding_bag.default",
+        (torch.zeros(5, 2), ids(0, 1), ids(0).expand(3)),
+        {},
+        "offsets is not contiguous",
+    ),
+    "targets that one number repeats": (
+        "aten.ctc_loss.IntList",
+        (torch.zeros(12, 2, 6), ids(4).expand(7), [12, 10], [4, 3]),
+        {},
+        "targets is not contiguous",
+    ),
+    "batch sizes that one number repeats": (
+        "aten.gru.data",
+        (torch.zeros(9, 3), ids(3).expand(3), torch.zeros(1, 3, 4), [], True, 1, 0.0, False, False),
+        {},
+        "batch_sizes is not contiguous",
+    ),
+    "a mode of interpolation that does not exist": (
+        "aten.grid_sampler_3d.default",
+        (torch.zeros(1, 1, 2, 2, 2), torch.zeros(1, 2, 2, 2, 3), 2, 0, True),
+        {},
+        "interpolation_mode is 2; 0 to 1 are possible",
+    ),
+    "a mode of padding that does not exist": (
+        "aten.grid_sampler.default",
+        (torch.zeros(1, 1, 2, 2), torch.zeros(1, 2, 2, 2), 0, 7, True),
+        {},
+        "padding_mode is 7; 0 to 2 are possible",
+    ),
     "targets that are no class": (
         "aten.ctc_loss.IntList",
         (torch.zeros(4, 1, 3), ids(1, 10**8).view(1, 2), [4], [2]),

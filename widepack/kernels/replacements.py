@@ -16,8 +16,24 @@ _SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def reshape_alias(x: Tensor, size: Sequence[int], stride: Sequence[int]) -> Tensor:
-    """Computes `aten._reshape_alias`, which checks nothing, by an op that refuses memory outside x."""
-    return torch.as_strided(x, size, stride)
+    """Computes `aten._reshape_alias`, which checks nothing, by the op that it is a part of."""
+    return x.reshape(size)
+
+
+def empty(size: Sequence[int], **options: Any) -> Tensor:
+    """Computes `aten.empty`. A program must not return memory that it never wrote: this is 0."""
+    options.pop("memory_format", None)
+    return torch.zeros(size, **options)
+
+
+def empty_like(self: Tensor, **options: Any) -> Tensor:
+    """Computes `aten.empty_like` as `empty` computes `aten.empty`."""
+    return torch.zeros_like(self, **options)
+
+
+def new_empty(self: Tensor, size: Sequence[int], **options: Any) -> Tensor:
+    """Computes `aten.new_empty` as `empty` computes `aten.empty`."""
+    return self.new_zeros(size, **options)
 
 
 def as_strided(
@@ -64,12 +80,51 @@ def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
     return w, norms
 
 
+def least_common_multiple(self: Tensor, other: Tensor) -> Tensor:
+    """Computes `aten.lcm`. The processor stops if the least integer is divided by a divisor of -1."""
+    dtype = torch.result_type(self, other)
+    divisor = torch.gcd(self, other)
+    quotient = divide(self.to(dtype), torch.where(divisor == 0, 1, divisor), rounding_mode="trunc")
+    return torch.where(divisor == 0, 0, (quotient * other).abs())
+
+
+def median(self: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """Computes `aten.median.dim`, whose kernel reads an expanded tensor as if its stride were 1."""
+    values, indices = torch.median(_own_memory(self), dim, keepdim)
+    return values, indices
+
+
+def nanmedian(self: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """Computes `aten.nanmedian.dim` as `median` computes `aten.median.dim`."""
+    values, indices = torch.nanmedian(_own_memory(self), dim, keepdim)
+    return values, indices
+
+
+def masked_softmax(
+    self: Tensor, mask: Tensor, dim: int | None = None, mask_type: int | None = None
+) -> Tensor:
+    """Computes `aten._masked_softmax`, whose kernel reads dense memory whatever the strides are."""
+    return torch.ops.aten._masked_softmax.default(self.contiguous(), mask.contiguous(), dim, mask_type)
+
+
+def _own_memory(x: Tensor) -> Tensor:
+    """Returns the tensor, or a contiguous copy if several of its elements are one place in memory."""
+    return x.contiguous() if 0 in x.stride() else x
+
+
 REPLACEMENTS: dict[str, Callable[..., Any]] = {
+    "aten._masked_softmax.default": masked_softmax,
     "aten._reshape_alias.default": reshape_alias,
     "aten._stack.default": stack,
     "aten.as_strided.default": as_strided,
     "aten.as_strided_scatter.default": as_strided_scatter,
     "aten._weight_norm_interface.default": weight_norm,
+    "aten.empty.memory_format": empty,
+    "aten.empty_like.default": empty_like,
+    "aten.new_empty.default": new_empty,
+    "aten.lcm.default": least_common_multiple,
+    "aten.median.dim": median,
+    "aten.nanmedian.dim": nanmedian,
     "aten.div.Scalar_mode": divide,
     "aten.div.Tensor_mode": divide,
 }

@@ -30,7 +30,7 @@ _REASONS = {
         histogram.bin_ct segment_reduce ctc_loss.IntList searchsorted.Scalar bucketize.Scalar
     """,
     "depends on the memory layout": """
-        as_strided as_strided_scatter sym_storage_offset sym_stride.int slice_inverse put take view_as
+        as_strided as_strided_scatter sym_storage_offset sym_stride.int put take view_as
         squeeze_copy
     """,
     "an inner form of an op that has strategies, in decomposed programs": """

@@ -6,6 +6,7 @@
  * torch and oneDNN allocate tensors with posix_memalign. After fence_enable(1) each such allocation has
  * separate pages: it ends (or, for every second one, begins) at the border of a page without access. A kernel
  * that reads or writes one byte too far ends with SIGSEGV instead of reading the memory of another value.
+ * fence_fill(byte) fills new memory, so that a result that was never written differs between two calls.
  * Freed pages also lose their access, and their addresses are never used again.
  */
 #define _GNU_SOURCE
@@ -15,6 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #define PAGE 4096UL
@@ -25,6 +27,7 @@ static uint8_t *region;
 static uint32_t *lengths;       /* pages of the allocation that begins at a page; 0 if none does */
 static atomic_size_t next_page;
 static atomic_int enabled;
+static atomic_int fill = -1;    /* the byte that new memory contains; -1 leaves it at 0 */
 static size_t alignment_used = 16;
 static int (*real_memalign)(void **, size_t, size_t);
 static void (*real_free)(void *);
@@ -54,6 +57,9 @@ int fence_enable(int on) {
     return 0;
 }
 
+/* Sets the byte that new memory contains. A value that depends on it was never written. */
+void fence_fill(int byte) { atomic_store(&fill, byte); }
+
 /* Returns the number of allocations that were fenced so far, times the pages that each took. */
 size_t fence_pages(void) { return atomic_load(&next_page); }
 
@@ -76,6 +82,8 @@ static void *fenced(size_t size) {
     uint8_t *at = region + page * PAGE;
     if (mprotect(at, pages * PAGE, PROT_READ | PROT_WRITE)) return NULL;
     lengths[page] = (uint32_t)pages;
+    int byte = atomic_load(&fill);
+    if (byte >= 0) memset(at, byte, pages * PAGE);
     return page % 2 ? at + pages * PAGE - rounded : at;
 }
 

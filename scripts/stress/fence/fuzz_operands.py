@@ -7,7 +7,8 @@
 An operand set goes two ways, like the operands of a node of an untrusted artifact: through the check before a
 load (`Walk`), and to the function that a bound program calls. A call may have other sizes than the load, so
 the second way does not depend on the first. A Python exception may refuse a set. A set must not end the
-process, read or write outside its tensors, or take more than 20 s.
+process, read or write outside its tensors, or take more than 20 s. A call that returns is repeated with other
+bytes in new memory: a result that differs contains memory that the op never wrote.
 
 A case depends only on the op, the seed and its number. `--case` runs one case again in this process.
 """
@@ -28,12 +29,21 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 SECONDS = 20.0
+UNWRITTEN = "unwritten"
+FILLS = (0x00, 0xFF)
+"""The bytes of new memory in the two calls of a case: 0 and NaN, or 0 and -1."""
+Fill = Callable[[int], None]
+VARY = frozenset({"aten.linalg_lstsq.default"})
+"""Ops that are not called twice. LAPACK's `gelsy` begins with pivots that torch does not set: they determine
+the order of the columns, so that the solution of a matrix without full rank varies.
+"""
 BYTES = 6 * 2**30
 """Memory of a worker. An operand set that asks for more is refused."""
 
@@ -101,27 +111,62 @@ def admitted(op: str, args: list[Any], kwargs: dict[str, Any]) -> str:
     return "admitted"
 
 
-def call(op: str, args: list[Any], kwargs: dict[str, Any], unchecked: bool = False) -> str:
-    """Runs an operand set and returns how it ended: `ran`, or the class of the exception."""
+def call(op: str, args: list[Any], kwargs: dict[str, Any], unchecked: bool = False) -> tuple[str, Any]:
+    """Runs an operand set.
+
+    Returns: how it ended: `ran`, or the class of the exception; and the results, or None.
+    """
     import torch
 
     from widepack.ir import ops
 
+    torch.manual_seed(0)
     try:
         with torch.inference_mode():
-            (ops.unchecked if unchecked else ops.function)(op)(*args, **kwargs)
+            return "ran", (ops.unchecked if unchecked else ops.function)(op)(*args, **kwargs)
     except Exception as e:  # noqa: BLE001  # each class is a refusal; a bound program raises an error of widepack instead
-        return type(e).__name__
-    return "ran"
+        return type(e).__name__, None
 
 
-def case(op: str, seed: int, number: int, unchecked: bool = False) -> tuple[str, str]:
-    """Runs one case. Returns how the check before a load and how the call ended."""
+def case(
+    op: str, seed: int, number: int, unchecked: bool = False, fill: Fill | None = None
+) -> tuple[str, str]:
+    """Runs one case. With `fill`, an op that returns runs again with other bytes in new memory.
+
+    Returns: how the check before a load and how the call ended. `unwritten` is a call whose results differ.
+    """
     from operands import Drawn
 
     args, kwargs = Drawn(op, 1_000_003 * seed + number).operands()
-    first = admitted(op, args, kwargs)
-    return first.replace(" ", "-"), "not-called" if first == "too much" else call(op, args, kwargs, unchecked)
+    first = admitted(op, args, kwargs).replace(" ", "-")
+    if first == "too-much":
+        return first, "not-called"
+    if fill is None or op in VARY:
+        return first, call(op, args, kwargs, unchecked)[0]
+    found = []
+    for byte in FILLS:
+        fill(byte)
+        found.append(call(op, args, kwargs, unchecked))
+        fill(-1)
+    (how, results), (again, others) = found
+    return first, how if how == again and _equal(results, others) else UNWRITTEN
+
+
+def _equal(results: Any, others: Any) -> bool:
+    """Returns whether two results of one op are equal, up to the rounding of another order of sums."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    for x, y in zip(pytree.tree_leaves(results), pytree.tree_leaves(others), strict=True):
+        if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
+            continue
+        if x.shape != y.shape or x.dtype != y.dtype:
+            return False
+        wide = torch.complex128 if x.is_complex() else torch.float64
+        with contextlib.suppress(RuntimeError):  # no op reads a negated bool, or a size below 0
+            if not torch.allclose(x.to(wide), y.to(wide), rtol=1e-2, atol=1e-3, equal_nan=True):
+                return False
+    return True
 
 
 # ---------------------------------------------------------------- worker and monitor
@@ -139,8 +184,11 @@ def work(tasks: str, seed: int, fence: bool, unchecked: bool) -> None:
     warnings.simplefilter("ignore")
     widepack.primitives.find("linear")  # the ops and the samples are created before the fence is on
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    fill: Fill | None = None
     if fence:
-        assert ctypes.CDLL(os.environ["LD_PRELOAD"]).fence_enable(1) == 0, "no addresses for the fence"
+        library = ctypes.CDLL(os.environ["LD_PRELOAD"])
+        assert library.fence_enable(1) == 0, "no addresses for the fence"
+        fill = library.fence_fill
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + BYTES,) * 2)
     out = os.fdopen(os.dup(1), "w", buffering=1)
@@ -148,7 +196,7 @@ def work(tasks: str, seed: int, fence: bool, unchecked: bool) -> None:
     for op, first, last in json.loads(tasks):
         for number in range(first, last):
             out.write(f"> {op} {number}\n")
-            found = case(op, seed, number, unchecked)
+            found = case(op, seed, number, unchecked, fill)
             out.write(f"< {found[0]} {found[1]}\n")
 
 
@@ -164,6 +212,7 @@ class Monitor:
     def __init__(self, seed: int, library: Path | None, unchecked: bool) -> None:
         self.seed, self.library, self.unchecked = seed, library, unchecked
         self.ended: list[dict[str, Any]] = []
+        self.crashes = 0
         self.outcomes: dict[str, Counter[str]] = {}
 
     def run(self, tasks: list[list[Any]]) -> None:
@@ -203,6 +252,7 @@ class Monitor:
                 raise RuntimeError(f"the worker ended with {code} outside a case")
             return []
         how = "timeout" if not ready else signal.Signals(-code).name if code < 0 else f"exit {code}"
+        self.crashes += 1
         self.ended.append({"op": at[0], "case": at[1], "how": how})
         print(f"{at[0]} case {at[1]}: {how}", file=sys.stderr, flush=True)
         return _after(tasks, at)
@@ -213,6 +263,9 @@ class Monitor:
             return first, int(second)
         assert at is not None
         self.outcomes.setdefault(at[0], Counter())[f"{first}, {second}"] += 1
+        if second == UNWRITTEN:
+            self.ended.append({"op": at[0], "case": at[1], "how": UNWRITTEN})
+            print(f"{at[0]} case {at[1]}: a result was never written", file=sys.stderr, flush=True)
         return None
 
 
@@ -258,7 +311,7 @@ def main() -> None:
         "command": f"scripts/stress/fence/fuzz_operands.py --cases {given.cases} --seed {given.seed}",
         "seed": given.seed,
         "ops": len(names),
-        "cases": sum(sum(c.values()) for c in monitor.outcomes.values()) + len(monitor.ended),
+        "cases": sum(sum(c.values()) for c in monitor.outcomes.values()) + monitor.crashes,
         "seconds": round(time.time() - begin, 1),
         "ended": monitor.ended,
         "outcomes": {op: dict(sorted(c.items())) for op, c in sorted(monitor.outcomes.items())},
@@ -268,7 +321,7 @@ def main() -> None:
     crashes = Counter(f"{e['op']} {e['how']}" for e in monitor.ended)
     print(
         f"{document['cases']:,} operand sets of {len(names)} ops in {document['seconds']:.0f} s: "
-        f"{len(monitor.ended)} ended the process"
+        f"{len(monitor.ended)} ended the process or returned memory that was never written"
     )
     for what, count in sorted(crashes.items()):
         print(f"  {what}: {count}")

@@ -16,7 +16,7 @@ values, or end the process. A check has the parameters of its op and runs at eve
 | `own_ops.py` | widepack's own ops |
 | `pools.py` | pools over one dim |
 | `recurrent.py` | LSTM, GRU and plain RNN layers |
-| `resampling.py` | upsampling |
+| `resampling.py` | upsampling, sampling at a grid |
 | `series.py` | ops that loop as often as a value or a number says |
 
 `scripts/stress/fence` runs every op of the allow-list with drawn operands behind guard pages.
@@ -45,8 +45,8 @@ CHECKS: dict[str, Check] = {
     "aten.linalg_ldl_solve.default": linalg.ldl_solve,
     "aten.linalg_lu_solve.default": linalg.lu_solve,
     "aten.lu_unpack.default": linalg.lu_unpack,
-    "aten._embedding_bag.default": lookups.embedding_bag,
-    "aten._embedding_bag_forward_only.default": lookups.embedding_bag,
+    "aten._embedding_bag.default": lookups.embedding_bag_kernel,
+    "aten._embedding_bag_forward_only.default": lookups.embedding_bag_kernel,
     "aten.embedding_bag.default": lookups.embedding_bag,
     "aten.embedding_bag.padding_idx": lookups.embedding_bag,
     "aten._trilinear.default": series.trilinear,
@@ -106,6 +106,9 @@ for _name, _spatial, _corners in (
         _spatial, corners=_corners, smooth=_name.endswith("_aa")
     )
     CHECKS[f"aten.{_name}.vec"] = resampling.upsample_list(_spatial, corners=_corners)
+
+for _name in ("grid_sampler", "grid_sampler_2d", "grid_sampler_3d"):
+    CHECKS[f"aten.{_name}.default"] = resampling.grid_sampler
 
 OF_VALUES = frozenset(
     {

@@ -60,6 +60,11 @@ def readable(*tensors: Tensor | None) -> bool:
     )
 
 
+def contiguous(name: str, x: Tensor) -> None:
+    """Checks that a tensor's numbers follow one another in memory. A traced tensor passes."""
+    require(not readable(x) or x.is_contiguous(), f"{name} is not contiguous")
+
+
 def between(name: str, x: Tensor, low: int, high: int) -> None:
     """Checks that all numbers of an integer tensor are from `low` to `high`, both included."""
     if not x.numel():

@@ -1,4 +1,4 @@
-"""Checks the operands of resampling ops: a scale of 0 or below names places before the image."""
+"""Checks the operands of resampling ops: scales that name places before the image, and unknown modes."""
 
 from __future__ import annotations
 
@@ -52,6 +52,18 @@ def upsample_list(spatial: int, *, corners: bool) -> Callable[..., None]:
                 _scale(scale)
 
     return check
+
+
+def grid_sampler(
+    input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool = False
+) -> None:
+    """Checks the ops behind `grid_sample`: for a mode that does not exist they return unwritten memory."""
+    modes = 3 if dense("input", input, 4, 5).dim() == 4 else 2
+    require(
+        interpolation_mode in range(modes),
+        f"interpolation_mode is {interpolation_mode}; 0 to {modes - 1} are possible",
+    )
+    require(padding_mode in range(3), f"padding_mode is {padding_mode}; 0 to 2 are possible")
 
 
 def _image(x: Tensor, spatial: int) -> None:
