@@ -379,6 +379,12 @@ def test_a_kernel_that_reads_too_far_ends_at_the_fence() -> None:
     assert found.returncode == 1 and "aten.lu_unpack.default SIGSEGV" in found.stdout, found.stderr
 
 
+def test_a_result_that_no_kernel_wrote_is_found() -> None:
+    """Without its check, the op returns new memory for a mode that does not exist."""
+    found = fuzz("--ops", "aten.grid_sampler_3d.default", "--cases", "60", "--seed", "3", "--unchecked")
+    assert found.returncode == 1 and "aten.grid_sampler_3d.default unwritten" in found.stdout, found.stderr
+
+
 def test_checked_ops_stay_inside_of_their_operands() -> None:
     found = fuzz("--ops", ",".join([*CHECKS, *FUNCTIONS]), "--cases", "12", "--seed", "11")
     assert found.returncode == 0, found.stdout

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from ..spec.draws import draw_all, rows
 from .subject import CallCase, Subject, VerifiedCall
@@ -15,6 +16,11 @@ from .tolerance import floating
 SAMPLES = 64  # numbers per output and member that a comparison needs, at least
 MORE = 32  # at most so many calls are added to reach them, if an output has few numbers at any batch
 BATCHES = (1, 2, 5)  # that are cut out of the large batch
+LEAST = 6  # rows of the large batch, at least
+FLOPS = 1e12
+"""Floating point operations of all members' calls. Beyond them the large batch has fewer rows than `SAMPLES`
+numbers need, and no further call is added. A core does 1 to 4 * 10^10 of them a second in float64.
+"""
 
 
 def calls(subject: Subject, patterns: Iterable[str]) -> list[VerifiedCall]:
@@ -23,9 +29,12 @@ def calls(subject: Subject, patterns: Iterable[str]) -> list[VerifiedCall]:
     For each pattern: a large batch and its first 1, 2 and 5 rows, with a second step of each if the caller
     carries states; other sizes of the other dims; a size of 1 of each other dim.
     """
-    large = _large(subject) if subject.batch else 0
+    patterns = list(patterns)
+    rows_left = FLOPS / max(1.0, _flops(subject) * len(subject.members) * len(patterns)) - sum(BATCHES)
+    large = _large(subject, rows_left) if subject.batch else 0
     at_large = {**subject.sizes, **({subject.batch: large} if subject.batch else {})}
-    repeats = min(MORE, math.ceil(SAMPLES / _smallest(subject, at_large)) - 1)
+    affordable = max(0, math.floor(rows_left / max(large, 1)) - 1)
+    repeats = min(MORE, affordable, math.ceil(SAMPLES / _smallest(subject, at_large)) - 1)
     found: list[VerifiedCall] = []
     for pattern in patterns:
         found += _batches(subject, pattern, large, at_large, len(found))
@@ -127,17 +136,31 @@ def _answers_to(subject: Subject, inputs: Sequence[torch.Tensor]) -> bool:
     return True
 
 
-def _large(subject: Subject) -> int:
-    """Returns the large batch: it gives at least `SAMPLES` numbers in the smallest output."""
-    least = 6
-    at_least = {**subject.sizes, subject.batch: least}
+def _flops(subject: Subject) -> float:
+    """Returns the floating point operations of member 0 for one row, or for the call without a batch.
+
+    An op that torch's counter does not know, such as an LSTM layer, counts as none.
+    """
+    sizes = {**subject.sizes, **({subject.batch: 1} if subject.batch else {})}
+    counter = FlopCounterMode(display=False)
+    with counter:
+        answered = subject.fits(sizes) and _answers_to(subject, draw_all(subject.sources, sizes, 1))
+    return float(counter.get_total_flops()) if answered else 0.0
+
+
+def _large(subject: Subject, affordable: float) -> int:
+    """Returns the large batch: it gives at least `SAMPLES` numbers in the smallest output.
+
+    affordable: rows that a verification of usual length can have. `LEAST` rows are always possible.
+    """
+    at_least = {**subject.sizes, subject.batch: LEAST}
     if not _answers_to(subject, draw_all(subject.sources, at_least, 1)):
         return subject.sizes[subject.batch]
-    needed = math.ceil(SAMPLES * least / _smallest(subject, at_least))
+    needed = min(SAMPLES, math.ceil(SAMPLES * LEAST / _smallest(subject, at_least)))
     return next(
         (
             b
-            for b in range(max(least, min(SAMPLES, needed)), 0, -1)
+            for b in range(max(LEAST, math.floor(min(needed, affordable))), 0, -1)
             if subject.fits({**subject.sizes, subject.batch: b})
         ),
         subject.sizes[subject.batch],

@@ -1,0 +1,52 @@
+"""Tests which calls a verification makes: their batches, and how many there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import widepack
+from widepack.verification import calls
+
+
+class OneNumber(nn.Module):
+    """A network whose output has one number for a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.body(x)
+        return y
+
+
+def calls_of(tmp_path: Path) -> list[str]:
+    """Builds an artifact and returns the names of the calls that were compared, in order."""
+    paths = []
+    for i in range(2):
+        torch.manual_seed(i)
+        paths.append(tmp_path / f"m{i}.pt")
+        torch.save(OneNumber().state_dict(), paths[-1])
+    out = tmp_path / "e.wide"
+    report = widepack.build(paths, out, model=OneNumber, inputs=["x=float32[B, 5]"], pt2=False, race=False)
+    found: list[str] = report.verification["calls"]
+    return found
+
+
+def test_the_large_batch_has_64_numbers_of_every_output(tmp_path: Path) -> None:
+    wanted = [f"{pattern} B={b}" for pattern in ("shared", "each") for b in (64, 1, 2, 5)]
+    assert calls_of(tmp_path) == wanted
+
+
+@pytest.mark.parametrize(("rows", "large"), [(1, 6), (18, 10), (40, 32), (10_000, 64)])
+def test_networks_with_much_work_have_a_smaller_large_batch(
+    rows: int, large: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """rows: of all calls of a pattern, as far as the limit of operations allows."""
+    monkeypatch.setattr(calls, "FLOPS", float(rows * 2 * 2 * 2 * (5 * 16 + 16)))
+    found = calls_of(tmp_path)
+    assert [c for c in found if c.startswith("shared")] == [f"shared B={b}" for b in (large, 1, 2, 5)]
