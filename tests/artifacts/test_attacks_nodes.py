@@ -349,11 +349,23 @@ def test_enormous_numbers_and_lists_of_python(tmp_path: Path, bad: dict[str, Any
 
 
 def test_views_outside_the_memory_of_a_tensor(tmp_path: Path) -> None:
-    """`_reshape_alias` sets sizes and strides without a check of the memory."""
-    for size, stride in (([2**16], [1]), ([2, 6], [2**20, 1]), ([4, 1], [2**28, 1])):
-        refused(
-            Forged()
-            .add(node("a", "aten._reshape_alias.default", X, size, stride))
-            .save(tmp_path / str(size[0])),
-            "out of bounds",
-        )
+    """`_reshape_alias` sets sizes and strides without a check of the memory. It runs as a reshape."""
+    alias = node("a", "aten._reshape_alias.default", X, [2**16], [1])
+    refused(Forged().add(alias).save(tmp_path), "invalid for input of size")
+
+
+@pytest.mark.parametrize("name", ["dtype", "device", "layout"])
+def test_a_dtype_that_is_a_number_at_some_calls(name: str, tmp_path: Path) -> None:
+    """At a load with few rows it is a dtype, at a call with more rows the number 200."""
+    literal = {"dtype": {"dtype": "float32"}, "device": SELF, "layout": {"layout": "strided"}}[name]
+    nodes = [
+        node("b", "aten.sym_size.int", X, 0),
+        node("g", "operator.gt", ref("b"), 64),
+        node("i", "torch.sym_int", ref("g")),
+        node("d", "operator.getitem", [literal, 200], ref("i")),
+    ]
+    full = node("f", "aten.full.default", [4], 1.0, **{name: ref("d")})
+    refused(
+        Forged().add(*nodes, full).save(tmp_path),
+        "node d (operator.getitem) does not read a part of one value",
+    )

@@ -130,6 +130,18 @@ BAD: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], str]] = {
         {},
         "padding_mode is 7; 0 to 2 are possible",
     ),
+    "repeats whose sum wraps around": (
+        "aten.repeat_interleave.Tensor",
+        (ids(*[2**62] * 4, 3),),
+        {},
+        f"repeats contains {2**62}",
+    ),
+    "repeats that add up to too many": (
+        "aten.repeat_interleave.self_Tensor",
+        (torch.zeros(3), ids(*[2**39] * 3)),
+        {"dim": 0},
+        "repeats add up to",
+    ),
     "targets that are no class": (
         "aten.ctc_loss.IntList",
         (torch.zeros(4, 1, 3), ids(1, 10**8).view(1, 2), [4], [2]),

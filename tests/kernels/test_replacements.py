@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from widepack.ir import ops
-from widepack.kernels.replacements import REPLACEMENTS
+from widepack.kernels.replacements import REPLACEMENTS, own_memory
 
 LEAST = -(2**63)
 
@@ -82,3 +82,32 @@ def test_a_masked_softmax_of_tensors_in_another_order() -> None:
     for a in (x, turned):
         for b in (mask, other):
             torch.testing.assert_close(run("_masked_softmax.default", a, b, -1, 1), wanted)
+
+
+def test_a_group_norm_with_an_expanded_weight() -> None:
+    x, one, other = torch.randn(2, 4, 3), torch.tensor([2.0]).expand(4), torch.arange(8.0)[::2]
+    for weight, bias in ((one, None), (None, one), (other, one)):
+        y = run("native_group_norm.default", x, weight, bias, 2, 4, 3, 2, 1e-5)[0]
+        wanted = [None if v is None else v.clone() for v in (weight, bias)]
+        torch.testing.assert_close(y, torch.nn.functional.group_norm(x, 2, *wanted))
+
+
+@pytest.mark.parametrize(
+    "name", ["scaled_dot_product_attention.default", "_scaled_dot_product_flash_attention_for_cpu.default"]
+)
+def test_attention_over_windows_that_overlap(name: str) -> None:
+    """torch gives the answer the strides of the query, and writes only a part of it."""
+    windows = torch.randn(1, 1, 63 + 64 - 1).unfold(-1, 64, 1)
+    assert windows.shape == (1, 1, 63, 64)
+    wanted = torch.nn.functional.scaled_dot_product_attention(*(windows.contiguous(),) * 3)
+    found = run(name, windows, windows, windows)
+    torch.testing.assert_close(found[0] if isinstance(found, tuple) else found, wanted)
+
+
+def test_values_of_their_own_memory_are_not_copied_for_attention() -> None:
+    """Query, key and value are often three parts of one result: copies of them would take time."""
+    parts = torch.randn(2, 8, 3, 4, 16).unbind(2)
+    for part in (parts[0].transpose(1, 2), parts[1], torch.randn(3, 4).t()):
+        assert own_memory(part) is part
+    for shared in (torch.randn(3, 1).expand(3, 4), torch.randn(9).unfold(0, 4, 1)):
+        assert own_memory(shared) is not shared and torch.equal(own_memory(shared), shared)

@@ -234,14 +234,21 @@ def enumerations(name: str) -> frozenset[str]:
     """The names of the arguments that are a dtype, a layout or a memory format: torch accepts any number
     there, and crashes.
     """
+    return _arguments_of(name, "ScalarType", "Layout", "MemoryFormat")
+
+
+@cache
+def devices(name: str) -> frozenset[str]:
+    """The names of the arguments that are a device."""
+    return _arguments_of(name, "Device")
+
+
+def _arguments_of(name: str, *types: str) -> frozenset[str]:
+    """The names of the arguments whose type in the schema contains one of these texts."""
     op = resolve(name)
     if not is_overload(op):
         return frozenset()
-    return frozenset(
-        a.name
-        for a in schema_of(op).arguments
-        if any(k in str(a.real_type) for k in ("ScalarType", "Layout", "MemoryFormat"))
-    )
+    return frozenset(a.name for a in schema_of(op).arguments if any(t in str(a.real_type) for t in types))
 
 
 def bind(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -90,13 +90,13 @@ def least_common_multiple(self: Tensor, other: Tensor) -> Tensor:
 
 def median(self: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """Computes `aten.median.dim`, whose kernel reads an expanded tensor as if its stride were 1."""
-    values, indices = torch.median(_own_memory(self), dim, keepdim)
+    values, indices = torch.median(own_memory(self), dim, keepdim)
     return values, indices
 
 
 def nanmedian(self: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """Computes `aten.nanmedian.dim` as `median` computes `aten.median.dim`."""
-    values, indices = torch.nanmedian(_own_memory(self), dim, keepdim)
+    values, indices = torch.nanmedian(own_memory(self), dim, keepdim)
     return values, indices
 
 
@@ -107,13 +107,66 @@ def masked_softmax(
     return torch.ops.aten._masked_softmax.default(self.contiguous(), mask.contiguous(), dim, mask_type)
 
 
-def _own_memory(x: Tensor) -> Tensor:
-    """Returns the tensor, or a contiguous copy if several of its elements are one place in memory."""
-    return x.contiguous() if 0 in x.stride() else x
+def native_group_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    N: int,
+    C: int,
+    HxW: int,
+    group: int,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Computes `aten.native_group_norm`, whose kernel reads weight and bias as if their stride were 1."""
+    given = (None if x is None else x.contiguous() for x in (weight, bias))
+    y, mean, scale = torch.ops.aten.native_group_norm.default(input, *given, N, C, HxW, group, eps)
+    return y, mean, scale
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any) -> Tensor:
+    """Computes `aten.scaled_dot_product_attention`. torch gives the answer the strides of the query.
+
+    Where elements of the query are one place in memory, the kernel does not write all of the answer.
+    """
+    given = own_memory(query), own_memory(key), own_memory(value)
+    return torch.ops.aten.scaled_dot_product_attention.default(*given, *rest, **named)
+
+
+def flash_attention(
+    query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any
+) -> tuple[Tensor, Tensor]:
+    """Computes `aten._scaled_dot_product_flash_attention_for_cpu` as `attention` its public op."""
+    given = own_memory(query), own_memory(key), own_memory(value)
+    op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    y, logarithms = op(*given, *rest, **named)
+    return y, logarithms
+
+
+def own_memory(x: Tensor) -> Tensor:
+    """Returns the tensor, or a contiguous copy if several of its elements may be one place in memory.
+
+    A tensor with sizes that a compiler traces is returned as it is, unless a stride is 0.
+    """
+    strides = x.stride()
+    if x.is_contiguous():
+        return x
+    if 0 in strides:
+        return x.contiguous()
+    if any(isinstance(v, torch.SymInt) for v in (*strides, *x.shape)):
+        return x
+    reach = 0
+    for stride, size in sorted((stride, size) for stride, size in zip(strides, x.shape) if size > 1):
+        if stride <= reach:
+            return x.contiguous()
+        reach += stride * (size - 1)
+    return x
 
 
 REPLACEMENTS: dict[str, Callable[..., Any]] = {
     "aten._masked_softmax.default": masked_softmax,
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": flash_attention,
+    "aten.native_group_norm.default": native_group_norm,
+    "aten.scaled_dot_product_attention.default": attention,
     "aten._reshape_alias.default": reshape_alias,
     "aten._stack.default": stack,
     "aten.as_strided.default": as_strided,

@@ -11,11 +11,13 @@
 | `cost_terms.py` | Provides the terms that cost rules share: numbers of tensors, and the time |
 | `executable.py` | Binds a program to its weights on a device, and runs it |
 | `graph_module.py` | Turns a program into a flat fx graph, with `loop` regions as modules, and |
+| `in_place_writes.py` | Finds the writes of a program that may overwrite a value instead of copying it |
 | `kernel_count.py` | Counts the kernels that a program starts, where torch dispatches them |
 | `live_memory.py` | Tracks the memory that is live while a program is walked: what each node makes |
 | `loop_values.py` | Splits the arguments of a loop region by member, and joins the members' results |
 | `matrix_costs.py` | Computes the costs of matrix products, contractions, convolutions and attention |
 | `meta_values.py` | Runs ops on torch's meta device, where tensors have sizes and no memory |
+| `node_arguments.py` | Checks the arguments of a node that are known before any value is |
 | `numeric_costs.py` | Computes the costs of pools, losses over pairs, distances, linear algebra |
 | `op_costs.py` | Estimates what one op takes from the sizes of its arguments and results: time |
 | `prologue.py` | Splits a program into the nodes that depend on weights alone, which run once |

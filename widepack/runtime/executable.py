@@ -55,7 +55,7 @@ class Executable:
         self.main, self.given = program, given
         self.program, self.weights = _lists(program, given)
         self.workers = workers
-        self.forward: Function = graph_module(self.program, device, workers).forward
+        self.forward: Function = graph_module(self.program, device, workers, in_place=True).forward
         self.call: Function = self.eager
         self._own()
         if (

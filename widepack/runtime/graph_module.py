@@ -18,11 +18,12 @@ from torch import fx, nn
 
 from widepack_artifacts.program import Node, Program, substitute
 
-from ..errors import ArtifactError
 from ..ir import ops
 from ..ir.encoding import decode
 from ..ir.torch_internals import forget_source
 from ..system.threads import spread
+from .in_place_writes import in_place_writes, write
+from .node_arguments import check_arguments
 
 Function = Callable[..., Any]
 
@@ -34,10 +35,17 @@ class Loop(nn.Module):
     """
 
     def __init__(
-        self, body: Program, members: int, device: torch.device, workers: int = 0, *, checks: bool = True
+        self,
+        body: Program,
+        members: int,
+        device: torch.device,
+        workers: int = 0,
+        *,
+        checks: bool = True,
+        in_place: bool = False,
     ) -> None:
         super().__init__()
-        self.run = graph_module(body, device, checks=checks).forward
+        self.run = graph_module(body, device, checks=checks, in_place=in_place).forward
         drawn = any(
             torch.Tag.nondeterministic_seeded in getattr(ops.resolve(n.op), "tags", ())
             for n in body.nodes
@@ -97,13 +105,20 @@ class Loop(nn.Module):
 
 
 def graph_module(
-    program: Program, device: torch.device, workers: int = 0, *, checks: bool = True
+    program: Program,
+    device: torch.device,
+    workers: int = 0,
+    *,
+    checks: bool = True,
+    in_place: bool = False,
 ) -> fx.GraphModule:
     """A program as a flat GraphModule.
 
     It takes the weights, then the inputs, and returns a tuple of outputs. workers: of its loops. checks:
-    whether ops run behind the checks of their operands. A graph that is traced has none.
+    whether ops run behind the checks of their operands. A graph that is traced has none. in_place: whether
+    writes overwrite values that nothing reads any more.
     """
+    writes, inside = in_place_writes(program) if in_place else ({}, frozenset())
     function = ops.function if checks else ops.unchecked
     graph = fx.Graph()
     root = nn.Module()
@@ -111,18 +126,19 @@ def graph_module(
     for i, slot in enumerate((*program.weights, *program.inputs)):
         at[slot.name] = graph.placeholder(f"{'w' if i < len(program.weights) else 'x'}{i}")
     for i, node in enumerate(program.nodes):
+        if node.name in inside:
+            continue
+        if node.name in writes:
+            given = substitute(writes[node.name].arguments, at.__getitem__)
+            at[node.name] = graph.call_function(write, decode(given, device))
+            continue
         args = decode(substitute(node.args, at.__getitem__), device)
         if node.body is not None:
-            root.add_module(f"loop{i}", Loop(node.body, program.members, device, workers, checks=checks))
+            loop = Loop(node.body, program.members, device, workers, checks=checks, in_place=in_place)
+            root.add_module(f"loop{i}", loop)
             at[node.name] = graph.call_module(f"loop{i}", tuple(args))
             continue
-        known = {a for a, _, _ in ops.arguments(node.op)}
-        unknown = set(node.kwargs) - known
-        if unknown:
-            raise ArtifactError(
-                f"program: node {node.name} passes the keyword {sorted(unknown)[0]!r} to {node.op}, which "
-                "does not have it"
-            )
+        check_arguments(node)
         made = graph.call_function(
             function(node.op), tuple(args), decode(substitute(node.kwargs, at.__getitem__), device)
         )
@@ -146,6 +162,8 @@ def evaluate(program: Program, given: Sequence[Any], device: torch.device) -> li
     """
     at: dict[str, Any] = {s.name: v for s, v in zip((*program.weights, *program.inputs), given, strict=True)}
     for node in program.nodes:
+        if node.body is None:
+            check_arguments(node)
         at[node.name] = evaluate_node(node, at, program.members, device)
     return [substitute(o.value, at.__getitem__) for o in program.outputs]
 

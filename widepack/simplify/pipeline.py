@@ -149,8 +149,8 @@ def _takes_all(node: Node) -> bool:
 
 
 def _written_whole(node: Node) -> Ref | None:
-    """Returns `y` of `x[:] = y`, which writes the whole dim; None for another node."""
-    if node.op != "aten.slice_scatter.default" or not _is_whole(node):
+    """Returns `y` of `x[:] = y` and of `x.copy_(y)`, which write all of x; None for another node."""
+    if node.op != "aten.copy.default" and not (node.op == "aten.slice_scatter.default" and _is_whole(node)):
         return None
     source = ops.bind(node.op, node.args, node.kwargs).get("src")
     return source if isinstance(source, Ref) else None

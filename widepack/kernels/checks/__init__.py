@@ -54,6 +54,8 @@ CHECKS: dict[str, Check] = {
     "aten.ctc_loss.IntList": lookups.ctc_loss,
     "aten.diff.default": series.differences,
     "aten.max_pool1d.default": pools.max_pool1d,
+    "aten.repeat_interleave.Tensor": series.repeat_counts,
+    "aten.repeat_interleave.self_Tensor": series.repeat_interleave,
     "aten.segment_reduce.default": lookups.segment_reduce,
     "aten._native_batch_norm_legit.no_stats": norms.batch_norm_without_statistics,
     "aten._native_batch_norm_legit_functional.default": norms.batch_norm,
@@ -126,6 +128,8 @@ OF_VALUES = frozenset(
         "aten.special_zeta.default",
         "aten.rnn_relu.data",
         "aten.rnn_tanh.data",
+        "aten.repeat_interleave.Tensor",
+        "aten.repeat_interleave.self_Tensor",
         "aten.segment_reduce.default",
     }
 )

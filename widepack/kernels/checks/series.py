@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .require import OperandError, dense, readable
+from .require import OperandError, between, contiguous, dense, integers, readable, require
 
 _LEAST = -256.0
 _MOST_ORDERS = 100
 _MOST_ROUNDS = 2**14
+_MOST_REPEATS = 2**40
 
 
 def zeta(self: Any, other: Any) -> None:
@@ -45,6 +46,29 @@ def differences(
     """Checks `aten.diff`, which computes differences n times."""
     if isinstance(n, int) and n > _MOST_ORDERS:
         raise OperandError(f"n is {n}; numbers up to {_MOST_ORDERS} are possible")
+
+
+def repeat_counts(repeats: Tensor, *, output_size: int | None = None) -> None:
+    """Checks `aten.repeat_interleave.Tensor`, whose result has as many places as the repeats add up to.
+
+    The kernel computes the sum in 64 bits, where it may wrap around, and writes all repeats.
+    """
+    integers("repeats", repeats, 1)
+    contiguous("repeats", repeats)
+    if readable(repeats):
+        between("repeats", repeats, 0, _MOST_REPEATS)
+        total = float(repeats.double().sum())
+        require(
+            total <= _MOST_REPEATS, f"repeats add up to {total:.3g}; at most {_MOST_REPEATS} are possible"
+        )
+
+
+def repeat_interleave(
+    self: Tensor, repeats: Tensor, dim: int | None = None, *, output_size: int | None = None
+) -> None:
+    """Checks `aten.repeat_interleave.self_Tensor`."""
+    dense("self", self)
+    repeat_counts(repeats)
 
 
 def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:

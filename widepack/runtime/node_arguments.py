@@ -1,0 +1,52 @@
+"""Checks the arguments of a node that are known before any value is."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from widepack_artifacts.program import Node, Ref, refs
+
+from ..errors import ArtifactError
+from ..ir import ops
+
+
+def check_arguments(node: Node) -> None:
+    """Checks the keywords of a node, and that a literal determines the type of its result.
+
+    torch accepts any number as a dtype, and reads outside its tables. A dtype that a value determines could
+    be a number at a call although it was a dtype at the load.
+
+    Raises: ArtifactError.
+    """
+    unknown = set(node.kwargs) - {a for a, _, _ in ops.arguments(node.op)}
+    if unknown:
+        raise ArtifactError(
+            f"program: node {node.name} passes the keyword {sorted(unknown)[0]!r} to {node.op}, which "
+            "does not have it"
+        )
+    if node.op == "operator.getitem":
+        _check_part(node)
+    if node.op in ops.PYTHON:
+        return
+    given = ops.bind(node.op, node.args, node.kwargs)
+    for name in _literals(node.op):
+        if any(True for _ in refs(given.get(name))):
+            raise ArtifactError(
+                f"program: node {node.name} ({node.op}) has a value as {name}; only a literal is allowed"
+            )
+
+
+def _check_part(node: Node) -> None:
+    """Checks that a part is one of a value, at a literal place: another part could have another type."""
+    if len(node.args) != 2 or not isinstance(node.args[0], Ref):
+        raise ArtifactError(f"program: node {node.name} ({node.op}) does not read a part of one value")
+    if any(True for _ in refs(node.args[1])):
+        raise ArtifactError(
+            f"program: node {node.name} ({node.op}) has a value as index; only a literal is allowed"
+        )
+
+
+@cache
+def _literals(op: str) -> frozenset[str]:
+    """Returns the names of the arguments of an op that must be literals."""
+    return ops.enumerations(op) | ops.devices(op)
