@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from attacks import BIG, SELF, W, X, looped, refused, wide
 from forged import Forged, node, ref
 from support import fresh, must
 
-from widepack import load
+from widepack import InputError, load
 
 CODE = "__import__('os').system('touch canary')"
 
@@ -369,3 +370,21 @@ def test_a_dtype_that_is_a_number_at_some_calls(name: str, tmp_path: Path) -> No
         Forged().add(*nodes, full).save(tmp_path),
         "node d (operator.getitem) does not read a part of one value",
     )
+
+
+@pytest.mark.parametrize(
+    ("op", "first", "factor"),
+    [("operator.pow", 3, 2**33), ("operator.mul", 2**62, 3), ("operator.add", 2**62, 2**62)],
+)
+def test_arithmetic_without_end_at_some_calls(op: str, first: int, factor: int, tmp_path: Path) -> None:
+    nodes = [
+        node("b", "aten.sym_size.int", X, 0),
+        node("g", "operator.gt", ref("b"), 64),
+        node("i", "torch.sym_int", ref("g")),
+        node("m", "operator.mul", ref("i"), factor),
+        node("p", op, first, ref("m")),
+    ]
+    ens = load(Forged().add(*nodes).save(tmp_path))
+    assert ens(torch.zeros(64, 6)).shape[1] == 64
+    with pytest.raises(InputError, match="exponent|bits"):
+        ens(torch.zeros(65, 6))

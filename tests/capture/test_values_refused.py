@@ -154,7 +154,7 @@ class Scripted(Base):
         (Scripted, ["x=float32[B,3]"], ["contains head, compiled by torch.jit", "plain modules"]),
     ],
 )
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 def test_code_that_no_export_can_follow(
     make: type[nn.Module], inputs: list[str], words: list[str], tmp_path: Path
 ) -> None:

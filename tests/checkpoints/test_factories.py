@@ -124,7 +124,7 @@ def test_a_plain_pickle_of_a_state_dict(tmp_path: Path) -> None:
 
 def test_torchscript_is_refused_even_when_trusted(tmp_path: Path) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.filterwarnings("ignore", "`torch.jit.* is deprecated")
         torch.jit.trace(net(0), torch.zeros(1, 2, 8)).save(str(tmp_path / "a.pt"))  # type: ignore[no-untyped-call]
     with pytest.raises(
         CheckpointError,

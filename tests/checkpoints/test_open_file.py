@@ -193,7 +193,7 @@ def write(path: Path, data: bytes) -> None:
 
 def torchscript(path: Path) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.filterwarnings("ignore", "`torch.jit.* is deprecated")
         torch.jit.trace(linear().eval(), torch.zeros(1, 3)).save(str(path))  # type: ignore[no-untyped-call]
 
 

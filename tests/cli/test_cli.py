@@ -158,7 +158,7 @@ def test_errors_are_one_paragraph(
 
 def test_info() -> None:
     document = json.loads(done("info", "--json").stdout)
-    assert document["packages"]["torch"] == torch.__version__
+    assert torch.__version__.startswith(document["packages"]["torch"])  # some builds add "+cu130"
     assert "cpu" in document["devices"]
     assert "python" in done("info").stdout
 

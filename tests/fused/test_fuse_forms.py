@@ -182,6 +182,36 @@ def test_a_member_is_copied_over_another() -> None:
         fused.copy_(0, 4)
 
 
+class Dropped(nn.Module):
+    """Applies several dropouts to one value, and answers with the value too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.drop = nn.Linear(6, 8), nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        h = torch.relu(self.first(x)) + 1
+        return {
+            "one": nn.functional.dropout(h, 0.5, self.training),
+            "two": torch.dropout(h, 0.75, self.training),
+            "three": self.drop(h),
+            "h": h,
+        }
+
+
+def test_each_dropout_reads_the_value_before_it() -> None:
+    model: Any = Dropped().eval()
+    x = draw(16, 5, 6)
+    fused = widepack.fuse(model, x, n=32, dropout="on")
+    with torch.no_grad():
+        y, plain = fused(x), model(x)
+    close(y["h"], plain["h"].expand_as(y["h"]))
+    for name, factor in (("one", 2), ("two", 4), ("three", 2)):
+        kept = y[name] != 0
+        close(y[name][kept], factor * y["h"][kept])
+        assert abs(float(kept.float().mean()) - 1 / factor) < 0.03, name
+
+
 def test_stochastic_passes_of_one_checkpoint() -> None:
     """Weights and values before the first dropout exist once; each pass draws separately."""
     torch.manual_seed(0)

@@ -111,3 +111,46 @@ def test_values_of_their_own_memory_are_not_copied_for_attention() -> None:
         assert own_memory(part) is part
     for shared in (torch.randn(3, 1).expand(3, 4), torch.randn(9).unfold(0, 4, 1)):
         assert own_memory(shared) is not shared and torch.equal(own_memory(shared), shared)
+
+
+def ids(*values: int) -> Tensor:
+    return torch.tensor(values)
+
+
+STRIDED = {
+    "ids": ("_embedding_bag_forward_only.default", (torch.randn(5, 2), ids(3).expand(12), ids(0, 4))),
+    "offsets": ("_embedding_bag.default", (torch.randn(5, 2), ids(0, 1), ids(0).expand(3))),
+    "every second id": (
+        "_embedding_bag.default",
+        (torch.randn(9, 2), ids(*range(8))[::2], ids(0, 2), False, 1),
+    ),
+    "targets": (
+        "ctc_loss.IntList",
+        (torch.randn(12, 2, 6).log_softmax(-1), ids(1, 9, 2, 9, 3, 9, 4, 9)[::2], [12, 10], [2, 2]),
+    ),
+    "batch sizes": (
+        "gru.data",
+        (
+            torch.randn(9, 3),
+            ids(3).expand(3),
+            torch.zeros(1, 3, 4),
+            [torch.randn(12, 3), torch.randn(12, 4)],
+            False,
+            1,
+            0.0,
+            False,
+            False,
+        ),
+    ),
+    "repeats": ("repeat_interleave.Tensor", (ids(1, 0, 2, 0, 3)[::2],)),
+}
+
+
+@pytest.mark.parametrize("name", STRIDED)
+def test_kernels_read_strided_operands_as_contiguous_ones(name: str) -> None:
+    op, args = STRIDED[name]
+    dense = [a.clone(memory_format=torch.contiguous_format) if isinstance(a, Tensor) else a for a in args]
+    found, wanted = run(op, *args), run(op, *dense)
+    torch.testing.assert_close(
+        found[0] if isinstance(found, tuple) else found, wanted[0] if isinstance(wanted, tuple) else wanted
+    )

@@ -24,20 +24,10 @@ from ..ir import ops
 from ..ir.torch_internals import distributions_validate, op_base_name
 from ..spec.entries import FORWARD, method_of
 from .call import MemberCall
-from .patches import decompositions
+from .patches import decompositions, dropout_copies
 from .patches.context import bound_embeddings, by_places, exportable, scattered_by_places
 from .patches.functions import replaced_functions
 from .patches.tensor_index import look_up_places
-
-_DROPOUT = {
-    "dropout",
-    "dropout_",
-    "feature_dropout",
-    "feature_dropout_",
-    "alpha_dropout",
-    "alpha_dropout_",
-    "feature_alpha_dropout",
-}
 
 
 def clone(value: Any) -> Any:
@@ -83,9 +73,10 @@ def export(
     # copies, because an export that fails leaves marks on its example
     args, kwargs = pytree.tree_map(clone, (call.args, call.kwargs))
     with calm(), nullcontext() if grad else torch.no_grad():
-        exported = torch.export.export(
-            module, args, kwargs, strict=False, dynamic_shapes=_dynamic(module, call, dim)
-        )
+        with dropout_copies.DropoutCopies() if dropout else nullcontext():
+            exported = torch.export.export(
+                module, args, kwargs, strict=False, dynamic_shapes=_dynamic(module, call, dim)
+            )
         if gradients:
             _detach_blocks(exported)
         _drop_dropout(exported, active=dropout)
@@ -232,7 +223,7 @@ def _drop_dropout(exported: torch.export.ExportedProgram, active: bool = False) 
 def _is_eval_dropout(node: fx.Node) -> bool:
     return (
         node.op == "call_function"
-        and op_base_name(node.target) in _DROPOUT
+        and op_base_name(node.target) in dropout_copies.NAMES
         and len(node.args) > 2
         and node.args[2] is False
     )

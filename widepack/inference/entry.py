@@ -24,7 +24,7 @@ from .member import Member
 from .open_artifact import OpenArtifact
 from .output import build_answer, new_states
 from .programs import EntryPrograms
-from .reductions import reduced_leaf, transformed, weighted_mean
+from .reductions import checked_floating, reduced_leaf, transformed, weighted_mean
 
 SEEN = 256
 """How many shapes of calls an entry remembers as checked."""
@@ -313,8 +313,8 @@ class WideEntry:
 
         Raises:
             InputError: The inputs do not match, or the members' outputs have no mean because their shapes
-                differ.
-            UsageError: `of` is unknown, or the number of weights is not N.
+                differ or they are whole numbers.
+            UsageError: `of` is unknown, or the weights are not N numbers.
 
         Example:
             >>> p = ens.mean(x)  # [B, classes]
@@ -359,7 +359,9 @@ class WideEntry:
         result = self(*args, **kwargs)
         answer, state = result if self._binder.states else (result, None)
         lists = any(b.lists for _, b in self.programs.bound())
-        reduced = reduce(reduced_leaf(answer, self.entry.outputs[0].kind == "ragged", lists))
+        reduced = reduce(
+            checked_floating(reduced_leaf(answer, self.entry.outputs[0].kind == "ragged", lists))
+        )
         return (reduced, state) if self._binder.states else reduced
 
     # ---------------------------------------------------------------- programs

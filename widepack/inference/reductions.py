@@ -22,12 +22,27 @@ def transformed(x: torch.Tensor, of: str | None) -> torch.Tensor:
     return x
 
 
+def checked_floating(x: torch.Tensor) -> torch.Tensor:
+    """Returns the members' answers. Raises: InputError for whole numbers, which have no mean and no vote."""
+    if not (x.is_floating_point() or x.is_complex()):
+        raise InputError(
+            f"the members' answers are {str(x.dtype).removeprefix('torch.')}: they have no mean, and no "
+            "scores to vote with. Combine them in your own code, for example ens(x).mode(0).values"
+        )
+    return x
+
+
 def weighted_mean(x: torch.Tensor, weights: Sequence[float] | None) -> torch.Tensor:
     if weights is None:
         return x.mean(0)
-    if len(weights) != x.shape[0]:
-        raise UsageError(f"{len(weights)} weights for {x.shape[0]} members; give one for each member")
-    w = torch.tensor(weights, dtype=x.dtype, device=x.device)
+    try:
+        w = torch.as_tensor(weights, dtype=x.dtype, device=x.device)
+    except (TypeError, ValueError, RuntimeError):
+        raise UsageError(f"weights={weights!r:.60} is not a list of numbers") from None
+    if w.dim() != 1 or w.shape[0] != x.shape[0]:
+        raise UsageError(
+            f"{w.numel()} weights for {x.shape[0]} members; give a list with one for each member"
+        )
     averaged: torch.Tensor = torch.tensordot(w / w.sum(), x, 1)
     return averaged
 

@@ -88,6 +88,14 @@ def always(expr: Expr) -> bool:
 
 
 _COMPARE = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge"}
+_EXTREMES = {
+    "max": "max",
+    "min": "min",
+    "Max": "max",
+    "Min": "min",
+    "torch.sym_max": "max",
+    "torch.sym_min": "min",
+}
 _ARITHMETIC = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.FloorDiv: "floordiv", ast.Mod: "mod"}
 
 
@@ -132,15 +140,10 @@ def expression(
         for pair in pairs[1:]:
             made = ["and", made, pair]
         return made
-    if (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id in ("max", "min", "Max", "Min")
-        and len(node.args) >= 2
-    ):
+    if isinstance(node, ast.Call) and (name := _EXTREMES.get(ast.unparse(node.func))) and len(node.args) >= 2:
         first, *rest = (expression(a, leaves, names) for a in node.args)
         for part in rest:
-            first = [node.func.id.lower(), first, part]
+            first = [name, first, part]
         return first
     if isinstance(node, ast.Subscript):
         return _size_of(node, leaves)

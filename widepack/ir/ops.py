@@ -25,6 +25,7 @@ from ..kernels import streamed as streamed
 from ..kernels.checks import CHECKS
 from ..kernels.library import FUNCTIONS
 from ..kernels.replacements import REPLACEMENTS
+from ..kernels.size_arithmetic import limited
 from .torch_internals import base_name, can_decompose, is_overload, overload_behind, overload_name, schema_of
 
 Op = Callable[..., Any]
@@ -54,6 +55,7 @@ PYTHON: dict[str, Op] = {
     "torch.sym_ite": torch.sym_ite,
 }
 _NAMES = {op: name for name, op in PYTHON.items()}
+_LIMITED = {name: limited(name, op) for name, op in PYTHON.items() if op is not operator.getitem}
 _DIMS = {
     "dim",
     "dims",
@@ -167,6 +169,8 @@ def checked(name: str) -> Op:
 
     Raises: as `resolve`.
     """
+    if name in _LIMITED:
+        return _LIMITED[name]
     return _with_check(name) if name in CHECKS else REPLACEMENTS.get(name) or resolve(name)
 
 

@@ -73,13 +73,6 @@ def divide(self: Any, other: Any, *, rounding_mode: str | None = None) -> Tensor
     return torch.where(negative, -self.to(dtype), quotient)
 
 
-def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
-    """Computes `aten._weight_norm_interface`, whose kernel reads dense memory whatever the strides are."""
-    op = torch.ops.aten._weight_norm_interface.default
-    w, norms = op(v.contiguous(), g.contiguous(), dim)
-    return w, norms
-
-
 def least_common_multiple(self: Tensor, other: Tensor) -> Tensor:
     """Computes `aten.lcm`. The processor stops if the least integer is divided by a divisor of -1."""
     dtype = torch.result_type(self, other)
@@ -98,29 +91,6 @@ def nanmedian(self: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Te
     """Computes `aten.nanmedian.dim` as `median` computes `aten.median.dim`."""
     values, indices = torch.nanmedian(own_memory(self), dim, keepdim)
     return values, indices
-
-
-def masked_softmax(
-    self: Tensor, mask: Tensor, dim: int | None = None, mask_type: int | None = None
-) -> Tensor:
-    """Computes `aten._masked_softmax`, whose kernel reads dense memory whatever the strides are."""
-    return torch.ops.aten._masked_softmax.default(self.contiguous(), mask.contiguous(), dim, mask_type)
-
-
-def native_group_norm(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    N: int,
-    C: int,
-    HxW: int,
-    group: int,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes `aten.native_group_norm`, whose kernel reads weight and bias as if their stride were 1."""
-    given = (None if x is None else x.contiguous() for x in (weight, bias))
-    y, mean, scale = torch.ops.aten.native_group_norm.default(input, *given, N, C, HxW, group, eps)
-    return y, mean, scale
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any) -> Tensor:
@@ -162,16 +132,30 @@ def own_memory(x: Tensor) -> Tensor:
     return x
 
 
+def with_dense(name: str, *places: int) -> Callable[..., Any]:
+    """Returns an op that gets contiguous tensors. Its kernel reads them as if their stride were 1.
+
+    name: of the op in aten, with its overload. places: the positions of these tensors in the schema.
+    """
+    packet, overload = name.split(".")
+    op = getattr(getattr(torch.ops.aten, packet), overload)
+    names = {op._schema.arguments[place].name for place in places}
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        given = [x.contiguous() if k in places and isinstance(x, Tensor) else x for k, x in enumerate(args)]
+        named = {k: x.contiguous() if k in names and isinstance(x, Tensor) else x for k, x in kwargs.items()}
+        return op(*given, **named)
+
+    return run
+
+
 REPLACEMENTS: dict[str, Callable[..., Any]] = {
-    "aten._masked_softmax.default": masked_softmax,
     "aten._scaled_dot_product_flash_attention_for_cpu.default": flash_attention,
-    "aten.native_group_norm.default": native_group_norm,
     "aten.scaled_dot_product_attention.default": attention,
     "aten._reshape_alias.default": reshape_alias,
     "aten._stack.default": stack,
     "aten.as_strided.default": as_strided,
     "aten.as_strided_scatter.default": as_strided_scatter,
-    "aten._weight_norm_interface.default": weight_norm,
     "aten.empty.memory_format": empty,
     "aten.empty_like.default": empty_like,
     "aten.new_empty.default": new_empty,
@@ -182,3 +166,17 @@ REPLACEMENTS: dict[str, Callable[..., Any]] = {
     "aten.div.Tensor_mode": divide,
 }
 """The replacement of each op by its name in programs."""
+
+for _name, _places in {
+    "_embedding_bag.default": (1, 2),
+    "_embedding_bag_forward_only.default": (1, 2),
+    "_masked_softmax.default": (0, 1),
+    "_weight_norm_interface.default": (0, 1),
+    "ctc_loss.IntList": (1,),
+    "gru.data": (1,),
+    "lstm.data": (1,),
+    "native_group_norm.default": (1, 2),
+    "rnn_relu.data": (1,),
+    "rnn_tanh.data": (1,),
+}.items():
+    REPLACEMENTS[f"aten.{_name}"] = with_dense(_name, *_places)

@@ -249,7 +249,9 @@ def _strategies_of(manifest: form.Manifest) -> StrategyRequest:
     names = manifest.provenance.get("strategy")
     known = strategy_names()
     return StrategyRequest.parse(
-        [name for name in names if name in known] if isinstance(names, list) else "auto"
+        [name for name in names if isinstance(name, str) and name in known]
+        if isinstance(names, list)
+        else "auto"
     )
 
 

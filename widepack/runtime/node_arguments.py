@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
-
-from widepack_artifacts.program import Node, Ref, refs
+from widepack_artifacts.program import Node, Ref, Tag, refs
 
 from ..errors import ArtifactError
 from ..ir import ops
@@ -29,11 +27,14 @@ def check_arguments(node: Node) -> None:
     if node.op in ops.PYTHON:
         return
     given = ops.bind(node.op, node.args, node.kwargs)
-    for name in _literals(node.op):
-        if any(True for _ in refs(given.get(name))):
+    for name in ops.enumerations(node.op) | ops.devices(node.op):
+        value = given.get(name)
+        if isinstance(value, Ref):
             raise ArtifactError(
                 f"program: node {node.name} ({node.op}) has a value as {name}; only a literal is allowed"
             )
+        if value is not None and not isinstance(value, Tag):
+            raise ArtifactError(f"program: node {node.name} ({node.op}) has {value!r:.60} as {name}")
 
 
 def _check_part(node: Node) -> None:
@@ -44,9 +45,3 @@ def _check_part(node: Node) -> None:
         raise ArtifactError(
             f"program: node {node.name} ({node.op}) has a value as index; only a literal is allowed"
         )
-
-
-@cache
-def _literals(op: str) -> frozenset[str]:
-    """Returns the names of the arguments of an op that must be literals."""
-    return ops.enumerations(op) | ops.devices(op)

@@ -8,6 +8,7 @@
 |---|---|
 | `context.py` | Replaces functions of torch that torch.export cannot follow, while a member is exported |
 | `decompositions.py` | Decomposes ops that the format does not have |
+| `dropout_copies.py` | Separates the results of dropouts from their inputs during an export in eval mode |
 | `functions.py` | Replaces functions whose own code reads values or fixes the sizes of its inputs |
 | `tensor_index.py` | Rewrites places that a number in a tensor names: `table[domain]` |
 """

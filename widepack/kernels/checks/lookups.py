@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .require import OperandError, between, contiguous, dense, integers, numbers, of_shape, readable, require
+from .require import OperandError, between, dense, integers, numbers, of_shape, readable, require
 
 
 def embedding_bag(
@@ -36,15 +36,6 @@ def embedding_bag(
         _ascending("offsets", offsets, indices.shape[0])
         if include_last_offset and int(offsets[-1]) != indices.shape[0]:
             raise OperandError(f"offsets ends with {int(offsets[-1])}; there are {indices.shape[0]} indices")
-
-
-def embedding_bag_kernel(
-    weight: Tensor, indices: Tensor, offsets: Tensor, *options: Any, **named: Any
-) -> None:
-    """Checks the ops behind `aten.embedding_bag`. They read ids and offsets as if these were contiguous."""
-    embedding_bag(weight, indices, offsets, *options, **named)
-    contiguous("indices", indices)
-    contiguous("offsets", offsets)
 
 
 def _ascending(name: str, offsets: Tensor, end: int) -> None:
@@ -110,6 +101,5 @@ def ctc_loss(
     else:
         total = sum(target_lengths)
         require(total == targets.shape[0], f"target_lengths is for {total} targets of {targets.shape[0]}")
-        contiguous("targets", targets)  # the kernel reads the second sequence as if the stride were 1
     if readable(targets):
         between("targets", targets, 0, classes - 1)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .require import OperandError, between, contiguous, dense, integers, of_shape, readable, require
+from .require import OperandError, between, dense, integers, of_shape, readable, require
 
 
 def lstm(
@@ -124,7 +124,6 @@ def _batch_sizes(data: Tensor, sizes: Tensor, batch: int) -> None:
     integers("batch_sizes", sizes, 1)
     require(sizes.device.type in ("cpu", "meta"), "batch_sizes is not on the CPU")
     require(sizes.numel(), "batch_sizes is empty")
-    contiguous("batch_sizes", sizes)
     if not readable(sizes):
         return
     between("batch_sizes", sizes, 1, max(batch, 1))

@@ -60,11 +60,6 @@ def readable(*tensors: Tensor | None) -> bool:
     )
 
 
-def contiguous(name: str, x: Tensor) -> None:
-    """Checks that a tensor's numbers follow one another in memory. A traced tensor passes."""
-    require(not readable(x) or x.is_contiguous(), f"{name} is not contiguous")
-
-
 def between(name: str, x: Tensor, low: int, high: int) -> None:
     """Checks that all numbers of an integer tensor are from `low` to `high`, both included."""
     if not x.numel():
@@ -78,6 +73,7 @@ def integers(name: str, x: Any, *ranks: int) -> Tensor:
     """Returns an int32 or int64 tensor. Raises OperandError for other values and ranks."""
     found = dense(name, x, *ranks)
     require(found.dtype in INTEGERS, f"{name} is {found.dtype}; int64 is needed")
+    require(not found.is_neg(), f"{name} is a negated view; its numbers are needed")
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .require import OperandError, between, contiguous, dense, integers, readable, require
+from .require import OperandError, between, dense, integers, readable, require
 
 _LEAST = -256.0
 _MOST_ORDERS = 100
@@ -54,7 +54,6 @@ def repeat_counts(repeats: Tensor, *, output_size: int | None = None) -> None:
     The kernel computes the sum in 64 bits, where it may wrap around, and writes all repeats.
     """
     integers("repeats", repeats, 1)
-    contiguous("repeats", repeats)
     if readable(repeats):
         between("repeats", repeats, 0, _MOST_REPEATS)
         total = float(repeats.double().sum())
