@@ -19,6 +19,7 @@ from attacks import SELF, W, X, looped, probe_with, refused, tensors, wide
 from forged import Forged, golden, node, ref
 from inside import prologue_bytes
 
+import widepack
 from widepack import load
 from widepack.errors import ArtifactError, ProbeError, UsageError
 from widepack.inference.file_sizes import bytes_on_disk
@@ -367,3 +368,24 @@ def test_an_output_of_another_size_is_not_copied(tmp_path: Path) -> None:
 )
 def test_wrong_arguments_of_a_load_are_usage_errors(tmp_path: Path, how: dict[str, Any], words: str) -> None:
     refused(Forged().save(tmp_path), words, kind=UsageError, **how)
+
+
+@pytest.mark.parametrize("how", ["drop", "append", "export", "update"])
+def test_member_programs_that_only_a_revision_runs(how: str, tmp_path: Path) -> None:
+    """The wide programs are the golden ones, so that a load passes. The member program takes 8.6 GB."""
+    forged = Forged().add(node("z", "aten.full.default", [2**31], 1.0, device=SELF), start="programs/member.")
+    path, out = str(forged.save(tmp_path)), str(tmp_path / "out.wide")
+    load(path)
+    member = str(tmp_path / "m.pt")
+    torch.save(load(path).state_dict(0), member)
+    calls: dict[str, Callable[[], object]] = {
+        "drop": lambda: widepack.drop(path, ["mlp-0"], out=out),
+        "append": lambda: widepack.append(path, [member], out=out),
+        "update": lambda: widepack.update(path, {0: member}, out=out),
+        "export": lambda: widepack.export(path, str(tmp_path / "m.pt2"), to="pt2", member=0),
+    }
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ArtifactError, match=r"node z \(aten.full.default\) would bring the memory"):
+        calls[how]()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20
+    assert not Path(out).exists()

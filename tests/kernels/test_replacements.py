@@ -88,8 +88,8 @@ def test_a_group_norm_with_an_expanded_weight() -> None:
     x, one, other = torch.randn(2, 4, 3), torch.tensor([2.0]).expand(4), torch.arange(8.0)[::2]
     for weight, bias in ((one, None), (None, one), (other, one)):
         y = run("native_group_norm.default", x, weight, bias, 2, 4, 3, 2, 1e-5)[0]
-        wanted = [None if v is None else v.clone() for v in (weight, bias)]
-        torch.testing.assert_close(y, torch.nn.functional.group_norm(x, 2, *wanted))
+        w, b = (None if v is None else v.clone() for v in (weight, bias))
+        torch.testing.assert_close(y, torch.nn.functional.group_norm(x, 2, w, b))
 
 
 @pytest.mark.parametrize(

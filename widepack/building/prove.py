@@ -15,7 +15,7 @@ from widepack_artifacts.program import Program
 
 from ..capture.pt2.factory import ExportedProgramFactory
 from ..capture.trial import Trial, why_not
-from ..errors import CaptureError, VerificationError
+from ..errors import ArtifactError, CaptureError, CheckpointError, VerificationError
 from ..ir.at_rest import draws, rested
 from ..ir.fake_values import CPU
 from ..ir.kinds import weights_only
@@ -26,6 +26,7 @@ from ..spec.entries import PATTERNS
 from ..system.progress import Stages
 from ..system.readahead import asking
 from ..verification import calls, module_run, probe, small_sizes
+from ..verification.member_costs import check_costs
 from ..verification.parts import all_weights, lowered, parts
 from ..verification.record import program_key
 from ..verification.reference import ComparedOutputs, ReferenceAnswers
@@ -111,15 +112,28 @@ def at_rest(program: Program, entry: str) -> Program:
 
 def _subject(entry: BuildEntry, written: WeightFiles) -> Subject:
     names = entry.aligned.names
+    exported = isinstance(entry.factory, ExportedProgramFactory)
     subject = subject_of(
         entry,
         names,
         written.weights,
         initial=entry.initial_value,
         module=partial(filled_member, entry.factory, entry.aligned),
+        before=_check_exported if exported else lambda subject: None,
     )
     programs = [at_rest(p, entry.entry) for p in entry.programs] if entry.dropout else entry.programs
     return replace(subject, programs=programs, same_program=entry.captures.same_program(names))
+
+
+def _check_exported(subject: Subject) -> None:
+    """Checks what programs of `.pt2` files take, before one runs. Raises: CheckpointError."""
+    try:
+        check_costs("the exported program", subject)
+    except ArtifactError as e:
+        raise CheckpointError(
+            f"{e}. If you trust the file, give a factory that loads it: model=lambda: torch.export.load(path)"
+            ".module()"
+        ) from None
 
 
 def _corrected(entry: BuildEntry, subject: Subject) -> BuildEntry:

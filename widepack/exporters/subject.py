@@ -24,7 +24,7 @@ from ..inference.load import load
 from ..inference.model import WideModel
 from ..ir.at_rest import draws
 from ..ir.fake_values import CPU
-from ..runtime.admission import guarded
+from ..runtime.admission import check_member_run, guarded
 from ..runtime.executable import Executable
 from ..spec.entries import FORWARD
 from ..verification import probe as probes
@@ -57,6 +57,7 @@ class ExportSubject:
             )
         if single:
             self.program, values = self._programs.source.member(0)
+            check_member_run(self.title, self.program, [*values, *self.random_inputs(self.example)])
             self.values: dict[str, Any] = {
                 s.source: v for s, v in zip(self.program.weights, values, strict=True)
             }

@@ -212,6 +212,13 @@ def only_views(name: str) -> bool:
     return is_overload(op) and may_view(name) and op.is_view and not can_decompose(op)
 
 
+@cache
+def is_composite(name: str) -> bool:
+    """Whether torch implements the op by other ops, so that a result may be an argument itself."""
+    op = resolve(name)
+    return not is_overload(op) or can_decompose(op)
+
+
 def name_of(op: Any) -> str:
     """The name of an op in programs, whether the format knows it or not."""
     if op in _NAMES:

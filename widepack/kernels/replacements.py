@@ -99,7 +99,8 @@ def attention(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: An
     Where elements of the query are one place in memory, the kernel does not write all of the answer.
     """
     given = own_memory(query), own_memory(key), own_memory(value)
-    return torch.ops.aten.scaled_dot_product_attention.default(*given, *rest, **named)
+    y: Tensor = torch.ops.aten.scaled_dot_product_attention.default(*given, *rest, **named)
+    return y
 
 
 def flash_attention(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -26,6 +27,7 @@ from ..spec.entries import PATTERNS
 from ..spec.input_spec import batch_letter
 from ..spec.state import BUFFER, OUTPUT, CarriedState
 from ..verification import probe
+from ..verification.member_costs import check_costs
 from ..verification.subject import CallCase, Subject, VerifiedCall, subject_of
 
 
@@ -101,7 +103,8 @@ class ArtifactEntry(MemberPrograms):
         def initial(i: int, state: CarriedState) -> torch.Tensor | None:
             return self.weight(buffers[state.input], i, files) if state.input in buffers else None
 
-        subject = subject_of(self, members, files, initial=initial)
+        before = partial(check_costs, f"a member program of entry {self.entry}")
+        subject = subject_of(self, members, files, initial=initial, before=before)
         return replace(subject, sizes=self._call_sizes())
 
     def _example(self, k: int) -> torch.Tensor | None:

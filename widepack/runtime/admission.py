@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from widepack_artifacts.program import Program
 from widepack_artifacts.weight_table import Weight
 
 from ..errors import ArtifactError, WidepackError
+from ..ir import limits
 from .budget import Budget
 from .prologue import split
 
@@ -121,6 +123,29 @@ def admit(
         except NeedsValues:
             budget.spent = spent
     raise ArtifactError(f"{title} cannot be walked")  # a walk with values never needs more
+
+
+def check_member_run(title: str, program: Program, given: Sequence[Any]) -> None:
+    """Checks what a member program of an untrusted file takes at these sizes, before it runs.
+
+    title: the program in messages. given: its weights, then its inputs. Raises: ArtifactError naming the node
+    that takes more memory or work than files and inputs of this size allow.
+    """
+    from .walk import NeedsValues, Walk
+
+    weights, inputs = given[: len(program.weights)], given[len(program.weights) :]
+    budget = Budget.of(limits.size(weights), limits.size(inputs))
+    for values in (False, True):
+        walk = Walk(replace(budget), title, torch.device("cpu"), values=values)
+        try:
+            walk.run(program, list(given))
+        except NeedsValues:
+            continue
+        except ArtifactError as e:
+            raise ArtifactError(
+                str(e).split("; an artifact of these files")[0].split("; load(limit")[0]
+            ) from e
+        return
 
 
 def check_outputs(title: str, program: Program, outputs: Sequence[Any], entry: Entry, members: int) -> None:

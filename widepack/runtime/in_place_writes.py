@@ -251,7 +251,7 @@ def _makes_memory(node: Node) -> bool:
     """
     if node.body is not None or node.op in ops.PYTHON or node.op.startswith("widepack."):
         return False
-    return not ops.may_view(node.op) and not ops.can_decompose(ops.resolve(node.op))
+    return not ops.may_view(node.op) and not ops.is_composite(node.op)
 
 
 def _is_number(node: Node) -> bool:

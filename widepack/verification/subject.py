@@ -265,10 +265,12 @@ def subject_of(
     *,
     initial: Callable[[int, CarriedState], torch.Tensor | None],
     module: Callable[[int], nn.Module] | None = None,
+    before: Callable[[Subject], None] = lambda subject: None,
 ) -> Subject:
     """Returns the subject of the comparisons of an entry.
 
-    members: their names. files: their weights. initial, module: as `Subject` has them.
+    members: their names. files: their weights. initial, module: as `Subject` has them. before: is called
+    before a member's program runs for the first time.
     """
     made = Subject(
         members=tuple(members),
@@ -287,6 +289,7 @@ def subject_of(
         numbers=tree.numbers(entry.returned),
         fits=fitting(entry.bounds, entry.conditions),
     )
+    before(made)
     return with_accepted_inputs(made)
 
 
