@@ -24,6 +24,7 @@ from typing import Any
 import database_results
 import real_results
 import suite_sizes
+import version_results
 import zoo_results
 
 from results import ROOT, read, where
@@ -234,7 +235,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "unseen": zoo_results.unseen,
     "zoo-onnx": zoo_results.zoo_onnx,
     "torch-databases": database_results.table,
-    "zoo-speed": zoo_results.zoo_speed,
+    "versions": version_results.table,
+    "zoo-default": zoo_results.zoo_default,
     "call-overhead": call_overhead,
     "first-answer": first_answer,
     "load-1gb": load_1gb,

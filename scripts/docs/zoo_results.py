@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from results import read, where
+from results import read
 
 
 def zoo() -> str:
@@ -53,31 +53,6 @@ def zoo_onnx() -> str:
         f"alone). Of all {summary['entries']}, "
         f"{summary['widepack_right']} do; one has complex numbers inside."
     )
-
-
-def zoo_speed() -> str:
-    document = read("zoo-speed-cpu")
-    summary = document["summary"]
-    quiet = summary["rows"] - summary["verdicts"].get("noisy", 0)
-    slower = [row for row in summary["does_not_hold"] if row["verdict"] == "slower"]
-    lines = [
-        f"Without tuning, over a seeded sample of {summary['entries']} architectures (8 "
-        "members, batches 1 and 8), "
-        f"{summary['verdicts']['holds']} of {quiet} rows that were quiet enough hold "
-        "against the faster of eager loop and vmap. "
-        f"The geometric mean is {summary['geomean_ratio']:.1f} times as fast, and "
-        f"{summary['geomean_over_loop']:.1f} times as fast as the loop.",
-        "",
-        "| slower | batch | baseline | ratio |",
-        "|---|---|---|---|",
-        *(
-            f"| {row['entry']} | {row['batch']} | {row['fastest']} | {row['ratio']['value']:.2f} |"
-            for row in slower
-        ),
-        "",
-        where(document["environment"]),
-    ]
-    return "\n".join(lines)
 
 
 def zoo_default() -> str:
