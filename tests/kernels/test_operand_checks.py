@@ -124,6 +124,12 @@ BAD: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], str]] = {
         {"dim": 0},
         "repeats add up to",
     ),
+    "a packed weight in the place of a dense tensor": (
+        "aten.copy.default",
+        (torch.zeros(4, 3), torch.zeros(4, 3).to_mkldnn()),
+        {},
+        "src is not a dense tensor",
+    ),
     "targets that are no class": (
         "aten.ctc_loss.IntList",
         (torch.zeros(4, 1, 3), ids(1, 10**8).view(1, 2), [4], [2]),

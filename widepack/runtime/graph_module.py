@@ -126,6 +126,8 @@ def graph_module(
     for i, slot in enumerate((*program.weights, *program.inputs)):
         at[slot.name] = graph.placeholder(f"{'w' if i < len(program.weights) else 'x'}{i}")
     for i, node in enumerate(program.nodes):
+        if node.body is None:
+            check_arguments(node)
         if node.name in inside:
             continue
         if node.name in writes:
@@ -138,7 +140,6 @@ def graph_module(
             root.add_module(f"loop{i}", loop)
             at[node.name] = graph.call_module(f"loop{i}", tuple(args))
             continue
-        check_arguments(node)
         made = graph.call_function(
             function(node.op), tuple(args), decode(substitute(node.kwargs, at.__getitem__), device)
         )

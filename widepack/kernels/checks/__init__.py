@@ -51,6 +51,7 @@ CHECKS: dict[str, Check] = {
     "aten.embedding_bag.padding_idx": lookups.embedding_bag,
     "aten._trilinear.default": series.trilinear,
     "aten.bilinear.default": series.bilinear,
+    "aten.copy.default": lookups.copy,
     "aten.ctc_loss.IntList": lookups.ctc_loss,
     "aten.diff.default": series.differences,
     "aten.max_pool1d.default": pools.max_pool1d,

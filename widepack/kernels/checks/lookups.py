@@ -46,6 +46,12 @@ def _ascending(name: str, offsets: Tensor, end: int) -> None:
         require(bool((offsets.diff(dim=-1) >= 0).all()), f"{name} decreases")
 
 
+def copy(self: Tensor, src: Tensor, non_blocking: bool = False) -> None:
+    """Checks `aten.copy`, which reads the memory of a packed weight as if it were a dense tensor."""
+    dense("self", self)
+    dense("src", src)
+
+
 def segment_reduce(
     data: Tensor,
     reduce: str,
