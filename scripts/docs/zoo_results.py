@@ -63,7 +63,9 @@ def zoo_default() -> str:
         "|---|---|---|---|---|---|",
     ]
     for threads, part in document["summary"].items():
-        below = ", ".join(f"{b['entry']} at {b['batch']} ({b['ratio']:.2f})" for b in part["below"])
+        below = ", ".join(
+            f"{b['entry']} at batch {b['batch']}, {b['pattern']} ({b['ratio']:.2f})" for b in part["below"]
+        )
         lines.append(
             f"| {threads} | {part['entries']} | {part['rows']} | {part['geometric_mean']:.2f} "
             f"| {part['least']:.2f} | {below or 'none'} |"

@@ -19,7 +19,7 @@ BATCHES = (1, 2, 5)  # that are cut out of the large batch
 LEAST = 6  # rows of the large batch, at least
 FLOPS = 1e12
 """Floating point operations of all members' calls. Beyond them the large batch has fewer rows than `SAMPLES`
-numbers need, and no further call is added. A core does 1 to 4 * 10^10 of them a second in float64.
+numbers need, and no further call is added.
 """
 
 
