@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
@@ -126,6 +127,57 @@ def test_a_part_of_a_part() -> None:
     assert same(program(other, "w")) == 1  # another part: the inner value is made, then written
 
 
+def test_what_is_written_may_change_before_the_whole_is_written() -> None:
+    """`w` stands for two nodes. Between them, another write overwrites what it writes."""
+    nodes = [
+        node("v", "exp.default", "x"),
+        node("p", "slice.Tensor", "v", 1, 0, 3),
+        node("a", "slice.Tensor", "x", 1, 0, 3),
+        node("b", "select.int", "a", 2, 1),
+        node("h", "exp.default", "b"),
+        node("z", "select.int", "b", 1, 2),
+        node("q", "select_scatter.default", "p", "h", 2, 0),
+        node("h2", "select_scatter.default", "h", "z", 1, 0),
+        node("w", "slice_scatter.default", "v", "q", 1, 0, 3),
+    ]
+    made = program(nodes, "w", "h2")
+    assert set(in_place_writes(made)[0]) == {"h2"}
+    same(made)
+
+
+def test_a_part_of_a_reshaped_part_of_a_view() -> None:
+    nodes = [
+        node("m", "exp.default", "x"),
+        node("v", "transpose.int", "m", 0, 1),
+        node("p", "select.int", "v", 1, 0),
+        Node("r", "aten.view.default", (Ref("p"), [2, 2, 5])),
+        node("h", "select.int", "x", 0, 1),
+        node("i", "slice.Tensor", "h", 0, 0, 2),
+        node("s", "select_scatter.default", "r", "i", 1, 1),
+        Node("b", "aten.reshape.default", (Ref("s"), [4, 5])),
+        node("w", "select_scatter.default", "v", "b", 1, 0),
+    ]
+    made = program(nodes, "w")
+    found, inside = in_place_writes(made)
+    assert same(made) == 1 and len(found["w"].views) == 3 and inside == {"s", "b"}
+
+
+def test_a_reshape_that_must_copy_is_not_written_through() -> None:
+    nodes = [
+        node("m", "exp.default", "x"),
+        node("v", "transpose.int", "m", 1, 2),
+        node("p", "slice.Tensor", "v", 0, 0, 2),
+        Node("r", "aten.reshape.default", (Ref("p"), [2, 20])),
+        node("h", "select.int", "m", 0, 1),
+        node("e", "exp.default", "h"),
+        Node("i", "aten.reshape.default", (Ref("e"), [20])),
+        node("s", "select_scatter.default", "r", "i", 0, 1),
+        Node("b", "aten.reshape.default", (Ref("s"), [2, 5, 4])),
+        node("w", "slice_scatter.default", "v", "b", 0, 0, 2),
+    ]
+    assert same(program(nodes, "w")) == 1
+
+
 def test_results_that_may_be_views_are_not_overwritten() -> None:
     """`reshape` and `dropout` outside of training may return what they read."""
     for op, rest in (("reshape.default", ([3, 4, 5],)), ("dropout.default", (0.5, False))):
@@ -138,39 +190,104 @@ def test_results_that_may_be_views_are_not_overwritten() -> None:
         assert same(program(nodes, "w")) == 0
 
 
+class Draw:
+    """Draws a program of views, writes and arithmetic."""
+
+    def __init__(self, draw: st.DrawFn) -> None:
+        self.draw = draw
+        self.nodes = [node("v0", "exp.default", "x"), node("v1", "zeros_like.default", "x")]
+        self.shapes: dict[str, tuple[int, ...]] = {"x": SHAPE, "v0": SHAPE, "v1": SHAPE}
+
+    def add(self, op: str, shape: tuple[int, ...], base: str, *args: Any) -> str:
+        name = f"v{len(self.nodes)}"
+        self.nodes.append(node(name, op, base, *args))
+        self.shapes[name] = shape
+        return name
+
+    def one(self, shape: tuple[int, ...] | None = None) -> str:
+        """Draws a value, one of the last three more often: older ones are overwritten no more."""
+        fitting = [n for n, s in self.shapes.items() if shape in (None, s)]
+        return self.draw(st.sampled_from(fitting[-3:] if self.draw(st.booleans()) else fitting))
+
+    def part(self, base: str) -> tuple[str, tuple[int, ...], tuple[Any, ...]]:
+        """Draws a part of a value: the op that reads it, its shape, and the arguments of the op."""
+        shape = self.shapes[base]
+        dim = self.draw(st.integers(0, len(shape) - 1))
+        start = self.draw(st.integers(0, shape[dim] - 1))
+        if len(shape) > 1 and self.draw(st.booleans()):
+            return "select.int", shape[:dim] + shape[dim + 1 :], (dim, start)
+        end = self.draw(st.integers(start + 1, shape[dim]))
+        return "slice.Tensor", (*shape[:dim], end - start, *shape[dim + 1 :]), (dim, start, end)
+
+    def reshaped(self, base: str) -> str:
+        """Draws a value with two dims in one, or one dim in two, or with other order of the dims."""
+        shape = self.shapes[base]
+        dim = self.draw(st.integers(0, len(shape) - 1))
+        how = self.draw(st.sampled_from(["join", "part", "transpose", "expand"]))
+        if how == "transpose":
+            last = len(shape) - 1
+            dims = list(range(len(shape)))
+            dims[dim], dims[last] = last, dim
+            return self.add("transpose.int", tuple(shape[d] for d in dims), base, dim, last)
+        if how == "expand" and shape[dim] == 1:
+            made = (*shape[:dim], 3, *shape[dim + 1 :])
+            return self.add("expand.default", made, base, list(made))
+        if how == "join" and dim + 1 < len(shape):
+            made = (*shape[:dim], shape[dim] * shape[dim + 1], *shape[dim + 2 :])
+        elif shape[dim] % 2 == 0:
+            made = (*shape[:dim], shape[dim] // 2, 2, *shape[dim + 1 :])
+        else:
+            return self.add("alias.default", shape, base)
+        return self.add("reshape.default", made, base, list(made))
+
+    def write(self, base: str, depth: int = 0) -> str | None:
+        """Writes into a part of a value, or into a part of a part, by way of a reshape or not."""
+        op, shape, place = self.part(base)
+        source: str | None = None
+        if depth < 2 and self.draw(st.booleans()):
+            part = self.add(op, shape, base, *place)
+            inner = self.reshaped(part) if self.draw(st.booleans()) else part
+            source = self.write(inner, depth + 1)
+            if source is not None and prod(self.shapes[source]) != prod(shape):
+                source = None
+            elif source is not None and self.shapes[source] != shape:
+                source = self.add("reshape.default", shape, source, list(shape))
+        if source is None:
+            if shape not in self.shapes.values():
+                return None
+            source = self.one(shape)
+        if self.draw(st.booleans()):
+            self.step()
+        scatter = "select_scatter.default" if op == "select.int" else "slice_scatter.default"
+        return self.add(scatter, self.shapes[base], base, source, *place)
+
+    def step(self) -> None:
+        """Adds a view, or a write, or a sum."""
+        base = self.one()
+        how = self.draw(
+            st.sampled_from(["part", "write", "write", "write", "write", "add", "exp", "reshape"])
+        )
+        if how == "write":
+            self.write(base)
+        elif how == "part":
+            op, shape, place = self.part(base)
+            self.add(op, shape, base, *place)
+        elif how == "add":
+            self.add("add.Tensor", self.shapes[base], base, self.one(self.shapes[base]))
+        elif how == "exp":
+            self.add("exp.default", self.shapes[base], base)
+        else:
+            self.reshaped(base)
+
+
 @st.composite
 def programs(draw: st.DrawFn) -> Program:
-    """Draws a program of views, writes and arithmetic over values of three dims."""
-    nodes = [node("v0", "exp.default", "x"), node("v1", "zeros_like.default", "x")]
-    shapes: dict[str, tuple[int, ...]] = {"x": SHAPE, "v0": SHAPE, "v1": SHAPE}
-    for number in range(2, draw(st.integers(4, 18))):
-        name = f"v{number}"
-        base = draw(st.sampled_from(sorted(shapes)))
-        shape = shapes[base]
-        dim = draw(st.integers(0, 2))
-        start = draw(st.integers(0, shape[dim] - 1))
-        end = draw(st.integers(start + 1, shape[dim]))
-        part = tuple(end - start if d == dim else s for d, s in enumerate(shape))
-        fitting = sorted(n for n, s in shapes.items() if s == part)
-        how = draw(st.sampled_from(["slice", "write", "write", "write", "add", "view"]))
-        if how == "write" and fitting:
-            source = draw(st.sampled_from(fitting))
-            nodes.append(node(name, "slice_scatter.default", base, source, dim, start, end))
-            shapes[name] = shape
-        elif how == "slice":
-            nodes.append(node(name, "slice.Tensor", base, dim, start, end))
-            shapes[name] = part
-        elif how == "add":
-            other = draw(st.sampled_from(sorted(n for n, s in shapes.items() if s == shape)))
-            nodes.append(node(name, "add.Tensor", base, other))
-            shapes[name] = shape
-        else:
-            nodes.append(node(name, "view.default", base, list(shape)))
-            shapes[name] = shape
-            if nodes[-1].op == "aten.view.default" and base != "x":
-                nodes[-1] = node(name, "alias.default", base)
-    answers = draw(st.lists(st.sampled_from(sorted(set(shapes) - {"x"})), min_size=1, max_size=3))
-    return program(nodes, *answers)
+    """Draws a program of views, writes and arithmetic."""
+    made = Draw(draw)
+    for _ in range(draw(st.integers(2, 12))):
+        made.step()
+    names = list(made.shapes)[-4:]
+    return program(made.nodes, *draw(st.lists(st.sampled_from(names), min_size=1, max_size=3)))
 
 
 @settings(max_examples=300, deadline=None)

@@ -20,11 +20,13 @@
 | `node_arguments.py` | Checks the arguments of a node that are known before any value is |
 | `numeric_costs.py` | Computes the costs of pools, losses over pairs, distances, linear algebra |
 | `op_costs.py` | Estimates what one op takes from the sizes of its arguments and results: time |
+| `part_write.py` | Writes into a part of a tensor, where the part is reached by a chain of views |
 | `prologue.py` | Splits a program into the nodes that depend on weights alone, which run once |
 | `random_sizes.py` | Finds results whose size random numbers determine |
 | `sequence_costs.py` | Computes the costs of ops over the steps of a sequence: recurrent layers |
 | `unroll.py` | Writes out every loop region of a program, member after member, for readers |
 | `value_checks.py` | Checks the values that ops of a compiled program read as places |
 | `value_sizes.py` | Bounds the results whose size only values determine: `nonzero`, a mask as index |
+| `value_memory.py` | Finds which values of a program may share memory, and where each is read last |
 | `walk.py` | Checks a program against a budget before it runs: an artifact may come |
 """

@@ -22,8 +22,9 @@ from ..ir import ops
 from ..ir.encoding import decode
 from ..ir.torch_internals import forget_source
 from ..system.threads import spread
-from .in_place_writes import in_place_writes, write
+from .in_place_writes import in_place_writes
 from .node_arguments import check_arguments
+from .part_write import write_part
 
 Function = Callable[..., Any]
 
@@ -132,7 +133,7 @@ def graph_module(
             continue
         if node.name in writes:
             given = substitute(writes[node.name].arguments, at.__getitem__)
-            at[node.name] = graph.call_function(write, decode(given, device))
+            at[node.name] = graph.call_function(write_part, decode(given, device))
             continue
         args = decode(substitute(node.args, at.__getitem__), device)
         if node.body is not None:
