@@ -14,14 +14,16 @@ WORK_FOR_WEIGHTS, WORK_FOR_PROBE = 200.0, 10_000.0
 LONGEST_WALK = 60.0
 """Seconds of a core that computing sizes may take, for all programs of a load."""
 
+_WHEN = {"load": "when it is loaded", "run": "when one member runs"}
+
 
 @dataclass
 class Budget:
-    """The memory and the work that the programs of one load may take.
+    """The memory and the work that the programs of one load may take, or one run of a member.
 
     bytes: live at one time. work: nanoseconds of one core. limit: the factor on the usual budget. spent: the
     work so far. resident: bytes of derived weights that the prologues of bound programs made. walked: seconds
-    of a core that were spent on computing sizes.
+    of a core that were spent on computing sizes. use: "load", whose limits a caller may lift, or "run".
     """
 
     bytes: float
@@ -30,13 +32,14 @@ class Budget:
     spent: float = 0.0
     resident: float = 0.0
     walked: float = 0.0
+    use: str = "load"
 
     @classmethod
-    def of(cls, weights: int, probe: int, limit: float = 1.0) -> Budget:
-        """The budget for files of these sizes. weights, probe: bytes. limit: a factor."""
+    def of(cls, weights: int, probe: int, limit: float = 1.0, use: str = "load") -> Budget:
+        """The budget for files of these sizes. weights, probe: bytes. limit: a factor. use: see `Budget`."""
         memory = LEAST_BYTES + BYTES_FOR_WEIGHTS * weights + BYTES_FOR_PROBE * probe
         work = LEAST_WORK + WORK_FOR_WEIGHTS * weights + WORK_FOR_PROBE * probe
-        return cls(memory * limit, work * limit, limit)
+        return cls(memory * limit, work * limit, limit, use=use)
 
     def add_walked(self, title: str, seconds: float) -> None:
         """Counts the time of computing the sizes of a node.
@@ -48,7 +51,7 @@ class Budget:
         if self.walked > longest:
             raise ArtifactError(
                 f"{title}: computing the sizes of the nodes up to here took {self.walked:,.0f} s of a core; "
-                f"a load may take {longest:,.0f} s for it. If you trust its makers: load(limit=None)"
+                f"a {self.use} may take {longest:,.0f} s for it" + self.way_out("load(limit=None)")
             )
 
     def admit(self, title: str, work: float, memory: float) -> None:
@@ -67,12 +70,19 @@ class Budget:
                     else ""
                 )
                 one, other = _apart(requested, allowed, write)
+                factor = 2 * requested / allowed * self.limit
                 raise ArtifactError(
-                    f"{title} would bring the {resource} of this load to {one}{resident}; an artifact "
-                    f"of these files may take {other} when it is loaded. If you trust its makers: "
-                    f"load(limit={2 * requested / allowed * self.limit:.1g}) allows this much, a "
-                    "later node may need more, and limit=None allows anything"
+                    f"{title} would bring the {resource} of this {self.use} to {one}{resident}; an artifact "
+                    f"of these files may take {other} {_WHEN[self.use]}"
+                    + self.way_out(
+                        f"load(limit={factor:.1g}) allows this much, a later node may need more, and "
+                        "limit=None allows anything"
+                    )
                 )
+
+    def way_out(self, call: str) -> str:
+        """Returns the end of an error that says which call lifts the limit; empty if none does."""
+        return f". If you trust its makers: {call}" if self.use == "load" else ""
 
 
 def _bytes(count: float, digits: int = 1) -> str:
