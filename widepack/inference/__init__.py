@@ -9,6 +9,7 @@ The first load on a machine runs the artifact's probe. `ens.swap` replaces a mem
 
 | file | what it does |
 |---|---|
+| `answer_stream.py` | Reduces the answers of a loop over members while the loop runs |
 | `arrays.py` | Takes NumPy arrays and scalars as inputs of a call. NumPy is not imported for it |
 | `binder.py` | Binds the arguments of a call to the tensors of an entry's programs |
 | `bound_program.py` | Defines wide programs before and after they are bound to weights |
@@ -17,7 +18,7 @@ The first load on a machine runs the artifact's probe. `ens.swap` replaces a mem
 | `cast_bounds.py` | Computes bounds for a model that is loaded in another dtype: `load(dtype=...)` |
 | `compiled_choice.py` | Chooses a compiled program that is in the cache, where it was faster |
 | `each.py` | Marks inputs of a call that have one value for each member |
-| `entry.py` | Defines an entry of a loaded model: calls, `each`, `mean`, `std`, `vote`, states |
+| `entry.py` | Defines an entry of a loaded model: calls, `each`, `reduce`, states |
 | `entry_inputs.py` | Makes the inputs of an entry's wide calls: from the probe, drawn at other sizes |
 | `failed_call.py` | Explains a call that an op refused: which node, which inputs |
 | `file_sizes.py` | Counts the bytes of a file that are on the disk: a sparse file has holes |
@@ -36,7 +37,8 @@ The first load on a machine runs the artifact's probe. `ens.swap` replaces a mem
 | `program_binder.py` | Binds wide programs to weights and to a backend |
 | `program_source.py` | Finds the wide programs of an entry: in the user's cache, in the artifact |
 | `programs.py` | Keeps the wide programs of one entry of a loaded artifact: found, bound |
-| `reductions.py` | Reduces the answers of all members to one: what `mean` and `std` compute |
+| `reduced_answer.py` | Reduces the answer of a call to the requested figures |
+| `reductions.py` | Defines the reductions over members that a loaded model has, and each of its entries |
 | `swap.py` | Replaces one member of a loaded model by another checkpoint while calls go on: `ens.swap` |
 | `weight_exchange.py` | Changes one member's weights in bound programs |
 """

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
-from widepack_artifacts.program import Program
+from widepack_artifacts.program import Program, Ref
 from widepack_artifacts.tree import Tree
 
 from ..backends import BoundFunction
+from ..ir.edit import uses
 from ..planning.plan import Plan
 from ..runtime.executable import Executable
 
@@ -90,6 +92,25 @@ class BoundProgram:
         self.lists = frozenset(k for k in ragged if program.outputs[k].kind != "ragged")
         unchanged = leaf >= 0 and program.outputs[leaf].kind != "shared" and leaf not in self.lists
         self.only = leaf if unchanged else -1
+
+    @property
+    def looped(self) -> tuple[str, int] | None:
+        """The loop that makes the whole answer, and the number of its result; None if there is none, if ops
+        for all members read the result, or if a compiled program runs.
+        """
+        return self._looped if self.runnable.function is None else None
+
+    @cached_property
+    def _looped(self) -> tuple[str, int] | None:
+        program = self.executable.program
+        value = program.outputs[self.only].value if self.only >= 0 else None
+        made = {n.name: n for n in program.nodes}
+        part = made.get(value.name) if isinstance(value, Ref) else None
+        if part is None or part.op != "operator.getitem" or not isinstance(part.args[0], Ref):
+            return None
+        loop, number = made.get(part.args[0].name), part.args[1]
+        alone = uses(program)[part.name] == 1 and program.outputs[self.only].kind == "stacked"
+        return (loop.name, number) if loop is not None and loop.body is not None and alone else None
 
     def become(self, runnable: Runnable) -> None:
         """Replaces what runs, from the next call on."""

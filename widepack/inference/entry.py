@@ -1,11 +1,11 @@
-"""Defines an entry of a loaded model: calls, `each`, `mean`, `std`, `vote`, states, `warmup`.
+"""Defines an entry of a loaded model: calls, `each`, `reduce`, states, `warmup`.
 
 Calls may come from several threads at once: nothing that a call writes to is shared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from ..errors import WidepackError
 from ..planning.plan import Plan
 from ..spec.entries import PATTERNS
 from ..system.autocast import autocast_off
+from .answer_stream import AnswerStream
 from .binder import Binder
 from .bound_program import BoundProgram
 from .each import each_if_tensor
@@ -24,13 +25,14 @@ from .member import Member
 from .open_artifact import OpenArtifact
 from .output import build_answer, new_states
 from .programs import EntryPrograms
-from .reductions import checked_floating, reduced_leaf, transformed, weighted_mean
+from .reduced_answer import Reduction
+from .reductions import Reductions, names_apart
 
 SEEN = 256
 """How many shapes of calls an entry remembers as checked."""
 
 
-class WideEntry:
+class WideEntry(Reductions):
     """One entry of a loaded model: one method of the members, for all members at once.
 
     `ens.entry(name)` and `ens.<name>` return it. It is called as the member's method is.
@@ -210,20 +212,13 @@ class WideEntry:
         if carries:
             values, per_member = list(values), list(per_member)
             self._binder.carry(values, per_member, state)
-        # All checks and the choice of the program depend on this alone, so equal calls are checked once.
-        key = (tuple(per_member), *[(v.shape, v.dtype, v.device, v.layout, v.requires_grad) for v in values])
-        program = self._seen.get(key) or self._check(values, per_member, key)
+        program = self._bound(values, per_member)
         try:
             found = self._gate.run(program, values)
         except (WidepackError, torch.OutOfMemoryError):
             raise
         except Exception as e:
-            self._binder.refuse_derivatives(values)
-            from .failed_call import explained  # only a call that fails needs it
-
-            title = f"{self._artifact.reader.root.name}: entry {self.name}"
-            source = self.programs.source
-            raise explained(title, program, source.member, values, per_member, e) from e
+            raise self._explained(program, values, per_member, e) from e
         if program.only >= 0 and not carries:
             return found[program.only]
         outputs = program.program.outputs
@@ -232,6 +227,22 @@ class WideEntry:
             return answer
         states = new_states(found, self._binder.states, outputs, len(self.members), values)
         return answer, {**state, **states}
+
+    def _bound(self, values: Sequence[torch.Tensor], per_member: Sequence[bool]) -> BoundProgram:
+        """Returns the program of a call. Raises: InputError."""
+        # All checks and the choice of the program depend on this alone, so equal calls are checked once.
+        key = (tuple(per_member), *[(v.shape, v.dtype, v.device, v.layout, v.requires_grad) for v in values])
+        return self._seen.get(key) or self._check(values, per_member, key)
+
+    def _explained(
+        self, program: BoundProgram, values: Sequence[torch.Tensor], per_member: Sequence[bool], e: Exception
+    ) -> WidepackError:
+        """Returns the error of a call that an op refused."""
+        self._binder.refuse_derivatives(values)
+        from .failed_call import explained  # only a call that fails needs it
+
+        title = f"{self._artifact.reader.root.name}: entry {self.name}"
+        return explained(title, program, self.programs.source.member, values, per_member, e)
 
     def _check(self, values: Sequence[torch.Tensor], per_member: Sequence[bool], key: Any) -> BoundProgram:
         """Checks a call and returns its program. key: under which the call is remembered. Raises:
@@ -295,74 +306,48 @@ class WideEntry:
             self.members[place], self.entry, program, weights, self._artifact.device, initial, self._gate
         )
 
-    def mean(
-        self, *args: Any, of: str | None = "softmax", weights: Sequence[float] | None = None, **kwargs: Any
+    def reduce(  # documented in `Reductions`
+        self,
+        *args: Any,
+        of: str | None = None,
+        weights: Sequence[float] | None = None,
+        members: Sequence[int | str] | None = None,
+        dim: int = -1,
+        output: str | int | None = None,
+        **kwargs: Any,
     ) -> Any:
-        """Returns the mean of the members' answers.
-
-        Args:
-            *args: As a call takes them.
-            of: What is averaged: `softmax` (over the last dim, the usual mean of classifiers), `sigmoid`, or
-                None for the answers themselves.
-            weights: One weight for each member. Default: all are equal.
-            **kwargs: As a call takes them.
-
-        Returns:
-            A tensor of the member's own shape. For an entry with states: (mean, new state). Of an answer with
-            several leaves, `logits` is used, else the first leaf.
-
-        Raises:
-            InputError: The inputs do not match, or the members' outputs have no mean because their shapes
-                differ or they are whole numbers.
-            UsageError: `of` is unknown, or the weights are not N numbers.
-
-        Example:
-            >>> p = ens.mean(x)  # [B, classes]
-        """
-        return self._reduced(lambda y: weighted_mean(transformed(y, of), weights), args, kwargs)
-
-    def std(self, *args: Any, of: str | None = "softmax", **kwargs: Any) -> Any:
-        """Returns the standard deviation of the members' answers (divided by N).
-
-        Args:
-            *args: As a call takes them.
-            of: As `mean` takes it.
-            **kwargs: As a call takes them.
-
-        Returns:
-            A tensor of the member's own shape. For an entry with states: (deviation, new state).
-
-        Raises:
-            InputError: As `mean`.
-            UsageError: `of` is unknown.
-        """
-        return self._reduced(lambda y: transformed(y, of).std(0, correction=0), args, kwargs)
-
-    def vote(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the class that most members choose. The lowest number wins a tie.
-
-        Args:
-            *args: As a call takes them.
-            **kwargs: As a call takes them.
-
-        Returns:
-            The mode over members of the argmax over the last dim. For an entry with states: (classes, new
-            state).
-
-        Raises:
-            InputError: As `mean`.
-        """
-        return self._reduced(lambda y: y.argmax(-1).mode(0).values, args, kwargs)
-
-    def _reduced(self, reduce: Callable[[torch.Tensor], torch.Tensor], args: Any, kwargs: Any) -> Any:
-        """Returns a reduction of the answer over members."""
-        result = self(*args, **kwargs)
+        inputs, names = names_apart(args)
+        chosen = None if members is None else [self._artifact.index(m) for m in members]
+        reduction = Reduction.of_call(names, of, weights, dim, output, chosen)
+        state = kwargs.pop("state", None) if self._binder.states else None
+        values, per_member = self._binder.bind(inputs, kwargs)
+        if (figures := self._streamed(reduction, values, per_member)) is not None:
+            return figures
+        result = self._answer(values, per_member, state)
         answer, state = result if self._binder.states else (result, None)
-        lists = any(b.lists for _, b in self.programs.bound())
-        reduced = reduce(
-            checked_floating(reduced_leaf(answer, self.entry.outputs[0].kind == "ragged", lists))
-        )
-        return (reduced, state) if self._binder.states else reduced
+        one_shape = any(b.lists for _, b in self.programs.bound())
+        figures = reduction.apply(answer, self.entry.outputs, one_shape)
+        return (figures, state) if self._binder.states else figures
+
+    def _streamed(
+        self, reduction: Reduction, values: Sequence[torch.Tensor], per_member: Sequence[bool]
+    ) -> dict[str, Any] | None:
+        """Returns figures that are computed while members answer one after the other; None where the answers
+        of all members are there at one time.
+        """
+        if self._binder.carried or not reduction.streamed:
+            return None
+        program = self._bound(values, per_member)
+        if (result := program.looped) is None:
+            return None
+        stream = AnswerStream(reduction, self.entry.outputs, len(self.members), program, result)
+        try:
+            self._gate.run(stream, values)
+        except (WidepackError, torch.OutOfMemoryError):
+            raise
+        except Exception as e:
+            raise self._explained(program, values, per_member, e) from e
+        return stream.figures()
 
     # ---------------------------------------------------------------- programs
 

@@ -15,13 +15,14 @@ from ..spec.entries import FORWARD
 from .entry import WideEntry
 from .member_access import MemberAccess
 from .open_artifact import OpenArtifact
+from .reductions import Reductions
 
 
-class WideModel(MemberAccess):
+class WideModel(MemberAccess, Reductions):
     """N trained members that run in one call. `widepack.load` returns it.
 
-    Calls may come from several threads at once. A call, `each`, `mean`, `std`, `vote`, `plans` and `member`
-    are those of the entry `forward`. Other entries are attributes: `ens.encode(x)`, or
+    Calls may come from several threads at once. A call, `each`, `reduce`, `mean`, `std`, `vote`, `plans` and
+    `member` are those of the entry `forward`. Other entries are attributes: `ens.encode(x)`, or
     `ens.entry("encode")(x)`.
 
     Attributes:
@@ -208,64 +209,8 @@ class WideModel(MemberAccess):
             raise UsageError(f"no state has the dim {', '.join(unknown)}; {known}")
         return {name: value for e in self._entries.values() for name, value in e.state(**sizes).items()}
 
-    def mean(
-        self, *args: Any, of: str | None = "softmax", weights: Sequence[float] | None = None, **kwargs: Any
-    ) -> Any:
-        """Returns the mean of the members' answers.
-
-        Args:
-            *args: As a call takes them.
-            of: What is averaged: `softmax` (over the last dim, the usual mean of classifiers), `sigmoid`, or
-                None for the answers themselves.
-            weights: One weight for each member. Default: all are equal.
-            **kwargs: As a call takes them.
-
-        Returns:
-            A tensor of the member's own shape; (mean, new state) for a model with states. Of an answer with
-            several leaves, `logits` is used, else the first leaf.
-
-        Raises:
-            InputError: The inputs do not match, or the members' outputs have no mean because their shapes
-                differ.
-            UsageError: `of` is unknown, or the number of weights is not N.
-
-        Example:
-            >>> p = ens.mean(x)  # [B, classes]
-        """
-        return self._forward().mean(*args, of=of, weights=weights, **kwargs)
-
-    def std(self, *args: Any, of: str | None = "softmax", **kwargs: Any) -> Any:
-        """Returns the standard deviation of the members' answers (divided by N).
-
-        Args:
-            *args: As a call takes them.
-            of: As `mean` takes it.
-            **kwargs: As a call takes them.
-
-        Returns:
-            A tensor of the member's own shape; (deviation, new state) for a model with states.
-
-        Raises:
-            InputError: As `mean`.
-            UsageError: `of` is unknown.
-        """
-        return self._forward().std(*args, of=of, **kwargs)
-
-    def vote(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the class that most members choose. The lowest number wins a tie.
-
-        Args:
-            *args: As a call takes them.
-            **kwargs: As a call takes them.
-
-        Returns:
-            The mode over members of the argmax over the last dim; (classes, new state) for a model with
-            states.
-
-        Raises:
-            InputError: As `mean`.
-        """
-        return self._forward().vote(*args, **kwargs)
+    def reduce(self, *args: Any, **kwargs: Any) -> Any:  # documented in `Reductions`
+        return self._forward().reduce(*args, **kwargs)
 
     def probe(self) -> None:
         """Runs the probe of every entry and both presets, even if it passed on this machine before.

@@ -1,67 +1,147 @@
-"""Reduces the answers of all members to one: what `mean` and `std` compute after the call."""
+"""Defines the reductions over members that a loaded model has, and each of its entries."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from ..errors import InputError, UsageError
-from .output import Output
+from ..errors import UsageError
 
 
-def transformed(x: torch.Tensor, of: str | None) -> torch.Tensor:
-    if of == "softmax":
-        return x.softmax(-1)
-    if of == "sigmoid":
-        return x.sigmoid()
-    if of is not None:
-        raise UsageError(f"of={of!r} is unknown; known: softmax, sigmoid, None")
-    return x
+class Reductions(ABC):
+    """Reduces the members' answers to figures of the ensemble, in one forward."""
+
+    @abstractmethod
+    def reduce(
+        self,
+        *args: Any,
+        of: str | None = None,
+        weights: Sequence[float] | None = None,
+        members: Sequence[int | str] | None = None,
+        dim: int = -1,
+        output: str | int | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Runs all members once, and returns figures of their answers.
+
+        v_i is what a figure is computed of for member i, p_i are its probabilities, w_i its weight (1/N
+        without weights), n_c the number of members that choose class c, and H(p) = -sum_c p_c log p_c.
+
+        | figure | formula |
+        |---|---|
+        | `mean` | sum_i w_i v_i |
+        | `var`, `std` | sum_i w_i (v_i - mean)^2, and its square root |
+        | `min`, `max` | over members |
+        | `median`, `quantile(q)` | linear between two members; the median is `quantile(0.5)` |
+        | `vote` | the class with the most votes, the lowest if several have as many |
+        | `votes` | n_c for each class, or the sum of the weights |
+        | `entropy` | H(sum_i w_i p_i) |
+        | `expected_entropy` | sum_i w_i H(p_i) |
+        | `mutual_information` | entropy - expected_entropy, at least 0 |
+        | `disagreement` | 1 - sum_c n_c (n_c - 1) / (N (N - 1)) |
+        | `variation_ratio` | 1 - max_c n_c / N |
+        | `mixture` | (m, sum_i w_i (s_i + m_i^2) - m^2), m = sum_i w_i m_i; members answer (m_i, s_i) |
+
+        With of='sigmoid' each label is a decision of its own: H is that of one label, and members vote yes or
+        no.
+
+        Args:
+            *args: As a call takes them, and after them the names of figures.
+            of: What the figures are computed of: None for the answers themselves, `softmax` for the scores
+                of classes, `sigmoid` for the scores of labels, `probabilities` for answers that are
+                probabilities already.
+            weights: One weight for each member, or for each of `members`. Default: all are equal.
+            members: The members that count, by number or name. Default: all. All members run.
+            dim: The dim of the classes in a member's answer.
+            output: The leaf of an answer with several: its name, or its number. Default: `logits`, else the
+                first.
+            **kwargs: As a call takes them. An input of the model that is called as one of the options is
+                given by position.
+
+        Returns:
+            A dict with a tensor for each figure, of the member's own shape, without the dim of the classes
+            where a figure has none. Answers in half precision give figures in float32. For an entry with
+            states: (dict, new state).
+
+        Raises:
+            InputError: The inputs do not match, or a figure is not defined for these answers.
+            UsageError: A figure or an option is unknown, or `of` is needed.
+
+        Example:
+            >>> r = ens.reduce(x, "mean", "mutual_information", of="softmax")
+            >>> p, doubt = r["mean"], r["mutual_information"]  # [B, classes], [B]
+        """
+
+    def mean(
+        self, *args: Any, of: str | None = None, weights: Sequence[float] | None = None, **kwargs: Any
+    ) -> Any:
+        """Returns the mean of the members' answers: `reduce(..., "mean")["mean"]`.
+
+        Args:
+            *args: As a call takes them.
+            of: What is averaged: None for the answers themselves, `softmax` for probabilities of classes (the
+                usual mean of classifiers), `sigmoid`.
+            weights: One weight for each member. Default: all are equal.
+            **kwargs: As a call takes them, and the options of `reduce`.
+
+        Returns:
+            A tensor of the member's own shape; (mean, new state) for an entry with states.
+
+        Raises:
+            InputError: The inputs do not match, or the members' outputs have no mean: their shapes differ, or
+                they are whole numbers.
+            UsageError: `of` is unknown, or the weights are not N numbers.
+
+        Example:
+            >>> p = ens.mean(x, of="softmax")  # [B, classes]
+        """
+        return self._one("mean", args, {"of": of, "weights": weights, **kwargs})
+
+    def std(self, *args: Any, of: str | None = None, **kwargs: Any) -> Any:
+        """Returns the standard deviation of the members' answers (divided by N): `reduce(..., "std")["std"]`.
+
+        Args:
+            *args: As a call takes them.
+            of: As `mean` takes it.
+            **kwargs: As a call takes them, and the options of `reduce`.
+
+        Returns:
+            A tensor of the member's own shape; (deviation, new state) for an entry with states.
+
+        Raises:
+            InputError: As `mean`.
+            UsageError: As `mean`.
+        """
+        return self._one("std", args, {"of": of, **kwargs})
+
+    def vote(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the class that most members choose: `reduce(..., "vote")["vote"]`. The lowest number wins a
+        tie.
+
+        Args:
+            *args: As a call takes them.
+            **kwargs: As a call takes them, and the options of `reduce`.
+
+        Returns:
+            The classes; (classes, new state) for an entry with states.
+
+        Raises:
+            InputError: As `reduce`: members that answer one number for each row have no classes.
+            UsageError: As `reduce`.
+        """
+        return self._one("vote", args, kwargs)
+
+    def _one(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        found = self.reduce(*args, name, **kwargs)
+        return (found[0][name], found[1]) if isinstance(found, tuple) else found[name]
 
 
-def checked_floating(x: torch.Tensor) -> torch.Tensor:
-    """Returns the members' answers. Raises: InputError for whole numbers, which have no mean and no vote."""
-    if not (x.is_floating_point() or x.is_complex()):
-        raise InputError(
-            f"the members' answers are {str(x.dtype).removeprefix('torch.')}: they have no mean, and no "
-            "scores to vote with. Combine them in your own code, for example ens(x).mode(0).values"
-        )
-    return x
-
-
-def weighted_mean(x: torch.Tensor, weights: Sequence[float] | None) -> torch.Tensor:
-    if weights is None:
-        return x.mean(0)
-    try:
-        w = torch.as_tensor(weights, dtype=x.dtype, device=x.device)
-    except (TypeError, ValueError, RuntimeError):
-        raise UsageError(f"weights={weights!r:.60} is not a list of numbers") from None
-    if w.dim() != 1 or w.shape[0] != x.shape[0]:
-        raise UsageError(
-            f"{w.numel()} weights for {x.shape[0]} members; give a list with one for each member"
-        )
-    averaged: torch.Tensor = torch.tensordot(w / w.sum(), x, 1)
-    return averaged
-
-
-def reduced_leaf(result: Any, ragged: bool, one_shape: bool) -> Tensor:
-    """Returns the leaf of an answer that ensembles use: `logits`, else the first.
-
-    ragged: whether the first output is a list of N tensors in the artifact. one_shape: whether the loaded
-    members' tensors of a list have one shape. Raises: InputError for tensors of several shapes.
-    """
-    if isinstance(result, (Output, Mapping)):
-        result = result["logits"] if "logits" in result else result[next(iter(result))]
-    while isinstance(result, (tuple, list)) and result and not ragged:
-        result = result[0]
-    if isinstance(result, list) and one_shape and len({y.shape for y in result}) == 1:
-        result = torch.stack(result)
-    if not isinstance(result, Tensor):
-        raise InputError(
-            "the members' outputs differ in shape, or are not tensors: they have no mean. Combine the "
-            "members' answers in your own code"
-        )
-    return result
+def names_apart(args: Sequence[Any]) -> tuple[Sequence[Any], list[str]]:
+    """Returns the inputs of a call, and the names of figures after them. Raises: UsageError without names."""
+    count = len(args)
+    while count and isinstance(args[count - 1], str):
+        count -= 1
+    if count == len(args):
+        raise UsageError("reduce needs the names of figures after the inputs, for example reduce(x, 'mean')")
+    return args[:count], list(args[count:])

@@ -57,6 +57,7 @@ class Executable:
         self.workers = workers
         self.forward: Function = graph_module(self.program, device, workers, in_place=True).forward
         self.call: Function = self.eager
+        self._streamed: dict[tuple[str, int], Function] = {}
         self._own()
         if (
             device.type == "cuda"
@@ -109,6 +110,22 @@ class Executable:
                 ):
                     found[i] = _free(value, {*self._owned, *given})
         return found
+
+    def stream(self, result: tuple[str, int], take: Function, *inputs: Any) -> None:
+        """Runs the program, and passes one result of a loop on instead of collecting it.
+
+        result: the name of the loop and the number of its result. take: called with each member's number and
+        its part of the result, from the threads of the loop.
+        """
+        if torch.is_autocast_enabled(self.device_type):
+            with autocast_off():
+                return self.stream(result, take, *inputs)
+        forward = self._streamed.get(result)
+        if forward is None:
+            graph = graph_module(self.program, self.device, self.workers, in_place=True, streamed=result)
+            forward = self._streamed[result] = graph.forward
+        with inference_guard(True):
+            forward(take, *self.weights, *inputs)
 
     def run_for_autograd(self, *inputs: Any) -> list[Any]:
         """The same, in tensors that a later call with gradients may read."""

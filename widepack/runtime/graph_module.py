@@ -33,6 +33,8 @@ class Loop(nn.Module):
     """A loop region: runs the body for each member and writes the results into a preallocated `[N, ...]`.
 
     workers: the number of members that run at once, each on its own thread; 0 for one after the other.
+    streamed: the number of a result that is not collected. The first argument of the loop is then a function
+    that takes each member's number and its part of that result; the result itself is None.
     """
 
     def __init__(
@@ -44,8 +46,10 @@ class Loop(nn.Module):
         *,
         checks: bool = True,
         in_place: bool = False,
+        streamed: int | None = None,
     ) -> None:
         super().__init__()
+        self.streamed = streamed
         self.run = graph_module(body, device, checks=checks, in_place=in_place).forward
         drawn = any(
             torch.Tag.nondeterministic_seeded in getattr(ops.resolve(n.op), "tags", ())
@@ -64,11 +68,14 @@ class Loop(nn.Module):
 
         args: for each input of the body one value, or `[N, ...]` or a list of N for values of the members.
         """
+        take: Function | None = None
+        if self.streamed is not None:
+            take, *args = args  # type: ignore[assignment]
         parts = [
             (a.unbind(0) if isinstance(a, torch.Tensor) else a) if s else None
             for a, s in zip(args, self.split)
         ]
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and take is None:
             return self._differentiable(args, parts)
         outs: list[Any] = [None if kind == "stacked" else [None] * self.members for kind in self.kinds]
         lock = threading.Lock()
@@ -76,6 +83,9 @@ class Loop(nn.Module):
         def member(i: int) -> None:
             given = [a if o is None else o[i] for a, o in zip(args, parts)]
             for k, (value, kind) in enumerate(zip(self.run(*given), self.kinds)):
+                if k == self.streamed and take is not None:
+                    take(i, value)
+                    continue
                 if kind == "stacked" and outs[k] is None:
                     with lock:
                         if outs[k] is None:
@@ -112,18 +122,21 @@ def graph_module(
     *,
     checks: bool = True,
     in_place: bool = False,
+    streamed: tuple[str, int] | None = None,
 ) -> fx.GraphModule:
     """A program as a flat GraphModule.
 
     It takes the weights, then the inputs, and returns a tuple of outputs. workers: of its loops. checks:
     whether ops run behind the checks of their operands. A graph that is traced has none. in_place: whether
-    writes overwrite values that nothing reads any more.
+    writes overwrite values that nothing reads any more. streamed: the name of a loop and the number of a
+    result that it does not collect: the graph then takes a function before the weights, see `Loop`.
     """
     writes, inside = in_place_writes(program) if in_place else ({}, frozenset())
     function = ops.function if checks else ops.unchecked
     graph = fx.Graph()
     root = nn.Module()
     at: dict[str, fx.Node] = {}
+    take = graph.placeholder("take") if streamed is not None else None
     for i, slot in enumerate((*program.weights, *program.inputs)):
         at[slot.name] = graph.placeholder(f"{'w' if i < len(program.weights) else 'x'}{i}")
     for i, node in enumerate(program.nodes):
@@ -137,9 +150,18 @@ def graph_module(
             continue
         args = decode(substitute(node.args, at.__getitem__), device)
         if node.body is not None:
-            loop = Loop(node.body, program.members, device, workers, checks=checks, in_place=in_place)
+            number = streamed[1] if streamed is not None and streamed[0] == node.name else None
+            loop = Loop(
+                node.body,
+                program.members,
+                device,
+                workers,
+                checks=checks,
+                in_place=in_place,
+                streamed=number,
+            )
             root.add_module(f"loop{i}", loop)
-            at[node.name] = graph.call_module(f"loop{i}", tuple(args))
+            at[node.name] = graph.call_module(f"loop{i}", (*([take] if number is not None else []), *args))
             continue
         made = graph.call_function(
             function(node.op), tuple(args), decode(substitute(node.kwargs, at.__getitem__), device)

@@ -199,7 +199,7 @@ def answers(artifact: Path) -> list[str]:
     with torch.inference_mode():
         each: Any = ens(x).argmax(-1)  # [N, B]
         together = ens.mean(x, of="softmax").argmax(-1)  # [B]
-        image = int(ens.std(x).amax(-1).argmax())
+        image = int(ens.std(x, of="softmax").amax(-1).argmax())
     digits = " ".join(str(int(digit)) for digit in each[:, image])
     return [
         f'ens = widepack.load("{artifact}"); ens(x).argmax(-1); ens.mean(x, of="softmax").argmax(-1)',

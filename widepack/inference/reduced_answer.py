@@ -1,0 +1,181 @@
+"""Reduces the answer of a call to the requested figures: chooses the leaf, and checks it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from widepack_artifacts.entry import OutputLeaf
+
+from ..errors import InputError, UsageError
+from ..reduction.reduce import mixture, reduced
+from ..reduction.request import Requested, check_answers, normalised, requested
+from ..reduction.stream import Stream
+from .output import Output
+
+MIXTURE = "mixture"
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What `reduce` was called with, checked as far as it can be before the members run.
+
+    Attributes:
+        names: The requested figures, in the order of the caller.
+        wanted: Those of one leaf: all but `mixture`.
+        of, weights, dim, output: As the caller gave them.
+        members: The numbers of the members that count; None: all.
+    """
+
+    names: tuple[str, ...]
+    wanted: tuple[Requested, ...]
+    of: str | None
+    weights: Any
+    dim: int
+    output: str | int | None
+    members: tuple[int, ...] | None
+
+    @classmethod
+    def of_call(
+        cls,
+        names: Sequence[str],
+        of: str | None,
+        weights: Any,
+        dim: int,
+        output: str | int | None,
+        members: Sequence[int] | None,
+    ) -> Reduction:
+        """Checks the options. members: numbers. Raises: UsageError."""
+        wanted = requested([n for n in names if n != MIXTURE], of, weights is not None)
+        if MIXTURE in names and (of is not None or output is not None):
+            raise UsageError(
+                "mixture reads the first two outputs as they are: request it without of= and output="
+            )
+        if type(dim) is not int:
+            raise UsageError(f"dim={dim!r:.60} is not a whole number")
+        if members is not None and (not members or len(set(members)) != len(members)):
+            raise UsageError("members= names each member once, and at least one")
+        return cls(
+            tuple(dict.fromkeys(names)),
+            tuple(wanted),
+            of,
+            weights,
+            dim,
+            output,
+            None if members is None else tuple(members),
+        )
+
+    @property
+    def streamed(self) -> bool:
+        """Whether the figures can be computed while members answer one after the other."""
+        return MIXTURE not in self.names and all(w.figure.streamed for w in self.wanted)
+
+    def stream(self, answer: Tensor, leaves: Sequence[OutputLeaf], members: int) -> Stream:
+        """Returns a stream for the answers of the members. answer: the first. members: N. Raises: as
+        `apply`.
+        """
+        dim = self._dim(answer.unsqueeze(0), leaves)
+        numbers = range(members) if self.members is None else self.members
+        weights = normalised(self.weights, len(numbers), answer)
+        shares = [1.0] * len(numbers) if weights is None else weights.tolist()
+        used = {n: share for n, share in zip(numbers, shares) if share}
+        return Stream(self.wanted, self.of, dim - 1, used, weights is None)
+
+    def ordered(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns figures in the order of the caller."""
+        return {name: found[name] for name in self.names}
+
+    def apply(self, answer: Any, leaves: Sequence[OutputLeaf], one_shape: bool) -> dict[str, Any]:
+        """Returns the figures of an answer by their names.
+
+        leaves: the outputs in the manifest. one_shape: whether the members' tensors of a list have one shape.
+        Raises: InputError, UsageError.
+        """
+        found: dict[str, Any] = {}
+        if self.wanted:
+            values = _tensor(_leaf(answer, self.output, leaves[0].kind == "ragged"), one_shape)
+            dim = self._dim(values, leaves)
+            values, weights = self._counted(values)
+            found.update(reduced(values, self.wanted, self.of, dim, weights))
+        if MIXTURE in self.names:
+            found[MIXTURE] = self._mixture(answer, one_shape)
+        return self.ordered(found)
+
+    def _dim(self, values: Tensor, leaves: Sequence[OutputLeaf]) -> int:
+        """Returns the dim of the classes in `[N, ...]`. Raises: as `check_answers`."""
+        dims = _dims(leaves, self.output)
+        rows = bool(dims) and len(dims) == values.dim() - 1 and self.dim % len(dims) == 0
+        return check_answers(values, self.wanted, self.of, self.dim, rows and not dims[0].isdigit())
+
+    def _counted(self, values: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Returns the answers of the members that count, and their weights. A member whose weight is 0 does
+        not count, whatever it answers.
+        """
+        if self.members is not None:
+            values = values[list(self.members)]
+        weights = normalised(self.weights, values.shape[0], values)
+        if weights is not None and not bool(weights.all()):
+            values, weights = values[weights > 0], weights[weights > 0]
+        return values, weights
+
+    def _mixture(self, answer: Any, one_shape: bool) -> tuple[Tensor, Tensor]:
+        if isinstance(answer, Mapping):
+            answer = list(answer.values())
+        if not isinstance(answer, (tuple, list)) or len(answer) != 2:
+            raise InputError("mixture needs members that answer two tensors: means and variances")
+        means, variances = (_tensor(part, one_shape) for part in answer)
+        for values in (means, variances):
+            check_answers(values, requested(["min"], None, False), None, -1, rows=False)
+        if means.shape != variances.shape:
+            raise InputError(
+                f"the means have the shape {list(means.shape)}, the variances {list(variances.shape)}: "
+                "mixture needs a variance for each mean"
+            )
+        means, weights = self._counted(means)
+        return mixture(means, self._counted(variances)[0], weights)
+
+
+def _leaf(answer: Any, output: str | int | None, ragged: bool) -> Any:
+    """Returns the requested leaf of an answer. ragged: whether the first output is a list of N tensors."""
+    if isinstance(answer, (Output, Mapping)):
+        names = list(answer)
+        if output is None:
+            return answer["logits" if "logits" in answer else names[0]]
+        if output in names:
+            return answer[output]
+        if type(output) is int and 0 <= output < len(names):
+            return answer[names[output]]
+        raise UsageError(f"output={output!r} is unknown; the members answer {', '.join(names)}")
+    if output is None:
+        while isinstance(answer, (tuple, list)) and answer and not ragged:
+            answer = answer[0]
+        return answer
+    count = len(answer) if isinstance(answer, (tuple, list)) and not ragged else 1
+    if type(output) is not int or not 0 <= output < count:
+        raise UsageError(f"output={output!r} is unknown; the members answer {count}, numbered from 0")
+    return answer[output] if count > 1 or (isinstance(answer, (tuple, list)) and not ragged) else answer
+
+
+def _tensor(leaf: Any, one_shape: bool) -> Tensor:
+    """Returns the answers `[N, ...]` of a leaf. Raises: InputError for tensors of several shapes."""
+    if isinstance(leaf, list) and one_shape and len({y.shape for y in leaf}) == 1:
+        leaf = torch.stack(leaf)
+    if not isinstance(leaf, Tensor):
+        raise InputError(
+            "the members' outputs differ in shape, or are not tensors: they have no mean. Combine the "
+            "members' answers in your own code"
+        )
+    return leaf
+
+
+def _dims(leaves: Sequence[OutputLeaf], output: str | int | None) -> list[str]:
+    """Returns the dims of a leaf in one member, as the manifest has them."""
+    names = [leaf.name for leaf in leaves]
+    wanted = "logits" if output is None and "logits" in names else output
+    number = wanted if type(wanted) is int else names.index(wanted) if wanted in names else 0
+    inside = leaves[min(number, len(leaves) - 1)].type.partition("[")[2].rstrip("]")
+    return [d.strip() for d in inside.split(",") if d.strip()]
