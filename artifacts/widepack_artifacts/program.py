@@ -171,6 +171,11 @@ class Program:
                 f"the program is for {self.members}"
             )
 
+    @property
+    def node_count(self) -> int:
+        """The number of nodes, with those of loops."""
+        return sum(1 + (n.body.node_count if n.body is not None else 0) for n in self.nodes)
+
     def to_json(self) -> dict[str, Any]:
         """Returns the program as JSON values, from which `from_json` makes an equal program."""
         return {

@@ -1,4 +1,4 @@
-"""Writes the tables of the suite `real` from bench/results/real-cpu.json."""
+"""Writes the tables of the suite `real` from real-cpu.json and real-default-cpu.json of bench/results."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ TUNED_COLUMNS = (
     "roofline",
     "verdict",
 )
+DEFAULT_COLUMNS = ("network", "N", "batch", "threads", "default", "over the loop", "verdict")
 README_BATCH = 4
 
 
@@ -39,6 +40,12 @@ def tuned() -> str:
     """Returns the table of all rows, with notes."""
     rows = _rows()
     return "\n".join([real_table(rows, TUNED_COLUMNS), "", *(f"- {line}" for line in notes(rows))])
+
+
+def default() -> str:
+    """Returns the table of the rows that were measured as built, beside the eager loop alone."""
+    rows: dict[str, Any] = read("real-default-cpu")["rows"]
+    return "\n".join([real_table(rows, DEFAULT_COLUMNS), "", *(f"- {line}" for line in notes(rows))])
 
 
 def readme() -> str:

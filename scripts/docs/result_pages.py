@@ -225,6 +225,7 @@ def fuzz() -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     "real-six-rows": real_results.readme,
+    "real-default": real_results.default,
     "real-tuned": real_results.tuned,
     "suite-sizes": suite_sizes.table,
     "suite-one-thread": suite_one_thread,

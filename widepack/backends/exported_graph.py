@@ -50,7 +50,7 @@ def exported_graph(
     input_names: Sequence[str],
 ) -> ExportedGraph:
     """A program as a graph. values: the fake value of each weight, input and node, by name."""
-    module = graph_module(program, device, checks=False)
+    module = graph_module(program, device, checks="none")
     nodes = [n for n in module.graph.nodes if n.op != "output"]
     names = [s.name for s in (*program.weights, *program.inputs)] + [n.name for n in program.nodes]
     for node, name in zip(nodes, names, strict=True):

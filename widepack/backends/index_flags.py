@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from widepack_artifacts.program import Program
+from widepack_artifacts.program import Node, Program
 
 from ..ir import ops
 
@@ -85,6 +85,19 @@ def _several(op: Any) -> Callable[..., tuple[Any, Tensor]]:
     return run
 
 
+def _division(op: Any) -> Callable[..., tuple[Any, Tensor]]:
+    """Returns a flagged division. In integers, 0 is no divisor, nor is -1 of the least number."""
+
+    def run(self: Tensor, other: Tensor, **kwargs: Any) -> tuple[Any, Tensor]:
+        kind = torch.result_type(self, other)
+        if kind.is_floating_point or kind.is_complex or kind is torch.bool:
+            return op(self, other, **kwargs), torch.zeros((), dtype=torch.bool, device=self.device)
+        wrong = (other == 0) | ((other == -1) & (self == torch.iinfo(kind).min))
+        return op(self, torch.where(wrong, 1, other), **kwargs), wrong.any()
+
+    return run
+
+
 @cache
 def _flagged_ops() -> dict[str, Callable[..., tuple[Any, Tensor]]]:
     """Returns for each op its flagged form: a function that returns the op's result and a flag."""
@@ -94,9 +107,37 @@ def _flagged_ops() -> dict[str, Callable[..., tuple[Any, Tensor]]]:
     found["aten.embedding.default"] = _embedding(ops.resolve("aten.embedding.default"))
     found["aten.one_hot.default"] = _one_hot(ops.resolve("aten.one_hot.default"))
     found["aten.take_along_dim.default"] = _along(ops.resolve("aten.take_along_dim.default"))
+    found["aten.div.Tensor_mode"] = _division(ops.unchecked("aten.div.Tensor_mode"))
     for name in ("aten.index.Tensor", "aten.index_put.default"):
         found[name] = _several(ops.resolve(name))
     return found
+
+
+_UNGUARDED = frozenset(
+    {
+        "aten.cross_entropy_loss.default",
+        "aten.max_unpool2d.default",
+        "aten.max_unpool3d.default",
+        "aten.multi_margin_loss.default",
+        "aten.multilabel_margin_loss.default",
+        "aten.nll_loss.default",
+        "aten.nll_loss_forward.default",
+        "aten.nll_loss_nd.default",
+        "aten.nll_loss2d.default",
+        "aten.put.default",
+        "aten.take.default",
+    }
+)
+"""Ops that read or write at indices, and that have no flagged form."""
+
+
+def unguarded(program: Program) -> Node | None:
+    """Returns a node whose compiled code would end the process at an index that is out of range."""
+    for node in program.nodes:
+        found = unguarded(node.body) if node.body is not None else node if node.op in _UNGUARDED else None
+        if found is not None:
+            return found
+    return None
 
 
 def is_flagged(program: Program) -> bool:

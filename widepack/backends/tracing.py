@@ -118,7 +118,7 @@ def with_weights(flat: Flat, device: torch.device) -> tuple[fx.GraphModule, list
 
     A program that reads or writes at indices has one output more (`index_flags.py`).
     """
-    module = graph_module(flat.program, device, checks=False)
+    module = graph_module(flat.program, device, checks="sizes")
     holders = [n for n in module.graph.nodes if n.op == "placeholder"]
     for i, (node, weight) in enumerate(zip(holders, flat.weights)):
         module.register_buffer(f"w{i}", weight, persistent=False)

@@ -36,7 +36,7 @@ class DifferentiableProgram:
 
     def __init__(self, program: Program, device: torch.device) -> None:
         self.sources = [s.source for s in program.weights]
-        self.forward = graph_module(program, device, checks=False).forward
+        self.forward = graph_module(program, device, checks="none").forward
 
     def __call__(self, weights: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[Any]:
         return list(self.forward(*(weights[s] for s in self.sources), *inputs))

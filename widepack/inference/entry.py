@@ -13,7 +13,7 @@ import torch
 
 from widepack_artifacts.entry import Entry
 
-from ..errors import WidepackError
+from ..errors import InputError, WidepackError
 from ..planning.plan import Plan
 from ..spec.entries import PATTERNS
 from ..system.autocast import autocast_off
@@ -231,7 +231,13 @@ class WideEntry(Reductions):
     def _bound(self, values: Sequence[torch.Tensor], per_member: Sequence[bool]) -> BoundProgram:
         """Returns the program of a call. Raises: InputError."""
         # All checks and the choice of the program depend on this alone, so equal calls are checked once.
-        key = (tuple(per_member), *[(v.shape, v.dtype, v.device, v.layout, v.requires_grad) for v in values])
+        try:
+            sizes = [(v.shape, v.dtype, v.device, v.layout, v.requires_grad) for v in values]
+        except RuntimeError:
+            raise InputError(
+                f"an input of {self.name} is a nested tensor, which has no shape; pad its parts to one size"
+            ) from None
+        key = (tuple(per_member), *sizes)
         return self._seen.get(key) or self._check(values, per_member, key)
 
     def _explained(

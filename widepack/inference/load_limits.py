@@ -72,7 +72,7 @@ class LoadLimits:
         budget = Budget.of(weights, self._probe_bytes, self.limit)
         budget.resident = self.prologue.bytes
         if before is not None:
-            budget.spent, budget.walked = before.spent, before.walked
+            budget.spent, budget.walked, budget.nodes = before.spent, before.walked, before.nodes
         return budget
 
     @contextlib.contextmanager

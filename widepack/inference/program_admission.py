@@ -46,6 +46,7 @@ class ProgramAdmission:
         if budget is None:
             return
         title, key = self.inputs.title(pattern), self._cache_key(pattern, program, content)
+        budget.add_nodes(title, program.node_count)
         cost = WalkCost.read(user_cache.noted(key, "walks"))
         if cost is not None:  # it passed alone, but it takes a part of what all programs of a load may take
             budget.spent += cost.work
@@ -75,14 +76,19 @@ class ProgramAdmission:
             str(artifact.device),
             str(artifact.options.prologue),
             str(artifact.limits.limit),
+            "probe" if self._reads_probe(pattern) else "example",  # the sizes that were checked
         )
+
+    def _reads_probe(self, pattern: str) -> bool:
+        artifact = self.artifact
+        return artifact.options.verified and pattern in PATTERNS and artifact.probe is not None
 
     def _example(self, pattern: str, values: bool, budget: Budget) -> list[Tensor]:
         """Returns inputs of a call: the probe's, else of the example's sizes. values: False allows the meta
         device.
         """
         artifact, inputs = self.artifact, self.inputs
-        if artifact.options.verified and pattern in PATTERNS and artifact.probe is not None:
+        if self._reads_probe(pattern):
             return inputs.of_probe(pattern)
         found = inputs.without_values(pattern, budget, len(artifact.chosen))
         return inputs.drawn(pattern, inputs.example) if values else found

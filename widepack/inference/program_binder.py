@@ -70,6 +70,7 @@ class ProgramBinder:
                         f"{self.inputs.title(pattern)}: node {node.name} ({node.op}) reads places that are "
                         "computed inside the program; only 'eager' checks them"
                     )
+                self._check_indices(pattern, backend, run)
                 task = self._task(pattern, stored, run, options)
                 function = backends.backend(backend).bind(task)
             except (backends.Unavailable, ArtifactError, UsageError) as e:
@@ -93,6 +94,18 @@ class ProgramBinder:
         return BoundProgram(
             program, stored.plan, runnable, self.entry.result, backend, stored.content, ragged
         )
+
+    def _check_indices(self, pattern: str, backend: str, run: Executable) -> None:
+        """Raises: Unavailable for a program whose indices compiled code would not check."""
+        if backend not in ("aot", "compile"):
+            return
+        from ..backends.index_flags import unguarded
+
+        if (node := unguarded(run.main)) is not None:
+            raise backends.Unavailable(
+                f"{self.inputs.title(pattern)}: node {node.name} ({node.op}) reads or writes at indices that "
+                f"{backend!r} does not check; use backend='eager'"
+            )
 
     def rebind(self, pattern: str, bound: BoundProgram, weights: Mapping[str, Any]) -> Runnable:
         """Binds a bound program on the same backend to other weights. weights: by name."""

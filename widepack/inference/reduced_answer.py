@@ -164,7 +164,7 @@ def _tensor(leaf: Any, one_shape: bool) -> Tensor:
     """Returns the answers `[N, ...]` of a leaf. Raises: InputError for tensors of several shapes."""
     if isinstance(leaf, list) and one_shape and len({y.shape for y in leaf}) == 1:
         leaf = torch.stack(leaf)
-    if not isinstance(leaf, Tensor):
+    if not isinstance(leaf, Tensor) or not leaf.dim():
         raise InputError(
             "the members' outputs differ in shape, or are not tensors: they have no mean. Combine the "
             "members' answers in your own code"

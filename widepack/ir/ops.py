@@ -22,7 +22,7 @@ from ..errors import ArtifactError, UsageError
 from ..kernels import packed as packed  # packed, recurrent and streamed define widepack's ops
 from ..kernels import recurrent as recurrent
 from ..kernels import streamed as streamed
-from ..kernels.checks import CHECKS
+from ..kernels.checks import CHECKS, OF_VALUES
 from ..kernels.library import FUNCTIONS
 from ..kernels.replacements import REPLACEMENTS
 from ..kernels.size_arithmetic import limited
@@ -164,6 +164,15 @@ def unchecked(name: str) -> Op:
     return FUNCTIONS.get(name) or REPLACEMENTS.get(name) or resolve(name)
 
 
+def size_checked(name: str) -> Op:
+    """The function of an op behind the check of its operands, if that reads sizes alone.
+
+    Code that is traced keeps what such a check finds as conditions on the sizes of a call. Raises: as
+    `resolve`.
+    """
+    return _with_check(name) if name in CHECKS and name not in OF_VALUES else unchecked(name)
+
+
 def checked(name: str) -> Op:
     """The op; for an op that crashes on wrong arguments, a function that refuses them.
 
@@ -187,11 +196,25 @@ def _with_check(name: str) -> Op:
     return run
 
 
+_UNDECLARED = frozenset(
+    {
+        "aten._unsafe_view.default",
+        "aten.dequantize.self",
+        "aten.lift.default",
+        "aten.unsafe_split.Tensor",
+        "aten.unsafe_split_with_sizes.default",
+    }
+)
+"""Ops that return an argument, or a view of one, although their schema does not say so."""
+
+
 @cache
 def may_view(name: str) -> bool:
-    """Whether the op's schema says that a result may share the memory of an argument."""
+    """Whether a result of the op may share the memory of an argument."""
     op = resolve(name)
-    return is_overload(op) and any(r.alias_info is not None for r in schema_of(op).returns)
+    return name in _UNDECLARED or (
+        is_overload(op) and any(r.alias_info is not None for r in schema_of(op).returns)
+    )
 
 
 @cache

@@ -150,6 +150,32 @@ def with_dense(name: str, *places: int) -> Callable[..., Any]:
     return run
 
 
+def with_small_memory(name: str) -> Callable[..., Any]:
+    """Returns an op that copies its first tensor alone. Its kernel copies all of the memory that it is in.
+
+    name: of the op in aten, with its overload.
+    """
+    packet, overload = name.split(".")
+    op = getattr(getattr(torch.ops.aten, packet), overload)
+
+    def run(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return op(small_memory(self), *args, **kwargs)
+
+    return run
+
+
+def small_memory(x: Tensor) -> Tensor:
+    """Returns the tensor, or a copy of it if it is a small part of its memory."""
+    size: Any = x.numel() * x.element_size()
+    try:
+        memory: Any = x.untyped_storage().nbytes()
+    except (NotImplementedError, RuntimeError):  # a tensor of `vmap`, or one without memory
+        return x
+    if type(size) is not int or type(memory) is not int or memory <= 2 * size:  # symbols are not compared
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
+
+
 REPLACEMENTS: dict[str, Callable[..., Any]] = {
     "aten._scaled_dot_product_flash_attention_for_cpu.default": flash_attention,
     "aten.scaled_dot_product_attention.default": attention,
@@ -181,3 +207,6 @@ for _name, _places in {
     "rnn_tanh.data": (1,),
 }.items():
     REPLACEMENTS[f"aten.{_name}"] = with_dense(_name, *_places)
+
+for _name in ("copy.default", "diagonal_scatter.default", "select_scatter.default", "slice_scatter.default"):
+    REPLACEMENTS[f"aten.{_name}"] = with_small_memory(_name)

@@ -143,6 +143,8 @@ def check_answers(
                 f"dim={dim}: a member's answer has {sizes} dims, so dim is {-sizes} to {sizes - 1}"
             )
         raise InputError(f"a member answers one number: {by_class[0]} needs scores of classes")
+    if by_class and not answers.shape[dim % sizes + 1]:
+        raise InputError(f"the members' answers have no classes: dim {dim} has the size 0")
     if by_class and rows:
         raise InputError(
             f"the last dim of the members' answers is the batch: {by_class[0]} needs a dim of classes. For "

@@ -11,10 +11,15 @@ LEAST_BYTES = 256 * 2**20
 LEAST_WORK = 4e9
 BYTES_FOR_WEIGHTS, BYTES_FOR_PROBE = 16, 1024
 WORK_FOR_WEIGHTS, WORK_FOR_PROBE = 200.0, 10_000.0
+MOST_BOUND_NODES = 200_000
 LONGEST_WALK = 60.0
 """Seconds of a core that computing sizes may take, for all programs of a load."""
 
 _WHEN = {"load": "when it is loaded", "run": "when one member runs"}
+
+
+class OverBudget(ArtifactError):
+    """A program takes more memory, work, time or nodes than the files of its artifact allow."""
 
 
 @dataclass
@@ -23,7 +28,8 @@ class Budget:
 
     bytes: live at one time. work: nanoseconds of one core. limit: the factor on the usual budget. spent: the
     work so far. resident: bytes of derived weights that the prologues of bound programs made. walked: seconds
-    of a core that were spent on computing sizes. use: "load", whose limits a caller may lift, or "run".
+    of a core that were spent on computing sizes. nodes: of all programs that were bound, each as often as it
+    was. use: "load", whose limits a caller may lift, or "run".
     """
 
     bytes: float
@@ -32,6 +38,7 @@ class Budget:
     spent: float = 0.0
     resident: float = 0.0
     walked: float = 0.0
+    nodes: int = 0
     use: str = "load"
 
     @classmethod
@@ -49,9 +56,23 @@ class Budget:
         self.walked += seconds
         longest = LONGEST_WALK * max(1.0, self.limit)
         if self.walked > longest:
-            raise ArtifactError(
+            raise OverBudget(
                 f"{title}: computing the sizes of the nodes up to here took {self.walked:,.0f} s of a core; "
                 f"a {self.use} may take {longest:,.0f} s for it" + self.way_out("load(limit=None)")
+            )
+
+    def add_nodes(self, title: str, count: int) -> None:
+        """Counts the nodes of a program that is bound, whether its file was read before or not.
+
+        title: the program. Raises: ArtifactError if all of them are too many.
+        """
+        self.nodes += count
+        allowed = MOST_BOUND_NODES * self.limit
+        if self.nodes > allowed:
+            raise OverBudget(
+                f"{title} brings the programs of this {self.use} to {self.nodes:,} nodes; {allowed:,.0f} are "
+                f"allowed"
+                + self.way_out(f"load(limit={2 * self.nodes / MOST_BOUND_NODES:.1g}) allows this much")
             )
 
     def admit(self, title: str, work: float, memory: float) -> None:
@@ -71,7 +92,7 @@ class Budget:
                 )
                 one, other = _apart(requested, allowed, write)
                 factor = 2 * requested / allowed * self.limit
-                raise ArtifactError(
+                raise OverBudget(
                     f"{title} would bring the {resource} of this {self.use} to {one}{resident}; an artifact "
                     f"of these files may take {other} {_WHEN[self.use]}"
                     + self.way_out(

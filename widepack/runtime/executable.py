@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
+from operator import or_
 from typing import Any
 
 import torch
@@ -72,10 +73,15 @@ class Executable:
     @cached_property
     def reads(self) -> tuple[frozenset[str], ...]:
         """For each value of `given` the names of the weights that it depends on."""
-        found = {s.name: frozenset([s.source]) for s in (self.prologue or self.main).weights}
+        sources = [s.source for s in (self.prologue or self.main).weights]
+        found = {s.name: 1 << i for i, s in enumerate((self.prologue or self.main).weights)}  # sets of bits
         for node in self.prologue.nodes if self.prologue else ():
-            found[node.name] = frozenset().union(*(found[r] for r in refs((node.args, node.kwargs))))
-        return tuple(found[name] for name in self.names)
+            found[node.name] = reduce(or_, (found[r] for r in refs((node.args, node.kwargs))), 0)
+        sets = {
+            bits: frozenset(source for i, source in enumerate(sources) if bits >> i & 1)
+            for bits in {found[name] for name in self.names}
+        }
+        return tuple(sets[found[name]] for name in self.names)
 
     @property
     def eager(self) -> Function:

@@ -11,7 +11,7 @@ import linecache
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import fx, nn
@@ -27,6 +27,14 @@ from .node_arguments import check_arguments
 from .part_write import write_part
 
 Function = Callable[..., Any]
+Checks = Literal["all", "sizes", "none"]
+"""Which checks of operands run before the ops of a graph."""
+
+_FUNCTIONS: dict[Checks, Callable[[str], Function]] = {
+    "all": ops.function,
+    "sizes": ops.size_checked,
+    "none": ops.unchecked,
+}
 
 
 class Loop(nn.Module):
@@ -44,7 +52,7 @@ class Loop(nn.Module):
         device: torch.device,
         workers: int = 0,
         *,
-        checks: bool = True,
+        checks: Checks = "all",
         in_place: bool = False,
         streamed: int | None = None,
     ) -> None:
@@ -120,19 +128,19 @@ def graph_module(
     device: torch.device,
     workers: int = 0,
     *,
-    checks: bool = True,
+    checks: Checks = "all",
     in_place: bool = False,
     streamed: tuple[str, int] | None = None,
 ) -> fx.GraphModule:
     """A program as a flat GraphModule.
 
     It takes the weights, then the inputs, and returns a tuple of outputs. workers: of its loops. checks:
-    whether ops run behind the checks of their operands. A graph that is traced has none. in_place: whether
+    which checks of operands run before ops: those of values cannot be traced. in_place: whether
     writes overwrite values that nothing reads any more. streamed: the name of a loop and the number of a
     result that it does not collect: the graph then takes a function before the weights, see `Loop`.
     """
     writes, inside = in_place_writes(program) if in_place else ({}, frozenset())
-    function = ops.function if checks else ops.unchecked
+    function = _FUNCTIONS[checks]
     graph = fx.Graph()
     root = nn.Module()
     at: dict[str, fx.Node] = {}

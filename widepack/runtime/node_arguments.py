@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 from widepack_artifacts.program import Node, Ref, Tag, refs
 
 from ..errors import ArtifactError
 from ..ir import ops
+from ..ir.encoding import iter_arguments
+
+_TEXT = re.compile(r"[A-Za-z0-9_ .,:>-]{0,1000}")
+"""Texts of ops of torch: modes, equations of einsum. A compiler writes them into source code."""
 
 
 def check_arguments(node: Node) -> None:
@@ -26,6 +32,13 @@ def check_arguments(node: Node) -> None:
         _check_part(node)
     if node.op in ops.PYTHON:
         return
+    for value in iter_arguments((node.args, node.kwargs)):
+        text = value.name if isinstance(value, Tag) else value
+        if isinstance(text, str) and not _TEXT.fullmatch(text):
+            raise ArtifactError(
+                f"program: node {node.name} ({node.op}) has the text {text!r:.60} as an argument; only "
+                "letters, digits, spaces and _ . , : - > are allowed"
+            )
     given = ops.bind(node.op, node.args, node.kwargs)
     for name in ops.enumerations(node.op) | ops.devices(node.op):
         value = given.get(name)

@@ -21,7 +21,7 @@ RESHAPES = frozenset({"aten.view.default", "aten.reshape.default"})
 Place = tuple[Any, ...]
 """The arguments of a view after its tensor, with their defaults."""
 
-_FUNCTIONS = {name: ops.resolve(name) for name in (*SCATTERS, *SCATTERS.values())}
+_FUNCTIONS = {name: ops.function(name) for name in (*SCATTERS, *SCATTERS.values())}
 _SCATTER_OF = {view: scatter for scatter, view in SCATTERS.items()}
 
 

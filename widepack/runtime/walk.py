@@ -22,7 +22,7 @@ from ..ir import limits, ops
 from ..ir.encoding import decode
 from ..ir.limits import LimitExceeded
 from . import op_costs, value_sizes
-from .budget import Budget
+from .budget import Budget, OverBudget
 from .cost_terms import Cost
 from .live_memory import LiveMemory, WalkedValue, last_uses
 from .loop_values import describe, join_members, members_of
@@ -105,7 +105,7 @@ class Walk:
             return self._by_sizes(node, args, kwargs)
         except LimitExceeded as e:
             way_out = self.budget.way_out("load(limit=None) lifts all limits")
-            raise ArtifactError(f"{self._where(node)} {e}{way_out}") from None
+            raise OverBudget(f"{self._where(node)} {e}{way_out}") from None
         except (ArtifactError, NeedsValues):
             raise
         except Exception as e:  # torch has many classes of errors for arguments that no build writes

@@ -139,9 +139,14 @@ def check_bounds(
     Raises: ProbeError.
     """
     names = tensors.names if isinstance(tensors, Weights) else list(tensors)
+    start = f"{pattern}.y"
+    by_output: dict[str, list[str]] = {}
+    for name in names:
+        if name.startswith(start):
+            by_output.setdefault(name[len(start) :].partition(".")[0], []).append(name)
     for k, bound in enumerate(bounds):
-        start, largest = f"{pattern}.y{k}.", 0.0
-        for name in (n for n in names if n.startswith(start)):
+        largest = 0.0
+        for name in by_output.get(str(k), []):
             numbers = recorded(tensors, name)[1].abs()
             numbers = numbers[torch.isfinite(numbers)]
             largest = max(largest, float(numbers.max()) if numbers.numel() else 0.0)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from widepack_artifacts.fields import MAX_NAME
 from widepack_artifacts.program import Node, Program, refs
 
 
@@ -66,6 +67,8 @@ def derived(names: Iterable[str], members: Collection[str]) -> dict[str, list[st
     """Maps a member's node to the nodes that simplification made from it: `linear_1` -> `linear_1_rows`."""
     found: dict[str, list[str]] = {}
     for name in names:
+        if len(name) > MAX_NAME:  # no name of a build is so long, and the search takes its square
+            continue
         ending = _MADE.search(name)
         while name not in members and ending and (base := name[: ending.start()]):
             if base in members:
