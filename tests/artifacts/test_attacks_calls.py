@@ -1,4 +1,4 @@
-"""Tests attacks 68 to 75 of ATTACKS.md: calls that change inputs, compiled code, views of large memory, calls
+"""Tests attacks 68 to 76 of ATTACKS.md: calls that change inputs, compiled code, views of large memory, calls
 that fail, and files that are used many times.
 """
 
@@ -19,9 +19,10 @@ from forged import Forged, node, ref
 from safetensors.torch import load as tensors_of
 from safetensors.torch import save as bytes_of
 
+import widepack
 from widepack import InputError, UsageError, load
 from widepack.backends.index_flags import unguarded
-from widepack.errors import Unavailable
+from widepack.errors import ArtifactError, Unavailable
 from widepack.ir import ops
 from widepack_artifacts.program import Node, Output, Program, Ref, Slot
 from widepack_cli.main import cli
@@ -204,6 +205,55 @@ def test_one_program_that_is_bound_many_times(tmp_path: Path) -> None:
         forged.entry["wide"].append(row)
     path = forged.save(tmp_path)
     refused(path, "brings the programs of this load to", "nodes; 20,000 are allowed", limit=0.1, verify="off")
+
+
+@pytest.mark.parametrize("how", ["drop", "export"])
+def test_sizes_that_widepack_chooses(how: str, tmp_path: Path) -> None:
+    """The programs are small at the sizes of the example and the probe, and take 8.6 GB at another batch."""
+    large = [
+        node("b", "aten.sym_size.int", ref("x"), -2),
+        node("c", "operator.eq", ref("b"), 5),
+        node("i", "torch.sym_int", ref("c")),
+        node("n", "operator.mul", ref("i"), 2**31),
+        node("z", "aten.full.default", [ref("n")], 1.0, device=SELF),
+    ]
+    forged = Forged()
+    for program in forged.programs("programs/member."):
+        program["nodes"] = [*large, *program["nodes"]]
+    path, out = str(forged.save(tmp_path)), str(tmp_path / "out")
+    load(path)
+    calls: dict[str, Callable[[], object]] = {
+        "drop": lambda: widepack.drop(path, [0], out=out),
+        "export": lambda: widepack.export(path, out + ".pt2", to="pt2", member=0),
+    }
+    words = r"node z \(aten.full.default\) would bring the memory of this run to 8.6 GB"
+    with pytest.raises(ArtifactError, match=words):
+        calls[how]()
+    assert not list(tmp_path.glob("out*"))
+
+
+@pytest.mark.parametrize("member", [None, 0])
+def test_exports_of_ops_that_read_outside_of_a_value(member: int | None, tmp_path: Path) -> None:
+    """The written file has torch's own ops. This one checks nothing: it is written as another."""
+    forged = Forged()
+    for program in [*forged.programs(), *forged.programs("programs/member.")]:
+        output = program["outputs"][0]
+        program["nodes"] += [
+            node("b", "aten.sym_size.int", ref("x"), -2),
+            node("n", "operator.mul", ref("b"), 6),
+            node(
+                "v", "aten._reshape_alias.default", ref("x"), [-1] if member is None else [ref("n")], [2**22]
+            ),
+            node("zs", "aten.sum.default", ref("v")),
+            node("zm", "aten.mul.Scalar", ref("zs"), 0.0),
+            node("zy", "aten.add.Tensor", output[0], ref("zm")),
+        ]
+        program["outputs"][0] = [ref("zy"), output[1]]
+    path = forged.save(tmp_path)
+    out = tmp_path / "a.pt2"
+    widepack.export(path, out, to="pt2", member=member)
+    targets = {str(n.target) for n in torch.export.load(out).graph.nodes}
+    assert "aten._reshape_alias.default" not in targets and "aten.reshape.default" in targets
 
 
 def test_answers_that_lose_their_dims(tmp_path: Path) -> None:

@@ -31,6 +31,14 @@ from ..ir.fake_values import Fakes, bind_sizes_of_data
 from ..ir.torch_internals import rename_node
 from ..runtime.graph_module import graph_module
 
+_STANDARD = {
+    "aten._reshape_alias.default": "aten.reshape.default",
+    "aten.empty.memory_format": "aten.zeros.default",
+    "aten.empty_like.default": "aten.zeros_like.default",
+    "aten.new_empty.default": "aten.new_zeros.default",
+}
+"""The ops of a file in the place of those that read memory which no node wrote, or outside of a value."""
+
 
 @dataclass
 class ExportedGraph:
@@ -57,7 +65,10 @@ def exported_graph(
         node.meta["val"] = values[name]
     for node, written in zip(nodes[len(nodes) - len(program.nodes) :], program.nodes):
         if node.op == "call_function":  # a file has the ops themselves, without what replaces them here
-            node.target = ops.resolve(written.op)
+            node.target = ops.resolve(_STANDARD.get(written.op, written.op))
+            if written.op in _STANDARD:
+                node.args = node.args[:2]
+                node.kwargs = {k: v for k, v in node.kwargs.items() if k != "memory_format"}
     bind_sizes_of_data(nodes, fakes)
     count = len(program.weights)
     inputs = nodes[count : count + len(program.inputs)]

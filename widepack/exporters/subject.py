@@ -18,13 +18,14 @@ from widepack_artifacts import guards as guard_forms
 from widepack_artifacts.entry import Entry
 from widepack_artifacts.opset import EXTRA
 
-from ..errors import ProbeError, UsageError, VerificationError
+from ..errors import ArtifactError, ProbeError, UsageError, VerificationError
 from ..inference.bound_program import StoredProgram
 from ..inference.load import load
 from ..inference.model import WideModel
 from ..ir.at_rest import draws
 from ..ir.fake_values import CPU
 from ..runtime.admission import check_member_run, guarded
+from ..runtime.budget import OverBudget
 from ..runtime.executable import Executable
 from ..spec.entries import FORWARD
 from ..verification import probe as probes
@@ -150,6 +151,7 @@ class ExportSubject:
             words = ", ".join(f"{d} = {s}" for d, s in sizes.items())
             try:
                 inputs = self.random_inputs(sizes)
+                self._check_costs(inputs)
                 expected = self.expected(inputs)
             except (RuntimeError, ValueError, IndexError):
                 continue  # the members do not take random inputs at these sizes
@@ -160,6 +162,16 @@ class ExportSubject:
                 )
             compared.append(words)
         return compared
+
+    def _check_costs(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Checks what the program takes on these inputs. Raises: OverBudget."""
+        values = [self.values[s.source] for s in self.program.weights]
+        try:
+            check_member_run(self.title, self.program, [*values, *inputs])
+        except OverBudget:
+            raise
+        except ArtifactError:
+            pass  # it does not take these inputs
 
     def _compare_probe(self, run: Run, title: str) -> bool:
         """Compares a program with the probe. Returns whether a probe exists. Raises: VerificationError."""
@@ -172,7 +184,9 @@ class ExportSubject:
                 f"{self.artifact.reader.root}: entry {self.name} has a probe, but no record of "
                 "its verification; build the artifact again"
             )
-        answers = run(self._call_inputs(inputs_of.of_probe(self.pattern)))
+        inputs = self._call_inputs(inputs_of.of_probe(self.pattern))
+        self.expected(inputs)  # with checks of operands, which the written program does not have
+        answers = run(inputs)
         try:
             with guarded(f"{self.title}: the probe"):
                 shaped = [[y] for y in answers] if self.single else answers

@@ -27,7 +27,7 @@ from ..spec.entries import PATTERNS
 from ..spec.input_spec import batch_letter
 from ..spec.state import BUFFER, OUTPUT, CarriedState
 from ..verification import probe
-from ..verification.member_costs import check_costs
+from ..verification.member_costs import check_call, check_costs
 from ..verification.subject import CallCase, Subject, VerifiedCall, subject_of
 
 
@@ -103,9 +103,11 @@ class ArtifactEntry(MemberPrograms):
         def initial(i: int, state: CarriedState) -> torch.Tensor | None:
             return self.weight(buffers[state.input], i, files) if state.input in buffers else None
 
-        before = partial(check_costs, f"a member program of entry {self.entry}")
-        subject = subject_of(self, members, files, initial=initial, before=before)
-        return replace(subject, sizes=self._call_sizes())
+        title = f"a member program of entry {self.entry}"
+        subject = subject_of(self, members, files, initial=initial, before=partial(check_costs, title))
+        return replace(
+            subject, sizes=self._call_sizes(), before_call=lambda inputs: check_call(title, subject, inputs)
+        )
 
     def _example(self, k: int) -> torch.Tensor | None:
         """Returns input k of the first member in the probe; None if the probe does not store it."""

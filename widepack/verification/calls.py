@@ -128,6 +128,7 @@ def _answers_to(subject: Subject, inputs: Sequence[torch.Tensor]) -> bool:
     A member may reject indices that were drawn for other sizes, for example the edges of a graph with fewer
     nodes.
     """
+    subject.before_call(inputs)
     try:
         with torch.inference_mode():
             subject.run(0)(*subject.arguments(0), *inputs)

@@ -122,6 +122,9 @@ class Subject:
         initial(i, state): Returns the value that a state begins with in member i; None for an input.
         readahead(members): Starts to read the weights of these members from the disk, before they are used.
 
+        before_call(inputs): Checks what a member takes on one member's inputs, before it runs. It raises
+            where the program is of an untrusted file and takes too much.
+
     Attributes, shared work:
         same_program: Compares what the members' modules do; None if they are not compared.
         functions: The programs as functions, made once. `run` fills it.
@@ -144,6 +147,7 @@ class Subject:
     initial: Callable[[int, CarriedState], torch.Tensor | None] = lambda i, state: None
     same_program: SameProgram | None = None
     readahead: Callable[[Sequence[int]], None] = lambda members: None
+    before_call: Callable[[Sequence[torch.Tensor]], None] = lambda inputs: None
     functions: dict[tuple[int, bool, bool], Function] = field(default_factory=dict)
 
     def program(self, i: int) -> Program:
