@@ -54,6 +54,9 @@ class Case:
         process: What torch's tests apply to a result before they compare it (for signs that may differ).
         gradients: Whether gradients are compared.
         build: Whether the members are built and loaded. Otherwise they are fused.
+        ulps: The error of a weight's gradient that is accepted beyond the bound, in ulp of its largest
+            number: such a gradient is a long sum, which kernels add in different orders. In float64, whose
+            reference is no more exact, it is for every gradient.
     """
 
     key: str
@@ -62,6 +65,7 @@ class Case:
     process: Callable[[Any], Any] = field(default=lambda result: result)
     gradients: bool = False
     build: bool = False
+    ulps: float = 0.0
 
 
 class OpModule(nn.Module):

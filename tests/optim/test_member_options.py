@@ -6,6 +6,7 @@ import copy
 import io
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -73,6 +74,40 @@ def test_each_member_moves_by_its_own_options(
         for p, a in zip(together, alone):
             assert p.dtype == dtype
             torch.testing.assert_close(p[i], a, rtol=bound, atol=bound)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [tuple, numpy.array, torch.tensor, lambda v: list(numpy.array(v)), lambda v: list(torch.tensor(v))],
+    ids=["tuple", "array", "tensor", "list of NumPy numbers", "list of tensors"],
+)
+def test_options_may_be_arrays_and_tensors(make: Any) -> None:
+    params = [nn.Parameter(p) for p in numbers(0)]
+    optimizer = Adam(
+        params, lr=make([0.5, 0.25, 2.0]), betas=(make([0.5, 0.25, 0.0]), 0.5), eps=make([1, 2, 3])
+    )
+    group = optimizer.param_groups[0]
+    assert group["lr"] == PerMember([0.5, 0.25, 2.0])
+    assert group["betas"] == (PerMember([0.5, 0.25, 0.0]), 0.5)
+    assert group["eps"] == PerMember([1, 2, 3])
+    scheduler = PerMemberScheduler(optimizer, lambda o, i: lr_scheduler.ReduceLROnPlateau(o, patience=0))
+    for metrics in ([1.0, 2.0, 3.0], [0.5, 2.0, 3.0]):
+        scheduler.step(make(metrics))
+    assert list(group["lr"]) == pytest.approx([0.5, 0.025, 0.2])
+
+
+def test_one_option_may_be_a_numpy_number() -> None:
+    group = SGD(
+        [nn.Parameter(p) for p in numbers(0)], lr=numpy.float32(0.5), momentum=numpy.int64(0)
+    ).param_groups[0]
+    assert (group["lr"], group["momentum"]) == (0.5, 0.0)
+    assert type(group["lr"]) is type(group["momentum"]) is float
+
+
+@pytest.mark.parametrize("lr", [numpy.array([[0.1] * 3] * 2), [torch.ones(2)] * 3, numpy.array([True] * 3)])
+def test_arrays_that_are_not_one_number_a_member_are_refused(lr: Any) -> None:
+    with pytest.raises(UsageError, match=r"a sequence, array or tensor \[N\]"):
+        Adam([nn.Parameter(p) for p in numbers(0)], lr=lr)
 
 
 def test_adadelta_of_one_rate_equals_torch_bit_for_bit() -> None:

@@ -555,7 +555,7 @@ def test_messages_name_the_refused_value() -> None:
             "SGD: lr is -1 for member 1; it cannot be below zero",
         ),
         (lambda: optimizers.SGD([weight], lr=float("nan")), "SGD: lr is nan"),
-        (lambda: optimizers.SGD([weight], lr="0.1"), "give a number, or a sequence or tensor [N]"),
+        (lambda: optimizers.SGD([weight], lr="0.1"), "give a number, or a sequence, array or tensor [N]"),
         (lambda: optimizers.SGD([weight], lr=[]), "give a number"),
         (lambda: optimizers.SGD([weight], nesterov=True), "nesterov needs a momentum"),
         (lambda: optimizers.Adam([weight], betas=(0.9, 1.0)), "betas are (0.9, 1.0)"),

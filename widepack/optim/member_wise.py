@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from .rates import FROZEN, ONE_FOR_ALL, PerMember, parse_rate
+from .rates import FROZEN, ONE_FOR_ALL, PerMember, parse_rate, plain_numbers
 
 Params = Iterable[Any]  # tensors, (name, tensor) pairs, or groups, as torch takes them
 _MAX_CACHED_RATES = 64
@@ -194,8 +194,7 @@ def has_member_axis(p: Tensor, members: int) -> bool:
 
 def _parse_betas(betas: Any, who: str) -> tuple[Any, Any]:
     """Returns two averages' decay rates, each one number or one for each member. Raises UsageError."""
-    if isinstance(betas, Tensor):
-        betas = tuple(betas.tolist())
+    betas = plain_numbers(betas)
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:
         raise UsageError(
             f"{who}: betas are {betas!r}; give a pair whose parts are a number, or one for each member"

@@ -115,6 +115,11 @@ class PerMember:
 torch.serialization.add_safe_globals([PerMember, (PerMember, "widepack.per_member.PerMember")])
 
 
+def plain_numbers(value: Any) -> Any:
+    """Returns a tensor's or a NumPy array's numbers as Python's, and any other value as it is."""
+    return value.tolist() if callable(getattr(value, "tolist", None)) else value
+
+
 def parse_rate(value: Any, label: str) -> float | PerMember:
     """Returns what a user gave as a rate: one number, or one for each member.
 
@@ -122,13 +127,13 @@ def parse_rate(value: Any, label: str) -> float | PerMember:
     """
     if isinstance(value, PerMember):
         return value
-    if isinstance(value, Tensor):
-        value = value.item() if value.ndim == 0 else value.tolist()
+    value = plain_numbers(value)
     several = isinstance(value, Sequence) and not isinstance(value, str)
-    numbers: list[Any] = list(value) if several else [value]
+    numbers: list[Any] = [plain_numbers(v) for v in value] if several else [value]
     if not numbers or any(isinstance(v, bool) or not isinstance(v, (int, float)) for v in numbers):
         raise UsageError(
-            f"{label} is {value!r}; give a number, or a sequence or tensor [N] with one for each member"
+            f"{label} is {value!r}; give a number, or a sequence, array or tensor [N] with one for each "
+            "member"
         )
     wrong = [i for i, v in enumerate(numbers) if not v >= 0 or math.isinf(v)]
     if wrong:

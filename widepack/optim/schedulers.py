@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..errors import UsageError
 from .member_wise import MemberWise, has_member_axis
-from .rates import PerMember
+from .rates import PerMember, plain_numbers
 
 
 class _MemberOptions(torch.optim.Optimizer):
@@ -148,7 +147,7 @@ class PerMemberScheduler:
         """Returns the arguments of each scheduler's step. Raises UsageError."""
         if metrics is None:
             return [()] * self._count
-        values = metrics.tolist() if isinstance(metrics, Tensor) else metrics
+        values = plain_numbers(metrics)
         if not isinstance(values, (Sequence, PerMember)) and not hasattr(values, "__len__"):
             return [(values,)] * self._count
         if len(values) != self._count:
