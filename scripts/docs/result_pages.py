@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import database_results
+import hfta_results
 import real_results
 import suite_sizes
 import version_results
@@ -38,6 +39,7 @@ PAGES = (
     "docs/results/architectures.md",
     "docs/results/service.md",
     "docs/explanation/publishing.md",
+    "docs/how-to/migrate.md",
 )
 MARK = re.compile(r"(<!-- generated: ([\w-]+) -->\n)(.*?)(<!-- end of generated -->)", re.DOTALL)
 
@@ -236,6 +238,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "unseen": zoo_results.unseen,
     "zoo-onnx": zoo_results.zoo_onnx,
     "torch-databases": database_results.table,
+    "hfta-cases": hfta_results.table,
     "versions": version_results.table,
     "zoo-default": zoo_results.zoo_default,
     "call-overhead": call_overhead,

@@ -19,7 +19,8 @@ inputs of each member's own; or the same optimizer with the same options for eac
 The bound is that of `scripts/stress/database_check.py`, against the member in float64. A case is right if
 all its ways are right. `apart` are the cases that are not run: those of the grids that need a CUDA device.
 `long_sums` names the right cases with the gradient of a weight that is out of this bound, but within 32 ulp
-of its largest number: a sum that the kernel of many members adds in another order than that of one member.
+of its largest number: a sum that the kernel of many members adds in another order than that of one member. In
+float64, whose reference is no more exact, this is accepted of every gradient.
 `mixed` counts random combinations of the values of a grid, which HFTA's tests do not have. `smaller` names
 the cases whose batch or channels are reduced, to at most 2**18 numbers of input for each member.
 """

@@ -55,7 +55,8 @@ class Case:
         gradients: Whether gradients are compared.
         build: Whether the members are built and loaded. Otherwise they are fused.
         ulps: The error of a weight's gradient that is accepted beyond the bound, in ulp of its largest
-            number: such a gradient is a long sum, which kernels add in different orders.
+            number: such a gradient is a long sum, which kernels add in different orders. In float64, whose
+            reference is no more exact, it is for every gradient.
     """
 
     key: str
