@@ -24,6 +24,7 @@ from typing import Any
 import database_results
 import hfta_results
 import real_results
+import reduce_results
 import suite_sizes
 import version_results
 import zoo_results
@@ -33,6 +34,7 @@ from widepack_bench.layers import table as layer_table
 from widepack_bench.suite import table as suite_table
 
 PAGES = (
+    "docs/how-to/reduce.md",
     "README.md",
     "docs/results/networks.md",
     "docs/results/layers.md",
@@ -229,6 +231,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "real-six-rows": real_results.readme,
     "real-default": real_results.default,
     "real-tuned": real_results.tuned,
+    "reduce": reduce_results.table,
     "suite-sizes": suite_sizes.table,
     "suite-one-thread": suite_one_thread,
     "suite-two-threads": suite_two_threads,

@@ -63,6 +63,10 @@ class Sums(Protocol):
         """Returns a quantile over members. q: 0 to 1."""
 
 
+FEW = 2**14
+"""Numbers up to which one kernel of torch is faster than several that each take the whole block at a time."""
+
+
 def entropies(probabilities: torch.Tensor, of: str | None, dim: int) -> torch.Tensor:
     """Returns entropies in nats. of, dim: see `Sums`. With `sigmoid` each label has an entropy of its own."""
     found: torch.Tensor = torch.special.entr(probabilities)
@@ -111,6 +115,8 @@ class Block:
 
     @cached_property
     def var(self) -> torch.Tensor:
+        if self.weights is None and not self.values.is_complex() and 0 < self.values.numel() <= FEW:
+            return self.values.var(0, correction=0)
         apart = self.values - self.mean
         left = self.over_members(apart)  # the rounding error of the mean
         squares = self.over_members(squared(apart))
@@ -130,15 +136,7 @@ class Block:
 
     @cached_property
     def expected_entropy(self) -> torch.Tensor:
-        return self.over_members(self.entropy_of_each)
-
-    @cached_property
-    def entropy_of_each(self) -> torch.Tensor:
-        """The entropy of each member, `[N, ...]`."""
-        if self.of != "softmax":
-            return entropies(self.values, self.of, self.dim + 1)
-        logs = self.answers.log_softmax(self.dim + 1)
-        return -torch.where(self.values > 0, self.values * logs, self.values).sum(self.dim + 1)
+        return self.over_members(entropies(self.values, self.of, self.dim + 1))
 
     @cached_property
     def chosen(self) -> torch.Tensor:
