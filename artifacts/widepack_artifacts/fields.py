@@ -16,6 +16,7 @@ MAX_RANK = 64
 MAX_TEXT = 20_000  # characters
 MAX_NAME = 1_000
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_NO_NAME = re.compile("[\n\t\u202a-\u202e\u2066-\u2069]")  # marks that reverse the order of a text
 _CONTROL = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f]"
 )  # could control a terminal; tab and newline are allowed
@@ -74,8 +75,8 @@ def read_text(value: Any, where: str, limit: int = MAX_TEXT) -> str:
 
 
 def read_name(value: Any, where: str) -> str:
-    """Reads a text of one line that is not empty."""
-    if not read_text(value, where, MAX_NAME) or "\n" in value or "\t" in value:
+    """Reads a text of one line that is not empty, and that shows its characters in their order."""
+    if not read_text(value, where, MAX_NAME) or _NO_NAME.search(value):
         raise manifest_error(f"{where}: expected a name, got {value[:60]!r}")
     return str(value)
 

@@ -1,4 +1,4 @@
-"""Tests attacks 68 to 76 of ATTACKS.md: calls that change inputs, compiled code, views of large memory, calls
+"""Tests attacks 68 to 77 of ATTACKS.md: calls that change inputs, compiled code, views of large memory, calls
 that fail, and files that are used many times.
 """
 
@@ -22,7 +22,7 @@ from safetensors.torch import save as bytes_of
 import widepack
 from widepack import InputError, UsageError, load
 from widepack.backends.index_flags import unguarded
-from widepack.errors import ArtifactError, Unavailable
+from widepack.errors import ArtifactError, LoweringError, Unavailable
 from widepack.ir import ops
 from widepack_artifacts.program import Node, Output, Program, Ref, Slot
 from widepack_cli.main import cli
@@ -254,6 +254,30 @@ def test_exports_of_ops_that_read_outside_of_a_value(member: int | None, tmp_pat
     widepack.export(path, out, to="pt2", member=member)
     targets = {str(n.target) for n in torch.export.load(out).graph.nodes}
     assert "aten._reshape_alias.default" not in targets and "aten.reshape.default" in targets
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        node("w", "aten.relu.default", 1.5),
+        node("w", "aten.select.int", ref("x"), 5, 0),
+        node("w", "aten.relu.default", ref("x"), 1),
+    ],
+)
+def test_member_programs_that_torch_refuses(wrong: dict[str, Any], tmp_path: Path) -> None:
+    forged = Forged()
+    for program in forged.programs("programs/member."):
+        program["nodes"] = [wrong, *program["nodes"]]
+    path = forged.save(tmp_path)
+    load(path)
+    calls: list[Callable[[], object]] = [
+        lambda: widepack.drop(path, [0], out=tmp_path / "d.wide"),
+        lambda: widepack.export(path, tmp_path / "a.pt2", to="pt2"),
+        lambda: widepack.export(path, tmp_path / "b.pt2", to="pt2", member=0),
+    ]
+    for call in calls:
+        with pytest.raises((ArtifactError, LoweringError)):
+            call()
 
 
 def test_answers_that_lose_their_dims(tmp_path: Path) -> None:

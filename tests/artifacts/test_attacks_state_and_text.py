@@ -96,6 +96,7 @@ def test_control_characters_in_names_and_texts(tmp_path: Path) -> None:
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", result.output), words
     for change in (
         lambda f: f.manifest["members"][0].update(name=escape),
+        lambda f: f.manifest["members"][0].update(name="fold0\u202egpj.exe"),
         lambda f: [p["nodes"][0].update(op=escape) for p in f.programs()],
         lambda f: f.manifest.update({escape: 1}),
     ):

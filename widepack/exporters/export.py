@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ArtifactError, LoweringError, UsageError, VerificationError, WidepackError
+from ..runtime.admission import guarded
 from ..spec.entries import PATTERNS
 from ..system import atomic_file
 from ..system.autocast import plain_modes
@@ -105,7 +106,7 @@ class _Request:
     stages: Stages
 
     def subject(self, strategies: str) -> ExportSubject:
-        with self.stages.stage("reading the artifact"):
+        with self.stages.stage("reading the artifact"), guarded(f"{self.artifact}: a member program"):
             return self.open_subject(strategies)
 
     def report(self, subject: ExportSubject, to: str) -> ExportReport:

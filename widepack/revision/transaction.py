@@ -41,6 +41,7 @@ from ..ir.at_rest import draws
 from ..lowering.wide_programs import LoweredProgram
 from ..planning.request import StrategyRequest
 from ..registry.registry import strategy_names
+from ..runtime.admission import guarded
 from ..spec.config import parse_size
 from ..spec.entries import FORWARD
 from ..spec.names import path_of
@@ -101,14 +102,15 @@ def _revise_once(request: ReviseRequest) -> ReviseReport:
         reader = Reader(request.path)
         strategies = _strategies_of(reader.manifest)
         checked = _checked(request, reader, stages)
-        with stages.stage("lower"):
+        title = f"{request.path}: a member program"
+        with stages.stage("lower"), guarded(title):
             wides = {e.name: e.lower(strategies) for e in checked.entries}
         with stages.stage("write weights"):
             files, way = rewrite(writer, reader, checked.table, checked.slots, shard_bytes, stages.step)
         context = ProofContext(
             WeightFiles.open(writer, files), checked.slots, checked.modules, strategies, stages
         )
-        with stages.stage("verify"):
+        with stages.stage("verify"), guarded(title):
             proved = _proved(checked, wides, context)
         new = _exported(reader, checked, proved, writer, stages)
         with stages.stage("publish"):
