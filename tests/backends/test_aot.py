@@ -211,6 +211,12 @@ def test_a_program_of_another_machine_or_torch_is_refused(
     assert widepack.load(artifact, backend="aot", cache=folder).backend == "aot"
 
 
+def write_record(path: Path, content: dict[str, Any]) -> None:
+    """Writes a record with its own hash, as a program that widepack did not compile could have."""
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps({"sha256": digest, "record": content}))
+
+
 @pytest.mark.parametrize("damage", ["bytes", "package", "weights", "constants", "file"])
 def test_a_damaged_program_is_refused(
     damage: str, compiled: tuple[Path, Path, dict[str, Any]], tmp_path: Path
@@ -220,7 +226,7 @@ def test_a_damaged_program_is_refused(
     shutil.copytree(folder, copy)
     (record,) = copy.glob("*/record.json")
     (package,) = copy.glob("*/*.pt2")
-    data, content = package.read_bytes(), json.loads(record.read_text())
+    data, content = package.read_bytes(), json.loads(record.read_text())["record"]
     if damage == "bytes":
         package.write_bytes(data[: len(data) // 2] + b"\1" + data[len(data) // 2 + 1 :])
     elif damage == "package":  # matches its record, but is not a package
@@ -232,7 +238,7 @@ def test_a_damaged_program_is_refused(
         content["variants"][0]["file"] = "../else.pt2"
     else:
         content["variants"][0]["conditions"] = [["import", "os", 1]]
-    record.write_text(json.dumps(content))
+    write_record(record, content)
     words = "has not been compiled" if damage == "bytes" else "cannot be used.*compile again"
     with pytest.raises(widepack.WidepackError, match=words):
         widepack.load(artifact, backend="aot", cache=copy)
@@ -280,7 +286,7 @@ def test_the_flat_graph_runs_one_row_if_the_program_is_wrong_there(
     monkeypatch.setattr(aot, "_open", wrong)
     ens = widepack.load(artifacts("mlp", "wide"), backend="aot", compile="now", cache=tmp_path / "cache")
     (record,) = (tmp_path / "cache").glob("*/record.json")
-    assert json.loads(record.read_text())["variants"][0]["least"] == {"B": 2}
+    assert json.loads(record.read_text())["record"]["variants"][0]["least"] == {"B": 2}
     x = torch.randn(2, 64)
     torch.testing.assert_close(ens(x[:1]), ens(x)[:, :1])
 
@@ -428,10 +434,10 @@ def test_a_damaged_onnx_file_is_refused(written: tuple[Path, Path], tmp_path: Pa
     shutil.copytree(folder, copy)
     (path,) = copy.glob("*/program.onnx")
     (record,) = copy.glob("*/record.json")
-    content = json.loads(record.read_text())
+    content = json.loads(record.read_text())["record"]
     path.write_bytes(b"no model")
     content["files"][path.name] = [8, hashlib.sha256(b"no model").hexdigest()]
-    record.write_text(json.dumps(content))
+    write_record(record, content)
     with pytest.raises(widepack.WidepackError, match="cannot run this file.*make it again"):
         widepack.load(artifact, backend="onnxruntime", cache=copy)
 

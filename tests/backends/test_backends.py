@@ -261,7 +261,7 @@ def test_two_compilers_make_one_entry(tmp_path: Path) -> None:
     assert len(calls) == 1
 
 
-@pytest.mark.parametrize("damage", ["changed", "cut", "gone", "record", "link"])
+@pytest.mark.parametrize("damage", ["changed", "cut", "gone", "record", "number", "nested", "link"])
 def test_a_damaged_entry_is_compiled_again(damage: str, tmp_path: Path) -> None:
     cache = CompiledCache(tmp_path / "cache")
     calls: list[Path] = []
@@ -275,6 +275,11 @@ def test_a_damaged_entry_is_compiled_again(damage: str, tmp_path: Path) -> None:
         program.unlink()
     elif damage == "record":
         (place / "record.json").write_text('{"files": [1]}')
+    elif damage == "number":
+        text = (place / "record.json").read_text()
+        (place / "record.json").write_text(re.sub(r"\b[0-9]+\b", "7", text, count=1))
+    elif damage == "nested":
+        (place / "record.json").write_text("[" * 100_000 + "]" * 100_000)
     else:
         program.rename(tmp_path / "else")
         program.symlink_to(tmp_path / "else")

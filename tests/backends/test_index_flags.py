@@ -69,7 +69,7 @@ def direct(op: str, inputs: list[Tensor]) -> Tensor:
 def test_indices_in_range_give_the_answer_and_others_a_flag(op: str) -> None:
     whole = flat(op)
     assert is_flagged(whole.program)
-    run, _ = with_weights(whole, CPU)
+    run, _ = with_weights(whole, CPU, {})
     result, flag = run(*call(op, 0, 3))
     torch.testing.assert_close(result, direct(op, call(op, 0, 3)))
     assert not flag
@@ -83,7 +83,7 @@ def test_a_mask_is_no_index() -> None:
     types = {"x": "float32[4]", "m": "bool[4]", "y": "float32[]"}
     inputs = tuple(Slot(n, n, "shared", t) for n, t in types.items())
     run, _ = with_weights(
-        flatten(Program((), inputs, nodes, (Output(Ref("a"), "shared"),), 1), [], "aot", ""), CPU
+        flatten(Program((), inputs, nodes, (Output(Ref("a"), "shared"),), 1), [], "aot", ""), CPU, {}
     )
     result, flag = run(torch.zeros(4), torch.tensor([True, False, True, False]), torch.tensor(2.0))
     assert result.tolist() == [2, 0, 2, 0] and not flag

@@ -196,7 +196,7 @@ def test_without_widepack(artifact: Path, ens: WideModel) -> None:
 def test_the_record_contains_a_second_step(artifact: Path) -> None:
     manifest = Reader(artifact).manifest
     assert {"shared B=2, step 2", "each B=2, step 2"} <= set(manifest.verification["calls"])
-    assert manifest.version == (1, 1)
+    assert manifest.version == (1, 2)
     assert set(manifest.state) == set(CARRIED)
     entry = manifest.entries["forward"]
     assert [p.name for p in entry.signature] == ["x"]
@@ -247,7 +247,7 @@ def state_of(data: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
-        (lambda d: d.update(version=[1, 0]), ["entries: forward", "unknown state"]),
+        (lambda d: d.update(version=[1, 0]), ["entries: forward", "unknown rows, state"]),
         (lambda d: d["entries"]["forward"].pop("state"), ["each of the 5 input leaves once"]),
         (lambda d: state_of(d).update(input=9), ["names input 9"]),
         (lambda d: d["entries"]["forward"]["state"].append(dict(state_of(d))), ["occurs twice"]),

@@ -94,9 +94,8 @@ def test_bench_begins_every_call_with_one_state(
     assert all("loop" in [t.name for t in r.timings] for r in report.rows)
 
 
-def test_an_artifact_without_state_stays_1_0(tmp_path: Path) -> None:
+def test_an_artifact_without_state_has_no_key_of_it(tmp_path: Path) -> None:
     build(save(tmp_path, Cell), tmp_path / "e.wide", model=Cell, inputs=TWO, **QUICK)
     data = json.loads((tmp_path / "e.wide/manifest.json").read_bytes())
-    assert data["version"] == [1, 0]
     assert data["state"] == []
     assert "state" not in data["entries"]["forward"]

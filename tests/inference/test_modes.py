@@ -13,6 +13,7 @@ import pytest
 import torch
 from fusing import members
 from torch import Tensor, nn
+from torch.autograd import forward_ad as untyped_forward_ad
 
 import widepack
 from widepack import InputError, UsageError
@@ -40,6 +41,10 @@ def path(own: list[Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("modes") / "e.wide"
     widepack.fuse(own, X).save(path, pt2=False)
     return path
+
+
+forward_ad: Any = untyped_forward_ad
+first_level = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch compiles scripts there
 
 
 def close(y: Any, right: Any) -> None:
@@ -129,6 +134,28 @@ def test_torch_func_over_a_loaded_model_is_refused(path: Path) -> None:
         with pytest.raises(InputError, match="input x is inside a transform of torch.func"):
             torch.func.grad(lambda x: ens(x).sum())(X)
         ens(X)
+
+
+@first_level
+def test_forward_mode_over_a_loaded_model_is_refused(path: Path) -> None:
+    """The answer would have no tangent."""
+    ens = widepack.load(path)
+    want = ens(X)
+    with forward_ad.dual_level():
+        with pytest.raises(InputError, match=r"input x has a tangent of torch\.autograd\.forward_ad"):
+            ens(forward_ad.make_dual(X, torch.ones_like(X)))
+        assert torch.equal(ens(X), want)
+
+
+@first_level
+def test_forward_mode_over_a_fused_module(own: list[Any]) -> None:
+    fused = widepack.fuse(own, X)
+    tangents = []
+    for module in [fused, *own]:
+        with forward_ad.dual_level():
+            answer = module(forward_ad.make_dual(X, torch.ones_like(X)))
+            tangents.append(forward_ad.unpack_dual(answer).tangent)
+    close(tangents[0], torch.stack(tangents[1:]))
 
 
 def test_hooks_of_a_fused_module_run_and_those_of_its_parts_are_refused(own: list[Any]) -> None:

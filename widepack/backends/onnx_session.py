@@ -23,6 +23,7 @@ import torch
 from ..errors import ArtifactError, LoweringError, WidepackError
 from ..system.compiled_cache import CompiledCache, default_folder
 from .flat import Flat, flatten
+from .index_flags import is_flagged
 from .onnx_model import in_order, onnx_model, session, where_mapped
 from .task import Task, Unavailable, first_line, sizes_to_try, words
 from .variants import Checked, Variant
@@ -31,7 +32,7 @@ NAME = "onnxruntime"
 COPIES = True
 MODEL = "program.onnx"
 MADE = "made-by-the-prologue"  # the file name of derived weights, which are in no file
-_FORM = 4
+_FORM = 5
 
 
 def bind(task: Task) -> Checked:
@@ -77,7 +78,9 @@ def bind(task: Task) -> Checked:
             "onnxruntime`"
         ) from e
     least = {str(d): int(n) for d, n in record["least"].items()}
-    return Checked(task.device, flat, [Variant(run, (), least)], task.eager, place)
+    return Checked(
+        task.device, flat, [Variant(run, (), least)], task.eager, place, flagged=is_flagged(flat.program)
+    )
 
 
 def key_of(task: Task, flat: Flat) -> str:
@@ -149,7 +152,7 @@ def _agree(task: Task, flat: Flat, run: Any) -> dict[str, int]:
             continue  # members do not accept inputs of these sizes
         try:
             with torch.inference_mode():
-                wrong = task.differ(flat.outputs(run(inputs)), want)
+                wrong = task.differ(flat.outputs(run(inputs)[: len(flat.program.outputs)]), want)
         except Exception as e:  # noqa: BLE001  a session has its own classes of errors
             wrong = f"it fails: {type(e).__name__}: {first_line(e)}"
         ones = [d for d, s in sizes.items() if s == 1 and task.example[d] != 1]
@@ -171,6 +174,7 @@ def _export(task: Task, flat: Flat, path: Path) -> dict[str, Any]:
         {d: (least, most) for d, (least, most, _) in task.dims.items()},
         task.example,
         task.title,
+        flags=True,
     )
     located = task.located()
     for w in made.weights:

@@ -42,10 +42,10 @@ def bind(task: Task) -> Checked:
             "for all processes."
         )
     flat = flatten(task.program, task.weights, NAME, task.title)
-    module = with_weights(flat, task.device)[0]
-    run: Any = torch.compile(module, fullgraph=True)
     sizes: Any = None
     try:
+        module = with_weights(flat, task.device, task.example)[0]
+        run: Any = torch.compile(module, fullgraph=True)
         with warnings.catch_warnings(), torch.inference_mode():
             warnings.simplefilter("ignore")
             for sizes in sizes_to_try(task):

@@ -22,6 +22,7 @@ from ..ir.tensor_type import parse_slot
 from ..runtime.graph_module import graph_module
 from ..spec.dtypes import dtype_of
 from .flat import Flat
+from .flat_values import fake_values
 from .index_flags import add_flags
 
 
@@ -95,7 +96,7 @@ def traced(
         shapes.constrain_symbol_range(symbol, max(least, 1), sys.maxsize if most is None else most)
         sizes[name] = shapes.create_symintnode(symbol, hint=example[name], source=source)
         symbols[str(symbol)] = name
-    module, holders = with_weights(flat, device)
+    module, holders = with_weights(flat, device, example)
     inputs: list[torch.Tensor] = []
     for node, slot in zip(holders, flat.program.inputs):
         type_ = parse_slot(slot.type)
@@ -112,19 +113,23 @@ def traced(
     return TracedGraph(module, inputs, shapes, symbols)
 
 
-def with_weights(flat: Flat, device: torch.device) -> tuple[fx.GraphModule, list[fx.Node]]:
+def with_weights(
+    flat: Flat, device: torch.device, example: Mapping[str, int]
+) -> tuple[fx.GraphModule, list[fx.Node]]:
     """The program as a module with its weights as buffers w0, w1, ..., and its placeholders, one for each
     input.
 
     A program that reads or writes at indices has one output more (`index_flags.py`).
+
+    example: sizes at which the guards hold. Raises: LoweringError for sizes that are endless expressions.
     """
-    module = graph_module(flat.program, device, checks="sizes")
+    program = add_flags(flat.program, fake_values(flat, example)[1])
+    module = graph_module(program, device, checks="sizes")
     holders = [n for n in module.graph.nodes if n.op == "placeholder"]
     for i, (node, weight) in enumerate(zip(holders, flat.weights)):
         module.register_buffer(f"w{i}", weight, persistent=False)
         with module.graph.inserting_before(node):
             node.replace_all_uses_with(module.graph.get_attr(f"w{i}"))
         module.graph.erase_node(node)
-    add_flags(module.graph, flat.program)
     module.recompile()
     return module, holders[len(flat.weights) :]

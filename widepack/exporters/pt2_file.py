@@ -21,6 +21,7 @@ import torch.utils._pytree as pytree
 from widepack_artifacts import tree
 from widepack_artifacts.entry import Entry
 
+from ..backends.flat import nodes_unrolled
 from ..backends.task import first_line, quiet
 from ..backends.torch_export import (
     exported_program,
@@ -31,7 +32,7 @@ from ..backends.torch_export import (
 )
 from ..errors import LoweringError, WidepackError
 from ..ir.fake_values import Fakes
-from ..system import atomic_file
+from ..system import atomic_file, deadline
 from .subject import ExportSubject, Run
 
 _QUOTES = re.compile(r"[\"'\\\x00-\x1f]")
@@ -53,7 +54,7 @@ def write(subject: ExportSubject, path: Path, weights: str) -> WrittenPt2:
     fakes = Fakes(subject.example)
     values = _values(subject)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), deadline.within(60 + 0.5 * nodes_unrolled(subject.program)):
             exported = exported_program(
                 subject.program,
                 fakes,

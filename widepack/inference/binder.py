@@ -15,7 +15,7 @@ from widepack_artifacts.tree import Tree, leaves
 
 from ..errors import InputError, UsageError
 from ..ir.tensor_type import parse_slot
-from ..ir.torch_internals import is_transformed
+from ..ir.torch_internals import has_tangent, in_forward_mode, is_transformed
 from ..spec.dtypes import dtype_of
 from .arrays import is_array, tensor_of
 from .call_check import CallCheck, LeafSpec
@@ -225,6 +225,11 @@ class Binder:
                 raise InputError(
                     f"{leaf.title} is inside a transform of torch.func, which a loaded artifact does "
                     f"not support; {_DERIVATIVES}"
+                )
+            if in_forward_mode() and has_tangent(value):
+                raise InputError(
+                    f"{leaf.title} has a tangent of torch.autograd.forward_ad, and a loaded artifact gives "
+                    f"no derivatives; {_DERIVATIVES}"
                 )
             if value.requires_grad and torch.is_grad_enabled():
                 raise InputError(

@@ -13,7 +13,7 @@ import torch
 
 from widepack_artifacts.program import Node, Program, refs, substitute
 
-from ..errors import ArtifactError, InputError, WidepackError
+from ..errors import InputError, WidepackError
 from ..ir import ops
 from ..runtime.admission import check_member_run
 from ..runtime.budget import OverBudget
@@ -80,8 +80,6 @@ def _runs(
             check_member_run("the member program", program, [*weights, *own])
         except OverBudget:
             continue
-        except ArtifactError:
-            pass  # it fails on these inputs: `_failing` finds the node and the values
         yield program, weights, own
     yield bound.executable.main, bound.executable.given, inputs
 

@@ -96,15 +96,15 @@ class ProgramBinder:
         )
 
     def _check_indices(self, pattern: str, backend: str, run: Executable) -> None:
-        """Raises: Unavailable for a program whose indices compiled code would not check."""
-        if backend not in ("aot", "compile"):
+        """Raises: Unavailable for a program whose indices or divisors the backend would not check."""
+        if backend == "eager":
             return
         from ..backends.index_flags import unguarded
 
         if (node := unguarded(run.main)) is not None:
             raise backends.Unavailable(
-                f"{self.inputs.title(pattern)}: node {node.name} ({node.op}) reads or writes at indices that "
-                f"{backend!r} does not check; use backend='eager'"
+                f"{self.inputs.title(pattern)}: node {node.name} ({node.op}) reads or writes at indices, "
+                f"or divides by a number, that {backend!r} does not check; use backend='eager'"
             )
 
     def rebind(self, pattern: str, bound: BoundProgram, weights: Mapping[str, Any]) -> Runnable:

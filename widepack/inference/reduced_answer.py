@@ -154,10 +154,10 @@ def _leaf(answer: Any, output: str | int | None, ragged: bool) -> Any:
         while isinstance(answer, (tuple, list)) and answer and not ragged:
             answer = answer[0]
         return answer
-    count = len(answer) if isinstance(answer, (tuple, list)) and not ragged else 1
-    if type(output) is not int or not 0 <= output < count:
-        raise UsageError(f"output={output!r} is unknown; the members answer {count}, numbered from 0")
-    return answer[output] if count > 1 or (isinstance(answer, (tuple, list)) and not ragged) else answer
+    leaves = answer if isinstance(answer, (tuple, list)) and not ragged else [answer]
+    if type(output) is not int or not 0 <= output < len(leaves):
+        raise UsageError(f"output={output!r} is unknown; the members answer {len(leaves)}, numbered from 0")
+    return leaves[output]
 
 
 def _tensor(leaf: Any, one_shape: bool) -> Tensor:

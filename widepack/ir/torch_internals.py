@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import fx, nn
+from torch.autograd import forward_ad
 from torch.nn.modules import transformer
 
 # The guard behind torch.inference_mode, without its Python layer: 3 microseconds a call, not 7. Else
@@ -68,6 +69,11 @@ def memory_id(value: torch.Tensor) -> int:
 def symbolic_expression(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
     """The expression of a symbolic number as it was written, without what is known of its symbols since."""
     return value.node._expr
+
+
+def known_expression(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
+    """The expression of a symbolic number with what is known of its symbols: equal symbols are one."""
+    return value.node.expr
 
 
 def rename_node(node: fx.Node, name: str) -> None:
@@ -139,6 +145,18 @@ def is_transformed(value: torch.Tensor) -> bool:
     """Returns whether a tensor is inside a transform of `torch.func`. False without the private name."""
     known = getattr(torch._C, "_functorch", None)
     return known is not None and bool(known.is_functorch_wrapped_tensor(value))
+
+
+def in_forward_mode() -> bool:
+    """Returns whether this code runs in a level of `torch.autograd.forward_ad`. False without the private
+    name.
+    """
+    return getattr(forward_ad, "_current_level", -1) >= 0
+
+
+def has_tangent(value: torch.Tensor) -> bool:
+    """Returns whether a tensor has a tangent of the current level of `torch.autograd.forward_ad`."""
+    return forward_ad.unpack_dual(value).tangent is not None  # type: ignore[no-untyped-call]
 
 
 @contextmanager

@@ -7,7 +7,7 @@
 | file | what it does |
 |---|---|
 | `block.py` | Holds what figures read of the members' answers: at some positions for all members |
-| `figures.py` | Defines the figures: their formulas, and what they need |
+| `figures.py` | Defines the figures: how they are computed, and what they need |
 | `positions.py` | Divides the positions of answers into blocks that fit the cache |
 | `precision.py` | Decides in which precision figures are computed |
 | `reduce.py` | Computes the requested figures of answers, block after block |

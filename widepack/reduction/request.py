@@ -16,10 +16,10 @@ from .figures import FIGURES, Figure
 
 OF = ("softmax", "sigmoid", "probabilities")
 _CALL = re.compile(r"(\w+)\((.*)\)")
-_WHAT = {
-    "probabilities": "needs probabilities. Say what the answers are: of='softmax' for the scores of classes, "
-    "of='sigmoid' for the scores of labels, of='probabilities' if they are probabilities already",
-}
+_NO_PROBABILITIES = (
+    "needs probabilities. Say what the answers are: of='softmax' for the scores of classes, of='sigmoid' for "
+    "the scores of labels, of='probabilities' if they are probabilities already"
+)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def requested(texts: Sequence[str], of: str | None, weighted: bool) -> list[Requ
     found = [_one(text) for text in dict.fromkeys(texts)]
     for one in found:
         if one.figure.needs == "probabilities" and of is None:
-            raise UsageError(f"{one.text} {_WHAT['probabilities']}")
+            raise UsageError(f"{one.text} {_NO_PROBABILITIES}")
         if weighted and not one.figure.weighted:
             raise UsageError(
                 f"{one.text} is not defined for members with weights; request it without weights"
@@ -60,9 +60,9 @@ def _one(text: str) -> Requested:
     name, number = (call[1], call[2]) if call else (text, None)
     if name not in FIGURES:
         near = get_close_matches(name, [*FIGURES, "mixture"], 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
         known = ", ".join("quantile(0.9)" if n == "quantile" else n for n in FIGURES)
-        raise UsageError(f"there is no figure {text[:60]!r}{hint} Known: {known}, mixture")
+        raise UsageError(f"there is no figure {text[:60]!r}{hint}. Known: {known}, mixture")
     figure = FIGURES[name]
     if (number is not None) != (name == "quantile"):
         raise UsageError(
@@ -147,7 +147,7 @@ def check_answers(
         raise InputError(f"the members' answers have no classes: dim {dim} has the size 0")
     if by_class and rows:
         raise InputError(
-            f"the last dim of the members' answers is the batch: {by_class[0]} needs a dim of classes. For "
-            "two classes with one score use of='sigmoid'; for classes in another dim use dim="
+            f"dim {dim} of the members' answers is the batch: {by_class[0]} needs a dim of classes. For two "
+            "classes with one score use of='sigmoid'; for classes in another dim use dim="
         )
     return dim % sizes + 1

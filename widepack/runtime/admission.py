@@ -17,7 +17,7 @@ from widepack_artifacts.weight_table import Weight
 
 from ..errors import ArtifactError, WidepackError
 from ..ir import limits
-from .budget import Budget
+from .budget import Budget, OverBudget
 from .prologue import split
 
 Inputs = Callable[[bool], Sequence[Any]]
@@ -128,8 +128,9 @@ def admit(
 def check_member_run(title: str, program: Program, given: Sequence[Any]) -> None:
     """Checks what a member program of an untrusted file takes at these sizes, before it runs.
 
-    title: the program in messages. given: its weights, then its inputs. Raises: ArtifactError naming the node
-    that takes more memory or work than files and inputs of this size allow.
+    title: the program in messages. given: its weights, then its inputs. A program that cannot run on them is
+    not refused here: the run itself fails. Raises: OverBudget naming the node that takes more memory or work
+    than files and inputs of this size allow.
     """
     from .walk import NeedsValues, Walk
 
@@ -140,6 +141,10 @@ def check_member_run(title: str, program: Program, given: Sequence[Any]) -> None
             Walk(replace(budget), title, torch.device("cpu"), values=values).run(program, list(given))
         except NeedsValues:
             continue
+        except OverBudget:
+            raise
+        except ArtifactError:
+            pass
         return
 
 

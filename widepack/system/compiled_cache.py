@@ -11,7 +11,8 @@ They are native code, so no other user may be able to write into it.
 2. The folder is refused if it, or a file that is read in it, belongs to a user other than this one or root,
    or if other users may write into it: a user who can write there can run code in this process.
 3. An entry is written under another name and renamed, under a lock. `record.json` has the size and SHA-256 of
-   the entry's other files. An entry that does not match its record counts as absent.
+   the entry's other files, and the SHA-256 of the record itself. An entry that does not match counts as
+   absent.
 """
 
 from __future__ import annotations
@@ -89,8 +90,10 @@ class CompiledCache:
             private(place, folder=True)
             private(place / RECORD)
             with open(place / RECORD, "rb") as file:
-                record = json.loads(file.read(_MOST_BYTES))
-            files = record["files"]
+                stored = json.loads(file.read(_MOST_BYTES))
+            record, files = stored["record"], stored["record"]["files"]
+            if stored["sha256"] != _digest(record):
+                return None
             for name, (size, digest) in files.items():
                 if os.sep in name:
                     return None
@@ -98,7 +101,7 @@ class CompiledCache:
                 data = (place / name).read_bytes()
                 if len(data) != size or hashlib.sha256(data).hexdigest() != digest:
                     return None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
         return place, record
 
@@ -164,7 +167,8 @@ class CompiledCache:
                 path.chmod(0o644)
                 _flush(path)
             record = {**record, "files": files}
-            (temporary / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
+            stored = {"sha256": _digest(record), "record": record}
+            (temporary / RECORD).write_text(json.dumps(stored, indent=1), encoding="utf-8")
             (temporary / RECORD).chmod(0o644)
             _flush(temporary / RECORD)
             temporary.chmod(0o755)
@@ -194,6 +198,11 @@ class CompiledCache:
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > 86400:
                     shutil.rmtree(path, ignore_errors=True)
+
+
+def _digest(record: Any) -> str:
+    """The SHA-256 of a record."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def _flush(path: Path) -> None:

@@ -21,6 +21,7 @@ from ..inference.model import WideModel
 from ..ir.at_rest import draws
 from ..planning import plan_cache
 from ..planning.plan import Plan, for_size
+from ..runtime.admission import guarded
 from ..spec.entries import PATTERNS
 from ..system.autocast import plain_modes
 from ..system.machine import CHOOSABLE, backends_here, name_of
@@ -115,7 +116,10 @@ def tune(
         pairs, order = list(itertools.product(names, patterns)), sorted(set(batches))
         for done, (name, pattern) in enumerate(pairs):
             part = limit.part(1 / (len(pairs) - done))
-            tuned = tune_pattern(ens.entry(name), pattern, order, budget_s, others, compile_s, progress, part)
+            with guarded(f"{fspath(path)}: the programs of entry {name}, pattern {pattern}"):
+                tuned = tune_pattern(
+                    ens.entry(name), pattern, order, budget_s, others, compile_s, progress, part
+                )
             measured.add(name, pattern, tuned)
             if not write:
                 measured.store(name, pattern)

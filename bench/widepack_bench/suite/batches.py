@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from widepack.runtime.admission import guarded
 from widepack.system.time_limit import NO_LIMIT, TimeLimit
 
 from ..baselines.compiled import at_most
@@ -66,7 +67,7 @@ class BatchContest:
         """
         if self.progress:
             self.progress(f"batch {inputs.batch}: comparing answers", 0, 1)
-        with padding_kept():
+        with padding_kept(), guarded(f"batch {inputs.batch}: the members one after another"):
             expected = self.loop(*inputs.args, **inputs.kwargs)
         _check("the wide model", self.wide, inputs, expected)
         skipped = dict(self.skipped)
