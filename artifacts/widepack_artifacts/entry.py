@@ -32,6 +32,7 @@ from .fields import (
 )
 from .file_list import File, read_file_name
 from .format_version import VERSION
+from .rows import Rows
 from .weight_table import ITEM_BYTES, KINDS
 
 PATTERNS = ("shared", "each")
@@ -48,6 +49,8 @@ _KEYS = (
     "wide",
     "pt2",
 )
+_LATER_KEYS = {"state": (1, 1), "rows": (1, 2)}
+"""The keys that an entry may have, and the version that added each."""
 _TYPE = re.compile(r"([a-z][a-z0-9_]*)\[(.*)\]\Z")
 _SIZE = re.compile(r"(?:[0-9]{1,19}|(?:[1-9][0-9]{0,17}\*)?([A-Za-z_][A-Za-z0-9_]*))\Z")
 
@@ -200,6 +203,7 @@ class Entry:
     wide: the wide programs.
     pt2: for each pattern the file of the torch.export program.
     state: the states of the entry; format 1.0 has none.
+    rows: whether the rows of a batch are independent; None in formats before 1.2.
     """
 
     inputs: tuple[Input, ...]
@@ -214,6 +218,7 @@ class Entry:
     wide: tuple[WideProgram, ...]
     pt2: dict[str, str] = field(default_factory=dict)
     state: tuple[State, ...] = ()
+    rows: Rows | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -229,6 +234,7 @@ class Entry:
             "wide": [w.to_json() for w in self.wide],
             "pt2": self.pt2,
             **({"state": [s.to_json() for s in self.state]} if self.state else {}),
+            **({"rows": self.rows.to_json()} if self.rows is not None else {}),
         }
 
     @classmethod
@@ -240,8 +246,10 @@ class Entry:
         where: str = "an entry",
         version: tuple[int, int] = VERSION,
     ) -> Entry:
-        carries = version >= (1, 1) and isinstance(data, dict) and "state" in data
-        d = read_object(data, where, (*_KEYS, "state") if carries else _KEYS)
+        later = [
+            k for k, since in _LATER_KEYS.items() if version >= since and isinstance(data, dict) and k in data
+        ]
+        d = read_object(data, where, (*_KEYS, *later))
         dims = read_map(d["dims"], f"{where}: dims", Dim.from_json)
         for name in dims:
             if not IDENTIFIER.match(name):
@@ -266,7 +274,8 @@ class Entry:
                 read_list(d["wide"], f"{where}: wide", lambda v, w: WideProgram.from_json(v, files, w))
             ),
             pt2=read_map(d["pt2"], f"{where}: pt2", lambda v, w: read_file_name(v, files, w)),
-            state=tuple(read_list(d["state"], f"{where}: state", State.from_json)) if carries else (),
+            state=tuple(read_list(d["state"], f"{where}: state", State.from_json)) if "state" in d else (),
+            rows=Rows.from_json(d["rows"], f"{where}: rows") if "rows" in d else None,
         )
         entry.check(members, where)
         return entry

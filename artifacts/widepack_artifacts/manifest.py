@@ -114,6 +114,8 @@ class Manifest:
         """Returns this manifest with a list of files, the version that it needs, and its digest."""
         states = state_names(self.entries)
         version = max(self.version, (1, 1)) if states else self.version
+        if any(e.rows is not None for e in self.entries.values()):
+            version = max(version, (1, 2))
         filled = replace(
             self, version=version, state=states or self.state, files=dict(sorted(files.items())), digest=""
         )

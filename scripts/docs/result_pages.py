@@ -25,6 +25,7 @@ import database_results
 import hfta_results
 import real_results
 import reduce_results
+import route_results
 import suite_sizes
 import version_results
 import zoo_results
@@ -244,11 +245,13 @@ PARTS: dict[str, Callable[[], str]] = {
     "hfta-cases": hfta_results.table,
     "versions": version_results.table,
     "zoo-default": zoo_results.zoo_default,
+    "zoo-rows": zoo_results.zoo_rows,
     "call-overhead": call_overhead,
     "first-answer": first_answer,
     "load-1gb": load_1gb,
     "build-memory": build_memory,
     "subset": subset,
+    "route": route_results.route,
     "swaps": swaps,
     "kills": kills,
     "fuzz": fuzz,

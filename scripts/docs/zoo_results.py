@@ -74,3 +74,21 @@ def zoo_default() -> str:
     versions = environment["versions"]
     last = f"{environment['date']}, {environment['device']}, torch {versions['torch']}."
     return "\n".join([*lines, "", last])
+
+
+def zoo_rows() -> str:
+    """Returns for how many architectures the rows of a batch are independent, and which mix them."""
+    document = read("zoo-rows")
+    summary = document["summary"]
+    lines = [
+        f"Of {summary['captured']} architectures with a dynamic batch, {summary['proved']} are proved to "
+        f"have independent rows, {summary['tried']} pass the trials only, and {summary['mixed']} mix rows:",
+        "",
+        "| architecture | reason |",
+        "|---|---|",
+    ]
+    for row in document["entries"]:
+        if row["outcome"] == "mix":
+            lines.append(f"| {row['entry']} | {row['reason'].replace('|', ' ')} |")
+    environment = document["environment"]
+    return "\n".join([*lines, "", f"{environment['date']}, torch {environment['versions']['torch']}."])

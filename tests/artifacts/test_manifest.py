@@ -113,7 +113,7 @@ def test_weight_knows_its_tensors() -> None:
         (lambda d: d.update(version=[1]), ["version", "[1, 0]"]),
         (lambda d: d.update(version=[True, 0]), ["version"]),
         (lambda d: d.update(version=[0, 9]), ["0.9 was never published"]),
-        (lambda d: d.update(version=[1, 2]), ["1.2 is newer than 1.1", "update widepack"]),
+        (lambda d: d.update(version=[1, 3]), ["1.3 is newer than 1.2", "update widepack"]),
         (lambda d: d.update(members=[]), ["0 members"]),
         (lambda d: d.update(members={}), ["members: expected a list"]),
         (lambda d: d["members"][1].update(name="a"), ["'a' occurs twice"]),

@@ -12,6 +12,7 @@ import torch
 
 from widepack_artifacts import weights as weight_files
 from widepack_artifacts.program import Program
+from widepack_artifacts.rows import Rows
 
 from ..capture.pt2.factory import ExportedProgramFactory
 from ..capture.trial import Trial, why_not
@@ -26,6 +27,7 @@ from ..spec.entries import PATTERNS
 from ..system.progress import Stages
 from ..system.readahead import asking
 from ..verification import calls, module_run, probe, small_sizes
+from ..verification.entry_rows import rows_of
 from ..verification.member_costs import check_costs
 from ..verification.parts import all_weights, lowered, parts
 from ..verification.record import program_key
@@ -51,7 +53,8 @@ class ProvedEntry:
     """A verified entry.
 
     entry: with the dims and conditions that verification corrected. wides: its verified wide programs.
-    record: of the comparisons, for the manifest. probe: the probe's calls by pattern.
+    record: of the comparisons, for the manifest. probe: the probe's calls by pattern. rows: whether the rows
+    of a batch are independent.
     """
 
     entry: BuildEntry
@@ -59,6 +62,7 @@ class ProvedEntry:
     record: dict[str, Any]
     probe: dict[str, probe.Answers]
     kernels: KernelCounts
+    rows: Rows
 
 
 def prove(
@@ -93,6 +97,7 @@ def prove(
             _record(entry, reference, compared),
             reference.probed(),
             _kernels(entry, wides, written.weights, reference.small("shared")),
+            rows_of(subject, [type_ for _, type_ in entry.first.outputs]),
         )
 
 

@@ -174,6 +174,7 @@ def _published(
     with stages.stage("export"):
         pt2 = request.pt2 and not request.dropout
         manifest = write_programs(writer, [p.entry for p in proved], wides, pt2)
+        entries = {p.entry.entry: replace(manifest.entries[p.entry.entry], rows=p.rows) for p in proved}
         calls = {place: answers for p in proved for place, answers in p.probe.items()}
         probe_name = write_tensors(writer, "probe", probe.make(calls))
     with stages.stage("publish"):
@@ -184,7 +185,13 @@ def _published(
         }
         verification = join_records(_records(proved))
         return writer.publish(
-            replace(manifest, probe=probe_name, verification=verification, provenance=provenance)
+            replace(
+                manifest,
+                entries=entries,
+                probe=probe_name,
+                verification=verification,
+                provenance=provenance,
+            )
         )
 
 

@@ -18,8 +18,9 @@ The first load on a machine runs the artifact's probe. `ens.swap` replaces a mem
 | `cast_bounds.py` | Computes bounds for a model that is loaded in another dtype: `load(dtype=...)` |
 | `compiled_choice.py` | Chooses a compiled program that is in the cache, where it was faster |
 | `each.py` | Marks inputs of a call that have one value for each member |
-| `entry.py` | Defines an entry of a loaded model: calls, `each`, `reduce`, states |
+| `entry.py` | Defines an entry of a loaded model: calls, `each`, `route`, `reduce`, states |
 | `entry_inputs.py` | Makes the inputs of an entry's wide calls: from the probe, drawn at other sizes |
+| `entry_rows.py` | Finds out whether the rows of an entry's batch are independent |
 | `failed_call.py` | Explains a call that an op refused: which node, which inputs |
 | `file_sizes.py` | Counts the bytes of a file that are on the disk: a sparse file has holes |
 | `load.py` | Loads an artifact and returns a `WideModel`: `widepack.load` |
@@ -27,6 +28,7 @@ The first load on a machine runs the artifact's probe. `ens.swap` replaces a mem
 | `loaded_weights.py` | Reads the weights of an open artifact for programs: mapped on the CPU |
 | `member.py` | Defines one member of an artifact as a plain module |
 | `member_access.py` | Defines the part of a loaded model that is about single members |
+| `member_numbers.py` | Reads which member each row of a call is for |
 | `member_runs.py` | Runs single members of a loaded model on the probe's inputs: their own programs |
 | `model.py` | Defines a loaded artifact: N members that run as one, with an entry for each method |
 | `new_member.py` | Checks a checkpoint that replaces a member: its weights against the artifact |
@@ -39,6 +41,10 @@ The first load on a machine runs the artifact's probe. `ens.swap` replaces a mem
 | `programs.py` | Keeps the wide programs of one entry of a loaded artifact: found, bound |
 | `reduced_answer.py` | Reduces the answer of a call to the requested figures |
 | `reductions.py` | Defines the reductions over members that a loaded model has, and each of its entries |
+| `routed_members.py` | Binds members for routing: functions of their own rows over views of weights |
+| `router.py` | Runs each row of a batch by the member that it is for |
+| `routes.py` | Defines the routing of rows to members that a loaded model has, and each of its entries |
+| `row_groups.py` | Groups the rows of a call by member, and puts answers back in order |
 | `swap.py` | Replaces one member of a loaded model by another checkpoint while calls go on: `ens.swap` |
 | `weight_exchange.py` | Changes one member's weights in bound programs |
 """

@@ -14,9 +14,10 @@ import torch
 from widepack_artifacts.entry import Entry
 
 from ..errors import InputError, WidepackError
+from ..ir.torch_internals import in_forward_mode
 from ..planning.plan import Plan
 from ..spec.entries import PATTERNS
-from ..system.autocast import autocast_off
+from ..system.autocast import autocast_off, plain_modes
 from .answer_stream import AnswerStream
 from .binder import Binder
 from .bound_program import BoundProgram
@@ -27,12 +28,13 @@ from .output import build_answer, new_states
 from .programs import EntryPrograms
 from .reduced_answer import Reduction
 from .reductions import Reductions, names_apart
+from .routes import Routes
 
 SEEN = 256
 """How many shapes of calls an entry remembers as checked."""
 
 
-class WideEntry(Reductions):
+class WideEntry(Reductions, Routes):
     """One entry of a loaded model: one method of the members, for all members at once.
 
     `ens.entry(name)` and `ens.<name>` return it. It is called as the member's method is.
@@ -60,6 +62,7 @@ class WideEntry(Reductions):
         self.programs = EntryPrograms(artifact, name, self._binder)
         # Shapes of a call that passed all checks -> the program that answers it.
         self._seen: dict[Any, BoundProgram] = {}
+        self._router: Any = None
 
     @property
     def plan(self) -> Plan:
@@ -237,6 +240,8 @@ class WideEntry(Reductions):
             raise InputError(
                 f"an input of {self.name} is a nested tensor, which has no shape; pad its parts to one size"
             ) from None
+        if in_forward_mode():
+            self._binder.refuse_derivatives(values)
         key = (tuple(per_member), *sizes)
         return self._seen.get(key) or self._check(values, per_member, key)
 
@@ -281,6 +286,16 @@ class WideEntry(Reductions):
         with self._artifact.lock, autocast_off():  # no member is swapped meanwhile
             for pattern in PATTERNS:
                 self.programs.probe_check.run(pattern, self.programs.of(pattern), again=True)
+
+    def route(self, *args: Any, member: Any, **kwargs: Any) -> Any:  # documented in `Routes`
+        router = self._router
+        if router is None:
+            from .router import Router  # imports the walk over rows, which only routing needs
+
+            with self._artifact.lock, plain_modes():
+                self._artifact.check_open()
+                router = self._router = self._router or Router(self.programs, self._binder)
+        return router.call(args, kwargs, member)
 
     # ---------------------------------------------------------------- members and ensembles
 
@@ -381,4 +396,5 @@ class WideEntry(Reductions):
     def forget(self) -> None:
         """Forgets the bound programs. The next call binds them again."""
         self._seen.clear()
+        self._router = None
         self.programs.forget()

@@ -126,13 +126,25 @@ class EntryInputs:
             for k, stacked in enumerate(self.per_member(pattern))
         ]
 
-    def _drawn(self, k: int, stacked: bool, sizes: Mapping[str, int]) -> Tensor:
-        """Draws an input of a wide call. stacked: whether it has one value for each member."""
+    def source(self, k: int) -> InputSource:
+        """Returns how input k is drawn: like the probe's."""
         spec, probe, name = self.entry.inputs[k], self.artifact.probe, f"{self.probe_prefix('each')}.x{k}"
         example = None
         if probe is not None and name in probe:
             example = self.artifact.weights.place(probe.get(name)[0], f"input {spec.name}").cpu().clone()
-        source = InputSource(spec.name, spec.type, spec.low, spec.high, example)
+        return InputSource(spec.name, spec.type, spec.low, spec.high, example)
+
+    def fits(self, sizes: Mapping[str, int]) -> bool:
+        """Returns whether sizes are within the bounds of the dims and satisfy the guards."""
+        for d, size in sizes.items():
+            least, most = self.entry.dims[d].min, self.entry.dims[d].max
+            if size < least or (most is not None and size > most):
+                return False
+        return all(guard_forms.holds(g.expr, sizes) for g in self.entry.guards)
+
+    def _drawn(self, k: int, stacked: bool, sizes: Mapping[str, int]) -> Tensor:
+        """Draws an input of a wide call. stacked: whether it has one value for each member."""
+        source = self.source(k)
         count = len(self.artifact.chosen) if stacked else 1
         values = [draw(source, sizes, _SEED * k + i) for i in range(count)]
         return (torch.stack(values) if stacked else values[0]).to(self.artifact.device)

@@ -12,6 +12,7 @@ from widepack_artifacts import tree
 from widepack_artifacts.entry import Entry
 from widepack_artifacts.program import Program
 
+from ..ir.edit import with_reshapes
 from ..runtime.executable import storage
 from ..runtime.graph_module import graph_module
 from ..system.autocast import autocast_off
@@ -53,7 +54,7 @@ class Member(nn.Module):
         self._binder = Binder(entry, 1, device, stacked=False)
         self._initial = dict(initial or {})
         self._gate = gate or Gate()
-        self._run = graph_module(program, device).forward
+        self._run = graph_module(with_reshapes(program), device).forward
         self.slots = [s.name for s in program.weights]
         for slot in program.weights:
             self.register_buffer(slot.name, weights[slot.source], persistent=False)

@@ -16,13 +16,14 @@ from .entry import WideEntry
 from .member_access import MemberAccess
 from .open_artifact import OpenArtifact
 from .reductions import Reductions
+from .routes import Routes
 
 
-class WideModel(MemberAccess, Reductions):
+class WideModel(MemberAccess, Reductions, Routes):
     """N trained members that run in one call. `widepack.load` returns it.
 
-    Calls may come from several threads at once. A call, `each`, `reduce`, `mean`, `std`, `vote`, `plans` and
-    `member` are those of the entry `forward`. Other entries are attributes: `ens.encode(x)`, or
+    Calls may come from several threads at once. A call, `each`, `route`, `reduce`, `mean`, `std`, `vote`,
+    `plans` and `member` are those of the entry `forward`. Other entries are attributes: `ens.encode(x)`, or
     `ens.entry("encode")(x)`.
 
     Attributes:
@@ -212,6 +213,9 @@ class WideModel(MemberAccess, Reductions):
     def reduce(self, *args: Any, **kwargs: Any) -> Any:  # documented in `Reductions`
         return self._forward().reduce(*args, **kwargs)
 
+    def route(self, *args: Any, member: Any, **kwargs: Any) -> Any:  # documented in `Routes`
+        return self._forward().route(*args, member=member, **kwargs)
+
     def probe(self) -> None:
         """Runs the probe of every entry and both presets, even if it passed on this machine before.
 
@@ -241,5 +245,5 @@ class WideModel(MemberAccess, Reductions):
             entry.forget()
 
 
-RESERVED = frozenset({n for n in dir(WideModel) if not n.startswith("__")} | {"route"})
+RESERVED = frozenset({n for n in dir(WideModel) if not n.startswith("__")})
 """Names that an entry cannot have: those of the model's attributes, and `route`, which is reserved."""

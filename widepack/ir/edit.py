@@ -61,3 +61,16 @@ def sweep(program: Program) -> Program:
     return replace(
         program, nodes=tuple(reversed(kept)), weights=tuple(s for s in program.weights if s.name in live)
     )
+
+
+VIEWS = frozenset({"aten.view.default", "aten._unsafe_view.default"})
+"""Ops that refuse memory whose order of numbers does not fit the new shape."""
+
+
+def with_reshapes(program: Program) -> Program:
+    """Returns a program that also runs on inputs in another memory order, such as transposed ones.
+
+    A capture replaces the reshapes of a module by the views that they are for its example.
+    """
+    nodes = [replace(n, op="aten.reshape.default") if n.op in VIEWS else n for n in program.nodes]
+    return replace(program, nodes=tuple(nodes))

@@ -188,7 +188,8 @@ class ProvedRevision:
         """Writes the new programs, or keeps those of the artifact, and returns the entry's row."""
         row, entry = self.revised.row, self.revised.entry
         writer.take(reader, [*entry.files, *(w.file for w in self.measured)])
-        row = replace(row, member=entry.files, signatures=list(entry.signatures))
+        rows = row.rows if set(entry.files) <= set(row.member) else None  # new programs were not examined
+        row = replace(row, member=entry.files, signatures=list(entry.signatures), rows=rows)
         if not self.wides:
             rules = [w for w in row.wide if not w.plan.get("machine")]
             writer.take(reader, [*(w.file for w in rules), *row.pt2.values()])

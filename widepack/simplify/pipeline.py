@@ -25,7 +25,7 @@ from typing import Any
 from widepack_artifacts.program import Kind, Node, Program, Ref, Tag
 
 from ..ir import ops
-from ..ir.edit import renamed, sweep, with_nodes
+from ..ir.edit import VIEWS, renamed, sweep, with_nodes
 from ..ir.encoding import type_of
 from ..ir.fake_values import Shapes
 from .common_subexpressions import drop_duplicates
@@ -48,7 +48,6 @@ _COPIES = {
 }
 DENSE = {"aten.view_as_complex.default", "aten.view.dtype"}  # they read memory, so its order matters
 END = (1 << 63) - 1  # export writes it for a slice without an end
-_VIEWS = {"aten.view.default", "aten._unsafe_view.default"}
 
 
 def straighten(program: Program, shapes: Shapes) -> Program:
@@ -127,7 +126,7 @@ def drop_copies(program: Program) -> Program:
                 )
             )
             node = replace(node, args=(Ref(kept[-1].name), *node.args[1:]))
-        if node.op in _VIEWS:  # a view may need a copy if the one before it is removed
+        if node.op in VIEWS:  # a view may need a copy if the one before it is removed
             node = replace(node, op="aten.reshape.default")
         same = isinstance(source, Ref) and types[node.name] != "" and types[source.name] == types[node.name]
         if (

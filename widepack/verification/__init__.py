@@ -13,6 +13,7 @@ program against each member in float64. The bound is in `tolerance.py`.
 | `answers.py` | Computes the members' reference answers, and runs comparison (a) on the way |
 | `calls.py` | Makes the calls of a verification: their batches and sizes |
 | `coarse_eps.py` | Finds the coarsest dtype that each output of a program is computed through |
+| `entry_rows.py` | Decides for an entry whether the rows of its batch are independent |
 | `equivalent_runs.py` | Estimates a member's own rounding error from several equivalent evaluations |
 | `float64_members.py` | Estimates the rounding error of members in float64 |
 | `member_costs.py` | Checks what the member programs of an untrusted file take, before one of them runs |

@@ -160,6 +160,7 @@ def _entry(entry: Entry) -> list[str]:
             f"dim     {name} from {dim.min} to {'any' if dim.max is None else dim.max}{_where(dim.source)}"
         )
     text += [f"guard   {guards.text(g.expr)}{_where(g.source)}" for g in entry.guards]
+    text += [f"rows    {entry.rows}"] if entry.rows is not None else []
     text += [f"fixed   {sentence}" for sentence in entry.fixed]
     first: set[tuple[Any, ...]] = set()
     for wide in entry.wide:

@@ -1,0 +1,43 @@
+"""Writes the results of routing rows to members."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from results import read
+
+
+def route() -> str:
+    """Returns the times of `ens.route` beside those of the fastest baseline."""
+    document = read("route-cpu")
+    lines = [
+        "| network | members | rows | ids | members with rows | route | fastest baseline | ratio |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in document["rows"]:
+        ratio = row["ratio"]
+        high = "" if ratio["high"] is None else f"{ratio['high']:.2f}"
+        lines.append(
+            f"| {row['network']} | {row['members']} | {row['batch']} | {row['ids']} | {row['active']} "
+            f"| {_time(row['ms'])} | {row['fastest']}, {_time(row['baselines_ms'][row['fastest']])} "
+            f"| {ratio['value']:.2f} [{ratio['low']:.2f}, {high}]{'' if row['quiet'] else ', noisy'} |"
+        )
+    many = [r for r in document["rows"] if r["active"] >= 8]
+    lines += [
+        "",
+        f"Geometric mean of the rows with 8 members or more: {_mean(many, 'ratio'):.2f} over the fastest "
+        f"baseline, {_mean(many, 'over_dict'):.2f} over the better one of `dict` and `sorted`.",
+    ]
+    environment = document["environment"]
+    versions = environment["versions"]
+    last = f"{environment['date']}, {environment['device']}, one thread, torch {versions['torch']}."
+    return "\n".join([*lines, "", last])
+
+
+def _mean(rows: list[dict[str, Any]], key: str) -> float:
+    return math.exp(sum(math.log(r[key]["value"]) for r in rows) / len(rows))
+
+
+def _time(ms: float) -> str:
+    return f"{ms:.3g} ms" if ms >= 1 else f"{ms * 1e3:.3g} us"

@@ -1,0 +1,235 @@
+"""Runs each row of a batch by the member that it is for.
+
+Rows are grouped by member. Each group runs its member's program over views of the weights, without padding
+and without copies of weights. The part of the program that reads only weights which all members share runs
+once on all rows (`rows/trunk.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from widepack_artifacts import tree
+from widepack_artifacts.program import Program
+from widepack_artifacts.rows import Rows
+
+from ..errors import ArtifactError, InputError, UsageError, WidepackError
+from ..ir.at_rest import draws
+from ..ir.torch_internals import in_forward_mode, inference_guard
+from ..rows.walk import row_axis_of
+from ..runtime.admission import check_member_run
+from ..runtime.executable import storage
+from ..system.autocast import autocast_off
+from .binder import Binder
+from .entry_rows import rows_of_entry
+from .member_numbers import member_numbers
+from .output import named_values
+from .programs import EntryPrograms
+from .routed_members import RoutedMember, RoutedMembers, RoutedProgram
+from .row_groups import RowGroups
+
+SEEN = 256
+"""How many shapes of calls a router remembers as checked."""
+
+_Sizes = tuple[int, tuple[int, ...]]
+"""The number of rows of a call, and the sizes of its other dims."""
+_Members = Mapping[int, RoutedMember]
+"""The bound members of a call, by number."""
+
+
+class Router:
+    """Routes the rows of calls of one entry.
+
+    Raises: UsageError for an entry whose rows cannot be routed; ArtifactError if the file says of its rows
+    what is not so.
+    """
+
+    def __init__(self, programs: EntryPrograms, binder: Binder) -> None:
+        self._programs, self._binder = programs, binder
+        self._artifact, self._entry, self._name = programs.artifact, programs.entry, programs.name
+        self._title = f"{self._artifact.reader.root.name}: entry {self._name}"
+        self._refuse_kind()
+        self._letter = self._independent().dim
+        try:
+            self._axes = [row_axis_of(i.type, self._letter) for i in self._entry.inputs]
+            self._dims = [row_axis_of(o.type, self._letter) for o in self._entry.outputs]
+        except ValueError as e:
+            raise ArtifactError(f"{self._title} has no rows along {self._letter!r}: {e}") from None
+        if not any(self._axes) or None in self._dims:
+            raise ArtifactError(f"{self._title} has no row for each answer along {self._letter!r}")
+        self._members = RoutedMembers(programs, self._letter, self._axes)
+        self._seen: dict[Any, _Sizes] = {}
+        self._admitted: set[Any] = set()
+
+    def _refuse_kind(self) -> None:
+        """Refuses an entry that needs more than rows. Raises: UsageError."""
+        if self._entry.state:
+            raise UsageError(
+                f"{self._title} has states, and route has no place for them; call ens(x, state=...)"
+            )
+        if draws(self._programs.source.member(0)[0]):
+            raise UsageError(f"{self._title} draws random numbers; route needs rows that are independent")
+
+    def _independent(self) -> Rows:
+        """Returns along which dim the rows are independent. Raises: UsageError if they are not."""
+        rows = rows_of_entry(self._programs)
+        if not rows.independent:
+            raise UsageError(
+                f"{self._title} cannot be routed: its rows are not known to be independent.\n"
+                f"{rows.reason[:400]}\n"
+                "route needs a batch in which no row changes the answer to another one; ens(x) and "
+                "ens.each(xs) run this model."
+            )
+        return rows
+
+    # ---------------------------------------------------------------- calls
+
+    def call(self, args: Sequence[Any], kwargs: Mapping[str, Any], member: Any) -> Any:
+        """Runs a call. member: of each row, as `route` takes it. Raises: InputError; UsageError."""
+        self._artifact.check_open()
+        values: Sequence[Tensor] = args
+        if kwargs or not self._binder.plain(args):
+            values, per_member = self._binder.bind(args, kwargs)
+            if any(per_member):
+                raise InputError(
+                    "route takes one row for each answer; widepack.each is for ens(...) and ens.each"
+                )
+        rows, others = self._sizes(values)
+        numbers = member_numbers(member, self._artifact.members, rows)
+        members = self._members.bound(numbers)
+        try:
+            outputs = self._artifact.gate.run(self, (values, numbers, others, members))
+        except (WidepackError, torch.OutOfMemoryError):
+            raise
+        except Exception as e:
+            raise self._explained(e) from e
+        result = self._entry.result
+        return outputs[result["leaf"]] if "leaf" in result else tree.build(result, outputs, named_values)
+
+    def _sizes(self, values: Sequence[Tensor]) -> _Sizes:
+        """Checks the inputs of a call.
+
+        Returns: the number of rows, and the other dims. Raises: InputError.
+        """
+        if in_forward_mode():
+            self._binder.refuse_derivatives(values)
+        key = tuple([(v.shape, v.dtype, v.device, v.layout, v.requires_grad) for v in values])
+        found = self._seen.get(key)
+        if found is None:
+            differentiable = self._binder.refuse_derivatives(values)
+            sizes = self._binder.check(values, self._binder.none)
+            others = tuple(size for letter, size in sizes.items() if letter != self._letter)
+            found = sizes[self._letter], others
+            if not differentiable:
+                if len(self._seen) >= SEEN:
+                    self._seen.clear()
+                self._seen[key] = found
+        return found
+
+    def run(
+        self, values: Sequence[Tensor], numbers: Sequence[int], others: tuple[int, ...], members: _Members
+    ) -> list[Any]:
+        """Runs a checked call, inside of the gate. No lock is taken here: a swap holds it and waits.
+
+        numbers: the number of the member of each row. others: the sizes of the other dims. members: those of
+        the rows.
+
+        Returns: the leaves of the answer, in the order of the rows.
+        """
+        if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+            with autocast_off():
+                return self.run(values, numbers, others, members)
+        with inference_guard(True):
+            if len(members) == 1:
+                member, foreign = members[numbers[0]], {storage(v) for v in values} - {0}
+                return self._alone(member, values, (len(numbers), others), foreign)
+            return self._outputs(values, RowGroups.of(numbers), others, members)
+
+    def _outputs(
+        self, values: Sequence[Tensor], groups: RowGroups, others: tuple[int, ...], members: _Members
+    ) -> list[Any]:
+        """Runs the rows of several members."""
+        bound = [members[m] for m in groups.members]
+        functions = bound[0].functions
+        found: list[list[Tensor]]
+        if all(m.functions is functions for m in bound):
+            found = self._grouped(functions, values, groups, others, bound)
+        else:
+            inputs = zip(*(groups.split(v, a) for v, a in zip(values, self._axes)))
+            sizes = [(len(rows), others) for rows in groups.rows]
+            found = [self._alone(m, x, size, ()) for m, x, size in zip(bound, inputs, sizes)]
+        return [self._joined(list(leaves), groups, k) for k, leaves in enumerate(zip(*found))]
+
+    def _alone(
+        self, member: RoutedMember, values: Sequence[Tensor], sizes: _Sizes, foreign: Collection[int]
+    ) -> list[Tensor]:
+        """Runs rows that are all for one member.
+
+        The caller may write into the answer, so it shares no memory with a weight. foreign: other memory
+        that it may not share.
+        """
+        self._admit(member.functions.program, sizes, member.whole, values)
+        found = member.functions.whole(*member.whole, *values)
+        return [
+            o.clone() if (place := storage(o)) in member.storages or place in foreign else o for o in found
+        ]
+
+    def _grouped(
+        self,
+        functions: RoutedProgram,
+        values: Sequence[Tensor],
+        groups: RowGroups,
+        others: tuple[int, ...],
+        bound: Sequence[RoutedMember],
+    ) -> list[list[Tensor]]:
+        """Runs the trunk on all rows, and the rest for each group."""
+        split, made = functions.split, []
+        if functions.trunk is not None and split.trunk is not None:
+            shared = bound[0].shared
+            count = sum(len(rows) for rows in groups.rows)
+            self._admit(split.trunk, (count, others), shared, values)
+            made = list(functions.trunk(*shared, *values))
+        read = [*made, *(values[i] for i in split.inputs)]
+        slices = zip(*(groups.split(v, axis) for v, axis in zip(read, split.axes)))
+        found = []
+        for member, rows, given in zip(bound, groups.rows, slices):
+            self._admit(split.rest, (len(rows), others), member.rest, given)
+            found.append(list(functions.rest(*member.rest, *given)))
+        return found
+
+    def _joined(self, leaves: list[Tensor], groups: RowGroups, k: int) -> Any:
+        """Returns one leaf of the answer; a list with one tensor for each row if members' shapes differ."""
+        axis = self._dims[k]
+        assert axis is not None  # others are refused
+        shapes = {(*x.shape[: axis.dim], *x.shape[axis.dim + 1 :]) for x in leaves}
+        if len(shapes) == 1:
+            return groups.join(leaves, axis.dim)
+        found: list[Tensor | None] = [None] * sum(len(r) for r in groups.rows)
+        for leaf, rows in zip(leaves, groups.rows):
+            for row, part in zip(rows, leaf.unbind(axis.dim)):
+                found[row] = part.clone()
+        return found
+
+    def _admit(
+        self, program: Program, sizes: _Sizes, weights: Sequence[Any], inputs: Sequence[Tensor]
+    ) -> None:
+        """Checks once at each size what a program of an untrusted file takes. Raises: OverBudget."""
+        key = id(program), sizes
+        if key in self._admitted or self._artifact.limits.limit is None:
+            return
+        title = f"{self._artifact.reader.root}: a member program of entry {self._name}"
+        check_member_run(title, program, [*weights, *inputs])
+        if len(self._admitted) >= SEEN:
+            self._admitted.clear()
+        self._admitted.add(key)
+
+    def _explained(self, error: Exception) -> InputError:
+        """Returns the error of a call that an op refused."""
+        lines = str(error).strip().splitlines()
+        return InputError(
+            f"{self._title} cannot run on these rows: {lines[0][:300] if lines else type(error).__name__}"
+        )

@@ -1,0 +1,23 @@
+"""Shows that the rows of a batch are independent: no row changes the answer to another one.
+
+Requests of different callers may share a batch only then.
+
+| in | out | start reading |
+|---|---|---|
+| a member program, its dim of the batch, inputs to draw | `Rows` of a manifest | `verdict.py`, `walk.py` |
+
+| file | what it does |
+|---|---|
+| `call.py` | One node of a walk, with the layouts of its arguments |
+| `dims.py` | Rules: reductions, and ops along a dim |
+| `indices.py` | Rules: ops that read or write at indices |
+| `layout.py` | Where the rows are in a value |
+| `networks.py` | Rules: convolutions, norms, pools, recurrent layers, matrix functions |
+| `pointwise.py` | Rules: ops on each number alone, and sizes |
+| `products.py` | Rules: matrix products, attention, distances |
+| `shapes.py` | Rules: views, joins, parts |
+| `trials.py` | Tries other values, NaN and other batches |
+| `trunk.py` | Splits a member program into the part that all members share, and the rest |
+| `verdict.py` | Decides: first the walk, then the trials |
+| `walk.py` | Walks a program by the rules |
+"""

@@ -1,0 +1,283 @@
+"""Defines `Call`: one node of a member program, with the layouts of its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+
+from widepack_artifacts.program import Node, Ref
+
+from ..ir import ops
+from ..ir.torch_internals import known_expression
+from .layout import EVEN, Layout, RowAxis, RowNumbers
+
+_NO_END = 2**62
+"""The least end of a slice that no dim reaches."""
+
+
+class MixesRows(Exception):
+    """A node by which one row changes another. args: the node and how, as a clause."""
+
+    def __init__(self, node: Node, why: str) -> None:
+        super().__init__(node, why)
+        self.node, self.why = node, why
+
+
+class NoRule(MixesRows):
+    """A node of which no rule says that its rows are independent."""
+
+
+def expression(number: Any) -> Any:
+    """Returns a number of a symbolic value as an expression."""
+    symbolic = isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool))
+    return known_expression(number) if symbolic else number
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The values of a program at one size of the batch, and how they depend on that size.
+
+    values: the fake value of each weight, input and node, by name, with numbers as sizes. symbolic: the same
+    with sizes as expressions over the dims. symbol: of the batch in these. rows: its size in `values`.
+    least: the smallest batch that the program may get.
+    """
+
+    values: Mapping[str, Any]
+    symbolic: Mapping[str, Any]
+    symbol: Any
+    rows: int
+    least: int
+
+    def depends(self, number: Any) -> bool:
+        """Returns whether a number, or a size, is an expression of the number of rows."""
+        return self.symbol in getattr(expression(number), "free_symbols", ())
+
+    def is_multiple(self, size: Any) -> bool:
+        """Returns whether a size is a multiple of the number of rows, the same for every number of rows."""
+        if not self.depends(size):
+            return False
+        expanded = expression(size).expand()
+        factor = expanded.coeff(self.symbol)
+        return self.symbol not in factor.free_symbols and (expanded - factor * self.symbol).expand() == 0
+
+    def dims(self, value: Any) -> list[int]:
+        """Returns the dims of a symbolic value whose size depends on the number of rows."""
+        return [d for d, size in enumerate(value.shape) if self.depends(size)]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A node with its arguments.
+
+    given: the arguments by name, with defaults. layouts: of each value of the program, by name. batch: the
+    values of the program.
+    """
+
+    node: Node
+    given: Mapping[str, Any]
+    layouts: Mapping[str, Layout]
+    batch: Batch
+
+    @classmethod
+    def of(cls, node: Node, layouts: Mapping[str, Layout], batch: Batch) -> Call:
+        """Binds the arguments of a node to the names of the op's schema."""
+        defaults = {name: default for name, _, default in ops.arguments(node.op)}
+        return cls(node, {**defaults, **ops.bind(node.op, node.args, node.kwargs)}, layouts, batch)
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return self.batch.rows
+
+    # ---------------------------------------------------------------- arguments
+
+    def get(self, name: str) -> Any:
+        """Returns an argument. A reference becomes the fake value or number at the first size."""
+        return self._value(self.given.get(name))
+
+    def _value(self, argument: Any) -> Any:
+        if isinstance(argument, Ref):
+            return self.batch.values[argument.name]
+        if isinstance(argument, (list, tuple)):
+            return [self._value(a) for a in argument]
+        return argument
+
+    def layout(self, name: str) -> Layout:
+        """Returns the layout of an argument; None for a number or a missing argument."""
+        return self._layout(self.given.get(name))
+
+    def _layout(self, argument: Any) -> Layout:
+        if isinstance(argument, Ref):
+            return self.layouts[argument.name]
+        if isinstance(argument, (list, tuple)):
+            return [self._layout(a) for a in argument]
+        return None
+
+    def rank(self, name: str) -> int:
+        """Returns the number of dims of an argument."""
+        return len(self.get(name).shape)
+
+    def shape(self, name: str) -> list[int]:
+        """Returns the sizes of an argument at the first size of the batch."""
+        return [int(s) for s in self.get(name).shape]
+
+    def dim(self, name: str, of: str = "self") -> int:
+        """Returns an argument that is the number of a dim, counted from 0."""
+        dim = int(self.get(name))
+        return dim + self.rank(of) if dim < 0 else dim
+
+    def dims(self, name: str, of: str = "self") -> list[int] | None:
+        """Returns an argument that is a dim or a list of dims, counted from 0; None for all dims."""
+        given = self.get(name)
+        if given is None or (isinstance(given, (list, tuple)) and not given):
+            return None
+        listed = given if isinstance(given, (list, tuple)) else [given]
+        rank = max(1, self.rank(of))
+        return [int(d) % rank for d in listed]
+
+    def tensors(self) -> list[tuple[torch.Tensor, Layout]]:
+        """Returns each argument that is a tensor, also those in lists, with its layout."""
+        found: list[tuple[torch.Tensor, Layout]] = []
+
+        def add(argument: Any) -> None:
+            if isinstance(argument, (list, tuple)):
+                for a in argument:
+                    add(a)
+            elif isinstance(argument, Ref):
+                value, layout = self.batch.values[argument.name], self.layouts[argument.name]
+                if isinstance(value, (list, tuple)) and isinstance(layout, list):
+                    found.extend((p, own) for p, own in zip(value, layout) if isinstance(p, torch.Tensor))
+                elif isinstance(value, torch.Tensor):
+                    found.append((value, layout))
+
+        for argument in self.given.values():
+            add(argument)
+        return found
+
+    def reads_rows(self) -> bool:
+        """Returns whether an argument is a tensor that depends on the rows or on their number."""
+        return any(layout is not None for _, layout in self.tensors())
+
+    def counts_rows(self, *names: str) -> bool:
+        """Returns whether a number among the arguments depends on the size of the batch.
+
+        names: of the arguments; default all.
+        """
+        return any(self._counts(self.given[n]) for n in names or self.given if n in self.given)
+
+    def _counts(self, argument: Any) -> bool:
+        if isinstance(argument, Ref):
+            return self.batch.depends(self.batch.symbolic[argument.name])
+        if isinstance(argument, (list, tuple)):
+            return any(map(self._counts, argument))
+        return False
+
+    def batch_dims(self, name: str) -> list[int]:
+        """Returns the dims of an argument whose size depends on the number of rows."""
+        argument = self.given.get(name)
+        found = self.batch.symbolic[argument.name] if isinstance(argument, Ref) else None
+        return self.batch.dims(found) if isinstance(found, torch.Tensor) else []
+
+    def is_whole(self, dim: int) -> bool:
+        """Returns whether `start`, `end` and `step` take all places of a dim, for every number of rows."""
+        start, end = self.given.get("start"), self.given.get("end")
+        if isinstance(end, Ref):
+            size = self.batch.symbolic[self.given["self"].name].shape[dim]
+            all_places = expression(self.batch.symbolic[end.name]) == expression(size)
+        else:
+            all_places = end is None or end >= _NO_END
+        return all_places and start in (None, 0) and self.given.get("step") in (None, 1)
+
+    # ---------------------------------------------------------------- results
+
+    @property
+    def result(self) -> Any:
+        """The fake result, with numbers as sizes."""
+        return self.batch.values[self.node.name]
+
+    @property
+    def first_result(self) -> torch.Tensor:
+        """The result, or the first of several."""
+        found: torch.Tensor = self.result if isinstance(self.result, torch.Tensor) else self.result[0]
+        return found
+
+    def result_dims(self, number: int = 0) -> list[int]:
+        """Returns the dims of the result, or of one of several, whose size depends on the number of rows."""
+        found = self.batch.symbolic[self.node.name]
+        return self.batch.dims(found if isinstance(found, torch.Tensor) else found[number])
+
+    def has_shape(self, number: int = 0) -> bool:
+        """Returns whether the result, or one of several, is a tensor."""
+        found = self.result
+        return isinstance(found if isinstance(found, torch.Tensor) else found[number], torch.Tensor)
+
+    def is_size(self, number: int, axis: RowAxis) -> bool:
+        """Returns whether a dim of the result has the size of an axis, for every number of rows."""
+        symbolic, sized = self.batch.symbolic[self.node.name], self.result
+        if not isinstance(sized, torch.Tensor):
+            symbolic, sized = symbolic[number], sized[number]
+        size = int(sized.shape[axis.dim])
+        return size == axis.before * self.rows * axis.after and self.batch.is_multiple(
+            symbolic.shape[axis.dim]
+        )
+
+    def even(self, number: int = 0) -> Layout:
+        """Returns the layout of a result that does not change along its dims of the batch."""
+        return EVEN if self.result_dims(number) else None
+
+    def several(self, layout: Layout) -> Layout:
+        """Returns a layout of the result, or one for each of several results."""
+        if isinstance(self.result, torch.Tensor):
+            return layout
+        return [
+            self.even(i) if layout is EVEN and self.has_shape(i) else layout for i in range(len(self.result))
+        ]
+
+    # ---------------------------------------------------------------- refusals
+
+    def mixes(self, why: str) -> NoReturn:
+        """Raises: MixesRows."""
+        raise MixesRows(self.node, why)
+
+    def unknown(self, why: str = "no rule for this op") -> NoReturn:
+        """Raises: NoRule."""
+        raise NoRule(self.node, why)
+
+    def axis(self, name: str) -> RowAxis | None:
+        """Returns the axis of the rows of an argument; None if it does not change with the row.
+
+        Raises: NoRule for row numbers.
+        """
+        found = self.layout(name)
+        if isinstance(found, (RowNumbers, list)):
+            self.unknown("uses the number of the row")
+        return found if isinstance(found, RowAxis) else None
+
+    def even_dims(self, name: str) -> list[int]:
+        """Returns the dims of the batch of an argument that does not change along them; none of another."""
+        return self.batch_dims(name) if self.layout(name) is EVEN else []
+
+    def apart(self, *names: str, dims: Sequence[int]) -> None:
+        """Checks that arguments have no dim of the batch but some. Raises: NoRule."""
+        for name in names:
+            if set(self.even_dims(name)) - set(dims):
+                self.unknown(f"computes along a dim of its {name} whose size is the number of rows")
+
+    def fixed(self, *names: str) -> None:
+        """Checks that arguments do not depend on the rows. Raises: NoRule."""
+        for name in names:
+            found = self.layout(name)
+            if any(x is not None for x in (found if isinstance(found, list) else [found])):
+                self.unknown(f"its {name} depends on the rows")
+
+
+Rule = Callable[[Call], Layout]
+"""Returns the layout of a node's result. Raises: MixesRows; NoRule."""
+
+
+def named(names: str, rule: Rule) -> dict[str, Rule]:
+    """Returns a rule under each of the names of ops that a text lists."""
+    return dict.fromkeys(names.split(), rule)

@@ -1,0 +1,335 @@
+"""Rules of row layouts: views, joins, parts and copies of parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..ir import ops
+from .call import Call, Rule, named
+from .layout import EVEN, Layout, RowAxis, RowNumbers, axis_of, places_of_a_row
+
+
+def kept(layout: Layout, change: Callable[[RowAxis], RowAxis]) -> Layout:
+    """Returns a layout with a changed axis. Row numbers stay row numbers."""
+    if isinstance(layout, RowNumbers):
+        return RowNumbers(change(layout.axis))
+    return change(layout) if isinstance(layout, RowAxis) else layout
+
+
+def axis_of_even(call: Call, name: str) -> RowAxis:
+    """Returns an axis of an argument that does not change along its dim of the batch.
+
+    Raises: NoRule if it has several such dims.
+    """
+    return axis_of_even_value(call, call.given[name].name)
+
+
+def axis_of_even_value(call: Call, name: str) -> RowAxis:
+    """As `axis_of_even`, of a value by its name."""
+    symbolic, value = call.batch.symbolic[name], call.batch.values[name]
+    dims = call.batch.dims(symbolic)
+    if len(dims) != 1:
+        call.unknown("has several dims of the batch")
+    times = int(value.shape[dims[0]]) // call.rows
+    if times * call.rows != value.shape[dims[0]] or not call.batch.is_multiple(symbolic.shape[dims[0]]):
+        call.unknown("has a size that is no multiple of the number of rows")
+    return RowAxis(dims[0], 1, times)
+
+
+def reshape(call: Call) -> Layout:
+    """Another shape over the same order of numbers."""
+    layout = call.layout("self")
+    if call.node.op == "aten.view.dtype" and (layout is EVEN or _in_last(call, layout)):
+        call.unknown("changes the number of places of the rows")
+    if layout is None:
+        return call.unknown("spreads a value over the rows") if call.result_dims() else None
+    if layout is EVEN:
+        layout = axis_of_even(call, "self")
+    assert isinstance(layout, (RowAxis, RowNumbers))
+    axis = layout.axis if isinstance(layout, RowNumbers) else layout
+    found = axis_of(call.result.shape, places_of_a_row(call.shape("self"), axis), call.rows)
+    if found is None:
+        call.unknown("spreads the rows over several dims")
+    return RowNumbers(found) if isinstance(layout, RowNumbers) else found
+
+
+def _in_last(call: Call, layout: Layout) -> bool:
+    return isinstance(layout, RowAxis) and layout.dim == call.rank("self") - 1
+
+
+def reordered(call: Call) -> Layout:
+    """Another order of the dims: where each goes is read from a run on a tensor of distinct sizes."""
+    layout = call.layout("self")
+    if layout is None or layout is EVEN:
+        return layout
+    sizes = list(range(2, 2 + call.rank("self")))
+    given = {**{k: call.get(k) for k in call.given}, "self": torch.empty(sizes, device="meta")}
+    moved = list(ops.resolve(call.node.op)(**{k: v for k, v in given.items() if v is not None}).shape)
+    return kept(layout, lambda axis: replace(axis, dim=moved.index(sizes[axis.dim])))
+
+
+def unsqueeze(call: Call) -> Layout:
+    """One more dim."""
+    at = int(call.get("dim"))
+    at = at + call.rank("self") + 1 if at < 0 else at
+    return kept(call.layout("self"), lambda axis: axis.shifted(1 if at <= axis.dim else 0))
+
+
+def squeeze(call: Call) -> Layout:
+    """Without dims of size 1."""
+    shape, dims = call.shape("self"), call.dims("dim")
+    gone = [d for d, size in enumerate(shape) if size == 1 and (dims is None or d in dims)]
+    if call.batch.least < 2 and any(dims is None or d in dims for d in call.batch_dims("self")):
+        call.unknown("has no dim of the rows in a batch of 1")
+    return kept(call.layout("self"), lambda axis: axis.shifted(-sum(d < axis.dim for d in gone)))
+
+
+def expand(call: Call) -> Layout:
+    """More dims in front, and copies along dims of size 1."""
+    layout = call.layout("self")
+    more = len(call.result.shape) - call.rank("self")
+    return call.even() if layout is None else kept(layout, lambda axis: axis.shifted(more))
+
+
+def _shifted(axis: RowAxis, by: int) -> RowAxis:
+    return axis.shifted(by)
+
+
+def broadcast(call: Call) -> Layout:
+    """Several values with copies of each along dims, so that all have one shape."""
+    found: list[Layout] = []
+    for number, ((tensor, layout), result) in enumerate(zip(call.tensors(), call.result)):
+        own = call.even(number) if layout is None else layout
+        found.append(kept(own, partial(_shifted, by=result.dim() - tensor.dim())))
+    return found
+
+
+def repeat(call: Call) -> Layout:
+    """Copies along dims: of a row with itself, or of a value for each row."""
+    layout, shape = call.layout("self"), call.shape("self")
+    more = len(call.result.shape) - len(shape)
+    if layout is EVEN:
+        before = [d + more for d in call.even_dims("self")]
+        return EVEN if call.result_dims() == before else call.unknown("repeats a value by rows")
+    if layout is None:
+        dims = call.result_dims()
+        if not dims:
+            return None
+        old = [1] * more + shape
+        if all(old[d] == 1 for d in dims):
+            return EVEN
+        if len(dims) > 1:
+            call.unknown("repeats a value along several dims of the batch")
+        return RowAxis(dims[0], 1, old[dims[0]])
+    axis = (layout.axis if isinstance(layout, RowNumbers) else call.axis("self")) or RowAxis(0)
+    times = int(call.result.shape[axis.dim + more]) // shape[axis.dim]
+    return kept(layout, lambda a: replace(a, dim=a.dim + more, before=a.before * times))
+
+
+def repeat_interleave(call: Call) -> Layout:
+    """Copies of each place after itself."""
+    layout = call.layout("self")
+    if call.given.get("dim") is None:
+        if layout is None and not call.result_dims():
+            return None
+        if not isinstance(layout, (RowAxis, RowNumbers)):
+            call.unknown("repeats a value along the rows")
+        times = int(call.get("repeats"))
+        places = places_of_a_row(
+            call.shape("self"), layout.axis if isinstance(layout, RowNumbers) else layout
+        )
+        found = axis_of(call.result.shape, places * times, call.rows)
+        return kept(layout, lambda axis: found) if found else call.unknown("repeats the rows")
+    dim, times = call.dim("dim"), call.get("repeats")
+    if layout is None:
+        return RowAxis(dim, call.shape("self")[dim], 1) if call.result_dims() else None
+    if layout is EVEN:
+        return EVEN if not call.counts_rows() else call.unknown("repeats by the number of rows")
+    return kept(layout, lambda a: replace(a, after=a.after * int(times)) if a.dim == dim else a)
+
+
+def select(call: Call) -> Layout:
+    """One place of a dim."""
+    dim, layout = call.dim("dim"), call.layout("self")
+    if call.counts_rows("index"):
+        call.unknown("takes a place that depends on the number of rows")
+    return without(call, layout, [dim], "takes one of the rows for all")
+
+
+def without(call: Call, layout: Layout, dims: list[int], why: str) -> Layout:
+    """Returns the layout of a result that has lost dims. Raises: MixesRows if one has the rows."""
+    if isinstance(layout, RowAxis) and layout.dim in dims:
+        call.mixes(why)
+    if isinstance(layout, RowNumbers) and layout.axis.dim in dims:
+        call.unknown("takes the number of a row")
+    if layout is EVEN:
+        return call.even()
+    return kept(layout, lambda axis: axis.shifted(-sum(d < axis.dim for d in dims)))
+
+
+def part(call: Call) -> Layout:
+    """Some places of a dim."""
+    dim, layout = call.dim("dim"), call.layout("self")
+    own = layout.axis if isinstance(layout, RowNumbers) else layout
+    in_rows = isinstance(own, RowAxis) and own.dim == dim
+    if "end" in call.given and call.is_whole(dim):
+        return layout
+    if in_rows or isinstance(layout, RowNumbers):
+        if isinstance(own, RowAxis) and own.plain and isinstance(layout, RowAxis):
+            call.mixes("takes some of the rows")
+        call.unknown("takes some places of the rows")
+    if call.counts_rows():
+        call.unknown("takes places that depend on the number of rows")
+    return call.even() if layout is EVEN else layout
+
+
+def parts(call: Call) -> Layout:
+    """A list of parts along a dim."""
+    dim, layout = call.dim("dim"), call.layout("self")
+    if not isinstance(layout, RowAxis) or layout.dim != dim:
+        return call.several(layout)
+    step = call.rows * layout.after
+    if layout.plain or any(int(r.shape[dim]) % step for r in call.result):
+        call.mixes("splits the rows")
+    return [RowAxis(dim, int(r.shape[dim]) // step, layout.after) for r in call.result]
+
+
+def unbind(call: Call) -> Layout:
+    """A list of all places of a dim."""
+    layout, dim = call.layout("self"), call.dim("dim")
+    without(call, layout, [dim], "splits the rows")
+    return call.several(kept(layout, lambda axis: axis.shifted(-(dim < axis.dim))))
+
+
+def cat(call: Call) -> Layout:
+    """One value after the other along a dim."""
+    tensors = [(t, layout) for t, layout in call.tensors() if tuple(t.shape) != (0,)]
+    dim = int(call.get("dim")) % call.result.dim()
+    axes = [layout for _, layout in tensors if isinstance(layout, RowAxis)]
+    if any(isinstance(layout, RowNumbers) for _, layout in tensors):
+        call.unknown("joins numbers of rows")
+    if not axes:
+        if dim in call.result_dims():
+            call.unknown("joins values along the batch")
+        return call.even() if any(x is EVEN for _, x in tensors) else None
+    if all(a.dim == dim for a in axes):
+        if len(axes) < len(tensors) or len({a.after for a in axes}) > 1:
+            call.unknown("joins rows with other values")
+        return replace(axes[0], before=sum(a.before for a in axes))
+    if any(a != axes[0] for a in axes):
+        call.mixes("joins rows that are in different dims")
+    return axes[0]
+
+
+def stack(call: Call) -> Layout:
+    """Values along a new dim."""
+    dim = int(call.get("dim")) % call.result.dim()
+    layouts = [layout for _, layout in call.tensors()]
+    axes = [x for x in layouts if isinstance(x, RowAxis)]
+    if any(isinstance(x, RowNumbers) for x in layouts):
+        call.unknown("joins numbers of rows")
+    if any(a != axes[0] for a in axes):
+        call.mixes("joins rows that are in different dims")
+    return axes[0].shifted(1 if dim <= axes[0].dim else 0) if axes else call.even()
+
+
+def pad(call: Call) -> Layout:
+    """Places at the ends of the last dims. Also a mode that repeats what is there."""
+    layout = call.layout("self")
+    widths = [int(w) for w in call.get("pad" if "pad" in call.given else "padding")]
+    rank = call.rank("self")
+    padded = {rank - 1 - i // 2 for i, width in enumerate(widths) if width}
+    if isinstance(layout, RowNumbers) or (isinstance(layout, RowAxis) and layout.dim in padded):
+        call.unknown("pads the dim of the rows")
+    call.apart("self", dims=[d for d in range(rank) if d not in padded])
+    return layout
+
+
+def matrix_part(call: Call) -> Layout:
+    """Part of a matrix, by the places of its last two dims."""
+    layout = call.layout("self")
+    if layout is None or (isinstance(layout, RowAxis) and layout.dim < call.rank("self") - 2):
+        return layout
+    return call.unknown("takes places by their numbers")
+
+
+def diagonal(call: Call) -> Layout:
+    """The diagonal of two dims, as the last dim."""
+    dims = [call.dim("dim1"), call.dim("dim2")]
+    call.apart("self", dims=[d for d in range(call.rank("self")) if d not in dims])
+    return without(call, call.layout("self"), dims, "takes the diagonal of the rows")
+
+
+def diag_embed(call: Call) -> Layout:
+    """The last dim as the diagonal of two new dims."""
+    layout, last = call.layout("self"), call.rank("self") - 1
+    call.apart("self", dims=range(last))
+    in_last = isinstance(layout, RowAxis) and layout.dim == last
+    if in_last or {int(call.get("dim1")), int(call.get("dim2"))} != {-2, -1}:
+        call.unknown("makes diagonals of the rows")
+    return layout
+
+
+def unfold(call: Call) -> Layout:
+    """Windows of a dim, as a new last dim."""
+    layout = call.layout("self")
+    if isinstance(layout, RowAxis) and layout.dim == call.dim("dimension"):
+        call.mixes("makes windows of the rows")
+    return layout
+
+
+def as_complex(call: Call) -> Layout:
+    """Pairs of numbers as complex numbers, or the reverse: the last dim changes."""
+    return call.layout("self")
+
+
+def getitem(call: Call) -> Layout:
+    """A part of a list."""
+    found: Any = call.layouts[call.node.args[0].name]
+    at = call.node.args[1]
+    if isinstance(found, list) and isinstance(at, int):
+        part: Layout = found[at]
+        return part
+    return call.unknown("takes a part that depends on the rows")
+
+
+RULES: dict[str, Rule] = {
+    **named("reshape view view_copy _unsafe_view view_as reshape_as flatten ravel unflatten", reshape),
+    **named(
+        "permute permute_copy transpose transpose_copy t t_copy mT mH numpy_T adjoint movedim swapaxes"
+        " swapdims",
+        reordered,
+    ),
+    **named("unsqueeze unsqueeze_copy", unsqueeze),
+    **named("squeeze squeeze_copy", squeeze),
+    **named("expand expand_copy expand_as", expand),
+    "broadcast_tensors": broadcast,
+    **named("repeat tile", repeat),
+    "repeat_interleave": repeat_interleave,
+    **named("select select_copy", select),
+    **named("slice slice_copy narrow narrow_copy", part),
+    **named(
+        "chunk split split_copy split_with_sizes split_with_sizes_copy unsafe_chunk unsafe_split"
+        " unsafe_split_with_sizes",
+        parts,
+    ),
+    **named("unbind unbind_copy", unbind),
+    "cat": cat,
+    **named("stack _stack", stack),
+    **named(
+        "constant_pad_nd pad reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d"
+        " replication_pad2d replication_pad3d",
+        pad,
+    ),
+    **named("tril triu", matrix_part),
+    "diagonal": diagonal,
+    "diag_embed": diag_embed,
+    "unfold": unfold,
+    **named("view_as_real view_as_real_copy view_as_complex view_as_complex_copy", as_complex),
+    "operator.getitem": getitem,
+}

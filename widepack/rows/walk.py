@@ -1,0 +1,185 @@
+"""Walks a member program and shows that each row of an answer depends on its own row of the inputs alone.
+
+Each value gets a layout (`layout.py`): where the rows are in it. A rule for each op says where they are in
+the result, or that the op mixes them. So a program that passes has independent rows for all values of inputs
+and weights. Shapes come from a run on fake tensors with sizes as expressions, and one
+with numbers: a size or a number depends on the batch if its expression has the dim of the batch.
+
+A rule that cannot tell raises `NoRule`: such a program is not shown to be independent, and may still be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from widepack_artifacts.program import Node, Program
+
+from ..errors import LoweringError
+from ..ir.fake_values import Fakes, replay
+from ..ir.tensor_type import TensorType, tensor_type
+from ..spec.input_spec import DimExpr
+from . import dims, indices, networks, pointwise, products, shapes
+from .call import Batch, Call, NoRule, Rule, expression
+from .layout import UNKNOWN, Layout, RowAxis, RowNumbers
+
+RULES: dict[str, Rule] = {
+    **pointwise.RULES,
+    **shapes.RULES,
+    **dims.RULES,
+    **products.RULES,
+    **networks.RULES,
+    **indices.RULES,
+}
+_SIZED = frozenset(
+    """
+    _unsafe_view arange empty expand expand_copy full narrow narrow_copy new_empty new_full new_ones new_zeros
+    ones operator.getitem repeat repeat_interleave reshape select select_copy slice slice_copy tile unflatten
+    view view_copy zeros
+    """.split()  # noqa: SIM905  a list has one line for each
+)
+"""Ops that take sizes. Their rules say what the number of rows may be; all others refuse it."""
+
+
+def row_axis(type_: TensorType, letter: str) -> RowAxis | None:
+    """Returns where the rows are in an input or an output, by its type; None if it has no dim of the batch.
+
+    Raises: ValueError for several dims of the batch, and for a multiple of it.
+    """
+    found = [d for d, size in enumerate(type_.sizes) if letter in _letters(size)]
+    if not found:
+        return None
+    if len(found) > 1 or type_.sizes[found[0]] != DimExpr(letter, 1):
+        raise ValueError(f"{type_} has no single dim {letter}")
+    return RowAxis(found[0])
+
+
+def row_axis_of(type_: str, letter: str) -> RowAxis | None:
+    """As `row_axis`, by the text of a type. Raises: ValueError, also for a value that is no tensor."""
+    parsed = tensor_type(type_)
+    if parsed is None:
+        raise ValueError(f"{type_ or 'a value'} is no tensor")
+    return row_axis(parsed, letter)
+
+
+def _letters(size: Any) -> set[str]:
+    if isinstance(size, DimExpr):
+        return {size.letter}
+    words = "".join(c if c.isalnum() or c == "_" else " " for c in str(size)).split()
+    return set(words)
+
+
+def walk(
+    program: Program, letter: str, sizes: Sequence[Mapping[str, int]], least: int = 1
+) -> list[dict[str, Layout]]:
+    """Computes where the rows are in each value of a member program.
+
+    Args:
+        program: The program. Its inputs have types over named dims.
+        letter: The dim of the batch.
+        sizes: Sizes that the guards allow, each at least 2. With a second mapping in which the other dims
+            have other sizes, no result depends on two sizes that are equal by chance.
+        least: The smallest batch that the guards allow.
+
+    Returns:
+        For each of the sizes the layout of each value, by name.
+
+    Raises:
+        MixesRows: A node by which one row changes another.
+        NoRule: The first node of which no rule shows that it keeps rows apart; no other node is known to mix
+            them.
+        LoweringError: The sizes of the program's values cannot be computed.
+    """
+    fakes = Fakes(sizes[0])
+    symbolic, symbol = replay(program, fakes), expression(fakes.dims[letter])
+    fakes.check()
+    found = []
+    for chosen in sizes:
+        values = replay(program, Fakes(chosen, static=True))
+        found.append(_layouts(program, letter, Batch(values, symbolic, symbol, int(chosen[letter]), least)))
+    return found
+
+
+def _layouts(program: Program, letter: str, batch: Batch) -> dict[str, Layout]:
+    """Returns the layout of each value at one choice of sizes. Raises: as `walk`."""
+    layouts: dict[str, Layout] = {s.name: None for s in program.weights}
+    for slot in program.inputs:
+        layouts[slot.name] = row_axis_of(slot.type, letter)
+        if layouts[slot.name] is None and batch.dims(batch.symbolic[slot.name]):
+            raise LoweringError(f"the input {slot.source} has a dim that must be equal to {letter}")
+    first: NoRule | None = None
+    for node in program.nodes:
+        try:
+            layouts[node.name] = _layout(node, layouts, batch)
+        except NoRule as e:
+            first = first or e
+            result = batch.values[node.name]
+            layouts[node.name] = UNKNOWN if isinstance(result, torch.Tensor) else [UNKNOWN] * _count(result)
+    if first is not None:
+        raise first
+    return layouts
+
+
+def _count(result: Any) -> int:
+    return len(result) if isinstance(result, (list, tuple)) else 0
+
+
+def _layout(node: Node, layouts: Mapping[str, Layout], batch: Batch) -> Layout:
+    """Returns the layout of a node's result. Raises: MixesRows; NoRule."""
+    if node.body is not None:
+        raise NoRule(node, "a loop")
+    call = Call.of(node, layouts, batch)
+    if not isinstance(call.result, (torch.Tensor, list, tuple)):
+        return _number(call)
+    base = _base(node.op)
+    rule = RULES.get(base)
+    if rule is None and pointwise.is_pointwise(node.op):
+        rule = pointwise.pointwise
+    if any(layout is UNKNOWN for _, layout in call.tensors()):
+        dims.refuse_all(call)
+        call.unknown("reads a value whose rows are not known")
+    if rule is None:
+        if call.reads_rows() or call.counts_rows():
+            call.unknown()
+        return call.several(None)
+    if base not in _SIZED and call.counts_rows():
+        call.unknown("computes with the number of rows")
+    found = rule(call)
+    _check(call, found)
+    return found
+
+
+def _base(op: str) -> str:
+    """Returns the name of an op without its library and its overload."""
+    library, _, rest = op.partition(".")
+    return rest.partition(".")[0] if library == "aten" else op
+
+
+def _number(call: Call) -> Layout:
+    """A number: a size may be read of any value, the values of a tensor of none with rows."""
+    if not call.node.op.startswith(("aten.sym_", "operator.", "math.", "torch.sym_")) and call.reads_rows():
+        call.mixes("reads a number of all rows")
+    return None
+
+
+def _check(call: Call, found: Layout) -> None:
+    """Checks that the rows are in the only dim of a result that depends on the batch, and in no part of it.
+
+    Raises: NoRule for another size that depends on the number of rows.
+    """
+    if isinstance(call.result, torch.Tensor):
+        parts: Sequence[Layout] = [found]
+    elif isinstance(found, list) and len(found) == len(call.result):
+        parts = found
+    else:
+        call.unknown("has several results")
+    for number, layout in enumerate(parts):
+        axis = layout.axis if isinstance(layout, RowNumbers) else layout
+        dims_of_batch = call.result_dims(number) if call.has_shape(number) else []
+        if isinstance(axis, RowAxis):
+            if dims_of_batch != [axis.dim] or not call.is_size(number, axis):
+                call.unknown("has another size that depends on the number of rows")
+        elif layout is None and dims_of_batch:
+            call.unknown("has a size that depends on the number of rows")
