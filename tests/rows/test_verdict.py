@@ -221,7 +221,7 @@ def test_rows_are_along_the_first_dim_along_which_they_are_independent() -> None
     assert (sums.dim, sums.independent, sums.proved) == ("B", True, True)
     assert str(sums) == "independent along B"
     mixed = Examined(Of(lambda x: x - x.mean((0, 1))), [torch.randn(3, 4, 6)], [{0: "T", 1: "B"}]).verdict()
-    assert mixed.dim == "T" and not mixed.independent
+    assert mixed.dim == "B" and not mixed.independent
 
 
 def two_columns(x: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -54,7 +54,8 @@ class Member(nn.Module):
         self._binder = Binder(entry, 1, device, stacked=False)
         self._initial = dict(initial or {})
         self._gate = gate or Gate()
-        self._run = graph_module(with_reshapes(program), device).forward
+        self._program, self._device = with_reshapes(program), device
+        self._run = graph_module(self._program, device, direct=True).forward
         self.slots = [s.name for s in program.weights]
         for slot in program.weights:
             self.register_buffer(slot.name, weights[slot.source], persistent=False)
@@ -92,8 +93,8 @@ class Member(nn.Module):
 
     @property
     def graph(self) -> fx.GraphModule:
-        """The program as a graph: it takes the weights of `slots`, then the tensors of a call."""
-        return cast("fx.GraphModule", getattr(self._run, "__self__"))  # noqa: B009  # a bound method has it
+        """The program as a graph of ops: it takes the weights of `slots`, then the tensors of a call."""
+        return graph_module(self._program, self._device)
 
     def state(self, **sizes: int) -> dict[str, torch.Tensor]:
         """Returns the member's states as they begin.

@@ -13,6 +13,7 @@ from ..spec.names import number_of
 from .arrays import is_array
 
 _SHOWN = 3
+_WHOLE = {int}
 
 
 def member_numbers(member: Any, names: Sequence[str], rows: int) -> list[int]:
@@ -31,7 +32,11 @@ def member_numbers(member: Any, names: Sequence[str], rows: int) -> list[int]:
         InputError: They are no members, or not one for each row.
         UsageError: A name is unknown.
     """
-    member = _python_values(member, rows)
+    if type(member) is list and len(member) == rows and set(map(type, member)) == _WHOLE:
+        if min(member) >= 0 and max(member) < len(names):
+            return member
+    else:
+        member = _python_values(member, rows)
     if isinstance(member, (list, tuple, range)):
         if len(member) != rows:
             raise InputError(

@@ -16,6 +16,7 @@ from ..rows.verdict import UNREADABLE
 from ..rows.walk import walk
 from ..runtime.executable import storage
 from ..runtime.graph_module import Function, graph_module
+from ..runtime.value_memory import ValueMemory
 from ..system import deadline
 from ..system.autocast import plain_modes
 from .entry_rows import examined
@@ -24,10 +25,15 @@ from .programs import EntryPrograms
 
 @dataclass(frozen=True)
 class RoutedProgram:
-    """The functions of a member program. whole: on the inputs. trunk, rest: as in `SplitProgram`."""
+    """The functions of a member program.
+
+    whole: on the inputs. views: the numbers of its outputs that may share memory with a weight or an input.
+    trunk, rest: as in `SplitProgram`.
+    """
 
     program: Program
     whole: Function
+    views: tuple[int, ...]
     split: SplitProgram
     trunk: Function | None
     rest: Function
@@ -89,13 +95,15 @@ class RoutedMembers:
     def _made(self, program: Program) -> RoutedProgram:
         """Returns the functions of a member program."""
         split = self._split(program)
-        whole = self._function(program)
+        whole, memory = self._function(program), ValueMemory(program)
+        views = tuple(k for k, o in enumerate(program.outputs) if memory.may_be_outside(o.value.name))
         if split.trunk is None:
-            return RoutedProgram(program, whole, split, None, whole)
-        return RoutedProgram(program, whole, split, self._function(split.trunk), self._function(split.rest))
+            return RoutedProgram(program, whole, views, split, None, whole)
+        trunk, rest = self._function(split.trunk), self._function(split.rest)
+        return RoutedProgram(program, whole, views, split, trunk, rest)
 
     def _function(self, program: Program) -> Function:
-        return graph_module(program, self._artifact.device).forward
+        return graph_module(program, self._artifact.device, direct=True).forward
 
     def _split(self, program: Program) -> SplitProgram:
         """Splits a member program where it is known where the rows of each value are."""

@@ -7,7 +7,7 @@ once on all rows (`rows/trunk.py`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -64,6 +64,7 @@ class Router:
         self._members = RoutedMembers(programs, self._letter, self._axes)
         self._seen: dict[Any, _Sizes] = {}
         self._admitted: set[Any] = set()
+        self._limited = self._artifact.limits.limit is not None
 
     def _refuse_kind(self) -> None:
         """Refuses an entry that needs more than rows. Raises: UsageError."""
@@ -140,13 +141,12 @@ class Router:
 
         Returns: the leaves of the answer, in the order of the rows.
         """
-        if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
             with autocast_off():
                 return self.run(values, numbers, others, members)
         with inference_guard(True):
             if len(members) == 1:
-                member, foreign = members[numbers[0]], {storage(v) for v in values} - {0}
-                return self._alone(member, values, (len(numbers), others), foreign)
+                return self._alone(members[numbers[0]], values, (len(numbers), others))
             return self._outputs(values, RowGroups.of(numbers), others, members)
 
     def _outputs(
@@ -161,22 +161,22 @@ class Router:
         else:
             inputs = zip(*(groups.split(v, a) for v, a in zip(values, self._axes)))
             sizes = [(len(rows), others) for rows in groups.rows]
-            found = [self._alone(m, x, size, ()) for m, x, size in zip(bound, inputs, sizes)]
+            found = [self._alone(m, x, size) for m, x, size in zip(bound, inputs, sizes)]
         return [self._joined(list(leaves), groups, k) for k, leaves in enumerate(zip(*found))]
 
-    def _alone(
-        self, member: RoutedMember, values: Sequence[Tensor], sizes: _Sizes, foreign: Collection[int]
-    ) -> list[Tensor]:
+    def _alone(self, member: RoutedMember, values: Sequence[Tensor], sizes: _Sizes) -> list[Tensor]:
         """Runs rows that are all for one member.
 
-        The caller may write into the answer, so it shares no memory with a weight. foreign: other memory
-        that it may not share.
+        The caller may write into the answer, so it shares no memory with a weight or an input.
         """
-        self._admit(member.functions.program, sizes, member.whole, values)
-        found = member.functions.whole(*member.whole, *values)
-        return [
-            o.clone() if (place := storage(o)) in member.storages or place in foreign else o for o in found
-        ]
+        functions = member.functions
+        self._admit(functions.program, sizes, member.whole, values)
+        found: list[Tensor] = list(functions.whole(*member.whole, *values))
+        for k in functions.views:
+            place = storage(found[k])
+            if place in member.storages or place in map(storage, values):
+                found[k] = found[k].clone()
+        return found
 
     def _grouped(
         self,
@@ -218,8 +218,7 @@ class Router:
         self, program: Program, sizes: _Sizes, weights: Sequence[Any], inputs: Sequence[Tensor]
     ) -> None:
         """Checks once at each size what a program of an untrusted file takes. Raises: OverBudget."""
-        key = id(program), sizes
-        if key in self._admitted or self._artifact.limits.limit is None:
+        if not self._limited or (key := (id(program), sizes)) in self._admitted:
             return
         title = f"{self._artifact.reader.root}: a member program of entry {self._name}"
         check_member_run(title, program, [*weights, *inputs])

@@ -8,6 +8,7 @@
 |---|---|
 | `at_rest.py` | Replaces random ops by fixed ones: dropout returns its input |
 | `cast.py` | Changes the floating dtypes of a member program by a table of dtypes |
+| `direct.py` | Names functions of torch's public API that do what an op does, in less time for each call |
 | `edit.py` | Provides small edits of programs for several passes: reading other values |
 | `encoding.py` | Converts arguments between programs and torch, and walks over them |
 | `fake_values.py` | Computes the shape and dtype of every node of a program on fake tensors |

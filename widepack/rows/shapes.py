@@ -192,6 +192,8 @@ def parts(call: Call) -> Layout:
     """A list of parts along a dim."""
     dim, layout = call.dim("dim"), call.layout("self")
     if not isinstance(layout, RowAxis) or layout.dim != dim:
+        if call.counts_rows():
+            call.unknown("splits by the number of rows")
         return call.several(layout)
     step = call.rows * layout.after
     if layout.plain or any(int(r.shape[dim]) % step for r in call.result):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from widepack_artifacts.program import Node, Program
 from widepack_artifacts.rows import Rows
 
 from ..errors import LoweringError
-from ..ir.tensor_type import tensor_type
+from ..ir.tensor_type import parse_slot, tensor_type
 from ..spec.input_spec import DimExpr
 from .call import MixesRows, NoRule
 from .trials import NoTrial, RowTrials
@@ -21,6 +22,8 @@ MOST = 64
 """The largest batch that is tried."""
 LARGE = 8
 """The batch of which other batches are parts in a trial of a proved program, if the model takes it."""
+NUMBERS = 2**18
+"""The most numbers in the inputs of a larger trial, of a program that is not proved."""
 UNREADABLE = (
     LoweringError,
     ValueError,
@@ -87,7 +90,10 @@ class ExaminedEntry:
         except MixesRows as e:
             return Rows(letter, False, True, _text(words(e.node, e.why)))
         rows = 3 if 3 in batches else next(b for b in batches if b >= 2)
-        large = batches[-1] if reason else next((b for b in batches if b >= LARGE), batches[-1])
+        large = next((b for b in batches if b >= LARGE), batches[-1])
+        if reason:
+            most = NUMBERS // self._numbers_of_a_row(program, letter)
+            large = max([large, *(b for b in batches if b <= most)])
         try:
             trials = self.trials(number, letter)
             why = trials.difference(self.sizes, rows, large, [b for b in batches[:2] if b < large])
@@ -96,6 +102,12 @@ class ExaminedEntry:
         if why:
             return Rows(letter, False, False, _text(f"{why}; {reason}" if reason else why))
         return Rows(letter, True, not reason, _text(reason))
+
+    def _numbers_of_a_row(self, program: Program, letter: str) -> int:
+        """Returns how many numbers the inputs have for each row, at the example's sizes."""
+        sizes = {**self.sizes, letter: 1}
+        shapes = [parse_slot(slot.type).shape(sizes) for slot in program.inputs]
+        return max(1, sum(int(math.prod(shape)) for shape in shapes))
 
     def _without_rows(self, program: Program, letter: str) -> str:
         """Returns why inputs and outputs have no row for each answer; "" if they have."""

@@ -36,7 +36,8 @@ RULES: dict[str, Rule] = {
 _SIZED = frozenset(
     """
     _unsafe_view arange empty expand expand_copy full narrow narrow_copy new_empty new_full new_ones new_zeros
-    ones operator.getitem repeat repeat_interleave reshape select select_copy slice slice_copy tile unflatten
+    ones operator.getitem repeat repeat_interleave reshape select select_copy slice slice_copy split
+    split_copy split_with_sizes split_with_sizes_copy tile unflatten unsafe_split unsafe_split_with_sizes
     view view_copy zeros
     """.split()  # noqa: SIM905  a list has one line for each
 )

@@ -56,7 +56,8 @@ class Executable:
         self.main, self.given = program, given
         self.program, self.weights = _lists(program, given)
         self.workers = workers
-        self.forward: Function = graph_module(self.program, device, workers, in_place=True).forward
+        graph = graph_module(self.program, device, workers, in_place=True, direct=True)
+        self.forward: Function = graph.forward
         self.call: Function = self.eager
         self._streamed: dict[tuple[str, int], Function] = {}
         self._own()
@@ -128,8 +129,10 @@ class Executable:
                 return self.stream(result, take, *inputs)
         forward = self._streamed.get(result)
         if forward is None:
-            graph = graph_module(self.program, self.device, self.workers, in_place=True, streamed=result)
-            forward = self._streamed[result] = graph.forward
+            ways: Any = {"in_place": True, "direct": True, "streamed": result}
+            forward = self._streamed[result] = graph_module(
+                self.program, self.device, self.workers, **ways
+            ).forward
         with inference_guard(True):
             forward(take, *self.weights, *inputs)
 

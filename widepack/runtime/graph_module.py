@@ -19,6 +19,7 @@ from torch import fx, nn
 from widepack_artifacts.program import Node, Program, substitute
 
 from ..ir import ops
+from ..ir.direct import direct as direct_function
 from ..ir.encoding import decode
 from ..ir.torch_internals import forget_source
 from ..system.threads import spread
@@ -54,11 +55,12 @@ class Loop(nn.Module):
         *,
         checks: Checks = "all",
         in_place: bool = False,
+        direct: bool = False,
         streamed: int | None = None,
     ) -> None:
         super().__init__()
         self.streamed = streamed
-        self.run = graph_module(body, device, checks=checks, in_place=in_place).forward
+        self.run = graph_module(body, device, checks=checks, in_place=in_place, direct=direct).forward
         drawn = any(
             torch.Tag.nondeterministic_seeded in getattr(ops.resolve(n.op), "tags", ())
             for n in body.nodes
@@ -130,14 +132,17 @@ def graph_module(
     *,
     checks: Checks = "all",
     in_place: bool = False,
+    direct: bool = False,
     streamed: tuple[str, int] | None = None,
 ) -> fx.GraphModule:
     """A program as a flat GraphModule.
 
     It takes the weights, then the inputs, and returns a tuple of outputs. workers: of its loops. checks:
     which checks of operands run before ops: those of values cannot be traced. in_place: whether
-    writes overwrite values that nothing reads any more. streamed: the name of a loop and the number of a
-    result that it does not collect: the graph then takes a function before the weights, see `Loop`.
+    writes overwrite values that nothing reads any more. direct: whether it calls public functions of torch in
+    the place of ops, which is faster, and not for graphs that are traced or read. streamed: the name of a
+    loop and the number of a result that it does not collect: the graph then takes a function before the
+    weights, see `Loop`.
     """
     writes, inside = in_place_writes(program) if in_place else ({}, frozenset())
     function = _FUNCTIONS[checks]
@@ -166,15 +171,15 @@ def graph_module(
                 workers,
                 checks=checks,
                 in_place=in_place,
+                direct=direct,
                 streamed=number,
             )
             root.add_module(f"loop{i}", loop)
             at[node.name] = graph.call_module(f"loop{i}", (*([take] if number is not None else []), *args))
             continue
-        made = graph.call_function(
-            function(node.op), tuple(args), decode(substitute(node.kwargs, at.__getitem__), device)
-        )
-        at[node.name] = made
+        keywords = decode(substitute(node.kwargs, at.__getitem__), device)
+        called = direct_function(node.op, keywords) if direct else function(node.op)
+        at[node.name] = graph.call_function(called, tuple(args), keywords)
     graph.output(tuple(substitute(o.value, at.__getitem__) for o in program.outputs))
     module = fx.GraphModule(root, graph)
     weakref.finalize(module, _forget, module.forward.__code__.co_filename)

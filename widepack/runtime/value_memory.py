@@ -33,6 +33,10 @@ _DENSE_VIEWS = frozenset(
     }
 )
 """Ops that read each place of their tensor once at most."""
+_COMPUTES = frozenset(
+    {"aten.linear.default", "aten.matmul.default", "aten.conv1d.default", "aten.conv2d.default"}
+)
+"""Ops that torch implements by other ops, and that always compute: no result is an argument."""
 
 
 class ValueMemory:
@@ -94,6 +98,10 @@ class ValueMemory:
             return False
         return self._last[memory] == number and memory not in sources
 
+    def may_be_outside(self, name: str) -> bool:
+        """Returns whether a value may share memory with a weight or an input."""
+        return bool(self._of[name] & _OUTSIDE)
+
     def overwritten(self, node: str, base: str, number: int) -> None:
         """The value of node `number`, called `node`, is now in the memory of `base`; so is what views it."""
         memory = self._current(next(iter(self._of[base])))
@@ -120,6 +128,8 @@ def _makes_memory(node: Node) -> bool:
     """
     if node.body is not None or node.op in ops.PYTHON or node.op.startswith("widepack."):
         return False
+    if node.op in _COMPUTES:
+        return True
     return not ops.may_view(node.op) and not ops.is_composite(node.op)
 
 
