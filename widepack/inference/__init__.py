@@ -45,6 +45,7 @@ The first load on a machine runs the artifact's probe. `ens.swap` replaces a mem
 | `router.py` | Runs each row of a batch by the member that it is for |
 | `routes.py` | Defines the routing of rows to members that a loaded model has, and each of its entries |
 | `row_groups.py` | Groups the rows of a call by member, and puts answers back in order |
+| `row_weights.py` | Keeps the weights of all members stacked, for calls that read each row's own member |
 | `swap.py` | Replaces one member of a loaded model by another checkpoint while calls go on: `ens.swap` |
 | `weight_exchange.py` | Changes one member's weights in bound programs |
 """

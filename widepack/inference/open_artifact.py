@@ -5,6 +5,7 @@ share.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,8 +114,9 @@ class OpenArtifact:
         the loaded members. probe: The tensors of the probe, mapped; None if the artifact has no probe.
         limits: What may be bound. lock: Is held while programs are bound and weights are copied. gate: Calls
         pass it, and a swap closes it. swapping: Is held by the one swap at a time. swapped: The answers of
-        swapped members, by the member's number. replaced: The checkpoints of
-        members that were swapped, by the member's number.
+        swapped members, by the member's number. replaced: The checkpoints of members that were swapped, by
+        the member's number. changes: How often the weights of each loaded member were exchanged, by its
+        place.
     """
 
     def __init__(self, reader: Reader, files: Weights, chosen: Sequence[int], options: LoadOptions) -> None:
@@ -132,6 +134,7 @@ class OpenArtifact:
         self.swapping = threading.Lock()
         self.swapped: dict[int, SwappedAnswers] = {}
         self.replaced: dict[int, Replacement] = {}
+        self.changes: Counter[int] = Counter()
         self._cast_programs: dict[str, Program] = {}
 
     @property

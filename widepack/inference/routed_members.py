@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from widepack_artifacts.program import Program
 
 from ..ir.edit import with_reshapes
 from ..rows.call import MixesRows
-from ..rows.layout import RowAxis
+from ..rows.layout import Layout, RowAxis
+from ..rows.per_row import PerRowProgram, per_row_program
 from ..rows.trunk import SplitProgram, split_trunk
 from ..rows.verdict import UNREADABLE
 from ..rows.walk import walk
@@ -21,6 +24,7 @@ from ..system import deadline
 from ..system.autocast import plain_modes
 from .entry_rows import examined
 from .programs import EntryPrograms
+from .row_weights import RowWeights
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,8 @@ class RoutedProgram:
     """The functions of a member program.
 
     whole: on the inputs. views: the numbers of its outputs that may share memory with a weight or an input.
-    trunk, rest: as in `SplitProgram`.
+    trunk, rest: as in `SplitProgram`. per_row: the rest for rows of several members; None if it has no such
+    form.
     """
 
     program: Program
@@ -37,6 +42,7 @@ class RoutedProgram:
     split: SplitProgram
     trunk: Function | None
     rest: Function
+    per_row: PerRowProgram | None
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,8 @@ class RoutedMembers:
         self._own = {w.name for w in weights if w.kind != "shared"}
         self._of_signature: dict[int, RoutedProgram] = {}
         self._bound: dict[int, RoutedMember] = {}
+        self._stacked: RowWeights | None = None
+        self._failed = False
 
     def bound(self, places: Sequence[int]) -> dict[int, RoutedMember]:
         """Returns members by their numbers. Not inside the gate: a swap that holds the lock waits for it.
@@ -92,28 +100,58 @@ class RoutedMembers:
             )
         return found
 
+    def for_rows(self, rows: int, members: Mapping[int, RoutedMember]) -> RowWeights | None:
+        """Returns the stacked weights if a call of these rows is faster with them. Not inside the gate.
+
+        rows: the number of rows of the call. members: those that have rows.
+        """
+        functions = next(iter(members.values())).functions
+        form = functions.per_row
+        if form is None or self._failed or not form.is_faster(rows, len(members)):
+            return None
+        if self._stacked is None or not self._stacked.is_current(self._artifact.changes):
+            every = self.bound(range(len(self._artifact.members)))
+            values = [every[place].rest for place in range(len(every))]
+            with self._artifact.lock, plain_modes(), torch.inference_mode():
+                self._artifact.check_open()
+                if self._stacked is None:
+                    same = all(m.functions is functions for m in every.values())
+                    self._stacked = RowWeights.of(form, values, self._artifact.changes) if same else None
+                    self._failed = self._stacked is None
+                else:
+                    self._stacked.update(values, self._artifact.changes)
+        return self._stacked
+
     def _made(self, program: Program) -> RoutedProgram:
         """Returns the functions of a member program."""
-        split = self._split(program)
+        layouts = self._layouts(program)
+        split = SplitProgram(None, program, range(len(program.inputs)), self._axes)
+        if layouts and not all(s.source in self._own for s in program.weights):
+            split = split_trunk(program, self._own, layouts)
         whole, memory = self._function(program), ValueMemory(program)
         views = tuple(k for k, o in enumerate(program.outputs) if memory.may_be_outside(o.value.name))
-        if split.trunk is None:
-            return RoutedProgram(program, whole, views, split, None, whole)
-        trunk, rest = self._function(split.trunk), self._function(split.rest)
-        return RoutedProgram(program, whole, views, split, trunk, rest)
+        trunk = self._function(split.trunk) if split.trunk is not None else None
+        rest = self._function(split.rest) if trunk is not None else whole
+        form = self._per_row(split.rest, layouts[0]) if layouts else None
+        return RoutedProgram(program, whole, views, split, trunk, rest, form)
+
+    def _per_row(self, program: Program, layouts: Mapping[str, Layout]) -> PerRowProgram | None:
+        """Returns the function of a program for rows of several members."""
+        own = {s.name for s in program.weights if s.source in self._own}
+        if self._artifact.device.type != "cpu" or not own:
+            return None
+        return per_row_program(program, own, layouts, self._artifact.device)
 
     def _function(self, program: Program) -> Function:
         return graph_module(program, self._artifact.device, direct=True).forward
 
-    def _split(self, program: Program) -> SplitProgram:
-        """Splits a member program where it is known where the rows of each value are."""
-        plain = SplitProgram(None, program, range(len(program.inputs)), self._axes)
+    def _layouts(self, program: Program) -> Sequence[Mapping[str, Layout]]:
+        """Returns where the rows of each value are; nothing if that is not known."""
         sizes = examined(self._programs).walk_sizes(self._letter)
-        if not sizes or all(s.source in self._own for s in program.weights):
-            return plain
+        if not sizes:
+            return []
         try:
             with deadline.within(60 + 0.5 * len(program.nodes)):
-                layouts = walk(program, self._letter, sizes)
+                return walk(program, self._letter, sizes)
         except (MixesRows, *UNREADABLE):
-            return plain
-        return split_trunk(program, self._own, layouts)
+            return []

@@ -29,8 +29,9 @@ from .entry_rows import rows_of_entry
 from .member_numbers import member_numbers
 from .output import named_values
 from .programs import EntryPrograms
-from .routed_members import RoutedMember, RoutedMembers, RoutedProgram
+from .routed_members import RoutedMember, RoutedMembers
 from .row_groups import RowGroups
+from .row_weights import RowWeights
 
 SEEN = 256
 """How many shapes of calls a router remembers as checked."""
@@ -102,8 +103,9 @@ class Router:
         rows, others = self._sizes(values)
         numbers = member_numbers(member, self._artifact.members, rows)
         members = self._members.bound(numbers)
+        weights = self._members.for_rows(rows, members) if len(members) > 1 else None
         try:
-            outputs = self._artifact.gate.run(self, (values, numbers, others, members))
+            outputs = self._artifact.gate.run(self, (values, numbers, others, members, weights))
         except (WidepackError, torch.OutOfMemoryError):
             raise
         except Exception as e:
@@ -132,37 +134,80 @@ class Router:
         return found
 
     def run(
-        self, values: Sequence[Tensor], numbers: Sequence[int], others: tuple[int, ...], members: _Members
+        self,
+        values: Sequence[Tensor],
+        numbers: Sequence[int],
+        others: tuple[int, ...],
+        members: _Members,
+        weights: RowWeights | None,
     ) -> list[Any]:
         """Runs a checked call, inside of the gate. No lock is taken here: a swap holds it and waits.
 
         numbers: the number of the member of each row. others: the sizes of the other dims. members: those of
-        the rows.
+        the rows. weights: of all members, for a call that reads them by rows.
 
         Returns: the leaves of the answer, in the order of the rows.
         """
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
             with autocast_off():
-                return self.run(values, numbers, others, members)
+                return self.run(values, numbers, others, members, weights)
         with inference_guard(True):
             if len(members) == 1:
                 return self._alone(members[numbers[0]], values, (len(numbers), others))
+            if weights is not None and weights.is_current(self._artifact.changes):
+                return self._by_rows(weights, values, numbers, others, members[numbers[0]])
             return self._outputs(values, RowGroups.of(numbers), others, members)
+
+    def _by_rows(
+        self,
+        weights: RowWeights,
+        values: Sequence[Tensor],
+        numbers: Sequence[int],
+        others: tuple[int, ...],
+        member: RoutedMember,
+    ) -> list[Tensor]:
+        """Runs the trunk on all rows, and the rest with the weights of each row's member.
+
+        member: any of the rows' members.
+        """
+        split, sizes = member.functions.split, (len(numbers), others)
+        read = self._with_trunk(member, values, sizes)
+        self._admit(split.rest, sizes, member.rest, read)
+        ids = torch.tensor(numbers, device="cpu")
+        found = list(weights.form.function(*weights.values, ids, *read))
+        for k in member.functions.views:
+            place = storage(found[k])
+            if place in member.storages or place in map(storage, values):
+                found[k] = found[k].clone()
+        return found
+
+    def _with_trunk(self, member: RoutedMember, values: Sequence[Tensor], sizes: _Sizes) -> list[Tensor]:
+        """Runs the trunk on all rows. Returns what the rest reads."""
+        functions, made = member.functions, []
+        if functions.trunk is not None and functions.split.trunk is not None:
+            self._admit(functions.split.trunk, sizes, member.shared, values)
+            made = list(functions.trunk(*member.shared, *values))
+        return [*made, *(values[i] for i in functions.split.inputs)]
 
     def _outputs(
         self, values: Sequence[Tensor], groups: RowGroups, others: tuple[int, ...], members: _Members
     ) -> list[Any]:
-        """Runs the rows of several members."""
+        """Runs the rows of several members, one member after the other."""
         bound = [members[m] for m in groups.members]
-        functions = bound[0].functions
         found: list[list[Tensor]]
-        if all(m.functions is functions for m in bound):
-            found = self._grouped(functions, values, groups, others, bound)
-        else:
-            inputs = zip(*(groups.split(v, a) for v, a in zip(values, self._axes)))
-            sizes = [(len(rows), others) for rows in groups.rows]
-            found = [self._alone(m, x, size) for m, x, size in zip(bound, inputs, sizes)]
-        return [self._joined(list(leaves), groups, k) for k, leaves in enumerate(zip(*found))]
+        if all(m.functions is bound[0].functions for m in bound):
+            found = self._grouped(values, groups, others, bound)
+            return [groups.join(list(leaves), self._dim(k)) for k, leaves in enumerate(zip(*found))]
+        inputs = zip(*(groups.split(v, a) for v, a in zip(values, self._axes)))
+        sizes = [(len(rows), others) for rows in groups.rows]
+        found = [self._alone(m, x, size) for m, x, size in zip(bound, inputs, sizes)]
+        return [self._joined(list(leaves), groups, self._dim(k)) for k, leaves in enumerate(zip(*found))]
+
+    def _dim(self, k: int) -> int:
+        """Returns in which dim of a leaf of the answer the rows are."""
+        axis = self._dims[k]
+        assert axis is not None  # others are refused
+        return axis.dim
 
     def _alone(self, member: RoutedMember, values: Sequence[Tensor], sizes: _Sizes) -> list[Tensor]:
         """Runs rows that are all for one member.
@@ -180,37 +225,30 @@ class Router:
 
     def _grouped(
         self,
-        functions: RoutedProgram,
         values: Sequence[Tensor],
         groups: RowGroups,
         others: tuple[int, ...],
         bound: Sequence[RoutedMember],
     ) -> list[list[Tensor]]:
         """Runs the trunk on all rows, and the rest for each group."""
-        split, made = functions.split, []
-        if functions.trunk is not None and split.trunk is not None:
-            shared = bound[0].shared
-            count = sum(len(rows) for rows in groups.rows)
-            self._admit(split.trunk, (count, others), shared, values)
-            made = list(functions.trunk(*shared, *values))
-        read = [*made, *(values[i] for i in split.inputs)]
-        slices = zip(*(groups.split(v, axis) for v, axis in zip(read, split.axes)))
+        functions = bound[0].functions
+        read = self._with_trunk(bound[0], values, (sum(map(len, groups.rows)), others))
+        slices = zip(*(groups.split(v, axis) for v, axis in zip(read, functions.split.axes)))
         found = []
         for member, rows, given in zip(bound, groups.rows, slices):
-            self._admit(split.rest, (len(rows), others), member.rest, given)
-            found.append(list(functions.rest(*member.rest, *given)))
+            if self._limited:
+                self._admit(functions.split.rest, (len(rows), others), member.rest, given)
+            found.append(functions.rest(*member.rest, *given))
         return found
 
-    def _joined(self, leaves: list[Tensor], groups: RowGroups, k: int) -> Any:
+    def _joined(self, leaves: list[Tensor], groups: RowGroups, dim: int) -> Any:
         """Returns one leaf of the answer; a list with one tensor for each row if members' shapes differ."""
-        axis = self._dims[k]
-        assert axis is not None  # others are refused
-        shapes = {(*x.shape[: axis.dim], *x.shape[axis.dim + 1 :]) for x in leaves}
+        shapes = {(*x.shape[:dim], *x.shape[dim + 1 :]) for x in leaves}
         if len(shapes) == 1:
-            return groups.join(leaves, axis.dim)
+            return groups.join(leaves, dim)
         found: list[Tensor | None] = [None] * sum(len(r) for r in groups.rows)
         for leaf, rows in zip(leaves, groups.rows):
-            for row, part in zip(rows, leaf.unbind(axis.dim)):
+            for row, part in zip(rows, leaf.unbind(dim)):
                 found[row] = part.clone()
         return found
 

@@ -206,6 +206,7 @@ class _Swap:
             _synchronize(artifact)
             self.stages.done("wait")
             changes.apply()
+            artifact.changes[self.place] += 1
             self._before = artifact.swapped.get(self.number), artifact.replaced.get(self.number)
             artifact.swapped[self.number] = answers
             artifact.replaced[self.number] = replacement
@@ -243,6 +244,7 @@ class _Swap:
                     _synchronize(self.artifact)
                     changes.undo()
                     since.apply()
+                    self.artifact.changes[self.place] += 1
                     _put_back(self.artifact.swapped, self.number, self._before[0])
                     _put_back(self.artifact.replaced, self.number, self._before[1])
                     _synchronize(self.artifact)

@@ -13,6 +13,7 @@ Requests of different callers may share a batch only then.
 | `indices.py` | Rules: ops that read or write at indices |
 | `layout.py` | Where the rows are in a value |
 | `networks.py` | Rules: convolutions, norms, pools, recurrent layers, matrix functions |
+| `per_row.py` | Makes a function that reads the weights of each row's own member |
 | `pointwise.py` | Rules: ops on each number alone, and sizes |
 | `products.py` | Rules: matrix products, attention, distances |
 | `shapes.py` | Rules: views, joins, parts |

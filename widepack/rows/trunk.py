@@ -63,7 +63,8 @@ def split_trunk(program: Program, own: Collection[str], layouts: Layouts) -> Spl
         nodes=tuple(trunk_nodes),
         outputs=tuple(Output(Ref(n), "shared") for n in made),
     )
-    slots = tuple(Slot(n, n, "shared", "") for n in names)
+    types = {**{s.name: s.type for s in program.inputs}, **{n.name: n.out for n in program.nodes}}
+    slots = tuple(Slot(n, n, "shared", types[n]) for n in names)
     remaining = replace(program, weights=weights, inputs=slots, nodes=tuple(rest))
     return SplitProgram(trunk, remaining, inputs, [_axis(layouts, n) for n in names])
 

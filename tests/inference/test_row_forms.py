@@ -1,0 +1,161 @@
+"""Tests calls of `route` that read the weights of each row's member: which models, which answers, swaps."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from loaded import saved
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from widepack.inference.row_weights import RowWeights
+from widepack.rows.per_row import PerRowProgram
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layers(x)
+        return y
+
+
+class Normed(nn.Module):
+    """Norms, vectors of the members at both sides, a residual, and a weight that is multiplied as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(6, 8), nn.LayerNorm(8)
+        self.scale, self.shift = nn.Parameter(torch.randn(8)), nn.Parameter(torch.randn(1, 8))
+        self.mix = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        y = self.norm(self.first(x))
+        y = y + F.gelu(self.scale * y - self.shift) @ self.mix
+        return {"y": y, "best": y.argmax(-1), "parts": y.view(-1, 2, 4).softmax(-1)}
+
+
+class Trunk(nn.Module):
+    """A trunk that all members share before and between layers of their own, and an input for all rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.last = nn.Linear(8, 8), nn.Linear(8, 3, bias=False)
+        with torch.random.fork_rng():
+            torch.manual_seed(7)
+            self.trunk, self.middle = nn.Linear(6, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, offset: Tensor) -> Tensor:
+        y = self.middle(self.head(self.trunk(x).relu() + offset).relu())
+        found: Tensor = self.last(y)
+        return found
+
+
+class Steps(nn.Module):
+    """A linear layer over sequences, which has no form for rows of several members."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x.view(-1, 1, 6))
+        return y
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
+    "plain": (Plain, ["x=float32[B,6]"]),
+    "normed": (Normed, ["x=float32[B,6]"]),
+    "trunk": (Trunk, ["x=float32[B,6]", "offset=float32[8]"]),
+}
+
+
+@pytest.fixture
+def stacked(monkeypatch: pytest.MonkeyPatch) -> list[RowWeights]:
+    """Makes every call of several members take this form, and lists the stacked weights."""
+    made: list[RowWeights] = []
+    init = RowWeights.__init__
+
+    def counted(self: RowWeights, *args: Any) -> None:
+        init(self, *args)
+        made.append(self)
+
+    monkeypatch.setattr(RowWeights, "__init__", counted)
+    monkeypatch.setattr(PerRowProgram, "is_faster", lambda *_: True)
+    return made
+
+
+def parts(value: Any) -> list[Tensor]:
+    return list(value.values()) if isinstance(value, dict) else [value]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_answers_by_rows(name: str, stacked: list[RowWeights], tmp_path: Path) -> None:
+    make, specs = CASES[name]
+    ens = saved(make, tmp_path, *specs, members=5)
+    draw = random.Random(0)
+    for batch in (2, 3, 16, 64):
+        x, more = torch.randn(batch, 6), [torch.randn(8)] * (len(specs) - 1)
+        ids = [draw.randrange(5) for _ in range(batch - 2)] + [4, 0]
+        found = parts(ens.route(x, *more, member=ids))
+        for row, i in enumerate(ids):
+            for a, b in zip(found, parts(ens[i](x[row : row + 1], *more)), strict=True):
+                torch.testing.assert_close(a[row], b[0], rtol=1e-5, atol=1e-5)
+    assert len(stacked) == 1
+
+
+def test_a_nan_reaches_no_other_row(stacked: list[RowWeights], tmp_path: Path) -> None:
+    ens = saved(Plain, tmp_path, "x=float32[B,6]")
+    x, ids = torch.randn(6, 6), [2, 0, 2, 3, 0, 1]
+    right = ens.route(x, member=ids)
+    changed = x.clone()
+    changed[4] = torch.nan
+    found = ens.route(changed, member=ids)
+    assert torch.equal(found[[0, 1, 2, 3, 5]], right[[0, 1, 2, 3, 5]]) and found[4].isnan().all()
+    assert len(stacked) == 1
+
+
+def test_a_swap_replaces_the_stacked_weights_of_its_member(stacked: list[RowWeights], tmp_path: Path) -> None:
+    ens = saved(Normed, tmp_path, "x=float32[B,6]")
+    x, ids = torch.randn(6, 6), [2, 0, 2, 3, 0, 1]
+    before = ens.route(x, member=ids)["y"]
+    torch.manual_seed(50)
+    new = Normed().eval()
+    torch.save(new.state_dict(), tmp_path / "new.pt")
+    ens.swap(2, tmp_path / "new.pt")
+    found = ens.route(x, member=ids)["y"]
+    torch.testing.assert_close(found[[0, 2]], new(x[[0, 2]])["y"])
+    assert torch.equal(found[[1, 3, 4, 5]], before[[1, 3, 4, 5]])
+    assert len(stacked) == 1
+
+
+def test_models_without_this_form(stacked: list[RowWeights], tmp_path: Path) -> None:
+    ens = saved(Steps, tmp_path, "x=float32[B,6]")
+    x, ids = torch.randn(4, 6), [2, 0, 2, 3]
+    found = ens.route(x, member=ids)
+    for row, i in enumerate(ids):
+        torch.testing.assert_close(found[row], ens[i](x[row : row + 1])[0])
+    assert not stacked
+
+
+def test_large_stacks_are_not_made(
+    stacked: list[RowWeights], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("widepack.inference.row_weights.MOST_BYTES", 100)
+    ens = saved(Plain, tmp_path, "x=float32[B,6]")
+    x, ids = torch.randn(4, 6), [2, 0, 2, 3]
+    torch.testing.assert_close(ens.route(x, member=ids)[1], ens[0](x[1:2])[0])
+    assert not stacked
+
+
+def test_which_calls_take_this_form() -> None:
+    form = PerRowProgram(lambda: None, [], {}, nodes=3, layers=2, numbers=16384)
+    assert form.is_faster(32, 28) and form.is_faster(128, 71) and form.is_faster(8, 8)
+    assert not form.is_faster(2, 2) and not form.is_faster(128, 2)
