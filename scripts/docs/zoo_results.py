@@ -82,7 +82,7 @@ def zoo_rows() -> str:
     summary = document["summary"]
     lines = [
         f"Of {summary['captured']} architectures with a dynamic batch, {summary['proved']} are proved to "
-        f"have independent rows, {summary['tried']} pass the trials only, and {summary['mixed']} mix rows:",
+        f"have independent rows, {summary['tried']} pass the trials only, and {summary['mixed']} do neither:",
         "",
         "| architecture | reason |",
         "|---|---|",
