@@ -350,6 +350,31 @@ def test_a_trunk_over_steps_of_any_number(time_first: bool, own: bool, tmp_path:
             torch.testing.assert_close(found[row], ens(one.contiguous())[i, 0])
 
 
+class AtLeastThree(nn.Module):
+    """Takes an even number of rows from 4 on, and multiplies by 3 then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(2, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[0] % 2:
+            raise ValueError("takes 4, 6, 8, ... rows")
+        y: Tensor = self.conv(x) * torch.ones(x.shape[0])[:3].sum()
+        return y
+
+
+def test_groups_of_rows_are_as_large_as_the_model_takes(tmp_path: Path) -> None:
+    ens = saved(AtLeastThree, tmp_path, "x=float32[B,2,5]", "B=4..64")
+    x = torch.randn(8, 2, 5)
+    whole = ens(x)
+    for ids in ([0, 1, 1, 1, 1, 1, 1, 1], [0, 1, 2, 3, 0, 1, 2, 3], [2, 2, 2, 1, 1, 1, 1, 1], [3] * 8):
+        found = ens.route(x, member=ids)
+        torch.testing.assert_close(found, torch.stack([whole[i, r] for r, i in enumerate(ids)]))
+    with pytest.raises(InputError):
+        ens.route(x[:3], member=[0, 0, 0])
+
+
 def test_a_member_takes_transposed_inputs(tmp_path: Path) -> None:
     """A capture has views of its contiguous example, where the module reshapes."""
     ens = saved(lambda: MergedSteps(True, True), tmp_path, "x=float32[T,B,6]")

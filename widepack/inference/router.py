@@ -8,6 +8,7 @@ once on all rows (`rows/trunk.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,7 +37,9 @@ from .row_weights import RowWeights
 SEEN = 256
 """How many shapes of calls a router remembers as checked."""
 
-_Sizes = tuple[int, tuple[int, ...]]
+_Others = tuple[tuple[str, int], ...]
+"""The sizes of the other dims of a call, by their names."""
+_Sizes = tuple[int, _Others]
 """The number of rows of a call, and the sizes of its other dims."""
 _Members = Mapping[int, RoutedMember]
 """The bound members of a call, by number."""
@@ -66,6 +69,7 @@ class Router:
         self._seen: dict[Any, _Sizes] = {}
         self._admitted: set[Any] = set()
         self._limited = self._artifact.limits.limit is not None
+        self._has_conditions = bool(self._entry.guards) or self._entry.dims[self._letter].min > 1
 
     def _refuse_kind(self) -> None:
         """Refuses an entry that needs more than rows. Raises: UsageError."""
@@ -125,7 +129,7 @@ class Router:
         if found is None:
             differentiable = self._binder.refuse_derivatives(values)
             sizes = self._binder.check(values, self._binder.none)
-            others = tuple(size for letter, size in sizes.items() if letter != self._letter)
+            others = tuple((letter, size) for letter, size in sizes.items() if letter != self._letter)
             found = sizes[self._letter], others
             if not differentiable:
                 if len(self._seen) >= SEEN:
@@ -137,7 +141,7 @@ class Router:
         self,
         values: Sequence[Tensor],
         numbers: Sequence[int],
-        others: tuple[int, ...],
+        others: _Others,
         members: _Members,
         weights: RowWeights | None,
     ) -> list[Any]:
@@ -156,14 +160,19 @@ class Router:
                 return self._alone(members[numbers[0]], values, (len(numbers), others))
             if weights is not None and weights.is_current(self._artifact.changes):
                 return self._by_rows(weights, values, numbers, others, members[numbers[0]])
-            return self._outputs(values, RowGroups.of(numbers), others, members)
+            allowed = partial(self._fits, others) if self._has_conditions else None
+            return self._outputs(values, RowGroups.of(numbers, allowed), others, members)
+
+    def _fits(self, others: _Others, rows: int) -> bool:
+        """Returns whether the member program holds for a number of rows."""
+        return self._programs.inputs.fits({**dict(others), self._letter: rows})
 
     def _by_rows(
         self,
         weights: RowWeights,
         values: Sequence[Tensor],
         numbers: Sequence[int],
-        others: tuple[int, ...],
+        others: _Others,
         member: RoutedMember,
     ) -> list[Tensor]:
         """Runs the trunk on all rows, and the rest with the weights of each row's member.
@@ -190,7 +199,7 @@ class Router:
         return [*made, *(values[i] for i in functions.split.inputs)]
 
     def _outputs(
-        self, values: Sequence[Tensor], groups: RowGroups, others: tuple[int, ...], members: _Members
+        self, values: Sequence[Tensor], groups: RowGroups, others: _Others, members: _Members
     ) -> list[Any]:
         """Runs the rows of several members, one member after the other."""
         bound = [members[m] for m in groups.members]
@@ -227,12 +236,12 @@ class Router:
         self,
         values: Sequence[Tensor],
         groups: RowGroups,
-        others: tuple[int, ...],
+        others: _Others,
         bound: Sequence[RoutedMember],
     ) -> list[list[Tensor]]:
         """Runs the trunk on all rows, and the rest for each group."""
         functions = bound[0].functions
-        read = self._with_trunk(bound[0], values, (sum(map(len, groups.rows)), others))
+        read = self._with_trunk(bound[0], values, (groups.count, others))
         slices = zip(*(groups.split(v, axis) for v, axis in zip(read, functions.split.axes)))
         found = []
         for member, rows, given in zip(bound, groups.rows, slices):
@@ -246,7 +255,7 @@ class Router:
         shapes = {(*x.shape[:dim], *x.shape[dim + 1 :]) for x in leaves}
         if len(shapes) == 1:
             return groups.join(leaves, dim)
-        found: list[Tensor | None] = [None] * sum(len(r) for r in groups.rows)
+        found: list[Tensor | None] = [None] * groups.count
         for leaf, rows in zip(leaves, groups.rows):
             for row, part in zip(rows, leaf.unbind(dim)):
                 found[row] = part.clone()

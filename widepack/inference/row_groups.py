@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,22 +16,33 @@ from ..rows.layout import RowAxis
 class RowGroups:
     """The rows of a call by member.
 
-    members: The members that have rows, in the order of their first row. rows: The rows of each. whole:
-    Whether the rows of each member follow each other already.
+    members: The members that have rows, in the order of their first row. rows: The rows of each, the first
+    ones again where the member does not take so few. count: How many rows the call has. whole: Whether the
+    rows of each member follow each other already, and none is there twice.
     """
 
     members: list[int]
     rows: list[list[int]]
+    count: int
     whole: bool
 
     @classmethod
-    def of(cls, numbers: Sequence[int]) -> RowGroups:
-        """Groups rows. numbers: the number of the member of each row."""
+    def of(cls, numbers: Sequence[int], allowed: Callable[[int], bool] | None = None) -> RowGroups:
+        """Groups rows.
+
+        Args:
+            numbers: The number of the member of each row. All of them are an allowed number of rows.
+            allowed: Whether a member takes a number of rows; None if it takes any.
+        """
         rows: dict[int, list[int]] = {}
         for row, number in enumerate(numbers):
             rows.setdefault(number, []).append(row)
         found = list(rows.values())
-        return cls(list(rows), found, all(r[-1] - r[0] == len(r) - 1 for r in found))
+        whole = all(r[-1] - r[0] == len(r) - 1 for r in found)
+        if allowed is not None:
+            filled = [_filled(r, len(numbers), allowed) for r in found]
+            whole, found = whole and filled == found, filled
+        return cls(list(rows), found, len(numbers), whole)
 
     @cached_property
     def order(self) -> Tensor:
@@ -41,7 +52,7 @@ class RowGroups:
     @cached_property
     def inverse(self) -> Tensor:
         """For each row its place in `order`."""
-        found = torch.empty_like(self.order)
+        found = torch.empty(self.count, dtype=torch.int64, device="cpu")
         found[self.order] = torch.arange(len(self.order), device="cpu")
         return found
 
@@ -56,14 +67,10 @@ class RowGroups:
         if axis.plain:
             ordered = value if self.whole else value.index_select(axis.dim, self.order.to(value.device))
             return list(torch.split(ordered, sizes, axis.dim))
-        count = sum(sizes)
-        front, back, places = (
-            value.shape[: axis.dim],
-            value.shape[axis.dim + 1 :],
-            value.shape[axis.dim] // count,
-        )
+        front, back = value.shape[: axis.dim], value.shape[axis.dim + 1 :]
+        places = value.shape[axis.dim] // self.count
         before = 1 if axis.before == 1 else places if axis.after == 1 else axis.before
-        apart = value.reshape(*front, before, count, places // before, *back)
+        apart = value.reshape(*front, before, self.count, places // before, *back)
         if not self.whole:
             apart = apart.index_select(axis.dim + 1, self.order.to(value.device))
         return [p.flatten(axis.dim, axis.dim + 2) for p in torch.split(apart, sizes, axis.dim + 1)]
@@ -72,3 +79,9 @@ class RowGroups:
         """Returns the answers of all groups in the order of the rows. dim: where the rows are."""
         joined = torch.cat(list(parts), dim)
         return joined if self.whole else joined.index_select(dim, self.inverse.to(joined.device))
+
+
+def _filled(rows: list[int], most: int, allowed: Callable[[int], bool]) -> list[int]:
+    """Returns rows, the first ones again until there is an allowed number of them. most: is allowed."""
+    number = next(n for n in range(len(rows), most + 1) if n == most or allowed(n))
+    return (rows * -(-number // len(rows)))[:number]

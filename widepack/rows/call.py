@@ -181,6 +181,14 @@ class Call:
         found = self.batch.symbolic[argument.name] if isinstance(argument, Ref) else None
         return self.batch.dims(found) if isinstance(found, torch.Tensor) else []
 
+    def batch_sizes(self, name: str) -> dict[int, Any]:
+        """Returns the sizes of an argument that depend on the number of rows, as expressions, by dim."""
+        dims = self.batch_dims(name)
+        if not dims:
+            return {}
+        shape = self.batch.symbolic[self.given[name].name].shape
+        return {d: expression(shape[d]) for d in dims}
+
     def is_whole(self, dim: int) -> bool:
         """Returns whether `start`, `end` and `step` take all places of a dim, for every number of rows."""
         start, end = self.given.get("start"), self.given.get("end")
@@ -213,6 +221,11 @@ class Call:
         """Returns whether the result, or one of several, is a tensor."""
         found = self.result
         return isinstance(found if isinstance(found, torch.Tensor) else found[number], torch.Tensor)
+
+    def dtype(self, number: int = 0) -> torch.dtype:
+        """Returns the dtype of the result, or of one of several."""
+        found: torch.Tensor = self.result if isinstance(self.result, torch.Tensor) else self.result[number]
+        return found.dtype
 
     def is_size(self, number: int, axis: RowAxis) -> bool:
         """Returns whether a dim of the result has the size of an axis, for every number of rows."""

@@ -111,6 +111,8 @@ def pairwise_distance(call: Call) -> Layout:
     """A distance over the last dim."""
     rank = max(call.rank("x1"), call.rank("x2"))
     layout = aligned(call, rank)
+    for name in ("x1", "x2"):
+        call.apart(name, dims=range(call.rank(name) - 1))
     if isinstance(layout, RowAxis) and layout.dim == rank - 1:
         call.mixes("reduces over the rows")
     return layout

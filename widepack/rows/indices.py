@@ -45,10 +45,13 @@ def gather(call: Call) -> Layout:
     if table is not None and index is not None and table != index:
         call.mixes("looks up values of other rows")
     broadcast = call.node.op.startswith("aten.take_along_dim")
-    ours, theirs = set(call.batch_dims("self")) - {dim}, set(call.batch_dims(name)) - {dim}
-    for d in ours ^ theirs:
+    ours, theirs = call.batch_sizes("self"), call.batch_sizes(name)
+    if dim in call.even_dims("self"):
+        call.unknown("looks up a value of the batch")
+    for d in {*ours, *theirs} - {dim}:
         other = name if d in ours else "self"
-        if not (broadcast and call.shape(other)[d] == 1):
+        one = d not in ours or d not in theirs
+        if ours.get(d) != theirs.get(d) and not (one and broadcast and call.shape(other)[d] == 1):
             call.unknown("looks up places by the number of the row")
     return table or index or call.even()
 
@@ -61,7 +64,8 @@ def scatter(call: Call) -> Layout:
         call.mixes("writes into all rows")
     if any(a != found[0] for a in found):
         call.mixes("writes into other rows")
-    if any(call.batch_dims(n) != call.batch_dims("index") for n in names):
+    sizes = [call.batch_sizes(n) for n in names]
+    if any(s != sizes[0] or _dim(call) in s for s in sizes):
         call.unknown("writes at places by the number of the row")
     call.fixed("value")
     return found[0] if found else call.even()

@@ -31,6 +31,7 @@ def norm_of_last(call: Call) -> Layout:
     call.fixed("weight", "bias")
     name = "input" if "input" in call.given else "self"
     axis = call.axis(name)
+    call.apart(name, dims=range(call.rank(name) - len(call.get("normalized_shape"))))
     if axis is not None and axis.dim >= call.rank(name) - len(call.get("normalized_shape")):
         call.mixes("normalizes over the rows")
     return call.several(call.layout(name))
@@ -193,10 +194,14 @@ RULES: dict[str, Rule] = {
         " upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d"
         " upsample_nearest3d upsample_trilinear3d _upsample_bicubic2d_aa _upsample_bilinear2d_aa"
         " _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d pixel_shuffle"
-        " pixel_unshuffle channel_shuffle native_channel_shuffle",
+        " pixel_unshuffle",
         spatial,
     ),
-    **named("grid_sampler grid_sampler_2d grid_sampler_3d affine_grid_generator im2col col2im", in_front),
+    **named(
+        "grid_sampler grid_sampler_2d grid_sampler_3d affine_grid_generator im2col col2im channel_shuffle"
+        " native_channel_shuffle",
+        in_front,
+    ),
     "stft": spectrogram,
     **named("lstm gru rnn_tanh rnn_relu", recurrent),
     **named("lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell", cell),

@@ -177,6 +177,12 @@ def attention(call: Call) -> Layout:
     """Attention of queries `[..., L, E]` to keys and values `[..., S, E]`."""
     rank = call.first_result.dim()
     axes: list[RowAxis | None] = []
+    if call.get("enable_gqa"):
+        heads = [(a, call.rank(n)) for n in ("query", "key", "value") if (a := call.axis(n)) is not None]
+        if any(a.dim >= own - 3 for a, own in heads):
+            call.unknown("shares keys between rows")
+        for name in ("query", "key", "value"):
+            _no_even_inside(call, name, last=3)
     for name in ("query", "key", "value"):
         axis, own = call.axis(name), call.rank(name)
         if axis is not None and (axis.dim == own - 1 or (axis.dim == own - 2 and name != "query")):

@@ -15,6 +15,7 @@ from ..errors import LoweringError
 from ..ir.tensor_type import parse_slot, tensor_type
 from ..spec.input_spec import DimExpr
 from .call import MixesRows, NoRule
+from .layout import EVEN
 from .trials import NoTrial, RowTrials
 from .walk import row_axis_of, walk
 
@@ -132,7 +133,8 @@ class ExaminedEntry:
             lines = str(e).splitlines() or [type(e).__name__]
             return f"the sizes of its values cannot be computed: {lines[0]}"
         for type_, output in zip(self.outputs, program.outputs):
-            if any(found[output.value.name] != row_axis_of(type_, letter) for found in layouts):
+            axis, name = row_axis_of(type_, letter), output.value.name
+            if any(found[name] is not EVEN and found[name] != axis for found in layouts):
                 return f"the rows of an output {type_} are not in its dim {letter}"
         return ""
 

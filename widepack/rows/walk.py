@@ -23,7 +23,7 @@ from ..ir.tensor_type import TensorType, tensor_type
 from ..spec.input_spec import DimExpr
 from . import dims, indices, networks, pointwise, products, shapes
 from .call import Batch, Call, NoRule, Rule, expression
-from .layout import UNKNOWN, Layout, RowAxis, RowNumbers
+from .layout import EVEN, UNKNOWN, Layout, RowAxis, RowNumbers
 
 RULES: dict[str, Rule] = {
     **pointwise.RULES,
@@ -42,6 +42,19 @@ _SIZED = frozenset(
     """.split()  # noqa: SIM905  a list has one line for each
 )
 """Ops that take sizes. Their rules say what the number of rows may be; all others refuse it."""
+
+
+_NUMBERED = frozenset(
+    """
+    _to_copy _unsafe_view alias alias_copy arange broadcast_tensors clone contiguous detach expand expand_as
+    expand_copy flatten index lift lift_fresh lift_fresh_copy movedim mT numpy_T operator.getitem permute
+    permute_copy ravel repeat reshape reshape_as slice slice_copy squeeze squeeze_copy swapaxes swapdims t
+    t_copy tile transpose transpose_copy unflatten unsqueeze unsqueeze_copy view view_as view_copy
+    """.split()  # noqa: SIM905  a list has one line for each
+)
+"""Ops that may read the number of each row. Their rules keep it as it is, or look up the row."""
+_WHOLE = frozenset({torch.int32, torch.int64})
+"""The dtypes that have the number of every row."""
 
 
 def row_axis(type_: TensorType, letter: str) -> RowAxis | None:
@@ -145,6 +158,8 @@ def _layout(node: Node, layouts: Mapping[str, Layout], batch: Batch) -> Layout:
         if call.reads_rows() or call.counts_rows():
             call.unknown()
         return call.several(None)
+    if base not in _NUMBERED and any(isinstance(layout, RowNumbers) for _, layout in call.tensors()):
+        call.unknown("computes with the number of the row")
     if base not in _SIZED and call.counts_rows():
         call.unknown("computes with the number of rows")
     found = rule(call)
@@ -184,3 +199,7 @@ def _check(call: Call, found: Layout) -> None:
                 call.unknown("has another size that depends on the number of rows")
         elif layout is None and dims_of_batch:
             call.unknown("has a size that depends on the number of rows")
+        elif layout is EVEN and not dims_of_batch:
+            call.unknown("reduces a dim whose size is the number of rows")
+        if isinstance(layout, RowNumbers) and call.dtype(number) not in _WHOLE:
+            call.unknown("changes the type of the number of the row")

@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+"""Compares random calls of `ens.route` with each row's member alone in float64, over the twelve networks of
+the tests.
+
+    python scripts/stress/route_calls.py [--calls 10000] [--seed 0] [-o bench/results/route-calls.json]
+
+Each call has 1 to 32 rows of random members: any, few, one, or in order. Some calls come after a swap. An
+answer is right if its error is at most 4 times the largest error of the members alone in their own dtype,
+and 32 units in the last place of the largest number. After each twentieth call a row is replaced by NaN: no
+bit of another row may change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import widepack
+from widepack_bench.report.environment import environment
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "helpers")]
+
+from support import double, leaves, run  # noqa: E402
+
+import cases  # noqa: E402
+
+LARGEST = 32
+SWAP_EVERY = 50
+NAN_EVERY = 20
+
+
+@dataclass
+class Found:
+    """What the calls of one network gave. worst: the largest error over its bound."""
+
+    network: str
+    calls: int = 0
+    rows: int = 0
+    swaps: int = 0
+    nan_calls: int = 0
+    worst: float = 0.0
+    wrong: list[str] = field(default_factory=list)
+
+
+def rows_of(value: Any, rows: list[int], batch: int) -> Any:
+    """Returns some rows of arguments; what has no row for each answer stays."""
+    if isinstance(value, Tensor):
+        return value[rows] if value.dim() and value.shape[0] == batch else value
+    if isinstance(value, dict):
+        return {k: rows_of(v, rows, batch) for k, v in value.items()}
+    return type(value)(rows_of(v, rows, batch) for v in value) if isinstance(value, (tuple, list)) else value
+
+
+def chosen(draw: random.Random, members: int, rows: int) -> list[int]:
+    """Returns a member for each row."""
+    kind = draw.choice(("any", "few", "one", "ordered"))
+    if kind == "one":
+        return [draw.randrange(members)] * rows
+    among = draw.sample(range(members), min(2, members)) if kind == "few" else range(members)
+    found = [draw.choice(list(among)) for _ in range(rows)]
+    return sorted(found) if kind == "ordered" else found
+
+
+class Network:
+    """One network with its members, in their own dtype and in float64."""
+
+    def __init__(self, name: str, folder: Path, draw: random.Random) -> None:
+        self.case, self.draw, self.folder = cases.load(name), draw, folder
+        self.members: list[nn.Module] = [self.case.member(i) for i in range(self.case.N)]
+        self.exact = [copy.deepcopy(m).double() for m in self.members]
+        paths = cases.write_checkpoints(name, folder)
+        options: dict[str, Any] = {"pt2": False, "race": False, "force": True}
+        widepack.build(paths, folder / "e.wide", model=self.case.model, inputs=self.case.INPUTS, **options)
+        self.ens = widepack.load(folder / "e.wide")
+        self.found = Found(name)
+
+    def call(self, number: int) -> None:
+        """Runs and checks one call."""
+        if number % SWAP_EVERY == SWAP_EVERY - 1:
+            self._swap()
+        batch = self.draw.randint(1, LARGEST)
+        args, kwargs = self.case.sample(batch, self.draw.randrange(10**6))
+        ids = chosen(self.draw, len(self.members), batch)
+        answer = self._leaves(self.ens.route(*args, member=ids, **kwargs))
+        self._check(answer, args, kwargs, ids)
+        self.found.calls += 1
+        self.found.rows += batch
+        if number % NAN_EVERY == 0 and batch > 1:
+            self._check_nan(answer, args, kwargs, ids)
+
+    def _swap(self) -> None:
+        """Replaces a member by another one with changed weights."""
+        place = self.draw.randrange(len(self.members))
+        new = copy.deepcopy(self.members[place])
+        torch.manual_seed(self.draw.randrange(10**6))
+        with torch.no_grad():
+            for p in new.parameters():
+                if p.requires_grad and not self._is_shared(p, place):
+                    p.add_(0.01 * torch.randn_like(p))
+        torch.save(new.state_dict(), self.folder / "new.pt")
+        self.ens.swap(place, self.folder / "new.pt")
+        self.members[place], self.exact[place] = new, copy.deepcopy(new).double()
+        self.found.swaps += 1
+
+    def _is_shared(self, parameter: Tensor, place: int) -> bool:
+        """Returns whether another member has the same values."""
+        name = next(n for n, p in self.members[place].named_parameters() if p.shape == parameter.shape
+                    and torch.equal(p, parameter))  # fmt: skip
+        others = [m for i, m in enumerate(self.members) if i != place]
+        return any(
+            p.shape == parameter.shape and torch.equal(p, parameter)
+            for m in others
+            for n, p in m.named_parameters()
+            if n == name
+        )
+
+    def _check(self, answer: Sequence[Any], args: Any, kwargs: Any, ids: list[int]) -> None:
+        """Compares every row with its member alone."""
+        own, exact = [], []
+        for row, i in enumerate(ids):
+            one = rows_of(args, [row], len(ids)), rows_of(kwargs, [row], len(ids))
+            own.append(leaves(run(self.members[i], *one)))
+            exact.append(leaves(run(self.exact[i], double(one[0]), double(one[1]))))
+        for k, leaf in enumerate(answer):
+            truths = [e[k][0] for e in exact]
+            if not truths[0].is_floating_point():
+                continue  # near ties may have another index
+            errors = [float((o[k][0].double() - t).abs().max()) for o, t in zip(own, truths)]
+            scale = max(float(t.abs().max()) for t in truths)
+            bound = 4 * max(errors) + 32 * torch.finfo(torch.float32).eps * scale
+            for row, truth in enumerate(truths):
+                error = float((leaf[row].double() - truth).abs().max())
+                self.found.worst = max(self.found.worst, error / bound)
+                if not error <= bound:
+                    self.found.wrong.append(f"leaf {k}, row {row} of {ids}: {error:.3g} over {bound:.3g}")
+
+    def _check_nan(self, answer: Sequence[Any], args: Any, kwargs: Any, ids: list[int]) -> None:
+        """Replaces a row by NaN, and compares the bits of all others."""
+        row = self.draw.randrange(len(ids))
+        changed = [a.clone() for a in args]
+        floats = [a for a in changed if a.is_floating_point() and a.dim() and a.shape[0] == len(ids)]
+        if not floats:
+            return
+        for a in floats:
+            a[row] = torch.nan
+        found = self._leaves(self.ens.route(*changed, member=ids, **kwargs))
+        self.found.nan_calls += 1
+        for k, (a, b) in enumerate(zip(answer, found)):
+            if any(not torch.equal(a[r], b[r]) for r in range(len(ids)) if r != row):
+                self.found.wrong.append(f"leaf {k}: NaN in row {row} of {ids} changes another row")
+
+    @staticmethod
+    def _leaves(value: Any) -> list[Any]:
+        """Returns the leaves; a leaf of ragged answers is a list of one tensor for each row."""
+        return [value] if isinstance(value, list) else list(leaves(value))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--calls", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("-o", "--out", type=Path, default=ROOT / "bench/results/route-calls.json")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    draw, found, began = random.Random(options.seed), [], time.perf_counter()
+    for number, name in enumerate(cases.NAMES):
+        calls = options.calls * (number + 1) // len(cases.NAMES) - options.calls * number // len(cases.NAMES)
+        with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+            network = Network(name, Path(folder), draw)
+            for k in range(calls):
+                network.call(k)
+        found.append(network.found)
+        print(f"{name}: {calls} calls, worst {network.found.worst:.2f} of the bound, "
+              f"{len(network.found.wrong)} wrong", flush=True)  # fmt: skip
+    document = {
+        "what": "random calls of ens.route, each row against its member alone in float64",
+        "environment": environment("cpu", 1),
+        "seed": options.seed,
+        "seconds": round(time.perf_counter() - began, 1),
+        "networks": [{**asdict(f), "wrong": f.wrong[:20]} for f in found],
+    }
+    options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return 1 if any(f.wrong for f in found) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
