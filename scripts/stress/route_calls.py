@@ -4,7 +4,7 @@ the tests.
 
     python scripts/stress/route_calls.py [--calls 10000] [--seed 0] [-o bench/results/route-calls.json]
 
-Each call has 1 to 32 rows of random members: any, few, one, or in order. Some calls come after a swap. An
+Each call has 1 to 16 rows of random members: any, few, one, or in order. Some calls come after a swap. An
 answer is right if its error is at most 4 times the largest error of the members alone in their own dtype,
 and 32 units in the last place of the largest number. After each twentieth call a row is replaced by NaN: no
 bit of another row may change.
@@ -37,7 +37,7 @@ from support import double, leaves, run  # noqa: E402
 
 import cases  # noqa: E402
 
-LARGEST = 32
+LARGEST = 16
 SWAP_EVERY = 50
 NAN_EVERY = 20
 

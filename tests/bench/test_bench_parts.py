@@ -6,6 +6,7 @@ These are percentiles, baselines, work and ceilings, profiles, pages, documents,
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import math
 import time
@@ -239,6 +240,23 @@ def test_compilation_has_a_limit() -> None:
         while time.monotonic() < end:
             pass
     assert signal.getsignal(signal.SIGALRM) == before and signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_the_limit_waits_for_functions_of_the_garbage_collector() -> None:
+    def slow(phase: str, info: dict[str, int]) -> None:
+        end = time.monotonic() + 0.1
+        while time.monotonic() < end:
+            pass
+
+    gc.callbacks.append(slow)
+    try:
+        with pytest.raises(TooLong), at_most(0.05):
+            gc.collect()
+            end = time.monotonic() + 5
+            while time.monotonic() < end:
+                pass
+    finally:
+        gc.callbacks.remove(slow)
 
 
 # ---------------------------------------------------------------- work and ceilings

@@ -97,12 +97,12 @@ def per_row_program(
         device: Where it runs.
     """
     try:
-        return _Writer(program, own, layouts, device).written()
+        return _PerRowGraph(program, own, layouts, device).written()
     except _NoForm:
         return None
 
 
-class _Writer:
+class _PerRowGraph:
     """Writes the graph of one program."""
 
     def __init__(
