@@ -205,8 +205,8 @@ class _Swap:
         with artifact.gate.shut():
             _synchronize(artifact)
             self.stages.done("wait")
-            changes.apply()
             artifact.changes[self.place] += 1
+            changes.apply()
             self._before = artifact.swapped.get(self.number), artifact.replaced.get(self.number)
             artifact.swapped[self.number] = answers
             artifact.replaced[self.number] = replacement
@@ -242,9 +242,9 @@ class _Swap:
             finally:
                 with self.artifact.gate.shut():
                     _synchronize(self.artifact)
+                    self.artifact.changes[self.place] += 1
                     changes.undo()
                     since.apply()
-                    self.artifact.changes[self.place] += 1
                     _put_back(self.artifact.swapped, self.number, self._before[0])
                     _put_back(self.artifact.replaced, self.number, self._before[1])
                     _synchronize(self.artifact)
