@@ -7,7 +7,7 @@ are read by the op's schema. Only code that runs now uses these functions. Code 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from functools import cache, wraps
+from functools import cache
 from typing import Any
 
 import torch
@@ -86,11 +86,4 @@ def direct(name: str, keywords: Collection[str]) -> Callable[..., Any]:
 @cache
 def _checked(name: str) -> Callable[..., Any]:
     """Returns the function of an op behind the check of its operands."""
-    function, check = DIRECT[name], CHECKS[name]
-
-    @wraps(ops.function(name))
-    def run(*args: Any, **kwargs: Any) -> Any:
-        check(*args, **kwargs)
-        return function(*args, **kwargs)
-
-    return run
+    return ops.behind_check(name, DIRECT[name])

@@ -186,7 +186,12 @@ def checked(name: str) -> Op:
 @cache
 def _with_check(name: str) -> Op:
     """Returns the op, or what replaces it, behind its check."""
-    op, check = REPLACEMENTS.get(name) or resolve(name), CHECKS[name]
+    return behind_check(name, REPLACEMENTS.get(name) or resolve(name))
+
+
+def behind_check(name: str, op: Op) -> Op:
+    """Returns a function that checks operands as those of the op of this name, and then calls `op`."""
+    check = CHECKS[name]
 
     def run(*args: Any, **kwargs: Any) -> Any:
         check(*args, **kwargs)
