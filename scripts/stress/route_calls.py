@@ -74,6 +74,10 @@ def chosen(draw: random.Random, members: int, rows: int) -> list[int]:
     return sorted(found) if kind == "ordered" else found
 
 
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.equal(a, b)
+
+
 class Network:
     """One network with its members, in their own dtype and in float64."""
 
@@ -81,6 +85,8 @@ class Network:
         self.case, self.draw, self.folder = cases.load(name), draw, folder
         self.members: list[nn.Module] = [self.case.member(i) for i in range(self.case.N)]
         self.exact = [copy.deepcopy(m).double() for m in self.members]
+        states = [m.state_dict() for m in self.members]
+        self.own = {n for n, w in states[0].items() if not all(_equal(w, s[n]) for s in states)}
         paths = cases.write_checkpoints(name, folder)
         options: dict[str, Any] = {"pt2": False, "race": False, "force": True}
         widepack.build(paths, folder / "e.wide", model=self.case.model, inputs=self.case.INPUTS, **options)
@@ -107,25 +113,13 @@ class Network:
         new = copy.deepcopy(self.members[place])
         torch.manual_seed(self.draw.randrange(10**6))
         with torch.no_grad():
-            for p in new.parameters():
-                if p.requires_grad and not self._is_shared(p, place):
-                    p.add_(0.01 * torch.randn_like(p))
+            for name, weight in new.named_parameters():
+                if name in self.own:
+                    weight.add_(0.01 * torch.randn_like(weight))
         torch.save(new.state_dict(), self.folder / "new.pt")
         self.ens.swap(place, self.folder / "new.pt")
         self.members[place], self.exact[place] = new, copy.deepcopy(new).double()
         self.found.swaps += 1
-
-    def _is_shared(self, parameter: Tensor, place: int) -> bool:
-        """Returns whether another member has the same values."""
-        name = next(n for n, p in self.members[place].named_parameters() if p.shape == parameter.shape
-                    and torch.equal(p, parameter))  # fmt: skip
-        others = [m for i, m in enumerate(self.members) if i != place]
-        return any(
-            p.shape == parameter.shape and torch.equal(p, parameter)
-            for m in others
-            for n, p in m.named_parameters()
-            if n == name
-        )
 
     def _check(self, answer: Sequence[Any], args: Any, kwargs: Any, ids: list[int]) -> None:
         """Compares every row with its member alone."""
@@ -183,8 +177,8 @@ def main() -> int:
             for k in range(calls):
                 network.call(k)
         found.append(network.found)
-        print(f"{name}: {calls} calls, worst {network.found.worst:.2f} of the bound, "
-              f"{len(network.found.wrong)} wrong", flush=True)  # fmt: skip
+        wrong = f"{len(network.found.wrong)} wrong"
+        print(f"{name}: {calls} calls, worst {network.found.worst:.2f} of the bound, {wrong}", flush=True)
     document = {
         "what": "random calls of ens.route, each row against its member alone in float64",
         "environment": environment("cpu", 1),
