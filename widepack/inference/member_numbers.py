@@ -13,7 +13,7 @@ from ..spec.names import number_of
 from .arrays import is_array
 
 _SHOWN = 3
-_WHOLE = {int}
+_INTEGERS = {int}
 
 
 def member_numbers(member: Any, names: Sequence[str], rows: int) -> list[int]:
@@ -32,11 +32,11 @@ def member_numbers(member: Any, names: Sequence[str], rows: int) -> list[int]:
         InputError: They are no members, or not one for each row.
         UsageError: A name is unknown.
     """
-    if type(member) is list and len(member) == rows and set(map(type, member)) == _WHOLE:
-        if min(member) >= 0 and max(member) < len(names):
-            return member
-    else:
-        member = _python_values(member, rows)
+    usual = type(member) is list and len(member) == rows and set(map(type, member)) == _INTEGERS
+    if usual and min(member) >= 0 and max(member) < len(names):
+        found: list[int] = member
+        return found
+    member = _python_values(member, rows)
     if isinstance(member, (list, tuple, range)):
         if len(member) != rows:
             raise InputError(

@@ -246,4 +246,4 @@ class WideModel(MemberAccess, Reductions, Routes):
 
 
 RESERVED = frozenset({n for n in dir(WideModel) if not n.startswith("__")})
-"""Names that an entry cannot have: those of the model's attributes, and `route`, which is reserved."""
+"""Names that an entry cannot have: those of the model's attributes."""

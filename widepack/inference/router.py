@@ -1,8 +1,14 @@
 """Runs each row of a batch by the member that it is for.
 
-Rows are grouped by member. Each group runs its member's program over views of the weights, without padding
-and without copies of weights. The part of the program that reads only weights which all members share runs
-once on all rows (`rows/trunk.py`).
+The part of the member program that reads only weights which all members share runs once on all rows
+(`rows/trunk.py`). The rest has two forms:
+
+| form | what runs |
+|---|---|
+| by rows | one function for all rows; each row reads the weights of its own member (`rows/per_row.py`) |
+| by groups | the rows of one member after the other, over views of its weights (`row_groups.py`) |
+
+A group that is smaller than the guards allow runs some of its rows twice.
 """
 
 from __future__ import annotations

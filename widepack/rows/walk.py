@@ -2,8 +2,8 @@
 
 Each value gets a layout (`layout.py`): where the rows are in it. A rule for each op says where they are in
 the result, or that the op mixes them. So a program that passes has independent rows for all values of inputs
-and weights. Shapes come from a run on fake tensors with sizes as expressions, and one
-with numbers: a size or a number depends on the batch if its expression has the dim of the batch.
+and weights. Shapes come from a run on fake tensors with sizes as expressions, and one with numbers. A size or
+a number depends on the batch if its expression has the dim of the batch.
 
 A rule that cannot tell raises `NoRule`: such a program is not shown to be independent, and may still be.
 """
@@ -42,8 +42,6 @@ _SIZED = frozenset(
     """.split()  # noqa: SIM905  a list has one line for each
 )
 """Ops that take sizes. Their rules say what the number of rows may be; all others refuse it."""
-
-
 _NUMBERED = frozenset(
     """
     _to_copy _unsafe_view alias alias_copy arange broadcast_tensors clone contiguous detach expand expand_as

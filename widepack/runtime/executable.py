@@ -129,10 +129,10 @@ class Executable:
                 return self.stream(result, take, *inputs)
         forward = self._streamed.get(result)
         if forward is None:
-            ways: Any = {"in_place": True, "direct": True, "streamed": result}
-            forward = self._streamed[result] = graph_module(
-                self.program, self.device, self.workers, **ways
-            ).forward
+            graph = graph_module(
+                self.program, self.device, self.workers, in_place=True, direct=True, streamed=result
+            )
+            forward = self._streamed[result] = graph.forward
         with inference_guard(True):
             forward(take, *self.weights, *inputs)
 
