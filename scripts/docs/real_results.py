@@ -24,6 +24,7 @@ TUNED_COLUMNS = (
 )
 DEFAULT_COLUMNS = ("network", "N", "batch", "threads", "default", "over the loop", "verdict")
 README_BATCH = 4
+README_MEMBERS = 8
 
 
 def _is_tuned(row: Mapping[str, Any]) -> bool:
@@ -49,12 +50,16 @@ def default() -> str:
 
 
 def readme() -> str:
-    """Returns the table of the README: one batch of every network."""
+    """Returns the table of the README: one batch and one number of members of every network."""
     lines = [
         "| network | members | batch | eager loop | as built | tuned | fastest alternative | speedup tuned |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    chosen = [row for row in _rows().values() if row["batch"] == README_BATCH]
+    chosen = [
+        row
+        for row in _rows().values()
+        if row["batch"] == README_BATCH and row["members"] == README_MEMBERS and "result" in row
+    ]
     for row in chosen:
         result = row["result"]
         ours, fastest = result["others"][TUNED], result["baselines"][result["fastest"]]
@@ -70,12 +75,12 @@ def readme() -> str:
         ]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     env = chosen[0]["environment"]
+    dates = ", ".join(sorted({row["environment"]["date"] for row in chosen}))
     return "\n".join(
         [
             *lines,
             "",
-            f"{env['date']}, {env['device']}, one thread, torch {env['versions']['torch']}. Weights are "
-            "random.",
+            f"{dates}, {env['device']}, one thread, torch {env['versions']['torch']}. Weights are random. "
             "Times are of one call of all members; the last column has a 95% interval.",
         ]
     )

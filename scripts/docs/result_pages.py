@@ -229,7 +229,7 @@ def fuzz() -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {
-    "real-six-rows": real_results.readme,
+    "real-rows": real_results.readme,
     "real-default": real_results.default,
     "real-tuned": real_results.tuned,
     "reduce": reduce_results.table,

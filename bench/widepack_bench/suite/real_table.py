@@ -130,7 +130,10 @@ def notes(rows: Rows) -> Iterator[str]:
     where = [row["environment"] for row in rows.values() if "result" in row]
     if not measured:
         return
-    versions = ", ".join(f"{k} {v}" for k, v in where[0]["versions"].items())
+    versions = ", ".join(
+        f"{k} {' and '.join(sorted({env['versions'][k] for env in where if k in env['versions']}))}"
+        for k in dict.fromkeys(k for env in where for k in env["versions"])
+    )
     dates = ", ".join(sorted({env["date"] for env in where}))
     yield f"{dates}, {where[0]['device']}, {versions}."
     totals = summary(rows)
