@@ -167,3 +167,16 @@ def test_the_table_states_the_sizes() -> None:
     text = list(notes(rows))
     assert text[0] == "2026-11-23, cpu (one), torch 2.13."
     assert "1 rows (1 holds), geometric mean 2.50" in text[2]
+
+
+def test_the_notes_name_every_date_and_version() -> None:
+    rows = {"a, N=2": row(0.9, 0.8), "b, N=2": row(0.9, 0.8)}
+    newer = {
+        "versions": {"torch": "2.14", "onnxruntime": "1.32"},
+        "date": "2026-11-24",
+        "device": "cpu (one)",
+    }
+    rows["b, N=2"]["environment"] = newer
+    text = list(notes(rows))
+    assert text[0] == "2026-11-23 and 2026-11-24, cpu (one), torch 2.13 and 2.14, onnxruntime 1.32."
+    assert text[1].endswith("below 0.95: a, N=2; b, N=2.")

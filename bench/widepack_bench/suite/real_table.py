@@ -130,25 +130,26 @@ def notes(rows: Rows) -> Iterator[str]:
     where = [row["environment"] for row in rows.values() if "result" in row]
     if not measured:
         return
-    versions = ", ".join(
-        f"{k} {' and '.join(sorted({env['versions'][k] for env in where if k in env['versions']}))}"
-        for k in dict.fromkeys(k for env in where for k in env["versions"])
-    )
-    dates = ", ".join(sorted({env["date"] for env in where}))
+    found: dict[str, set[str]] = {}
+    for env in where:
+        for package, version in env["versions"].items():
+            found.setdefault(package, set()).add(version)
+    versions = ", ".join(f"{package} {' and '.join(sorted(of))}" for package, of in found.items())
+    dates = " and ".join(sorted({env["date"] for env in where}))
     yield f"{dates}, {where[0]['device']}, {versions}."
     totals = summary(rows)
     loop, tuned = totals["default_over_loop"], totals["tuned"]
     yield (
         f"Default plans over the eager loop: {loop['rows']} rows, geometric mean "
         f"{loop['geometric_mean']:.2f}, least {loop['least']:.2f}; below {BELOW_LOOP}: "
-        f"{', '.join(loop['below']) or 'none'}."
+        f"{'; '.join(loop['below']) or 'none'}."
     )
     if tuned["rows"]:
         verdicts = ", ".join(f"{count} {verdict}" for verdict, count in tuned["verdicts"].items())
         yield (
             f"Tuned plans over the fastest baseline: {tuned['rows']} rows ({verdicts}), geometric mean "
             f"{tuned['geometric_mean']:.2f}, least {tuned['least']:.2f}; below {BELOW_FASTEST}: "
-            f"{', '.join(tuned['below']) or 'none'}."
+            f"{'; '.join(tuned['below']) or 'none'}."
         )
     if totals["not_measured"]:
-        yield f"Not measured, or refused as noisy: {', '.join(totals['not_measured'])}."
+        yield f"Not measured, or refused as noisy: {'; '.join(totals['not_measured'])}."
