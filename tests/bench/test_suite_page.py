@@ -35,7 +35,7 @@ def test_pages_count_the_networks_at_real_sizes() -> None:
     rows = json.loads((ROOT / "bench" / "results" / "real-cpu.json").read_text(encoding="utf-8"))["rows"]
     not_measured = set(summary(rows)["not_measured"])  # also the rows that were too noisy
     measured = {row["network"] for key, row in rows.items() if key not in not_measured}
-    words = {10: "Ten", 12: "twelve"}
+    words = {10: "Ten", 11: "Eleven", 12: "twelve"}
     sentence = f"{words[len(measured)]} of the {words[len(NETWORKS)]} networks of `widepack bench-suite real`"
     for page in ("README.md", "docs/results/networks.md"):
         assert sentence in (ROOT / page).read_text(encoding="utf-8"), page
