@@ -7,7 +7,7 @@ transformers), `{"const": value}` (None, bool, int, float, str). Leaves are numb
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .errors import DRIVES, ArtifactError
@@ -81,6 +81,25 @@ def build(tree: Tree, leaves: list[Any], output: Callable[[str, list[tuple[str, 
     if form == "dict":
         return {k: build(t, leaves, output) for k, t in value}
     return output(value[0], [(k, build(t, leaves, output)) for k, t in value[1]])
+
+
+def taken(tree: Tree, value: Any) -> dict[int, Any]:
+    """Returns the leaves of a value that `build` made, by number."""
+    ((form, inner),) = tree.items()
+    if form == "leaf":
+        return {inner: value}
+    if form == "const":
+        return {}
+    found: dict[int, Any] = {}
+    if form in ("tuple", "list"):
+        for part, one in zip(inner, value):
+            found.update(taken(part, one))
+        return found
+    rows = inner if form == "dict" else inner[1]
+    by_key = isinstance(value, Mapping)
+    for place, (key, part) in enumerate(rows):
+        found.update(taken(part, value[key] if by_key else value[place]))
+    return found
 
 
 def paths(tree: Tree, prefix: str = "") -> dict[int, str]:

@@ -234,7 +234,7 @@ def test_swap_of_packed_weights_and_of_lists(name: str, artifacts: Artifacts, tm
         for k, v in ens.state_dict(1).items()
     }
     torch.save(new, tmp_path / "new.pt")
-    values = ens.entry("forward").flat(args, kwargs, "shared")[0]
+    values = ens.entry("forward").tensor_calls.tensors(args, kwargs, "shared")[0]
     bound = running(ens, "shared", values)
     want = expected(ens, 1, new, "shared", values)
     ens.swap(1, tmp_path / "new.pt")

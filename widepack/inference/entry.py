@@ -29,6 +29,7 @@ from .programs import EntryPrograms
 from .reduced_answer import Reduction
 from .reductions import Reductions, names_apart
 from .routes import Routes
+from .tensor_calls import TensorCalls
 
 SEEN = 256
 """How many shapes of calls an entry remembers as checked."""
@@ -175,30 +176,10 @@ class WideEntry(Reductions, Routes):
         with self._gate.passed():
             return self._binder.fresh(initial, sizes)
 
-    def flat(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], pattern: str, state: Any = None
-    ) -> tuple[list[torch.Tensor], list[bool]]:
-        """Returns the inputs of a call as its program takes them.
-
-        Args:
-            args: The call's arguments by position.
-            kwargs: The call's arguments by name.
-            pattern: `each` gives every input one value for each member. Others follow the marks of
-                `widepack.each`.
-            state: The states, for an entry that has them.
-
-        Returns:
-            The tensors, and for each whether it has one value for each member.
-
-        Raises:
-            InputError: The arguments do not match the entry.
-        """
-        values, marks = self._binder.bind(tuple(args), dict(kwargs))
-        per_member = [True] * len(marks) if pattern == "each" else list(marks)
-        values = list(values)
-        if state is not None:
-            self._binder.carry(values, per_member, state)
-        return values, per_member
+    @property
+    def tensor_calls(self) -> TensorCalls:
+        """Calls by a flat list of tensors, for servers and tools."""
+        return TensorCalls(self.entry, self._binder, self.programs)
 
     @property
     def state_dims(self) -> set[str]:

@@ -200,7 +200,7 @@ def profile(
     run = entry_of(ens, entry)
     args, kwargs, sizes = make(run.entry, batch, members=len(run) if pattern == "each" else 0, device=device)
     state = run.state(**{d: n for d, n in sizes.items() if d in run.state_dims}) if run.entry.state else None
-    values, marks = run.flat(args, kwargs, pattern, state)
+    values, marks = run.tensor_calls.tensors(args, kwargs, pattern, state)
     program = run.programs.for_sizes(pattern, sizes)
     with torch.inference_mode():
         call = program.run

@@ -1,0 +1,18 @@
+"""Joins waiting requests into batches over all members of an artifact, and runs them.
+
+There is one queue for each server, over all artifacts, members and entries. When nothing runs, a batch takes what
+waits, up to the limit of rows: there is no timer. Members take turns, and a member gets at most half of a batch while
+others wait. A call that fails in a batch fails alone.
+
+| in | out | start reading |
+|---|---|---|
+| a checked `Call` | its outputs, or an error | `batcher.py` |
+
+| file | what it does |
+|---|---|
+| `batcher.py` | Runs batches: on the thread of the event loop where they are short, else on a thread |
+| `execution.py` | Runs one batch on its model, and gives each call its part |
+| `fair_queue.py` | Holds waiting calls by member, and takes batches in turns |
+| `job.py` | Defines a waiting call, and a part of its rows |
+| `timing.py` | Remembers how long batches take, to predict the next one |
+"""

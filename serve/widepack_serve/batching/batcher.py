@@ -1,0 +1,394 @@
+"""Runs batches: on the thread of the event loop where they are short, else on a thread.
+
+A short batch on the thread of the loop saves two changes of the thread. Meanwhile other requests arrive in the
+kernel's buffers, and share the next batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from widepack.errors import InputError, UsageError
+from widepack.inference.model import WideModel
+
+from ..catalog.call import Call
+from ..errors import Busy, DeadlinePassed, Failed, RequestError
+from .execution import run_batch
+from .fair_queue import FairQueue
+from .job import Job, Outputs, Part
+from .timing import Timings
+
+log = logging.getLogger("widepack.serve")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOptions:
+    """How batches are made.
+
+    Attributes:
+        max_batch: The most rows of a batch.
+        max_queue: The most rows that wait.
+        max_queue_bytes: The most bytes of tensors that wait.
+        max_delay: Seconds for which a batch that is not full waits for more calls.
+        inline: Seconds of a batch up to which it runs on the thread of the event loop; 0 for never.
+        threads: Threads inside an op; None leaves torch's number.
+    """
+
+    max_batch: int = 64
+    max_queue: int = 1024
+    max_queue_bytes: int = 1 << 28
+    max_delay: float = 0.0
+    inline: float = 0.5e-3
+    threads: int | None = None
+
+
+class Observer(Protocol):
+    """Is told what a batcher does. Methods are called on any thread."""
+
+    def ran(self, parts: list[Part], seconds: float) -> None:
+        """A batch ran, in `seconds`."""
+
+    def rejected(self, reason: str) -> None:
+        """A call was refused or dropped: `queue_full`, `draining`, `deadline`, `disconnected`."""
+
+
+class Batcher:
+    """Joins calls into batches, and runs them one after the other.
+
+    Args:
+        options: How batches are made.
+        observer: Is told of batches; None for nobody.
+    """
+
+    def __init__(self, options: BatchOptions = BatchOptions(), observer: Observer | None = None) -> None:  # noqa: B008
+        self._options, self._observer = options, observer
+        self._queue = FairQueue(options.max_batch)
+        self._timings = Timings()
+        self._lock = threading.Condition()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread = 0
+        self._flush_planned = False
+        self._busy = False
+        self._handed: list[Part] = []
+        self._running: list[Part] = []
+        self._accepting = True
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+        self._results: list[tuple[asyncio.Future[Outputs], Outputs | None, Exception | None]] = []
+        self.moved = time.monotonic()
+        """When a batch last started or ended, or nothing waited, by `time.monotonic`."""
+
+    # ---------------------------------------------------------------- calls
+
+    async def outputs(
+        self, call: Call, timeout: float | None = None, started: Callable[[Job], None] | None = None
+    ) -> Outputs:
+        """Runs a call in a batch with others.
+
+        Args:
+            call: A checked call.
+            timeout: Seconds for which it may wait for its start.
+            started: Is called with the waiting job, which the caller may cancel.
+
+        Returns:
+            The outputs, in the order of `call.wanted`.
+
+        Raises:
+            Busy: The queue is full, or the batcher drains.
+            DeadlinePassed: It waited longer than the timeout.
+            RequestError: The model refuses the call.
+        """
+        loop = self._loop
+        if loop is None:
+            loop = self._attach()
+        future: asyncio.Future[Outputs] = loop.create_future()
+
+        def done(_: Job, outputs: Outputs | None, error: Exception | None) -> None:
+            if threading.get_ident() == self._loop_thread:
+                _set(future, outputs, error)
+            else:
+                self._results.append((future, outputs, error))
+
+        job = Job(call, None if timeout is None else time.monotonic() + timeout, done)
+        with self._lock:
+            self._put(job)
+            if not self._busy and not self._flush_planned:
+                self._flush_planned = True
+                loop.call_soon(self._flush)
+        if started is not None:
+            started(job)
+        try:
+            return await future
+        finally:
+            job.cancelled = True
+
+    def _attach(self) -> asyncio.AbstractEventLoop:
+        """Uses the running event loop, and its thread, from now on."""
+        self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
+        if self._options.threads is not None:
+            torch.set_num_threads(self._options.threads)  # a number of the calling thread
+        return self._loop
+
+    def _put(self, job: Job) -> None:
+        """Adds a job to the queue. Raises: Busy."""
+        if not self._accepting:
+            self._reject("draining")
+            raise Busy("the server is shutting down; send the request to another one")
+        rows, options = self._queue.rows, self._options
+        if not rows:
+            self.moved = time.monotonic()  # a request larger than the limit of the queue runs if nothing else waits
+        elif rows + job.left > options.max_queue:
+            self._reject("queue_full")
+            raise Busy(f"{rows} rows wait, and the limit of the queue is {options.max_queue}; try again")
+        elif self._queue.bytes + job.bytes > options.max_queue_bytes:
+            self._reject("queue_full")
+            raise Busy(f"requests of {self._queue.bytes} bytes wait, which is near the limit; try again")
+        self._queue.put(job)
+
+    def _reject(self, reason: str) -> None:
+        if self._observer is not None:
+            self._observer.rejected(reason)
+
+    def _dropped(self, job: Job) -> bool:
+        """Ends a job that must not run any more. Returns: whether it did."""
+        if job.finished:
+            return True
+        if job.cancelled:
+            self._reject("disconnected")
+            job.fail(DeadlinePassed("the client closed the connection"))
+            return True
+        if job.deadline is not None and job.deadline < time.monotonic():
+            self._reject("deadline")
+            job.fail(DeadlinePassed("the request waited longer than its timeout, and did not run"))
+            return True
+        return False
+
+    def expire(self) -> None:
+        """Ends the waiting calls whose deadline has passed, also while a batch runs."""
+        with self._lock:
+            for job in self._queue:
+                if job.taken == 0:
+                    self._dropped(job)
+            results = self._taken_results() if not self._busy else []
+        _set_all(results)
+
+    # ---------------------------------------------------------------- on the thread of the loop
+
+    def _flush(self) -> None:
+        """Runs the next batch here if it is short, else gives it to the thread."""
+        delay = self._options.max_delay
+        with self._lock:
+            self._flush_planned = False
+            if self._busy:
+                return  # the thread goes on by itself
+            if delay and self._loop is not None and (wait := self._missing(delay)) > 0:
+                self._flush_planned = True
+                self._loop.call_later(wait, self._flush)
+                return
+            parts = self._queue.take(self._dropped)
+            if not parts:
+                return
+            self._busy = True
+            if not self._short(parts):
+                self._handed = parts
+                self._start_thread()
+                self._lock.notify()
+                return
+        try:
+            self._run(parts)
+        finally:
+            self._end()
+
+    def _missing(self, delay: float) -> float:
+        """Returns for how many seconds a batch that is not full still waits for more calls."""
+        if not self._queue.rows or self._queue.rows >= self._options.max_batch:
+            return 0.0
+        return min(job.queued for job in self._queue) + delay - time.monotonic()
+
+    def _short(self, parts: list[Part]) -> bool:
+        """Returns whether a batch is short enough for the thread of the loop."""
+        group = parts[0].job.call.group
+        if group is None or not self._options.inline:
+            return False
+        predicted = self._timings.predicted(group, sum(p.rows for p in parts))
+        return predicted is not None and predicted <= self._options.inline
+
+    def _end(self) -> None:
+        """Ends a batch on the thread of the loop, and plans the next one after other events."""
+        with self._lock:
+            self._busy = False
+            if self._queue.rows and not self._flush_planned and self._loop is not None:
+                self._flush_planned = True
+                self._loop.call_soon(self._flush)
+            self._lock.notify_all()
+
+    # ---------------------------------------------------------------- on the thread
+
+    def _start_thread(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="widepack-batches", daemon=True)
+            self._thread.start()
+
+    def _work(self) -> None:
+        """Runs the batches that the loop gives away, and those that wait after them."""
+        if self._options.threads is not None:
+            torch.set_num_threads(self._options.threads)
+        while True:
+            with self._lock:
+                while not self._handed and not self._stopped:
+                    self._lock.wait()
+                if self._stopped and not self._handed:
+                    return
+                parts, self._handed = self._handed, []
+            while parts:
+                self._run(parts)
+                with self._lock:
+                    parts = [] if self._options.max_delay else self._queue.take(self._dropped)
+                    short = bool(parts) and self._short(parts)
+                    results = self._taken_results()
+                    if not parts:
+                        self._busy = False
+                        self._lock.notify_all()
+                self._deliver(results, parts if short else None)
+                if short:
+                    break
+
+    def _taken_results(self) -> list[tuple[asyncio.Future[Outputs], Outputs | None, Exception | None]]:
+        found, self._results = self._results, []
+        return found
+
+    def _deliver(
+        self,
+        results: list[tuple[asyncio.Future[Outputs], Outputs | None, Exception | None]],
+        parts: list[Part] | None,
+    ) -> None:
+        """Gives outputs to the loop, and a short batch that it runs itself."""
+        if self._loop is None:
+            return
+        try:
+            self._loop.call_soon_threadsafe(self._received, results, parts)
+        except RuntimeError:  # the loop is closed: nobody waits
+            with self._lock:
+                self._busy = False
+                self._lock.notify_all()
+
+    def _received(
+        self,
+        results: list[tuple[asyncio.Future[Outputs], Outputs | None, Exception | None]],
+        parts: list[Part] | None,
+    ) -> None:
+        """Sets outputs on the thread of the loop, and runs a short batch."""
+        _set_all(results)
+        if parts is None:
+            with self._lock:
+                if not self._busy and self._queue.rows and not self._flush_planned and self._loop is not None:
+                    self._flush_planned = True
+                    self._loop.call_soon(self._flush)
+            return
+        try:
+            self._run(parts)
+        finally:
+            self._end()
+
+    # ---------------------------------------------------------------- both
+
+    def _run(self, parts: list[Part]) -> None:
+        """Runs a batch. Calls that the model refuses fail alone."""
+        start = self.moved = time.monotonic()
+        for part in parts:
+            part.job.started = part.job.started or start
+        self._running = parts
+        self._run_or_halve(parts)
+        self._running = []
+        self.moved = time.monotonic()
+        group = parts[0].job.call.group
+        if group is not None:
+            self._timings.add(group, sum(p.rows for p in parts), self.moved - start)
+        if self._observer is not None:
+            self._observer.ran(parts, self.moved - start)
+
+    def _run_or_halve(self, parts: list[Part]) -> None:
+        try:
+            run_batch(parts)
+        except Exception as e:  # noqa: BLE001  any error must reach the client that waits
+            parts = [p for p in parts if not p.job.finished]
+            if len(parts) == 1:
+                parts[0].job.fail(_translated(e))
+            elif parts:
+                self._run_or_halve(parts[: len(parts) // 2])
+                self._run_or_halve(parts[len(parts) // 2 :])
+
+    # ---------------------------------------------------------------- life
+
+    @property
+    def waiting(self) -> int:
+        """How many rows wait."""
+        return self._queue.rows
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits or runs."""
+        return not self._busy and not self._queue.rows
+
+    @property
+    def still_for(self) -> float:
+        """Seconds since a batch last started or ended, while something waits or runs; else 0."""
+        return 0.0 if self.idle else time.monotonic() - self.moved
+
+    def uses(self, models: Collection[WideModel]) -> bool:
+        """Returns whether a call of one of some models waits or runs."""
+        with self._lock:
+            jobs = [*self._queue, *(p.job for p in (*self._running, *self._handed))]
+            return any(j.call.model.artifact.model in models for j in jobs)
+
+    def drain(self) -> None:
+        """Refuses new calls. Those that wait still run."""
+        with self._lock:
+            self._accepting = False
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Refuses new calls, and ends the thread after its batch.
+
+        timeout: seconds to wait for it.
+        """
+        with self._lock:
+            self._accepting = False
+            self._stopped = True
+            self._lock.notify_all()
+            thread = self._thread
+        if thread is not None:
+            thread.join(timeout)
+
+
+def _set(future: asyncio.Future[Outputs], outputs: Outputs | None, error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    elif outputs is not None:
+        future.set_result(outputs)
+
+
+def _set_all(results: list[tuple[asyncio.Future[Outputs], Outputs | None, Exception | None]]) -> None:
+    for future, outputs, error in results:
+        _set(future, outputs, error)
+
+
+def _translated(error: Exception) -> Exception:
+    """Returns an error of a model as one for the client."""
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, (InputError, UsageError)):
+        return RequestError(str(error))
+    log.error("a batch failed", exc_info=error)
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return Failed("there is not enough memory for this request")
+    return Failed(f"the model failed: {type(error).__name__}")

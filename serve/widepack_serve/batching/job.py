@@ -1,0 +1,125 @@
+"""Defines a waiting call, and a part of its rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable
+from typing import NamedTuple
+
+import torch
+
+from ..catalog.call import Call
+
+Outputs = list[torch.Tensor]
+"""The outputs of a call, in the order of `Call.wanted`."""
+
+
+class Job:
+    """A waiting call.
+
+    A call with many rows runs in several batches; its outputs are joined at the end.
+
+    Args:
+        call: The call.
+        deadline: The time of `time.monotonic` after which it must not start; None for none.
+        done: Is called once, on any thread, with (job, outputs, error): one of the last two is None.
+
+    Attributes:
+        call: The call.
+        deadline: As given.
+        lane: Calls of equal lanes wait in one line: those of one member.
+        bytes: The bytes of its tensors.
+        taken: How many rows a batch has taken.
+        queued: The time of `time.monotonic` at which the job was made.
+        started: The time at which its first rows started; 0 before.
+        cancelled: Whether nobody waits for the outputs any more.
+    """
+
+    __slots__ = (
+        "_done",
+        "_finished",
+        "_parts",
+        "bytes",
+        "call",
+        "cancelled",
+        "deadline",
+        "lane",
+        "queued",
+        "started",
+        "taken",
+    )
+
+    def __init__(
+        self,
+        call: Call,
+        deadline: float | None,
+        done: Callable[[Job, Outputs | None, Exception | None], None],
+    ) -> None:
+        numbers = call.numbers
+        member = numbers[0] if numbers is not None and len(numbers) else -1
+        self.call = call
+        self.deadline = deadline
+        self.lane: Hashable = (call.model.artifact.name, member)
+        self.bytes = sum(t.nbytes for t in call.tensors)
+        self.taken = 0
+        self.queued = time.monotonic()
+        self.started = 0.0
+        self.cancelled = False
+        self._done = done
+        self._finished = False
+        self._parts: list[tuple[int, Outputs]] = []
+
+    @property
+    def left(self) -> int:
+        """How many rows no batch has taken. A call that runs alone counts as one row until it is taken."""
+        return max(self.call.rows, 1) - self.taken
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has outputs or an error."""
+        return self._finished
+
+    def finish(self, outputs: Outputs) -> None:
+        """Ends the job with its outputs."""
+        if not self._finished:
+            self._finished = True
+            self._done(self, outputs, None)
+
+    def fail(self, error: Exception) -> None:
+        """Ends the job with an error. Other parts of it are dropped."""
+        if not self._finished:
+            self._finished = True
+            self._parts.clear()
+            self._done(self, None, error)
+
+    def add_part(self, start: int, outputs: Outputs, dims: list[int]) -> None:
+        """Keeps the outputs of some rows, and ends the job if no rows are missing.
+
+        start: the first of the rows. dims: in which dim of each output the rows are.
+        """
+        if self._finished:
+            return
+        self._parts.append((start, outputs))
+        have = sum(part[0].shape[dims[0]] for _, part in self._parts) if dims else self.call.rows
+        if have < self.call.rows:
+            return
+        ordered = [part for _, part in sorted(self._parts, key=lambda p: p[0])]
+        self.finish([torch.cat(list(leaves), dim) for dim, leaves in zip(dims, zip(*ordered))])
+
+
+class Part(NamedTuple):
+    """Rows `start` to `stop` of a job, in one batch."""
+
+    job: Job
+    start: int
+    stop: int
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has."""
+        return self.stop - self.start
+
+    @property
+    def whole(self) -> bool:
+        """Whether it has all rows of its job."""
+        return self.rows >= max(self.job.call.rows, 1)

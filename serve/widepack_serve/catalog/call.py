@@ -1,0 +1,199 @@
+"""Checks a request against its model before it waits in the queue, so that it fails alone."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import torch
+
+from widepack.errors import WidepackError
+from widepack.inference.member_numbers import member_numbers
+
+from ..errors import RequestError
+from ..protocol.request import InferRequest, Value
+from .layout import EntryLayout
+from .outputs import Defaults, Wanted, answers, wanted_output
+from .served import EACH, ONE, ServedModel
+
+MEMBER = "member"
+"""The input that chooses the member of each row."""
+SEEN = 1024
+"""How many shapes of calls are remembered as checked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A checked call of a model.
+
+    Attributes:
+        model: The model.
+        tensors: One for each input of the entry, on the device of the model.
+        numbers: The member of each row; None if all members answer.
+        rows: How many rows it has. 1 if it cannot share a batch.
+        wanted: The outputs.
+        group: Calls of equal groups can share a batch; None if this one runs alone.
+    """
+
+    model: ServedModel
+    tensors: Sequence[torch.Tensor]
+    numbers: Sequence[int] | None
+    rows: int
+    wanted: Wanted
+    group: int | None
+
+
+class CallChecker:
+    """Makes calls of requests.
+
+    Args:
+        defaults: What the server was started with.
+    """
+
+    def __init__(self, defaults: Defaults) -> None:
+        self._defaults = defaults
+        self._seen: dict[Hashable, tuple[int, Hashable]] = {}
+        self._groups: dict[Hashable, int] = {}
+        self._numbers_of_groups = count()
+
+    def call(self, model: ServedModel, request: InferRequest) -> Call:
+        """Checks a request.
+
+        Args:
+            model: The model that it names.
+            request: The request.
+
+        Raises:
+            RequestError: The request does not match the model.
+        """
+        tensors, member = self._inputs(model, request)
+        wanted = self._wanted(model, request, routed=member is not None)
+        try:
+            rows, sizes = self._sizes(model, tensors)
+            numbers = self._numbers(model, member, request, rows)
+        except RequestError:
+            raise
+        except WidepackError as e:
+            raise RequestError(str(e)) from None
+        group = None if sizes is None else self._group((_form(model, numbers), sizes, wanted))
+        return Call(model, tensors, numbers, rows, wanted, group)
+
+    def _group(self, key: Hashable) -> int:
+        """Returns the number of a group. Numbers are never used again, so groups that are forgotten stay apart."""
+        found = self._groups.get(key)
+        if found is None:
+            if len(self._groups) >= SEEN:
+                self._groups.clear()
+            found = self._groups[key] = next(self._numbers_of_groups)
+        return found
+
+    def _inputs(self, model: ServedModel, request: InferRequest) -> tuple[list[torch.Tensor], Value | None]:
+        """Returns the tensors of the entry, and the input `member`. Raises: RequestError."""
+        given: dict[str, Value] = dict(request.inputs)
+        known = {i.name for i in model.layout.inputs}
+        member = given.pop(MEMBER, None) if model.routes else None
+        if unknown := [n for n in given if n not in known]:
+            raise RequestError(
+                f"model {model.name} has no input {', '.join(unknown)[:80]}; its inputs are "
+                f"{', '.join(i.name for i in model.layout.inputs)}{_why_no_member(model, unknown)}"
+            )
+        device = model.artifact.model.device
+        tensors = []
+        for described in model.layout.inputs:
+            if described.name not in given:
+                raise RequestError(
+                    f"input {described.name} is missing; model {model.name} takes {', '.join(sorted(known))}"
+                )
+            value = given[described.name]
+            if not isinstance(value, torch.Tensor):
+                raise RequestError(f"input {described.name} is BYTES; the model takes {described.datatype.name}")
+            if value.dtype != described.datatype.dtype:
+                raise RequestError(
+                    f"input {described.name} is {_wire(value)}; the model takes {described.datatype.name}"
+                )
+            tensors.append(value if value.device == device else value.to(device))
+        return tensors, member
+
+    def _wanted(self, model: ServedModel, request: InferRequest, *, routed: bool) -> Wanted:
+        """Returns the outputs of a request. Raises: RequestError."""
+        alone = model.kind in (EACH, ONE) or routed
+        if not request.outputs:
+            return answers(model.layout) if alone else model.artifact.defaults[model.layout.entry.name]
+        return tuple(
+            wanted_output(model.layout, o.name, o.options, self._defaults, figures=not alone)
+            for o in request.outputs
+        )
+
+    def _sizes(self, model: ServedModel, tensors: Sequence[torch.Tensor]) -> tuple[int, Hashable]:
+        """Checks tensors against the entry.
+
+        Returns:
+            The number of rows, and the sizes that calls in one batch have in common; (1, None) if the call
+            runs alone.
+
+        Raises:
+            WidepackError: They do not match.
+        """
+        layout = model.layout
+        key = (layout, model.kind == EACH, model.kind == ONE, *(t.shape for t in tensors))
+        if (found := self._seen.get(key)) is not None:
+            return found
+        per_member = layout.per_member(model.kind == EACH)
+        if model.kind == ONE:
+            per_member = [False] * len(per_member)
+        sizes = dict(layout.entry.tensor_calls.sizes(tensors, per_member))
+        found = (1, None)
+        if layout.batch:
+            rows = sizes.pop(layout.batch)
+            shared_by_rows = any(i.rows is None for i in layout.inputs)
+            found = (rows, None if shared_by_rows or not rows else tuple(sizes.items()))
+        if len(self._seen) >= SEEN:
+            self._seen.clear()
+        self._seen[key] = found
+        return found
+
+    def _numbers(
+        self, model: ServedModel, member: Value | None, request: InferRequest, rows: int
+    ) -> Sequence[int] | None:
+        """Returns the member of each row; None if all members answer. Raises: WidepackError."""
+        if model.kind == ONE:
+            return [model.member] * rows
+        if member is None:
+            return None
+        shape = request.shapes[MEMBER]
+        if shape != [rows]:
+            raise RequestError(f"input member has the shape {shape}; it has one number or name for each row, [{rows}]")
+        return member_numbers(member, model.artifact.members, rows)
+
+
+def _form(model: ServedModel, numbers: Sequence[int] | None) -> tuple[EntryLayout, bool, bool]:
+    """Returns what runs: the entry, whether rows are routed, whether each member has its own rows."""
+    return model.layout, numbers is not None, model.kind == EACH
+
+
+def _why_no_member(model: ServedModel, unknown: Sequence[str]) -> str:
+    if MEMBER not in unknown:
+        return ""
+    if model.layout.reason:
+        return f". It takes no input member: {model.layout.reason[:200]}"
+    return ". The input member is of the model of all members"
+
+
+def _wire(value: torch.Tensor) -> str:
+    from ..protocol.tensors import wire_name
+
+    return wire_name(value.dtype)
+
+
+def described_inputs(model: ServedModel) -> list[Mapping[str, Any]]:
+    """Returns the inputs of a model for its metadata."""
+    front = [len(model.artifact.members)]
+    rows: list[Mapping[str, Any]] = []
+    for one in model.layout.inputs:
+        stacked = model.kind == EACH or (one.state and model.kind != ONE)
+        rows.append(
+            {"name": one.name, "datatype": one.datatype.name, "shape": [*(front if stacked else []), *one.sizes]}
+        )
+    return rows

@@ -1,0 +1,37 @@
+"""Describes models to clients: the metadata of the protocol."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from widepack.version import __version__
+
+from .call import described_inputs
+from .outputs import answers, described_output
+from .served import ALL, EACH, ServedModel
+
+PLATFORM = "widepack_wide"
+EXTENSIONS = ("binary_tensor_data", "model_repository", "statistics", "schedule_policy")
+
+
+def server_metadata() -> dict[str, Any]:
+    """Returns the document of `GET /v2`."""
+    return {"name": "widepack", "version": __version__, "extensions": list(EXTENSIONS)}
+
+
+def model_metadata(model: ServedModel) -> dict[str, Any]:
+    """Returns the document of `GET /v2/models/NAME`: the inputs, and the outputs without a request of others."""
+    layout = model.layout
+    wanted = model.artifact.defaults[layout.entry.name] if model.kind == ALL else answers(layout)
+    front = len(model.artifact.members) if model.kind in (ALL, EACH) else None
+    outputs = []
+    for one in wanted:
+        datatype, sizes = described_output(layout, one, front)
+        outputs.append({"name": one.name, "datatype": datatype, "shape": sizes})
+    return {
+        "name": model.name,
+        "versions": [model.artifact.version],
+        "platform": PLATFORM,
+        "inputs": described_inputs(model),
+        "outputs": outputs,
+    }

@@ -1,0 +1,70 @@
+"""Loads artifacts, and runs a first call of each model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import torch
+
+import widepack
+from widepack.errors import WidepackError
+from widepack.inference.model import WideModel
+
+from ..catalog.catalog import served_artifact
+from ..catalog.layout import EntryLayout, zeros
+from ..catalog.outputs import Defaults
+from ..catalog.served import ServedArtifact
+from ..settings import Settings
+
+log = logging.getLogger("widepack.serve")
+
+
+def loaded(settings: Settings, path: str) -> WideModel:
+    """Loads an artifact with the options of a server. Raises: WidepackError."""
+    return widepack.load(
+        path,
+        device=settings.device,
+        backend=settings.backend,
+        dtype=settings.dtype,
+        threads=settings.threads,
+    )
+
+
+def ready_artifact(name: str, model: WideModel, settings: Settings) -> ServedArtifact:
+    """Describes a loaded model for the wire, and runs calls of all batch classes, so that no request waits for it.
+
+    Raises: WidepackError.
+    """
+    artifact = served_artifact(name, model, Defaults(settings.outputs, settings.of, settings.dim))
+    for entry, reason in artifact.left_out.items():
+        log.warning("entry %s of %s is not served: %s", entry, name, reason)
+    for layout in artifact.layouts.values():
+        if not layout.batch:
+            log.info("%s: requests of %s do not share batches: %s", name, layout.entry.name, layout.reason)
+        _warm(artifact, layout, settings.max_batch)
+    return artifact
+
+
+def _warm(artifact: ServedArtifact, layout: EntryLayout, max_batch: int) -> None:
+    """Runs calls of zeros: with one row, and with a full batch. A model may refuse them, which is no error."""
+    for rows in _sizes(layout, max_batch):
+        given = [x.to(artifact.model.device) for x in zeros(layout, rows, None)]
+        args, kwargs, state = layout.entry.tensor_calls.arguments(given)
+        try:
+            if not state:
+                layout.entry(*args, **kwargs)
+            if layout.batch:
+                members = len(artifact.members)
+                layout.entry.route(*args, member=[i % members for i in range(rows)], **kwargs)
+        except (WidepackError, torch.OutOfMemoryError) as e:
+            log.info("%s: a first call with %d rows was refused: %s", artifact.name, rows, e)
+
+
+def _sizes(layout: EntryLayout, max_batch: int) -> Iterator[int]:
+    spec = layout.entry.entry
+    least = max(spec.dims[layout.batch].min, 1) if layout.batch else 1
+    yield least
+    most = max_batch if layout.most_rows is None else min(max_batch, layout.most_rows)
+    if layout.batch and most > least:
+        yield most

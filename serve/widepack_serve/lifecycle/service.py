@@ -1,0 +1,232 @@
+"""Answers requests, for REST and gRPC: finds the model, checks the request, waits for its batch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from widepack.errors import UsageError, WidepackError
+from widepack.inference.model import WideModel
+
+from ..batching.batcher import Batcher, BatchOptions
+from ..batching.job import Job, Outputs
+from ..catalog.call import CallChecker
+from ..catalog.catalog import Catalog
+from ..catalog.outputs import Defaults
+from ..catalog.served import ONE, ServedArtifact, ServedModel
+from ..errors import Busy, Conflict, Forbidden, RequestError
+from ..metrics import Metrics
+from ..protocol.request import InferRequest
+from ..settings import Settings, token_of
+from .loading import loaded, ready_artifact
+from .reload import digest_of
+from .swaps import checkpoint_in
+
+log = logging.getLogger("widepack.serve")
+TICK = 0.1
+"""Seconds between two looks at deadlines."""
+
+
+class Service:
+    """All that a server does, without a wire.
+
+    Args:
+        settings: What the server is started with.
+        models: Loaded models by name, in the place of those that `settings.artifacts` names.
+
+    Attributes:
+        settings: As given.
+        catalog: The models on the wire.
+        metrics: What happened.
+        draining: Whether it takes no new requests.
+        token: The token that every request needs; None for none.
+        admin_token: The token for swaps; None: they are forbidden.
+
+    Raises:
+        WidepackError: An artifact cannot be loaded or served.
+    """
+
+    def __init__(self, settings: Settings, models: dict[str, WideModel] | None = None) -> None:
+        self.settings = settings
+        self.token = token_of(settings.token_file, "token-file")
+        self.admin_token = token_of(settings.admin_token_file, "admin-token-file")
+        self.metrics = Metrics(settings.metrics_by_member)
+        given = models or {}
+        artifacts = [ready_artifact(n, m, settings) for n, m in given.items()]
+        artifacts += [
+            ready_artifact(n, loaded(settings, p), settings)
+            for n, p in settings.artifacts.items()
+            if n not in given
+        ]
+        if not artifacts:
+            raise UsageError("there is nothing to serve: name an artifact")
+        self.catalog = Catalog(artifacts, members=settings.members)
+        for artifact in artifacts:
+            self.metrics.describe(artifact)
+        options = BatchOptions(
+            settings.max_batch,
+            settings.max_queue,
+            max_delay=settings.max_delay,
+            inline=settings.inline,
+            threads=settings.threads,
+        )
+        self.batcher = Batcher(options, self.metrics)
+        self._checker = CallChecker(Defaults(settings.outputs, settings.of, settings.dim))
+        self.draining = False
+        self._changing = asyncio.Lock()
+        self._ticking: asyncio.Task[None] | None = None
+        self._retired: list[ServedArtifact] = []
+
+    # ---------------------------------------------------------------- requests
+
+    async def infer(
+        self,
+        model: ServedModel,
+        request: InferRequest,
+        waiting: Callable[[Job], None] | None = None,
+    ) -> tuple[list[str], Outputs]:
+        """Runs a request.
+
+        Args:
+            model: The model that it names.
+            request: The request.
+            waiting: Is called with the waiting job.
+
+        Returns:
+            The names of the outputs, and the outputs.
+
+        Raises:
+            RequestError: It is refused.
+        """
+        start = time.monotonic()
+        code = 500
+        try:
+            call = self._checker.call(model, request)
+            timeout = self.settings.timeout if request.timeout is None else min(request.timeout, self.settings.timeout)
+            outputs = await self.batcher.outputs(call, timeout, waiting)
+            code = 200
+            return [w.name for w in call.wanted], outputs
+        except RequestError as e:
+            code = e.status
+            raise
+        finally:
+            self.metrics.answered(model, code, time.monotonic() - start)
+
+    # ---------------------------------------------------------------- health
+
+    @property
+    def live(self) -> bool:
+        """Whether the inference thread moves."""
+        return self.batcher.still_for < self.settings.hang
+
+    @property
+    def ready(self) -> bool:
+        """Whether the server takes requests. All artifacts are loaded since its start."""
+        return not self.draining and self.live
+
+    def metrics_text(self) -> bytes:
+        """Returns the metrics in Prometheus' text format."""
+        self.metrics.queue_rows.set(self.batcher.waiting)
+        self.metrics.ready.set(self.ready)
+        return self.metrics.text()
+
+    # ---------------------------------------------------------------- changes
+
+    async def swap(self, model: ServedModel, checkpoint: str) -> str:
+        """Replaces a member by a checkpoint, while calls go on.
+
+        Args:
+            model: The model of the member.
+            checkpoint: The path of the checkpoint, relative to the folder of the settings.
+
+        Returns:
+            A sentence about the swap.
+
+        Raises:
+            RequestError: The path or the checkpoint is refused.
+        """
+        if model.kind != ONE:
+            raise RequestError(f"model {model.name} is not one member; a swap replaces one member")
+        folder = self.settings.swap_from
+        if folder is None:
+            raise Forbidden("swaps are not allowed: start the server with --swap-from and --admin-token-file")
+        path = checkpoint_in(Path(folder), checkpoint)
+        async with self._changing:
+            try:
+                report = await asyncio.to_thread(model.artifact.model.swap, model.member, path)
+            except WidepackError as e:
+                self.metrics.swapped(None)
+                raise Conflict(str(e)) from None
+        self.metrics.swapped(report.pause)
+        log.info("member %s of %s was replaced", report.member, model.artifact.name)
+        return f"{model.name} is now {checkpoint}"
+
+    async def reload(self) -> None:
+        """Loads the artifacts again whose paths have another artifact now. A bad one changes nothing."""
+        async with self._changing:
+            for name, path in self.settings.artifacts.items():
+                current = self.catalog.artifacts[name]
+                try:
+                    digest = await asyncio.to_thread(digest_of, path)
+                    if digest == current.model.manifest.digest:
+                        continue
+                    artifact = await asyncio.to_thread(self._loaded, name, path)
+                except (WidepackError, OSError) as e:
+                    self.metrics.reloaded("failed")
+                    log.error("%s was not loaded again: %s", name, e)
+                    continue
+                self.catalog = self.catalog.replaced(artifact)
+                self._retired.append(current)
+                self.metrics.reloaded("done")
+                self.metrics.describe(artifact)
+                log.info("%s is now version %s", name, artifact.version)
+
+    def _loaded(self, name: str, path: str) -> ServedArtifact:
+        return ready_artifact(name, loaded(self.settings, path), self.settings)
+
+    # ---------------------------------------------------------------- life
+
+    def start(self) -> None:
+        """Starts to look at deadlines, and for new artifacts. It is called on the event loop."""
+        if self._ticking is None:
+            self._ticking = asyncio.get_running_loop().create_task(self._tick())
+
+    async def _tick(self) -> None:
+        look = time.monotonic() + self.settings.reload
+        while True:
+            await asyncio.sleep(TICK)
+            self.batcher.expire()
+            if self._retired and not self.batcher.uses([a.model for a in self._retired]):
+                for artifact in self._retired:
+                    artifact.model.close()
+                self._retired.clear()
+            if self.settings.reload and time.monotonic() >= look:
+                await self.reload()
+                look = time.monotonic() + self.settings.reload
+
+    def drain(self) -> None:
+        """Says that it is not ready. Requests are still answered."""
+        self.draining = True
+
+    async def stop(self) -> None:
+        """Answers what waits, and ends."""
+        self.draining = True
+        self.batcher.drain()
+        limit = time.monotonic() + self.settings.timeout
+        while not self.batcher.idle and time.monotonic() < limit:
+            await asyncio.sleep(0.01)
+        if self._ticking is not None:
+            self._ticking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._ticking
+            self._ticking = None
+        self.batcher.close()
+
+    def refuse_if_stopped(self) -> None:
+        """Raises: Busy after `stop`."""
+        if self.draining and self._ticking is None:
+            raise Busy("the server is shutting down; send the request to another one")

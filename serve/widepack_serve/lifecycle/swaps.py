@@ -1,0 +1,28 @@
+"""Finds the checkpoint of a swap: only in one folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..errors import RequestError
+
+
+def checkpoint_in(folder: Path, name: str) -> Path:
+    """Returns a checkpoint of a folder.
+
+    Args:
+        folder: The only folder from which checkpoints are read.
+        name: The path of the file, relative to the folder.
+
+    Raises:
+        RequestError: The path leaves the folder, also by way of a link, or there is no such file.
+    """
+    if not name or "\0" in name or Path(name).is_absolute():
+        raise RequestError(f"checkpoint is {name[:80]!r}; it is a path relative to the folder of --swap-from")
+    root = folder.resolve()
+    path = (root / name).resolve()
+    if not path.is_relative_to(root):
+        raise RequestError(f"checkpoint {name[:80]!r} is outside of the folder of --swap-from")
+    if not path.is_file():
+        raise RequestError(f"there is no checkpoint {name[:80]!r} in the folder of --swap-from")
+    return path

@@ -1,0 +1,15 @@
+"""The Open Inference Protocol, version 2: bytes become tensors, and tensors become bytes.
+
+| in | out | start reading |
+|---|---|---|
+| the body of a request | `InferRequest` with tensors | `request.py` |
+| tensors | the body of an answer | `response.py` |
+
+| file | what it does |
+|---|---|
+| `body.py` | Unpacks the body of a request: gzip and deflate within a limit |
+| `datatypes.py` | The datatypes of the protocol, and torch's dtypes |
+| `request.py` | Reads a request for an inference: JSON, and binary tensors after it |
+| `response.py` | Writes the answer to an inference |
+| `tensors.py` | Converts tensors from and to the forms of the protocol |
+"""

@@ -1,0 +1,166 @@
+"""Makes the ASGI app: its paths, its start and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import orjson
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.types import Receive, Scope, Send
+
+from ..catalog.metadata import server_metadata
+from ..errors import Failed, Forbidden, NotFound, RequestError
+from ..lifecycle.service import Service
+from .access import check_token
+from .models import Models, WrongMethod, path_parts
+from .receive import Disconnected, read_body
+from .send import TEXT, Headers, send_body, send_document, send_error
+
+log = logging.getLogger("widepack.serve")
+_CLOSE: Headers = ((b"connection", b"close"),)
+_SMALL = 1 << 16
+"""The most bytes of a body that is not an inference's."""
+
+
+class Rest:
+    """The interface of one service, as an ASGI app without a life of its own."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._models = Models(service)
+        self._fixed: dict[tuple[str, ...], tuple[str, Callable[[Send], Awaitable[None]]]] = {
+            ("v2",): ("GET", self._metadata),
+            ("v2", "health", "live"): ("GET", self._live),
+            ("v2", "health", "ready"): ("GET", self._ready),
+            ("v2", "models", "stats"): ("GET", self._statistics),
+            ("v2", "repository", "index"): ("POST", self._index),
+            ("metrics",): ("GET", self._metrics),
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request. Every error is a JSON object with one sentence."""
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1000})
+            return
+        if self._service.draining:
+            send = _closing(send)
+        try:
+            parts = path_parts(scope)
+            if parts[:2] != ["v2", "health"]:
+                check_token(scope, self._service.token)
+            if parts[:2] == ["v2", "models"] and len(parts) > 2 and parts[2] != "stats":
+                await self._models(parts[2:], scope, receive, send)
+            elif parts[:3] == ["v2", "repository", "models"] and len(parts) == 5:
+                await self._change(parts[3], parts[4], scope, receive, send)
+            else:
+                await self._answer_fixed(parts, scope, send)
+        except Disconnected:
+            return
+        except RequestError as e:
+            await send_error(send, e)
+        except Exception:
+            log.exception("a request failed")
+            await send_error(send, Failed("the server failed; its log has the reason"))
+
+    async def _answer_fixed(self, parts: list[str], scope: Scope, send: Send) -> None:
+        found = self._fixed.get(tuple(parts))
+        if found is None:
+            raise NotFound(f"there is no path /{'/'.join(parts)[:120]}; GET /v2 describes the server")
+        method, answer = found
+        if scope["method"] != method and not (method == "GET" and scope["method"] == "HEAD"):
+            raise WrongMethod(f"{scope['method']} is not the method of this path; it takes {method}")
+        await answer(send)
+
+    # ---------------------------------------------------------------- answers
+
+    async def _metadata(self, send: Send) -> None:
+        await send_document(send, server_metadata())
+
+    async def _live(self, send: Send) -> None:
+        live = self._service.live
+        await send_document(send, {"live": live}, 200 if live else 503)
+
+    async def _ready(self, send: Send) -> None:
+        ready = self._service.ready
+        await send_document(send, {"ready": ready}, 200 if ready else 503)
+
+    async def _metrics(self, send: Send) -> None:
+        await send_body(send, self._service.metrics_text(), TEXT)
+
+    async def _index(self, send: Send) -> None:
+        state = "READY" if self._service.ready else "UNAVAILABLE"
+        rows = [
+            {"name": m.name, "version": m.artifact.version, "state": state, "reason": ""}
+            for m in self._service.catalog
+        ]
+        await send_document(send, rows)
+
+    async def _statistics(self, send: Send) -> None:
+        from .models import statistics
+
+        used = self._service.metrics.statistics
+        rows = [statistics(m, self._service) for m in self._service.catalog if m.name in used]
+        await send_document(send, {"model_stats": rows})
+
+    async def _change(self, name: str, action: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers `POST /v2/repository/models/NAME/load`: a swap of one member."""
+        if scope["method"] != "POST":
+            raise WrongMethod(f"{scope['method']} is not the method of this path; it takes POST")
+        if action == "unload":
+            raise Forbidden("models are not unloaded: end the server instead")
+        if action != "load":
+            raise NotFound(f"there is no action {action[:40]!r}; known: load")
+        if self._service.admin_token is None:
+            raise Forbidden("swaps are not allowed: start the server with --swap-from and --admin-token-file")
+        check_token(scope, self._service.admin_token)
+        model = self._service.catalog.find(name)
+        body = await read_body(scope, receive, _SMALL, self._service.settings.body_timeout)
+        await send_document(send, {"message": await self._service.swap(model, _checkpoint(body))})
+
+
+def _checkpoint(body: bytes | bytearray) -> str:
+    """Returns the parameter `checkpoint` of the body of a swap. Raises: RequestError."""
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        document = None
+    parameters = document.get("parameters") if isinstance(document, dict) else None
+    found = parameters.get("checkpoint") if isinstance(parameters, dict) else None
+    if not isinstance(found, str):
+        raise RequestError('the body is a JSON object {"parameters": {"checkpoint": "FILE"}}')
+    return found
+
+
+def _closing(send: Send) -> Send:
+    """Returns a `send` that asks the client to close the connection, so that it goes to another server."""
+
+    async def sent(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], *_CLOSE]}
+        await send(message)
+
+    return sent
+
+
+def asgi_app(service: Service) -> Starlette:
+    """Returns an ASGI app.
+
+    Args:
+        service: What answers its requests. It starts and stops with the app.
+    """
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        service.start()
+        try:
+            yield
+        finally:
+            await service.stop()
+
+    app = Starlette(routes=[Mount("/", app=Rest(service))], lifespan=lifespan)
+    app.state.service = service
+    return app

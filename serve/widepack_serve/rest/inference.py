@@ -1,0 +1,100 @@
+"""Answers requests for inferences: the body becomes a request, its outputs become a body."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import Receive, Scope, Send
+
+from ..batching.job import Job, Outputs
+from ..catalog.served import ServedModel
+from ..lifecycle.service import Service
+from ..protocol.body import header_length, packed, unpacked
+from ..protocol.request import InferRequest, read_request
+from ..protocol.response import AnsweredOutput, answer_body
+from .receive import header, read_body
+from .send import BINARY, JSON, Headers, send_body
+
+_PATIENCE = 0.25
+"""Seconds after which the server looks whether the client of a waiting request is still there."""
+_COMPRESSED = 1 << 10
+"""The fewest bytes of an answer that are compressed."""
+
+
+async def answer_inference(
+    service: Service, model: ServedModel, name: str, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Answers a request for an inference.
+
+    Args:
+        service: What runs it.
+        model: The model.
+        name: Its name, as the client wrote it.
+        scope, receive, send: Of the request.
+
+    Raises:
+        RequestError: It is refused, and nothing was sent.
+        Disconnected: The client closed the connection.
+    """
+    settings = service.settings
+    body = await read_body(scope, receive, settings.max_body, settings.body_timeout)
+    if (encoding := header(scope, b"content-encoding")) is not None:
+        body = unpacked(body, encoding, settings.max_body)
+    length = header_length(header(scope, b"inference-header-content-length"), len(body))
+    request = read_request(body, length)
+    watch = _Watch(receive)
+    try:
+        names, outputs = await service.infer(model, request, watch.begin)
+    finally:
+        watch.end()
+    await _send_outputs(model, name, request, names, outputs, scope, send)
+
+
+async def _send_outputs(
+    model: ServedModel,
+    name: str,
+    request: InferRequest,
+    names: list[str],
+    outputs: Outputs,
+    scope: Scope,
+    send: Send,
+) -> None:
+    binary = {o.name: o.binary for o in request.outputs}
+    answered = [AnsweredOutput(n, value, binary.get(n, request.binary)) for n, value in zip(names, outputs)]
+    body, length = answer_body(name, model.artifact.version, request.id, answered)
+    headers: Headers = () if length is None else ((b"inference-header-content-length", b"%d" % length),)
+    accepted = header(scope, b"accept-encoding")
+    if accepted is not None and len(body) >= _COMPRESSED:
+        body, encoding = packed(body, accepted)
+        if encoding:
+            headers = (*headers, (b"content-encoding", encoding.encode()))
+    await send_body(send, body, JSON if length is None else BINARY, 200, headers)
+
+
+class _Watch:
+    """Cancels a waiting job if its client closes the connection.
+
+    A task for it starts only after some time, since most requests are answered before.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._handle: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self, job: Job) -> None:
+        self._handle = asyncio.get_running_loop().call_later(_PATIENCE, self._start, job)
+
+    def _start(self, job: Job) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._look(job))
+
+    async def _look(self, job: Job) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        job.cancelled = True
+
+    def end(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+        if self._task is not None:
+            self._task.cancel()

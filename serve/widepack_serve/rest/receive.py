@@ -1,0 +1,100 @@
+"""Reads bodies within limits of size and time."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TypeVar
+
+from starlette.types import Message, Receive, Scope
+
+from ..errors import RequestError, TooLarge, TooSlow
+
+_MAX_DIGITS = 15
+Body = TypeVar("Body", bytes, bytearray)
+
+
+class Disconnected(Exception):
+    """Raised if the client closed the connection before its body was complete."""
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """Returns a header of a request; None without it. name: in lower case."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return str(value.decode("latin-1"))
+    return None
+
+
+async def read_body(scope: Scope, receive: Receive, most: int, seconds: float) -> bytes | bytearray:
+    """Returns the body of a request.
+
+    Args:
+        scope: Of the request.
+        receive: Of the request.
+        most: The most bytes.
+        seconds: In which the body must arrive.
+
+    Raises:
+        TooLarge: The body has more bytes. The rest is not read.
+        TooSlow: It did not arrive in time.
+        Disconnected: The client closed the connection.
+    """
+    length = header(scope, b"content-length")
+    if length is not None:
+        if not (length.isascii() and length.isdigit()):
+            raise RequestError(f"Content-Length is {length[:20]!r}; it is a number of bytes")
+        if len(length) > _MAX_DIGITS or int(length) > most:
+            raise TooLarge(f"the body has {length[:20]} bytes; the limit is {most}")
+    with _TimeLimit(seconds):
+        message = await receive()
+        _check_connected(message)
+        body: bytes = message.get("body", b"")
+        if not message.get("more_body"):
+            return _within(body, most)
+        return await _rest(receive, bytearray(body), most)
+
+
+def _check_connected(message: Message) -> None:
+    if message["type"] == "http.disconnect":
+        raise Disconnected
+
+
+def _within(body: Body, most: int) -> Body:
+    if len(body) > most:
+        raise TooLarge(f"the body has over {most} bytes, the limit")
+    return body
+
+
+async def _rest(receive: Receive, body: bytearray, most: int) -> bytearray:
+    while True:
+        _within(body, most)
+        message = await receive()
+        _check_connected(message)
+        body += message.get("body", b"")
+        if not message.get("more_body"):
+            return _within(body, most)
+
+
+class _TimeLimit:
+    """Raises TooSlow in a block that takes longer. It costs about a microsecond."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._expired = False
+
+    def __enter__(self) -> None:
+        self._task = asyncio.current_task()
+        self._handle = asyncio.get_running_loop().call_later(self._seconds, self._expire)
+
+    def _expire(self) -> None:
+        self._expired = True
+        if self._task is not None:
+            self._task.cancel()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._handle.cancel()
+        if self._expired and kind is asyncio.CancelledError:
+            if self._task is not None and sys.version_info >= (3, 11):
+                self._task.uncancel()
+            raise TooSlow(f"the body did not arrive within {self._seconds:g} seconds")

@@ -1,0 +1,117 @@
+"""Defines the settings of a server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from widepack.errors import UsageError
+
+MEGABYTE = 1_000_000
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a server is started with.
+
+    Attributes:
+        artifacts: The path of each artifact by its name on the wire.
+        outputs: The outputs of a model of all members, such as `y.mean`; empty for the answers themselves.
+        of: What figures are computed of: `softmax`, `sigmoid`, `probabilities`; None for the answers.
+        dim: The dim of the classes in a member's answer.
+        members: Whether each member is a model, too.
+        max_batch: The most rows of a batch.
+        max_delay: Seconds for which a batch that is not full waits.
+        max_queue: The most rows that wait.
+        max_body: The most bytes of a body, also once unpacked.
+        timeout: Seconds for which a request may wait.
+        body_timeout: Seconds in which a body must arrive.
+        inline: Seconds of a batch up to which it runs on the thread of the event loop.
+        threads, device, backend, dtype: As `widepack.load` takes them.
+        token_file: The file of the token that every request needs; None for no token.
+        admin_token_file: The file of the token for swaps; None forbids them.
+        swap_from: The only folder from which swaps read checkpoints.
+        reload: Seconds between two looks for a new artifact at the path; 0 for none.
+        drain: Seconds for which the server still answers after SIGTERM.
+        hang: Seconds without progress after which the server says that it is not alive.
+        metrics_by_member: Whether members are labels of metrics; None: if there are at most 100.
+    """
+
+    artifacts: Mapping[str, str]
+    outputs: tuple[str, ...] = ()
+    of: str | None = None
+    dim: int = -1
+    members: bool = True
+    max_batch: int = 64
+    max_delay: float = 0.0
+    max_queue: int = 1024
+    max_body: int = 64 * MEGABYTE
+    timeout: float = 30.0
+    body_timeout: float = 30.0
+    inline: float = 0.5e-3
+    threads: int | None = None
+    device: str | None = None
+    backend: str = "auto"
+    dtype: str | None = None
+    token_file: str | None = None
+    admin_token_file: str | None = None
+    swap_from: str | None = None
+    reload: float = 0.0
+    drain: float = 5.0
+    hang: float = 60.0
+    metrics_by_member: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch", "max_queue", "max_body"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} is {getattr(self, name)}; it is at least 1")
+        for name in ("timeout", "body_timeout", "hang"):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"{name} is {getattr(self, name)}; it is a number of seconds above 0")
+        for name in ("max_delay", "inline", "reload", "drain"):
+            if not getattr(self, name) >= 0:
+                raise UsageError(f"{name} is {getattr(self, name)}; it is a number of seconds from 0")
+        if self.admin_token_file is not None and self.swap_from is None:
+            raise UsageError("an admin token without swap_from has no use: name the folder of the checkpoints")
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the settings for another process."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Settings:
+        """Returns the settings that `to_json` wrote."""
+        return replace(cls({}), **{**data, "outputs": tuple(data["outputs"])})
+
+
+def named_artifacts(words: list[str]) -> dict[str, str]:
+    """Reads `ens.wide` and `name=path.wide`. Returns: the path of each artifact by its name.
+
+    The name of a path is that of its folder without its suffix. Raises: UsageError for a name that occurs twice.
+    """
+    found: dict[str, str] = {}
+    for word in words:
+        name, equals, path = word.partition("=")
+        if not equals or "/" in name:
+            name, path = Path(word).absolute().name.removesuffix(".wide"), word
+        if not name or not path:
+            raise UsageError(f"{word!r} is neither the path of an artifact nor NAME=PATH")
+        if name in found:
+            raise UsageError(f"two artifacts have the name {name}; give one another name: NAME={path}")
+        found[name] = path
+    return found
+
+
+def token_of(path: str | None, option: str) -> str | None:
+    """Returns the token in a file, without white space around it; None for no file. Raises: UsageError."""
+    if path is None:
+        return None
+    try:
+        token = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as e:
+        raise UsageError(f"{option} {path} cannot be read: {getattr(e, 'strerror', None) or e}") from None
+    if len(token) < 16 or not token.isascii() or not token.isprintable():
+        raise UsageError(f"{option} {path}: a token is at least 16 printable ASCII characters")
+    return token
