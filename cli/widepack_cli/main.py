@@ -25,6 +25,7 @@ SECTIONS = {
         "verify": "Check the files and the answers of an artifact.",
     },
     "Run and measure": {
+        "serve": "Answer inference requests over HTTP, batched over all members.",
         "bench": "Time an artifact beside its members without widepack.",
         "tune": "Measure plans on this machine and keep the fastest.",
         "compile": "Compile the programs of an artifact for this machine.",

@@ -7,7 +7,8 @@
 | artifacts and settings | an ASGI app, for uvicorn or another server | `rest/app.py` |
 | requests | answers, batched over all members | `lifecycle/service.py`, `batching/batcher.py` |
 
-Imports go down this list: `server`, `rest`, `lifecycle`, `metrics`, `batching`, `catalog`, `protocol`, `settings`,
+Imports go down this list: `server`, `rest`, `lifecycle`, `metrics`, `batching`, `catalog`, `protocol`,
+`settings`,
 `errors`. Only `rest` imports Starlette.
 """
 
@@ -34,7 +35,8 @@ def app(
     """Returns an ASGI app that serves artifacts.
 
     Args:
-        artifacts: The path of an artifact or a loaded model; or several, by their names on the wire. The name of a
+        artifacts: The path of an artifact or a loaded model; or several, by their names on the wire. The
+        name of a
             path is that of its folder, and the name of a loaded model is `ens`.
         outputs: The outputs of a model of all members if a client requests none, such as `y.mean`.
         **settings: Fields of `widepack_serve.settings.Settings`, for example `max_batch=64`, `timeout=30`.
@@ -50,17 +52,19 @@ def app(
         >>> import widepack_serve
         >>> uvicorn.run(widepack_serve.app("ens.wide"), port=8080)
     """
+    from widepack.inference.model import WideModel
+
     from .lifecycle.service import Service
     from .rest.app import asgi_app
     from .settings import Settings, named_artifacts
 
     given: dict[str, Any]
-    if isinstance(artifacts, Mapping):
-        given = dict(artifacts)
-    elif isinstance(artifacts, (str, PathLike)):
-        given = dict(named_artifacts([fspath(artifacts)]))
-    else:
+    if isinstance(artifacts, WideModel):
         given = {"ens": artifacts}
+    elif isinstance(artifacts, Mapping):
+        given = dict(artifacts)
+    else:
+        given = dict(named_artifacts([fspath(artifacts)]))
     paths = {n: fspath(a) for n, a in given.items() if isinstance(a, (str, PathLike))}
     models = {n: a for n, a in given.items() if n not in paths}
     return asgi_app(Service(Settings(paths, outputs=tuple(outputs), **settings), models))

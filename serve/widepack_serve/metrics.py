@@ -1,7 +1,7 @@
 """Counts what the server does, for Prometheus.
 
-Names follow its conventions: a prefix, base units, `_total` for counters. Members are labels only if there are few of
-them, or on request, since each label is a time series of its own.
+Names follow its conventions: a prefix, base units, `_total` for counters. Members are labels only if there
+are few of them, or on request, since each label is a time series of its own.
 """
 
 from __future__ import annotations
@@ -51,7 +51,11 @@ class Metrics:
             "widepack_requests", "Requests for inferences.", ("model", "entry", "code"), registry=r
         )
         self._request_seconds = Histogram(
-            "widepack_request_seconds", "From the body to the answer.", ("model",), buckets=_SECONDS, registry=r
+            "widepack_request_seconds",
+            "From the body to the answer.",
+            ("model",),
+            buckets=_SECONDS,
+            registry=r,
         )
         self._queue_seconds = Histogram(
             "widepack_queue_seconds", "From the queue to the start.", ("model",), buckets=_SECONDS, registry=r
@@ -90,17 +94,25 @@ class Metrics:
             multiprocess_mode="livemax",
         )
         self._children: dict[tuple[object, ...], tuple[Histogram, ...]] = {}
+        self._described: dict[str, tuple[str, ...]] = {}
         self._counters: dict[tuple[str, str, int], Counter] = {}
 
     # ---------------------------------------------------------------- what happens
 
     def describe(self, artifact: ServedArtifact) -> None:
         """Shows which artifact runs."""
-        for labels in list(self._info._metrics):
-            if labels[2] == artifact.name:
-                self._info.remove(*labels)
         model = artifact.model
-        labels = (__version__, torch.__version__, artifact.name, artifact.version, model.backend, str(model.device))
+        if (before := self._described.get(artifact.name)) is not None:
+            self._info.labels(*before).set(0)
+        labels = (
+            __version__,
+            torch.__version__,
+            artifact.name,
+            artifact.version,
+            model.backend,
+            str(model.device),
+        )
+        self._described[artifact.name] = labels
         self._info.labels(*labels).set(1)
 
     def answered(self, model: ServedModel, code: int, seconds: float) -> None:
@@ -187,6 +199,6 @@ class Metrics:
         """Returns all metrics in Prometheus' text format; with several processes, those of all."""
         if os.environ.get(_DIRECTORY):
             registry = CollectorRegistry()
-            several.MultiProcessCollector(registry)
+            several.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
             return generate_latest(registry)
         return generate_latest(self.registry)

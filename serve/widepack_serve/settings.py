@@ -74,7 +74,9 @@ class Settings:
             if not getattr(self, name) >= 0:
                 raise UsageError(f"{name} is {getattr(self, name)}; it is a number of seconds from 0")
         if self.admin_token_file is not None and self.swap_from is None:
-            raise UsageError("an admin token without swap_from has no use: name the folder of the checkpoints")
+            raise UsageError(
+                "an admin token without swap_from has no use: name the folder of the checkpoints"
+            )
 
     def to_json(self) -> dict[str, Any]:
         """Returns the settings for another process."""
@@ -89,7 +91,8 @@ class Settings:
 def named_artifacts(words: list[str]) -> dict[str, str]:
     """Reads `ens.wide` and `name=path.wide`. Returns: the path of each artifact by its name.
 
-    The name of a path is that of its folder without its suffix. Raises: UsageError for a name that occurs twice.
+    The name of a path is that of its folder without its suffix. Raises: UsageError for a name that occurs
+    twice.
     """
     found: dict[str, str] = {}
     for word in words:

@@ -5,7 +5,7 @@ Calls may come from several threads at once: nothing that a call writes to is sh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 

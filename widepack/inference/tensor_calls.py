@@ -19,8 +19,8 @@ from .programs import EntryPrograms
 class TensorCalls:
     """Converts between the arguments of an entry and a flat list of tensors, and checks calls.
 
-    `entry.tensor_calls` returns it. The tensors are in the order of `entry.entry.inputs`, and the leaves of an
-    answer in the order of `entry.entry.outputs`.
+    `entry.tensor_calls` returns it. The tensors are in the order of `entry.entry.inputs`, and the leaves of
+    an answer in the order of `entry.entry.outputs`.
     """
 
     def __init__(self, entry: Entry, binder: Binder, programs: EntryPrograms) -> None:

@@ -22,6 +22,8 @@ else:
 
 
 TOML_KEYS = ("model", "input", "key", "model_arg", "entry", "state")
+SERVE_TABLE = "serve"
+"""The table of `widepack serve`, which `build` does not read."""
 _TOML_LISTS = {"input": "x=float32[B,3,32,32]", "entry": "encode", "state": "cache"}
 _TOML_EXAMPLE = {"model": "pkg.mod:factory", "key": "state_dict"}
 
@@ -75,14 +77,8 @@ def read_toml(folder: str | Path, name: str = "widepack.toml") -> dict[str, Any]
     type.
     """
     path = Path(folder) / name
-    try:
-        found = tomllib.loads(path.read_bytes().decode("utf-8"))
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"{path} is not TOML: {error}") from None
+    found = _parsed(path)
+    found.pop(SERVE_TABLE, None)
     for key in found:
         if key not in TOML_KEYS:
             raise UsageError(
@@ -109,3 +105,28 @@ def read_toml(folder: str | Path, name: str = "widepack.toml") -> dict[str, Any]
             " it must be a table: [model_arg], then width = 64"
         )
     return dict(found)
+
+
+def read_table(folder: str | Path, table: str, name: str = "widepack.toml") -> dict[str, Any]:
+    """Reads one table of `widepack.toml` of a folder.
+
+    Returns: its keys; {} without the file or the table. Raises: UsageError.
+    """
+    path = Path(folder) / name
+    found = _parsed(path).get(table, {})
+    if not isinstance(found, dict):
+        raise UsageError(f"{path}: {table} is {kind_of_text(found)}; it must be a table: [{table}]")
+    return found
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    """Returns a TOML file; {} without the file. Raises: UsageError."""
+    try:
+        found: dict[str, Any] = tomllib.loads(path.read_bytes().decode("utf-8"))
+        return found
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"{path} is not TOML: {error}") from None

@@ -1,8 +1,8 @@
 """Joins waiting requests into batches over all members of an artifact, and runs them.
 
-There is one queue for each server, over all artifacts, members and entries. When nothing runs, a batch takes what
-waits, up to the limit of rows: there is no timer. Members take turns, and a member gets at most half of a batch while
-others wait. A call that fails in a batch fails alone.
+There is one queue for each server, over all artifacts, members and entries. When nothing runs, a batch takes
+what waits, up to the limit of rows: there is no timer. Members take turns, and a member gets at most half of
+a batch while others wait. A call that fails in a batch fails alone.
 
 | in | out | start reading |
 |---|---|---|

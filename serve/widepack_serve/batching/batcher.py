@@ -1,7 +1,7 @@
 """Runs batches: on the thread of the event loop where they are short, else on a thread.
 
-A short batch on the thread of the loop saves two changes of the thread. Meanwhile other requests arrive in the
-kernel's buffers, and share the next batch.
+A short batch on the thread of the loop saves two changes of the thread. Meanwhile other requests arrive in
+the kernel's buffers, and share the next batch.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Batcher:
         observer: Is told of batches; None for nobody.
     """
 
-    def __init__(self, options: BatchOptions = BatchOptions(), observer: Observer | None = None) -> None:  # noqa: B008
+    def __init__(self, options: BatchOptions = BatchOptions(), observer: Observer | None = None) -> None:
         self._options, self._observer = options, observer
         self._queue = FairQueue(options.max_batch)
         self._timings = Timings()
@@ -144,7 +144,9 @@ class Batcher:
             raise Busy("the server is shutting down; send the request to another one")
         rows, options = self._queue.rows, self._options
         if not rows:
-            self.moved = time.monotonic()  # a request larger than the limit of the queue runs if nothing else waits
+            self.moved = (
+                time.monotonic()
+            )  # a request larger than the limit of the queue runs if nothing else waits
         elif rows + job.left > options.max_queue:
             self._reject("queue_full")
             raise Busy(f"{rows} rows wait, and the limit of the queue is {options.max_queue}; try again")

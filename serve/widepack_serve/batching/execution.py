@@ -69,7 +69,9 @@ def _part_of(value: Any, dim: int, at: int, rows: int) -> torch.Tensor:
 
 
 def _of_rows(rows: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
-    """Returns rows that have tensors of their own as one tensor. Raises: InputError if their shapes differ."""
+    """Returns rows that have tensors of their own as one tensor. Raises: InputError if their shapes
+    differ.
+    """
     if len({r.shape for r in rows}) > 1:
         raise InputError(
             "the members of these rows answer in different shapes; request the rows of each member apart"
@@ -114,7 +116,9 @@ def _with_states(layout: EntryLayout, answer: Any, states: bool) -> list[Any]:
 
 
 def _only_figures(layout: EntryLayout, wanted: Wanted) -> list[str] | None:
-    """Returns the figures if nothing else is wanted, all of the entry's only output, with the same options."""
+    """Returns the figures if nothing else is wanted, all of the entry's only output, with the same
+    options.
+    """
     first = wanted[0]
     same = all(w.figure and (w.of, w.dim) == (first.of, first.dim) for w in wanted)
     return [w.figure for w in wanted] if same and len(layout.outputs) == 1 else None

@@ -45,8 +45,8 @@ class FairQueue:
     def take(self, dropped: Callable[[Job], bool]) -> list[Part]:
         """Takes the calls of the next batch: those that can run together, a turn for each lane.
 
-        A lane gets at most half of the rows while others with calls of the same group wait. A lane that was served
-        goes to the end, so that the lane that waited longest is always first.
+        A lane gets at most half of the rows while others with calls of the same group wait. A lane that was
+        served goes to the end, so that the lane that waited longest is always first.
 
         Args:
             dropped: Whether a call must not run: it has ended it itself then.
@@ -66,7 +66,9 @@ class FairQueue:
         room = most
         for limit in (share, most):  # the second turn gives away what no other lane has used
             for lane in lanes:
-                had = sum(p.rows for p in parts if lane and p.job.lane == lane[0].lane) if limit > share else 0
+                had = (
+                    sum(p.rows for p in parts if lane and p.job.lane == lane[0].lane) if limit > share else 0
+                )
                 room -= self._fill(lane, group, min(room, limit - had), parts, dropped)
                 if room <= 0:
                     break

@@ -81,7 +81,9 @@ class CallChecker:
         return Call(model, tensors, numbers, rows, wanted, group)
 
     def _group(self, key: Hashable) -> int:
-        """Returns the number of a group. Numbers are never used again, so groups that are forgotten stay apart."""
+        """Returns the number of a group. Numbers are never used again, so groups that are forgotten stay
+        apart.
+        """
         found = self._groups.get(key)
         if found is None:
             if len(self._groups) >= SEEN:
@@ -108,7 +110,9 @@ class CallChecker:
                 )
             value = given[described.name]
             if not isinstance(value, torch.Tensor):
-                raise RequestError(f"input {described.name} is BYTES; the model takes {described.datatype.name}")
+                raise RequestError(
+                    f"input {described.name} is BYTES; the model takes {described.datatype.name}"
+                )
             if value.dtype != described.datatype.dtype:
                 raise RequestError(
                     f"input {described.name} is {_wire(value)}; the model takes {described.datatype.name}"
@@ -164,7 +168,9 @@ class CallChecker:
             return None
         shape = request.shapes[MEMBER]
         if shape != [rows]:
-            raise RequestError(f"input member has the shape {shape}; it has one number or name for each row, [{rows}]")
+            raise RequestError(
+                f"input member has the shape {shape}; it has one number or name for each row, [{rows}]"
+            )
         return member_numbers(member, model.artifact.members, rows)
 
 
@@ -194,6 +200,10 @@ def described_inputs(model: ServedModel) -> list[Mapping[str, Any]]:
     for one in model.layout.inputs:
         stacked = model.kind == EACH or (one.state and model.kind != ONE)
         rows.append(
-            {"name": one.name, "datatype": one.datatype.name, "shape": [*(front if stacked else []), *one.sizes]}
+            {
+                "name": one.name,
+                "datatype": one.datatype.name,
+                "shape": [*(front if stacked else []), *one.sizes],
+            }
         )
     return rows

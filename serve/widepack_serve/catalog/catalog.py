@@ -128,7 +128,9 @@ class Catalog:
 
 
 def _prefixes(artifact: ServedArtifact) -> Mapping[str, EntryLayout]:
-    """Returns the name on the wire of each entry. The first entry has that of the artifact without `forward`."""
+    """Returns the name on the wire of each entry. The first entry has that of the artifact without
+    `forward`.
+    """
     first = FORWARD if FORWARD in artifact.layouts else next(iter(artifact.layouts))
     return {
         artifact.name if entry == first else f"{artifact.name}.{entry}": layout

@@ -20,7 +20,9 @@ def server_metadata() -> dict[str, Any]:
 
 
 def model_metadata(model: ServedModel) -> dict[str, Any]:
-    """Returns the document of `GET /v2/models/NAME`: the inputs, and the outputs without a request of others."""
+    """Returns the document of `GET /v2/models/NAME`: the inputs, and the outputs without a request of
+    others.
+    """
     layout = model.layout
     wanted = model.artifact.defaults[layout.entry.name] if model.kind == ALL else answers(layout)
     front = len(model.artifact.members) if model.kind in (ALL, EACH) else None

@@ -79,14 +79,19 @@ def wanted_output(
     leaves = {o.name: k for k, o in enumerate(layout.outputs)}
     if name in leaves:
         if options:
-            raise RequestError(f"output {name}: the parameters of and dim are those of a figure, such as {name}.mean")
+            raise RequestError(
+                f"output {name}: the parameters of and dim are those of a figure, such as {name}.mean"
+            )
         return WantedOutput(name, leaves[name])
     found = _FIGURE.fullmatch(name)
     if found is None or found["leaf"] not in leaves:
-        raise RequestError(f"there is no output {name[:80]!r}; the outputs are {', '.join(leaves)}{_hint(layout, figures)}")
+        raise RequestError(
+            f"there is no output {name[:80]!r}; the outputs are {', '.join(leaves)}{_hint(layout, figures)}"
+        )
     if not figures:
         raise RequestError(
-            f"output {name[:80]}: figures are of the answers of all members, and this model answers with one; "
+            f"output {name[:80]}: figures are of the answers of all members, and this model answers "
+            "with one; "
             "request them from the model of the ensemble"
         )
     leaf = layout.outputs[leaves[found["leaf"]]]
@@ -96,9 +101,13 @@ def wanted_output(
         raise RequestError(f"output {name[:80]}: the members' answers have different shapes, and no figures")
     of, dim = options.get("of", defaults.of), options.get("dim", defaults.dim)
     if of is not None and not isinstance(of, str):
-        raise RequestError(f"output {name[:80]}: of is {str(of)[:40]}; it is softmax, sigmoid or probabilities")
+        raise RequestError(
+            f"output {name[:80]}: of is {str(of)[:40]}; it is softmax, sigmoid or probabilities"
+        )
     if type(dim) is not int or not -len(leaf.sizes) <= dim < max(len(leaf.sizes), 1):
-        raise RequestError(f"output {name[:80]}: dim is {str(dim)[:40]}; {leaf.name} has {len(leaf.sizes)} dims")
+        raise RequestError(
+            f"output {name[:80]}: dim is {str(dim)[:40]}; {leaf.name} has {len(leaf.sizes)} dims"
+        )
     figure = found["figure"]
     if figure == MIXTURE:
         raise RequestError(f"output {name[:80]}: mixture is two tensors; request mean and var")
@@ -147,4 +156,3 @@ def described_output(layout: EntryLayout, one: WantedOutput, members: int | None
     if name in ("vote", "votes"):
         return "INT64", sizes
     return ("FP64" if leaf.datatype.name == "FP64" else "FP32"), sizes
-

@@ -1,4 +1,6 @@
-"""Defines a model on the wire: an entry of an artifact for all members, for each on its own rows, or for one."""
+"""Defines a model on the wire: an entry of an artifact for all members, for each on its own rows, or for
+one.
+"""
 
 from __future__ import annotations
 
@@ -61,4 +63,8 @@ class ServedModel:
     @property
     def routes(self) -> bool:
         """Whether the model takes the input `member`, which chooses a member for each row."""
-        return self.kind == ALL and bool(self.layout.batch) and not any(i.name == "member" for i in self.layout.inputs)
+        return (
+            self.kind == ALL
+            and bool(self.layout.batch)
+            and not any(i.name == "member" for i in self.layout.inputs)
+        )

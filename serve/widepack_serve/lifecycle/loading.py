@@ -32,7 +32,8 @@ def loaded(settings: Settings, path: str) -> WideModel:
 
 
 def ready_artifact(name: str, model: WideModel, settings: Settings) -> ServedArtifact:
-    """Describes a loaded model for the wire, and runs calls of all batch classes, so that no request waits for it.
+    """Describes a loaded model for the wire, and runs calls of all batch classes, so that no request waits
+    for it.
 
     Raises: WidepackError.
     """
@@ -47,7 +48,9 @@ def ready_artifact(name: str, model: WideModel, settings: Settings) -> ServedArt
 
 
 def _warm(artifact: ServedArtifact, layout: EntryLayout, max_batch: int) -> None:
-    """Runs calls of zeros: with one row, and with a full batch. A model may refuse them, which is no error."""
+    """Runs calls of zeros: with one row, and with a full batch. A model may refuse them, which is no
+    error.
+    """
     for rows in _sizes(layout, max_batch):
         given = [x.to(artifact.model.device) for x in zeros(layout, rows, None)]
         args, kwargs, state = layout.entry.tensor_calls.arguments(given)

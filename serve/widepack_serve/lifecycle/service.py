@@ -106,7 +106,11 @@ class Service:
         code = 500
         try:
             call = self._checker.call(model, request)
-            timeout = self.settings.timeout if request.timeout is None else min(request.timeout, self.settings.timeout)
+            timeout = (
+                self.settings.timeout
+                if request.timeout is None
+                else min(request.timeout, self.settings.timeout)
+            )
             outputs = await self.batcher.outputs(call, timeout, waiting)
             code = 200
             return [w.name for w in call.wanted], outputs

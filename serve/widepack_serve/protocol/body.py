@@ -71,7 +71,8 @@ def header_length(text: str | None, size: int) -> int:
         return size
     if not (text.isascii() and text.isdigit() and len(text) < 16) or int(text) > size:
         raise RequestError(
-            f"Inference-Header-Content-Length is {text[:20]!r}; it is the number of bytes of the JSON part, and the "
+            f"Inference-Header-Content-Length is {text[:20]!r}; it is the number of bytes of the JSON "
+            "part, and the "
             f"body has {size}"
         )
     return int(text)

@@ -94,7 +94,8 @@ def read_request(body: bytes | bytearray, length: int) -> InferRequest:
         else:
             if type(size) is not int or size < 0 or at + size > len(view):
                 raise RequestError(
-                    f"input {name}: binary_data_size is {str(size)[:40]}; {len(view) - at} bytes are left in the body"
+                    f"input {name}: binary_data_size is {str(size)[:40]}; {len(view) - at} bytes are "
+                    "left in the body"
                 )
             if "data" in one:
                 raise RequestError(f"input {name} has data and binary_data_size; give one of them")
@@ -121,7 +122,11 @@ def _value(name: str, one: Mapping[str, Any], binary: memoryview | None) -> tupl
         raise RequestError(f"{title} has no {'datatype' if 'datatype' not in one else 'shape'}")
     shape = read_shape(title, one["shape"])
     if one["datatype"] == BYTES:
-        texts = texts_from_json(title, shape, one["data"]) if binary is None else texts_from_bytes(title, shape, binary)
+        texts = (
+            texts_from_json(title, shape, one["data"])
+            if binary is None
+            else texts_from_bytes(title, shape, binary)
+        )
         return texts, shape
     datatype = datatype_of(title, one["datatype"])
     if binary is None:

@@ -53,7 +53,8 @@ def answer_body(
             parts.append(data)
         elif not datatype.numbers:
             raise RequestError(
-                f"output {one.name} is {datatype.name}, of which JSON has no numbers; request it with the parameter "
+                f"output {one.name} is {datatype.name}, of which JSON has no numbers; request it with "
+                "the parameter "
                 "binary_data"
             )
         else:

@@ -40,12 +40,15 @@ def read_shape(title: str, shape: Any) -> list[int]:
     usual = isinstance(shape, list) and all(type(d) is int and 0 <= d <= _MAX_SIZE for d in shape)
     if not usual or len(shape) > MAX_RANK:
         raise RequestError(
-            f"{title} has the shape {_short(shape)}; a shape is a list of at most {MAX_RANK} whole numbers from "
+            f"{title} has the shape {_short(shape)}; a shape is a list of at most {MAX_RANK} whole "
+            "numbers from "
             f"0 to {_MAX_SIZE}"
         )
     found: list[int] = shape
     if math.prod(max(d, 1) for d in found) > _MAX_NUMBERS:
-        raise RequestError(f"{title} has the shape {_short(shape)}, which has more numbers than a body can carry")
+        raise RequestError(
+            f"{title} has the shape {_short(shape)}, which has more numbers than a body can carry"
+        )
     return found
 
 
@@ -80,11 +83,13 @@ def from_json(title: str, datatype: Datatype, shape: Sequence[int], data: Any) -
         )
     if not set(map(type, numbers)) <= datatype.numbers:
         wrong = next(n for n in numbers if type(n) not in datatype.numbers)
-        raise RequestError(f"{title}: data contains {_short(wrong)}, which is not a number of {datatype.name}")
+        raise RequestError(
+            f"{title}: data contains {_short(wrong)}, which is not a number of {datatype.name}"
+        )
     if not numbers:
         return torch.empty(tuple(shape), dtype=datatype.dtype)
     try:
-        found = torch.frombuffer(array(_CODES[datatype.dtype], numbers), dtype=datatype.dtype)
+        found: torch.Tensor = torch.frombuffer(array(_CODES[datatype.dtype], numbers), dtype=datatype.dtype)
     except OverflowError:
         raise RequestError(f"{title}: data contains a number that {datatype.name} cannot represent") from None
     if datatype.bounds is None and datatype.dtype != torch.bool and not bool(torch.isfinite(found).all()):
@@ -125,7 +130,8 @@ def from_bytes(title: str, datatype: Datatype, shape: Sequence[int], data: memor
     needed = math.prod(shape) * datatype.itemsize
     if len(data) != needed:
         raise RequestError(
-            f"{title} has {len(data)} bytes; {datatype.name} with the shape {_short(list(shape))} has {needed}"
+            f"{title} has {len(data)} bytes; {datatype.name} with the shape {_short(list(shape))} has "
+            f"{needed}"
         )
     if not needed:
         return torch.empty(tuple(shape), dtype=datatype.dtype)
@@ -139,7 +145,8 @@ def texts_from_bytes(title: str, shape: Sequence[int], data: memoryview) -> list
     """Returns the texts of a BYTES input: each is its length, four bytes, and its UTF-8 bytes. Raises:
     RequestError.
     """
-    found, at = [], 0
+    found: list[str] = []
+    at = 0
     while at < len(data):
         end = at + 4 + int.from_bytes(data[at : at + 4], "little")
         if at + 4 > len(data) or end > len(data):

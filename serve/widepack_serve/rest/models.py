@@ -48,7 +48,8 @@ def named(parts: list[str]) -> tuple[str, str, str]:
         version, rest = rest[1], rest[2:]
     if not name or len(rest) > 1 or (rest and rest[0] not in _ACTIONS):
         raise NotFound(
-            f"there is no path /{_ROOT}/{'/'.join(parts)[:120]}; known: NAME, and after it /ready, /infer, /stats; "
+            f"there is no path /{_ROOT}/{'/'.join(parts)[:120]}; known: NAME, and after it /ready, "
+            "/infer, /stats; "
             "write / in a name as %2F"
         )
     return name, version, rest[0] if rest else ""
@@ -64,8 +65,12 @@ class Models:
         """Answers a request. parts: of the path, after `/v2/models`. Raises: RequestError; Disconnected."""
         service = self._service
         name, version, action = named(parts)
-        if scope["method"] != _ACTIONS[action] and not (_ACTIONS[action] == "GET" and scope["method"] == "HEAD"):
-            raise WrongMethod(f"{scope['method']} is not the method of this path; it takes {_ACTIONS[action]}")
+        if scope["method"] != _ACTIONS[action] and not (
+            _ACTIONS[action] == "GET" and scope["method"] == "HEAD"
+        ):
+            raise WrongMethod(
+                f"{scope['method']} is not the method of this path; it takes {_ACTIONS[action]}"
+            )
         model = service.catalog.find(name, version)
         if action == "infer":
             await answer_inference(service, model, name, scope, receive, send)

@@ -1,0 +1,298 @@
+"""`widepack serve`: answers inference requests over HTTP, batched over all members."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from widepack.errors import Unavailable, UsageError
+
+from ..shared.failures import Refusal
+from ..shared.options import example
+
+_PACKAGES = ("starlette", "uvicorn", "orjson", "prometheus_client", "httptools", "uvloop")
+_SHOWN = 600
+_TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?)(us|ms|s|m)?\Z", re.ASCII)
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0}
+
+
+def seconds(value: Any) -> float:
+    """A click type: returns the seconds of `5s`, `200ms`, or a number of seconds."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    found = _TIME.match(str(value).strip())
+    if found is None:
+        raise click.BadParameter(f"{value!r} is not a time, such as 5s or 200ms")
+    return float(found[1]) * _UNITS[found[2] or "s"]
+
+
+def size(value: Any) -> int:
+    """A click type: returns the bytes of `64MB`, or a number of bytes."""
+    from widepack.spec.config import parse_size
+
+    try:
+        return parse_size(value)
+    except UsageError as e:
+        raise click.BadParameter(str(e)) from None
+
+
+def _names(_ctx: click.Context, _param: click.Parameter, value: Any) -> tuple[str, ...]:
+    """A click callback: reads `y.mean,y.std`."""
+    words = value if isinstance(value, (list, tuple)) else (value or "").split(",")
+    return tuple(w.strip() for w in words if str(w).strip())
+
+
+@click.command(
+    epilog=example(
+        "widepack serve ens.wide",
+        "widepack serve eu=eu.wide us=us.wide --port 9000 --outputs logits.mean,logits.std --of softmax",
+        "widepack serve ens.wide --host 0.0.0.0 --token-file token --reload 2s",
+        "widepack serve ens.wide --check",
+    ),
+    context_settings={"auto_envvar_prefix": "WIDEPACK_SERVE"},
+)
+@click.argument("artifacts", metavar="[NAME=]ARTIFACT...", nargs=-1, required=True)
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="The address to listen on; 0.0.0.0 for all."
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8080,
+    show_default=True,
+    help="The port; 0 for a free one.",
+)
+@click.option(
+    "--outputs",
+    callback=_names,
+    metavar="NAMES",
+    help="The outputs if a client requests none, separated by commas, such as "
+    "logits.mean,logits.std. Default: the members' answers.",
+)
+@click.option(
+    "--of",
+    type=click.Choice(["softmax", "sigmoid", "probabilities"]),
+    help="What figures such as logits.mean are computed of. Default: the answers themselves.",
+)
+@click.option(
+    "--dim", type=int, default=-1, show_default=True, help="The dim of the classes in a member's answer."
+)
+@click.option(
+    "--members/--no-members",
+    default=True,
+    show_default=True,
+    help="Whether each member is a model of its own, such as ens.fold3.",
+)
+@click.option(
+    "--max-batch",
+    type=click.IntRange(min=1),
+    default=64,
+    show_default=True,
+    help="The most rows of a batch. 1: no request shares a batch, so that its answer has always the "
+    "same bits.",
+)
+@click.option(
+    "--max-delay",
+    type=seconds,
+    metavar="TIME",
+    default="0",
+    show_default=True,
+    help="For how long a batch that is not full waits for more requests.",
+)
+@click.option(
+    "--max-queue",
+    type=click.IntRange(min=1),
+    default=1024,
+    show_default=True,
+    help="The most rows that wait. Requests beyond get 503.",
+)
+@click.option(
+    "--max-body",
+    type=size,
+    metavar="SIZE",
+    default="64MB",
+    show_default=True,
+    help="The most bytes of a request, also once unpacked.",
+)
+@click.option(
+    "--max-connections",
+    type=click.IntRange(min=1),
+    default=4096,
+    show_default=True,
+    help="The most open connections. Others get 503.",
+)
+@click.option(
+    "--timeout",
+    type=seconds,
+    metavar="TIME",
+    default="30s",
+    show_default=True,
+    help="For how long a request waits for its batch. Then it gets 504.",
+)
+@click.option(
+    "--inline",
+    type=seconds,
+    metavar="TIME",
+    default="500us",
+    show_default=True,
+    help="Batches up to this time run on the thread of the event loop; 0 for none.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Processes. Each loads the artifacts; mapped weights share memory.",
+)
+@click.option("--threads", type=click.IntRange(min=1), help="Threads inside an op. Default: torch's number.")
+@click.option("--device", help="Where to run, for example cuda:0. Default: cpu.")
+@click.option(
+    "--backend",
+    default="auto",
+    show_default=True,
+    help="What runs the programs: auto, eager, compile, aot, onnxruntime.",
+)
+@click.option("--dtype", help="Another dtype of the weights, for example bf16.")
+@click.option(
+    "--token-file",
+    type=click.Path(),
+    help="A file with a token. Requests need the header Authorization: Bearer TOKEN, except those of "
+    "/v2/health.",
+)
+@click.option("--admin-token-file", type=click.Path(), help="A file with the token for swaps of members.")
+@click.option(
+    "--swap-from",
+    type=click.Path(exists=True, file_okay=False),
+    metavar="DIR",
+    help="The only folder from which swaps read checkpoints.",
+)
+@click.option(
+    "--reload",
+    type=seconds,
+    metavar="TIME",
+    default="0",
+    show_default=True,
+    help="How often to look for a new artifact at each path; 0 for never. SIGHUP looks at once.",
+)
+@click.option(
+    "--drain",
+    type=seconds,
+    metavar="TIME",
+    default="5s",
+    show_default=True,
+    help="For how long the server still answers after SIGTERM, while it says that it is not ready.",
+)
+@click.option(
+    "--hang",
+    type=seconds,
+    metavar="TIME",
+    default="60s",
+    show_default=True,
+    help="After this time without progress the server says that it is not alive.",
+)
+@click.option(
+    "--metrics-by-member/--no-metrics-by-member",
+    default=None,
+    help="Whether members are labels of metrics. Default: if there are at most 100.",
+)
+@click.option("--json-log", is_flag=True, help="Write log lines as JSON.")
+@click.option("--check", is_flag=True, help="Load, run one request of each model, list the models, and exit.")
+def command(artifacts: tuple[str, ...], **options: Any) -> None:
+    """Serve artifacts over HTTP with the Open Inference Protocol, version 2.
+
+    ARTIFACT is served as the model NAME (default: the name of its folder) for all members, NAME.MEMBER for
+    each member, and NAME.ENTRY for other entries. Requests of all members share batches. The input `member`
+    chooses a member for each row. GET /v2/models/NAME describes a model, and GET /metrics has metrics for
+    Prometheus.
+
+    Options can also be environment variables, such as WIDEPACK_SERVE_PORT, or keys of the table [serve] in
+    widepack.toml in the working folder. The command line goes first, then the environment, then the file.
+    """
+    _require_packages()
+    options = {**options, **_of_toml(set(options))}
+    from widepack_serve.settings import named_artifacts
+
+    paths = named_artifacts(list(artifacts))
+    host, port, workers = options.pop("host"), options.pop("port"), options.pop("workers")
+    max_connections, json_log = options.pop("max_connections"), options.pop("json_log")
+    only_check = options.pop("check")
+    if workers > 1 and options["admin_token_file"] is not None:
+        raise Refusal(
+            f"--workers {workers} with --admin-token-file: a swap changes one process only; use one "
+            "worker, or "
+            "publish with `widepack update` and serve with --reload"
+        )
+    from widepack_serve.server.logs import set_up_logs
+    from widepack_serve.settings import Settings
+
+    set_up_logs(as_json=json_log)
+    settings = Settings({name: str(Path(path).absolute()) for name, path in paths.items()}, **options)
+    if only_check:
+        _check(settings)
+        return
+    _serve(settings, host, port, workers, max_connections, json_log)
+
+
+def _require_packages() -> None:
+    """Raises: Unavailable without the packages of the extra."""
+    from importlib.util import find_spec
+
+    missing = [name for name in _PACKAGES if find_spec(name) is None]
+    if missing:
+        raise Unavailable(f"serving needs {', '.join(missing)}: pip install 'widepack[serve]'")
+
+
+def _of_toml(known: set[str]) -> dict[str, Any]:
+    """Returns the options of the table [serve] that neither the command line nor the environment has."""
+    from widepack.spec.config import SERVE_TABLE, read_table
+
+    found = read_table(Path(), SERVE_TABLE)
+    context = click.get_current_context()
+    options: dict[str, Any] = {}
+    parameters = {p.name: p for p in context.command.params}
+    for key, value in found.items():
+        name = key.replace("-", "_")
+        if name not in known:
+            raise Refusal(
+                f"widepack.toml: [serve] has no key {key!r}; its keys are the options of widepack serve"
+            )
+        if context.get_parameter_source(name) == click.core.ParameterSource.DEFAULT:
+            options[name] = parameters[name].process_value(context, value)
+    return options
+
+
+def _check(settings: Any) -> None:
+    from widepack_serve.lifecycle.service import Service
+    from widepack_serve.server.check import check
+
+    for line in check(Service(settings)):
+        click.echo(line)
+
+
+def _serve(settings: Any, host: str, port: int, workers: int, max_connections: int, json_log: bool) -> None:
+    from widepack_serve.lifecycle.service import Service
+    from widepack_serve.server.check import curl
+    from widepack_serve.server.run import Workers, address_of, listening, serve_here
+
+    with listening(host, port) as listener:
+        address = address_of(listener)
+        names = ", ".join(settings.artifacts)
+        if workers > 1:
+            options = {"max_connections": max_connections, "json_log": json_log}
+            code = Workers(settings, listener, workers, options).run(
+                lambda: click.echo(f"serving {names} on {address} with {workers} processes", err=True)
+            )
+            sys.exit(code)
+        service = Service(settings)
+        line = curl(address, next(iter(service.catalog)))
+        example_line = f"; try: {line}" if len(line) <= _SHOWN else ""
+        serve_here(
+            service,
+            listener,
+            lambda: click.echo(f"serving {names} on {address}{example_line}", err=True),
+            max_connections,
+        )

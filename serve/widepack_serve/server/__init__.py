@@ -1,0 +1,10 @@
+"""Runs the app in processes of its own, with uvicorn: `widepack serve`.
+
+| file | what it does |
+|---|---|
+| `check.py` | Runs one request of each kind without a socket: `widepack serve --check` |
+| `logs.py` | Formats log lines, as text or JSON |
+| `run.py` | Opens the socket, and runs one process or several |
+| `uvicorn_server.py` | A uvicorn server that drains after SIGTERM and reloads after SIGHUP |
+| `worker.py` | One of several processes |
+"""

@@ -1,0 +1,82 @@
+"""Runs one request of each model of all members without a socket, and describes the models."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ..catalog.layout import zeros
+from ..catalog.metadata import model_metadata
+from ..catalog.served import ALL, EACH, ServedModel
+from ..lifecycle.service import Service
+from ..protocol.request import InferRequest, Value
+
+
+def example_rows(model: ServedModel) -> int:
+    """Returns the fewest rows that a model takes."""
+    layout = model.layout
+    return max(layout.entry.entry.dims[layout.batch].min, 1) if layout.batch else 1
+
+
+def example_tensors(model: ServedModel) -> list[torch.Tensor]:
+    """Returns inputs of zeros for a model, the smallest that it takes."""
+    members = len(model.artifact.members) if model.kind == EACH else None
+    return zeros(model.layout, example_rows(model), members)
+
+
+def curl(address: str, model: ServedModel) -> str:
+    """Returns a command line with one request, which works as it stands if the inputs are small."""
+    inputs = []
+    for described, value in zip(model.layout.inputs, example_tensors(model)):
+        data = "[" + ",".join(map(_number, value.reshape(-1).tolist())) + "]"
+        shape = ",".join(map(str, value.shape))
+        inputs.append(
+            f'{{"name":"{described.name}","datatype":"{described.datatype.name}","shape":[{shape}],"data":{data}}}'
+        )
+    return f"curl {address}/v2/models/{model.name}/infer -d '{{\"inputs\":[{','.join(inputs)}]}}'"
+
+
+def _number(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}"
+
+
+def check(service: Service) -> Iterator[str]:
+    """Runs one request of each model of all members. Yields: a line for each model.
+
+    Raises: RequestError if a request is refused.
+    """
+    asyncio.run(_run_all(service))
+    members = 0
+    for model in service.catalog:
+        if model.kind not in (ALL, EACH):
+            members += 1
+            continue
+        document = model_metadata(model)
+        yield f"{model.name}: {_tensors(document['inputs'])} -> {_tensors(document['outputs'])}"
+    if members:
+        yield f"and {members} names of single members, for example {_single(service)}"
+
+
+def _tensors(rows: list[dict[str, Any]]) -> str:
+    return ", ".join(
+        f"{r['name']} {r['datatype']}[{','.join('?' if s < 0 else str(s) for s in r['shape'])}]" for r in rows
+    )
+
+
+def _single(service: Service) -> str:
+    return next(m.name for m in service.catalog if m.kind not in (ALL, EACH))
+
+
+async def _run_all(service: Service) -> None:
+    service.start()
+    for model in service.catalog:
+        if model.kind not in (ALL, EACH) or any(i.state for i in model.layout.inputs):
+            continue
+        tensors = example_tensors(model)
+        inputs: dict[str, Value] = {i.name: t for i, t in zip(model.layout.inputs, tensors)}
+        shapes = {name: list(t.shape) for name, t in inputs.items() if isinstance(t, torch.Tensor)}
+        await service.infer(model, InferRequest(None, inputs, shapes, [], False, None))
+    await service.stop()

@@ -1,0 +1,88 @@
+"""A uvicorn server that drains after SIGTERM and reloads after SIGHUP."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import time
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from ..lifecycle.service import Service
+from ..rest.app import asgi_app
+
+_BACKLOG = 2048
+_MORE_S = 5.0
+
+
+class UvicornServer(uvicorn.Server):
+    """A uvicorn server for one service.
+
+    The first SIGTERM makes the server not ready, and it answers for `settings.drain` seconds more, so that a
+    load balancer sends requests elsewhere. Then it refuses connections, answers the requests that it has,
+    and ends. SIGINT and a second SIGTERM skip the wait.
+
+    Args:
+        service: What answers.
+        started: Is called when connections are accepted.
+        max_connections: The most open connections; others get 503.
+    """
+
+    def __init__(
+        self, service: Service, started: Callable[[], None] | None = None, max_connections: int | None = None
+    ) -> None:
+        settings = service.settings
+        super().__init__(
+            uvicorn.Config(
+                asgi_app(service),
+                http="httptools",
+                loop="uvloop",
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                date_header=False,
+                backlog=_BACKLOG,
+                limit_concurrency=max_connections,
+                timeout_graceful_shutdown=int(settings.timeout + _MORE_S),
+            )
+        )
+        self._service, self._on_start = service, started
+        self._end_at: float | None = None
+        self._reloads: set[asyncio.Task[None]] = set()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accepts connections, and listens for SIGHUP."""
+        await super().startup(sockets)
+        if not self.started:
+            return
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
+        if self._on_start is not None:
+            self._on_start()
+
+    def _reload(self) -> None:
+        task = asyncio.ensure_future(self._service.reload())
+        self._reloads.add(task)
+        task.add_done_callback(self._reloads.discard)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begins to end. The process ends with exit code 0, not by the signal."""
+        drain = self._service.settings.drain
+        if sig == signal.SIGTERM and drain and self._end_at is None:
+            self._service.drain()
+            self._end_at = time.monotonic() + drain
+        elif self.should_exit and sig == signal.SIGINT:
+            self.force_exit = True
+        else:
+            self._service.drain()
+            self.should_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ends after the time of the drain. uvicorn calls it ten times a second."""
+        if self._end_at is not None and time.monotonic() >= self._end_at:
+            self.should_exit = True
+        return await super().on_tick(counter)

@@ -1,0 +1,33 @@
+"""One of several processes: `python -m widepack_serve.server.worker DOCUMENT`. `Workers` starts it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+
+from widepack.errors import WidepackError
+
+from ..lifecycle.service import Service
+from ..settings import Settings
+from .logs import set_up_logs
+from .run import serve_here
+
+
+def main(text: str) -> int:
+    """Serves on the socket that the document names. Returns: the exit code."""
+    document = json.loads(text)
+    options = document["options"]
+    set_up_logs(as_json=options["json_log"])
+    try:
+        service = Service(Settings.from_json(document["settings"]))
+    except WidepackError as e:
+        print(f"Error: {e}", file=sys.stderr)
+        return e.exit_code
+    listener = socket.socket(fileno=document["socket"])
+    serve_here(service, listener, lambda: None, options["max_connections"])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
