@@ -94,6 +94,7 @@ class Metrics:
             multiprocess_mode="livemax",
         )
         self._children: dict[tuple[object, ...], tuple[Histogram, ...]] = {}
+        self._members: dict[tuple[str, str], Counter] = {}
         self._described: dict[str, tuple[str, ...]] = {}
         self._counters: dict[tuple[str, str, int], Counter] = {}
 
@@ -164,7 +165,14 @@ class Metrics:
         names = first.model.artifact.members
         if counts and (self._by_member or (self._by_member is None and len(names) <= MEMBERS_AS_LABELS)):
             for number, count in counts.items():
-                self._member_rows.labels(name, names[number]).inc(count)
+                self._rows_of(name, names[number]).inc(count)
+
+    def _rows_of(self, model: str, member: str) -> Counter:
+        """Returns the counter of the rows of a member."""
+        found = self._members.get((model, member))
+        if found is None:
+            found = self._members[model, member] = self._member_rows.labels(model, member)
+        return found
 
     def _of(
         self, form: str, metrics: tuple[Histogram, ...], labels: tuple[str, ...]

@@ -27,6 +27,8 @@ from .job import Job, Outputs, Part
 from .timing import Timings
 
 log = logging.getLogger("widepack.serve")
+_LONG = 0.25
+"""Seconds after which a call waits for long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,7 @@ class Batcher:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread = 0
         self._flush_planned = False
+        self._rows_before = 0
         self._busy = False
         self._handed: list[Part] = []
         self._running: list[Part] = []
@@ -89,14 +92,14 @@ class Batcher:
     # ---------------------------------------------------------------- calls
 
     async def outputs(
-        self, call: Call, timeout: float | None = None, started: Callable[[Job], None] | None = None
+        self, call: Call, timeout: float | None = None, delayed: Callable[[Job], None] | None = None
     ) -> Outputs:
         """Runs a call in a batch with others.
 
         Args:
             call: A checked call.
             timeout: Seconds for which it may wait for its start.
-            started: Is called with the waiting job, which the caller may cancel.
+            delayed: Is called with the job if it waits for long. The caller may cancel it.
 
         Returns:
             The outputs, in the order of `call.wanted`.
@@ -117,14 +120,12 @@ class Batcher:
             else:
                 self._results.append((future, outputs, error))
 
-        job = Job(call, None if timeout is None else time.monotonic() + timeout, done)
+        job = Job(call, None if timeout is None else time.monotonic() + timeout, done, delayed)
         with self._lock:
             self._put(job)
             if not self._busy and not self._flush_planned:
                 self._flush_planned = True
                 loop.call_soon(self._flush)
-        if started is not None:
-            started(job)
         try:
             return await future
         finally:
@@ -173,14 +174,17 @@ class Batcher:
             return True
         return False
 
-    def expire(self) -> None:
-        """Ends the waiting calls whose deadline has passed, also while a batch runs."""
+    def look(self) -> None:
+        """Ends the waiting calls whose deadline has passed, also while a batch runs, and tells those that
+        wait for long. It is called on the event loop, a few times a second.
+        """
+        late = time.monotonic() - _LONG
         with self._lock:
-            for job in self._queue:
-                if job.taken == 0:
-                    self._dropped(job)
-            results = self._taken_results() if not self._busy else []
-        _set_all(results)
+            jobs = [j for j in self._queue if j.taken == 0 and not self._dropped(j) and j.queued < late]
+        for job in jobs:
+            if (delayed := job.delayed) is not None:
+                job.delayed = None
+                delayed(job)
 
     # ---------------------------------------------------------------- on the thread of the loop
 
@@ -191,6 +195,10 @@ class Batcher:
             self._flush_planned = False
             if self._busy:
                 return  # the thread goes on by itself
+            if self._grows() and self._loop is not None:
+                self._flush_planned = True
+                self._loop.call_soon(self._flush)
+                return
             if delay and self._loop is not None and (wait := self._missing(delay)) > 0:
                 self._flush_planned = True
                 self._loop.call_later(wait, self._flush)
@@ -208,6 +216,15 @@ class Batcher:
             self._run(parts)
         finally:
             self._end()
+
+    def _grows(self) -> bool:
+        """Returns whether calls arrived in the last turn of the event loop, so that the batch takes the next
+        ones too. Nothing waits for a timer: the loop reads requests meanwhile.
+        """
+        rows, before = self._queue.rows, self._rows_before
+        grows = before < rows < self._options.max_batch
+        self._rows_before = rows if grows else 0
+        return grows
 
     def _missing(self, delay: float) -> float:
         """Returns for how many seconds a batch that is not full still waits for more calls."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -36,10 +37,8 @@ def run_batch(parts: Sequence[Part]) -> None:
     outputs = _outputs(first, tensors, numbers)
     front = numbers is None
     dims = [rows_dim(layout, one, front) for one in first.wanted]
-    at = 0
-    for part in parts:
-        found = [_part_of(value, dim, at, part.rows) for value, dim in zip(outputs, dims)]
-        at += part.rows
+    sizes = [p.rows for p in parts]
+    for part, *found in zip(parts, *(_split(value, sizes, dim) for value, dim in zip(outputs, dims))):
         if part.whole:
             part.job.finish(found)
         else:
@@ -61,11 +60,12 @@ def _joined(tensors: list[torch.Tensor], dim: int) -> torch.Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim)
 
 
-def _part_of(value: Any, dim: int, at: int, rows: int) -> torch.Tensor:
-    """Returns the rows of a call. value: a tensor, or a list with one tensor for each row."""
+def _split(value: Any, sizes: list[int], dim: int) -> Sequence[torch.Tensor]:
+    """Returns the rows of each call. value: a tensor, or a list with one tensor for each row."""
     if isinstance(value, torch.Tensor):
-        return value.narrow(dim, at, rows)
-    return _of_rows(value[at : at + rows], dim)
+        return value.split(sizes, dim)
+    ends = list(accumulate(sizes))
+    return [_of_rows(value[end - rows : end], dim) for end, rows in zip(ends, sizes)]
 
 
 def _of_rows(rows: Sequence[torch.Tensor], dim: int) -> torch.Tensor:

@@ -6,6 +6,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator
 from itertools import islice
 
+from ..catalog.call import Group
 from .job import Job, Part
 
 
@@ -94,13 +95,13 @@ class FairQueue:
         return self._max_batch if allowed is None else max(min(self._max_batch, allowed), 1)
 
     @staticmethod
-    def _fits(lane: deque[Job], group: int) -> bool:
+    def _fits(lane: deque[Job], group: Group) -> bool:
         return bool(lane) and lane[0].call.group == group
 
     def _fill(
         self,
         lane: deque[Job],
-        group: int,
+        group: Group,
         room: int,
         parts: list[Part],
         dropped: Callable[[Job], bool],

@@ -23,10 +23,11 @@ class Job:
         call: The call.
         deadline: The time of `time.monotonic` after which it must not start; None for none.
         done: Is called once, on any thread, with (job, outputs, error): one of the last two is None.
+        delayed: Is called on the event loop if the job waits for long; None for nothing.
 
     Attributes:
         call: The call.
-        deadline: As given.
+        deadline, delayed: As given.
         lane: Calls of equal lanes wait in one line: those of one member.
         bytes: The bytes of its tensors.
         taken: How many rows a batch has taken.
@@ -43,6 +44,7 @@ class Job:
         "call",
         "cancelled",
         "deadline",
+        "delayed",
         "lane",
         "queued",
         "started",
@@ -54,6 +56,7 @@ class Job:
         call: Call,
         deadline: float | None,
         done: Callable[[Job, Outputs | None, Exception | None], None],
+        delayed: Callable[[Job], None] | None = None,
     ) -> None:
         numbers = call.numbers
         member = numbers[0] if numbers is not None and len(numbers) else -1
@@ -65,6 +68,7 @@ class Job:
         self.queued = time.monotonic()
         self.started = 0.0
         self.cancelled = False
+        self.delayed = delayed
         self._done = done
         self._finished = False
         self._parts: list[tuple[int, Outputs]] = []

@@ -14,14 +14,17 @@ from widepack.inference.member_numbers import member_numbers
 
 from ..errors import RequestError
 from ..protocol.request import InferRequest, Value
-from .layout import EntryLayout
-from .outputs import Defaults, Wanted, answers, wanted_output
+from .outputs import Defaults, Wanted, wanted_output
 from .served import EACH, ONE, ServedModel
 
 MEMBER = "member"
 """The input that chooses the member of each row."""
 SEEN = 1024
 """How many shapes of calls are remembered as checked."""
+
+
+Group = tuple[int, bool, int]
+"""The number of a form and its sizes, whether rows are routed, and the number of the outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class Call:
     numbers: Sequence[int] | None
     rows: int
     wanted: Wanted
-    group: int | None
+    group: Group | None
 
 
 class CallChecker:
@@ -54,9 +57,9 @@ class CallChecker:
 
     def __init__(self, defaults: Defaults) -> None:
         self._defaults = defaults
-        self._seen: dict[Hashable, tuple[int, Hashable]] = {}
-        self._groups: dict[Hashable, int] = {}
-        self._numbers_of_groups = count()
+        self._seen: dict[Hashable, tuple[int, int | None]] = {}
+        self._numbers: dict[Hashable, int] = {}
+        self._next = count()
 
     def call(self, model: ServedModel, request: InferRequest) -> Call:
         """Checks a request.
@@ -72,23 +75,21 @@ class CallChecker:
         wanted = self._wanted(model, request, routed=member is not None)
         try:
             rows, sizes = self._sizes(model, tensors)
-            numbers = self._numbers(model, member, request, rows)
+            numbers = self._members(model, member, request, rows)
         except RequestError:
             raise
         except WidepackError as e:
             raise RequestError(str(e)) from None
-        group = None if sizes is None else self._group((_form(model, numbers), sizes, wanted))
+        group = None if sizes is None else (sizes, numbers is not None, self._number(wanted))
         return Call(model, tensors, numbers, rows, wanted, group)
 
-    def _group(self, key: Hashable) -> int:
-        """Returns the number of a group. Numbers are never used again, so groups that are forgotten stay
-        apart.
-        """
-        found = self._groups.get(key)
+    def _number(self, key: Hashable) -> int:
+        """Returns the number of a key. A number is never used again, so that forgotten keys stay apart."""
+        found = self._numbers.get(key)
         if found is None:
-            if len(self._groups) >= SEEN:
-                self._groups.clear()
-            found = self._groups[key] = next(self._numbers_of_groups)
+            if len(self._numbers) >= SEEN:
+                self._numbers.clear()
+            found = self._numbers[key] = next(self._next)
         return found
 
     def _inputs(self, model: ServedModel, request: InferRequest) -> tuple[list[torch.Tensor], Value | None]:
@@ -124,41 +125,41 @@ class CallChecker:
         """Returns the outputs of a request. Raises: RequestError."""
         alone = model.kind in (EACH, ONE) or routed
         if not request.outputs:
-            return answers(model.layout) if alone else model.artifact.defaults[model.layout.entry.name]
+            artifact, name = model.artifact, model.layout.entry.name
+            return artifact.answers[name] if alone else artifact.defaults[name]
         return tuple(
             wanted_output(model.layout, o.name, o.options, self._defaults, figures=not alone)
             for o in request.outputs
         )
 
-    def _sizes(self, model: ServedModel, tensors: Sequence[torch.Tensor]) -> tuple[int, Hashable]:
+    def _sizes(self, model: ServedModel, tensors: Sequence[torch.Tensor]) -> tuple[int, int | None]:
         """Checks tensors against the entry.
 
         Returns:
-            The number of rows, and the sizes that calls in one batch have in common; (1, None) if the call
-            runs alone.
+            The number of rows, and the number of what calls in one batch have in common: the entry, whether
+            members have their own rows, and the other sizes; (1, None) if the call runs alone.
 
         Raises:
             WidepackError: They do not match.
         """
         layout = model.layout
-        key = (layout, model.kind == EACH, model.kind == ONE, *(t.shape for t in tensors))
-        if (found := self._seen.get(key)) is not None:
-            return found
-        per_member = layout.per_member(model.kind == EACH)
-        if model.kind == ONE:
-            per_member = [False] * len(per_member)
+        key = (layout, model.kind, *(t.shape for t in tensors))
+        if (seen := self._seen.get(key)) is not None:
+            return seen
+        stacked = model.kind == EACH
+        per_member = [False] * len(tensors) if model.kind == ONE else layout.per_member(stacked)
         sizes = dict(layout.entry.tensor_calls.sizes(tensors, per_member))
-        found = (1, None)
+        found: tuple[int, int | None] = (1, None)
         if layout.batch:
             rows = sizes.pop(layout.batch)
-            shared_by_rows = any(i.rows is None for i in layout.inputs)
-            found = (rows, None if shared_by_rows or not rows else tuple(sizes.items()))
+            alone = not rows or any(i.rows is None for i in layout.inputs)
+            found = (rows, None if alone else self._number((layout, stacked, *sizes.items())))
         if len(self._seen) >= SEEN:
             self._seen.clear()
         self._seen[key] = found
         return found
 
-    def _numbers(
+    def _members(
         self, model: ServedModel, member: Value | None, request: InferRequest, rows: int
     ) -> Sequence[int] | None:
         """Returns the member of each row; None if all members answer. Raises: WidepackError."""
@@ -172,11 +173,6 @@ class CallChecker:
                 f"input member has the shape {shape}; it has one number or name for each row, [{rows}]"
             )
         return member_numbers(member, model.artifact.members, rows)
-
-
-def _form(model: ServedModel, numbers: Sequence[int] | None) -> tuple[EntryLayout, bool, bool]:
-    """Returns what runs: the entry, whether rows are routed, whether each member has its own rows."""
-    return model.layout, numbers is not None, model.kind == EACH
 
 
 def _why_no_member(model: ServedModel, unknown: Sequence[str]) -> str:

@@ -53,6 +53,7 @@ def served_artifact(name: str, model: WideModel, defaults: Defaults) -> ServedAr
         model,
         model.manifest.digest.removeprefix("sha256:")[:12],
         layouts,
+        {entry: answers(layout) for entry, layout in layouts.items()},
         {entry: _defaults(entry, layout, defaults) for entry, layout in layouts.items()},
         left_out,
     )

@@ -25,7 +25,8 @@ class ServedArtifact:
         model: The loaded model.
         version: The version on the wire: the first 12 digits of the artifact's digest.
         layouts: The entries that can be served, by name.
-        defaults: The outputs of each entry if a client requests none.
+        answers: The outputs of each entry that are its members' answers themselves.
+        defaults: The outputs of each entry for all members if a client requests none.
         left_out: The entries that cannot be served, with the reason.
     """
 
@@ -33,6 +34,7 @@ class ServedArtifact:
     model: WideModel
     version: str
     layouts: Mapping[str, EntryLayout]
+    answers: Mapping[str, Wanted]
     defaults: Mapping[str, Wanted]
     left_out: Mapping[str, str]
 

@@ -87,14 +87,14 @@ class Service:
         self,
         model: ServedModel,
         request: InferRequest,
-        waiting: Callable[[Job], None] | None = None,
+        delayed: Callable[[Job], None] | None = None,
     ) -> tuple[list[str], Outputs]:
         """Runs a request.
 
         Args:
             model: The model that it names.
             request: The request.
-            waiting: Is called with the waiting job.
+            delayed: Is called with the job if it waits for long. The caller may cancel it.
 
         Returns:
             The names of the outputs, and the outputs.
@@ -111,7 +111,7 @@ class Service:
                 if request.timeout is None
                 else min(request.timeout, self.settings.timeout)
             )
-            outputs = await self.batcher.outputs(call, timeout, waiting)
+            outputs = await self.batcher.outputs(call, timeout, delayed)
             code = 200
             return [w.name for w in call.wanted], outputs
         except RequestError as e:
@@ -203,7 +203,7 @@ class Service:
         look = time.monotonic() + self.settings.reload
         while True:
             await asyncio.sleep(TICK)
-            self.batcher.expire()
+            self.batcher.look()
             if self._retired and not self.batcher.uses([a.model for a in self._retired]):
                 for artifact in self._retired:
                     artifact.model.close()

@@ -15,8 +15,6 @@ from ..protocol.response import AnsweredOutput, answer_body
 from .receive import header, read_body
 from .send import BINARY, JSON, Headers, send_body
 
-_PATIENCE = 0.25
-"""Seconds after which the server looks whether the client of a waiting request is still there."""
 _COMPRESSED = 1 << 10
 """The fewest bytes of an answer that are compressed."""
 
@@ -46,7 +44,8 @@ async def answer_inference(
     try:
         names, outputs = await service.infer(model, request, watch.begin)
     finally:
-        watch.end()
+        if watch.task is not None:
+            watch.task.cancel()
     await _send_outputs(model, name, request, names, outputs, scope, send)
 
 
@@ -72,29 +71,25 @@ async def _send_outputs(
 
 
 class _Watch:
-    """Cancels a waiting job if its client closes the connection.
+    """Cancels a job if its client closes the connection.
 
-    A task for it starts only after some time, since most requests are answered before.
+    It begins only when the job has waited for some time, since most requests are answered before.
+
+    Attributes:
+        task: Waits for the end of the connection; None before `begin`.
     """
+
+    __slots__ = ("_receive", "task")
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
-        self._handle: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None
 
     def begin(self, job: Job) -> None:
-        self._handle = asyncio.get_running_loop().call_later(_PATIENCE, self._start, job)
-
-    def _start(self, job: Job) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._look(job))
+        """Begins to wait for the end of the connection."""
+        self.task = asyncio.get_running_loop().create_task(self._look(job))
 
     async def _look(self, job: Job) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
         job.cancelled = True
-
-    def end(self) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-        if self._task is not None:
-            self._task.cancel()
