@@ -59,7 +59,7 @@ def litserve(folder: str, network: str, port: int) -> None:
     """LitServe with batches of up to 32 requests."""
     import litserve as ls
 
-    class Api(ls.LitAPI):  # type: ignore[misc]
+    class Api(ls.LitAPI):
         def setup(self, device: str) -> None:
             torch.set_num_threads(1)
             self.modules = modules_of(folder, network)
@@ -90,7 +90,7 @@ def kserve(folder: str, network: str, port: int) -> None:
     sys.argv = [sys.argv[0], f"--http_port={port}", "--enable_grpc=False"]
     from kserve import InferOutput, InferRequest, InferResponse, Model, ModelServer
 
-    class One(Model):  # type: ignore[misc]
+    class One(Model):
         def __init__(self, name: str, module: nn.Module) -> None:
             super().__init__(name)
             self.module, self.ready = module, True

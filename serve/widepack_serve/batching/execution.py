@@ -63,7 +63,7 @@ def _joined(tensors: list[torch.Tensor], dim: int) -> torch.Tensor:
 def _split(value: Any, sizes: list[int], dim: int) -> Sequence[torch.Tensor]:
     """Returns the rows of each call. value: a tensor, or a list with one tensor for each row."""
     if isinstance(value, torch.Tensor):
-        return value.split(sizes, dim)
+        return torch.split(value, sizes, dim)
     ends = list(accumulate(sizes))
     return [_of_rows(value[end - rows : end], dim) for end, rows in zip(ends, sizes)]
 
