@@ -27,7 +27,7 @@ from .value_texts import describe, different_shapes, way_to_tensor
 _DERIVATIVES = "ens[i](x) has gradients for one member, and widepack.fuse for all live modules"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Call:
     """The tensors of a call, which are bound one after the other.
 

@@ -43,6 +43,7 @@ class InputNames:
         # parameters that the artifact was built without: their defaults are part of the program
         self._absent = {p.name: p.tree["const"] for p in parameters if p.default and "const" in p.tree}
         self._used = [p.name for p in parameters if p.name not in self._absent]
+        self._always = frozenset(self._used)
         self._plain = frozenset(p.name for p in parameters if "leaf" in p.tree)
 
     # ---------------------------------------------------------------- selection
@@ -67,13 +68,12 @@ class InputNames:
 
     def check(self, arguments: Mapping[str, Any], form: str) -> None:
         """Checks the names of a call's arguments. form: of the call, for messages. Raises: InputError."""
+        if self._always.issuperset(arguments):
+            return
         unknown = [n for n in arguments if n not in self._trees]
-        unread = [] if self._absent.keys().isdisjoint(arguments) else self._unread(arguments)
+        unread = [n for n, value in arguments.items() if self._is_unread(n, value)]
         if unknown or unread:
             raise InputError(self._refusal(unknown, unread, form))
-
-    def _unread(self, arguments: Mapping[str, Any]) -> list[str]:
-        return [name for name, value in arguments.items() if self._is_unread(name, value)]
 
     def _refusal(self, unknown: Sequence[str], unread: Sequence[str], form: str) -> str:
         """Returns the message about inputs that the entry does not use."""
