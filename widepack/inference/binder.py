@@ -28,7 +28,7 @@ _DERIVATIVES = "ens[i](x) has gradients for one member, and widepack.fuse for al
 
 
 @dataclass(slots=True)
-class _Call:
+class _BoundCall:
     """The tensors of a call, which are bound one after the other.
 
     values: For each leaf its tensor. per_member: For each leaf whether it has one value for each member.
@@ -151,7 +151,7 @@ class Binder:
                 raise InputError(f"input {name} is given twice, by position and by name")
             arguments[name] = value
         self._names.check(arguments, form)
-        call = _Call([None] * len(self.leaves), [False] * len(self.leaves), form)
+        call = _BoundCall([None] * len(self.leaves), [False] * len(self.leaves), form)
         for name, _, tree, default in self._parameters:
             if name in arguments:
                 value = arguments[name]
@@ -165,7 +165,7 @@ class Binder:
                 raise InputError(f"input {name} is missing; the model takes {self._required}{built}")
         return call.values, call.per_member
 
-    def _bind_tree(self, tree: Tree, value: Any, name: str, stacked: bool, call: _Call) -> None:
+    def _bind_tree(self, tree: Tree, value: Any, name: str, stacked: bool, call: _BoundCall) -> None:
         """Puts one argument into a call. stacked: with one value for each member."""
         ((form, inner),) = tree.items()
         if form == "leaf":
@@ -188,7 +188,7 @@ class Binder:
             for k, t in inner:
                 self._bind_tree(t, value[k], f"{name}.{k}", stacked, call)
 
-    def _bind_leaf(self, leaf: int, value: Any, name: str, stacked: bool, call: _Call) -> None:
+    def _bind_leaf(self, leaf: int, value: Any, name: str, stacked: bool, call: _BoundCall) -> None:
         """Puts one tensor, or a list of N tensors, into a call."""
         if isinstance(value, Each):
             value, stacked = value.value, True
