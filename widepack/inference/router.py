@@ -34,6 +34,7 @@ from ..runtime.executable import storage
 from ..system.autocast import autocast_off
 from .binder import Binder
 from .entry_rows import rows_of_entry
+from .input_names import ROUTE
 from .member_numbers import member_numbers
 from .output import named_values
 from .padded_rows import PaddedCall, PaddedRows
@@ -111,7 +112,7 @@ class Router:
         self._artifact.check_open()
         values: Sequence[Tensor] = args
         if kwargs or not self._binder.plain(args):
-            values, per_member = self._binder.bind(args, kwargs)
+            values, per_member = self._binder.bind(args, kwargs, ROUTE)
             if any(per_member):
                 raise InputError(
                     "route takes one row for each answer; widepack.each is for ens(...) and ens.each"
