@@ -61,7 +61,7 @@ class PaddedCall:
         """Returns an input `[N, ...]`, in which each member has its rows."""
         if axis is None:
             return value.expand(self.members, *value.shape)
-        rows = value.index_select(axis.dim, self.order).unflatten(axis.dim, (self.members, self.rows))
+        rows = torch.unflatten(value.index_select(axis.dim, self.order), axis.dim, (self.members, self.rows))
         return rows.movedim(axis.dim, 0).contiguous()
 
     def _gathered(self, leaf: Tensor, dim: int) -> Tensor:

@@ -135,7 +135,9 @@ class Router:
         return outputs[result["leaf"]] if "leaf" in result else tree.build(result, outputs, named_values)
 
     def _padded_call(self, numbers: Sequence[int], others: _Others, members: _Members) -> PaddedCall | None:
-        """Returns a call that runs padded; None if another form is faster. A trunk runs once in other forms."""
+        """Returns a call that runs padded; None if another form is faster. A trunk runs once in other
+        forms.
+        """
         if self._padded is None or len(members) == 1:
             return None
         if members[numbers[0]].functions.trunk is not None:
