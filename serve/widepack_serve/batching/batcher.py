@@ -168,7 +168,7 @@ class Batcher:
             self._reject("disconnected")
             job.fail(DeadlinePassed("the client closed the connection"))
             return True
-        if job.deadline is not None and job.deadline < time.monotonic():
+        if job.deadline is not None and not job.taken and job.deadline < time.monotonic():
             self._reject("deadline")
             job.fail(DeadlinePassed("the request waited longer than its timeout, and did not run"))
             return True
@@ -243,7 +243,7 @@ class Batcher:
     def _end(self) -> None:
         """Ends a batch on the thread of the loop, and plans the next one after other events."""
         with self._lock:
-            self._busy = False
+            self._busy, self._running = False, []
             if self._queue.rows and not self._flush_planned and self._loop is not None:
                 self._flush_planned = True
                 self._loop.call_soon(self._flush)
@@ -266,11 +266,13 @@ class Batcher:
                     self._lock.wait()
                 if self._stopped and not self._handed:
                     return
-                parts, self._handed = self._handed, []
+                parts = self._running = self._handed
+                self._handed = []
             while parts:
                 self._run(parts)
                 with self._lock:
                     parts = [] if self._options.max_delay else self._queue.take(self._dropped)
+                    self._running = parts
                     short = bool(parts) and self._short(parts)
                     results = self._taken_results()
                     if not parts:
@@ -326,13 +328,15 @@ class Batcher:
             part.job.started = part.job.started or start
         self._running = parts
         self._run_or_halve(parts)
-        self._running = []
         self.moved = time.monotonic()
         group = parts[0].job.call.group
         if group is not None:
             self._timings.add(group, sum(p.rows for p in parts), self.moved - start)
         if self._observer is not None:
-            self._observer.ran(parts, self.moved - start)
+            try:
+                self._observer.ran(parts, self.moved - start)
+            except Exception:  # the thread of the batches must go on
+                log.exception("a batch was not counted")
 
     def _run_or_halve(self, parts: list[Part]) -> None:
         try:

@@ -99,6 +99,11 @@ def wanted_output(
         raise RequestError(f"output {name[:80]}: a state has no figures")
     if leaf.ragged:
         raise RequestError(f"output {name[:80]}: the members' answers have different shapes, and no figures")
+    if not leaf.datatype.dtype.is_floating_point:
+        raise RequestError(
+            f"output {name[:80]}: {leaf.name} is {leaf.datatype.name}, and figures are of floating numbers; "
+            f"request {leaf.name}, and count the members' answers"
+        )
     of, dim = options.get("of", defaults.of), options.get("dim", defaults.dim)
     if of is not None and not isinstance(of, str):
         raise RequestError(

@@ -140,26 +140,27 @@ class Service:
 
     # ---------------------------------------------------------------- changes
 
-    async def swap(self, model: ServedModel, checkpoint: str) -> str:
+    async def swap(self, name: str, checkpoint: str) -> str:
         """Replaces a member by a checkpoint, while calls go on.
 
         Args:
-            model: The model of the member.
+            name: The name of the member's model on the wire.
             checkpoint: The path of the checkpoint, relative to the folder of the settings.
 
         Returns:
             A sentence about the swap.
 
         Raises:
-            RequestError: The path or the checkpoint is refused.
+            RequestError: There is no such model, or the path or the checkpoint is refused.
         """
-        if model.kind != ONE:
-            raise RequestError(f"model {model.name} is not one member; a swap replaces one member")
+        if self.catalog.find(name).kind != ONE:
+            raise RequestError(f"model {name[:80]} is not one member; a swap replaces one member")
         folder = self.settings.swap_from
         if folder is None:
             raise Forbidden("swaps are not allowed: start the server with --swap-from and --admin-token-file")
         path = checkpoint_in(Path(folder), checkpoint)
         async with self._changing:
+            model = self.catalog.find(name)  # of the artifact that is served now
             try:
                 report = await asyncio.to_thread(model.artifact.model.swap, model.member, path)
             except WidepackError as e:
@@ -179,9 +180,10 @@ class Service:
                     if digest == current.model.manifest.digest:
                         continue
                     artifact = await asyncio.to_thread(self._loaded, name, path)
-                except (WidepackError, OSError) as e:
+                except Exception as e:  # noqa: BLE001  the server goes on with what it has
                     self.metrics.reloaded("failed")
-                    log.error("%s was not loaded again: %s", name, e)
+                    usual = isinstance(e, (WidepackError, OSError))
+                    log.error("%s was not loaded again: %s", name, e, exc_info=None if usual else e)
                     continue
                 self.catalog = self.catalog.replaced(artifact)
                 self._retired.append(current)
@@ -201,6 +203,7 @@ class Service:
 
     async def _tick(self) -> None:
         look = time.monotonic() + self.settings.reload
+        reload: asyncio.Task[None] | None = None
         while True:
             await asyncio.sleep(TICK)
             self.batcher.look()
@@ -208,9 +211,10 @@ class Service:
                 for artifact in self._retired:
                     artifact.model.close()
                 self._retired.clear()
-            if self.settings.reload and time.monotonic() >= look:
-                await self.reload()
-                look = time.monotonic() + self.settings.reload
+            if reload is not None and reload.done():
+                reload, look = None, time.monotonic() + self.settings.reload
+            if self.settings.reload and reload is None and time.monotonic() >= look:
+                reload = asyncio.ensure_future(self.reload())  # deadlines are looked at meanwhile
 
     def drain(self) -> None:
         """Says that it is not ready. Requests are still answered."""

@@ -19,10 +19,14 @@ def checkpoint_in(folder: Path, name: str) -> Path:
     """
     if not name or "\0" in name or Path(name).is_absolute():
         raise RequestError(f"checkpoint is {name[:80]!r}; it is a path relative to the folder of --swap-from")
-    root = folder.resolve()
-    path = (root / name).resolve()
-    if not path.is_relative_to(root):
+    try:
+        root = folder.resolve()
+        path = (root / name).resolve()
+        inside, found = path.is_relative_to(root), path.is_file()
+    except (OSError, RuntimeError):  # a name that is too long, or links in a circle
+        inside, found = True, False
+    if not inside:
         raise RequestError(f"checkpoint {name[:80]!r} is outside of the folder of --swap-from")
-    if not path.is_file():
+    if not found:
         raise RequestError(f"there is no checkpoint {name[:80]!r} in the folder of --swap-from")
     return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 
 from ..errors import RequestError, TooLarge, UnknownEncoding
@@ -10,6 +11,8 @@ ENCODINGS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 """The content encodings, and their windows for zlib."""
 LEVEL = 1
 """The compression of answers: the fastest."""
+_REFUSED = re.compile(r"q=0(\.0*)?")
+"""The quality of an encoding that a client does not accept."""
 
 
 def unpacked(body: bytes | bytearray, encoding: str, most: int) -> bytes | bytearray:
@@ -32,11 +35,11 @@ def unpacked(body: bytes | bytearray, encoding: str, most: int) -> bytes | bytea
         raise UnknownEncoding(f"content-encoding {encoding[:40]!r} is unknown; known: {', '.join(ENCODINGS)}")
     reader = zlib.decompressobj(ENCODINGS[name])
     try:
-        found = reader.decompress(body, most)
-        if reader.unconsumed_tail or (not reader.eof and reader.decompress(b"", 1)):
-            raise TooLarge(f"the body has more than {most} bytes once unpacked; the limit is --max-body")
+        found = reader.decompress(body, most + 1)
     except zlib.error as e:
         raise RequestError(f"the body is not {name}: {e}") from None
+    if len(found) > most:
+        raise TooLarge(f"the body has more than {most} bytes once unpacked; the limit is --max-body")
     if not reader.eof:
         raise RequestError(f"the body ends before its {name} data is complete")
     if reader.unused_data:
@@ -50,8 +53,8 @@ def packed(body: bytes, accepted: str) -> tuple[bytes, str]:
     accepted: the header Accept-Encoding.
     """
     for part in accepted.lower().split(","):
-        name, _, quality = part.strip().partition(";")
-        if name in ENCODINGS and quality.replace(" ", "") not in ("q=0", "q=0.0"):
+        name, _, quality = part.replace(" ", "").partition(";")
+        if name in ENCODINGS and not _REFUSED.fullmatch(quality):
             writer = zlib.compressobj(LEVEL, zlib.DEFLATED, ENCODINGS[name])
             return writer.compress(body) + writer.flush(), name
     return body, ""

@@ -9,7 +9,6 @@ from typing import Any
 
 import orjson
 from starlette.applications import Starlette
-from starlette.routing import Mount
 from starlette.types import Receive, Scope, Send
 
 from ..catalog.metadata import server_metadata
@@ -18,10 +17,9 @@ from ..lifecycle.service import Service
 from .access import check_token
 from .models import Models, WrongMethod, path_parts
 from .receive import Disconnected, read_body
-from .send import TEXT, Headers, send_body, send_document, send_error
+from .send import CLOSE, TEXT, send_body, send_document, send_error
 
 log = logging.getLogger("widepack.serve")
-_CLOSE: Headers = ((b"connection", b"close"),)
 _SMALL = 1 << 16
 """The most bytes of a body that is not an inference's."""
 
@@ -50,12 +48,13 @@ class Rest:
             send = _closing(send)
         try:
             parts = path_parts(scope)
+            if parts[:3] == ["v2", "repository", "models"] and len(parts) == 5:
+                await self._change(parts[3], parts[4], scope, receive, send)
+                return
             if parts[:2] != ["v2", "health"]:
                 check_token(scope, self._service.token)
-            if parts[:2] == ["v2", "models"] and len(parts) > 2 and parts[2] != "stats":
+            if parts[:2] == ["v2", "models"] and len(parts) > 2 and parts[2:] != ["stats"]:
                 await self._models(parts[2:], scope, receive, send)
-            elif parts[:3] == ["v2", "repository", "models"] and len(parts) == 5:
-                await self._change(parts[3], parts[4], scope, receive, send)
             else:
                 await self._answer_fixed(parts, scope, send)
         except Disconnected:
@@ -107,19 +106,22 @@ class Rest:
         await send_document(send, {"model_stats": rows})
 
     async def _change(self, name: str, action: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers `POST /v2/repository/models/NAME/load`: a swap of one member."""
+        """Answers `POST /v2/repository/models/NAME/load`: a swap of one member. It needs the admin token, not
+        the token of other requests.
+        """
+        admin_token = self._service.admin_token
+        check_token(scope, self._service.token if admin_token is None else admin_token)
         if scope["method"] != "POST":
             raise WrongMethod(f"{scope['method']} is not the method of this path; it takes POST")
         if action == "unload":
             raise Forbidden("models are not unloaded: end the server instead")
         if action != "load":
             raise NotFound(f"there is no action {action[:40]!r}; known: load")
-        if self._service.admin_token is None:
+        if admin_token is None:
             raise Forbidden("swaps are not allowed: start the server with --swap-from and --admin-token-file")
-        check_token(scope, self._service.admin_token)
-        model = self._service.catalog.find(name)
+        self._service.catalog.find(name)
         body = await read_body(scope, receive, _SMALL, self._service.settings.body_timeout)
-        await send_document(send, {"message": await self._service.swap(model, _checkpoint(body))})
+        await send_document(send, {"message": await self._service.swap(name, _checkpoint(body))})
 
 
 def _checkpoint(body: bytes | bytearray) -> str:
@@ -140,7 +142,7 @@ def _closing(send: Send) -> Send:
 
     async def sent(message: Any) -> None:
         if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message["headers"], *_CLOSE]}
+            message = {**message, "headers": [*message["headers"], CLOSE]}
         await send(message)
 
     return sent
@@ -161,6 +163,7 @@ def asgi_app(service: Service) -> Starlette:
         finally:
             await service.stop()
 
-    app = Starlette(routes=[Mount("/", app=Rest(service))], lifespan=lifespan)
+    app = Starlette(lifespan=lifespan)
+    app.router.default = Rest(service)  # no route: Starlette's cannot match every path
     app.state.service = service
     return app

@@ -20,14 +20,14 @@ _COMPRESSED = 1 << 10
 
 
 async def answer_inference(
-    service: Service, model: ServedModel, name: str, scope: Scope, receive: Receive, send: Send
+    service: Service, name: str, version: str, scope: Scope, receive: Receive, send: Send
 ) -> None:
     """Answers a request for an inference.
 
     Args:
         service: What runs it.
-        model: The model.
-        name: Its name, as the client wrote it.
+        name: The name of the model, as the client wrote it.
+        version: Its version; "" for the current one.
         scope, receive, send: Of the request.
 
     Raises:
@@ -35,11 +35,13 @@ async def answer_inference(
         Disconnected: The client closed the connection.
     """
     settings = service.settings
+    service.catalog.find(name, version)  # an unknown model is refused before its body is read
     body = await read_body(scope, receive, settings.max_body, settings.body_timeout)
     if (encoding := header(scope, b"content-encoding")) is not None:
         body = unpacked(body, encoding, settings.max_body)
     length = header_length(header(scope, b"inference-header-content-length"), len(body))
     request = read_request(body, length)
+    model = service.catalog.find(name, version)  # as it is now: another artifact may have come meanwhile
     watch = _Watch(receive)
     try:
         names, outputs = await service.infer(model, request, watch.begin)

@@ -71,10 +71,11 @@ class Models:
             raise WrongMethod(
                 f"{scope['method']} is not the method of this path; it takes {_ACTIONS[action]}"
             )
-        model = service.catalog.find(name, version)
         if action == "infer":
-            await answer_inference(service, model, name, scope, receive, send)
-        elif action == "ready":
+            await answer_inference(service, name, version, scope, receive, send)
+            return
+        model = service.catalog.find(name, version)
+        if action == "ready":
             await send_document(send, {"name": name, "ready": service.ready}, 200 if service.ready else 503)
         elif action == "stats":
             await send_document(send, {"model_stats": [statistics(model, service)]})

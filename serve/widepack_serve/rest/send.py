@@ -13,6 +13,8 @@ JSON = b"application/json"
 BINARY = b"application/octet-stream"
 TEXT = b"text/plain; version=0.0.4; charset=utf-8"
 
+CLOSE = (b"connection", b"close")
+
 Headers = tuple[tuple[bytes, bytes], ...]
 
 
@@ -41,4 +43,6 @@ async def send_error(send: Send, error: RequestError, headers: Headers = ()) -> 
         headers = (*headers, (b"retry-after", b"%d" % error.retry_after))
     if error.status == 401:
         headers = (*headers, (b"www-authenticate", b"Bearer"))
+    if error.status == 408:
+        headers = (*headers, CLOSE)  # the rest of the body may never come
     await send_document(send, {"error": str(error)}, error.status, headers)

@@ -1,0 +1,525 @@
+"""Tests that every bad request is refused with a status and a sentence, and changes nothing."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import torch
+from asgi import InProcess, Request
+from infer import HEADER, binary_request, document, json_request, read
+
+import widepack_serve
+from widepack_serve.settings import Settings
+
+X = torch.arange(12, dtype=torch.float32).reshape(2, 6) / 7
+GOOD = {"x": X}
+Change = Callable[[dict[str, Any]], Any]
+
+
+def sent(body: bytes, model: str = "plain", **headers: str) -> Request:
+    return Request(
+        "POST", f"/v2/models/{model}/infer", body, {k.replace("_", "-"): v for k, v in headers.items()}
+    )
+
+
+def refused(server: InProcess, request: Request, status: int, words: str) -> None:
+    got = server.maybe(request)
+    assert got is not None
+    assert (got.status, list(got.json)) == (status, ["error"]), got.body
+    assert words in got.error, got.error
+    assert len(got.error.splitlines()) <= 5 and len(got.error) < 1000
+    assert got.headers["content-type"] == "application/json"
+
+
+def change(**values: Any) -> Change:
+    """Returns a change of the first input. A value of `...` removes its key."""
+
+    def changed(request: dict[str, Any]) -> None:
+        for key, value in values.items():
+            if value is ...:
+                del request["inputs"][0][key]
+            else:
+                request["inputs"][0][key] = value
+
+    return changed
+
+
+def whole(**values: Any) -> Change:
+    """Returns a change of members of the JSON object."""
+    return lambda request: request.update(values)
+
+
+def outputs(*rows: Any) -> Change:
+    return whole(outputs=[{"name": r} if isinstance(r, str) else r for r in rows])
+
+
+ONE: dict[str, Any] = document(GOOD)["inputs"][0]
+DEEP: Any = 1.0
+for _ in range(200):
+    DEEP = [DEEP]
+
+JSON_BODIES: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "the request is not JSON"),
+    "none": (b"hello", "the request is not JSON"),
+    "half": (b'{"inputs": [', "the request is not JSON"),
+    "bytes that are no UTF-8": (b'{"inputs": "\xff"}', "the request is not JSON"),
+    "lone surrogate": (b'{"id": "\\ud800", "inputs": []}', "the request"),
+    "NaN": (orjson.dumps(document(GOOD)).replace(b"0.0,", b"NaN,"), "the request is not JSON"),
+    "too deep": (b"[" * 5000 + b"]" * 5000, "the request is not JSON"),
+    "a list": (b"[]", "not a JSON object"),
+    "a number": (b"7", "not a JSON object"),
+    "null": (b"null", "not a JSON object"),
+    "no inputs": (b"{}", "has no list inputs"),
+    "two documents": (b"{}{}", "the request is not JSON"),
+}
+
+DOCUMENTS: dict[str, tuple[Change, int, str]] = {
+    "inputs is an object": (whole(inputs={}), 400, "has no list inputs"),
+    "inputs is empty": (whole(inputs=[]), 400, "has no list inputs"),
+    "inputs is null": (whole(inputs=None), 400, "has no list inputs"),
+    "an input is a number": (whole(inputs=[5]), 400, "input 0 is not a JSON object"),
+    "an input twice": (whole(inputs=[ONE, ONE]), 400, "input x is given twice"),
+    "no name": (change(name=...), 400, "input 0 has no name"),
+    "empty name": (change(name=""), 400, "input 0 has no name"),
+    "name is a number": (change(name=3), 400, "input 0 has no name"),
+    "long name": (change(name="a" * 1001), 400, "input 0 has no name"),
+    "unknown name": (change(name="z"), 400, "model plain has no input z; its inputs are x"),
+    "unknown name with a line": (change(name="z\n\x00"), 400, "has no input"),
+    "no datatype": (change(datatype=...), 400, "input x has no datatype"),
+    "unknown datatype": (change(datatype="FP33"), 400, "input x has the datatype 'FP33'; known: BOOL"),
+    "datatype is a number": (change(datatype=32), 400, "input x has the datatype 32"),
+    "other datatype": (change(datatype="FP64"), 400, "input x is FP64; the model takes FP32"),
+    "whole numbers": (
+        change(datatype="INT64", data=list(range(12))),
+        400,
+        "x is INT64; the model takes FP32",
+    ),
+    "texts": (change(datatype="BYTES", data=["a"] * 12), 400, "input x is BYTES; the model takes FP32"),
+    "FP16 in JSON": (change(datatype="FP16"), 400, "JSON has no numbers of FP16; send the tensor as binary"),
+    "BF16 in JSON": (change(datatype="BF16"), 400, "JSON has no numbers of BF16"),
+    "no shape": (change(shape=...), 400, "input x has no shape"),
+    "negative shape": (change(shape=[-1, 6]), 400, "input x has the shape [-1, 6]; a shape is a list"),
+    "float shape": (change(shape=[2.0, 6]), 400, "has the shape [2.0, 6]"),
+    "bool shape": (change(shape=[True, 6]), 400, "has the shape [True, 6]"),
+    "text shape": (change(shape="2,6"), 400, "has the shape '2,6'"),
+    "null shape": (change(shape=None), 400, "has the shape None"),
+    "2^63 in the shape": (change(shape=[2**63, 6]), 400, "has the shape [9223372036854775808, 6]"),
+    "17 dims": (change(shape=[1] * 17), 400, "a list of at most 16 whole numbers"),
+    "overflow": (change(shape=[2**31 - 1] * 4), 400, "more numbers than a body can carry"),
+    "shape of other data": (change(shape=[3, 6]), 400, "input x has 12 numbers; the shape [3, 6] has 18"),
+    "no data": (change(data=...), 400, "input x has no data"),
+    "data is null": (change(data=None), 400, "data is None; it is a list of numbers"),
+    "data is a text": (change(data="AAAA"), 400, "data is 'AAAA'; it is a list of numbers"),
+    "data is an object": (change(data={}), 400, "it is a list of numbers"),
+    "ragged data": (change(data=[[1.0] * 6, [1.0] * 5]), 400, "data is not nested as the shape [2, 6]"),
+    "mixed nesting": (change(data=[[1.0] * 6, 1.0]), 400, "data is not nested as the shape"),
+    "too deep data": (change(data=[[[1.0] * 6], [[1.0] * 6]]), 400, "data is not nested as the shape"),
+    "very deep data": (change(data=DEEP), 400, "data"),
+    "parts of another dim 0": (
+        change(data=[[1.0] * 6] * 3),
+        400,
+        "data has 3 parts in dim 0; the shape has 2",
+    ),
+    "texts in data": (change(data=["1"] * 12), 400, "data contains '1', which is not a number of FP32"),
+    "null in data": (change(data=[None] * 12), 400, "data contains None, which is not a number of FP32"),
+    "true in data": (change(data=[True] * 12), 400, "data contains True, which is not a number of FP32"),
+    "NaN as a text": (change(data=["NaN"] * 12), 400, "data contains 'NaN'"),
+    "too large for FP32": (change(data=[1e39] * 12), 400, "a number that FP32 cannot represent"),
+    "parameters is a list": (change(parameters=[]), 400, "input x: parameters is not a JSON object"),
+    "static dim": (change(shape=[3, 4]), 400, "the model takes 6"),
+    "rank": (change(shape=[12]), 400, "x"),
+    "0 rows": (change(shape=[0, 6], data=[]), 400, "the model is valid for 1 <= B"),
+    "size without bytes": (change(parameters={"binary_data_size": 48}, data=...), 400, "0 bytes are left"),
+    "size and data": (change(parameters={"binary_data_size": 0}), 400, "x has data and binary_data_size"),
+    "negative size": (change(parameters={"binary_data_size": -1}, data=...), 400, "binary_data_size is -1"),
+    "float size": (change(parameters={"binary_data_size": 0.0}, data=...), 400, "binary_data_size is 0.0"),
+    "bool size": (change(parameters={"binary_data_size": False}, data=...), 400, "binary_data_size is False"),
+    "text size": (change(parameters={"binary_data_size": "4"}, data=...), 400, "binary_data_size is 4"),
+    "id is a number": (whole(id=5), 400, "id is not a text"),
+    "long id": (whole(id="a" * 1001), 400, "id is not a text of at most 1000 characters"),
+    "parameters of the request": (whole(parameters=5), 400, "the request: parameters is not a JSON object"),
+    "timeout is a text": (whole(parameters={"timeout": "1s"}), 400, "timeout is 1s; it is a whole number"),
+    "timeout is negative": (whole(parameters={"timeout": -1}), 400, "timeout is -1"),
+    "timeout is a float": (whole(parameters={"timeout": 1.5}), 400, "timeout is 1.5"),
+    "timeout is true": (whole(parameters={"timeout": True}), 400, "timeout is True"),
+    "member is a parameter": (whole(parameters={"member": "fold1"}), 400, "it is an input"),
+    "binary_data_output": (whole(parameters={"binary_data_output": 1}), 400, "it is true or false"),
+    "outputs is an object": (whole(outputs={}), 400, "outputs is not a list"),
+    "an output is a text": (whole(outputs=["output"]), 400, "output 0 is not a JSON object"),
+    "an output without a name": (whole(outputs=[{}]), 400, "output 0 has no name"),
+    "output twice": (outputs("output", "output"), 400, "output output is requested twice"),
+    "unknown output": (outputs("z"), 400, "there is no output 'z'; the outputs are output, and figures such"),
+    "unknown leaf of a figure": (outputs("z.mean"), 400, "there is no output 'z.mean'"),
+    "unknown figure": (outputs("output.meen"), 400, "did you mean 'mean'?"),
+    "quantile(2)": (outputs("output.quantile(2)"), 400, "a number from 0 to 1"),
+    "quantile": (outputs("output.quantile"), 400, "quantile needs the share of members in parentheses"),
+    "quantile(nan)": (outputs("output.quantile(nan)"), 400, "a number from 0 to 1"),
+    "mean(2)": (outputs("output.mean(2)"), 400, "mean has no number in parentheses"),
+    "entropy of answers": (outputs("output.entropy"), 400, "needs probabilities"),
+    "mixture": (outputs("output.mixture"), 400, "request mean and var"),
+    "binary_data": (outputs({"name": "output", "parameters": {"binary_data": 2}}), 400, "true or false"),
+    "of of no figure": (outputs({"name": "output", "parameters": {"of": "softmax"}}), 400, "of a figure"),
+    "unknown of": (
+        outputs({"name": "output.mean", "parameters": {"of": "relu"}}),
+        400,
+        "of='relu' is unknown",
+    ),
+    "of is a number": (
+        outputs({"name": "output.mean", "parameters": {"of": 2}}),
+        400,
+        "of is 2; it is softmax",
+    ),
+    "dim": (outputs({"name": "output.vote", "parameters": {"dim": 2}}), 400, "dim is 2; output has 2 dims"),
+    "dim is true": (outputs({"name": "output.vote", "parameters": {"dim": True}}), 400, "dim is True"),
+    "dim of the rows": (outputs({"name": "output.vote", "parameters": {"dim": 0}}), 400, "is the batch"),
+    "classification": (
+        outputs({"name": "output", "parameters": {"classification": 2}}),
+        400,
+        "not supported",
+    ),
+}
+
+MEMBERS: dict[str, tuple[Any, str]] = {
+    "of another length": (
+        {"datatype": "INT64", "shape": [3], "data": [0, 1, 2]},
+        "input member has the shape [3]",
+    ),
+    "2-D": ({"datatype": "INT64", "shape": [2, 1], "data": [0, 1]}, "one number or name for each row, [2]"),
+    "one for all": ({"datatype": "INT64", "shape": [], "data": [0]}, "one number or name for each row, [2]"),
+    "negative": (
+        {"datatype": "INT64", "shape": [2], "data": [0, -1]},
+        "member contains -1; the members are 0 to 3",
+    ),
+    "too large": (
+        {"datatype": "INT64", "shape": [2], "data": [4, 0]},
+        "member contains 4; the members are 0 to 3",
+    ),
+    "huge": ({"datatype": "UINT64", "shape": [2], "data": [2**63, 0]}, "the members are 0 to 3"),
+    "floats": ({"datatype": "FP32", "shape": [2], "data": [0.0, 1.0]}, "member is float32[2]"),
+    "booleans": ({"datatype": "BOOL", "shape": [2], "data": [True, False]}, "member is bool[2]"),
+    "unknown name": ({"datatype": "BYTES", "shape": [2], "data": ["fold1", "fold9"]}, "fold9"),
+    "empty name": ({"datatype": "BYTES", "shape": [2], "data": ["", "fold1"]}, "''"),
+    "name with zero": ({"datatype": "BYTES", "shape": [2], "data": ["\x00", "fold1"]}, "no member is called"),
+    "numbers as texts": ({"datatype": "BYTES", "shape": [2], "data": [0, 1]}, "it is a list of texts"),
+    "one name for two rows": ({"datatype": "BYTES", "shape": [1], "data": ["fold1"]}, "the shape [1]"),
+    "fewer names": ({"datatype": "BYTES", "shape": [2], "data": ["fold1"]}, "member has 1 texts"),
+}
+
+
+@pytest.mark.parametrize("case", JSON_BODIES)
+def test_bodies_that_are_no_request(case: str, server: InProcess) -> None:
+    body, words = JSON_BODIES[case]
+    refused(server, sent(body), 400, words)
+
+
+@pytest.mark.parametrize("case", DOCUMENTS)
+def test_documents_that_are_no_request(case: str, server: InProcess) -> None:
+    changed, status, words = DOCUMENTS[case]
+    request = document(GOOD)
+    changed(request)
+    refused(server, sent(orjson.dumps(request)), status, words)
+
+
+def test_numbers_that_json_writes_and_no_type_has(server: InProcess) -> None:
+    text = orjson.dumps(document(GOOD)).decode()
+    for number in ("1e400", "-1e400"):
+        refused(server, sent(text.replace("[0.0,", f"[{number},").encode()), 400, "")
+    for data, words in (("[99999999999999999999, 2]", "INT64"), ("[9223372036854775808, 2]", "INT64")):
+        body = document(GOOD)
+        body["inputs"].append({"name": "member", "datatype": "INT64", "shape": [2], "data": "D"})
+        refused(server, sent(orjson.dumps(body).replace(b'"D"', data.encode())), 400, words)
+
+
+@pytest.mark.parametrize("case", MEMBERS)
+def test_members_of_rows(case: str, server: InProcess) -> None:
+    member, words = MEMBERS[case]
+    request = document(GOOD)
+    request["inputs"].append({"name": "member", **member})
+    refused(server, sent(orjson.dumps(request)), 400, words)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("plain.fold3", "The input member is of the model of all members"),
+        ("plain.3", "The input member is of the model of all members"),
+        ("plain.each", "The input member is of the model of all members"),
+        ("mixing", "It takes no input member: its rows are not known to be independent"),
+        ("counting", "It takes no input member: it has states"),
+    ],
+)
+def test_models_without_members_of_rows(model: str, words: str, server: InProcess) -> None:
+    ids = torch.tensor([0, 1])
+    refused(server, json_request(model, {**GOOD, "member": ids}), 400, words)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "words"),
+    [
+        (
+            "text",
+            {"ids": [[1]], "x": None, "loud": None},
+            "input x is missing; model text takes ids, loud, x",
+        ),
+        ("text", {"ids": [[1], [2]], "x": [[0.0] * 4], "loud": [True]}, "B"),
+        ("text", {"ids": [[20]], "x": [[0.0] * 4], "loud": [True]}, "the input ids contains 20"),
+        ("text.1", {"ids": [[-1]], "x": [[0.0] * 4], "loud": [True]}, "cannot run on these rows"),
+        ("text.each", {"ids": [[[1]]] * 2, "x": [[[0.0] * 4]] * 2, "loud": [[True]] * 2}, "3"),
+        ("counting", {"x": [[0.0] * 6]}, "input state.total is missing"),
+        (
+            "counting",
+            {"x": [[0.0] * 6], "state.total": [[0.0] * 6] * 2, "state.steps": [0] * 3},
+            "total",
+        ),
+        ("counting.1", {"x": [[0.0] * 6], "state.total": [[0.0] * 6] * 3, "state.steps": 0}, "total"),
+        ("scaled", {"x": [[0.0] * 6], "scale": [1.0] * 4}, "the model takes 3"),
+        ("plain", {"x": [[0.0] * 6], "y": [1.0]}, "model plain has no input y"),
+        ("mixing.each", {"x": [[0.0] * 6]}, "x"),
+    ],
+)
+def test_inputs_that_do_not_fit(model: str, inputs: dict[str, Any], words: str, server: InProcess) -> None:
+    given = {k: torch.tensor(v) for k, v in inputs.items() if v is not None}
+    refused(server, binary_request(model, given), 400, words)
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "words"),
+    [
+        ("text", "label.mean", "label is INT64, and figures are of floating numbers; request label"),
+        ("text", "label.entropy", "label is INT64"),
+        ("plain.fold1", "output.mean", "figures are of the answers of all members"),
+        ("plain.each", "output.mean", "figures are of the answers of all members"),
+        ("counting", "state.total.mean", "a state has no figures"),
+        ("ragged_heads.1", "output.mean", "figures are of the answers of all members"),
+        ("score", "output.vote", "dim -1 of the members' answers is the batch"),
+        ("text", "odd.mean", "there is no output 'odd.mean'; the outputs are logits, words, label"),
+    ],
+)
+def test_figures_that_do_not_exist(model: str, name: str, words: str, server: InProcess) -> None:
+    shapes: dict[str, dict[str, torch.Tensor]] = {
+        "text": {
+            "ids": torch.ones(2, 3, dtype=torch.int64),
+            "x": torch.ones(2, 4),
+            "loud": torch.ones(2, dtype=torch.bool),
+        },
+        "counting": {
+            **GOOD,
+            "state.total": torch.zeros(3, 6),
+            "state.steps": torch.zeros(3, dtype=torch.int64),
+        },
+        "ragged_heads.1": {"x": torch.zeros(2, 1, 16, 16)},
+        "plain.each": {"x": X.repeat(4, 1, 1)},
+    }
+    refused(server, binary_request(model, shapes.get(model, GOOD), [name]), 400, words)
+
+
+def test_half_precision_is_no_json(server: InProcess) -> None:
+    inputs = {
+        "pixels": torch.zeros(1, 4, dtype=torch.uint8),
+        "half": torch.zeros(1, 4, dtype=torch.float16),
+        "small": torch.zeros(1, 4, dtype=torch.int32),
+    }
+    refused(server, binary_request("typed", inputs, parameters={}), 400, "output half is FP16, of which JSON")
+    in_json = [{"name": "brain", "parameters": {"binary_data": False}}]
+    refused(server, binary_request("typed", inputs, in_json), 400, "output brain is BF16, of which JSON")
+
+
+# ---------------------------------------------------------------- binary bodies
+
+
+def binary(header: str | None = None, more: bytes = b"", **first: Any) -> Request:
+    """Returns a binary request. first: changes of its input."""
+    request = binary_request("plain", GOOD)
+    body, length = request.body, int(request.headers[HEADER])
+    assert isinstance(body, bytes)
+    text, data = orjson.loads(body[:length]), body[length:]
+    change(**first)(text)
+    head = orjson.dumps(text)
+    return sent(head + data + more, **{HEADER: str(len(head)) if header is None else header})
+
+
+BINARY: list[tuple[dict[str, Any], str]] = [
+    ({"header": "abc"}, "Inference-Header-Content-Length is 'abc'; it is the number of bytes of the JSON"),
+    ({"header": "-5"}, "Inference-Header-Content-Length is '-5'"),
+    ({"header": "1.5"}, "Inference-Header-Content-Length is '1.5'"),
+    ({"header": ""}, "Inference-Header-Content-Length is ''"),
+    ({"header": "99999"}, "Inference-Header-Content-Length is '99999'"),
+    ({"header": "9" * 400}, "Inference-Header-Content-Length is '9999"),
+    ({"header": "+5"}, "Inference-Header-Content-Length is '+5'"),
+    ({"header": "\xb2"}, "Inference-Header-Content-Length is"),
+    ({"header": "0"}, "the request is not JSON"),
+    ({"header": "10"}, "the request is not JSON"),
+    ({"more": b"x"}, "the body has 1 bytes after the last input"),
+    ({"parameters": {"binary_data_size": 44}}, "x has 44 bytes; FP32 with the shape [2, 6] has 48"),
+    ({"parameters": {"binary_data_size": 49}}, "binary_data_size is 49; 48 bytes are left"),
+    ({"parameters": {"binary_data_size": 2**63}}, "binary_data_size is 9223372036854775808"),
+    ({"shape": [2, 7]}, "input x has 48 bytes; FP32 with the shape [2, 7] has 56"),
+    ({"datatype": "FP64"}, "input x has 48 bytes; FP64 with the shape [2, 6] has 96"),
+    ({"datatype": "BYTES"}, "ends after the data"),
+    ({"datatype": "BOOL", "shape": [48]}, "neither 0 nor 1"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), BINARY)
+def test_binary_bodies(changes: dict[str, Any], words: str, server: InProcess) -> None:
+    refused(server, binary(**changes), 400, words)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"\x05\x00\x00\x00fold1\x06\x00\x00\x00fold1", "input member: text 1 ends after the data"),
+        (b"\x05\x00\x00\x00fold1\x05\x00\x00", "input member: text 1 ends after the data"),
+        (b"\xff\xff\xff\xfffold1", "input member: text 0 ends after the data"),
+        (b"\x05\x00\x00\x00fold1", "member has 1 texts; the shape [2] has 2"),
+        (b"\x01\x00\x00\x00\xff\x00\x00\x00\x00", "is not UTF-8"),
+    ],
+)
+def test_binary_texts(data: bytes, words: str, server: InProcess) -> None:
+    text = document(GOOD)
+    parameters = {"binary_data_size": len(data)}
+    text["inputs"].append({"name": "member", "datatype": "BYTES", "shape": [2], "parameters": parameters})
+    head = orjson.dumps(text)
+    refused(server, sent(head + data, **{HEADER: str(len(head))}), 400, words)
+
+
+# ---------------------------------------------------------------- encodings and sizes
+
+
+def test_encodings(server: InProcess) -> None:
+    body = orjson.dumps(document(GOOD))
+    packed = gzip.compress(body)
+    for encoding in ("br", "gzip, gzip", "compress", "x" * 500):
+        refused(server, sent(packed, content_encoding=encoding), 415, "is unknown; known: gzip, deflate")
+    for encoding, data, words in (
+        ("gzip", body, "the body is not gzip"),
+        ("gzip", b"", "the body ends before its gzip data is complete"),
+        ("gzip", packed[:-9], "the body ends before its gzip data is complete"),
+        ("gzip", packed[:-8] + b"\0" * 8, "the body is not gzip"),
+        ("gzip", packed + b"more", "the body has 4 bytes after its gzip data"),
+        ("gzip", packed + packed, "after its gzip data"),
+        ("deflate", packed, "the body is not deflate"),
+        ("deflate", zlib.compress(body)[:-4], "the body ends before its deflate data is complete"),
+        ("gzip", gzip.compress(b"hello"), "the request is not JSON"),
+    ):
+        refused(server, sent(data, content_encoding=encoding), 400, words)
+    for encoding in ("", "identity", " GZIP "):
+        good = sent(packed if "G" in encoding else body, content_encoding=encoding)
+        assert read(server.maybe(good)).outputs
+
+
+@pytest.fixture(scope="module")
+def small(wide: dict[str, Path]) -> Iterator[InProcess]:
+    """Returns a server that takes bodies of at most 2,000 bytes, within 0.2 seconds."""
+    started = InProcess(widepack_serve.app(wide["plain"], max_body=2000, body_timeout=0.2, members=False))
+    yield started.start()
+    started.close()
+
+
+def test_bodies_over_the_limit(small: InProcess) -> None:
+    words = "the limit is 2000"
+    refused(small, sent(b"x" * 2001, content_length="2001"), 413, words)
+    refused(small, sent(b"", content_length="9" * 30), 413, words)
+    refused(small, sent(b"x", content_length="-1"), 400, "Content-Length is '-1'")
+    chunks: list[bytes] = [b"x" * 1000] * 3
+    request = Request("POST", "/v2/models/plain/infer", chunks)
+    refused(small, request, 413, "over 2000 bytes, the limit")
+    for make in (gzip.compress, zlib.compress):
+        encoding = "gzip" if make is gzip.compress else "deflate"
+        bomb = make(b" " * 1_900_000)
+        assert len(bomb) < 2000
+        refused(small, sent(bomb, content_encoding=encoding), 413, "more than 2000 bytes once unpacked")
+        text = orjson.dumps(document(GOOD))
+        exact = text + b" " * (2000 - len(text))
+        assert read(small.maybe(sent(make(exact), content_encoding=encoding))).outputs
+        refused(small, sent(make(exact + b" "), content_encoding=encoding), 413, "once unpacked")
+    assert read(small.maybe(sent(exact))).outputs
+
+
+def test_a_slow_body(small: InProcess) -> None:
+    body = orjson.dumps(document(GOOD))
+    slow = Request("POST", "/v2/models/plain/infer", [body[:50], body[50:]], gap=0.15)
+    got = small.maybe(slow)
+    assert got is not None
+    assert (got.status, got.headers.get("connection")) == (408, "close")
+    assert "did not arrive within 0.2 seconds" in got.error
+    left = Request("POST", "/v2/models/plain/infer", [body[:50], body[50:]], cut=True)
+    assert small.maybe(left) is None
+
+
+# ---------------------------------------------------------------- names, paths, methods
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "words"),
+    [
+        ("GET", "/v2/models/plane", 404, "there is no model 'plane'; did you mean plain?"),
+        ("GET", "/v2/models/plain.fold9", 404, "did you mean plain.fold"),
+        ("GET", "/v2/models/plain.4", 404, "there is no model 'plain.4'"),
+        ("GET", "/v2/models/plain.decode", 404, "did you mean plain.encode"),
+        ("GET", "/v2/models/plain.each.0", 404, "there is no model 'plain.each.0'"),
+        ("GET", "/v2/models/ragged_heads.each", 404, "there is no model"),
+        ("GET", "/v2/models/..", 404, "there is no model '..'"),
+        ("GET", "/v2/models/%2E%2E%2F..%2Fetc%2Fpasswd", 404, "there is no model '../../etc/passwd'"),
+        ("GET", "/v2/models/%00", 404, "there is no model '\\x00'"),
+        ("GET", "/v2/models/%0A", 404, "there is no model '\\n'"),
+        ("GET", "/v2/models/" + "a" * 10_000, 404, "there is no model 'aaa"),
+        ("GET", "/v2/models/%ED%A0%80", 404, "the path is not UTF-8"),
+        ("GET", "/v2/models/%FF", 404, "the path is not UTF-8"),
+        ("GET", "/v2/models/plain/versions/1", 404, "has no version '1'; its version is"),
+        ("POST", "/v2/models/plain/versions/1/infer", 404, "has no version '1'"),
+        ("GET", "/v2/models/plain/versions", 404, "there is no path /v2/models/plain/versions"),
+        ("GET", "/v2/models/plain/predict", 404, "known: NAME, and after it /ready, /infer, /stats"),
+        ("GET", "/v2/models/plain/infer", 405, "GET is not the method of this path; it takes POST"),
+        ("POST", "/v2/models/plain", 405, "it takes GET"),
+        ("DELETE", "/v2/models/plain", 405, "it takes GET"),
+        ("PUT", "/v2/health/live", 405, "it takes GET"),
+        ("GET", "/v2/repository/index", 405, "it takes POST"),
+        ("POST", "/metrics", 405, "it takes GET"),
+        ("GET", "/", 404, "GET /v2 describes the server"),
+        ("GET", "/v1/models/plain", 404, "GET /v2 describes the server"),
+        ("GET", "/v2/models", 404, "there is no path /v2/models"),
+        ("GET", "/a%0Ab", 404, "there is no path"),
+        ("OPTIONS", "*", 404, "there is no path"),
+        ("POST", "/v2/repository/models/plain.fold1/load", 403, "swaps are not allowed"),
+        ("POST", "/v2/repository/models/plain.fold1/unload", 403, "models are not unloaded"),
+        ("POST", "/v2/repository/models/plain.fold1/drop", 404, "there is no action 'drop'"),
+        ("GET", "/v2/repository/models/plain.fold1/load", 405, "it takes POST"),
+    ],
+)
+def test_paths(method: str, path: str, status: int, words: str, server: InProcess) -> None:
+    refused(server, Request(method, path), status, words)
+
+
+def test_a_websocket_is_closed(server: InProcess) -> None:
+    messages: list[Any] = []
+
+    async def send(message: Any) -> None:
+        messages.append(message)
+
+    async def receive() -> Any:
+        return {"type": "websocket.connect"}
+
+    scope = {"type": "websocket", "path": "/v2", "raw_path": b"/v2", "headers": [], "root_path": ""}
+    server.run(server.app(scope, receive, send))
+    assert [m["type"] for m in messages] == ["websocket.close"]
+
+
+def test_settings_that_are_refused(wide: dict[str, Path]) -> None:
+    for name, value in (("max_batch", 0), ("timeout", 0), ("drain", -1), ("hang", float("nan"))):
+        with pytest.raises(widepack_serve.settings.UsageError, match=f"{name} is {value}"):
+            Settings({}, **{name: value})
+
+
+def test_every_refusal_left_the_server_as_it_was(server: InProcess) -> None:
+    """The last test of this file: the server still answers, and nothing waits."""
+    found = read(server.maybe(binary_request("plain", GOOD))).outputs["output"]
+    assert found.shape == (4, 2, 3)
+    metrics = server("GET", "/metrics").body.decode()
+    assert "widepack_queue_rows 0.0" in metrics
