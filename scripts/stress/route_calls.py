@@ -4,10 +4,10 @@ the tests.
 
     python scripts/stress/route_calls.py [--calls 10000] [--seed 0] [-o bench/results/route-calls.json]
 
-Each call has 1 to 16 rows of random members: any, few, one, or in order. Some calls come after a swap. An
-answer is right if its error is at most 4 times the largest error of the members alone in their own dtype,
-and 32 units in the last place of the largest number. After each twentieth call a row is replaced by NaN: no
-bit of another row may change.
+Each call has 1 to 16 rows of random members: any, few, one, or in order. Before each fiftieth call of a
+network a member is swapped. An answer is right if its error is at most 4 times the largest error of the
+members alone in their own dtype, and 32 units in the last place of the largest number. After each twentieth
+call a row is replaced by that of another draw, and by NaN: no bit of another row may change.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 import widepack
@@ -39,7 +40,7 @@ import cases  # noqa: E402
 
 LARGEST = 16
 SWAP_EVERY = 50
-NAN_EVERY = 20
+CHANGE_EVERY = 20
 
 
 @dataclass
@@ -47,10 +48,12 @@ class Found:
     """What the calls of one network gave. worst: the largest error over its bound."""
 
     network: str
+    members: int
     calls: int = 0
     rows: int = 0
     swaps: int = 0
-    nan_calls: int = 0
+    changed_rows: int = 0
+    nan_rows: int = 0
     worst: float = 0.0
     wrong: list[str] = field(default_factory=list)
 
@@ -62,6 +65,22 @@ def rows_of(value: Any, rows: list[int], batch: int) -> Any:
     if isinstance(value, dict):
         return {k: rows_of(v, rows, batch) for k, v in value.items()}
     return type(value)(rows_of(v, rows, batch) for v in value) if isinstance(value, (tuple, list)) else value
+
+
+def with_row(call: Any, row: int, batch: int, other: Any) -> Any:
+    """Returns a call with one row of another call, or of NaN if there is none.
+
+    None if no input has floating numbers for each row.
+    """
+    changed = pytree.tree_map_only(Tensor, torch.clone, call)
+    places = [t for t in pytree.tree_leaves(changed) if isinstance(t, Tensor)]
+    values = places if other is None else [t for t in pytree.tree_leaves(other) if isinstance(t, Tensor)]
+    done = False
+    for place, value in zip(places, values, strict=True):
+        if place.dim() and place.shape[0] == batch and (other is not None or place.is_floating_point()):
+            place[row] = torch.nan if other is None else value[row]
+            done = True
+    return changed if done else None
 
 
 def chosen(draw: random.Random, members: int, rows: int) -> list[int]:
@@ -91,7 +110,7 @@ class Network:
         options: dict[str, Any] = {"pt2": False, "race": False, "force": True}
         widepack.build(paths, folder / "e.wide", model=self.case.model, inputs=self.case.INPUTS, **options)
         self.ens = widepack.load(folder / "e.wide")
-        self.found = Found(name)
+        self.found = Found(name, len(self.members))
 
     def call(self, number: int) -> None:
         """Runs and checks one call."""
@@ -104,8 +123,8 @@ class Network:
         self._check(answer, args, kwargs, ids)
         self.found.calls += 1
         self.found.rows += batch
-        if number % NAN_EVERY == 0 and batch > 1:
-            self._check_nan(answer, args, kwargs, ids)
+        if number % CHANGE_EVERY == 0 and batch > 1:
+            self._check_isolation(answer, args, kwargs, ids)
 
     def _swap(self) -> None:
         """Replaces a member by another one with changed weights."""
@@ -141,20 +160,23 @@ class Network:
                 if not error <= bound:
                     self.found.wrong.append(f"leaf {k}, row {row} of {ids}: {error:.3g} over {bound:.3g}")
 
-    def _check_nan(self, answer: Sequence[Any], args: Any, kwargs: Any, ids: list[int]) -> None:
-        """Replaces a row by NaN, and compares the bits of all others."""
-        row = self.draw.randrange(len(ids))
-        changed = [a.clone() for a in args]
-        floats = [a for a in changed if a.is_floating_point() and a.dim() and a.shape[0] == len(ids)]
-        if not floats:
-            return
-        for a in floats:
-            a[row] = torch.nan
-        found = self._leaves(self.ens.route(*changed, member=ids, **kwargs))
-        self.found.nan_calls += 1
-        for k, (a, b) in enumerate(zip(answer, found)):
+    def _check_isolation(self, answer: Sequence[Any], args: Any, kwargs: Any, ids: list[int]) -> None:
+        """Replaces a row by that of another draw and by NaN, and compares the bits of all other rows."""
+        row, batch = self.draw.randrange(len(ids)), len(ids)
+        other = self.case.sample(batch, self.draw.randrange(10**6))
+        self._compare(answer, with_row((args, kwargs), row, batch, other), row, ids, "another draw")
+        self.found.changed_rows += 1
+        ill = with_row((args, kwargs), row, batch, None)
+        if ill is not None:
+            self._compare(answer, ill, row, ids, "NaN")
+            self.found.nan_rows += 1
+
+    def _compare(self, answer: Sequence[Any], call: Any, row: int, ids: list[int], what: str) -> None:
+        """Compares the bits of all rows but one with those of a changed call."""
+        found = self._leaves(self.ens.route(*call[0], member=ids, **call[1]))
+        for k, (a, b) in enumerate(zip(answer, found, strict=True)):
             if any(not torch.equal(a[r], b[r]) for r in range(len(ids)) if r != row):
-                self.found.wrong.append(f"leaf {k}: NaN in row {row} of {ids} changes another row")
+                self.found.wrong.append(f"leaf {k}: {what} in row {row} of {ids} changes another row")
 
     @staticmethod
     def _leaves(value: Any) -> list[Any]:
@@ -184,6 +206,12 @@ def main() -> int:
         "environment": environment("cpu", 1),
         "seed": options.seed,
         "seconds": round(time.perf_counter() - began, 1),
+        "calls": sum(f.calls for f in found),
+        "rows": sum(f.rows for f in found),
+        "swaps": sum(f.swaps for f in found),
+        "changed_rows": sum(f.changed_rows for f in found),
+        "nan_rows": sum(f.nan_rows for f in found),
+        "wrong": sum(len(f.wrong) for f in found),
         "networks": [{**asdict(f), "wrong": f.wrong[:20]} for f in found],
     }
     options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

@@ -130,6 +130,23 @@ class Fused(FusedMembers):
         """
         return self(*map(each_if_tensor, args), **{k: each_if_tensor(v) for k, v in kwargs.items()})
 
+    def only(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns those of a dict's inputs that the modules use, as `WideModel.only` does.
+
+        Args:
+            inputs: The inputs by name: a dict, or another mapping.
+
+        Returns:
+            A new dict, in the order of `inputs`.
+
+        Raises:
+            InputError: `inputs` is not a mapping.
+
+        Example:
+            >>> y = fused(**fused.only(batch))
+        """
+        return self.current_entry().binder.only(inputs)
+
     def _answer(self, entry: FusedEntry, values: Sequence[torch.Tensor], stacked: Sequence[bool]) -> Any:
         sizes = entry.binder.check(values, stacked)
         weights = self.tensors_of(entry)

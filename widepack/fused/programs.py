@@ -174,7 +174,7 @@ class FusedEntry(MemberPrograms):
         self.count, self.device, self.strategies = count, device, strategies
         self.carried = [(s.input, s.output, s.name) for s in captured.states]
         self.input_count = len(captured.inputs) - len(self.carried)  # the states are the last inputs
-        self.binder = Binder(self._manifest_entry(), count, device)
+        self.binder = Binder(self._manifest_entry(), count, device, model="fused")
         self.random = not all(ops.pure(n.op, n.args, n.kwargs) for n in program.nodes)
         self._plans: dict[tuple[tuple[bool, ...], bool], tuple[Program, dict[str, Kind], list[Plan]]] = {}
         self._runners: dict[tuple[tuple[bool, ...], bool, tuple[int, int | None]], Runner] = {}
@@ -251,7 +251,7 @@ class FusedEntry(MemberPrograms):
             dims[letter] = small_sizes.at_least_two(letter, dims[letter], why)
         guards = tuple(g for k, g in enumerate(c.guards) if k not in needless)
         self.captured = replace(c, dims=dims, guards=guards)
-        self.binder = Binder(self._manifest_entry(), self.count, self.device)
+        self.binder = Binder(self._manifest_entry(), self.count, self.device, model="fused")
 
     def runner(self, stacked: Sequence[bool], sizes: Mapping[str, int], gradients: bool) -> Runner:
         """Returns what runs a call.

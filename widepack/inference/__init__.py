@@ -34,6 +34,7 @@ The first load on a machine runs the artifact's probe. `ens.swap` replaces a mem
 | `new_member.py` | Checks a checkpoint that replaces a member: its weights against the artifact |
 | `open_artifact.py` | Defines an open artifact with its weights and the options of its load |
 | `output.py` | Builds the results of a wide call: the member's own structure, with a member axis |
+| `padded_rows.py` | Runs rows of several members in one call of all members, each with as many |
 | `probe_check.py` | Checks the programs of one entry against the artifact's probe |
 | `program_admission.py` | Checks programs of an artifact against the budget of the load |
 | `program_binder.py` | Binds wide programs to weights and to a backend |
@@ -45,7 +46,9 @@ The first load on a machine runs the artifact's probe. `ens.swap` replaces a mem
 | `router.py` | Runs each row of a batch by the member that it is for |
 | `routes.py` | Defines the routing of rows to members that a loaded model has, and each of its entries |
 | `row_groups.py` | Groups the rows of a call by member, and puts answers back in order |
+| `row_prices.py` | Predicts what rows of several members cost, from the times that `tune` measured |
 | `row_weights.py` | Keeps the weights of all members stacked, for calls that read each row's own member |
 | `swap.py` | Replaces one member of a loaded model by another checkpoint while calls go on: `ens.swap` |
+| `tensor_calls.py` | Defines calls of an entry by a flat list of tensors, for servers and tools |
 | `weight_exchange.py` | Changes one member's weights in bound programs |
 """

@@ -6,6 +6,7 @@ The checks are, in this order: names, kinds of values, then those of `call_check
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,9 +21,23 @@ from ..spec.dtypes import dtype_of
 from .arrays import is_array, tensor_of
 from .call_check import CallCheck, LeafSpec
 from .each import Each
+from .input_names import CALL, InputNames
+from .value_texts import describe, different_shapes, way_to_tensor
 
 _DERIVATIVES = "ens[i](x) has gradients for one member, and widepack.fuse for all live modules"
-_MAX_SHAPES = 3  # the most shapes that a message lists
+
+
+@dataclass(slots=True)
+class _BoundCall:
+    """The tensors of a call, which are bound one after the other.
+
+    values: For each leaf its tensor. per_member: For each leaf whether it has one value for each member.
+    form: Of the call, for messages.
+    """
+
+    values: list[Any]
+    per_member: list[bool]
+    form: str
 
 
 class Binder:
@@ -35,6 +50,7 @@ class Binder:
         stacked: Whether a state has one value for each member, `[N, ...]`. False: it is that of a single
             member.
         known: The names of all entries' states, which a call may pass too.
+        model: What messages call the model.
 
     Attributes:
         states: The input, the output and the name of each state.
@@ -50,6 +66,7 @@ class Binder:
         *,
         stacked: bool = True,
         known: Collection[str] = (),
+        model: str = "ens",
     ) -> None:
         self.members = members
         self.device = device
@@ -68,7 +85,7 @@ class Binder:
             for k, i in enumerate(entry.inputs)
         ]
         self._parameters = [p for p in entry.signature if not self.carried & set(leaves(p.tree))]
-        self._names = [p.name for p in self._parameters]
+        self._names = InputNames(self._parameters, [name for _, _, name in self.states], model)
         self._positions = [p.name for p in self._parameters if p.kind == "positional"]
         self._required = ", ".join(p.name for p in self._parameters if not p.default)
         self._check = CallCheck(entry, self.leaves, members, device)
@@ -112,9 +129,16 @@ class Binder:
 
     # ---------------------------------------------------------------- inputs
 
-    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[torch.Tensor], list[bool]]:
-        """Returns the call's tensors, and for each whether it has one value for each member. Raises:
-        InputError.
+    def only(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the inputs of a dict that the entry uses. Raises: InputError."""
+        return self._names.only(inputs)
+
+    def bind(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], form: str = CALL
+    ) -> tuple[list[torch.Tensor], list[bool]]:
+        """Returns the call's tensors, and for each whether it has one value for each member.
+
+        form: of the call, for messages. Raises: InputError.
         """
         if len(args) > len(self._positions):
             raise InputError(
@@ -122,60 +146,50 @@ class Binder:
                 f"the call gives {len(args)}"
             )
         arguments = dict(zip(self._positions, args))
-        if unknown := [repr(k) for k in kwargs if k not in self._names]:
-            them = "it" if len(unknown) == 1 else "them"
-            raise InputError(
-                f"the model has no input {', '.join(unknown)}; its inputs are {', '.join(self._names)}. "
-                f"Leave {them} out of the call, or build an artifact with a sample that has {them}"
-            )
         for name, value in kwargs.items():
             if name in arguments:
                 raise InputError(f"input {name} is given twice, by position and by name")
             arguments[name] = value
-        values: list[Any] = [None] * len(self.leaves)
-        per_member = [False] * len(self.leaves)
+        self._names.check(arguments, form)
+        call = _BoundCall([None] * len(self.leaves), [False] * len(self.leaves), form)
         for name, _, tree, default in self._parameters:
             if name in arguments:
                 value = arguments[name]
                 stacked = isinstance(value, Each)
-                self._bind_tree(
-                    tree, value.value if isinstance(value, Each) else value, name, stacked, values, per_member
-                )
+                value = value.value if stacked else value
+                self._bind_tree(tree, value, name, stacked, call)
             elif not default:
                 built = ""
                 if "const" in tree:
                     built = f"; it was built with {tree['const']!r}, which is not forward's default"
                 raise InputError(f"input {name} is missing; the model takes {self._required}{built}")
-        return values, per_member
+        return call.values, call.per_member
 
-    def _bind_tree(
-        self, tree: Tree, value: Any, name: str, stacked: bool, values: list[Any], per_member: list[bool]
-    ) -> None:
-        """Puts one argument into `values` and `per_member`. stacked: with one value for each member."""
+    def _bind_tree(self, tree: Tree, value: Any, name: str, stacked: bool, call: _BoundCall) -> None:
+        """Puts one argument into a call. stacked: with one value for each member."""
         ((form, inner),) = tree.items()
         if form == "leaf":
-            self._bind_leaf(inner, value, name, stacked, values, per_member)
+            self._bind_leaf(inner, value, name, stacked, call)
         elif form == "const":
             self._check_constant(inner, value, name)
         elif form in ("tuple", "list"):
             if not isinstance(value, (list, tuple)) or len(value) != len(inner):
-                raise InputError(f"input {name} needs a {form} of {len(inner)}; got {_describe(value)}")
+                raise InputError(f"input {name} needs a {form} of {len(inner)}; got {describe(value)}")
             for i, (t, v) in enumerate(zip(inner, value)):
-                self._bind_tree(t, v, f"{name}.{i}", stacked, values, per_member)
+                self._bind_tree(t, v, f"{name}.{i}", stacked, call)
         else:
             keys = [k for k, _ in inner]
             if not isinstance(value, Mapping) or set(value) != set(keys):
+                way = self._names.way_of_part(value, keys, name) if isinstance(value, Mapping) else ""
                 raise InputError(
                     f"input {name} needs a dict with the keys {', '.join(map(str, keys))}; "
-                    f"got {_describe(value)}"
+                    f"got {describe(value)}{way}"
                 )
             for k, t in inner:
-                self._bind_tree(t, value[k], f"{name}.{k}", stacked, values, per_member)
+                self._bind_tree(t, value[k], f"{name}.{k}", stacked, call)
 
-    def _bind_leaf(
-        self, leaf: int, value: Any, name: str, stacked: bool, values: list[Any], per_member: list[bool]
-    ) -> None:
-        """Puts one tensor, or a list of N tensors, into `values`."""
+    def _bind_leaf(self, leaf: int, value: Any, name: str, stacked: bool, call: _BoundCall) -> None:
+        """Puts one tensor, or a list of N tensors, into a call."""
         if isinstance(value, Each):
             value, stacked = value.value, True
         spec = self.leaves[leaf]
@@ -186,16 +200,17 @@ class Binder:
             ):
                 raise InputError(
                     f"input {name}: one value for each member needs {self.members} tensors of one shape, "
-                    f"or one tensor [{self.members}, ...]; got {_describe(value)}{_shapes(value)}"
+                    f"or one tensor [{self.members}, ...]; got {describe(value)}{different_shapes(value)}"
                 )
             value = torch.stack(list(value))
         value = self._tensor(value, f"input {name}", spec)
         if not isinstance(value, torch.Tensor):
-            way = ""
-            if isinstance(value, Mapping) and any(k in self._names for k in value):
-                way = "; give the values of a dict by name: ens(**inputs)"
-            raise InputError(f"input {name} is {_describe(value)}; the model takes a tensor {spec.text}{way}")
-        values[leaf], per_member[leaf] = value, stacked
+            if isinstance(value, Mapping):
+                way = self._names.way_of_dict(value, call.form)
+            else:
+                way = way_to_tensor(value, name, spec.dtype)
+            raise InputError(f"input {name} is {describe(value)}; the model takes a tensor {spec.text}{way}")
+        call.values[leaf], call.per_member[leaf] = value, stacked
 
     def _tensor(self, value: Any, title: str, leaf: LeafSpec) -> Any:
         """Returns a NumPy array as a tensor, and any other value as it is. Raises: InputError."""
@@ -210,7 +225,7 @@ class Binder:
         if literal and value == constant:
             return
         raise InputError(
-            f"input {name} is {repr(value) if literal else _describe(value)}; "
+            f"input {name} is {repr(value) if literal else describe(value)}; "
             f"the model was built with {constant!r} there, which is part of its program. "
             "Build another artifact for other values"
         )
@@ -254,7 +269,7 @@ class Binder:
             model = "ens" if self.stacked else "member"
             sizes = self._sizes_of_states(values, per_member)
             raise InputError(
-                f"{'state is missing' if state is None else f'state is {_describe(state)}'}; this "
+                f"{'state is missing' if state is None else f'state is {describe(state)}'}; this "
                 f"model carries {names} from call to call: start with state = {model}.state({sizes}), "
                 f"and continue with y, state = {model}(x, state=state)"
             )
@@ -272,7 +287,7 @@ class Binder:
             if not isinstance(value, torch.Tensor):
                 each = ", one value for each member" if self.stacked else ""
                 raise InputError(
-                    f"state {name} is {_describe(state[name])}; "
+                    f"state {name} is {describe(state[name])}; "
                     f"the model carries a tensor {self.leaves[i].text}{each}"
                 )
             values[i], per_member[i] = value, self.stacked
@@ -312,26 +327,3 @@ class Binder:
                 [self.members, *shape] if self.stacked else shape, dtype=leaf.dtype, device=self.device
             )
         return found
-
-
-def _shapes(values: list[Any]) -> str:
-    """Returns the different shapes of the tensors in a list, in words."""
-    shapes = list(dict.fromkeys(str(list(v.shape)) for v in values if isinstance(v, torch.Tensor)))
-    more = ", ..." if len(shapes) > _MAX_SHAPES else ""
-    return f" with shapes {', '.join(shapes[:_MAX_SHAPES])}{more}" if len(shapes) > 1 else ""
-
-
-def _describe(value: Any) -> str:
-    """Returns what a value is, for messages: `a tuple of 2`, `a dict with the keys a, b`, `a Tensor`,
-    `None`.
-    """
-    if value is None:
-        return "None"
-    name = type(value).__name__
-    if isinstance(value, (list, tuple)):
-        content = f" of {len(value)}"
-    elif isinstance(value, Mapping):
-        content = f" with the keys {', '.join(map(str, value))}"
-    else:
-        content = ""
-    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}{content}"

@@ -16,13 +16,15 @@ from widepack_artifacts.entry import Entry
 from ..errors import InputError, WidepackError
 from ..ir.torch_internals import in_forward_mode
 from ..planning.plan import Plan
-from ..spec.entries import PATTERNS
+from ..spec.entries import FORWARD, PATTERNS
 from ..system.autocast import autocast_off, plain_modes
 from .answer_stream import AnswerStream
 from .binder import Binder
 from .bound_program import BoundProgram
 from .each import each_if_tensor
+from .input_names import EACH, REDUCE
 from .member import Member
+from .named_inputs import NamedInputs
 from .open_artifact import OpenArtifact
 from .output import build_answer, new_states
 from .programs import EntryPrograms
@@ -35,7 +37,7 @@ SEEN = 256
 """How many shapes of calls an entry remembers as checked."""
 
 
-class WideEntry(Reductions, Routes):
+class WideEntry(Reductions, Routes, NamedInputs):
     """One entry of a loaded model: one method of the members, for all members at once.
 
     `ens.entry(name)` and `ens.<name>` return it. It is called as the member's method is.
@@ -55,11 +57,9 @@ class WideEntry(Reductions, Routes):
         self.name = name
         self.entry: Entry = artifact.entry(name)
         self.members = artifact.members
-        self._artifact = artifact
-        self._gate = artifact.gate
-        self._binder = Binder(
-            self.entry, len(artifact.chosen), artifact.device, known=artifact.manifest.state
-        )
+        self._artifact, self._gate = artifact, artifact.gate
+        model, known = "ens" if name == FORWARD else f"ens.{name}", artifact.manifest.state
+        self._binder = Binder(self.entry, len(artifact.chosen), artifact.device, known=known, model=model)
         self.programs = EntryPrograms(artifact, name, self._binder)
         # Shapes of a call that passed all checks -> the program that answers it.
         self._seen: dict[Any, BoundProgram] = {}
@@ -154,8 +154,7 @@ class WideEntry(Reductions, Routes):
             return self._answer(args, self._binder.all, None)
         state = kwargs.pop("state", None) if self._binder.states else None
         values, per_member = self._binder.bind(
-            [each_if_tensor(a) for a in args],
-            {k: each_if_tensor(v) for k, v in kwargs.items()},
+            [each_if_tensor(a) for a in args], {k: each_if_tensor(v) for k, v in kwargs.items()}, EACH
         )
         return self._answer(values, [True] * len(per_member), state)
 
@@ -322,7 +321,8 @@ class WideEntry(Reductions, Routes):
         chosen = None if members is None else [self._artifact.index(m) for m in members]
         reduction = Reduction.of_call(names, of, weights, dim, output, chosen)
         state = kwargs.pop("state", None) if self._binder.states else None
-        values, per_member = self._binder.bind(inputs, kwargs)
+        form = REDUCE.replace("{figures}", repr(names)[1:-1])
+        values, per_member = self._binder.bind(inputs, kwargs, form)
         if (figures := self._streamed(reduction, values, per_member)) is not None:
             return figures
         result = self._answer(values, per_member, state)

@@ -251,6 +251,6 @@ def _chosen(reader: Reader, members: Sequence[int | str] | None) -> list[int]:
     names = [m.name for m in reader.manifest.members]
     if members is None:
         return list(range(len(names)))
-    if not isinstance(members, (str, int)) and not members:
+    if isinstance(members, (list, tuple)) and not members:
         raise UsageError("members is empty; name at least one, or leave it out for all")
     return numbers_of(names, members)

@@ -18,10 +18,11 @@ from ..runtime.graph_module import graph_module
 from ..system.autocast import autocast_off
 from ..system.gate import Gate
 from .binder import Binder
+from .named_inputs import NamedInputs
 from .output import named_values, new_states
 
 
-class Member(nn.Module):
+class Member(nn.Module, NamedInputs):
     """One member of a loaded model as a plain `nn.Module`. `ens.member(i)` and `ens[i]` return it.
 
     It is called as the original module was, and returns the member's own structure without a member axis. Its
@@ -51,7 +52,7 @@ class Member(nn.Module):
         super().__init__()
         self.name = name
         self._entry = entry
-        self._binder = Binder(entry, 1, device, stacked=False)
+        self._binder = Binder(entry, 1, device, stacked=False, model="member")
         self._initial = dict(initial or {})
         self._gate = gate or Gate()
         self._program, self._device = with_reshapes(program), device

@@ -13,7 +13,7 @@ from widepack_artifacts.manifest import Member as MemberCheckpoint
 
 from ..errors import UsageError
 from ..spec.entries import FORWARD
-from ..spec.names import checkpoint_of
+from ..spec.names import checkpoint_of, whole_number
 from .entry import WideEntry
 from .member import Member
 from .open_artifact import OpenArtifact
@@ -67,8 +67,10 @@ class MemberAccess:
 
     def __getitem__(self, member: int | str) -> Member:
         """Returns one member, as `member`. A negative number counts from the end. Raises: UsageError."""
-        from_end = isinstance(member, int) and -len(self) <= member < 0
-        return self.member(len(self) + member if from_end else member)  # type: ignore[operator]
+        number = whole_number(member)
+        if number is not None and -len(self) <= number < 0:
+            return self.member(len(self) + number)
+        return self.member(member)
 
     def __iter__(self) -> Iterator[Member]:
         return (self.member(i) for i in range(len(self)))

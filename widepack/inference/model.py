@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,17 +14,18 @@ from ..planning.plan import Plan
 from ..spec.entries import FORWARD
 from .entry import WideEntry
 from .member_access import MemberAccess
+from .named_inputs import NamedInputs
 from .open_artifact import OpenArtifact
 from .reductions import Reductions
 from .routes import Routes
 
 
-class WideModel(MemberAccess, Reductions, Routes):
+class WideModel(MemberAccess, Reductions, Routes, NamedInputs):
     """N trained members that run in one call. `widepack.load` returns it.
 
     Calls may come from several threads at once. A call, `each`, `route`, `reduce`, `mean`, `std`, `vote`,
-    `plans` and `member` are those of the entry `forward`. Other entries are attributes: `ens.encode(x)`, or
-    `ens.entry("encode")(x)`.
+    `only`, `plans` and `member` are those of the entry `forward`. Other entries are attributes:
+    `ens.encode(x)`, or `ens.entry("encode")(x)`.
 
     Attributes:
         members: The members' names.
@@ -215,6 +216,9 @@ class WideModel(MemberAccess, Reductions, Routes):
 
     def route(self, *args: Any, member: Any, **kwargs: Any) -> Any:  # documented in `Routes`
         return self._forward().route(*args, member=member, **kwargs)
+
+    def only(self, inputs: Mapping[str, Any]) -> dict[str, Any]:  # documented in `NamedInputs`
+        return self._forward().only(inputs)
 
     def probe(self) -> None:
         """Runs the probe of every entry and both presets, even if it passed on this machine before.

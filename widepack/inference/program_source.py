@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from widepack_artifacts.entry import WideProgram
 from widepack_artifacts.program import Kind, Program
 
 from ..errors import ArtifactError, LoweringError, UsageError
@@ -87,13 +88,28 @@ class ProgramSource:
         thumb.
         """
         artifact = self.artifact
+        files = artifact.manifest.files
+        return [
+            StoredProgram(artifact.reader.program(w.file), p, files[w.file].sha256)
+            for w, p in self._stored_plans(pattern)
+        ]
+
+    def stored_plans(self, pattern: str) -> list[Plan]:
+        """Returns the plans of a pattern that are in the cache or in the artifact, without their programs:
+        measured on this machine, else by rules of thumb.
+        """
+        if not self.artifact.uses_stored_plans:
+            return []
+        return [s.plan for s in self.measured(pattern)] or [p for _, p in self._stored_plans(pattern)]
+
+    def _stored_plans(self, pattern: str) -> list[tuple[WideProgram, Plan]]:
+        """Returns the rows of the manifest that `_stored` reads, with their plans."""
+        artifact = self.artifact
         every = [w for w in self.entry.wide if w.pattern == pattern and w.device == artifact.device.type]
         here = name_of(str(artifact.device)) if any("machine" in w.plan for w in every) else ""
         plans = [(w, Plan.from_json(w.plan)) for w in every if w.plan.get("machine", "") in ("", here)]
         measured = nearest_threads([((w, p), p.threads) for w, p in plans if p.machine]) if here else []
-        rows = measured or [(w, p) for w, p in plans if not p.machine]
-        files = artifact.manifest.files
-        return [StoredProgram(artifact.reader.program(w.file), p, files[w.file].sha256) for w, p in rows]
+        return measured or [(w, p) for w, p in plans if not p.machine]
 
     def lower(self, pattern: str) -> list[tuple[Program, Plan]]:
         """Lowers the member programs of the loaded members for a pattern.

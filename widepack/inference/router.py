@@ -1,12 +1,13 @@
 """Runs each row of a batch by the member that it is for.
 
 The part of the member program that reads only weights which all members share runs once on all rows
-(`rows/trunk.py`). The rest has two forms:
+(`rows/trunk.py`). The rest has one of these forms:
 
 | form | what runs |
 |---|---|
 | by rows | one function for all rows; each row reads the weights of its own member (`rows/per_row.py`) |
 | by groups | the rows of one member after the other, over views of its weights (`row_groups.py`) |
+| padded | all members with as many rows as the largest group, where that is faster (`padded_rows.py`) |
 
 A group that is smaller than the guards allow runs some of its rows twice.
 """
@@ -33,8 +34,10 @@ from ..runtime.executable import storage
 from ..system.autocast import autocast_off
 from .binder import Binder
 from .entry_rows import rows_of_entry
+from .input_names import ROUTE
 from .member_numbers import member_numbers
 from .output import named_values
+from .padded_rows import PaddedCall, PaddedRows
 from .programs import EntryPrograms
 from .routed_members import RoutedMember, RoutedMembers
 from .row_groups import RowGroups
@@ -72,6 +75,10 @@ class Router:
         if not any(self._axes) or None in self._dims:
             raise ArtifactError(f"{self._title} has no row for each answer along {self._letter!r}")
         self._members = RoutedMembers(programs, self._letter, self._axes)
+        padded = PaddedRows(
+            programs, self._letter, self._axes, [self._dim(k) for k in range(len(self._dims))]
+        )
+        self._padded = padded if padded.possible else None
         self._seen: dict[Any, _Sizes] = {}
         self._admitted: set[Any] = set()
         self._limited = self._artifact.limits.limit is not None
@@ -105,7 +112,7 @@ class Router:
         self._artifact.check_open()
         values: Sequence[Tensor] = args
         if kwargs or not self._binder.plain(args):
-            values, per_member = self._binder.bind(args, kwargs)
+            values, per_member = self._binder.bind(args, kwargs, ROUTE)
             if any(per_member):
                 raise InputError(
                     "route takes one row for each answer; widepack.each is for ens(...) and ens.each"
@@ -114,14 +121,28 @@ class Router:
         numbers = member_numbers(member, self._artifact.members, rows)
         members = self._members.bound(numbers)
         weights = self._members.for_rows(rows, members) if len(members) > 1 else None
+        padded = self._padded_call(numbers, others, members) if weights is None else None
         try:
-            outputs = self._artifact.gate.run(self, (values, numbers, others, members, weights))
+            if padded is not None:
+                outputs = self._artifact.gate.run(padded, values)
+            else:
+                outputs = self._artifact.gate.run(self, (values, numbers, others, members, weights))
         except (WidepackError, torch.OutOfMemoryError):
             raise
         except Exception as e:
             raise self._explained(e) from e
         result = self._entry.result
         return outputs[result["leaf"]] if "leaf" in result else tree.build(result, outputs, named_values)
+
+    def _padded_call(self, numbers: Sequence[int], others: _Others, members: _Members) -> PaddedCall | None:
+        """Returns a call that runs padded; None if another form is faster. A trunk runs once in other
+        forms.
+        """
+        if self._padded is None or len(members) == 1:
+            return None
+        if members[numbers[0]].functions.trunk is not None:
+            return None
+        return self._padded.call(numbers, dict(others))
 
     def _sizes(self, values: Sequence[Tensor]) -> _Sizes:
         """Checks the inputs of a call.

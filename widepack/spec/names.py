@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -31,21 +32,30 @@ def checkpoint_of(path: Any, what: str = "checkpoint") -> str | os.PathLike[str]
 
 
 def number_of(names: Sequence[str], member: Any) -> int:
-    """Returns the number of one member. names: of all members, in order. Raises: UsageError."""
-    if isinstance(member, bool) or not isinstance(member, (int, str)):
+    """Returns the number of one member.
+
+    names: of all members, in order. member: its name, or its number, of NumPy too. Raises: UsageError.
+    """
+    number = whole_number(member)
+    if number is None and not isinstance(member, str):
         raise UsageError(
             f"member {member!r} is a {type(member).__name__}; members are named by number or by name"
         )
-    if isinstance(member, str):
+    if number is None:
         if member not in names:
             shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
             raise UsageError(
                 f"no member is called {member!r}; the members are {shown}, or 0 to {len(names) - 1}"
             )
         return names.index(member)
-    if not 0 <= member < len(names):
-        raise UsageError(f"there is no member {member}; there are {len(names)}, numbered from 0")
-    return member
+    if not 0 <= number < len(names):
+        raise UsageError(f"there is no member {number}; there are {len(names)}, numbered from 0")
+    return number
+
+
+def whole_number(value: Any) -> int | None:
+    """Returns a whole number of Python or NumPy; None for another value, a bool too."""
+    return int(value) if not isinstance(value, bool) and isinstance(value, numbers.Integral) else None
 
 
 def number_in(names: Sequence[str], word: str) -> int:

@@ -1,0 +1,252 @@
+"""Tests that a call of `route` keeps members apart, in every form of the call.
+
+NaN in the weights or in the rows of one member changes no bit of an answer to another row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from isolating import poisoned
+from loaded import saved
+from support import Artifacts
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import cases
+import widepack
+from widepack.inference.router import Router
+from widepack.rows.per_row import PerRowProgram
+
+MEMBERS = 4
+CALLS = [
+    [2, 0, 2, 3, 0, 1, 2, 3],  # any order
+    [0, 0, 1, 1, 1, 2, 3, 3],  # the rows of a member follow each other
+    [3, 1, 1, 3, 1, 3, 3, 1],  # two members
+]
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layers(x)
+        return y
+
+
+class Normed(nn.Module):
+    """Norms, vectors of the members, and a weight that is multiplied as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(6, 8), nn.LayerNorm(8)
+        self.scale, self.mix = nn.Parameter(torch.randn(8)), nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.norm(self.first(x))
+        y = y + F.gelu(self.scale * y) @ self.mix
+        return y, y.view(-1, 2, 4).softmax(-1)
+
+
+class Trunk(nn.Module):
+    """A trunk that all members share, and heads of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.last = nn.Linear(8, 8), nn.Linear(8, 3)
+        with torch.random.fork_rng():
+            torch.manual_seed(7)
+            self.trunk = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(self.head(self.trunk(x)).relu())
+        return y
+
+
+class Steps(nn.Module):
+    """Sequences with the time first, through a recurrent layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.fc = nn.GRU(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(self.rnn(x)[0])
+        return y
+
+
+class EvenFromFour(nn.Module):
+    """Takes an even number of rows from 4 on, so that smaller groups are filled up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(2, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[0] % 2:
+            raise ValueError("takes 4, 6, 8, ... rows")
+        y: Tensor = self.conv(x) * torch.ones(x.shape[0])[:3].sum()
+        return y
+
+
+class FilledTrunk(EvenFromFour):
+    """The same after a trunk that all members share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(7)
+            self.trunk = nn.Conv1d(2, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.trunk(x).relu())
+
+
+@dataclass(frozen=True)
+class Form:
+    """A network, its input, and the method of the router that runs its calls of several members.
+
+    by_rows: whether such calls read weights by rows. dim: where the rows are, in input and answers.
+    """
+
+    make: Callable[[], nn.Module]
+    specs: tuple[str, ...]
+    shape: tuple[int, ...]
+    method: str
+    by_rows: bool = False
+    dim: int = 0
+
+
+ROWS, EVEN = ("x=float32[B,6]",), ("x=float32[B,2,5]", "B=4..64")
+FORMS = {
+    "groups": Form(Plain, ROWS, (8, 6), "_grouped"),
+    "groups after a trunk": Form(Trunk, ROWS, (8, 6), "_grouped"),
+    "groups of rows in the second dim": Form(Steps, ("x=float32[5,B,6]",), (5, 8, 6), "_grouped", dim=1),
+    "groups that are filled up": Form(EvenFromFour, EVEN, (8, 2, 5), "_grouped"),
+    "groups that are filled up after a trunk": Form(FilledTrunk, EVEN, (8, 2, 5), "_grouped"),
+    "by rows": Form(Plain, ROWS, (8, 6), "_by_rows", by_rows=True),
+    "by rows, norms and vectors": Form(Normed, ROWS, (8, 6), "_by_rows", by_rows=True),
+    "by rows after a trunk": Form(Trunk, ROWS, (8, 6), "_by_rows", by_rows=True),
+}
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Lists the methods of the router that ran."""
+    found: list[str] = []
+    for name in ("_by_rows", "_grouped", "_alone"):
+        real = getattr(Router, name)
+
+        def counted(*args: Any, _real: Any = real, _name: str = name) -> Any:
+            found.append(_name)
+            return _real(*args)
+
+        monkeypatch.setattr(Router, name, counted)
+    return found
+
+
+def leaves(answer: Any) -> Sequence[Tensor]:
+    return answer if isinstance(answer, tuple) else (answer,)
+
+
+def check(right: Any, found: Any, ill: Sequence[int], rows: int, dim: int = 0) -> None:
+    """Checks that the ill rows are NaN, and that no bit of another row differs."""
+    kept = torch.tensor([r for r in range(rows) if r not in ill])
+    for a, b in zip(leaves(right), leaves(found), strict=True):
+        assert not a.isnan().any()
+        assert torch.equal(b.index_select(dim, kept), a.index_select(dim, kept))
+        ill_rows = b.index_select(dim, torch.tensor(ill)).movedim(dim, 0)
+        assert ill_rows.isnan().flatten(1).any(1).all(), (
+            "the NaN is not in its row, so the test proves nothing"
+        )
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_nan_stays_with_its_member(
+    name: str, ran: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form = FORMS[name]
+    monkeypatch.setattr(PerRowProgram, "is_faster", lambda *_: form.by_rows)
+    torch.manual_seed(0)
+    ens, x = saved(form.make, tmp_path, *form.specs, members=MEMBERS), torch.randn(form.shape)
+    right = [ens.route(x, member=ids) for ids in CALLS]
+    assert ran == [form.method] * len(CALLS)
+    for j in range(MEMBERS):
+        ill = widepack.load(poisoned(tmp_path / "e.wide", j, tmp_path / f"{j}"), verify="off", warmup=False)
+        for ids, whole in zip(CALLS, right):
+            own = [r for r, i in enumerate(ids) if i == j]
+            if not own:  # this member has no rows
+                assert all(map(torch.equal, leaves(ill.route(x, member=ids)), leaves(whole)))
+                continue
+            check(whole, ill.route(x, member=ids), own, len(ids), form.dim)
+            for rows in (own, own[:1], own[-1:]):
+                changed = x.clone()
+                changed.index_fill_(form.dim, torch.tensor(rows), torch.nan)
+                check(whole, ens.route(changed, member=ids), rows, len(ids), form.dim)
+    assert set(ran) == {form.method}
+
+
+@pytest.mark.parametrize("name", ["groups", "groups after a trunk", "groups of rows in the second dim"])
+def test_nan_in_a_row_stays_there_in_a_call_of_one_member(name: str, ran: list[str], tmp_path: Path) -> None:
+    form = FORMS[name]
+    ens, x = saved(form.make, tmp_path, *form.specs, members=2), torch.randn(form.shape)
+    right = ens.route(x, member=1)
+    for row in (0, 3, 7):
+        changed = x.clone()
+        changed.select(form.dim, row).fill_(torch.nan)
+        check(right, ens.route(changed, member=1), [row], 8, form.dim)
+    ill = widepack.load(poisoned(tmp_path / "e.wide", 0, tmp_path / "ill"), verify="off", warmup=False)
+    assert torch.equal(ill.route(x, member=1), right) and ill.route(x, member=0).isnan().any()
+    assert set(ran) == {"_alone"}
+
+
+def test_nan_stays_with_its_member_where_heads_have_different_sizes(
+    artifacts: Artifacts, ran: list[str], tmp_path: Path
+) -> None:
+    path, case = artifacts("ragged_heads"), cases.load("ragged_heads")
+    ens, ids = widepack.load(path), [0, 2, 1, 1, 2, 0]
+    (x, *more), kwargs = case.sample(len(ids), 3)
+    right = ens.route(x, *more, member=ids, **kwargs)
+    for j in range(case.N):
+        ill = widepack.load(poisoned(path, j, tmp_path / f"{j}"), verify="off", warmup=False)
+        changed = x.clone()
+        changed[[r for r, i in enumerate(ids) if i == j]] = torch.nan
+        for found in (
+            ill.route(x, *more, member=ids, **kwargs),
+            ens.route(changed, *more, member=ids, **kwargs),
+        ):
+            for a, b, i in zip(right, found, ids, strict=True):
+                assert b.isnan().any() if i == j else torch.equal(a, b)
+    assert set(ran) == {"_alone"}  # a group by itself for each member
+
+
+@pytest.mark.parametrize("name", ["resnet18", "vit", "frozen_trunk"])
+def test_nan_stays_with_its_member_in_networks(name: str, artifacts: Artifacts, tmp_path: Path) -> None:
+    path, case = artifacts(name), cases.load(name)
+    ens, ids = widepack.load(path), [1, 0, 1, 2, 0]
+    (x,), _ = case.sample(len(ids), 3)
+    right = ens.route(x, member=ids)
+    ill = widepack.load(poisoned(path, 1, tmp_path / "ill"), verify="off", warmup=False)
+    check(right, ill.route(x, member=ids), [0, 2], len(ids))
+    changed = x.clone()
+    changed[2] = torch.nan
+    check(right, ens.route(changed, member=ids), [2], len(ids))
+
+
+@pytest.mark.parametrize("name", ["encoder", "textcnn", "lstm"])
+def test_nan_in_weights_stays_with_its_member_in_networks_of_ids(
+    name: str, artifacts: Artifacts, tmp_path: Path
+) -> None:
+    path, case = artifacts(name), cases.load(name)
+    ens, ids = widepack.load(path), [1, 0, 1, 2, 0]
+    args, kwargs = case.sample(len(ids), 3)
+    right = ens.route(*args, member=ids, **kwargs)
+    ill = widepack.load(poisoned(path, 1, tmp_path / "ill"), verify="off", warmup=False)
+    check(right, ill.route(*args, member=ids, **kwargs), [0, 2], len(ids))
