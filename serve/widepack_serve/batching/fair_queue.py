@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from itertools import islice
 
 from ..catalog.call import Group
@@ -68,10 +68,13 @@ class FairQueue:
             return []
         group, most = first.call.group, self._most(first)
         if group is None:
+            turns = {first.lane}
             parts = [self._take_part(first, max(first.left, 1))]
-            self._end_turns(parts, group)
+            self._end_turns(parts, group, turns)
             return parts
-        lines = list(islice((lane[group] for lane in self._lanes.values() if group in lane), most))
+        lanes = list(islice(((key, lane) for key, lane in self._lanes.items() if group in lane), most))
+        turns = {key for key, lane in lanes if next(iter(lane)) == group}
+        lines = [lane[group] for _, lane in lanes]
         share = most if len(lines) == 1 else max(most // 2, 1)
         parts = []
         room = most
@@ -85,18 +88,20 @@ class FairQueue:
                     break
             if room <= 0 or share == most:
                 break
-        self._end_turns(parts, group)
+        self._end_turns(parts, group, turns)
         return parts
 
-    def _end_turns(self, parts: list[Part], group: Group | None) -> None:
-        """Moves the lanes that were served to the end. A lane whose first calls are of another group stays,
-        since it has not had its turn for them.
+    def _end_turns(self, parts: list[Part], group: Group | None, turns: Collection[Hashable]) -> None:
+        """Moves the lanes that were served to the end, and the group to the end of each.
+
+        turns: the lanes whose first calls were of the group. Others stay where they are: their turn is that
+        of their first calls.
         """
         for key in dict.fromkeys(p.job.lane for p in parts):
             lane = self._lanes.get(key)
             if lane is None:
                 continue
-            if group not in lane or next(iter(lane)) == group:
+            if key in turns:
                 self._lanes.move_to_end(key)
             if group in lane:
                 lane.move_to_end(group)
@@ -116,9 +121,7 @@ class FairQueue:
         allowed = job.call.model.layout.most_rows
         return self._max_batch if allowed is None else max(min(self._max_batch, allowed), 1)
 
-    def _fill(
-        self, line: deque[Job], room: int, parts: list[Part], dropped: Callable[[Job], bool]
-    ) -> int:
+    def _fill(self, line: deque[Job], room: int, parts: list[Part], dropped: Callable[[Job], bool]) -> int:
         """Takes rows of calls of one lane and group into `parts`. Returns: how many."""
         taken = 0
         while line and taken < room:
