@@ -180,7 +180,7 @@ class Service:
                     if digest == current.model.manifest.digest:
                         continue
                     artifact = await asyncio.to_thread(self._loaded, name, path)
-                except Exception as e:  # noqa: BLE001  the server goes on with what it has
+                except Exception as e:
                     self.metrics.reloaded("failed")
                     usual = isinstance(e, (WidepackError, OSError))
                     log.error("%s was not loaded again: %s", name, e, exc_info=None if usual else e)
