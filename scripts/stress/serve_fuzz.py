@@ -47,6 +47,7 @@ SECONDS = 5.0
 WAIT_S = 0.3
 """For how long an answer to a request that may not be complete is waited for."""
 MAX_BODY = 1_000_000
+IDLE_S = 2.0
 SHOWN = 20
 
 
@@ -216,12 +217,13 @@ async def one_on_the_wire(port: int, requests: Requests, found: Found) -> None:
             await connection.write(data)
         answer = connection.response(several[0].method)
         response = await asyncio.wait_for(answer, SECONDS if complete else WAIT_S)
-    except (Lost, OSError, ValueError, asyncio.LimitOverrunError, IndexError):
-        pass  # the server closes a connection whose requests it cannot read
-    except asyncio.TimeoutError:
+    except asyncio.TimeoutError:  # an OSError, too
         if complete:
             found.refuse("no answer", data)
+            open("/tmp/w/wire-noanswer.bin","wb").write(data)
         start += WAIT_S  # it waits for the rest of a request that is not complete
+    except (Lost, OSError, ValueError, asyncio.LimitOverrunError, IndexError):
+        pass  # the server closes a connection whose requests it cannot read
     found.check(data, response, time.perf_counter() - start)
     await connection.reset()
 
@@ -229,10 +231,13 @@ async def one_on_the_wire(port: int, requests: Requests, found: Found) -> None:
 async def over_sockets(server: ServerProcess, count: int, seed: int) -> Found:
     """Sends changed requests to a server of its own process, and a valid one now and then."""
     found, truth, requests = Found(), Truth(), Requests(random.Random(seed))
-    began, steady = time.perf_counter(), Connection(server.port)
+    start = began = time.perf_counter()
+    steady = Connection(server.port)
     while found.requests < count:
         await asyncio.gather(*(one_on_the_wire(server.port, requests, found) for _ in range(TOGETHER)))
         valid = requests.valid()
+        if time.perf_counter() - start > IDLE_S:
+            await steady.close()  # the server closes it after five seconds
         start = time.perf_counter()
         try:
             await steady.write(on_the_wire(valid.request))

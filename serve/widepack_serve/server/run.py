@@ -123,6 +123,7 @@ class Workers:
                 process.send_signal(sig)
 
     def _wait(self) -> int:
+        self._listener.close()  # else connections wait here that no process accepts
         limit = time.monotonic() + self._settings.drain + self._settings.timeout + _MORE_S
         codes = []
         for process in self._processes:
