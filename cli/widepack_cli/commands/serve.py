@@ -274,8 +274,6 @@ def _check(settings: Any) -> None:
 
 
 def _serve(settings: Any, host: str, port: int, workers: int, max_connections: int, json_log: bool) -> None:
-    from widepack_serve.lifecycle.service import Service
-    from widepack_serve.server.check import curl
     from widepack_serve.server.run import Workers, address_of, listening, serve_here
 
     with listening(host, port) as listener:
@@ -287,6 +285,9 @@ def _serve(settings: Any, host: str, port: int, workers: int, max_connections: i
                 lambda: click.echo(f"serving {names} on {address} with {workers} processes", err=True)
             )
             sys.exit(code)
+        from widepack_serve.lifecycle.service import Service  # imports torch
+        from widepack_serve.server.check import curl
+
         service = Service(settings)
         line = curl(address, next(iter(service.catalog)))
         example_line = f"; try: {line}" if len(line) <= _SHOWN else ""

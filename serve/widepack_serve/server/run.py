@@ -12,13 +12,14 @@ import tempfile
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from widepack.errors import UsageError
 
-from ..lifecycle.service import Service
 from ..settings import Settings
-from .uvicorn_server import UvicornServer
+
+if TYPE_CHECKING:
+    from ..lifecycle.service import Service
 
 _BACKLOG = 2048
 _RESTART_S = 1.0
@@ -54,6 +55,8 @@ def serve_here(
     service: Service, listener: socket.socket, started: Callable[[], None], max_connections: int | None
 ) -> None:
     """Serves in this process until a signal ends it."""
+    from .uvicorn_server import UvicornServer  # imports torch, which the parent of workers does not need
+
     UvicornServer(service, started, max_connections).run(sockets=[listener])
 
 
