@@ -7,10 +7,10 @@
 Each request has one row for one member, and 32 connections send the next one when the answer came. The
 servers run one after the other, in turns, with one thread an op: `serve` is `widepack serve` with one
 process, `dict` is `serve_dict.py` with one process for each processor. `again` is `serve` once more, started
-anew: its ratio to
-`serve` is the noise. A peer is another server with a dict of modules (`serve_peers.py`), run by the Python
-of an environment of its own, with JSON. The client is a process of its own on the same machine, which takes
-as much time as the server, so compare `cpu_us`, the server's CPU time of a request, before requests a second.
+anew: its ratio to `serve` is the noise. A peer is another server with a dict of modules (`serve_peers.py`),
+run by the Python of an environment of its own, with JSON. The client is a process of its own on the same
+machine, which takes as much time as the server, so compare `cpu_us`, the server's CPU time of a request,
+before requests a second.
 """
 
 from __future__ import annotations

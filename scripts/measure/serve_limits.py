@@ -136,7 +136,7 @@ def start(folder: Path, _: argparse.Namespace) -> dict[str, Any]:
     loading = f"import widepack; widepack.load({str(folder / 'ens.wide')!r}, threads=1)"
     imports = "import uvicorn, starlette.applications, orjson, prometheus_client, httptools, uvloop"
     ready = []
-    for _ in range(3):
+    for _turn in range(3):
         begin = time.perf_counter()
         with running("serve", MLP, folder, {}):
             ready.append(time.perf_counter() - begin)
