@@ -8,9 +8,8 @@ from typing import Any
 
 import orjson
 import torch
-from torch import Tensor
-
 from asgi import InProcess, Request, Response
+from torch import Tensor
 
 NAMES: dict[torch.dtype, str] = {
     torch.bool: "BOOL",

@@ -144,10 +144,9 @@ class Batcher:
             self._reject("draining")
             raise Busy("the server is shutting down; send the request to another one")
         rows, options = self._queue.rows, self._options
-        if not rows:
-            self.moved = (
-                time.monotonic()
-            )  # a request larger than the limit of the queue runs if nothing else waits
+        if not rows:  # a request larger than the limit of the queue runs if nothing else waits
+            if not self._busy:
+                self.moved = time.monotonic()
         elif rows + job.left > options.max_queue:
             self._reject("queue_full")
             raise Busy(f"{rows} rows wait, and the limit of the queue is {options.max_queue}; try again")

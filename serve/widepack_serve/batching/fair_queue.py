@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from itertools import islice
 
 from ..catalog.call import Group
 from .job import Job, Part
+
+Lane = OrderedDict[Group | None, deque[Job]]
+"""The waiting calls of one member, by their groups."""
 
 
 class FairQueue:
@@ -23,23 +26,27 @@ class FairQueue:
 
     def __init__(self, max_batch: int) -> None:
         self._max_batch = max_batch
-        self._lanes: OrderedDict[Hashable, deque[Job]] = OrderedDict()
+        self._lanes: OrderedDict[Hashable, Lane] = OrderedDict()
         self.rows = 0
         self.bytes = 0
 
     def __len__(self) -> int:
-        return sum(map(len, self._lanes.values()))
+        return sum(len(line) for lane in self._lanes.values() for line in lane.values())
 
     def __iter__(self) -> Iterator[Job]:
         for lane in self._lanes.values():
-            yield from lane
+            for line in lane.values():
+                yield from line
 
     def put(self, job: Job) -> None:
-        """Adds a call at the end of its lane."""
+        """Adds a call at the end of the calls of its group in its lane."""
         lane = self._lanes.get(job.lane)
         if lane is None:
-            lane = self._lanes[job.lane] = deque()
-        lane.append(job)
+            lane = self._lanes[job.lane] = OrderedDict()
+        line = lane.get(job.call.group)
+        if line is None:
+            line = lane[job.call.group] = deque()
+        line.append(job)
         self.rows += job.left
         self.bytes += job.bytes
 
@@ -47,7 +54,8 @@ class FairQueue:
         """Takes the calls of the next batch: those that can run together, a turn for each lane.
 
         A lane gets at most half of the rows while others with calls of the same group wait. A lane that was
-        served goes to the end, so that the lane that waited longest is always first.
+        served goes to the end, so that the lane that waited longest is always first. In a lane, the groups
+        take turns in the same way.
 
         Args:
             dropped: Whether a call must not run: it has ended it itself then.
@@ -60,30 +68,49 @@ class FairQueue:
             return []
         group, most = first.call.group, self._most(first)
         if group is None:
-            return [self._take_part(first, max(first.left, 1))]
-        lanes = list(islice((lane for lane in self._lanes.values() if self._fits(lane, group)), most))
-        share = most if len(lanes) == 1 else max(most // 2, 1)
-        parts: list[Part] = []
+            turns = {first.lane}
+            parts = [self._take_part(first, max(first.left, 1))]
+            self._end_turns(parts, group, turns)
+            return parts
+        lanes = list(islice(((key, lane) for key, lane in self._lanes.items() if group in lane), most))
+        turns = {key for key, lane in lanes if next(iter(lane)) == group}
+        lines = [lane[group] for _, lane in lanes]
+        share = most if len(lines) == 1 else max(most // 2, 1)
+        parts = []
         room = most
         for limit in (share, most):  # the second turn gives away what no other lane has used
-            for lane in lanes:
+            for line in lines:
                 had = (
-                    sum(p.rows for p in parts if lane and p.job.lane == lane[0].lane) if limit > share else 0
+                    sum(p.rows for p in parts if line and p.job.lane == line[0].lane) if limit > share else 0
                 )
-                room -= self._fill(lane, group, min(room, limit - had), parts, dropped)
+                room -= self._fill(line, min(room, limit - had), parts, dropped)
                 if room <= 0:
                     break
             if room <= 0 or share == most:
                 break
-        for lane_key in dict.fromkeys(p.job.lane for p in parts):
-            if lane_key in self._lanes:
-                self._lanes.move_to_end(lane_key)
+        self._end_turns(parts, group, turns)
         return parts
+
+    def _end_turns(self, parts: list[Part], group: Group | None, turns: Collection[Hashable]) -> None:
+        """Moves the lanes that were served to the end, and the group to the end of each.
+
+        turns: the lanes whose first calls were of the group. Others stay where they are: their turn is that
+        of their first calls.
+        """
+        for key in dict.fromkeys(p.job.lane for p in parts):
+            lane = self._lanes.get(key)
+            if lane is None:
+                continue
+            if key in turns:
+                self._lanes.move_to_end(key)
+            if group in lane:
+                lane.move_to_end(group)
 
     def _first(self, dropped: Callable[[Job], bool]) -> Job | None:
         """Returns the first call of the first lane, without those that must not run."""
         while self._lanes:
-            job = next(iter(self._lanes.values()))[0]
+            lane = next(iter(self._lanes.values()))
+            job = next(iter(lane.values()))[0]
             if not dropped(job):
                 return job
             self._remove(job)
@@ -94,22 +121,11 @@ class FairQueue:
         allowed = job.call.model.layout.most_rows
         return self._max_batch if allowed is None else max(min(self._max_batch, allowed), 1)
 
-    @staticmethod
-    def _fits(lane: deque[Job], group: Group) -> bool:
-        return bool(lane) and lane[0].call.group == group
-
-    def _fill(
-        self,
-        lane: deque[Job],
-        group: Group,
-        room: int,
-        parts: list[Part],
-        dropped: Callable[[Job], bool],
-    ) -> int:
-        """Takes rows of a lane into `parts`. Returns: how many."""
+    def _fill(self, line: deque[Job], room: int, parts: list[Part], dropped: Callable[[Job], bool]) -> int:
+        """Takes rows of calls of one lane and group into `parts`. Returns: how many."""
         taken = 0
-        while taken < room and self._fits(lane, group):
-            job = lane[0]
+        while line and taken < room:
+            job = line[0]
             if dropped(job):
                 self._remove(job)
                 continue
@@ -119,7 +135,9 @@ class FairQueue:
         return taken
 
     def _take_part(self, job: Job, rows: int) -> Part:
-        """Takes rows of the first call of a lane, and the call from the queue if none is left."""
+        """Takes rows of a call that is the first of its group in its lane, and the call from the queue if
+        none is left.
+        """
         part = Part(job, job.taken, job.taken + rows)
         job.taken += rows
         self.rows -= rows
@@ -128,13 +146,16 @@ class FairQueue:
         return part
 
     def _remove(self, job: Job) -> None:
-        """Removes the first call of a lane with all its rows."""
+        """Removes a call that is the first of its group in its lane, with all its rows."""
         self.rows -= job.left
         self._pop(job)
 
     def _pop(self, job: Job) -> None:
         lane = self._lanes[job.lane]
-        lane.popleft()
+        line = lane[job.call.group]
+        line.popleft()
         self.bytes -= job.bytes
-        if not lane:
-            del self._lanes[job.lane]
+        if not line:
+            del lane[job.call.group]
+            if not lane:
+                del self._lanes[job.lane]

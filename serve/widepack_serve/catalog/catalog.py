@@ -7,7 +7,8 @@
 | `ens.fold3`, `ens.3` | one member |
 | `ens.encode`, `ens.encode.each`, `ens.encode.fold3` | the same for another entry |
 
-If names are equal, an entry goes before `each`, `each` before a member's name, a name before a number.
+If names are equal, an artifact goes before an entry, an entry before `each`, `each` before a member's name,
+a name before a number.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ def _defaults(entry: str, layout: EntryLayout, defaults: Defaults) -> Wanted:
     """Returns the default outputs of an entry. Entries other than `forward` answer as they are."""
     if not defaults.outputs or entry != FORWARD:
         return answers(layout)
+    if twice := [n for k, n in enumerate(defaults.outputs) if n in defaults.outputs[:k]]:
+        raise UsageError(f"outputs: {twice[0]} is named twice")
     states = tuple(w for w in answers(layout) if layout.outputs[w.leaf].state)
     try:
         return tuple(wanted_output(layout, n, {}, defaults, figures=True) for n in defaults.outputs) + states
@@ -85,7 +88,7 @@ class Catalog:
         self.artifacts = {a.name: a for a in artifacts}
         self._members = members
         self._models: dict[str, ServedModel] = {}
-        for find in (_of_entries, *((_of_members,) if members else ())):
+        for find in (_of_artifact, _of_entries, *((_of_members,) if members else ())):
             for artifact in artifacts:
                 for model in find(artifact):
                     self._models.setdefault(model.name, model)
@@ -133,10 +136,14 @@ def _prefixes(artifact: ServedArtifact) -> Mapping[str, EntryLayout]:
     `forward`.
     """
     first = FORWARD if FORWARD in artifact.layouts else next(iter(artifact.layouts))
-    return {
-        artifact.name if entry == first else f"{artifact.name}.{entry}": layout
-        for entry, layout in artifact.layouts.items()
-    }
+    others = {f"{artifact.name}.{e}": layout for e, layout in artifact.layouts.items() if e != first}
+    return {artifact.name: artifact.layouts[first], **others}
+
+
+def _of_artifact(artifact: ServedArtifact) -> Iterator[ServedModel]:
+    name, layout = next(iter(_prefixes(artifact).items()))
+    if not layout.ragged:
+        yield ServedModel(name, artifact, layout, ALL)
 
 
 def _of_entries(artifact: ServedArtifact) -> Iterator[ServedModel]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from starlette.types import Receive, Scope, Send
 
 from ..batching.job import Job, Outputs
 from ..catalog.served import ServedModel
+from ..errors import RequestError
 from ..lifecycle.service import Service
 from ..protocol.body import header_length, packed, unpacked
 from ..protocol.request import InferRequest, read_request
 from ..protocol.response import AnsweredOutput, answer_body
+from ..settings import Settings
 from .receive import header, read_body
 from .send import BINARY, JSON, Headers, send_body
 
@@ -34,13 +37,13 @@ async def answer_inference(
         RequestError: It is refused, and nothing was sent.
         Disconnected: The client closed the connection.
     """
-    settings = service.settings
-    service.catalog.find(name, version)  # an unknown model is refused before its body is read
-    body = await read_body(scope, receive, settings.max_body, settings.body_timeout)
-    if (encoding := header(scope, b"content-encoding")) is not None:
-        body = unpacked(body, encoding, settings.max_body)
-    length = header_length(header(scope, b"inference-header-content-length"), len(body))
-    request = read_request(body, length)
+    model = service.catalog.find(name, version)  # an unknown model is refused before its body is read
+    start = time.monotonic()
+    try:
+        request = await _received(service.settings, scope, receive)
+    except RequestError as e:
+        service.metrics.answered(model, e.status, time.monotonic() - start)
+        raise
     model = service.catalog.find(name, version)  # as it is now: another artifact may have come meanwhile
     watch = _Watch(receive)
     try:
@@ -49,6 +52,15 @@ async def answer_inference(
         if watch.task is not None:
             watch.task.cancel()
     await _send_outputs(model, name, request, names, outputs, scope, send)
+
+
+async def _received(settings: Settings, scope: Scope, receive: Receive) -> InferRequest:
+    """Reads a request. Raises: RequestError; Disconnected."""
+    body = await read_body(scope, receive, settings.max_body, settings.body_timeout)
+    if (encoding := header(scope, b"content-encoding")) is not None:
+        body = unpacked(body, encoding, settings.max_body)
+    length = header_length(header(scope, b"inference-header-content-length"), len(body))
+    return read_request(body, length)
 
 
 async def _send_outputs(

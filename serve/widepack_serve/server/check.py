@@ -23,8 +23,12 @@ def example_rows(model: ServedModel) -> int:
 
 def example_tensors(model: ServedModel) -> list[torch.Tensor]:
     """Returns inputs of zeros for a model, the smallest that it takes."""
-    members = len(model.artifact.members) if model.kind == EACH else None
-    return zeros(model.layout, example_rows(model), members)
+    members = len(model.artifact.members)
+    found = zeros(model.layout, example_rows(model), members if model.kind == EACH else None)
+    if model.kind == ALL:
+        inputs = model.layout.inputs
+        return [x.expand(members, *x.shape) if i.state else x for i, x in zip(inputs, found)]
+    return found
 
 
 def curl(address: str, model: ServedModel) -> str:
@@ -73,7 +77,7 @@ def _single(service: Service) -> str:
 async def _run_all(service: Service) -> None:
     service.start()
     for model in service.catalog:
-        if model.kind not in (ALL, EACH) or any(i.state for i in model.layout.inputs):
+        if model.kind not in (ALL, EACH):
             continue
         tensors = example_tensors(model)
         inputs: dict[str, Value] = {i.name: t for i, t in zip(model.layout.inputs, tensors)}
