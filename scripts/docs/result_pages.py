@@ -26,6 +26,7 @@ import hfta_results
 import real_results
 import reduce_results
 import route_results
+import serve_results
 import suite_sizes
 import version_results
 import zoo_results
@@ -252,6 +253,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "build-memory": build_memory,
     "subset": subset,
     "route": route_results.route,
+    "served": serve_results.served,
+    "serve-peers": serve_results.peers,
+    "serve-limits": serve_results.limits,
     "swaps": swaps,
     "kills": kills,
     "fuzz": fuzz,

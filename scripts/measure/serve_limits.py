@@ -8,6 +8,7 @@
 |---|---|
 | `protocol` | CPU time of a request beyond the call in process: one row of 64 in JSON and binary, an image |
 | `latency` | the median time of a request on one connection, beside the call in process |
+| `ensemble` | mean and deviation of 100 members for one row, beside a loop over modules |
 | `start` | seconds until the server is ready, beside `widepack.load`; seconds of the imports |
 | `flood` | p99 of eight members at 20 requests a second, alone, and while another sends 64 rows ten times
 over |
@@ -122,6 +123,28 @@ def latency(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         found[f"{name}_p50_ms"] = done["p50_ms"]
         found[f"{name}_beyond_ms"] = round(done["p50_ms"] - clock / 1000, 3)
     return found
+
+
+def ensemble(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Measures requests for figures of all members, over eight connections."""
+    requests(MLP, "uniform", "binary", folder / "r.json")
+    rows = json.loads((folder / "r.json").read_text())
+    (folder / "r.json").write_text(json.dumps([["/v2/models/ens/infer", *rest] for _, *rest in rows]))
+    found: dict[str, list[dict[str, Any]]] = {"serve": [], "dict": []}
+    for _ in range(3):
+        for kind, results in found.items():
+            with running(kind, MLP, folder, {}, ("--outputs", "output.mean,output.std")) as (port, pids):
+                results.append(load(port, pids, folder / "r.json", options.seconds, 8))
+    per_s, cpu = (
+        {kind: median(r[key] for r in results) for kind, results in found.items()}
+        for key in ("requests_per_s", "cpu_us")
+    )
+    return {
+        "requests_per_s": per_s,
+        "cpu_us": cpu,
+        "requests_ratio": round(per_s["serve"] / per_s["dict"], 2),
+        "cpu_ratio": round(cpu["serve"] / cpu["dict"], 3),
+    }
 
 
 def start(folder: Path, _: argparse.Namespace) -> dict[str, Any]:
@@ -283,7 +306,14 @@ async def _open_loop(port: int, rate: float, seconds: float) -> tuple[Counter[in
     return counts, sorted(times), refusals
 
 
-PARTS = {"protocol": protocol, "latency": latency, "start": start, "flood": flood, "overload": overload}
+PARTS = {
+    "protocol": protocol,
+    "latency": latency,
+    "ensemble": ensemble,
+    "start": start,
+    "flood": flood,
+    "overload": overload,
+}
 
 
 def main() -> None:
