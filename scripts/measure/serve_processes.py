@@ -116,7 +116,8 @@ def running(
             ]
         elif kind in peers:
             listener.close()
-            words = [str(HERE / "serve_peers.py"), kind, str(folder), network, str(port)]
+            script = ["serve_litserve.py"] if kind == "litserve" else ["serve_peers.py", kind]
+            words = [str(HERE / script[0]), *script[1:], str(folder), network, str(port)]
             found = [
                 subprocess.Popen(
                     [peers[kind], *words], env=ENVIRONMENT, stdout=subprocess.DEVNULL, start_new_session=True
