@@ -29,6 +29,8 @@ from .swaps import checkpoint_in
 log = logging.getLogger("widepack.serve")
 TICK = 0.1
 """Seconds between two looks at deadlines."""
+CANCELLED = 499
+"""The code in the metrics of a request that its client cancelled."""
 
 
 class Service:
@@ -116,6 +118,9 @@ class Service:
             return [w.name for w in call.wanted], outputs
         except RequestError as e:
             code = e.status
+            raise
+        except asyncio.CancelledError:
+            code = CANCELLED
             raise
         finally:
             self.metrics.answered(model, code, time.monotonic() - start)

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from widepack.errors import UsageError
 
@@ -20,13 +20,18 @@ from ..lifecycle.service import Service
 from ..settings import Settings
 from .uvicorn_server import UvicornServer
 
+if TYPE_CHECKING:
+    from ..rpc.server import RpcServer
+
 _BACKLOG = 2048
 _RESTART_S = 1.0
 _MORE_S = 10.0
 
 
-def listening(host: str, port: int) -> socket.socket:
-    """Returns a socket that listens. Raises: UsageError if the address cannot be used."""
+def listening(host: str, port: int, option: str = "--port") -> socket.socket:
+    """Returns a socket that listens. option: that of the port. Raises: UsageError if the address cannot be
+    used.
+    """
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -38,7 +43,7 @@ def listening(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as e:
         reason = getattr(e, "strerror", None) or e
         raise UsageError(
-            f"cannot listen on {host}:{port}: {reason}; choose another --port or --host"
+            f"cannot listen on {host}:{port}: {reason}; choose another {option} or --host"
         ) from None
     found.set_inheritable(True)
     return found
@@ -51,10 +56,14 @@ def address_of(listener: socket.socket) -> str:
 
 
 def serve_here(
-    service: Service, listener: socket.socket, started: Callable[[], None], max_connections: int | None
+    service: Service,
+    listener: socket.socket,
+    started: Callable[[], None],
+    max_connections: int | None,
+    rpc: RpcServer | None = None,
 ) -> None:
     """Serves in this process until a signal ends it."""
-    UvicornServer(service, started, max_connections).run(sockets=[listener])
+    UvicornServer(service, started, max_connections, rpc).run(sockets=[listener])
 
 
 class Workers:
