@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +218,9 @@ def test_bytes_that_are_no_message_and_unknown_methods(models: dict[str, WideMod
     assert unknown[0] == grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_messages_over_the_limit_are_refused(models: dict[str, WideModel]) -> None:
+def test_messages_over_the_limit_are_refused(
+    models: dict[str, WideModel], caplog: pytest.LogCaptureFixture
+) -> None:
     """Compressed ones, too: they are not unpacked first."""
     large = infer_message("ens", ("input", torch.zeros(1000, 64))).SerializeToString()
 
@@ -234,6 +236,41 @@ def test_messages_over_the_limit_are_refused(models: dict[str, WideModel]) -> No
     plain, packed, good = with_server(models, calls, max_body=100_000)
     assert plain[0] == packed[0] == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert good.outputs
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("needs_token", [False, True])
+def test_a_message_must_arrive_in_time(
+    models: dict[str, WideModel], tmp_path: Path, needs_token: bool
+) -> None:
+    """A call without a token fails before its message."""
+    (tmp_path / "token").write_text(TOKEN)
+    settings = {"token_file": str(tmp_path / "token")} if needs_token else {}
+
+    async def never() -> AsyncIterator[bytes]:
+        await asyncio.sleep(20)
+        yield b""
+
+    async def nothing() -> AsyncIterator[bytes]:
+        messages: tuple[bytes, ...] = ()
+        for data in messages:
+            yield data
+
+    async def calls(client: RpcClient) -> list[tuple[grpc.StatusCode, str]]:
+        infer = client.channel.stream_unary(f"/{SERVICE}/ModelInfer")
+        return [await refused(infer(never())), await refused(infer(nothing()))]
+
+    start = time.monotonic()
+    slow, empty = with_server(models, calls, body_timeout=0.3, **settings)
+    assert time.monotonic() - start < 10
+    if not needs_token:
+        assert slow == (
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            "the message did not arrive within 0.3 seconds",
+        )
+        assert empty == (INVALID, "the call has no message")
+    else:
+        assert slow[0] == empty[0] == grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_a_token_is_needed_except_for_health(models: dict[str, WideModel], tmp_path: Path) -> None:

@@ -130,7 +130,8 @@ def _names(_ctx: click.Context, _param: click.Parameter, value: Any) -> tuple[st
     type=click.IntRange(min=1),
     default=4096,
     show_default=True,
-    help="The most open connections. Others get 503.",
+    help="The most open connections, and the most calls of gRPC at once. Others get 503, or "
+    "RESOURCE_EXHAUSTED.",
 )
 @click.option(
     "--timeout",
@@ -167,8 +168,8 @@ def _names(_ctx: click.Context, _param: click.Parameter, value: Any) -> tuple[st
 @click.option(
     "--token-file",
     type=click.Path(),
-    help="A file with a token. Requests need the header Authorization: Bearer TOKEN, except those of "
-    "/v2/health.",
+    help="A file with a token. Requests need the header (gRPC: metadata) Authorization: Bearer TOKEN, "
+    "except those of /v2/health.",
 )
 @click.option("--admin-token-file", type=click.Path(), help="A file with the token for swaps of members.")
 @click.option(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -12,6 +12,7 @@ from ..catalog.metadata import model_metadata, server_metadata
 from ..errors import Busy, Failed, RequestError
 from ..lifecycle.documents import all_statistics, model_statistics, repository_index
 from ..lifecycle.service import Service
+from ..lifecycle.time_limit import TimeLimit
 from ..lifecycle.tokens import check_bearer
 from ..protocol.response import AnsweredOutput
 from .answer import answer_message
@@ -56,14 +57,20 @@ class Methods:
         )
 
     def _handler(self, name: str, answer: Callable[[Any, Any], Awaitable[Any]]) -> Any:
-        """Returns the handler of a method. It takes bytes, so that a broken message is an error of its
-        client.
+        """Returns the handler of a method.
+
+        It takes a stream of bytes with one message: a call is checked before its message is read, a message
+        that does not arrive is an error, and so is a broken one. Clients see no difference.
         """
 
-        async def handled(data: bytes, context: Any) -> bytes | None:
+        async def handled(messages: AsyncIterator[bytes], context: Any) -> bytes | None:
             try:
                 if name not in _OPEN:
                     self._check_call(context)
+                with TimeLimit(self._service.settings.body_timeout, "message"):
+                    data = await anext(messages, None)
+                if data is None:
+                    raise RequestError("the call has no message")
                 found = await answer(parsed(f"{name}Request", data), context)
                 if isinstance(found, dict):
                     found = CLASSES[f"{name}Response"](**found)
@@ -76,7 +83,7 @@ class Methods:
             await context.abort(*status_of(error))
             return None
 
-        return grpc.unary_unary_rpc_method_handler(handled)
+        return grpc.stream_unary_rpc_method_handler(handled)
 
     def _check_call(self, context: Any) -> None:
         """Checks the token of a call. Raises: RequestError."""
