@@ -29,6 +29,8 @@ from .swaps import checkpoint_in
 log = logging.getLogger("widepack.serve")
 TICK = 0.1
 """Seconds between two looks at deadlines."""
+CANCELLED = 499
+"""The code in the metrics of a request that its client cancelled."""
 
 
 class Service:
@@ -117,6 +119,9 @@ class Service:
         except RequestError as e:
             code = e.status
             raise
+        except asyncio.CancelledError:
+            code = CANCELLED
+            raise
         finally:
             self.metrics.answered(model, code, time.monotonic() - start)
 
@@ -180,7 +185,7 @@ class Service:
                     if digest == current.model.manifest.digest:
                         continue
                     artifact = await asyncio.to_thread(self._loaded, name, path)
-                except Exception as e:  # noqa: BLE001  the server goes on with what it has
+                except Exception as e:
                     self.metrics.reloaded("failed")
                     usual = isinstance(e, (WidepackError, OSError))
                     log.error("%s was not loaded again: %s", name, e, exc_info=None if usual else e)
