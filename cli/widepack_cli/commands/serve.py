@@ -221,6 +221,7 @@ def command(artifacts: tuple[str, ...], **options: Any) -> None:
     widepack.toml in the working folder. The command line goes first, then the environment, then the file.
     """
     _require_packages()
+    _require_temporary_folder()
     options = {**options, **_of_toml(set(options))}
     from widepack_serve.settings import named_artifacts
 
@@ -270,6 +271,20 @@ def _require_rpc(port: int, workers: int) -> None:
         )
 
 
+def _require_temporary_folder() -> None:
+    """Raises: Refusal if no temporary folder can be written, which torch needs."""
+    import tempfile
+
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:
+        raise Refusal(
+            "there is no temporary folder that can be written, and torch needs one: name one in "
+            "TMPDIR, or mount "
+            "one at /tmp"
+        ) from None
+
+
 def _of_toml(known: set[str]) -> dict[str, Any]:
     """Returns the options of the table [serve] that neither the command line nor the environment has."""
     from widepack.spec.config import SERVE_TABLE, read_table
@@ -308,7 +323,7 @@ def _serve(
 ) -> None:
     from widepack_serve.lifecycle.service import Service
     from widepack_serve.server.check import curl
-    from widepack_serve.server.run import Workers, address_of, listening, serve_here
+    from widepack_serve.server.run import Workers, address_of, end_on_signals, listening, serve_here
 
     if grpc_port is not None:
         # An error before the artifacts are loaded. gRPC opens the port itself, afterwards.
@@ -322,6 +337,7 @@ def _serve(
                 lambda: click.echo(f"serving {names} on {address} with {workers} processes", err=True)
             )
             sys.exit(code)
+        end_on_signals()
         service = Service(settings)
         line = curl(address, next(iter(service.catalog)))
         example_line = f"; try: {line}" if len(line) <= _SHOWN else ""

@@ -139,9 +139,12 @@ class Service:
 
     def metrics_text(self) -> bytes:
         """Returns the metrics in Prometheus' text format."""
+        self._show_gauges()
+        return self.metrics.text()
+
+    def _show_gauges(self) -> None:
         self.metrics.queue_rows.set(self.batcher.waiting)
         self.metrics.ready.set(self.ready)
-        return self.metrics.text()
 
     # ---------------------------------------------------------------- changes
 
@@ -212,6 +215,7 @@ class Service:
         while True:
             await asyncio.sleep(TICK)
             self.batcher.look()
+            self._show_gauges()
             if self._retired and not self.batcher.uses([a.model for a in self._retired]):
                 for artifact in self._retired:
                     artifact.model.close()

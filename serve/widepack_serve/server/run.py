@@ -64,6 +64,15 @@ def address_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def end_on_signals() -> None:
+    """Ends the process with exit code 0 at SIGTERM, and ignores SIGHUP, while the artifacts are loaded.
+
+    As the first process of a container it would ignore SIGTERM, and SIGHUP would end it elsewhere.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
 def serve_here(
     service: Service,
     listener: socket.socket,

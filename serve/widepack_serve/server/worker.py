@@ -13,11 +13,12 @@ from widepack.errors import WidepackError
 from ..lifecycle.service import Service
 from ..settings import Settings
 from .logs import set_up_logs
-from .run import READY, serve_here
+from .run import READY, end_on_signals, serve_here
 
 
 def main(text: str) -> int:
     """Serves on the socket that the document names. Returns: the exit code."""
+    end_on_signals()
     document = json.loads(text)
     options = document["options"]
     set_up_logs(as_json=options["json_log"])
