@@ -25,6 +25,7 @@ SECTIONS = {
         "verify": "Check the files and the answers of an artifact.",
     },
     "Run and measure": {
+        "predict": "Run an artifact over the rows of a file.",
         "bench": "Time an artifact beside its members without widepack.",
         "tune": "Measure plans on this machine and keep the fastest.",
         "compile": "Compile the programs of an artifact for this machine.",

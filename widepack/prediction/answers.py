@@ -15,7 +15,7 @@ from widepack_artifacts.entry import Entry, OutputLeaf
 from ..errors import InputError, UsageError
 from ..inference.entry import WideEntry
 from ..inference.reduced_answer import MIXTURE
-from ..rows.walk import row_axis_of
+from ..rows.axes import row_axis_of
 
 
 @dataclass(frozen=True)

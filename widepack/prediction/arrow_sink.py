@@ -134,5 +134,5 @@ class CsvSink(ArrowSink):
                     "the columns to pass on with ids= (--id)"
                 ) from None
         places = list(product(*map(range, value.shape[1:])))
-        flat = value.reshape(value.shape[0], -1)
+        flat = value.reshape(value.shape[0], len(places))
         return {".".join([name, *map(str, at)]): flat[:, k] for k, at in enumerate(places)}

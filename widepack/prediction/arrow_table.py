@@ -79,7 +79,8 @@ class ArrowTable(ABC):
     def empty(self, names: Sequence[str]) -> Any:
         """Returns some columns without rows."""
         pa = arrow()
-        return pa.schema([self._schema.field(n) for n in names]).empty_table().to_batches()[0]
+        schema = pa.schema([self._schema.field(n) for n in names])
+        return pa.record_batch([pa.array([], field.type) for field in schema], schema=schema)
 
     def count(self) -> int:
         if self.rows is None:
@@ -138,24 +139,21 @@ class IpcTable(ArrowTable):
             with open(path, "rb") as file:
                 self._is_file = file.read(6) == b"ARROW1"
             self._mapped = arrow().memory_map(str(path))
-            reader = self._reader(None)
+            reader = self._reader()
             super().__init__(path, reader.schema, int(reader.count_rows()) if self._is_file else None)
 
-    def _reader(self, fields: list[int] | None) -> Any:
+    def _reader(self) -> Any:
         pa = arrow()
         self._mapped.seek(0)
-        options = pa.ipc.IpcReadOptions(included_fields=fields)
-        make = pa.ipc.open_file if self._is_file else pa.ipc.open_stream
-        return make(self._mapped, options=options)
+        return (pa.ipc.open_file if self._is_file else pa.ipc.open_stream)(self._mapped)
 
     def position(self, rows: int) -> tuple[int, int]:
         return (rows, self.rows) if self.rows is not None else (self._mapped.tell(), self._mapped.size())
 
     def batches(self, names: Sequence[str], dtypes: Mapping[str, torch.dtype], rows: int) -> Iterator[Any]:
-        order = list(self.columns)
-        reader = self._reader(sorted(order.index(n) for n in names))
-        if self._is_file:
-            for i in range(reader.num_record_batches):
-                yield reader.get_batch(i)
-        else:
-            yield from reader
+        # All columns are opened: a reader that is given some of them copies a whole record batch into memory.
+        reader = self._reader()
+        count = reader.num_record_batches if self._is_file else None
+        batches = reader if count is None else map(reader.get_batch, range(count))
+        for batch in batches:
+            yield batch.select(list(names))

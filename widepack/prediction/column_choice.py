@@ -61,7 +61,7 @@ def chosen_columns(
         found[left[0].name] = InputColumns(left[0], _automatic(table, left[0], used), table.path)
         notes.append(f"input {left[0].name} is read from {_counted(found[left[0].name].names)}")
     for columns in found.values():
-        columns.check(dict(table.columns))
+        columns.check(table)
     return [found[i.name] for i in inputs], notes
 
 

@@ -6,6 +6,7 @@ other columns are texts, so that 007 stays 007.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from .conversion import kind_of
 from .table import TEXT, ColumnType, place
 
 _NULLS = ("", "NA", "N/A", "#N/A", "NULL", "null", "None")  # nan is not among them: it is a number
+_WRONG = re.compile(r"(?:In CSV column #(\d+): |CSV parse error: )Row #(\d+): (.*)", re.DOTALL)
+"""What pyarrow says of a wrong value or row. The header is row 1."""
 _TYPES = {"float": "float64", "integer": "int64", "bool": "bool_"}
 
 
@@ -32,7 +35,10 @@ class CsvTable(ArrowTable):
         self._file: Any = None
         with readable(path), arrow().OSFile(str(path)) as file:
             self._size = int(file.size())
-            reader = arrow().csv.open_csv(file, parse_options=_parsing(path), convert_options=_conversion())
+            try:
+                reader = _reader(file, None)
+            except arrow().lib.ArrowInvalid as e:
+                raise _located(path, str(e), ()) from e
             super().__init__(path, reader.schema, None)
 
     def type_of(self, field: Any) -> ColumnType:
@@ -54,53 +60,37 @@ class CsvTable(ArrowTable):
         types = {n: getattr(pa, _TYPES[kind_of(dtypes[n])])() if n in dtypes else pa.string() for n in names}
         with pa.OSFile(str(self.path)) as self._file:
             try:
-                yield from _reader(self.path, self._file, types)
+                yield from _reader(self._file, types)
             except pa.lib.ArrowInvalid as e:
-                if "CSV conversion error" not in str(e):
-                    raise
-                self._find_bad_value(types)
-                raise
-
-    def _find_bad_value(self, types: Mapping[str, Any]) -> None:
-        """Reads the file again, as texts. Raises: InputError that names the row with a value of another
-        type.
-        """
-        pa = arrow()
-        start = 0
-        with pa.OSFile(str(self.path)) as file:
-            for batch in _reader(self.path, file, dict.fromkeys(types, pa.string())):
-                for name, type_ in types.items():
-                    row = _first_bad(batch.column(name), type_)
-                    if row is not None:
-                        value = batch.column(name)[row].as_py()
-                        raise InputError(
-                            f"{place(self.path, start + row, name)}: {value[:60]!r} is not a value of "
-                            f"{type_}, which the input takes"
-                        )
-                start += batch.num_rows
+                raise _located(self.path, str(e), list(self.columns)) from e
 
 
-def _reader(path: Path, file: Any, types: Mapping[str, Any]) -> Any:
+def _located(path: Path, message: str, columns: Sequence[str]) -> InputError:
+    """Returns an error of pyarrow with the row and the column of the file."""
+    found = _WRONG.match(message)
+    if found is None:
+        return InputError(f"{path}: {message.splitlines()[0][:300]}")
+    column, line, what = found.groups()
+    name = None if column is None else columns[int(column)]
+    return InputError(f"{place(path, int(line) - 2, name)}: {what.splitlines()[0][:300]}")
+
+
+def _reader(file: Any, types: Mapping[str, Any] | None) -> Any:
     pa = arrow()
-    return pa.csv.open_csv(file, parse_options=_parsing(path), convert_options=_conversion(types))
+    return pa.csv.open_csv(
+        file,
+        read_options=pa.csv.ReadOptions(use_threads=False),
+        parse_options=_parsing(),
+        convert_options=_conversion(types),
+    )
 
 
-def _parsing(path: Path) -> Any:
+def _parsing() -> Any:
     """Returns the options of parsing: values in quotes may have several lines."""
-    pa = arrow()
-
-    def refused(row: Any) -> str:
-        # `number` counts lines, the header is line 1; it is None where pyarrow does not count
-        where = f"{path}" if row.number is None else place(path, row.number - 2)
-        raise InputError(
-            f"{where}: {row.actual_columns} values, and the header has {row.expected_columns}: "
-            f"{row.text[:60]!r}"
-        )
-
-    return pa.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=refused)
+    return arrow().csv.ParseOptions(newlines_in_values=True)
 
 
-def _conversion(types: Mapping[str, Any] | None = None) -> Any:
+def _conversion(types: Mapping[str, Any] | None) -> Any:
     pa = arrow()
     return pa.csv.ConvertOptions(
         column_types=types,
@@ -108,21 +98,3 @@ def _conversion(types: Mapping[str, Any] | None = None) -> Any:
         null_values=list(_NULLS),
         strings_can_be_null=False,
     )
-
-
-def _first_bad(texts: Any, type_: Any) -> int | None:
-    """Returns the first text that is not a value of a type; None if all are. Nulls are not looked at."""
-    pa = arrow()
-    wanted = pa.compute.if_else(pa.compute.is_in(texts, pa.array(_NULLS)), None, texts)
-    try:
-        wanted.cast(type_)
-    except pa.lib.ArrowInvalid:
-        if len(texts) == 1:
-            return 0
-        half = len(texts) // 2
-        found = _first_bad(texts.slice(0, half), type_)
-        if found is not None:
-            return found
-        rest = _first_bad(texts.slice(half), type_)
-        return None if rest is None else half + rest
-    return None

@@ -8,10 +8,9 @@ from widepack_artifacts.rows import Rows
 
 from ..errors import UsageError
 from ..inference.entry import WideEntry
-from ..inference.entry_rows import rows_of_entry
 from ..ir.at_rest import draws
 from ..ir.tensor_type import parse_slot
-from ..rows.walk import row_axis_of
+from ..rows.axes import row_axis_of
 from ..spec.dtypes import dtype_of
 from .input_columns import RowInput
 
@@ -36,7 +35,7 @@ def checked_rows(entry: WideEntry, title: str, member: str | None, allowed: bool
         )
     if member is not None and draws(entry.programs.source.member(0)[0]):
         raise UsageError(f"{title} draws random numbers, and member= needs rows that are independent")
-    rows = rows_of_entry(entry.programs)
+    rows = entry.entry.rows or _examined(entry)
     letter = rows.dim or entry.programs.inputs.letter
     if not letter:
         raise UsageError(
@@ -58,6 +57,13 @@ def checked_rows(entry: WideEntry, title: str, member: str | None, allowed: bool
             "(--allow-dependent-rows --batch B)."
         )
     return Rows(letter, rows.independent, rows.proved, rows.reason)
+
+
+def _examined(entry: WideEntry) -> Rows:
+    """Returns what is found out now about an artifact that says nothing about its rows."""
+    from ..inference.entry_rows import rows_of_entry  # imports the walk over rows, which few artifacts need
+
+    return rows_of_entry(entry.programs)
 
 
 def row_inputs(entry: WideEntry, title: str, letter: str) -> list[RowInput]:

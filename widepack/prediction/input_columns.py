@@ -64,10 +64,13 @@ class InputColumns:
     path: Path
     shape: tuple[int, ...] | None = field(default=None, init=False)
 
-    def check(self, columns: dict[str, ColumnType]) -> None:
-        """Checks the types of the columns. Raises: UsageError."""
+    def check(self, table: Table) -> None:
+        """Checks the types of the columns. Without types, values are checked as they are read. Raises:
+        UsageError.
+        """
+        columns = table.columns
         for name in self.names:
-            if why := refusal(columns[name], self.input.dtype):
+            if table.typed and (why := refusal(columns[name], self.input.dtype)):
                 raise UsageError(f"{self.path}: the column {name} {why} (input {self.input.name})")
         shapes = [columns[name].shape for name in self.names]
         if len(self.names) == 1 and self.input.fits(shapes[0]):
