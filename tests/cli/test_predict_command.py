@@ -74,7 +74,7 @@ def test_json_is_alone_on_standard_output(artifact: Path) -> None:
         (2, ["in.csv", "-o", "out.csv", "--id", "id", "--batch", "0"], "'--batch'"),
         (2, ["in.csv", "-o", "out.csv", "--id", "id", "--entry", "encode"], "there is no entry 'encode'"),
         (2, ["in.csv", "-o", "out.csv", "--member", "tenant"], "there is no column 'tenant'"),
-        (1, ["in.csv", "-o", "out.csv", "--member", "id", "--input", "input=f0..f63"], "in.csv: row 8 (the first"),
+        (1, ["in.csv", "-o", "out.csv", "--member", "id", "--input", "input=f0..f63"], "in.csv: row 8 (the"),
         (1, ["bad.csv", "-o", "out.csv", "--input", "input=a"], "bad.csv: row 1 (the first row is 0)"),
     ],
 )  # fmt: skip
