@@ -92,7 +92,16 @@ def test_errors(code: int, words: list[str], error: str, artifact: Path) -> None
 
 def test_an_existing_output_is_kept_without_force(artifact: Path) -> None:
     Path("out.npy").write_text("mine", encoding="utf-8")
-    words = [artifact, "in.csv", "-o", "out.npy", "--input", "input=f0..f63", "--reduce", "mean"]
+    words: list[str | Path] = [
+        artifact,
+        "in.csv",
+        "-o",
+        "out.npy",
+        "--input",
+        "input=f0..f63",
+        "--reduce",
+        "mean",
+    ]
     refused = run(*words)
     assert refused.exit_code == 2
     assert "--force" in refused.stderr
@@ -107,8 +116,8 @@ def test_members_of_rows(artifact: Path) -> None:
     lines = Path("in.csv").read_text(encoding="utf-8").splitlines()
     lines = [lines[0] + ",who", *(f"{line},{i % 8}" for i, line in enumerate(lines[1:]))]
     Path("in.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    words = ["--input", "input=f0..f63", "--member", "who", "--id", "who", "--name", "score"]
-    result = run(artifact, "in.csv", "-o", "out.safetensors", *words[:-4], "--name", "score")
+    words = ["--input", "input=f0..f63", "--member", "who", "--name", "score"]
+    result = run(artifact, "in.csv", "-o", "out.safetensors", *words)
     assert result.exit_code == 0, result.output
     from safetensors.torch import load_file
 

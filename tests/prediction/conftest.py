@@ -9,7 +9,7 @@ import pytest
 import torch
 from loaded import saved
 
-from prediction.members import Centered, Net, Paired, Steps, Tokens
+from prediction.members import Centered, Classes, Net, Paired, Steps, Tokens
 from widepack.inference.model import WideModel
 
 ROWS = 700
@@ -49,6 +49,12 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> WideModel:
 def paired(tmp_path_factory: pytest.TempPathFactory) -> WideModel:
     """Returns members that take batches of an even size."""
     return _built(Paired, tmp_path_factory, "x=float32[B,6]")
+
+
+@pytest.fixture(scope="session")
+def classes(tmp_path_factory: pytest.TempPathFactory) -> WideModel:
+    """Returns members that answer the number of a class: x [B, 1] -> int64 [B]."""
+    return _built(Classes, tmp_path_factory, "x=float32[B,1]")
 
 
 @pytest.fixture(scope="session")

@@ -58,3 +58,12 @@ class Paired(nn.Module):
             raise ValueError("an odd number of rows")
         y: Tensor = self.head(x) * (3.0 if x.shape[0] >= 4 else 1.0)
         return y
+
+
+class Classes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(1, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x).argmax(1)

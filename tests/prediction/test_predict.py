@@ -70,7 +70,7 @@ def test_every_format_to_every_format(
     report = widepack.predict(net, source, output, inputs=named, reduce="mean", batch=64)
     assert (report.rows, report.batches, report.batch) == (ROWS, 11, 64)
     assert report.columns[-1] == "y.mean"
-    close = {"rtol": 1e-5, "atol": 1e-6}
+    close: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-6}
     torch.testing.assert_close(written(pa, output, "y.mean").double(), truth.mean(0), **close)
     if source != "in.npy":
         widepack.predict(net, source, output, inputs=named, member="tenant", force=True)
@@ -117,7 +117,7 @@ def test_figures_and_their_columns(sources: Path, net: WideModel, pa: Any, x: Te
     report = widepack.predict(net, "in.npy", "out.parquet", reduce=names, of="softmax")
     assert report.columns == ("y.mean", "y.std", "y.vote", "y.entropy", "y.quantile(0.9)")
     p = exact(net, x).softmax(-1)
-    close = {"rtol": 1e-4, "atol": 1e-5}
+    close: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
     torch.testing.assert_close(written(pa, "out.parquet", "y.mean").double(), p.mean(0), **close)
     std = p.std(0, correction=0)
     torch.testing.assert_close(written(pa, "out.parquet", "y.std").double(), std, **close)
@@ -158,6 +158,18 @@ def test_named_outputs_lists_and_shapes(folder: Path, tokens: WideModel, pa: Any
     torch.testing.assert_close(
         torch.from_numpy(np.load("again.npy")), answers["logits"].mean(0), rtol=1e-5, atol=1e-6
     )
+
+
+def test_one_number_for_each_row(folder: Path, classes: WideModel, pa: Any) -> None:
+    """A column of numbers is an input [B, 1], and answers [B] are a column of numbers."""
+    x = torch.linspace(-3, 3, 50)
+    pa.parquet.write_table(pa.table({"x": x.tolist(), "other": [1.0] * 50}), "in.parquet")
+    report = widepack.predict(classes, "in.parquet", "out.csv")
+    assert report.columns == ("other", *(f"y.{m}" for m in classes.members))
+    found = torch.stack([written(pa, "out.csv", f"y.{m}")[:, 0] for m in classes.members])
+    assert torch.equal(found, classes(x[:, None]))
+    widepack.predict(classes, "in.parquet", "out.npy", ids=())
+    assert torch.equal(written(pa, "out.npy", "").T, classes(x[:, None]))
 
 
 def test_rows_in_another_dim(folder: Path, steps: WideModel) -> None:
@@ -225,9 +237,10 @@ def test_a_path_is_loaded_with_its_options(sources: Path, net: WideModel, tmp_pa
 def test_dependent_rows_run_only_on_request(folder: Path, centered: WideModel) -> None:
     x = torch.randn(10, 6)
     np.save("in.npy", x.numpy())
-    for more in ({}, {"allow_dependent_rows": True}, {"batch": 5}):
+    some: list[dict[str, Any]] = [{}, {"allow_dependent_rows": True}, {"batch": 5}]
+    for more in some:
         with pytest.raises(widepack.UsageError, match="the split into batches may change the answers") as e:
-            widepack.predict(centered, "in.npy", "out.npy", **more)  # type: ignore[arg-type]
+            widepack.predict(centered, "in.npy", "out.npy", **more)
         assert "mean" in str(e.value) and len(str(e.value).splitlines()) <= 5
     with pytest.raises(widepack.UsageError, match="cannot be routed"):
         save_file({"x": x, "m": torch.zeros(10, dtype=torch.int64)}, "in.safetensors")

@@ -18,6 +18,7 @@ import widepack
 from widepack.inference.model import WideModel
 from widepack.prediction import npy
 from widepack.prediction.table import Block
+from widepack.prediction.tensor_sink import SafetensorsSink
 from widepack.prediction.tensor_table import TensorTable, open_npy
 
 RUN = """
@@ -83,7 +84,7 @@ def test_a_full_disk_names_the_file(output: str, folder: Path, artifact: str, pa
 
 @pytest.mark.parametrize("source", ["in.npy", "in.parquet", "in.arrow"])
 def test_the_memory_does_not_grow_with_the_file(source: str, folder: Path, artifact: str, pa: Any) -> None:
-    """120 MB of numbers in one row group and one record batch take a part of it."""
+    """120 MB of numbers in one row group or one record batch take a small part of it."""
     rows = 5_000_000
     if source == "in.npy":
         with open(source, "wb") as file:
@@ -99,10 +100,11 @@ def test_the_memory_does_not_grow_with_the_file(source: str, folder: Path, artif
     code = (
         "import sys, widepack\n"
         "def private():\n"
-        "    lines = open('/proc/self/status').read().splitlines()\n"
-        "    return int(next(l for l in lines if l.startswith('RssAnon')).split()[1]) / 1024\n"
+        "    with open('/proc/self/status') as file:\n"
+        "        return int(next(l for l in file if l.startswith('RssAnon')).split()[1]) / 1024\n"
         "import pyarrow, pyarrow.parquet, pyarrow.csv\n"
         "ens, most = widepack.load(sys.argv[1]), 0\n"
+        "import torch; ens.mean(torch.zeros(4096, 6))\n"
         "before, seen = private(), 0\n"
         "class Enough(Exception): pass\n"
         "def look(stage, done, total):\n"
@@ -113,6 +115,13 @@ def test_the_memory_does_not_grow_with_the_file(source: str, folder: Path, artif
         "except Enough: print(most - before)\n"
     )
     assert float(must(fresh(code, artifact, source))) < 60
+
+
+def test_a_file_with_other_rows_than_it_said(folder: Path) -> None:
+    sink = SafetensorsSink(Path("out"), 5, {})
+    sink.write({"y": torch.zeros(4, 2)})
+    with pytest.raises(widepack.InputError, match="the input file changed"):
+        sink.close()
 
 
 def test_a_file_that_becomes_shorter(folder: Path) -> None:

@@ -131,6 +131,12 @@ def test_the_row_of_an_index_out_of_range(folder: Path, tokens: WideModel) -> No
                 "o.safetensors", **more)  # fmt: skip
 
 
+def test_an_error_of_all_rows_names_none(folder: Path, classes: WideModel) -> None:
+    np.save("in.npy", np.zeros((5, 1), "f4"))
+    message = refused(InputError, "answers are int64", classes, "in.npy", "o.npy", reduce="mean")
+    assert "row " not in message
+
+
 def test_members_that_do_not_exist(folder: Path, net: WideModel, pa: Any, table: Any) -> None:
     tenant = table["tenant"].to_pylist()
     for bad, words in ((["m9"], "no member is called 'm9'"), ([None], "there is no value")):

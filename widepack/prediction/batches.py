@@ -16,6 +16,7 @@ from ..inference.entry import WideEntry
 from ..inference.output import named_values
 from ..spec.input_spec import DimExpr
 from .answers import AnswerColumns, Collected, NamedAnswer
+from .entry_rows import row_of_zeros
 from .input_columns import RowInput
 
 _MOST_FILLED = 256
@@ -122,7 +123,12 @@ class Batches:
         last: int,
         start: int,
     ) -> InputError:
-        """Returns an error with the row that causes it, by halves; with all rows if no single row does."""
+        """Returns an error with the row that causes it, by halves; with all rows if no single row does, and
+        with none if a row of zeros causes it too.
+        """
+        zeros = self._refused(self._zeros(), None if members is None else [0], 0, 1)
+        if zeros is not None and str(zeros) == str(error):
+            return error
         low, high = first, last
         while self._independent and high - low > 1:
             middle = (low + high) // 2
@@ -135,6 +141,9 @@ class Batches:
         one = high - low == 1
         where = f"row {start + low}" if one else f"rows {start + low} to {start + high - 1}"
         return InputError(f"{self._path}: {where} (the first row is 0): {error}")
+
+    def _zeros(self) -> list[Tensor]:
+        return row_of_zeros(self._entry, self._inputs)
 
     def _refused(
         self, values: Sequence[Tensor], members: Sequence[int] | None, first: int, last: int

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from widepack_artifacts.rows import Rows
@@ -86,7 +88,7 @@ def row_inputs(entry: WideEntry, title: str, letter: str) -> list[RowInput]:
     return found
 
 
-def row_of_zeros(entry: WideEntry, inputs: list[RowInput]) -> list[torch.Tensor]:
+def row_of_zeros(entry: WideEntry, inputs: Sequence[RowInput]) -> list[torch.Tensor]:
     """Returns one row of each input, `[1, ...]`: zeros, or the smallest integers that the model takes."""
     found = []
     for one, leaf in zip(inputs, entry.entry.inputs):

@@ -44,6 +44,8 @@ class RowInput:
         if len(shape) == len(self.dims):
             pairs = zip(shape, self.dims)
             return all(a is None or not isinstance(b, int) or a == b for a, b in pairs)
+        if shape == ():
+            return self.numbers == 1
         # a list in row-major order, as answers with several dims are written
         return len(shape) == 1 and self.numbers is not None and shape[0] in (None, self.numbers)
 

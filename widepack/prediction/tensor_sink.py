@@ -66,6 +66,7 @@ class SafetensorsSink:
         self._file: IO[bytes] = open(path, "wb")  # noqa: SIM115  # closed by `close`
         self._rows, self._metadata = rows, metadata
         self._places: dict[str, int] = {}
+        self._ends: dict[str, int] = {}
 
     def write(self, columns: Mapping[str, Any]) -> None:
         if not self._places:
@@ -94,9 +95,13 @@ class SafetensorsSink:
         self._file.write(struct.pack("<Q", len(text)) + text)
         start = 8 + len(text)
         self._places = {name: start + place for name, place in self._places.items()}
+        self._ends = {name: start + header[name]["data_offsets"][1] for name in self._places}
 
     def close(self) -> None:
+        """Closes the file. Raises: InputError if the input had another number of rows than it said."""
         self._file.close()
+        if self._places != self._ends:
+            raise InputError("the input file changed while it was read: it has another number of rows now")
 
 
 def memory_of(values: Tensor) -> bytearray:
