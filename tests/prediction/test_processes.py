@@ -17,7 +17,7 @@ from support import fresh, must
 import widepack
 from widepack.inference.model import WideModel
 from widepack.prediction import npy
-from widepack.prediction.table import Block
+from widepack.prediction.table import RowBlock
 from widepack.prediction.tensor_sink import SafetensorsSink
 from widepack.prediction.tensor_table import TensorTable, open_npy
 
@@ -28,12 +28,17 @@ widepack.predict(sys.argv[1], source, output, batch=4, progress=lambda *now: pri
 """
 
 
+def slow(value: str) -> Any:
+    """Returns a parameter that only the long tests try: it is one of many alike."""
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
 @pytest.fixture
 def artifact(net: WideModel) -> str:
     return str(net.__reduce__()[0].args[0])  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("output", ["out.parquet", "out.npy", "out.safetensors"])
+@pytest.mark.parametrize("output", ["out.parquet", slow("out.npy"), slow("out.safetensors")])
 def test_a_killed_run_leaves_no_output(output: str, folder: Path, artifact: str, pa: Any) -> None:
     np.save("in.npy", np.zeros((200_000, 6), "f4"))
     command = [sys.executable, "-c", RUN, artifact, "in.npy", output]
@@ -66,7 +71,9 @@ def test_an_interrupt_removes_the_temporary_file(folder: Path, net: WideModel) -
     assert os.listdir() == ["in.npy"]
 
 
-@pytest.mark.parametrize("output", ["out.parquet", "out.arrow", "out.csv", "out.npy", "out.safetensors"])
+@pytest.mark.parametrize(
+    "output", ["out.parquet", slow("out.arrow"), slow("out.csv"), slow("out.npy"), slow("out.safetensors")]
+)
 def test_a_full_disk_names_the_file(output: str, folder: Path, artifact: str, pa: Any) -> None:
     """A limit of the size of files stands for a full disk."""
     np.save("in.npy", np.zeros((50_000, 6), "f4"))
@@ -82,7 +89,7 @@ def test_a_full_disk_names_the_file(output: str, folder: Path, artifact: str, pa
     assert os.listdir() == ["in.npy"]
 
 
-@pytest.mark.parametrize("source", ["in.npy", "in.parquet", "in.arrow"])
+@pytest.mark.parametrize("source", [slow("in.npy"), "in.parquet", slow("in.arrow")])
 def test_the_memory_does_not_grow_with_the_file(source: str, folder: Path, artifact: str, pa: Any) -> None:
     """120 MB of numbers in one row group or one record batch take a small part of it."""
     rows = 5_000_000
@@ -128,7 +135,7 @@ def test_a_file_that_becomes_shorter(folder: Path) -> None:
     np.save("in.npy", np.zeros((1000, 6), "f4"))
     table: TensorTable = open_npy(Path("in.npy"))
     blocks = table.blocks(["array"], {}, 100)
-    first: Block = next(blocks)
+    first: RowBlock = next(blocks)
     assert first.tensor("array").shape == (100, 6)
     os.truncate("in.npy", 10_000)
     with pytest.raises(widepack.InputError, match="in.npy: the file became shorter"):

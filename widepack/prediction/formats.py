@@ -13,7 +13,7 @@ ARROW = (".parquet", ".arrow", ".feather", ".csv")
 TENSORS = (".npy", ".safetensors")
 
 
-class Sink(Protocol):
+class FileSink(Protocol):
     """A file that is written block by block."""
 
     def write(self, columns: Mapping[str, Any]) -> None:
@@ -49,7 +49,7 @@ def open_table(path: Path) -> Table:
     return {".parquet": ParquetTable, ".csv": CsvTable}.get(suffix, IpcTable)(path)
 
 
-def open_sink(suffix: str, path: Path, metadata: Mapping[str, str], rows: Callable[[], int]) -> Sink:
+def open_sink(suffix: str, path: Path, metadata: Mapping[str, str], rows: Callable[[], int]) -> FileSink:
     """Opens a file to write.
 
     Args:

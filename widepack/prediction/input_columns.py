@@ -12,7 +12,7 @@ from torch import Tensor
 from ..errors import InputError, UsageError
 from ..spec.input_spec import DimExpr
 from .conversion import converted, refusal
-from .table import Block, ColumnType, Table, place
+from .table import ColumnType, RowBlock, Table, place
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class InputColumns:
                 f"{'column is' if count == 1 else 'columns are'} named: {some(self.names)}"
             )
 
-    def read(self, block: Block) -> Tensor:
+    def read(self, block: RowBlock) -> Tensor:
         """Returns the rows of a block, `[rows, ...]`. Raises: InputError."""
         first = block.tensor(self.names[0])
         if len(self.names) == 1 and (first.dim() > 1 or not self.input.dims):
@@ -116,7 +116,7 @@ class InputColumns:
             )
         return found
 
-    def _reshaped(self, values: Tensor, block: Block) -> Tensor:
+    def _reshaped(self, values: Tensor, block: RowBlock) -> Tensor:
         """Returns lists as rows of several dims, row-major."""
         numbers = self.input.numbers
         if numbers is None or values[0:1].numel() not in (0, numbers):
@@ -126,7 +126,7 @@ class InputColumns:
             )
         return values.reshape(values.shape[0], *(d for d in self.input.dims if isinstance(d, int)))
 
-    def _converted(self, values: Tensor, block: Block, column: str) -> Tensor:
+    def _converted(self, values: Tensor, block: RowBlock, column: str) -> Tensor:
         return converted(values, self.input.dtype, lambda row: place(self.path, block.start + row, column))
 
 

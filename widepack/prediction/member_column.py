@@ -12,7 +12,7 @@ from ..spec.dtypes import dtype_of
 from ..spec.names import number_in, number_of
 from .conversion import kind_of
 from .input_columns import rows_of
-from .table import TEXT, Block, Table, place
+from .table import TEXT, RowBlock, Table, place
 
 
 class MemberColumn:
@@ -39,7 +39,7 @@ class MemberColumn:
         self.name, self._members, self._path = name, members, table.path
         self._known: dict[Any, int] = {}
 
-    def numbers(self, block: Block) -> list[int]:
+    def numbers(self, block: RowBlock) -> list[int]:
         """Returns the number of the member of each row. Raises: InputError for a value that is no member."""
         values, at = block.values(self.name)
         found = []

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import InputError, UsageError
 from ..system.atomic_file import whole
-from .formats import Sink
+from .formats import FileSink
 from .table import place
 
 
@@ -27,7 +27,7 @@ class OutputFile:
         columns: The names of the columns that were written.
     """
 
-    def __init__(self, source: Path, sink: Sink) -> None:
+    def __init__(self, source: Path, sink: FileSink) -> None:
         self._source, self._sink = source, sink
         self._shapes: dict[str, tuple[int, ...]] = {}
         self.columns: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ class OutputFile:
 
 @contextmanager
 def output_file(
-    source: Path, output: Path, force: bool, opened: Callable[[Path], Sink]
+    source: Path, output: Path, force: bool, opened: Callable[[Path], FileSink]
 ) -> Iterator[OutputFile]:
     """Yields an output file that gets its name at the end, unless the block raises.
 

@@ -25,7 +25,7 @@ from .output_file import OutputFile, output_file
 from .passed_columns import checked_ids, passed_columns
 from .report import PredictReport
 from .request import BATCH, Files, check_batch, figures_of
-from .table import Block, Table
+from .table import RowBlock, Table
 
 _BLOCK_ROWS, _BLOCK_BYTES = 2**12, 2**24
 """A block has as many batches as fit into both: rows, and bytes of inputs and answers."""
@@ -215,7 +215,7 @@ class _Prediction:
                     progress("predict", *self.table.position(rows))
         return out, rows, batches, time.perf_counter() - begin
 
-    def _run(self, block: Block, out: OutputFile, files: Files) -> int:
+    def _run(self, block: RowBlock, out: OutputFile, files: Files) -> int:
         """Runs and writes a block. Returns the number of batches."""
         values = [c.read(block) for c in self.columns]
         members = self.member.numbers(block) if self.member else None
@@ -224,11 +224,11 @@ class _Prediction:
         out.write(block.start, self._passed(block, files), collected.columns())
         return batches
 
-    def _passed(self, block: Block, files: Files) -> dict[str, Any]:
+    def _passed(self, block: RowBlock, files: Files) -> dict[str, Any]:
         read = block.column if files.is_table else block.tensor
         return {name: read(name) for name in self.passed}
 
-    def _write_empty(self, block: Block, out: OutputFile, files: Files) -> None:
+    def _write_empty(self, block: RowBlock, out: OutputFile, files: Files) -> None:
         """Writes the columns of a file without rows. One row of zeros shows what the answers are."""
         values = row_of_zeros(self.entry, self.inputs)
         collected = Collected(1, self.entry.members, files.is_table)

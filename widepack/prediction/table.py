@@ -37,7 +37,7 @@ class ColumnType:
         )
 
 
-class Block(Protocol):
+class RowBlock(Protocol):
     """Consecutive rows of a file.
 
     Attributes:
@@ -79,7 +79,9 @@ class Table(Protocol):
     columns: Mapping[str, ColumnType]
     rows: int | None
 
-    def blocks(self, names: Sequence[str], dtypes: Mapping[str, torch.dtype], rows: int) -> Iterator[Block]:
+    def blocks(
+        self, names: Sequence[str], dtypes: Mapping[str, torch.dtype], rows: int
+    ) -> Iterator[RowBlock]:
         """Reads the file block by block.
 
         Args:
