@@ -131,6 +131,13 @@ class ParquetTable(ArrowTable):
         yield from self._file.iter_batches(batch_size=rows, columns=list(names), use_threads=threads)
 
 
+def _rows_of(reader: Any) -> int:
+    """Returns the number of rows of an Arrow file. Older versions of pyarrow have to open the batches."""
+    if hasattr(reader, "count_rows"):
+        return int(reader.count_rows())
+    return sum(reader.get_batch(i).num_rows for i in range(reader.num_record_batches))
+
+
 class IpcTable(ArrowTable):
     """An Arrow file (Feather version 2) or an Arrow stream. The file is mapped into memory."""
 
@@ -140,7 +147,7 @@ class IpcTable(ArrowTable):
                 self._is_file = file.read(6) == b"ARROW1"
             self._mapped = arrow().memory_map(str(path))
             reader = self._reader()
-            super().__init__(path, reader.schema, int(reader.count_rows()) if self._is_file else None)
+            super().__init__(path, reader.schema, _rows_of(reader) if self._is_file else None)
 
     def _reader(self) -> Any:
         pa = arrow()
