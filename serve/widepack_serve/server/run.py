@@ -189,4 +189,5 @@ class Workers:
             except subprocess.TimeoutExpired:
                 process.kill()
                 codes.append(process.wait())
-        return next((abs(code) for code in codes if code), 0)
+        fine = (0, -signal.SIGTERM, -signal.SIGINT)  # the last two: while it started
+        return next((abs(code) for code in codes if code not in fine), 0)
