@@ -3,6 +3,7 @@
 #   make demo      train eight small classifiers and take them all the way
 #   make test      the tests             make test ARGS='tests/artifacts/test_store_publish.py -k names' WORKERS=4
 #   make test-slow the long tests, which `make test` leaves out
+#   make clients   an environment for tests/serve/test_clients.py: tritonclient   make clients-kserve: kserve's own
 #   make check     lint, format, types, import direction
 #   make docs      the documentation site, in site/
 #   make docs-serve the site on http://127.0.0.1:8000 while you edit it
@@ -24,7 +25,7 @@ SIZE ?= cpu
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow check docs docs-serve docs-figures bench format clean
+.PHONY: help venv demo test test-slow clients clients-kserve check docs docs-serve docs-figures bench format clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -55,6 +56,18 @@ demo: $(VENV)/.demo
 
 test: $(STAMP)
 	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(if $(MARK),-m '$(MARK)') $(ARGS)
+
+# Clients of others for the tests of the server. Their pins conflict with those of $(VENV).
+$(VENV)-clients/.ready: tests/serve/clients/triton.txt
+$(VENV)-clients-kserve/.ready: tests/serve/clients/kserve.txt
+$(VENV)-clients/.ready $(VENV)-clients-kserve/.ready:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet -r $<
+	@touch $@
+
+clients: $(VENV)-clients/.ready
+
+clients-kserve: $(VENV)-clients-kserve/.ready
 
 check: $(STAMP)
 	scripts/check
@@ -88,4 +101,4 @@ format: $(STAMP)
 	$(BIN)/ruff format
 
 clean:
-	rm -rf $(VENV) demo build dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-clients $(VENV)-clients-kserve demo build dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from .inference.model import WideModel as WideModel
     from .inference.output import Output as Output
     from .inference.swap import SwapReport as SwapReport
+    from .prediction.predict import predict as predict
+    from .prediction.report import PredictReport as PredictReport
     from .revision.report import ReviseReport as ReviseReport
     from .revision.revise import append as append
     from .revision.revise import drop as drop
@@ -61,6 +63,8 @@ _WHERE = {
     "SwapReport": "inference.swap",
     "tune": "tuning.tune",
     "TuneReport": "tuning.tune",
+    "predict": "prediction.predict",
+    "PredictReport": "prediction.report",
     "update": "revision.revise",
     "append": "revision.revise",
     "drop": "revision.revise",

@@ -26,6 +26,7 @@ SECTIONS = {
     },
     "Run and measure": {
         "serve": "Answer inference requests over HTTP, batched over all members.",
+        "predict": "Run an artifact over the rows of a file.",
         "bench": "Time an artifact beside its members without widepack.",
         "tune": "Measure plans on this machine and keep the fastest.",
         "compile": "Compile the programs of an artifact for this machine.",

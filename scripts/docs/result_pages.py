@@ -23,9 +23,11 @@ from typing import Any
 
 import database_results
 import hfta_results
+import predict_results
 import real_results
 import reduce_results
 import route_results
+import serve_results
 import suite_sizes
 import version_results
 import zoo_results
@@ -36,6 +38,7 @@ from widepack_bench.suite import table as suite_table
 
 PAGES = (
     "docs/how-to/reduce.md",
+    "docs/how-to/predict.md",
     "README.md",
     "docs/results/networks.md",
     "docs/results/layers.md",
@@ -233,6 +236,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "real-default": real_results.default,
     "real-tuned": real_results.tuned,
     "reduce": reduce_results.table,
+    "predict": predict_results.predict,
     "suite-sizes": suite_sizes.table,
     "suite-one-thread": suite_one_thread,
     "suite-two-threads": suite_two_threads,
@@ -252,6 +256,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "build-memory": build_memory,
     "subset": subset,
     "route": route_results.route,
+    "served": serve_results.served,
+    "serve-peers": serve_results.peers,
+    "serve-limits": serve_results.limits,
     "swaps": swaps,
     "kills": kills,
     "fuzz": fuzz,

@@ -28,7 +28,14 @@ PAGES = {
 }
 """Maps a file outside docs/ to the page of the site that shows it."""
 
-DATA = ("bench/results/*.json", "bench/widepack_bench/schema.json", "LICENSE")
+DATA = (
+    "bench/results/*.json",
+    "bench/widepack_bench/schema.json",
+    "examples/deploy/Dockerfile",
+    "examples/deploy/*.service",
+    "examples/deploy/*.yaml",
+    "LICENSE",
+)
 """Files that pages link to. The site has them under data/."""
 
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s]+)(\))")

@@ -31,7 +31,9 @@ MOST = 64_000_000
 
 
 class DictApp:
-    """Answers requests for `ens.0`, `ens.1`, ... by one module each."""
+    """Answers requests for `ens.0`, `ens.1`, ... by one module each, and for `ens` with mean and deviation of
+    all.
+    """
 
     def __init__(self, modules: dict[str, nn.Module]) -> None:
         self.modules = modules
@@ -50,15 +52,19 @@ class DictApp:
             await send_document(send, {"ready": True})
             return
         name, _, _ = named(parts[2:])
-        module = self.modules[name]
         body = await read_body(scope, receive, MOST, 30.0)
         length = header_length(header(scope, b"inference-header-content-length"), len(body))
         request = read_request(body, length)
         x = request.inputs["input"]
         assert isinstance(x, torch.Tensor)
         with torch.inference_mode():
-            y = module(x)
-        answer, size = answer_body(name, "1", request.id, [AnsweredOutput("output", y, request.binary)])
+            if name == "ens":
+                every = torch.stack([module(x) for module in self.modules.values()])
+                found = {"output.mean": every.mean(0), "output.std": every.std(0, correction=0)}
+            else:
+                found = {"output": self.modules[name](x)}
+        outputs = [AnsweredOutput(k, y, request.binary) for k, y in found.items()]
+        answer, size = answer_body(name, "1", request.id, outputs)
         headers = () if size is None else ((b"inference-header-content-length", b"%d" % size),)
         await send_body(send, answer, JSON if size is None else BINARY, 200, headers)
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Serves N modules in a dict with another server: FastAPI, LitServe or kserve.
+"""Serves N modules in a dict with another server: FastAPI or kserve.
 
-    python scripts/measure/serve_peers.py {fastapi,litserve,kserve} FOLDER NETWORK PORT
+    python scripts/measure/serve_peers.py {fastapi,kserve} FOLDER NETWORK PORT
 
 `serve.py --peer NAME=PYTHON` starts it with the Python of an environment that has the server and torch.
-Requests are JSON with one row. LitServe batches; the others call one module for each request. Options are
+Requests are JSON with one row, and one module is called for each request. Options are
 those of each server's own documentation, on one thread an op.
 """
 
@@ -46,43 +46,13 @@ def fastapi(folder: str, network: str, port: int) -> None:
     async def ready() -> dict[str, bool]:
         return {"ready": True}
 
-    @app.post("/predict/{member}")
     async def predict(member: int, body: Body) -> dict[str, list[list[float]]]:
         with torch.inference_mode():
             return {"y": modules[member](torch.tensor(body.x).reshape(body.shape)).tolist()}
 
-    Body.model_rebuild()
+    predict.__annotations__["body"] = Body  # the class is local, and FastAPI cannot find it by its name
+    app.post("/predict/{member}")(predict)
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning", access_log=False)
-
-
-def litserve(folder: str, network: str, port: int) -> None:
-    """LitServe with batches of up to 32 requests."""
-    import litserve as ls
-
-    class Api(ls.LitAPI):
-        def setup(self, device: str) -> None:
-            torch.set_num_threads(1)
-            self.modules = modules_of(folder, network)
-
-        def decode_request(self, request: dict[str, Any]) -> tuple[int, torch.Tensor]:
-            return request["member"], torch.tensor(request["x"]).reshape(request["shape"])
-
-        def batch(self, inputs: list[Any]) -> list[Any]:
-            return inputs
-
-        def predict(self, inputs: list[tuple[int, torch.Tensor]]) -> list[torch.Tensor]:
-            with torch.inference_mode():
-                return [self.modules[i](x) for i, x in inputs]
-
-        def unbatch(self, output: list[torch.Tensor]) -> list[torch.Tensor]:
-            return output
-
-        def encode_response(self, output: torch.Tensor) -> dict[str, Any]:
-            return {"y": output.tolist()}
-
-    api = Api(max_batch_size=32, batch_timeout=0.001)
-    server = ls.LitServer(api, accelerator="cpu", healthcheck_path="/v2/health/ready")
-    server.run(host="127.0.0.1", port=port, log_level="warning", generate_client_file=False)
 
 
 def kserve(folder: str, network: str, port: int) -> None:
@@ -111,7 +81,7 @@ def kserve(folder: str, network: str, port: int) -> None:
     ModelServer(workers=1).start([One(f"m{i}", m) for i, m in enumerate(modules_of(folder, network))])
 
 
-SERVERS = {"fastapi": fastapi, "litserve": litserve, "kserve": kserve}
+SERVERS = {"fastapi": fastapi, "kserve": kserve}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

@@ -7,9 +7,8 @@
 | artifacts and settings | an ASGI app, for uvicorn or another server | `rest/app.py` |
 | requests | answers, batched over all members | `lifecycle/service.py`, `batching/batcher.py` |
 
-Imports go down this list: `server`, `rest`, `lifecycle`, `metrics`, `batching`, `catalog`, `protocol`,
-`settings`,
-`errors`. Only `rest` imports Starlette.
+Imports go down this list: `server`, `rest` and `rpc`, `lifecycle`, `metrics`, `batching`, `catalog`,
+`protocol`, `settings`, `errors`. Only `rest` imports Starlette, and only `rpc` imports gRPC.
 """
 
 from __future__ import annotations

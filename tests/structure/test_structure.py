@@ -19,6 +19,7 @@ PACKAGES = {
     "widepack_artifacts": ROOT / "artifacts" / "widepack_artifacts",
     "widepack_bench": ROOT / "bench" / "widepack_bench",
     "widepack_cli": ROOT / "cli" / "widepack_cli",
+    "widepack_serve": ROOT / "serve" / "widepack_serve",
 }
 MOST_COLUMNS = 110
 PRAGMA = re.compile(r"  # (type: ignore|noqa|fmt:).*$")  # a pragma must stay on its line

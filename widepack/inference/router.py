@@ -28,7 +28,7 @@ from widepack_artifacts.rows import Rows
 from ..errors import ArtifactError, InputError, UsageError, WidepackError
 from ..ir.at_rest import draws
 from ..ir.torch_internals import in_forward_mode, inference_guard
-from ..rows.walk import row_axis_of
+from ..rows.axes import row_axis_of
 from ..runtime.admission import check_member_run
 from ..runtime.executable import storage
 from ..system.autocast import autocast_off

@@ -28,6 +28,7 @@ from widepack_artifacts.program import Program
 from ..errors import UsageError, WidepackError
 from ..system.compiled_cache import private
 from ..system.machine import name_of
+from ..system.user_cache import cache_folder
 from ..version import __version__
 from .plan import Plan, nearest_threads
 
@@ -37,11 +38,7 @@ _MOST_BYTES = 64 * 2**20
 def folder() -> Path:
     """Returns the folder of measured plans. `WIDEPACK_PLANS` names another one."""
     chosen = os.environ.get("WIDEPACK_PLANS")
-    return (
-        Path(chosen)
-        if chosen
-        else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "widepack" / "plans"
-    )
+    return Path(chosen) if chosen else cache_folder() / "plans"
 
 
 def _file_of(digest: str, entry: str, pattern: str, device: str) -> Path:

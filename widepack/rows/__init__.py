@@ -8,6 +8,7 @@ Requests of different callers may share a batch only then.
 
 | file | what it does |
 |---|---|
+| `axes.py` | In which dim of an input or an output the rows are |
 | `call.py` | One node of a walk, with the layouts of its arguments |
 | `dims.py` | Rules: reductions, and ops along a dim |
 | `indices.py` | Rules: ops that read or write at indices |

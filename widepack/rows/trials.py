@@ -9,7 +9,7 @@ import torch
 
 from ..ir.tensor_type import TensorType
 from ..spec.draws import InputSource, draw_all
-from .walk import row_axis, row_axis_of
+from .axes import row_axis, row_axis_of
 
 Run = Callable[[Sequence[torch.Tensor]], Sequence[object]]
 """Takes the inputs of a call and returns the outputs."""

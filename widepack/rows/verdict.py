@@ -14,10 +14,11 @@ from widepack_artifacts.rows import Rows
 from ..errors import LoweringError
 from ..ir.tensor_type import parse_slot, tensor_type
 from ..spec.input_spec import DimExpr
+from .axes import row_axis_of
 from .call import MixesRows, NoRule
 from .layout import EVEN
 from .trials import NoTrial, RowTrials
-from .walk import row_axis_of, walk
+from .walk import walk
 
 MOST = 64
 """The largest batch that is tried."""

@@ -19,9 +19,8 @@ from widepack_artifacts.program import Node, Program
 
 from ..errors import LoweringError
 from ..ir.fake_values import Fakes, replay
-from ..ir.tensor_type import TensorType, tensor_type
-from ..spec.input_spec import DimExpr
 from . import dims, indices, networks, pointwise, products, shapes
+from .axes import row_axis_of
 from .call import Batch, Call, NoRule, Rule, expression
 from .layout import EVEN, UNKNOWN, Layout, RowAxis, RowNumbers
 
@@ -53,34 +52,6 @@ _NUMBERED = frozenset(
 """Ops that may read the number of each row. Their rules keep it as it is, or look up the row."""
 _WHOLE = frozenset({torch.int32, torch.int64})
 """The dtypes that have the number of every row."""
-
-
-def row_axis(type_: TensorType, letter: str) -> RowAxis | None:
-    """Returns where the rows are in an input or an output, by its type; None if it has no dim of the batch.
-
-    Raises: ValueError for several dims of the batch, and for a multiple of it.
-    """
-    found = [d for d, size in enumerate(type_.sizes) if letter in _letters(size)]
-    if not found:
-        return None
-    if len(found) > 1 or type_.sizes[found[0]] != DimExpr(letter, 1):
-        raise ValueError(f"{type_} has no single dim {letter}")
-    return RowAxis(found[0])
-
-
-def row_axis_of(type_: str, letter: str) -> RowAxis | None:
-    """As `row_axis`, by the text of a type. Raises: ValueError, also for a value that is no tensor."""
-    parsed = tensor_type(type_)
-    if parsed is None:
-        raise ValueError(f"{type_ or 'a value'} is no tensor")
-    return row_axis(parsed, letter)
-
-
-def _letters(size: Any) -> set[str]:
-    if isinstance(size, DimExpr):
-        return {size.letter}
-    words = "".join(c if c.isalnum() or c == "_" else " " for c in str(size)).split()
-    return set(words)
 
 
 def walk(

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
+from .user_cache import cache_folder
 
 RECORD = "record.json"
 NOTES = "notes"
@@ -40,11 +41,7 @@ _MOST_BYTES = 64 * 2**20  # of a record
 def default_folder() -> Path:
     """The folder of compiled programs if the caller names none."""
     named = os.environ.get("WIDEPACK_CACHE")
-    return (
-        Path(named)
-        if named
-        else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "widepack" / "aot"
-    )
+    return Path(named) if named else cache_folder() / "aot"
 
 
 def private(path: Path, folder: bool = False) -> None:

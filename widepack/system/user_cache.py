@@ -20,8 +20,18 @@ _MOST_BYTES = 4096  # of a note
 
 
 def cache_folder() -> Path:
-    """The folder: `$XDG_CACHE_HOME/widepack` or `~/.cache/widepack`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "widepack"
+    """The folder: `$XDG_CACHE_HOME/widepack` or `~/.cache/widepack`.
+
+    For a user without a home folder, as in some containers, it is a path that cannot exist: nothing is read
+    or stored then.
+    """
+    named = os.environ.get("XDG_CACHE_HOME")
+    if named:
+        return Path(named) / "widepack"
+    try:
+        return Path.home() / ".cache" / "widepack"
+    except RuntimeError:
+        return Path(os.devnull) / "widepack"
 
 
 def cache_key(*parts: str) -> str:

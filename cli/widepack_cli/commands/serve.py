@@ -1,4 +1,4 @@
-"""`widepack serve`: answers inference requests over HTTP, batched over all members."""
+"""`widepack serve`: answers inference requests over HTTP and gRPC, batched over all members."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ..shared.failures import Refusal
 from ..shared.options import example
 
 _PACKAGES = ("starlette", "uvicorn", "orjson", "prometheus_client", "httptools", "uvloop")
+_RPC_PACKAGES = ("grpc", "google.protobuf")
 _SHOWN = 600
 _TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?)(us|ms|s|m)?\Z", re.ASCII)
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0}
@@ -51,6 +52,7 @@ def _names(_ctx: click.Context, _param: click.Parameter, value: Any) -> tuple[st
         "widepack serve ens.wide",
         "widepack serve eu=eu.wide us=us.wide --port 9000 --outputs logits.mean,logits.std --of softmax",
         "widepack serve ens.wide --host 0.0.0.0 --token-file token --reload 2s",
+        "widepack serve ens.wide --grpc-port 9000",
         "widepack serve ens.wide --check",
     ),
     context_settings={"auto_envvar_prefix": "WIDEPACK_SERVE"},
@@ -65,6 +67,11 @@ def _names(_ctx: click.Context, _param: click.Parameter, value: Any) -> tuple[st
     default=8080,
     show_default=True,
     help="The port; 0 for a free one.",
+)
+@click.option(
+    "--grpc-port",
+    type=click.IntRange(0, 65535),
+    help="Also answer gRPC on this port; 0 for a free one. Default: no gRPC.",
 )
 @click.option(
     "--outputs",
@@ -123,7 +130,8 @@ def _names(_ctx: click.Context, _param: click.Parameter, value: Any) -> tuple[st
     type=click.IntRange(min=1),
     default=4096,
     show_default=True,
-    help="The most open connections. Others get 503.",
+    help="The most open connections, and the most calls of gRPC at once. Others get 503, or "
+    "RESOURCE_EXHAUSTED.",
 )
 @click.option(
     "--timeout",
@@ -160,8 +168,8 @@ def _names(_ctx: click.Context, _param: click.Parameter, value: Any) -> tuple[st
 @click.option(
     "--token-file",
     type=click.Path(),
-    help="A file with a token. Requests need the header Authorization: Bearer TOKEN, except those of "
-    "/v2/health.",
+    help="A file with a token. Requests need the header (gRPC: metadata) Authorization: Bearer TOKEN, "
+    "except those of /v2/health.",
 )
 @click.option("--admin-token-file", type=click.Path(), help="A file with the token for swaps of members.")
 @click.option(
@@ -202,7 +210,7 @@ def _names(_ctx: click.Context, _param: click.Parameter, value: Any) -> tuple[st
 @click.option("--json-log", is_flag=True, help="Write log lines as JSON.")
 @click.option("--check", is_flag=True, help="Load, run one request of each model, list the models, and exit.")
 def command(artifacts: tuple[str, ...], **options: Any) -> None:
-    """Serve artifacts over HTTP with the Open Inference Protocol, version 2.
+    """Serve artifacts over HTTP and gRPC with the Open Inference Protocol, version 2.
 
     ARTIFACT is served as the model NAME (default: the name of its folder) for all members, NAME.MEMBER for
     each member, and NAME.ENTRY for other entries. Requests of all members share batches. The input `member`
@@ -213,11 +221,13 @@ def command(artifacts: tuple[str, ...], **options: Any) -> None:
     widepack.toml in the working folder. The command line goes first, then the environment, then the file.
     """
     _require_packages()
+    _require_temporary_folder()
     options = {**options, **_of_toml(set(options))}
     from widepack_serve.settings import named_artifacts
 
     paths = named_artifacts(list(artifacts))
     host, port, workers = options.pop("host"), options.pop("port"), options.pop("workers")
+    grpc_port = options.pop("grpc_port")
     max_connections, json_log = options.pop("max_connections"), options.pop("json_log")
     only_check = options.pop("check")
     if workers > 1 and options["admin_token_file"] is not None:
@@ -226,6 +236,8 @@ def command(artifacts: tuple[str, ...], **options: Any) -> None:
             "worker, or "
             "publish with `widepack update` and serve with --reload"
         )
+    if grpc_port is not None:
+        _require_rpc(grpc_port, workers)
     from widepack_serve.server.logs import set_up_logs
     from widepack_serve.settings import Settings
 
@@ -234,7 +246,7 @@ def command(artifacts: tuple[str, ...], **options: Any) -> None:
     if only_check:
         _check(settings)
         return
-    _serve(settings, host, port, workers, max_connections, json_log)
+    _serve(settings, host, port, workers, max_connections, json_log, grpc_port)
 
 
 def _require_packages() -> None:
@@ -244,6 +256,33 @@ def _require_packages() -> None:
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
         raise Unavailable(f"serving needs {', '.join(missing)}: pip install 'widepack[serve]'")
+
+
+def _require_rpc(port: int, workers: int) -> None:
+    """Raises: Unavailable without the packages of the extra; Refusal with several processes."""
+    from importlib.util import find_spec
+
+    if any(find_spec(name.partition(".")[0]) is None or find_spec(name) is None for name in _RPC_PACKAGES):
+        raise Unavailable("gRPC needs grpcio and protobuf: pip install 'widepack[serve,grpc]'")
+    if workers > 1:
+        raise Refusal(
+            f"--grpc-port {port} with --workers {workers}: only one process can listen on the port of gRPC; "
+            "start one server with --workers 1 for each port, or use HTTP"
+        )
+
+
+def _require_temporary_folder() -> None:
+    """Raises: Refusal if no temporary folder can be written, which torch needs."""
+    import tempfile
+
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:
+        raise Refusal(
+            "there is no temporary folder that can be written, and torch needs one: name one in "
+            "TMPDIR, or mount "
+            "one at /tmp"
+        ) from None
 
 
 def _of_toml(known: set[str]) -> dict[str, Any]:
@@ -273,9 +312,20 @@ def _check(settings: Any) -> None:
         click.echo(line)
 
 
-def _serve(settings: Any, host: str, port: int, workers: int, max_connections: int, json_log: bool) -> None:
-    from widepack_serve.server.run import Workers, address_of, listening, serve_here
+def _serve(
+    settings: Any,
+    host: str,
+    port: int,
+    workers: int,
+    max_connections: int,
+    json_log: bool,
+    grpc_port: int | None,
+) -> None:
+    from widepack_serve.server.run import Workers, address_of, end_on_signals, listening, serve_here
 
+    if grpc_port is not None:
+        # An error before the artifacts are loaded. gRPC opens the port itself, afterwards.
+        listening(host, grpc_port, "--grpc-port").close()
     with listening(host, port) as listener:
         address = address_of(listener)
         names = ", ".join(settings.artifacts)
@@ -285,15 +335,26 @@ def _serve(settings: Any, host: str, port: int, workers: int, max_connections: i
                 lambda: click.echo(f"serving {names} on {address} with {workers} processes", err=True)
             )
             sys.exit(code)
+        end_on_signals()
         from widepack_serve.lifecycle.service import Service  # imports torch
         from widepack_serve.server.check import curl
 
         service = Service(settings)
         line = curl(address, next(iter(service.catalog)))
         example_line = f"; try: {line}" if len(line) <= _SHOWN else ""
+        rpc = None
+        if grpc_port is not None:
+            from widepack_serve.rpc.server import RpcServer
+
+            rpc = RpcServer(service, listener.getsockname()[0], grpc_port, max_connections)
         serve_here(
             service,
             listener,
-            lambda: click.echo(f"serving {names} on {address}{example_line}", err=True),
+            lambda: click.echo(
+                f"serving {names} on {address}{'' if rpc is None else f' and gRPC on {rpc.address}'}"
+                f"{example_line}",
+                err=True,
+            ),
             max_connections,
+            rpc,
         )

@@ -29,6 +29,8 @@ from .swaps import checkpoint_in
 log = logging.getLogger("widepack.serve")
 TICK = 0.1
 """Seconds between two looks at deadlines."""
+CANCELLED = 499
+"""The code in the metrics of a request that its client cancelled."""
 
 
 class Service:
@@ -117,6 +119,9 @@ class Service:
         except RequestError as e:
             code = e.status
             raise
+        except asyncio.CancelledError:
+            code = CANCELLED
+            raise
         finally:
             self.metrics.answered(model, code, time.monotonic() - start)
 
@@ -134,9 +139,12 @@ class Service:
 
     def metrics_text(self) -> bytes:
         """Returns the metrics in Prometheus' text format."""
+        self._show_gauges()
+        return self.metrics.text()
+
+    def _show_gauges(self) -> None:
         self.metrics.queue_rows.set(self.batcher.waiting)
         self.metrics.ready.set(self.ready)
-        return self.metrics.text()
 
     # ---------------------------------------------------------------- changes
 
@@ -207,6 +215,7 @@ class Service:
         while True:
             await asyncio.sleep(TICK)
             self.batcher.look()
+            self._show_gauges()
             if self._retired and not self.batcher.uses([a.model for a in self._retired]):
                 for artifact in self._retired:
                     artifact.model.close()

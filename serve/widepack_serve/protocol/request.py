@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +57,10 @@ class InferRequest:
     timeout: float | None
 
 
+Reader = Callable[[int, str, Mapping[str, Any], Sequence[int]], Value]
+"""Returns the value of an input. Takes its number, its title in messages, its description, and its shape."""
+
+
 def read_request(body: bytes | bytearray, length: int) -> InferRequest:
     """Reads the body of a request.
 
@@ -74,35 +78,56 @@ def read_request(body: bytes | bytearray, length: int) -> InferRequest:
         raise RequestError(f"the request is not JSON: {e}") from None
     if not isinstance(document, dict):
         raise RequestError("the request is not a JSON object with the list inputs")
+    at = length
+
+    def value(_: int, title: str, one: Mapping[str, Any], shape: Sequence[int]) -> Value:
+        nonlocal at
+        size = _parameters(one, title).get("binary_data_size")
+        if size is None:
+            if "data" not in one:
+                raise RequestError(f"{title} has no data")
+            return _of_json(title, one, shape)
+        if type(size) is not int or size < 0 or at + size > len(view):
+            raise RequestError(
+                f"{title}: binary_data_size is {str(size)[:40]}; {len(view) - at} bytes are left in the body"
+            )
+        if "data" in one:
+            raise RequestError(f"{title} has data and binary_data_size; give one of them")
+        at += size
+        return value_of_bytes(title, one["datatype"], shape, view[at - size : at])
+
+    request = request_of(document, value)
+    if at != len(view):
+        raise RequestError(f"the body has {len(view) - at} bytes after the last input")
+    return request
+
+
+def request_of(document: Mapping[str, Any], read: Reader) -> InferRequest:
+    """Reads a request in the form of JSON. What a request may say is checked here, for REST and gRPC.
+
+    Args:
+        document: The request.
+        read: Returns the value of each input. It is called in their order.
+
+    Raises:
+        RequestError: It is not a request of the protocol.
+    """
     given = document.get("inputs")
     if not isinstance(given, list) or not given:
         raise RequestError("the request has no list inputs with at least one input")
     inputs: dict[str, Value] = {}
     shapes: dict[str, list[int]] = {}
-    at = length
     for number, one in enumerate(given):
         if not isinstance(one, dict):
             raise RequestError(f"input {number} is not a JSON object with name, datatype, shape and data")
         name = _name(one, f"input {number}")
+        title = f"input {name}"
         if name in inputs:
-            raise RequestError(f"input {name} is given twice")
-        size = _parameters(one, f"input {name}").get("binary_data_size")
-        if size is None:
-            if "data" not in one:
-                raise RequestError(f"input {name} has no data")
-            binary = None
-        else:
-            if type(size) is not int or size < 0 or at + size > len(view):
-                raise RequestError(
-                    f"input {name}: binary_data_size is {str(size)[:40]}; {len(view) - at} bytes are "
-                    "left in the body"
-                )
-            if "data" in one:
-                raise RequestError(f"input {name} has data and binary_data_size; give one of them")
-            binary, at = view[at : at + size], at + size
-        inputs[name], shapes[name] = _value(name, one, binary)
-    if at != len(view):
-        raise RequestError(f"the body has {len(view) - at} bytes after the last input")
+            raise RequestError(f"{title} is given twice")
+        if "datatype" not in one or "shape" not in one:
+            raise RequestError(f"{title} has no {'datatype' if 'datatype' not in one else 'shape'}")
+        shapes[name] = read_shape(title, one["shape"])
+        inputs[name] = read(number, title, one, shapes[name])
     parameters = _parameters(document, "the request")
     binary_output = _flag(parameters, "binary_data_output", "the request", False)
     return InferRequest(
@@ -115,23 +140,28 @@ def read_request(body: bytes | bytearray, length: int) -> InferRequest:
     )
 
 
-def _value(name: str, one: Mapping[str, Any], binary: memoryview | None) -> tuple[Value, list[int]]:
-    """Returns one input and its shape. Raises: RequestError."""
-    title = f"input {name}"
-    if "datatype" not in one or "shape" not in one:
-        raise RequestError(f"{title} has no {'datatype' if 'datatype' not in one else 'shape'}")
-    shape = read_shape(title, one["shape"])
+def value_of_bytes(title: str, datatype: Any, shape: Sequence[int], data: memoryview) -> Value:
+    """Returns an input that is carried as bytes.
+
+    Args:
+        title: The input in messages.
+        datatype: The name of its datatype.
+        shape: Its shape, checked.
+        data: The bytes.
+
+    Raises:
+        RequestError: They are not such an input.
+    """
+    if datatype == BYTES:
+        return texts_from_bytes(title, shape, data)
+    return from_bytes(title, datatype_of(title, datatype), shape, data)
+
+
+def _of_json(title: str, one: Mapping[str, Any], shape: Sequence[int]) -> Value:
+    """Returns an input that is carried as JSON. Raises: RequestError."""
     if one["datatype"] == BYTES:
-        texts = (
-            texts_from_json(title, shape, one["data"])
-            if binary is None
-            else texts_from_bytes(title, shape, binary)
-        )
-        return texts, shape
-    datatype = datatype_of(title, one["datatype"])
-    if binary is None:
-        return from_json(title, datatype, shape, one["data"]), shape
-    return from_bytes(title, datatype, shape, binary), shape
+        return texts_from_json(title, shape, one["data"])
+    return from_json(title, datatype_of(title, one["datatype"]), shape, one["data"])
 
 
 def _name(one: Mapping[str, Any], title: str) -> str:

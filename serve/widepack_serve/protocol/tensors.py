@@ -77,24 +77,47 @@ def from_json(title: str, datatype: Datatype, shape: Sequence[int], data: Any) -
     if not datatype.numbers:
         raise RequestError(f"{title}: JSON has no numbers of {datatype.name}; send the tensor as binary data")
     numbers = _flat(title, data, shape)
-    if len(numbers) != math.prod(shape):
-        raise RequestError(
-            f"{title} has {len(numbers)} numbers; the shape {_short(list(shape))} has {math.prod(shape)}"
-        )
+    _check_count(title, shape, numbers)
     if not set(map(type, numbers)) <= datatype.numbers:
         wrong = next(n for n in numbers if type(n) not in datatype.numbers)
         raise RequestError(
             f"{title}: data contains {_short(wrong)}, which is not a number of {datatype.name}"
         )
+    found = from_numbers(title, datatype, shape, numbers)
+    if datatype.bounds is None and datatype.dtype != torch.bool and not bool(torch.isfinite(found).all()):
+        raise RequestError(f"{title}: data contains a number that {datatype.name} cannot represent")
+    return found
+
+
+def from_numbers(
+    title: str, datatype: Datatype, shape: Sequence[int], numbers: Sequence[Any]
+) -> torch.Tensor:
+    """Returns a tensor of numbers of Python.
+
+    Args:
+        title: The input in messages.
+        datatype: Its datatype.
+        shape: Its shape, checked.
+        numbers: Of the types of the datatype, row after row. NaN and infinity are floats.
+
+    Raises:
+        RequestError: They are not as many as the shape has, or the datatype cannot represent one.
+    """
+    _check_count(title, shape, numbers)
     if not numbers:
         return torch.empty(tuple(shape), dtype=datatype.dtype)
     try:
         found: torch.Tensor = torch.frombuffer(array(_CODES[datatype.dtype], numbers), dtype=datatype.dtype)
     except OverflowError:
         raise RequestError(f"{title}: data contains a number that {datatype.name} cannot represent") from None
-    if datatype.bounds is None and datatype.dtype != torch.bool and not bool(torch.isfinite(found).all()):
-        raise RequestError(f"{title}: data contains a number that {datatype.name} cannot represent")
     return found.reshape(tuple(shape))
+
+
+def _check_count(title: str, shape: Sequence[int], numbers: Sequence[Any]) -> None:
+    if len(numbers) != math.prod(shape):
+        raise RequestError(
+            f"{title} has {len(numbers)} numbers; the shape {_short(list(shape))} has {math.prod(shape)}"
+        )
 
 
 def _flat(title: str, data: Any, shape: Sequence[int]) -> Sequence[Any]:
@@ -145,15 +168,20 @@ def texts_from_bytes(title: str, shape: Sequence[int], data: memoryview) -> list
     """Returns the texts of a BYTES input: each is its length, four bytes, and its UTF-8 bytes. Raises:
     RequestError.
     """
-    found: list[str] = []
+    found: list[bytes] = []
     at = 0
     while at < len(data):
         end = at + 4 + int.from_bytes(data[at : at + 4], "little")
         if at + 4 > len(data) or end > len(data):
             raise RequestError(f"{title}: text {len(found)} ends after the data")
-        found.append(_decoded(title, bytes(data[at + 4 : end])))
+        found.append(bytes(data[at + 4 : end]))
         at = end
-    return _counted(title, shape, found)
+    return texts_from_parts(title, shape, found)
+
+
+def texts_from_parts(title: str, shape: Sequence[int], parts: Sequence[bytes]) -> list[str]:
+    """Returns the texts of a BYTES input, of the UTF-8 bytes of each. Raises: RequestError."""
+    return _counted(title, shape, [_decoded(title, part) for part in parts])
 
 
 def texts_from_json(title: str, shape: Sequence[int], data: Any) -> list[str]:

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..catalog.metadata import server_metadata
 from ..errors import Failed, Forbidden, NotFound, RequestError
+from ..lifecycle.documents import all_statistics, repository_index
 from ..lifecycle.service import Service
 from .access import check_token
 from .models import Models, WrongMethod, path_parts
@@ -101,19 +102,10 @@ class Rest:
         await send_body(send, self._service.metrics_text(), TEXT)
 
     async def _index(self, send: Send) -> None:
-        state = "READY" if self._service.ready else "UNAVAILABLE"
-        rows = [
-            {"name": m.name, "version": m.artifact.version, "state": state, "reason": ""}
-            for m in self._service.catalog
-        ]
-        await send_document(send, rows)
+        await send_document(send, repository_index(self._service))
 
     async def _statistics(self, send: Send) -> None:
-        from .models import statistics
-
-        used = self._service.metrics.statistics
-        rows = [statistics(m, self._service) for m in self._service.catalog if m.name in used]
-        await send_document(send, {"model_stats": rows})
+        await send_document(send, {"model_stats": all_statistics(self._service)})
 
     async def _change(self, name: str, action: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers `POST /v2/repository/models/NAME/load`: a swap of one member. It needs the admin token, not

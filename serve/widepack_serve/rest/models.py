@@ -7,10 +7,9 @@ from urllib.parse import unquote
 from starlette.types import Receive, Scope, Send
 
 from ..catalog.metadata import model_metadata
-from ..catalog.served import ServedModel
 from ..errors import NotFound, RequestError
+from ..lifecycle.documents import model_statistics
 from ..lifecycle.service import Service
-from ..metrics import Statistics
 from .inference import answer_inference
 from .send import send_document
 
@@ -78,27 +77,6 @@ class Models:
         if action == "ready":
             await send_document(send, {"name": name, "ready": service.ready}, 200 if service.ready else 503)
         elif action == "stats":
-            await send_document(send, {"model_stats": [statistics(model, service)]})
+            await send_document(send, {"model_stats": [model_statistics(service, model)]})
         else:
             await send_document(send, model_metadata(model))
-
-
-def statistics(model: ServedModel, service: Service) -> dict[str, object]:
-    """Returns what a model has done, in the form of the statistics extension; times in nanoseconds."""
-    found = service.metrics.statistics.get(model.name, Statistics())
-
-    def times(count: int, seconds: float) -> dict[str, int]:
-        return {"count": count, "ns": int(seconds * 1e9)}
-
-    return {
-        "name": model.name,
-        "version": model.artifact.version,
-        "last_inference": int(found.last * 1000),
-        "inference_count": found.rows,
-        "execution_count": found.executions,
-        "inference_stats": {
-            "success": times(found.successes, found.seconds),
-            "fail": times(found.failures, 0.0),
-            "queue": times(found.successes, found.queue_seconds),
-        },
-    }

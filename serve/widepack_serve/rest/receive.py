@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
 from typing import TypeVar
 
 from starlette.types import Message, Receive, Scope
 
-from ..errors import RequestError, TooLarge, TooSlow
+from ..errors import RequestError, TooLarge
+from ..lifecycle.time_limit import TimeLimit
 
 _MAX_DIGITS = 15
 Body = TypeVar("Body", bytes, bytearray)
@@ -46,7 +45,7 @@ async def read_body(scope: Scope, receive: Receive, most: int, seconds: float) -
             raise RequestError(f"Content-Length is {length[:20]!r}; it is a number of bytes")
         if len(length) > _MAX_DIGITS or int(length) > most:
             raise TooLarge(f"the body has {length[:20]} bytes; the limit is {most}")
-    with _TimeLimit(seconds):
+    with TimeLimit(seconds, "body"):
         message = await receive()
         _check_connected(message)
         body: bytes = message.get("body", b"")
@@ -74,27 +73,3 @@ async def _rest(receive: Receive, body: bytearray, most: int) -> bytearray:
         body += message.get("body", b"")
         if not message.get("more_body"):
             return _within(body, most)
-
-
-class _TimeLimit:
-    """Raises TooSlow in a block that takes longer. It costs about a microsecond."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._expired = False
-
-    def __enter__(self) -> None:
-        self._task = asyncio.current_task()
-        self._handle = asyncio.get_running_loop().call_later(self._seconds, self._expire)
-
-    def _expire(self) -> None:
-        self._expired = True
-        if self._task is not None:
-            self._task.cancel()
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._handle.cancel()
-        if self._expired and kind is asyncio.CancelledError:
-            if self._task is not None and sys.version_info >= (3, 11):
-                self._task.uncancel()
-            raise TooSlow(f"the body did not arrive within {self._seconds:g} seconds")

@@ -37,9 +37,8 @@ def curl(address: str, model: ServedModel) -> str:
     for described, value in zip(model.layout.inputs, example_tensors(model)):
         data = "[" + ",".join(map(_number, value.reshape(-1).tolist())) + "]"
         shape = ",".join(map(str, value.shape))
-        inputs.append(
-            f'{{"name":"{described.name}","datatype":"{described.datatype.name}","shape":[{shape}],"data":{data}}}'
-        )
+        type_ = f'"name":"{described.name}","datatype":"{described.datatype.name}","shape":[{shape}]'
+        inputs.append(f'{{{type_},"data":{data}}}')
     return f"curl {address}/v2/models/{model.name}/infer -d '{{\"inputs\":[{','.join(inputs)}]}}'"
 
 

@@ -11,8 +11,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
+
+from prometheus_client import multiprocess
 
 from widepack.errors import UsageError
 
@@ -20,14 +23,23 @@ from ..settings import Settings
 
 if TYPE_CHECKING:
     from ..lifecycle.service import Service
+    from ..rpc.server import RpcServer
 
 _BACKLOG = 2048
+_LOOK_S = 0.1
 _RESTART_S = 1.0
+_RESTART_MOST_S = 10.0
 _MORE_S = 10.0
 
 
-def listening(host: str, port: int) -> socket.socket:
-    """Returns a socket that listens. Raises: UsageError if the address cannot be used."""
+READY = "ready-"
+"""What the name of the file begins with that a process makes when it is ready."""
+
+
+def listening(host: str, port: int, option: str = "--port") -> socket.socket:
+    """Returns a socket that listens. option: that of the port. Raises: UsageError if the address cannot be
+    used.
+    """
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -39,7 +51,7 @@ def listening(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as e:
         reason = getattr(e, "strerror", None) or e
         raise UsageError(
-            f"cannot listen on {host}:{port}: {reason}; choose another --port or --host"
+            f"cannot listen on {host}:{port}: {reason}; choose another {option} or --host"
         ) from None
     found.set_inheritable(True)
     return found
@@ -51,17 +63,32 @@ def address_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def end_on_signals() -> None:
+    """Ends the process with exit code 0 at SIGTERM, and ignores SIGHUP, while the artifacts are loaded.
+
+    As the first process of a container it would ignore SIGTERM, and SIGHUP would end it elsewhere.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
 def serve_here(
-    service: Service, listener: socket.socket, started: Callable[[], None], max_connections: int | None
+    service: Service,
+    listener: socket.socket,
+    started: Callable[[], None],
+    max_connections: int | None,
+    rpc: RpcServer | None = None,
 ) -> None:
     """Serves in this process until a signal ends it."""
     from .uvicorn_server import UvicornServer  # imports torch, which the parent of workers does not need
 
-    UvicornServer(service, started, max_connections).run(sockets=[listener])
+    UvicornServer(service, started, max_connections, rpc).run(sockets=[listener])
 
 
 class Workers:
     """Several processes that serve on one socket. Each loads the artifacts by itself.
+
+    A process that dies is started again. If one ends before it was ready for the first time, all end.
 
     Args:
         settings: Of each process.
@@ -77,11 +104,12 @@ class Workers:
         self._options = options
         self._processes: list[subprocess.Popen[bytes]] = []
         self._ending = False
+        self._restart_at: dict[int, float] = {}
 
     def run(self, started: Callable[[], None]) -> int:
-        """Runs until a signal ends the processes, and starts one again that died.
+        """Runs until a signal ends the processes.
 
-        started: is called when the processes were started.
+        started: is called when all processes are ready.
 
         Returns:
             The exit code: 0 if all ended as they should.
@@ -90,10 +118,11 @@ class Workers:
             for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(sig, self._forward)
             self._processes = [self._start(folder) for _ in range(self._count)]
-            started()
-            while not self._ending:
-                time.sleep(0.1)
-                self._replace_dead(folder)
+            if self._all_ready(folder):
+                started()
+                while not self._ending:
+                    time.sleep(_LOOK_S)
+                    self._replace_dead(folder)
             return self._wait()
 
     def _start(self, folder: str) -> subprocess.Popen[bytes]:
@@ -101,22 +130,49 @@ class Workers:
             "settings": self._settings.to_json(),
             "socket": self._listener.fileno(),
             "options": self._options,
+            "ready": folder,
         }
         return subprocess.Popen(
             [sys.executable, "-m", "widepack_serve.server.worker", json.dumps(document)],
             pass_fds=[self._listener.fileno()],
             env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": folder},
+            start_new_session=True,  # Ctrl-C reaches this process alone, which sends it on
         )
 
+    def _all_ready(self, folder: str) -> bool:
+        """Waits until all processes are ready. Returns: whether they are; False if one ended before."""
+        while not self._ending:
+            if any(p.poll() is not None for p in self._processes):
+                self._forward(signal.SIGINT, None)
+                return False
+            if all((Path(folder) / f"{READY}{p.pid}").exists() for p in self._processes):
+                return True
+            time.sleep(_LOOK_S)
+        return False
+
     def _replace_dead(self, folder: str) -> None:
+        """Starts processes again that died, each after some time, which grows while they die at once."""
+        now = time.monotonic()
         for place, process in enumerate(self._processes):
             if process.poll() is None or self._ending:
                 continue
-            print(
-                f"process {process.pid} ended with {process.returncode}; another is started", file=sys.stderr
-            )
-            time.sleep(_RESTART_S)
-            self._processes[place] = self._start(folder)
+            if place not in self._restart_at:
+                was_ready = (Path(folder) / f"{READY}{process.pid}").exists()
+                wait = _RESTART_S if was_ready else _RESTART_MOST_S
+                self._restart_at[place] = now + wait
+                multiprocess.mark_process_dead(process.pid, folder)  # type: ignore[no-untyped-call]
+                print(
+                    f"process {process.pid} ended with {process.returncode}; another starts in {wait:g} s",
+                    file=sys.stderr,
+                )
+            elif now >= self._restart_at[place]:
+                del self._restart_at[place]
+                self._processes[place] = self._start(folder)
+                if self._is_ending():  # the signal came before the process was in the list
+                    self._processes[place].send_signal(signal.SIGTERM)
+
+    def _is_ending(self) -> bool:
+        return self._ending
 
     def _forward(self, sig: int, _: FrameType | None) -> None:
         """Sends a signal to all processes."""
@@ -131,8 +187,9 @@ class Workers:
         codes = []
         for process in self._processes:
             try:
-                codes.append(process.wait(max(limit - time.monotonic(), 0.1)))
+                codes.append(process.wait(max(limit - time.monotonic(), _LOOK_S)))
             except subprocess.TimeoutExpired:
                 process.kill()
                 codes.append(process.wait())
-        return 0 if not any(codes) else 1
+        fine = (0, -signal.SIGTERM, -signal.SIGINT)  # the last two: while it started
+        return next((abs(code) for code in codes if code not in fine), 0)

@@ -1,4 +1,4 @@
-"""A uvicorn server that drains after SIGTERM and reloads after SIGHUP."""
+"""A uvicorn server that drains after SIGTERM and reloads after SIGHUP, with a gRPC server beside it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,23 @@ import socket
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 
+from widepack.errors import UsageError
+
 from ..lifecycle.service import Service
 from ..rest.app import asgi_app
+
+if TYPE_CHECKING:
+    from ..rpc.server import RpcServer
 
 _BACKLOG = 2048
 _MORE_S = 5.0
 _LAST_S = 0.5
 """For how long requests on open connections are still answered after the last connection was accepted."""
+_LOOK_S = 0.1
 
 
 class UvicornServer(uvicorn.Server):
@@ -32,10 +39,15 @@ class UvicornServer(uvicorn.Server):
         service: What answers.
         started: Is called when connections are accepted.
         max_connections: The most open connections; others get 503.
+        rpc: A gRPC server of the same service; None for none.
     """
 
     def __init__(
-        self, service: Service, started: Callable[[], None] | None = None, max_connections: int | None = None
+        self,
+        service: Service,
+        started: Callable[[], None] | None = None,
+        max_connections: int | None = None,
+        rpc: RpcServer | None = None,
     ) -> None:
         settings = service.settings
         super().__init__(
@@ -54,7 +66,7 @@ class UvicornServer(uvicorn.Server):
                 timeout_graceful_shutdown=int(settings.timeout + _MORE_S),
             )
         )
-        self._service, self._on_start = service, started
+        self._service, self._on_start, self._rpc = service, started, rpc
         self._end_at: float | None = None
         self._reloads: set[asyncio.Task[None]] = set()
 
@@ -63,9 +75,23 @@ class UvicornServer(uvicorn.Server):
         await super().startup(sockets)
         if not self.started:
             return
+        if self._rpc is not None:
+            try:
+                await self._rpc.start()
+            except UsageError:
+                await self.shutdown(sockets)
+                raise
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
         if self._on_start is not None:
             self._on_start()
+
+    async def _stop_rpc(self, rpc: RpcServer) -> None:
+        ending = asyncio.ensure_future(rpc.stop(self._service.settings.timeout + _MORE_S))
+        while not ending.done() and not self.force_exit:
+            await asyncio.wait([ending], timeout=_LOOK_S)
+        if not ending.done():
+            await rpc.stop(None)
+        await ending
 
     def _reload(self) -> None:
         task = asyncio.ensure_future(self._service.reload())
@@ -85,8 +111,10 @@ class UvicornServer(uvicorn.Server):
             self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Ends. Connections that clients have opened already get answers: uvicorn alone resets those that it
-        has not accepted, and those whose request it has not read.
+        """Refuses connections, and ends when all requests are answered. The service stops last.
+
+        Connections that clients have opened already get answers: uvicorn alone resets those that it has not
+        accepted, and those whose request it has not read.
         """
         listeners = [s.dup() for s in sockets or []]
         for server in self.servers:
@@ -95,6 +123,8 @@ class UvicornServer(uvicorn.Server):
             one.close()
         for listener in listeners:
             await self._accept_all(listener)
+        if self._rpc is not None:
+            await self._stop_rpc(self._rpc)
         limit = time.monotonic() + _LAST_S
         while self.server_state.connections and time.monotonic() < limit and not self.force_exit:
             await asyncio.sleep(0.02)

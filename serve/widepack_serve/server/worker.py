@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
+from pathlib import Path
 
 from widepack.errors import WidepackError
 
 from ..lifecycle.service import Service
 from ..settings import Settings
 from .logs import set_up_logs
-from .run import serve_here
+from .run import READY, end_on_signals, serve_here
 
 
 def main(text: str) -> int:
     """Serves on the socket that the document names. Returns: the exit code."""
+    end_on_signals()
     document = json.loads(text)
     options = document["options"]
     set_up_logs(as_json=options["json_log"])
@@ -24,8 +27,9 @@ def main(text: str) -> int:
     except WidepackError as e:
         print(f"Error: {e}", file=sys.stderr)
         return e.exit_code
+    most = options["max_connections"]
     listener = socket.socket(fileno=document["socket"])
-    serve_here(service, listener, lambda: None, options["max_connections"])
+    serve_here(service, listener, (Path(document["ready"]) / f"{READY}{os.getpid()}").touch, most)
     return 0
 
 

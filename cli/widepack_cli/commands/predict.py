@@ -1,0 +1,189 @@
+"""`widepack predict`: runs an artifact over the rows of a file, and writes the answers to another file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from widepack_bench.text import duration, plural
+
+from ..shared.options import ARTIFACT, emit, entry_option, example, json_option, stdout_kept
+from ..shared.progress_bar import Progress
+
+if TYPE_CHECKING:
+    from widepack import PredictReport
+
+
+@click.command(
+    epilog=example(
+        "widepack predict ens.wide in.parquet -o out.parquet --reduce mean,std",
+        "widepack predict ens.wide in.csv -o out.csv --input x=f0..f63 --reduce vote --of softmax",
+        "widepack predict ens.wide in.parquet -o out.parquet --member tenant --id id",
+        "widepack predict ens.wide in.npy -o out.npy --batch 64",
+    )
+)
+@ARTIFACT
+@click.argument("source", metavar="INPUT", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="The file to write: .parquet, .arrow, .feather, .csv, .npy or .safetensors.",
+)
+@click.option(
+    "--input",
+    "inputs",
+    metavar="NAME=COLUMNS",
+    multiple=True,
+    help="The columns of an input of the model: x=f0..f63, x=a,b,c, or ids=tokens for one column with lists. "
+    "Repeatable. Default: the column with the name of the input; for a single input all columns of numbers "
+    "if they are exactly as many as it takes.",
+)
+@click.option(
+    "--member",
+    metavar="COLUMN",
+    help="The column that names the member of each row, by name or number. Only this member answers.",
+)
+@click.option(
+    "--reduce",
+    metavar="FIGURES",
+    default="",
+    help="Figures of all members that replace their answers: mean,std,vote,entropy, ...",
+)
+@click.option(
+    "--of",
+    type=click.Choice(["softmax", "sigmoid", "probabilities"]),
+    help="What the figures are computed of. Default: the answers themselves.",
+)
+@click.option(
+    "--dim",
+    type=int,
+    default=-1,
+    show_default=True,
+    help="The dim of the classes in a member's answer, for figures.",
+)
+@click.option(
+    "--answer",
+    metavar="OUTPUT",
+    help="The output of the model that is wanted, by name or number. Default: all; for figures logits, else "
+    "the first.",
+)
+@click.option("--name", metavar="NAME", help="What the output is called in OUT. Default: its own name, or y.")
+@entry_option
+@click.option(
+    "--batch", type=click.IntRange(min=1), metavar="ROWS", help="The rows of a batch. Default: 256."
+)
+@click.option(
+    "--id",
+    "ids",
+    metavar="COLUMN",
+    multiple=True,
+    help="A column that is passed on. Repeatable. Default: all columns that are no inputs.",
+)
+@click.option("--device", metavar="DEVICE", help="Where to run: cpu, cuda, cuda:1. Default: cpu.")
+@click.option(
+    "--backend",
+    metavar="NAME",
+    default="auto",
+    show_default=True,
+    help="What runs the programs: auto, eager, compile, aot, onnxruntime.",
+)
+@click.option("--threads", type=click.IntRange(min=1), help="Threads inside an op. Default: torch's number.")
+@click.option(
+    "--allow-dependent-rows",
+    is_flag=True,
+    help="Run a model in which one row may change the answer to another row of its batch. Its answers depend "
+    "on --batch, which must be given.",
+)
+@click.option("--force", is_flag=True, help="Replace an existing OUT.")
+@json_option
+def command(
+    artifact: Path,
+    source: Path,
+    out: Path,
+    inputs: tuple[str, ...],
+    member: str | None,
+    reduce: str,
+    of: str | None,
+    dim: int,
+    answer: str | None,
+    name: str | None,
+    entry: str,
+    batch: int | None,
+    ids: tuple[str, ...],
+    device: str | None,
+    backend: str,
+    threads: int | None,
+    allow_dependent_rows: bool,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Run ARTIFACT over the rows of INPUT, and write the answers to OUT.
+
+    Rows keep their order. Every member answers, with a column for each; --reduce gives figures of the members
+    in their place, and --member lets one member answer each row. Columns that are no inputs pass through. The
+    file is read and written in blocks, so that it may be larger than the memory, and OUT appears whole or not
+    at all. Parquet, Arrow and CSV need pyarrow: pip install 'widepack[predict]'.
+    """
+    named = columns_of(inputs)
+    with stdout_kept(as_json), Progress() as progress:
+        import widepack
+
+        report = widepack.predict(
+            artifact,
+            source,
+            out,
+            inputs=named,
+            member=member,
+            reduce=reduce,
+            of=of,
+            dim=dim,
+            answer=answer,
+            name=name,
+            entry=entry,
+            batch=batch,
+            ids=ids or None,
+            device=device,
+            backend=backend,
+            threads=threads,
+            force=force,
+            allow_dependent_rows=allow_dependent_rows,
+            progress=progress,
+            note=lambda sentence: click.echo(sentence, err=True),
+        )
+    if as_json:
+        emit(report.to_json())
+        return
+    click.echo("\n".join(lines(report)))
+
+
+def columns_of(words: tuple[str, ...]) -> dict[str, str]:
+    """Returns the columns of each input that the user names. Raises: click.BadParameter."""
+    found: dict[str, str] = {}
+    for word in words:
+        name, equals, columns = word.partition("=")
+        if not equals or not name or not columns:
+            raise click.BadParameter(
+                f"{word!r} is not NAME=COLUMNS, such as x=f0..f63 or x=a,b,c", param_hint="--input"
+            )
+        if name in found:
+            raise click.BadParameter(
+                f"input {name} is named twice; write its columns together, such as {name}=a,b,c",
+                param_hint="--input",
+            )
+        found[name] = columns
+    return found
+
+
+def lines(report: PredictReport) -> list[str]:
+    """Returns the report as lines of text."""
+    shown = ", ".join(report.columns[:12]) + (", ..." if len(report.columns) > 12 else "")
+    return [
+        f"wrote {report.path}: {plural(report.rows, 'row')}, {plural(len(report.columns), 'column')}: "
+        f"{shown}",
+        f"{report.batches} {'batch' if report.batches == 1 else 'batches'} of {report.batch} rows in "
+        f"{duration(1000 * report.seconds)}, {report.rows_per_s:,.0f} rows/s",
+    ]

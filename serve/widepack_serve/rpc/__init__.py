@@ -1,0 +1,16 @@
+"""The gRPC interface: the service `inference.GRPCInferenceService`. No other room imports grpc or
+google.protobuf.
+
+No code is generated: `schema.py` describes the messages, and their classes are made of it when the room is
+imported, so that any version of protobuf does.
+
+| file | what it does |
+|---|---|
+| `answer.py` | Writes the answer to an inference |
+| `messages.py` | Makes the classes of the messages |
+| `methods.py` | Answers the methods of the service |
+| `receive.py` | Reads a request for an inference |
+| `schema.py` | Describes the messages and the methods |
+| `server.py` | The server: opens the port, starts, ends |
+| `status.py` | Translates errors of a request into status codes |
+"""

@@ -1,0 +1,73 @@
+"""The gRPC server of one service."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from widepack.errors import UsageError
+
+from ..lifecycle.service import Service
+from .methods import Methods
+
+_REFUSED_S = 0.2
+"""For how many seconds calls are refused before the port is closed. Calls that arrive while it is closed get
+CANCELLED, which clients do not repeat.
+"""
+
+
+class RpcServer:
+    """A gRPC server on the event loop that runs.
+
+    Args:
+        service: What answers. It is started and stopped by another one.
+        host: The address to listen on.
+        port: The port; 0 for a free one.
+        max_calls: The most calls at once; others get RESOURCE_EXHAUSTED. None for any number.
+
+    Attributes:
+        address: `HOST:PORT`; the port is 0 before the start if none was chosen.
+    """
+
+    def __init__(self, service: Service, host: str, port: int, max_calls: int | None = None) -> None:
+        self._service, self._host, self._max_calls = service, host, max_calls
+        self._methods = Methods(service)
+        self._server: Any = None
+        self.address = self._address(port)
+
+    def _address(self, port: int) -> str:
+        return f"[{self._host}]:{port}" if ":" in self._host else f"{self._host}:{port}"
+
+    async def start(self) -> None:
+        """Accepts calls. Raises: UsageError if the address cannot be used."""
+        server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", self._service.settings.max_body),
+                ("grpc.so_reuseport", 0),  # two servers on one port are an error
+            ],
+            maximum_concurrent_rpcs=self._max_calls,
+        )
+        server.add_generic_rpc_handlers((self._methods.handlers(),))
+        try:
+            port = server.add_insecure_port(self.address)
+        except RuntimeError:
+            raise UsageError(
+                f"cannot listen on {self.address} for gRPC; choose another --grpc-port or --host"
+            ) from None
+        await server.start()
+        self._server, self.address = server, self._address(port)
+
+    async def stop(self, seconds: float | None) -> None:
+        """Refuses new calls, and ends when those that it has are answered.
+
+        seconds: after which it cancels them; None for at once.
+        """
+        if self._server is None:
+            return
+        self._methods.refuse()
+        if seconds is not None:
+            await asyncio.sleep(_REFUSED_S)
+        await self._server.stop(seconds)
