@@ -19,6 +19,7 @@ from torch import nn
 
 import widepack
 import widepack_serve
+from widepack_serve.lifecycle.reload import digest_of
 
 TOKEN, ADMIN = "t" * 20, "a" * 20
 X = torch.arange(12, dtype=torch.float32).reshape(2, 6) / 7
@@ -250,7 +251,7 @@ def test_the_path_is_looked_at_now_and_then(
     shutil.copytree(wide["plain"], path)
     server = InProcess(widepack_serve.app({"plain": path}, reload=0.1)).start()
     failures = [RuntimeError("no memory"), KeyError("x")]
-    real = widepack_serve.lifecycle.service.digest_of
+    real = digest_of
 
     def digest(p: str) -> str:
         if failures:

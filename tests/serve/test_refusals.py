@@ -15,6 +15,7 @@ from asgi import InProcess, Request
 from infer import HEADER, binary_request, document, json_request, read
 
 import widepack_serve
+from widepack import UsageError
 from widepack_serve.settings import Settings
 
 X = torch.arange(12, dtype=torch.float32).reshape(2, 6) / 7
@@ -512,8 +513,9 @@ def test_a_websocket_is_closed(server: InProcess) -> None:
 
 
 def test_settings_that_are_refused(wide: dict[str, Path]) -> None:
-    for name, value in (("max_batch", 0), ("timeout", 0), ("drain", -1), ("hang", float("nan"))):
-        with pytest.raises(widepack_serve.settings.UsageError, match=f"{name} is {value}"):
+    wrong: list[tuple[str, Any]] = [("max_batch", 0), ("timeout", 0), ("drain", -1), ("hang", float("nan"))]
+    for name, value in wrong:
+        with pytest.raises(UsageError, match=f"{name} is {value}"):
             Settings({}, **{name: value})
 
 

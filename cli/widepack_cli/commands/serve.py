@@ -321,8 +321,6 @@ def _serve(
     json_log: bool,
     grpc_port: int | None,
 ) -> None:
-    from widepack_serve.lifecycle.service import Service
-    from widepack_serve.server.check import curl
     from widepack_serve.server.run import Workers, address_of, end_on_signals, listening, serve_here
 
     if grpc_port is not None:
@@ -338,6 +336,9 @@ def _serve(
             )
             sys.exit(code)
         end_on_signals()
+        from widepack_serve.lifecycle.service import Service  # imports torch
+        from widepack_serve.server.check import curl
+
         service = Service(settings)
         line = curl(address, next(iter(service.catalog)))
         example_line = f"; try: {line}" if len(line) <= _SHOWN else ""

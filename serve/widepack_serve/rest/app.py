@@ -48,23 +48,33 @@ class Rest:
         if self._service.draining:
             send = _closing(send)
         try:
-            parts = path_parts(scope)
-            if parts[:3] == ["v2", "repository", "models"] and len(parts) == 5:
-                await self._change(parts[3], parts[4], scope, receive, send)
-                return
-            if parts[:2] != ["v2", "health"]:
-                check_token(scope, self._service.token)
-            if parts[:2] == ["v2", "models"] and len(parts) > 2 and parts[2:] != ["stats"]:
-                await self._models(parts[2:], scope, receive, send)
-            else:
-                await self._answer_fixed(parts, scope, send)
+            await self._answer(scope, receive, send)
         except Disconnected:
             return
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request. Raises: Disconnected if the client closed the connection."""
+        try:
+            await self._answer_parts(path_parts(scope), scope, receive, send)
+        except Disconnected:
+            raise
         except RequestError as e:
             await send_error(send, e)
         except Exception:
             log.exception("a request failed")
             await send_error(send, Failed("the server failed; its log has the reason"))
+
+    async def _answer_parts(self, parts: list[str], scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request for a path. Raises: RequestError; Disconnected."""
+        if parts[:3] == ["v2", "repository", "models"] and len(parts) == 5:
+            await self._change(parts[3], parts[4], scope, receive, send)
+            return
+        if parts[:2] != ["v2", "health"]:
+            check_token(scope, self._service.token)
+        if parts[:2] == ["v2", "models"] and len(parts) > 2 and parts[2:] != ["stats"]:
+            await self._models(parts[2:], scope, receive, send)
+        else:
+            await self._answer_fixed(parts, scope, send)
 
     async def _answer_fixed(self, parts: list[str], scope: Scope, send: Send) -> None:
         found = self._fixed.get(tuple(parts))

@@ -8,6 +8,7 @@ from starlette.types import Send
 
 from ..errors import RequestError
 from ..protocol.response import document_body
+from .receive import Disconnected
 
 JSON = b"application/json"
 BINARY = b"application/octet-stream"
@@ -21,15 +22,17 @@ Headers = tuple[tuple[bytes, bytes], ...]
 async def send_body(
     send: Send, body: bytes, kind: bytes = JSON, status: int = 200, headers: Headers = ()
 ) -> None:
-    """Sends an answer. kind: its media type."""
-    await send(
-        {
-            "type": "http.response.start",
-            "status": status,
-            "headers": [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *headers],
-        }
-    )
-    await send({"type": "http.response.body", "body": body})
+    """Sends an answer. kind: its media type. Raises: Disconnected if the connection is closed."""
+    start = {
+        "type": "http.response.start",
+        "status": status,
+        "headers": [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *headers],
+    }
+    try:
+        await send(start)
+        await send({"type": "http.response.body", "body": body})
+    except (RuntimeError, OSError) as e:  # the server closes a connection on which something else came
+        raise Disconnected from e
 
 
 async def send_document(send: Send, document: Any, status: int = 200, headers: Headers = ()) -> None:

@@ -19,11 +19,10 @@ from prometheus_client import multiprocess
 
 from widepack.errors import UsageError
 
-from ..lifecycle.service import Service
 from ..settings import Settings
-from .uvicorn_server import UvicornServer
 
 if TYPE_CHECKING:
+    from ..lifecycle.service import Service
     from ..rpc.server import RpcServer
 
 _BACKLOG = 2048
@@ -81,6 +80,8 @@ def serve_here(
     rpc: RpcServer | None = None,
 ) -> None:
     """Serves in this process until a signal ends it."""
+    from .uvicorn_server import UvicornServer  # imports torch, which the parent of workers does not need
+
     UvicornServer(service, started, max_connections, rpc).run(sockets=[listener])
 
 
@@ -181,6 +182,7 @@ class Workers:
                 process.send_signal(sig)
 
     def _wait(self) -> int:
+        self._listener.close()  # else connections wait here that no process accepts
         limit = time.monotonic() + self._settings.drain + self._settings.timeout + _MORE_S
         codes = []
         for process in self._processes:

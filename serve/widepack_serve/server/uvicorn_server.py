@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import socket
 import time
@@ -23,14 +24,16 @@ if TYPE_CHECKING:
 _BACKLOG = 2048
 _MORE_S = 5.0
 _LOOK_S = 0.1
+_LAST_S = 0.5
+"""For how long requests on open connections are still answered after the last connection was accepted."""
 
 
 class UvicornServer(uvicorn.Server):
     """A uvicorn server for one service.
 
     The first SIGTERM makes the server not ready, and it answers for `settings.drain` seconds more, so that a
-    load balancer sends requests elsewhere. Then it refuses connections, answers the requests that it has,
-    and ends. SIGINT and a second SIGTERM skip the wait.
+    load balancer sends requests elsewhere. Then it refuses connections, answers the requests that were sent on
+    those that clients have opened, and ends. SIGINT and a second SIGTERM skip the wait.
 
     Args:
         service: What answers.
@@ -114,6 +117,41 @@ class UvicornServer(uvicorn.Server):
         else:
             self._service.drain()
             self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Ends. Connections that clients have opened already get answers: uvicorn alone resets those that it
+        has not accepted, and those whose request it has not read.
+        """
+        listeners = [s.dup() for s in sockets or []]
+        for server in self.servers:
+            server.close()
+        for one in sockets or []:
+            one.close()
+        for listener in listeners:
+            await self._accept_all(listener)
+        limit = time.monotonic() + _LAST_S
+        while self.server_state.connections and time.monotonic() < limit and not self.force_exit:
+            await asyncio.sleep(0.02)
+        await super().shutdown()
+
+    async def _accept_all(self, listener: socket.socket) -> None:
+        """Accepts the connections that wait at a socket, and closes it."""
+        loop = asyncio.get_running_loop()
+        accepted = []
+        with listener:
+            listener.setblocking(False)
+            with contextlib.suppress(OSError):  # BlockingIOError: no connection waits
+                while True:
+                    accepted.append(listener.accept()[0])
+        for connection in accepted:
+            with contextlib.suppress(OSError):
+                await loop.connect_accepted_socket(self._protocol, connection)
+
+    def _protocol(self) -> asyncio.Protocol:
+        """Returns the protocol of a new connection."""
+        config = self.config
+        make = config.http_protocol_class
+        return make(config=config, server_state=self.server_state, app_state=self.lifespan.state)
 
     async def on_tick(self, counter: int) -> bool:
         """Ends after the time of the drain. uvicorn calls it ten times a second."""
