@@ -42,19 +42,18 @@ def test_the_end_of_a_server_fails_no_accepted_call(artifacts: Artifacts) -> Non
     data = infer_message("auto", ("input", X)).SerializeToString()
     answers: list[bytes] = []
     codes: list[grpc.StatusCode] = []
-    ending = threading.Event()
 
     def calls(address: str) -> None:
         with grpc.insecure_channel(address) as channel:
             infer = channel.unary_unary(f"/{SERVICE}/ModelInfer")
-            while not codes or not ending.is_set():
+            while True:
                 try:
                     answers.append(infer(data, timeout=20))
                 except grpc.RpcError as e:
                     codes.append(e.code())
                     return
 
-    with serve_process(path, "--grpc-port", "0", "--drain", "0.5") as server:
+    with serve_process(path, "--grpc-port", "0", "--drain", "3") as server:
         threads = [threading.Thread(target=calls, args=(server.grpc,)) for _ in range(3)]
         for thread in threads:
             thread.start()
@@ -63,12 +62,13 @@ def test_the_end_of_a_server_fails_no_accepted_call(artifacts: Artifacts) -> Non
             ready = channel.unary_unary(f"/{SERVICE}/ServerReady")
             assert CLASSES["ServerReadyResponse"].FromString(ready(b"")).ready
             server.process.send_signal(signal.SIGTERM)
-            time.sleep(0.25)
+            start = time.monotonic()
+            while CLASSES["ServerReadyResponse"].FromString(ready(b"")).ready:
+                assert time.monotonic() - start < 2
             before = len(answers)
-            assert not CLASSES["ServerReadyResponse"].FromString(ready(b"")).ready
-            time.sleep(0.1)
-            assert len(answers) > before  # it still answers
-        ending.set()
+            while len(answers) == before:  # it still answers
+                assert time.monotonic() - start < 2.5 and not codes
+                time.sleep(0.01)
         assert server.process.wait(20) == 0
         for thread in threads:
             thread.join(20)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -30,15 +31,20 @@ _AUTHORIZATION = "authorization"
 class Methods:
     """The methods of the service. Each takes a message and the context of the call, and returns the fields
     of its answer, or the answer.
+
+    Attributes:
+        last_call: When a call last arrived, by `time.monotonic`.
     """
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._refusing = False
+        self.last_call = 0.0
 
     def refuse(self) -> None:
         """Refuses calls from now on, except those about health. Calls that run go on."""
         self._refusing = True
+        self.last_call = time.monotonic()
 
     def handlers(self) -> Any:
         """Returns what a server of gRPC needs to answer the methods."""
@@ -64,6 +70,7 @@ class Methods:
         """
 
         async def handled(messages: AsyncIterator[bytes], context: Any) -> bytes | None:
+            self.last_call = time.monotonic()
             try:
                 if name not in _OPEN:
                     self._check_call(context)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import grpc
@@ -13,9 +14,11 @@ from widepack.errors import UsageError
 from ..lifecycle.service import Service
 from .methods import Methods
 
-_REFUSED_S = 0.2
-"""For how many seconds calls are refused before the port is closed. Calls that arrive while it is closed get
-CANCELLED, which clients do not repeat.
+_LOOK_S = 0.02
+_QUIET_S = 0.2
+_MOST_QUIET_S = 2.0
+"""Seconds. Before the port is closed, calls are refused until none arrives any more. Calls that arrive while
+it is closed get CANCELLED, which clients do not repeat.
 """
 
 
@@ -69,5 +72,11 @@ class RpcServer:
             return
         self._methods.refuse()
         if seconds is not None:
-            await asyncio.sleep(_REFUSED_S)
+            await self._quiet()
         await self._server.stop(seconds)
+
+    async def _quiet(self) -> None:
+        """Waits until the clients know that calls are refused."""
+        limit = time.monotonic() + _MOST_QUIET_S
+        while (now := time.monotonic()) < limit and now - self._methods.last_call < _QUIET_S:
+            await asyncio.sleep(_LOOK_S)

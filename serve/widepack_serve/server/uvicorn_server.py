@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 _BACKLOG = 2048
 _MORE_S = 5.0
+_LOOK_S = 0.1
 _LAST_S = 0.5
 """For how long requests on open connections are still answered after the last connection was accepted."""
-_LOOK_S = 0.1
 
 
 class UvicornServer(uvicorn.Server):
     """A uvicorn server for one service.
 
     The first SIGTERM makes the server not ready, and it answers for `settings.drain` seconds more, so that a
-    load balancer sends requests elsewhere. Then it refuses connections, answers the requests that were sent on
-    those that clients have opened, and ends. SIGINT and a second SIGTERM skip the wait.
+    load balancer sends requests elsewhere. Then it refuses connections, answers the requests on those that
+    clients have opened, and ends. SIGINT and a second SIGTERM skip the wait.
 
     Args:
         service: What answers.
