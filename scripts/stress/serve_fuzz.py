@@ -39,8 +39,8 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "helpers")]
 import wire_models  # noqa: E402
 from asgi import InProcess, Request, Response, exchange  # noqa: E402
 from infer import read  # noqa: E402
-from serve_process import Connection, Lost, ServerProcess, usage  # noqa: E402
 from serve_requests import Requests, Valid, damaged, is_complete, on_the_wire  # noqa: E402
+from server_process import Connection, Lost, ServerProcess, usage  # noqa: E402
 
 TOGETHER = 8
 SECONDS = 5.0

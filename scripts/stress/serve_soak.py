@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Loads `widepack serve` for minutes while members are swapped and artifacts are published, then ends it under
-load many times.
+"""Loads `widepack serve` for minutes while members are swapped and artifacts are published, then ends it
+under load many times.
 
 32 connections send requests to all members, to one, and to one for each row. Every two seconds a member is
 swapped, every minute another artifact is published at the path. One request in a hundred is dropped by the
@@ -46,9 +46,9 @@ from serve_load import (  # noqa: E402
     percentile,
     write_versions,
 )
-from serve_process import Connection, ServerProcess, Usage  # noqa: E402
 from serve_requests import on_the_wire  # noqa: E402
 from serve_terms import Ends  # noqa: E402
+from server_process import Connection, ServerProcess, Usage  # noqa: E402
 
 CONNECTIONS = 32
 SWAP_S = 2.0
