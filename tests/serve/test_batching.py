@@ -1,4 +1,6 @@
-"""Tests requests that arrive at the same time: shared batches, limits, deadlines, turns, and clients that go."""
+"""Tests requests that arrive at the same time: shared batches, limits, deadlines, turns, and clients that
+go.
+"""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ import torch
 from widepack.errors import UsageError
 from widepack.inference.entry import WideEntry
 from widepack.ir.tensor_type import TensorType, tensor_type
+from widepack.rows.axes import row_axis
 from widepack.rows.layout import RowAxis
-from widepack.rows.walk import row_axis
 from widepack.spec.dtypes import dtype_of
 from widepack_artifacts.entry import Entry
 

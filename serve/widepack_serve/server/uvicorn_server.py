@@ -32,8 +32,8 @@ class UvicornServer(uvicorn.Server):
     """A uvicorn server for one service.
 
     The first SIGTERM makes the server not ready, and it answers for `settings.drain` seconds more, so that a
-    load balancer sends requests elsewhere. Then it refuses connections, answers the requests that were sent on
-    those that clients have opened, and ends. SIGINT and a second SIGTERM skip the wait.
+    load balancer sends requests elsewhere. Then it refuses connections, answers the requests on those that
+    clients have opened, and ends. SIGINT and a second SIGTERM skip the wait.
 
     Args:
         service: What answers.
@@ -85,14 +85,6 @@ class UvicornServer(uvicorn.Server):
         if self._on_start is not None:
             self._on_start()
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuses connections, and ends when all requests are answered. The service stops last."""
-        if self._rpc is not None:
-            for server in self.servers:
-                server.close()
-            await self._stop_rpc(self._rpc)
-        await super().shutdown(sockets)
-
     async def _stop_rpc(self, rpc: RpcServer) -> None:
         ending = asyncio.ensure_future(rpc.stop(self._service.settings.timeout + _MORE_S))
         while not ending.done() and not self.force_exit:
@@ -119,9 +111,12 @@ class UvicornServer(uvicorn.Server):
             self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Ends. Connections that clients have opened already get answers: uvicorn alone resets those that it
-        has not accepted, and those whose request it has not read.
+        """Refuses connections, and ends when all requests are answered. The service stops last.
+
+        Connections that clients have opened already get answers: uvicorn alone resets those that it has not
+        accepted, and those whose request it has not read.
         """
+        rpc = None if self._rpc is None else asyncio.ensure_future(self._stop_rpc(self._rpc))
         listeners = [s.dup() for s in sockets or []]
         for server in self.servers:
             server.close()
@@ -132,6 +127,8 @@ class UvicornServer(uvicorn.Server):
         limit = time.monotonic() + _LAST_S
         while self.server_state.connections and time.monotonic() < limit and not self.force_exit:
             await asyncio.sleep(0.02)
+        if rpc is not None:
+            await rpc
         await super().shutdown()
 
     async def _accept_all(self, listener: socket.socket) -> None:
