@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from command_server import ServeProcess, command_server
 from paths import ROOT
-from serve_process import ServeProcess, serve_process
 from support import Artifacts, Bound, double, must, run
 
 import widepack
@@ -72,7 +72,7 @@ def results_of(python: Path, script: str, folder: Path, *words: str) -> Results:
 
 @pytest.fixture(scope="module")
 def server(artifacts: Artifacts) -> Iterator[ServeProcess]:
-    with serve_process(f"ens={artifacts('mlp')}", "--grpc-port", "0", "--drain", "0") as found:
+    with command_server(f"ens={artifacts('mlp')}", "--grpc-port", "0", "--drain", "0") as found:
         yield found
 
 
@@ -183,7 +183,7 @@ def test_errors_reach_the_client_as_sentences(triton: tuple[str, Results]) -> No
 
 def test_a_model_in_half_precision(artifacts: Artifacts, tmp_path: Path) -> None:
     python = python_of(".venv-clients", "clients")
-    with serve_process(f"ens={artifacts('mlp')}", "--grpc-port", "0", "--dtype", "fp16") as server:
+    with command_server(f"ens={artifacts('mlp')}", "--grpc-port", "0", "--dtype", "fp16") as server:
         for kind, address in (("http", server.http), ("grpc", server.grpc)):
             found = results_of(python, "triton_calls.py", tmp_path, f"{kind}-half", address)
             answer = found.arrays["half"]

@@ -14,8 +14,8 @@ import grpc
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from command_server import command, command_server
 from rpc_client import infer_message, tensors
-from serve_process import command, serve_process
 from support import Artifacts
 
 import widepack
@@ -53,7 +53,7 @@ def test_the_end_of_a_server_fails_no_accepted_call(artifacts: Artifacts) -> Non
                     codes.append(e.code())
                     return
 
-    with serve_process(path, "--grpc-port", "0", "--drain", "3") as server:
+    with command_server(path, "--grpc-port", "0", "--drain", "3") as server:
         threads = [threading.Thread(target=calls, args=(server.grpc,)) for _ in range(3)]
         for thread in threads:
             thread.start()
@@ -79,7 +79,7 @@ def test_the_end_of_a_server_fails_no_accepted_call(artifacts: Artifacts) -> Non
 
 
 def test_an_interrupt_ends_the_server_at_once(artifacts: Artifacts) -> None:
-    with serve_process(artifacts("mlp"), "--grpc-port", "0", "--drain", "60") as server:
+    with command_server(artifacts("mlp"), "--grpc-port", "0", "--drain", "60") as server:
         assert server.grpc.startswith("127.0.0.1:") and not server.grpc.endswith(":0")
         server.process.send_signal(signal.SIGINT)
         assert server.process.wait(30) == 0

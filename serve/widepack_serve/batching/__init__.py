@@ -14,5 +14,7 @@ a batch while others wait. A call that fails in a batch fails alone.
 | `execution.py` | Runs one batch on its model, and gives each call its part |
 | `fair_queue.py` | Holds waiting calls by member, and takes batches in turns |
 | `job.py` | Defines a waiting call, and a part of its rows |
+| `options.py` | Defines how batches are made, and who is told of them |
+| `results.py` | Gives outputs and errors to those that wait for them |
 | `timing.py` | Remembers how long batches take, to predict the next one |
 """

@@ -11,55 +11,23 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
-from widepack.errors import InputError, UsageError
 from widepack.inference.model import WideModel
 
 from ..catalog.call import Call
-from ..errors import Busy, DeadlinePassed, Failed, RequestError
+from ..errors import Busy, DeadlinePassed
 from .execution import run_batch
 from .fair_queue import FairQueue
 from .job import Job, Outputs, Part
+from .options import BatchOptions, Observer
+from .results import Result, set_all, set_result, translated
 from .timing import Timings
 
 log = logging.getLogger("widepack.serve")
 _LONG = 0.25
 """Seconds after which a call waits for long."""
-
-
-@dataclass(frozen=True, slots=True)
-class BatchOptions:
-    """How batches are made.
-
-    Attributes:
-        max_batch: The most rows of a batch.
-        max_queue: The most rows that wait.
-        max_queue_bytes: The most bytes of tensors that wait.
-        max_delay: Seconds for which a batch that is not full waits for more calls.
-        inline: Seconds of a batch up to which it runs on the thread of the event loop; 0 for never.
-        threads: Threads inside an op; None leaves torch's number.
-    """
-
-    max_batch: int = 64
-    max_queue: int = 1024
-    max_queue_bytes: int = 1 << 28
-    max_delay: float = 0.0
-    inline: float = 0.5e-3
-    threads: int | None = None
-
-
-class Observer(Protocol):
-    """Is told what a batcher does. Methods are called on any thread."""
-
-    def ran(self, parts: list[Part], seconds: float) -> None:
-        """A batch ran, in `seconds`."""
-
-    def rejected(self, reason: str) -> None:
-        """A call was refused or dropped: `queue_full`, `draining`, `deadline`, `disconnected`."""
 
 
 class Batcher:
@@ -70,7 +38,7 @@ class Batcher:
         observer: Is told of batches; None for nobody.
     """
 
-    def __init__(self, options: BatchOptions = BatchOptions(), observer: Observer | None = None) -> None:
+    def __init__(self, options: BatchOptions, observer: Observer | None = None) -> None:
         self._options, self._observer = options, observer
         self._queue = FairQueue(options.max_batch)
         self._timings = Timings()
@@ -85,7 +53,7 @@ class Batcher:
         self._accepting = True
         self._stopped = False
         self._thread: threading.Thread | None = None
-        self._results: list[tuple[asyncio.Future[Outputs], Outputs | None, Exception | None]] = []
+        self._results: list[Result] = []
         self.moved = time.monotonic()
         """When a batch last started or ended, or nothing waited, by `time.monotonic`."""
 
@@ -116,7 +84,7 @@ class Batcher:
 
         def done(_: Job, outputs: Outputs | None, error: Exception | None) -> None:
             if threading.get_ident() == self._loop_thread:
-                _set(future, outputs, error)
+                set_result(future, outputs, error)
             else:
                 self._results.append((future, outputs, error))
 
@@ -281,13 +249,13 @@ class Batcher:
                 if short:
                     break
 
-    def _taken_results(self) -> list[tuple[asyncio.Future[Outputs], Outputs | None, Exception | None]]:
+    def _taken_results(self) -> list[Result]:
         found, self._results = self._results, []
         return found
 
     def _deliver(
         self,
-        results: list[tuple[asyncio.Future[Outputs], Outputs | None, Exception | None]],
+        results: list[Result],
         parts: list[Part] | None,
     ) -> None:
         """Gives outputs to the loop, and a short batch that it runs itself."""
@@ -302,11 +270,11 @@ class Batcher:
 
     def _received(
         self,
-        results: list[tuple[asyncio.Future[Outputs], Outputs | None, Exception | None]],
+        results: list[Result],
         parts: list[Part] | None,
     ) -> None:
         """Sets outputs on the thread of the loop, and runs a short batch."""
-        _set_all(results)
+        set_all(results)
         if parts is None:
             with self._lock:
                 if not self._busy and self._queue.rows and not self._flush_planned and self._loop is not None:
@@ -343,7 +311,7 @@ class Batcher:
         except Exception as e:  # noqa: BLE001  any error must reach the client that waits
             parts = [p for p in parts if not p.job.finished]
             if len(parts) == 1:
-                parts[0].job.fail(_translated(e))
+                parts[0].job.fail(translated(e))
             elif parts:
                 self._run_or_halve(parts[: len(parts) // 2])
                 self._run_or_halve(parts[len(parts) // 2 :])
@@ -388,29 +356,3 @@ class Batcher:
             thread = self._thread
         if thread is not None:
             thread.join(timeout)
-
-
-def _set(future: asyncio.Future[Outputs], outputs: Outputs | None, error: Exception | None) -> None:
-    if future.done():
-        return
-    if error is not None:
-        future.set_exception(error)
-    elif outputs is not None:
-        future.set_result(outputs)
-
-
-def _set_all(results: list[tuple[asyncio.Future[Outputs], Outputs | None, Exception | None]]) -> None:
-    for future, outputs, error in results:
-        _set(future, outputs, error)
-
-
-def _translated(error: Exception) -> Exception:
-    """Returns an error of a model as one for the client."""
-    if isinstance(error, RequestError):
-        return error
-    if isinstance(error, (InputError, UsageError)):
-        return RequestError(str(error))
-    log.error("a batch failed", exc_info=error)
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return Failed("there is not enough memory for this request")
-    return Failed(f"the model failed: {type(error).__name__}")

@@ -12,8 +12,9 @@ from pathlib import Path
 from widepack.errors import UsageError, WidepackError
 from widepack.inference.model import WideModel
 
-from ..batching.batcher import Batcher, BatchOptions
+from ..batching.batcher import Batcher
 from ..batching.job import Job, Outputs
+from ..batching.options import BatchOptions
 from ..catalog.call import CallChecker
 from ..catalog.catalog import Catalog
 from ..catalog.outputs import Defaults

@@ -47,7 +47,7 @@ async def last_connections(listener: socket.socket) -> list[socket.socket]:
 
 
 def let_in(listener: socket.socket) -> None:
-    """Lets in new connections again, if another process that has the same socket called `last_connections`."""
+    """Lets in new connections again, after another process with the same socket closed it for all."""
     with contextlib.suppress(OSError):  # there is no filter
         listener.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
 

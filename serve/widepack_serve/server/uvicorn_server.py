@@ -117,6 +117,7 @@ class UvicornServer(uvicorn.Server):
         Connections that clients have opened already get answers: uvicorn alone resets those that it has not
         accepted, and those whose request it has not read.
         """
+        rpc = None if self._rpc is None else asyncio.ensure_future(self._stop_rpc(self._rpc))
         listeners = [s.dup() for s in sockets or []]
         for server in self.servers:
             server.close()
@@ -131,6 +132,8 @@ class UvicornServer(uvicorn.Server):
         limit = time.monotonic() + _LAST_S
         while self.server_state.connections and time.monotonic() < limit and not self.force_exit:
             await asyncio.sleep(0.02)
+        if rpc is not None:
+            await rpc
         await super().shutdown()
 
     def _protocol(self) -> asyncio.Protocol:

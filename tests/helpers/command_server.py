@@ -42,7 +42,7 @@ def command(*words: str | Path) -> list[str]:
 
 
 @contextmanager
-def serve_process(*words: str | Path) -> Iterator[ServeProcess]:
+def command_server(*words: str | Path) -> Iterator[ServeProcess]:
     """Starts `widepack serve` on a free port, waits until it is ready, and ends it.
 
     words: more arguments.
