@@ -14,8 +14,8 @@ from pathlib import Path
 import orjson
 import pytest
 import torch
+from command_server import ServeProcess, serve_process
 from infer import document
-from serve_process import ServeProcess, serve_process
 
 BODY = orjson.dumps(document({"x": torch.arange(12.0).reshape(2, 6) / 9}))
 PATH = "/v2/models/plain.fold1/infer"

@@ -127,8 +127,6 @@ class UvicornServer(uvicorn.Server):
             for connection in await last_connections(listener):
                 with contextlib.suppress(OSError):
                     await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection)
-        if self._rpc is not None:
-            await self._stop_rpc(self._rpc)
         limit = time.monotonic() + _LAST_S
         while self.server_state.connections and time.monotonic() < limit and not self.force_exit:
             await asyncio.sleep(0.02)
