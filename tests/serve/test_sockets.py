@@ -14,7 +14,7 @@ from pathlib import Path
 import orjson
 import pytest
 import torch
-from command_server import ServeProcess, serve_process
+from command_server import ServeProcess, command_server
 from infer import document
 
 BODY = orjson.dumps(document({"x": torch.arange(12.0).reshape(2, 6) / 9}))
@@ -24,7 +24,7 @@ READY = b"GET /v2/health/ready HTTP/1.1\r\nHost: a\r\n\r\n"
 
 @pytest.fixture(scope="module")
 def server(wide: dict[str, Path]) -> Iterator[ServeProcess]:
-    with serve_process(wide["plain"], "--drain", "1s", "--max-connections", "40") as started:
+    with command_server(wide["plain"], "--drain", "1s", "--max-connections", "40") as started:
         yield started
 
 
@@ -178,7 +178,7 @@ def test_the_end_under_load_loses_no_request(workers: int, wide: dict[str, Path]
                 connection = None
 
     more = ["--workers", str(workers)] if workers > 1 else []
-    with serve_process(wide["plain"], "--drain", "1s", *more) as server:
+    with command_server(wide["plain"], "--drain", "1s", *more) as server:
         threads = [threading.Thread(target=client, args=(server,)) for _ in range(8)]
         for thread in threads:
             thread.start()
@@ -196,7 +196,7 @@ def test_the_end_under_load_loses_no_request(workers: int, wide: dict[str, Path]
 
 
 def test_idle_connections_do_not_delay_the_end(wide: dict[str, Path]) -> None:
-    with serve_process(wide["plain"], "--drain", "0") as server:
+    with command_server(wide["plain"], "--drain", "0") as server:
         idle = [connected(server) for _ in range(3)]
         idle[0].sendall(post())
         assert answer(idle[0])[0] == 200
@@ -214,7 +214,7 @@ def test_idle_connections_do_not_delay_the_end(wide: dict[str, Path]) -> None:
 
 @pytest.mark.slow
 def test_a_process_that_ends_alone_leaves_the_others_open(wide: dict[str, Path]) -> None:
-    with serve_process(wide["plain"], "--drain", "0", "--workers", "2") as server:
+    with command_server(wide["plain"], "--drain", "0", "--workers", "2") as server:
         children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
         assert len(children) == 2
         os.kill(int(children[0]), signal.SIGTERM)
