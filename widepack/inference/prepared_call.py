@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..errors import WidepackError
@@ -70,7 +71,10 @@ class PreparedReduction(PreparedCall):
         super().__init__(entry, values, per_member)
         self.reduction = reduction
         self._stream: AnswerStream | None = None
-        looped = self.program.looped if reduction.streamed and not entry.entry.state else None
+        streamed = reduction.streamed and not entry.entry.state
+        if streamed and not reduction.shares(torch.empty(0), len(entry)):
+            streamed = False  # no member that is here counts, and the sums need the form of an answer
+        looped = self.program.looped if streamed else None
         if looped is not None:
             leaves = entry.entry.outputs
             self._stream = AnswerStream(reduction, leaves, len(entry), self.program, looped)
