@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 from loaded import saved
+from split_models import Cell, Heads, Scale
 from support import Artifacts, double, leaves, run
-from torch import Tensor, nn
+from torch import nn
 
 import cases
 import widepack
@@ -23,33 +24,6 @@ from widepack.reduction.figures import FIGURES
 
 TWO = ["cpu", "cpu"]
 THREE = ["cpu"] * 3
-
-
-class Heads(nn.Module):
-    """Answers a dict with a hidden state, scores, and labels; a second entry answers one tensor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.trunk, self.fc = nn.Linear(6, 8), nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        h = self.trunk(x).relu()
-        y = self.fc(h)
-        return {"hidden": h, "logits": y, "labels": y.argmax(-1), "same": x * 2}
-
-    def encode(self, x: Tensor) -> Tensor:
-        y: Tensor = self.trunk(x)
-        return y
-
-
-class Cell(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc, self.back = nn.Linear(4, 3), nn.Linear(3, 3)
-
-    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        h = torch.tanh(self.fc(x) + self.back(h))
-        return h.sum(-1), h
 
 
 @pytest.fixture(scope="module")
@@ -295,15 +269,6 @@ def test_members_are_divided_by_bytes() -> None:
     for count in range(1, 8):
         parts = divided([3, 1, 4, 1, 5, 9, 2], count, "devices")
         assert [i for p in parts for i in p] == list(range(7)) and all(parts) and len(parts) == count
-
-
-class Scale(nn.Module):
-    def __init__(self, value: float | None = None) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.randn(4) if value is None else torch.full((4,), value))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.w
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import InputError, UsageError, WidepackError
+from ..inference.reduced_answer import Reduction
 
 ALIGNED = 16
 """Each tensor in a buffer of bytes begins at a multiple of this."""
@@ -234,4 +235,4 @@ def described(value: Any) -> str:
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     if isinstance(value, (list, tuple)):
         return f"({', '.join(map(described, value))})"
-    return repr(value)
+    return str(value) if isinstance(value, Reduction) else repr(value)

@@ -226,6 +226,6 @@ class RankEntry(SplitEntry):
 
 def _call(found: Any) -> str:
     """Returns what ranks must agree on: the call without what follows from it."""
-    if isinstance(found, tuple):
-        return described([part for part in found if not isinstance(part, RowGroups)])
-    return described(list(found) if isinstance(found, dict) else found)
+    if isinstance(found, dict):
+        return described(list(found.values()))
+    return described([part for part in found if not isinstance(part, RowGroups)])

@@ -69,6 +69,12 @@ class Reduction:
             None if members is None else tuple(members),
         )
 
+    def __str__(self) -> str:
+        """The reduction in words, with every weight: equal reductions have equal texts."""
+        given = self.weights.tolist() if hasattr(self.weights, "tolist") else self.weights
+        parts = f"of={self.of!r}, weights={given}, members={self.members}, dim={self.dim}"
+        return f"reduce({', '.join(self.names)}, {parts}, output={self.output!r})"
+
     @property
     def streamed(self) -> bool:
         """Whether the figures can be computed while members answer one after the other."""
