@@ -1,16 +1,18 @@
 """Scores a data set with Ray Data: `python ray_data.py ens.wide rows.parquet scores`.
 
-The rows have a column `x` with the input of one row. The scores have the mean and the deviation of the members.
-Needs `pip install widepack "ray[data]"`.
+The rows have a column `id`, and a column `x` with the input of one row. The scores have the `id`, and the mean
+and the deviation of the members' answers. Needs `pip install widepack "ray[data]"`.
 """
 
-import argparse
+import sys
 
 import numpy as np
 import ray
 import torch
 
 import widepack
+
+WORKERS = 1
 
 
 class Score:
@@ -22,16 +24,12 @@ class Score:
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         x = torch.from_numpy(np.stack(list(batch["x"])))
         figures = self.ens.reduce(x, "mean", "std")
-        return {name: value.numpy() for name, value in figures.items()}
+        # Ray Data does not keep the order of the rows, so that the id goes with them.
+        return {"id": batch["id"], **{name: value.numpy() for name, value in figures.items()}}
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("artifact")
-    options.add_argument("rows")
-    options.add_argument("scores")
-    options.add_argument("--workers", type=int, default=1)
-    given = options.parse_args()
-    workers = ray.data.ActorPoolStrategy(size=given.workers)
-    arguments = {"fn_constructor_args": [given.artifact], "batch_size": 256, "compute": workers, "num_cpus": 1}
-    ray.data.read_parquet(given.rows).map_batches(Score, **arguments).write_parquet(given.scores)
+    artifact, rows, scores = sys.argv[1:]
+    workers = ray.data.ActorPoolStrategy(size=WORKERS)
+    options = {"fn_constructor_args": [artifact], "compute": workers, "num_cpus": 1}
+    ray.data.read_parquet(rows).map_batches(Score, batch_size=256, **options).write_parquet(scores)
