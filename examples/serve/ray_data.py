@@ -1,7 +1,7 @@
 """Scores a data set with Ray Data: `python ray_data.py ens.wide rows.parquet scores`.
 
-The rows have a column `id`, and a column `x` with the input of one row. The scores have the `id`, and the mean
-and the deviation of the members' answers. Needs `pip install widepack "ray[data]"`.
+The rows have a column `id`, and a column `x` with the input of one row. The scores have the `id`, and the
+mean and the deviation of the members' answers. Needs `pip install widepack "ray[data]"`.
 """
 
 import sys

@@ -59,9 +59,7 @@ def test_the_files_are_short() -> None:
 
 
 def test_ray_data_scores_every_row(artifact: Path, tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
 
     x = torch.randn(600, 6)
     pq.write_table(pa.table({"id": range(600), "x": list(x.numpy())}), tmp_path / "rows.parquet")

@@ -59,10 +59,11 @@ class Ranks:
             raise UsageError(f"timeout={timeout!r} is not a number of seconds above 0")
         self.size, self._device = dist.get_world_size(group), device
         self._numbers = dist.get_process_group_ranks(group)
-        self._group = dist.new_group(
-            self._numbers, timedelta(seconds=timeout), dist.get_backend(group), use_local_synchronization=True
-        )
         self._timeout, self._calls, self._failed = timeout, 0, ""
+        limit, backend = timedelta(seconds=timeout), dist.get_backend(group)
+        self._group = self._moving(
+            lambda: dist.new_group(self._numbers, limit, backend, use_local_synchronization=True)
+        )
         self.lock = threading.RLock()
 
     def close(self) -> None:

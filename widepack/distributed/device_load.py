@@ -155,9 +155,12 @@ def load_parts(
         sizes = member_bytes(reader.manifest)
         parts = divided([sizes[i] for i in chosen], len(devices), "devices")
         pinned: LoadArguments = {**options, "expect": reader.manifest.digest}
-        gate, models = Gate(), []
+        gate = Gate()
+        models: list[WideModel] = []
         for device, places in zip(devices, parts):
             part: LoadArguments = {**pinned, "members": [chosen[i] for i in places]}
+            if models and options.get("verify") == "hashes":
+                part["verify"] = "sizes"  # the first part has read every file
             models.append(load_here(path, device=device, gate=gate, **part))
         again: LoadArguments = {**pinned, "warmup": False, "threads": None, "progress": None}
         return DeviceModel(models, parts, gate, partial(load_parts, Path(path).absolute(), devices, again))

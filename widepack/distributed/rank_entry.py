@@ -112,7 +112,8 @@ class RankEntry(SplitEntry):
 
     def state(self, **sizes: int) -> dict[str, Tensor]:
         with self._ranks.lock:
-            found = self._checked(lambda: self._here.state(**sizes))
+            text = f"{self.name} state {sorted(sizes.items())}"
+            found = self._ranks.agreed(lambda: self._here.state(**sizes), lambda _: text)
             shapes = [[(len(p), *v.shape[1:]) for v in found.values()] for p in self.parts]
             gathered = self._ranks.gathered(list(found.values()), shapes)
             return dict(zip(found, map(torch.cat, zip(*gathered))))
@@ -120,9 +121,9 @@ class RankEntry(SplitEntry):
     def _checked(self, check: Callable[[], Any]) -> Any:
         return self._ranks.agreed(check, lambda found: f"{self.name} {_call(found)}")
 
-    def _run(self, call: Any) -> Any:
-        """Runs this rank's part. Raises: the error of a rank that fails, on every rank."""
-        return self._ranks.agreed(lambda: Together([call]).through(self._gate)[0], lambda _: "ran")
+    def _through(self, call: Any) -> Any:
+        """Runs this rank's part inside the gate. The caller makes sure that all ranks know if it fails."""
+        return Together([call]).through(self._gate)[0]
 
     # ---------------------------------------------------------------- all ranks
 
@@ -139,8 +140,13 @@ class RankEntry(SplitEntry):
         return found
 
     def _outputs(self, values: Sequence[Tensor], per_member: Sequence[bool]) -> list[Any]:
-        call = PreparedCall(self._here, self._inputs(values, per_member), per_member)
-        leaves = call.leaves(self._run(call))
+        inputs = self._inputs(values, per_member)
+
+        def run() -> list[Any]:
+            call = PreparedCall(self._here, inputs, per_member)
+            return call.leaves(self._through(call))
+
+        leaves = self._ranks.agreed(run, lambda _: "ran")
         flat = [t for leaf in leaves for t in (leaf if isinstance(leaf, list) else [leaf])]
         shapes = None
         if not any(isinstance(leaf, list) for leaf in leaves):
@@ -156,9 +162,12 @@ class RankEntry(SplitEntry):
     def _sums(self, values: Sequence[Tensor], per_member: Sequence[bool], reduction: Reduction) -> Sums:
         parts = [PartReduction.part_of(reduction, p.start, len(self.members)) for p in self.parts]
         inputs = self._inputs(values, per_member)
-        call = PreparedReduction(self._here, inputs, per_member, parts[self._ranks.rank])
-        outputs = self._run(call)
-        mine = self._ranks.agreed(lambda: call.sums(outputs), lambda _: "summed")
+
+        def run() -> Sums:
+            call = PreparedReduction(self._here, inputs, per_member, parts[self._ranks.rank])
+            return call.sums(self._through(call))
+
+        mine = self._ranks.agreed(run, lambda _: "summed")
         empty = torch.empty(0)
         shares = [list(part.shares(empty, len(p)).values()) for part, p in zip(parts, self.parts)]
         return {name: self._total(one, shares) for name, one in mine.items()}
@@ -220,12 +229,10 @@ class RankEntry(SplitEntry):
             return []
         rows = groups.rows[groups.members.index(self._ranks.rank)]
         call = self._router().prepared(inputs, [numbers[row] - self._places.start for row in rows])
-        found: list[Any] = Together([call]).through(self._gate)[0]
+        found: list[Any] = self._through(call)
         return found
 
 
 def _call(found: Any) -> str:
     """Returns what ranks must agree on: the call without what follows from it."""
-    if isinstance(found, dict):
-        return described(list(found.values()))
     return described([part for part in found if not isinstance(part, RowGroups)])
