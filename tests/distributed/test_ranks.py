@@ -58,6 +58,7 @@ def test_heads_of_different_sizes(artifacts: Artifacts, tmp_path: Path) -> None:
     ranks.start(ranks.lists, 2, tmp_path, artifacts("ragged_heads"))
 
 
+@pytest.mark.slow
 def test_what_crosses_between_ranks(heads: Path, tmp_path: Path) -> None:
     ranks.start(ranks.traffic, 2, tmp_path, heads)
 
