@@ -220,7 +220,7 @@ async def one_on_the_wire(port: int, requests: Requests, found: Found) -> None:
     except asyncio.TimeoutError:  # an OSError, too
         if complete:
             found.refuse("no answer", data)
-            open("/tmp/w/wire-noanswer.bin","wb").write(data)
+            open("/tmp/w/wire-noanswer.bin", "wb").write(data)
         start += WAIT_S  # it waits for the rest of a request that is not complete
     except (Lost, OSError, ValueError, asyncio.LimitOverrunError, IndexError):
         pass  # the server closes a connection whose requests it cannot read

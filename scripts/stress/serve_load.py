@@ -207,7 +207,9 @@ def percentile(times: Sequence[float], share: float) -> float:
     return round(1000 * ordered[min(int(share * len(ordered)), len(ordered) - 1)], 2) if ordered else 0.0
 
 
-async def asked(connection: Connection, method: str, path: str, body: Any = None, token: str = "") -> Response:
+async def asked(
+    connection: Connection, method: str, path: str, body: Any = None, token: str = ""
+) -> Response:
     """Sends a request with a JSON body. Raises: Lost; OSError."""
     headers = {"authorization": f"Bearer {token}"} if token else {}
     data = b"" if body is None else orjson.dumps(body)

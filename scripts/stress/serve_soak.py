@@ -114,7 +114,9 @@ class Soak:
     async def _publish(self) -> None:
         while True:
             await asyncio.sleep(PUBLISH_S)
-            members = {m: self.versions / f"m{m}v{self._draw.randrange(VERSIONS)}.pt" for m in (0, 2)}
+            members: dict[int | str, str | Path] = {
+                m: self.versions / f"m{m}v{self._draw.randrange(VERSIONS)}.pt" for m in (0, 2)
+            }
             self._published_at = time.perf_counter() + 1e6  # until it is done
             await asyncio.to_thread(widepack.update, self.path, members)
             self._published_at = time.perf_counter()

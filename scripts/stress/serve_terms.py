@@ -131,7 +131,9 @@ class Ends:
             try:
                 await client.step()
             except (Lost, OSError) as e:
-                self._lost.append({"seed": seed, "why": repr(e)[:100], "after_s": time.perf_counter() - start})
+                self._lost.append(
+                    {"seed": seed, "why": repr(e)[:100], "after_s": time.perf_counter() - start}
+                )
                 self._counts.refuse(f"client {seed}: a request got no answer: {e!r}")
                 await client.connection.reset()
         await client.connection.close()

@@ -214,7 +214,7 @@ def test_artifacts_that_cannot_be_served(wide: dict[str, Path], tmp_path: Path) 
         ({"token_file": tmp_path / "none"}, "cannot be read"),
     ):
         with pytest.raises(widepack.UsageError, match=words):
-            widepack_serve.app(wide["plain"], **options)  # type: ignore[arg-type]
+            widepack_serve.app(wide["plain"], **options)
     with pytest.raises(widepack.WidepackError):
         widepack_serve.app(tmp_path / "none.wide")
 

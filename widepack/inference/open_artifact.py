@@ -119,7 +119,14 @@ class OpenArtifact:
         place.
     """
 
-    def __init__(self, reader: Reader, files: Weights, chosen: Sequence[int], options: LoadOptions) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        files: Weights,
+        chosen: Sequence[int],
+        options: LoadOptions,
+        gate: Gate | None = None,
+    ) -> None:
         self.reader, self.options, self.chosen = reader, options, tuple(chosen)
         self.manifest: Manifest = reader.manifest
         probe = reader.path(self.manifest.probe) if self.manifest.probe else None
@@ -130,7 +137,7 @@ class OpenArtifact:
         self.weights = LoadedWeights(reader, files, self.chosen, options.device, options.cast, self.lock)
         self.limits = LoadLimits(options.limit, reader.weights_files(), probe)
         self.closed = False
-        self.gate = Gate()
+        self.gate = gate or Gate()
         self.swapping = threading.Lock()
         self.swapped: dict[int, SwappedAnswers] = {}
         self.replaced: dict[int, Replacement] = {}

@@ -147,7 +147,7 @@ class UvicornServer(uvicorn.Server):
     def _protocol(self) -> asyncio.Protocol:
         """Returns the protocol of a new connection."""
         config = self.config
-        make = config.http_protocol_class
+        make: Callable[..., asyncio.Protocol] = config.http_protocol_class
         return make(config=config, server_state=self.server_state, app_state=self.lifespan.state)
 
     async def on_tick(self, counter: int) -> bool:
