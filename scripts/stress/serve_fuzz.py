@@ -39,8 +39,8 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "helpers")]
 import wire_models  # noqa: E402
 from asgi import InProcess, Request, Response, exchange  # noqa: E402
 from infer import read  # noqa: E402
-from serve_process import Connection, Lost, ServerProcess, usage  # noqa: E402
 from serve_requests import Requests, Valid, damaged, is_complete, on_the_wire  # noqa: E402
+from server_process import Connection, Lost, ServerProcess, usage  # noqa: E402
 
 TOGETHER = 8
 SECONDS = 5.0
@@ -220,7 +220,6 @@ async def one_on_the_wire(port: int, requests: Requests, found: Found) -> None:
     except asyncio.TimeoutError:  # an OSError, too
         if complete:
             found.refuse("no answer", data)
-            open("/tmp/w/wire-noanswer.bin", "wb").write(data)
         start += WAIT_S  # it waits for the rest of a request that is not complete
     except (Lost, OSError, ValueError, asyncio.LimitOverrunError, IndexError):
         pass  # the server closes a connection whose requests it cannot read

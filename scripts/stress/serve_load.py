@@ -16,8 +16,8 @@ import torch
 import wire_models
 from asgi import Request, Response
 from infer import binary_request, read
-from serve_process import Connection, Lost
 from serve_requests import on_the_wire
+from server_process import Connection, Lost
 
 MEMBERS = 4
 VERSIONS = 5

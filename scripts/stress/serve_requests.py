@@ -119,7 +119,7 @@ class Requests:
         return request
 
     def request(self) -> Request:
-        """Returns a request before it is changed: JSON or binary, sometimes with outputs, or of another path."""
+        """Returns a request before it is changed: JSON or binary, with outputs, or of another path."""
         draw = self.draw
         if draw.random() < 0.1:
             path = draw.choice(PATHS)

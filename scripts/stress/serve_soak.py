@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Loads `widepack serve` for minutes while members are swapped and artifacts are published, then ends it under
-load many times.
+"""Loads `widepack serve` for minutes while members are swapped and artifacts are published, then ends it
+under load many times.
 
 32 connections send requests to all members, to one, and to one for each row. Every two seconds a member is
 swapped, every minute another artifact is published at the path. One request in a hundred is dropped by the
@@ -11,6 +11,8 @@ Then a server under load gets SIGTERM, with one process and with two: every requ
 answer, `/v2/health/ready` is 503 within 0.1 seconds, and the server ends with exit code 0.
 
     python scripts/stress/serve_soak.py [--minutes 10] [--terms 20]
+
+With 0 for one of the two, what an earlier run has written of it stays.
 """
 
 from __future__ import annotations
@@ -46,9 +48,9 @@ from serve_load import (  # noqa: E402
     percentile,
     write_versions,
 )
-from serve_process import Connection, ServerProcess, Usage  # noqa: E402
 from serve_requests import on_the_wire  # noqa: E402
 from serve_terms import Ends  # noqa: E402
+from server_process import Connection, ServerProcess, Usage  # noqa: E402
 
 CONNECTIONS = 32
 SWAP_S = 2.0
@@ -204,19 +206,20 @@ def main() -> int:
         (folder / "artifacts").mkdir()
         path = wire_models.built("plain", folder / "artifacts")
         write_versions(folder / "versions")
-        document: dict[str, Any] = {
+        document: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
+        document |= {
             "what": " ".join((__doc__ or "").split("\n\n    python")[0].split()),
             "environment": environment("cpu", 1),
         }
-        ends = {
+        document["sigterm"] = {
             f"{workers} {'process' if workers == 1 else 'processes'}": Ends(path, workers).run(options.terms)
             for workers in (1, 2)
             if options.terms
-        }
+        } or document.get("sigterm", {})
         if options.minutes:
             document["soak"] = soak(folder, options.minutes)
-        document["sigterm"] = ends
-    wrong = [*document.get("soak", {}).get("wrong", []), *(w for e in ends.values() for w in e["wrong"])]
+    ends = document["sigterm"].values()
+    wrong = [*document.get("soak", {}).get("wrong", []), *(w for e in ends for w in e["wrong"])]
     document["wrong"] = len(wrong)
     options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(json.dumps({k: v for k, v in document.items() if k != "environment"}, indent=1)[:6000])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from serve_load import Client, Counts, Truth, asked
-from serve_process import Connection, Lost, ServerProcess, children, running
+from server_process import Connection, Lost, ServerProcess, children, running
 
 CLIENTS = 12
 DRAIN_S = 1.0

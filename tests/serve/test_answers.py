@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -226,7 +225,7 @@ def test_figures_by_name(server: InProcess) -> None:
     for name in names:
         torch.testing.assert_close(got[name].double(), truth[name].double(), rtol=1e-4, atol=1e-5)
     softmax = {"of": "softmax"}
-    outputs: list[str | Mapping[str, Any]] = [
+    outputs: list[dict[str, Any]] = [
         {"name": "output.mean", "parameters": softmax},
         {"name": "output.entropy", "parameters": {"of": "softmax", "dim": 1, "binary_data": False}},
         {"name": "output.mutual_information", "parameters": softmax},

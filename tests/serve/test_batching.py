@@ -1,6 +1,4 @@
-"""Tests requests that arrive at the same time: shared batches, limits, deadlines, turns, and clients that
-go.
-"""
+"""Tests requests that arrive at the same time: shared batches, limits, deadlines, turns, clients that go."""
 
 from __future__ import annotations
 
@@ -417,8 +415,8 @@ def test_drain_and_end(serve: Callable[..., InProcess], batches: Batches) -> Non
     assert server("GET", "/v2/health/ready").json == {"ready": True}
     service.drain()
     for path in ("/v2/health/ready", "/v2/models/plain/ready"):
-        got = server("GET", path)
-        assert (got.status, got.json["ready"], got.headers["connection"]) == (503, False, "close")
+        health = server("GET", path)
+        assert (health.status, health.json["ready"], health.headers["connection"]) == (503, False, "close")
     assert server("GET", "/v2/health/live").status == 200
     assert server("POST", "/v2/repository/index").json[0]["state"] == "UNAVAILABLE"
     last = server.maybe(binary_request("plain", {"x": rows(2)}))

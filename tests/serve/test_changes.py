@@ -246,9 +246,7 @@ def test_a_reload_of_something_bad_changes_nothing(server: InProcess, tmp_path: 
 def test_the_path_is_looked_at_now_and_then(
     wide: dict[str, Path], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Deadlines are kept while an artifact is loaded, and a load that raises anything does not end the
-    looks.
-    """
+    """A load that raises anything does not end the looks."""
     path = tmp_path / "own.wide"
     shutil.copytree(wide["plain"], path)
     server = InProcess(widepack_serve.app({"plain": path}, reload=0.1)).start()

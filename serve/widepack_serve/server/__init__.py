@@ -4,6 +4,7 @@
 |---|---|
 | `check.py` | Runs one request of each kind without a socket: `widepack serve --check` |
 | `logs.py` | Formats log lines, as text or JSON |
+| `listener.py` | Closes a listening socket without losing a connection that a client has opened |
 | `run.py` | Opens the socket, and runs one process or several |
 | `uvicorn_server.py` | A uvicorn server that drains after SIGTERM and reloads after SIGHUP |
 | `worker.py` | One of several processes |

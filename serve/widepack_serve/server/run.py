@@ -20,6 +20,7 @@ from prometheus_client import multiprocess
 from widepack.errors import UsageError
 
 from ..settings import Settings
+from .listener import let_in
 
 if TYPE_CHECKING:
     from ..lifecycle.service import Service
@@ -160,6 +161,7 @@ class Workers:
                 was_ready = (Path(folder) / f"{READY}{process.pid}").exists()
                 wait = _RESTART_S if was_ready else _RESTART_MOST_S
                 self._restart_at[place] = now + wait
+                let_in(self._listener)  # a process that ended by itself has closed it for all
                 multiprocess.mark_process_dead(process.pid, folder)  # type: ignore[no-untyped-call]
                 print(
                     f"process {process.pid} ended with {process.returncode}; another starts in {wait:g} s",

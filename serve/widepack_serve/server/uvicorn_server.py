@@ -17,6 +17,7 @@ from widepack.errors import UsageError
 
 from ..lifecycle.service import Service
 from ..rest.app import asgi_app
+from .listener import last_connections
 
 if TYPE_CHECKING:
     from ..rpc.server import RpcServer
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _BACKLOG = 2048
 _MORE_S = 5.0
 _LOOK_S = 0.1
-_LAST_S = 0.5
+_LAST_S = 1.0
 """For how long requests on open connections are still answered after the last connection was accepted."""
 
 
@@ -123,26 +124,15 @@ class UvicornServer(uvicorn.Server):
         for one in sockets or []:
             one.close()
         for listener in listeners:
-            await self._accept_all(listener)
+            for connection in await last_connections(listener):
+                with contextlib.suppress(OSError):
+                    await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection)
         limit = time.monotonic() + _LAST_S
         while self.server_state.connections and time.monotonic() < limit and not self.force_exit:
             await asyncio.sleep(0.02)
         if rpc is not None:
             await rpc
         await super().shutdown()
-
-    async def _accept_all(self, listener: socket.socket) -> None:
-        """Accepts the connections that wait at a socket, and closes it."""
-        loop = asyncio.get_running_loop()
-        accepted = []
-        with listener:
-            listener.setblocking(False)
-            with contextlib.suppress(OSError):  # BlockingIOError: no connection waits
-                while True:
-                    accepted.append(listener.accept()[0])
-        for connection in accepted:
-            with contextlib.suppress(OSError):
-                await loop.connect_accepted_socket(self._protocol, connection)
 
     def _protocol(self) -> asyncio.Protocol:
         """Returns the protocol of a new connection."""

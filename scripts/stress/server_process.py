@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -71,7 +72,7 @@ class ServerProcess:
     """
 
     def __init__(self, words: Sequence[str], cache: Path | None = None) -> None:
-        self._log = tempfile.TemporaryFile("w+")
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  `close` closes it
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
         if cache is not None:
             env["XDG_CACHE_HOME"] = str(cache)
@@ -156,9 +157,8 @@ class Connection:
             await self.close()
             raise Lost(bool(e.partial)) from None
         lines = head.decode("latin-1").split("\r\n")
-        headers = {
-            k.strip().lower(): v.strip() for k, _, v in (line.partition(":") for line in lines[1:] if line)
-        }
+        rows = [line.partition(":") for line in lines[1:] if line]
+        headers = {name.strip().lower(): value.strip() for name, _, value in rows}
         try:
             body = b"" if method == "HEAD" else await self._body(reader, headers)
         except asyncio.IncompleteReadError:
@@ -185,10 +185,8 @@ class Connection:
             _, writer = self._streams
             self._streams = None
             writer.close()
-            try:
+            with contextlib.suppress(OSError):
                 await writer.wait_closed()
-            except OSError:
-                pass
 
     async def reset(self) -> None:
         """Closes the connection at once, as a client that dies."""
