@@ -12,7 +12,9 @@ from attacks import SELF, refused
 from forged import Forged, node, ref
 
 from widepack import load
-from widepack.errors import ArtifactError
+from widepack.errors import ArtifactError, UsageError
+from widepack.rows import trials
+from widepack.spec.draws import draw_all
 
 SIZE = node("b", "aten.sym_size.int", ref("x"), 0)
 
@@ -113,3 +115,95 @@ def test_sizes_that_torch_would_expand_without_end(name: str, tmp_path: Path) ->
     start = time.process_time()
     ens.route(torch.ones(1, 6), member=[0])  # the walk ends, and the member runs alone
     assert time.process_time() - start < 10
+
+
+def test_large_examples_of_other_dims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first route examines the rows of a file that says nothing of them, at sizes that the file names."""
+    forged = Forged()
+    forged.entry["inputs"][0]["type"] = "float32[B,T]"
+    forged.entry["dims"]["B"]["example"] = 1
+    forged.entry["dims"]["T"] = {"example": 30_000_000, "min": 6, "max": None, "source": ""}
+    for program in forged.programs("programs/"):
+        program["inputs"][0][0], program["inputs"][0][3] = "big", "float32[B,T]"
+        program["nodes"].insert(0, node("x", "aten.slice.Tensor", ref("big"), -1, 0, 6))
+        for made in program["nodes"]:
+            made.pop("out", None)
+    ens = load(forged.save(tmp_path), verify="off")
+    drawn: list[int] = []
+
+    def counting(*args: Any) -> list[torch.Tensor]:
+        found = draw_all(*args)
+        drawn.extend(v.numel() for v in found)
+        return found
+
+    monkeypatch.setattr(trials, "draw_all", counting)
+    ens.route(torch.ones(1, 6), member=[0])
+    assert 0 < sum(drawn) < 10_000
+
+
+def test_a_large_input_of_a_fixed_size(tmp_path: Path) -> None:
+    """No dim can be smaller, so trials are left out, and what is not proved is refused."""
+    forged = member([node("n", "aten.tril.default", ref("x"), -9)], "v")
+    forged.entry["inputs"][0]["type"] = "float32[B,9000000]"
+    forged.entry["dims"]["B"]["example"] = 1
+    for program in forged.programs("programs/"):
+        program["inputs"][0][0], program["inputs"][0][3] = "big", "float32[B,9000000]"
+        program["nodes"].insert(0, node("x", "aten.slice.Tensor", ref("big"), -1, 0, 6))
+        names = [n["name"] for n in program["nodes"]]
+        if "n" in names:
+            program["nodes"].insert(names.index("n") + 1, node("v", "aten.sum.default", ref("n")))
+        for made in program["nodes"]:
+            made.pop("out", None)
+    forged.manifest["probe"] = ""
+    ens = load(forged.save(tmp_path), verify="off")
+    with pytest.raises(UsageError, match="not known to be independent"):
+        ens.route(torch.ones(1, 9_000_000), member=[0])
+
+
+@pytest.mark.parametrize("says", [True, False])
+@pytest.mark.parametrize("type_", ["float32[B,T]", "float32[Q]", "", "int", "float64[B,6]"])
+def test_member_programs_with_inputs_of_another_type(type_: str, says: bool, tmp_path: Path) -> None:
+    forged = saying(Forged()) if says else Forged()
+    for program in forged.programs("programs/member."):
+        program["inputs"][0][3] = type_
+    ens = load(forged.save(tmp_path))
+    for call in (lambda: ens.route(torch.ones(4, 6), member=[0, 1, 0, 2]), lambda: ens.member(0)):
+        with pytest.raises(
+            ArtifactError, match=r"takes the input x as .* but the entry's type is float32\[B,6\]"
+        ):
+            call()
+
+
+@pytest.mark.parametrize("type_", ["float32[T,6]", "", "int", "float32[8,7]", "float16[8,6]"])
+def test_member_programs_with_weights_of_another_type(type_: str, tmp_path: Path) -> None:
+    forged = saying(Forged())
+    for program in forged.programs("programs/member."):
+        program["weights"][0][3] = type_
+    ens = load(forged.save(tmp_path))
+    with pytest.raises(ArtifactError, match=r"in the manifest's table it is float32\[8,6\]"):
+        ens.route(torch.ones(4, 6), member=[0, 1, 0, 2])
+
+
+@pytest.mark.parametrize(
+    "size", [node("n", "operator.floordiv", ref("b"), 2), node("n", "operator.add", ref("b"), 4)]
+)
+def test_answers_of_another_number_of_rows(size: dict[str, Any], tmp_path: Path) -> None:
+    full = node("k", "aten.full.default", [ref("n"), 3], 1.0, device=SELF)
+    forged = saying(Forged().add(SIZE, size, full, start="programs/member."))
+    for program in forged.programs("programs/member."):
+        program["outputs"][0] = [ref("k"), "shared"]
+    ens = load(forged.save(tmp_path))
+    x = torch.ones(4, 6)
+    for members in (1, [0, 1, 0, 2]):
+        with pytest.raises(ArtifactError, match="the entry says that its rows are in dim 0"):
+            ens.route(x, member=members)
+    with pytest.raises(ArtifactError, match="the entry says that dim 0 is B, which is 4 in this call"):
+        ens.member(0)(x)
+
+
+def test_a_reason_of_several_lines(tmp_path: Path) -> None:
+    forged = saying(Forged())
+    forged.entry["rows"].update(independent=False, reason="a\n\nUsageError: all is well\u2028now")
+    with pytest.raises(UsageError) as caught:
+        load(forged.save(tmp_path)).route(torch.ones(4, 6), member=0)
+    assert "\na UsageError: all is well now\n" in str(caught.value)

@@ -123,8 +123,8 @@ class Fakes:
             result = _result(op, args, kwargs)
         if untrusted and size_terms.has_large(result):
             raise LoweringError(
-                f"{op} returns a size that is an expression of more than {size_terms.MOST_TERMS} terms over the "
-                "inputs' sizes: stopped there"
+                f"{op} returns a size that is an expression of more than {size_terms.MOST_TERMS} terms over "
+                "the inputs' sizes: stopped there"
             )
         if key is not None and not ops.of_values(op):
             self._known[key] = result

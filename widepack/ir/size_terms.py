@@ -1,7 +1,8 @@
 """Estimates how many terms sizes have once torch expands their expressions, before it does.
 
 torch expands the expressions of sizes to compare them, and writes a dim as a number above its least size:
-`B` becomes `x + 2`. A power of a sum, or of a dim, has few terms before, and millions after. So sizes of an untrusted program are checked before an op reads them.
+`B` becomes `x + 2`. A power of a sum, or of a dim, has few terms before, and millions after. So sizes of an
+untrusted program are checked before an op reads them.
 """
 
 from __future__ import annotations
