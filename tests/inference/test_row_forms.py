@@ -152,11 +152,10 @@ class Promoted(nn.Module):
         super().__init__()
         self.function = function
         self.scale, self.norm = nn.Parameter(torch.randn(())), nn.LayerNorm(6)
-        self.vector, self.linear = nn.Parameter(torch.randn(6)), nn.Linear(6, 6)
+        self.vector = nn.Parameter(torch.randn(6))
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.function(self, x.half())
-        return y + self.linear(x).to(y.dtype) + self.vector.to(y.dtype) + self.norm(x).to(y.dtype)
+        return self.function(self, x.half())
 
 
 PROMOTED: dict[str, Callable[[Promoted, Tensor], Tensor]] = {
