@@ -5,7 +5,7 @@ Calls may come from several threads at once: nothing that a call writes to is sh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +14,8 @@ import torch
 
 from widepack_artifacts.entry import Entry
 
-from ..errors import InputError, WidepackError
-from ..ir.torch_internals import in_forward_mode
+from ..errors import UsageError, WidepackError
+from ..ir.torch_internals import in_forward_mode, in_transform
 from ..planning.plan import Plan
 from ..spec.entries import FORWARD, PATTERNS
 from ..system.autocast import autocast_off, plain_modes
@@ -23,6 +23,7 @@ from ..system.gate import Runs
 from .answer_stream import AnswerStream
 from .binder import Binder
 from .bound_program import BoundProgram
+from .call_check import key_of
 from .each import each_if_tensor
 from .input_names import EACH, REDUCE
 from .loaded_entry import LoadedEntry
@@ -165,13 +166,8 @@ class WideEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
             InputError: The call does not match the entry.
         """
         # All checks and the choice of the program depend on this alone, so equal calls are checked once.
-        try:
-            sizes = [(v.shape, v.dtype, v.device, v.layout, v.requires_grad) for v in values]
-        except RuntimeError:
-            raise InputError(
-                f"an input of {self.name} is a nested tensor, which has no shape; pad its parts to one size"
-            ) from None
-        if in_forward_mode():
+        sizes = key_of(values, self.name)
+        if in_forward_mode() or in_transform():
             self._binder.refuse_derivatives(values)
         key = (tuple(per_member), *sizes)
         return self._seen.get(key) or self._check(values, per_member, key)
@@ -255,7 +251,7 @@ class WideEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
         **kwargs: Any,
     ) -> Any:
         inputs, names = names_apart(args)
-        chosen = None if members is None else [self._artifact.index(m) for m in members]
+        chosen = None if members is None else self._chosen(members)
         reduction = Reduction.of_call(names, of, weights, dim, output, chosen)
         state = kwargs.pop("state", None) if self._binder.states else None
         form = REDUCE.replace("{figures}", repr(names)[1:-1])
@@ -267,6 +263,14 @@ class WideEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
         one_shape = any(b.lists for _, b in self.programs.bound())
         figures = reduction.apply(answer, self.entry.outputs, one_shape)
         return (figures, state) if self._binder.states else figures
+
+    def _chosen(self, members: Any) -> list[int]:
+        """Returns the places of the members that an argument names. Raises: UsageError."""
+        if isinstance(members, (str, torch.Tensor)) or not isinstance(members, Iterable):
+            raise UsageError(
+                f"members is {members!r:.60}; reduce takes a list of numbers or names, such as [0, 2]"
+            )
+        return [self._artifact.index(m) for m in members]
 
     def _streamed(
         self, reduction: Reduction, values: Sequence[torch.Tensor], per_member: Sequence[bool]

@@ -21,7 +21,7 @@ from widepack_artifacts.reader import Reader
 from widepack_artifacts.weights import Weights
 
 from ..errors import UsageError
-from ..runtime.admission import check_counts
+from ..runtime.admission import check_counts, check_member_slots
 from ..runtime.executable import Executable
 from ..spec.names import number_of
 from ..system.gate import Gate
@@ -143,6 +143,7 @@ class OpenArtifact:
         self.replaced: dict[int, Replacement] = {}
         self.changes: Counter[int] = Counter()
         self._cast_programs: dict[str, Program] = {}
+        self._checked: set[tuple[str, str]] = set()
 
     @property
     def files_key(self) -> str:
@@ -215,9 +216,15 @@ class OpenArtifact:
         Raises: ArtifactError, also for a program that is not of this entry; LoweringError for a program that
             cannot be cast.
         """
-        program = self.reader.program(file)
-        title = f"{self.reader.root}: the member program {file} of entry {entry}"
-        check_counts(title, program, self.manifest.entries[entry], {w.name for w in self.manifest.weights})
+        program, row = self.reader.program(file), self.manifest.entries[entry]
+        if (file, entry) not in self._checked:
+            title = f"{self.reader.root}: the member program {file} of entry {entry}"
+            table = {w.name: w for w in self.manifest.weights}
+            check_counts(title, program, row, table)
+            for signature, of in enumerate(row.member):
+                if of == file and signature in row.signatures:
+                    check_member_slots(title, program, row, table, row.signatures.index(signature))
+            self._checked.add((file, entry))
         if self.cast is None:
             return program
         if file not in self._cast_programs:

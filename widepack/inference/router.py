@@ -28,12 +28,14 @@ from widepack_artifacts.rows import Rows
 
 from ..errors import ArtifactError, InputError, UsageError, WidepackError
 from ..ir.at_rest import draws
-from ..ir.torch_internals import in_forward_mode, inference_guard
+from ..ir.torch_internals import in_forward_mode, in_transform, inference_guard
 from ..rows.axes import row_axis_of
 from ..runtime.admission import check_member_run
 from ..runtime.executable import storage
 from ..system.autocast import autocast_off
+from .answer_rows import check_rows
 from .binder import Binder
+from .call_check import key_of
 from .entry_rows import rows_of_entry
 from .input_names import ROUTE
 from .member_numbers import member_numbers
@@ -103,7 +105,8 @@ class Router:
         if not any(self.axes) or None in self.dims:
             raise ArtifactError(f"{self._title} has no row for each answer along {self.letter!r}")
         self._members = RoutedMembers(programs, self.letter, self.axes)
-        padded = PaddedRows(programs, self.letter, self.axes, [self._dim(k) for k in range(len(self.dims))])
+        self._places = [axis.dim for axis in self.dims if axis is not None]
+        padded = PaddedRows(programs, self.letter, self.axes, self._places)
         self._padded = padded if padded.possible else None
         self._seen: dict[Any, _Sizes] = {}
         self._admitted: set[Any] = set()
@@ -174,9 +177,9 @@ class Router:
 
         Returns: the number of rows, and the other dims. Raises: InputError.
         """
-        if in_forward_mode():
+        key = tuple(key_of(values, self._name))
+        if in_forward_mode() or in_transform():
             self._binder.refuse_derivatives(values)
-        key = tuple([(v.shape, v.dtype, v.device, v.layout, v.requires_grad) for v in values])
         found = self._seen.get(key)
         if found is None:
             differentiable = self._binder.refuse_derivatives(values)
@@ -236,6 +239,7 @@ class Router:
         self._admit(split.rest, sizes, member.rest, read)
         ids = torch.tensor(numbers, device="cpu")
         found = list(weights.form.function(*weights.values, ids, *read))
+        check_rows(self._title, found, self._places, len(numbers))
         for k in member.functions.views:
             place = storage(found[k])
             if place in member.storages or place in map(storage, values):
@@ -258,17 +262,11 @@ class Router:
         found: list[list[Tensor]]
         if all(m.functions is bound[0].functions for m in bound):
             found = self._grouped(values, groups, others, bound)
-            return [groups.join(list(leaves), self._dim(k)) for k, leaves in enumerate(zip(*found))]
+            return [groups.join(list(leaves), dim) for dim, leaves in zip(self._places, zip(*found))]
         inputs = zip(*(groups.split(v, a) for v, a in zip(values, self.axes)))
         sizes = [(len(rows), others) for rows in groups.rows]
         found = [self._alone(m, x, size) for m, x, size in zip(bound, inputs, sizes)]
-        return [self._joined(list(leaves), groups, self._dim(k)) for k, leaves in enumerate(zip(*found))]
-
-    def _dim(self, k: int) -> int:
-        """Returns in which dim of a leaf of the answer the rows are."""
-        axis = self.dims[k]
-        assert axis is not None  # others are refused
-        return axis.dim
+        return [self._joined(list(leaves), groups, dim) for dim, leaves in zip(self._places, zip(*found))]
 
     def _alone(self, member: RoutedMember, values: Sequence[Tensor], sizes: _Sizes) -> list[Tensor]:
         """Runs rows that are all for one member.
@@ -278,6 +276,7 @@ class Router:
         functions = member.functions
         self._admit(functions.program, sizes, member.whole, values)
         found: list[Tensor] = list(functions.whole(*member.whole, *values))
+        check_rows(self._title, found, self._places, sizes[0])
         for k in functions.views:
             place = storage(found[k])
             if place in member.storages or place in map(storage, values):
@@ -299,7 +298,9 @@ class Router:
         for member, rows, given in zip(bound, groups.rows, slices):
             if self._limited:
                 self._admit(functions.split.rest, (len(rows), others), member.rest, given)
-            found.append(functions.rest(*member.rest, *given))
+            leaves = functions.rest(*member.rest, *given)
+            check_rows(self._title, leaves, self._places, len(rows))
+            found.append(leaves)
         return found
 
     def _joined(self, leaves: list[Tensor], groups: RowGroups, dim: int) -> Any:
