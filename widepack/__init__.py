@@ -18,6 +18,8 @@ from .version import __version__ as __version__
 if TYPE_CHECKING:
     from .building.build import build as build
     from .building.report import BuildReport as BuildReport
+    from .distributed.device_load import load as load
+    from .distributed.device_model import DeviceModel as DeviceModel
     from .errors import ArtifactError as ArtifactError
     from .errors import CaptureError as CaptureError
     from .errors import CheckpointError as CheckpointError
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
     from .fused.fuse import fuse as fuse
     from .fused.module import Fused as Fused
     from .inference.each import each as each
-    from .inference.load import load as load
     from .inference.model import WideModel as WideModel
     from .inference.output import Output as Output
     from .inference.swap import SwapReport as SwapReport
@@ -52,12 +53,13 @@ if TYPE_CHECKING:
 _WHERE = {
     "build": "building.build",
     "BuildReport": "building.build",
-    "load": "inference.load",
+    "load": "distributed.device_load",
     "fuse": "fused.fuse",
     "Fused": "fused.module",
     "pack": "fused.channel_packing",
     "unpack": "fused.channel_packing",
     "WideModel": "inference.model",
+    "DeviceModel": "distributed.device_model",
     "each": "inference.each",
     "Output": "inference.output",
     "SwapReport": "inference.swap",
@@ -99,7 +101,7 @@ _IN_PICKLES = {
 }
 
 
-_MODULES = ("optim", "primitives")
+_MODULES = ("distributed", "optim", "primitives")
 
 
 def __getattr__(name: str) -> Any:

@@ -47,7 +47,7 @@ class Rows:
             read_text(d["dim"], f"{where}: dim", MAX_NAME),
             d["independent"],
             d["proved"],
-            read_text(d["reason"], f"{where}: reason"),
+            " ".join(read_text(d["reason"], f"{where}: reason").split()),  # one line in messages
         )
 
     def __str__(self) -> str:

@@ -54,7 +54,7 @@ def app(
     from widepack.inference.model import WideModel
 
     from .lifecycle.service import Service
-    from .rest.app import asgi_app
+    from .rest.app import ServeApp
     from .settings import Settings, named_artifacts
 
     given: dict[str, Any]
@@ -66,4 +66,4 @@ def app(
         given = dict(named_artifacts([fspath(artifacts)]))
     paths = {n: fspath(a) for n, a in given.items() if isinstance(a, (str, PathLike))}
     models = {n: a for n, a in given.items() if n not in paths}
-    return asgi_app(Service(Settings(paths, outputs=tuple(outputs), **settings), models))
+    return ServeApp(Service(Settings(paths, outputs=tuple(outputs), **settings), models))

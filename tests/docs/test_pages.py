@@ -26,6 +26,7 @@ SLOW = {
     "docs/how-to/entries-and-state.md",
     "docs/how-to/load-in-another-dtype.md",
     "docs/how-to/load-some-members.md",
+    "docs/how-to/several-devices.md",
     "docs/how-to/sign.md",
     "docs/how-to/tune.md",
     "docs/how-to/update-append-drop.md",

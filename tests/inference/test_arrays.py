@@ -122,10 +122,10 @@ def test_arrays_say_which_member_and_which_weight(mixed: WideModel) -> None:
 
 
 def test_an_array_says_which_members_are_loaded(mixed: WideModel) -> None:
-    ens = widepack.load(mixed.entry("forward").programs.artifact.reader.root, members=np.array([2, 0]))  # type: ignore[arg-type]
+    ens = widepack.load(mixed.entry("forward").programs.artifact.reader.root, members=np.array([2, 0]))  # type: ignore[call-overload]
     assert ens.members == ("m2", "m0")
     with pytest.raises(UsageError, match="members is empty"):
-        widepack.load(mixed.entry("forward").programs.artifact.reader.root, members=np.array([]))  # type: ignore[arg-type]
+        widepack.load(mixed.entry("forward").programs.artifact.reader.root, members=np.array([]))  # type: ignore[call-overload]
 
 
 def test_states_are_arrays(cell: WideModel) -> None:

@@ -491,7 +491,7 @@ def _ops_of(ens: WideModel) -> list[str]:
 
 def test_simplify_is_true_or_false(artifacts: Artifacts) -> None:
     with pytest.raises(UsageError, match="simplify='no' is unknown; known: True, and False"):
-        load(artifacts("mlp"), simplify="no")  # type: ignore[arg-type]
+        load(artifacts("mlp"), simplify="no")  # type: ignore[call-overload]
 
 
 # Ensembles

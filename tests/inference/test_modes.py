@@ -136,6 +136,25 @@ def test_torch_func_over_a_loaded_model_is_refused(path: Path) -> None:
         ens(X)
 
 
+def test_torch_func_over_a_route_is_refused(path: Path) -> None:
+    """What `route` refuses does not depend on earlier calls."""
+    ens, members = widepack.load(path), [0] * len(X)
+
+    def route(x: Tensor) -> Tensor:
+        found: Tensor = ens.route(x, member=members)
+        return found
+
+    for _ in range(2):
+        for transformed in (torch.func.vmap(route), torch.func.vmap(ens)):
+            with pytest.raises(InputError, match=r"input x is inside a transform of torch\.func, which"):
+                transformed(torch.stack([X, X]))
+        with pytest.raises(InputError, match="input x is inside a transform"):
+            torch.func.functionalize(route)(X)
+        with pytest.raises(InputError, match="member is inside a transform"):
+            torch.func.vmap(lambda m: ens.route(X, member=m))(torch.zeros(2, len(X), dtype=torch.int64))
+        route(X)
+
+
 @first_level
 def test_forward_mode_over_a_loaded_model_is_refused(path: Path) -> None:
     """The answer would have no tangent."""

@@ -88,6 +88,20 @@ def _exact(ens: WideModel, number: int, x: Tensor, shift: Tensor) -> tuple[Tenso
     return found
 
 
+def test_another_number_of_rows_is_refused(ens: WideModel, used: list[PaddedCall | None]) -> None:
+    x, shift = drawn(12, 3)
+    ens.route(x, shift, member=evenly(12, 3))
+    call = used[-1]
+    assert call is not None
+
+    class Longer:
+        def run(self, *values: Tensor) -> list[Tensor]:
+            return [torch.cat([y, y], 1 + dim) for y, dim in zip(call.program.run(*values), call.dims)]
+
+    with pytest.raises(widepack.ArtifactError, match=r"output 0 of a program is \[6, 4, .* for 2 rows"):
+        replace(call, program=Longer()).run(x, shift)  # type: ignore[arg-type]
+
+
 def test_unequal_groups_and_single_members_are_not_padded(
     ens: WideModel, used: list[PaddedCall | None]
 ) -> None:

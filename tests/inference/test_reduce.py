@@ -82,6 +82,9 @@ def test_members_and_weights(head: WideModel) -> None:
     for members, words in (([], "names each member once, and at least one"), ([1, 1], "each member once")):
         with pytest.raises(UsageError, match=words):
             head.mean(x, members=members)
+    for wrong in (0, "m0", torch.tensor(1)):
+        with pytest.raises(UsageError, match="reduce takes a list of numbers or names"):
+            head.mean(x, members=wrong)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="m9"):
         head.mean(x, members=["m9"])
     with pytest.raises(UsageError, match="4 weights for 2 members"):

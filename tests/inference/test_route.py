@@ -185,6 +185,31 @@ def test_members_that_are_refused(member: Any, words: str, trunk: tuple[list[Any
         trunk[1].route(torch.randn(3, 6), torch.randn(3), member=member)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_refused(trunk: tuple[list[Any], WideModel]) -> None:
+    ens, x, scale = trunk[1], torch.randn(2, 6), torch.randn(3)
+    with pytest.raises(InputError, match="member is a nested tensor; route takes one whole number"):
+        ens.route(x, scale, member=torch.nested.nested_tensor([torch.tensor([0, 1])]))
+    for nested in (torch.nested.nested_tensor([x]), torch.nested.nested_tensor([x, x[:1]])):
+        with pytest.raises(InputError, match="an input of forward is a nested tensor, which has no shape"):
+            ens.route(nested, scale, member=[0, 1])
+        with pytest.raises(InputError, match="input x is a nested tensor"):
+            ens.route(x=nested, scale=scale, member=[0, 1])
+        with pytest.raises(InputError, match="input x is a nested tensor"):
+            ens.each([nested] * 4, scale)
+        with pytest.raises(InputError, match="input x is a nested tensor"):
+            ens[0](nested, scale)
+        with pytest.raises(InputError, match="input x is a nested tensor"):
+            ens.entry("forward").tensor_calls.sizes([nested, scale], [False, False])
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_quantized_members_are_refused(trunk: tuple[list[Any], WideModel]) -> None:
+    members = torch.quantize_per_tensor(torch.ones(3), 1.0, 0, torch.qint8)
+    with pytest.raises(InputError, match="member is a quantized tensor; route takes one whole number"):
+        trunk[1].route(torch.randn(3, 6), torch.randn(3), member=members)
+
+
 def test_inputs_that_are_refused(trunk: tuple[list[Any], WideModel]) -> None:
     ens, x, scale = trunk[1], torch.randn(2, 6), torch.randn(3)
     with pytest.raises(InputError, match="the model takes 6"):

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 import cases
 import widepack
+from widepack.inference.padded_rows import PaddedCall, PaddedRows
 from widepack.inference.router import Router
 from widepack.rows.per_row import PerRowProgram
 
@@ -82,6 +83,18 @@ class Steps(nn.Module):
         return y
 
 
+class Packed(nn.Module):
+    """A convolution that runs packed for all members."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(2, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv(x)
+        return y
+
+
 class EvenFromFour(nn.Module):
     """Takes an even number of rows from 4 on, so that smaller groups are filled up."""
 
@@ -131,6 +144,7 @@ FORMS = {
     "groups of rows in the second dim": Form(Steps, ("x=float32[5,B,6]",), (5, 8, 6), "_grouped", dim=1),
     "groups that are filled up": Form(EvenFromFour, EVEN, (8, 2, 5), "_grouped"),
     "groups that are filled up after a trunk": Form(FilledTrunk, EVEN, (8, 2, 5), "_grouped"),
+    "padded": Form(Packed, ("x=float32[B,2,5]",), (8, 2, 5), "padded"),
     "by rows": Form(Plain, ROWS, (8, 6), "_by_rows", by_rows=True),
     "by rows, norms and vectors": Form(Normed, ROWS, (8, 6), "_by_rows", by_rows=True),
     "by rows after a trunk": Form(Trunk, ROWS, (8, 6), "_by_rows", by_rows=True),
@@ -149,6 +163,13 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             return _real(*args)
 
         monkeypatch.setattr(Router, name, counted)
+    run = PaddedCall.run
+
+    def padded(call: PaddedCall, *values: Tensor) -> list[Any]:
+        found.append("padded")
+        return run(call, *values)
+
+    monkeypatch.setattr(PaddedCall, "run", padded)
     return found
 
 
@@ -174,6 +195,9 @@ def test_nan_stays_with_its_member(
 ) -> None:
     form = FORMS[name]
     monkeypatch.setattr(PerRowProgram, "is_faster", lambda *_: form.by_rows)
+    monkeypatch.setattr(PaddedRows, "possible", form.method == "padded")
+    for name_of_limit in ("MOST", "_MOST_BY_RULE"):
+        monkeypatch.setattr(f"widepack.inference.padded_rows.{name_of_limit}", 100.0)
     torch.manual_seed(0)
     ens, x = saved(form.make, tmp_path, *form.specs, members=MEMBERS), torch.randn(form.shape)
     right = [ens.route(x, member=ids) for ids in CALLS]

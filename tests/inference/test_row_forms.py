@@ -145,6 +145,60 @@ def test_models_without_this_form(stacked: list[RowWeights], tmp_path: Path) -> 
     assert not stacked
 
 
+class Promoted(nn.Module):
+    """An op that reads an own weight beside a half: without dims it does not change the dtype."""
+
+    def __init__(self, function: Callable[[Promoted, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+        self.scale, self.norm = nn.Parameter(torch.randn(())), nn.LayerNorm(6)
+        self.vector = nn.Parameter(torch.randn(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x.half())
+
+
+PROMOTED: dict[str, Callable[[Promoted, Tensor], Tensor]] = {
+    "scaled": lambda m, x: x * m.scale,
+    "chosen": lambda m, x: torch.where(x > 0, x, m.scale),
+    "angle": lambda m, x: torch.atan2(x, m.scale),
+    "sign": lambda m, x: torch.copysign(x, m.scale),
+    "after a norm": lambda m, x: F.layer_norm(x, (6,)) * m.scale,
+    "in a norm": lambda m, x: F.layer_norm(x, (6,), m.norm.weight, m.norm.bias),
+    "bfloat16": lambda m, x: x.bfloat16() * m.scale,
+    "float64": lambda m, x: x.double() * m.scale,
+    "whole numbers": lambda m, x: x.long() * m.scale,
+    "a vector": lambda m, x: x * m.vector,
+}
+
+
+@pytest.mark.parametrize("name", PROMOTED)
+def test_the_dtype_is_that_of_the_member(name: str, stacked: list[RowWeights], tmp_path: Path) -> None:
+    ens = saved(lambda: Promoted(PROMOTED[name]), tmp_path, "x=float32[B,6]")
+    x, ids = torch.randn(4, 6), [2, 0, 2, 3]
+    found = ens.route(x, member=ids)
+    for row, i in enumerate(ids):
+        alone = ens[i](x[row : row + 1])
+        assert found.dtype == alone.dtype
+        torch.testing.assert_close(found[row], alone[0], rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_half_times_a_weight_without_dims(dtype: str, stacked: list[RowWeights], tmp_path: Path) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.randn(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.scale
+
+    ens = saved(Scaled, tmp_path, f"x={dtype}[B,6]")
+    x = torch.randn(4, 6).to(getattr(torch, dtype))
+    assert ens.route(x, member=[2, 0, 2, 3]).dtype == ens(x).dtype == x.dtype
+    assert not stacked
+
+
 def test_large_stacks_are_not_made(
     stacked: list[RowWeights], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

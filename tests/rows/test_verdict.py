@@ -189,6 +189,13 @@ INDEPENDENT: dict[str, tuple[Callable[[], nn.Module], list[Tensor], list[dict[in
     "parts": (lambda: Of(lambda x: torch.cat(x.chunk(3, 1)[::-1], 1) * x.unbind(1)[0][:, None]), [X], []),
     "masked": (lambda: Of(lambda x: x.masked_fill(x > 0, 0.0).clamp(-1)), [X], []),
     "scaled": (lambda: Of(lambda x: x / x.norm(dim=1, keepdim=True)), [X], []),
+    "transformed at a size": (lambda: Of(lambda x: torch.fft.fftn(x, s=(4,)).abs()), [X], []),
+    "as another dtype": (lambda: Of(lambda x: x.view(torch.int16).float()), [X], []),
+    "parts as another dtype": (
+        lambda: Of(lambda x: x.reshape(-1, 3).view(torch.int32).reshape(-1, 12).float()),
+        [torch.arange(24).view(4, 6)],
+        [],
+    ),
     "padded": (lambda: Of(lambda x: F.pad(x, (1, 2)).unfold(1, 3, 2).amax(-1)), [X], []),
     "zeros of the batch": (lambda: Of(lambda x: torch.cat([x, x.new_zeros(x.shape[0], 2)], 1)), [X], []),
     "upsampled": (lambda: nn.Upsample(scale_factor=2, mode="bilinear"), [torch.randn(4, 3, 4, 4)], []),
@@ -275,6 +282,18 @@ HIDDEN: dict[str, tuple[Callable[..., Tensor], Callable[[], Any]]] = {
         ),
         lambda: None,
     ),
+    "a product over the batch, with a value of one place": (
+        lambda x: x * torch.linalg.vecdot(x[:, :1], x.new_ones(x.shape[0]))[:, None],
+        lambda: None,
+    ),
+    "a similarity over the batch, with a value of one place": (
+        lambda x: x * F.cosine_similarity(x[:, :1], x.new_ones(x.shape[0]), dim=-1, eps=10.0)[:, None],
+        lambda: None,
+    ),
+    "rows whose numbers are halved": (
+        lambda x: x.reshape(-1, 3).view(torch.float16).reshape(2, -1, 6).float().sum(0),
+        lambda: None,
+    ),
     "a distance of the batch": (
         lambda x: x * F.pairwise_distance(torch.zeros(3, x.shape[0]), torch.ones(3, x.shape[0]))[0],
         lambda: None,
@@ -288,6 +307,30 @@ def test_what_no_trial_sees_is_not_proved(name: str) -> None:
     x = torch.cat([X, X.flip(0)])
     found = Examined(Gated(function, layer()), [x]).verdict()
     assert not found.proved or not found.independent, found
+
+
+def counts(x: Tensor) -> Tensor:
+    """How often the id of each row is in the batch."""
+    found = torch.zeros(100_000).index_add(0, x, torch.ones(x.shape[0]))
+    return found[x]
+
+
+def firsts(x: Tensor) -> Tensor:
+    """Whether a row before it is equal, of real rows."""
+    equal = (x[:, None] == x[None]).all(-1).tril(-1).any(1)
+    return torch.where(equal[:, None], -x, x)
+
+
+def all_alike(x: Tensor) -> Tensor:
+    return x * (x.amax(0) == x.amin(0))
+
+
+@pytest.mark.parametrize("function", [counts, firsts, all_alike])
+def test_modules_that_compare_rows(function: Callable[[Tensor], Tensor]) -> None:
+    """Drawn rows are never equal, so trials copy a row to another one."""
+    x = torch.tensor([7, 70_000, 12, 99_999]) if function is counts else X
+    found = Examined(Of(function), [x]).verdict()
+    assert not found.independent, found
 
 
 def test_answers_that_are_the_same_for_all_rows_are_proved() -> None:

@@ -419,9 +419,9 @@ def test_drain_and_end(serve: Callable[..., InProcess], batches: Batches) -> Non
         assert (health.status, health.json["ready"], health.headers["connection"]) == (503, False, "close")
     assert server("GET", "/v2/health/live").status == 200
     assert server("POST", "/v2/repository/index").json[0]["state"] == "UNAVAILABLE"
-    got = server.maybe(binary_request("plain", {"x": rows(2)}))
-    assert got is not None
-    assert (got.status, got.headers["connection"]) == (200, "close")
+    last = server.maybe(binary_request("plain", {"x": rows(2)}))
+    assert last is not None
+    assert (last.status, last.headers["connection"]) == (200, "close")
     assert "widepack_ready 0.0" in server("GET", "/metrics").body.decode()
 
 

@@ -1,4 +1,4 @@
-"""Loads artifacts: `widepack.load` returns a model that a service calls.
+"""Loads artifacts on one device: `widepack.load` returns a model that a service calls.
 
 A call binds the caller's inputs, checks the guards, chooses the plan of the batch class and runs the program.
 The first load on a machine runs the artifact's probe. `ens.swap` replaces a member while calls go on.
@@ -18,13 +18,15 @@ The first load on a machine runs the artifact's probe. `ens.swap` replaces a mem
 | `cast_bounds.py` | Computes bounds for a model that is loaded in another dtype: `load(dtype=...)` |
 | `compiled_choice.py` | Chooses a compiled program that is in the cache, where it was faster |
 | `each.py` | Marks inputs of a call that have one value for each member |
-| `entry.py` | Defines an entry of a loaded model: calls, `each`, `route`, `reduce`, states |
+| `entry.py` | Defines an entry of a model on one device: calls, `each`, `route`, `reduce`, states |
+| `entry_access.py` | Defines the part of a loaded model that calls its entries |
 | `entry_inputs.py` | Makes the inputs of an entry's wide calls: from the probe, drawn at other sizes |
 | `entry_rows.py` | Finds out whether the rows of an entry's batch are independent |
 | `failed_call.py` | Explains a call that an op refused: which node, which inputs |
 | `file_sizes.py` | Counts the bytes of a file that are on the disk: a sparse file has holes |
-| `load.py` | Loads an artifact and returns a `WideModel`: `widepack.load` |
+| `load.py` | Loads an artifact on one device and returns a `WideModel` |
 | `load_limits.py` | Limits the memory and the work |
+| `loaded_entry.py` | Defines what every entry of a loaded model can do, wherever its members are |
 | `loaded_weights.py` | Reads the weights of an open artifact for programs: mapped on the CPU |
 | `member.py` | Defines one member of an artifact as a plain module |
 | `member_access.py` | Defines the part of a loaded model that is about single members |
@@ -35,6 +37,8 @@ The first load on a machine runs the artifact's probe. `ens.swap` replaces a mem
 | `open_artifact.py` | Defines an open artifact with its weights and the options of its load |
 | `output.py` | Builds the results of a wide call: the member's own structure, with a member axis |
 | `padded_rows.py` | Runs rows of several members in one call of all members, each with as many |
+| `part_reduction.py` | Sums up the answers of some of the members, for figures of all of them |
+| `prepared_call.py` | Defines calls of an entry that are checked and have not passed the gate |
 | `probe_check.py` | Checks the programs of one entry against the artifact's probe |
 | `program_admission.py` | Checks programs of an artifact against the budget of the load |
 | `program_binder.py` | Binds wide programs to weights and to a backend |

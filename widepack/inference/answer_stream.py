@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from widepack_artifacts.entry import OutputLeaf
 
-from ..reduction.stream import Stream
+from ..reduction.stream import Stream, StreamedSums
 from .bound_program import BoundProgram
 from .reduced_answer import Reduction
 
@@ -62,3 +63,9 @@ class AnswerStream:
             return self._reduction.ordered(self._stream.figures())
         answers = torch.stack([self._kept[i] for i in range(self._members)])
         return self._reduction.apply(answers, self._leaves, one_shape=False)
+
+    def sums(self) -> StreamedSums | Tensor:
+        """Returns what is summed up, or all answers `[N, ...]` if they are few and were kept."""
+        if self._stream is not None:
+            return self._stream.sums
+        return torch.stack([self._kept[i] for i in range(self._members)])

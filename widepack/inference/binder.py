@@ -19,7 +19,7 @@ from ..ir.tensor_type import parse_slot
 from ..ir.torch_internals import has_tangent, in_forward_mode, is_transformed
 from ..spec.dtypes import dtype_of
 from .arrays import is_array, tensor_of
-from .call_check import CallCheck, LeafSpec
+from .call_check import CallCheck, LeafSpec, refuse_nested
 from .each import Each
 from .input_names import CALL, InputNames
 from .value_texts import describe, different_shapes, way_to_tensor
@@ -213,7 +213,13 @@ class Binder:
         call.values[leaf], call.per_member[leaf] = value, stacked
 
     def _tensor(self, value: Any, title: str, leaf: LeafSpec) -> Any:
-        """Returns a NumPy array as a tensor, and any other value as it is. Raises: InputError."""
+        """Returns a NumPy array as a tensor, and any other value as it is.
+
+        Raises: InputError, also for a nested tensor.
+        """
+        if isinstance(value, torch.Tensor):
+            refuse_nested(value, title)
+            return value
         return tensor_of(value, title, leaf.dtype, self.device) if is_array(value) else value
 
     @staticmethod

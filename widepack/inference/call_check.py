@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -36,6 +37,25 @@ class LeafSpec:
     dtype: torch.dtype
     dims: tuple[int | DimExpr, ...]
     text: str
+
+
+def key_of(values: Sequence[torch.Tensor], entry: str) -> list[Any]:
+    """Returns on what all checks of a call depend. entry: the name in messages.
+
+    Raises: InputError for nested tensors, which have no shape.
+    """
+    try:
+        return [(v.shape, v.dtype, v.device, v.layout, v.requires_grad) for v in values]
+    except RuntimeError:
+        for value in values:
+            refuse_nested(value, f"an input of {entry}")
+        raise
+
+
+def refuse_nested(value: torch.Tensor, title: str) -> None:
+    """Refuses a nested tensor, which has no shape. title: in messages. Raises: InputError."""
+    if value.is_nested:
+        raise InputError(f"{title} is a nested tensor, which has no shape; pad its parts to one size")
 
 
 class CallCheck:
@@ -89,6 +109,7 @@ class CallCheck:
 
     def _check_storage(self, leaf: LeafSpec, value: torch.Tensor) -> None:
         """Checks dtype, device and layout."""
+        refuse_nested(value, leaf.title)
         if value.dtype != leaf.dtype:
             raise InputError(
                 f"{leaf.title} is {_short(value.dtype)}, the model takes {_short(leaf.dtype)} ({leaf.text}); "

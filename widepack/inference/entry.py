@@ -5,39 +5,44 @@ Calls may come from several threads at once: nothing that a call writes to is sh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from widepack_artifacts.entry import Entry
 
-from ..errors import InputError, WidepackError
-from ..ir.torch_internals import in_forward_mode
+from ..errors import UsageError, WidepackError
+from ..ir.torch_internals import in_forward_mode, in_transform
 from ..planning.plan import Plan
 from ..spec.entries import FORWARD, PATTERNS
 from ..system.autocast import autocast_off, plain_modes
+from ..system.gate import Runs
 from .answer_stream import AnswerStream
 from .binder import Binder
 from .bound_program import BoundProgram
+from .call_check import key_of
 from .each import each_if_tensor
 from .input_names import EACH, REDUCE
+from .loaded_entry import LoadedEntry
 from .member import Member
-from .named_inputs import NamedInputs
 from .open_artifact import OpenArtifact
 from .output import build_answer, new_states
 from .programs import EntryPrograms
 from .reduced_answer import Reduction
-from .reductions import Reductions, names_apart
-from .routes import Routes
+from .reductions import names_apart
 from .tensor_calls import TensorCalls
+
+if TYPE_CHECKING:
+    from .router import Router
 
 SEEN = 256
 """How many shapes of calls an entry remembers as checked."""
 
 
-class WideEntry(Reductions, Routes, NamedInputs):
+class WideEntry(LoadedEntry):  # its calls are documented in `LoadedEntry`
     """One entry of a loaded model: one method of the members, for all members at once.
 
     `ens.entry(name)` and `ens.<name>` return it. It is called as the member's method is.
@@ -63,70 +68,26 @@ class WideEntry(Reductions, Routes, NamedInputs):
         self.programs = EntryPrograms(artifact, name, self._binder)
         # Shapes of a call that passed all checks -> the program that answers it.
         self._seen: dict[Any, BoundProgram] = {}
-        self._router: Any = None
-
-    @property
-    def plan(self) -> Plan:
-        """The plan of pattern `shared` at the smallest batch class."""
-        return self.programs.of("shared")[0].plan
+        self._router: Router | None = None
 
     def plans(self, pattern: str = "shared") -> list[Plan]:
-        """Returns the plans of a pattern, one for each batch class.
-
-        Args:
-            pattern: `shared` or `each`.
-
-        Returns:
-            The plans, the smallest batch class first.
-        """
         return [b.plan for b in self.programs.of(pattern)]
 
     @property
     def backend(self) -> str:
-        """The backends of pattern `shared`: one name, or several joined by `+` if batch classes differ."""
         return "+".join(dict.fromkeys(b.backend for b in self.programs.of("shared")))
 
     @property
+    def runs_on(self) -> str:
+        return self.programs.description
+
+    @property
     def description(self) -> str:
-        """The inputs and states with their types."""
         return self._binder.description
-
-    def __len__(self) -> int:
-        return len(self.members)
-
-    def __repr__(self) -> str:
-        return (
-            f"WideEntry({self.name} of {len(self)} members; {self.description}; {self.programs.description})"
-        )
-
-    def __reduce__(self) -> Any:
-        raise TypeError(
-            f"an entry of a loaded model cannot be copied or pickled; take the model: ens instead of "
-            f"ens.entry({self.name!r})"
-        )
 
     # ---------------------------------------------------------------- calls
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs all members. They share every input that is not marked with `widepack.each`.
-
-        Args:
-            *args: The inputs as the member's method takes them. Dtype, device and sizes must match the entry.
-            **kwargs: The same by name, and `state` for an entry with states: `{name: [N, ...]}`.
-
-        Returns:
-            The member's own structure. Every leaf is `[N, *shape]`, where `shape` is that of the member's
-            leaf; a list of N tensors if the members' shapes differ. For an entry with states: (answer, new
-            state). A state has one value for each member in every pattern.
-
-        Raises:
-            InputError: The inputs do not match the entry. Nothing has run then.
-            UsageError: The model was closed.
-
-        Example:
-            >>> y = ens(x)  # x: [B, 8], y: [N, B, 3]
-            >>> y, state = ens(x, state=ens.state())  # with states
-        """
         if not kwargs and self._binder.plain(args):
             return self._answer(args, self._binder.none, None)
         state = kwargs.pop("state", None) if self._binder.states else None
@@ -134,22 +95,6 @@ class WideEntry(Reductions, Routes, NamedInputs):
         return self._answer(values, per_member, state)
 
     def each(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs all members, each on separate inputs: member i gets `[i]` of every input.
-
-        Args:
-            *args: For each input of the member a tensor `[N, ...]`, or a list of N tensors of one shape.
-            **kwargs: The same by name, and `state` for an entry with states.
-
-        Returns:
-            As a call returns.
-
-        Raises:
-            InputError: The inputs do not match the entry. Nothing has run then.
-            UsageError: The model was closed.
-
-        Example:
-            >>> y = ens.each(xs)  # xs: [N, B, 8], y: [N, B, 3]
-        """
         if not kwargs and self._binder.plain(args):
             return self._answer(args, self._binder.all, None)
         state = kwargs.pop("state", None) if self._binder.states else None
@@ -159,21 +104,15 @@ class WideEntry(Reductions, Routes, NamedInputs):
         return self._answer(values, [True] * len(per_member), state)
 
     def state(self, **sizes: int) -> dict[str, torch.Tensor]:
-        """Returns the states of this entry as they begin.
+        fresh = self.fresh_state(sizes)
+        with self._gate.passed():
+            return fresh()
 
-        Args:
-            **sizes: The size of each dim of the states that are inputs, for example `B=8`.
-
-        Returns:
-            `{name: [N, ...]}`: a buffer as each member's checkpoint has it, zeros for an input.
-
-        Raises:
-            UsageError: A size is missing, or the model was closed.
-        """
+    def fresh_state(self, sizes: Mapping[str, int]) -> Callable[[], dict[str, torch.Tensor]]:
+        """Returns what makes the states as they begin. It is called inside the gate. sizes: as in `state`."""
         self._artifact.check_open()
         initial = {self.entry.inputs[i].name: value for i, value in self.programs.inputs.initial().items()}
-        with self._gate.passed():
-            return self._binder.fresh(initial, sizes)
+        return partial(self._binder.fresh, initial, sizes)
 
     @property
     def tensor_calls(self) -> TensorCalls:
@@ -182,7 +121,6 @@ class WideEntry(Reductions, Routes, NamedInputs):
 
     @property
     def state_dims(self) -> set[str]:
-        """The dims of the states that are inputs."""
         return {
             d.letter
             for i in self._binder.carried
@@ -195,13 +133,8 @@ class WideEntry(Reductions, Routes, NamedInputs):
         if carries:
             values, per_member = list(values), list(per_member)
             self._binder.carry(values, per_member, state)
-        program = self._bound(values, per_member)
-        try:
-            found = self._gate.run(program, values)
-        except (WidepackError, torch.OutOfMemoryError):
-            raise
-        except Exception as e:
-            raise self._explained(program, values, per_member, e) from e
+        program = self.bound(values, per_member)
+        found = self._run(program, program, values, per_member)
         if program.only >= 0 and not carries:
             return found[program.only]
         outputs = program.program.outputs
@@ -211,24 +144,38 @@ class WideEntry(Reductions, Routes, NamedInputs):
         states = new_states(found, self._binder.states, outputs, len(self.members), values)
         return answer, {**state, **states}
 
-    def _bound(self, values: Sequence[torch.Tensor], per_member: Sequence[bool]) -> BoundProgram:
-        """Returns the program of a call. Raises: InputError."""
-        # All checks and the choice of the program depend on this alone, so equal calls are checked once.
+    def _run(
+        self, runs: Runs, program: BoundProgram, values: Sequence[torch.Tensor], per_member: Sequence[bool]
+    ) -> Any:
+        """Runs a call inside the gate. runs: what runs the program. Raises: `InputError` if an op refuses."""
         try:
-            sizes = [(v.shape, v.dtype, v.device, v.layout, v.requires_grad) for v in values]
-        except RuntimeError:
-            raise InputError(
-                f"an input of {self.name} is a nested tensor, which has no shape; pad its parts to one size"
-            ) from None
-        if in_forward_mode():
+            return self._gate.run(runs, values)
+        except (WidepackError, torch.OutOfMemoryError):
+            raise
+        except Exception as e:
+            raise self.explained(program, values, per_member, e) from e
+
+    def bound(self, values: Sequence[torch.Tensor], per_member: Sequence[bool]) -> BoundProgram:
+        """Returns the program of a call.
+
+        Args:
+            values: The tensors of the call, as `flat` returns them.
+            per_member: For each whether it has one value for each member.
+
+        Raises:
+            InputError: The call does not match the entry.
+        """
+        # All checks and the choice of the program depend on this alone, so equal calls are checked once.
+        sizes = key_of(values, self.name)
+        if in_forward_mode() or in_transform():
             self._binder.refuse_derivatives(values)
         key = (tuple(per_member), *sizes)
         return self._seen.get(key) or self._check(values, per_member, key)
 
-    def _explained(
+    def explained(
         self, program: BoundProgram, values: Sequence[torch.Tensor], per_member: Sequence[bool], e: Exception
     ) -> WidepackError:
-        """Returns the error of a call that an op refused."""
+        """Returns the error of a call that an op refused. No swap may wait for this call meanwhile."""
         self._binder.refuse_derivatives(values)
         from .failed_call import explained  # only a call that fails needs it
 
@@ -258,16 +205,16 @@ class WideEntry(Reductions, Routes, NamedInputs):
         return program
 
     def probe(self) -> None:
-        """Runs the probe of both presets, even if it passed on this machine before.
-
-        Raises:
-            ProbeError: An answer is out of bounds.
-        """
         with self._artifact.lock, autocast_off():  # no member is swapped meanwhile
             for pattern in PATTERNS:
                 self.programs.probe_check.run(pattern, self.programs.of(pattern), again=True)
 
     def route(self, *args: Any, member: Any, **kwargs: Any) -> Any:  # documented in `Routes`
+        return self.router.call(args, kwargs, member)
+
+    @property
+    def router(self) -> Router:
+        """What routes the rows of calls. Raises: UsageError for an entry whose rows cannot be routed."""
         router = self._router
         if router is None:
             from .router import Router  # imports the walk over rows, which only routing needs
@@ -275,25 +222,11 @@ class WideEntry(Reductions, Routes, NamedInputs):
             with self._artifact.lock, plain_modes():
                 self._artifact.check_open()
                 router = self._router = self._router or Router(self.programs, self._binder)
-        return router.call(args, kwargs, member)
+        return router
 
     # ---------------------------------------------------------------- members and ensembles
 
     def member(self, member: int | str) -> Member:
-        """Returns one member as a plain module. Its weights share memory with this model.
-
-        Args:
-            member: The member's number or name.
-
-        Returns:
-            A `Member`.
-
-        Raises:
-            UsageError: No loaded member has this number or name, or the model was closed.
-
-        Example:
-            >>> y0 = ens.member(0)(x)
-        """
         self._artifact.check_open()
         place = self._artifact.index(member)
         program, values = self.programs.source.member(place)
@@ -318,7 +251,7 @@ class WideEntry(Reductions, Routes, NamedInputs):
         **kwargs: Any,
     ) -> Any:
         inputs, names = names_apart(args)
-        chosen = None if members is None else [self._artifact.index(m) for m in members]
+        chosen = None if members is None else self._chosen(members)
         reduction = Reduction.of_call(names, of, weights, dim, output, chosen)
         state = kwargs.pop("state", None) if self._binder.states else None
         form = REDUCE.replace("{figures}", repr(names)[1:-1])
@@ -331,6 +264,14 @@ class WideEntry(Reductions, Routes, NamedInputs):
         figures = reduction.apply(answer, self.entry.outputs, one_shape)
         return (figures, state) if self._binder.states else figures
 
+    def _chosen(self, members: Any) -> list[int]:
+        """Returns the places of the members that an argument names. Raises: UsageError."""
+        if isinstance(members, (str, torch.Tensor)) or not isinstance(members, Iterable):
+            raise UsageError(
+                f"members is {members!r:.60}; reduce takes a list of numbers or names, such as [0, 2]"
+            )
+        return [self._artifact.index(m) for m in members]
+
     def _streamed(
         self, reduction: Reduction, values: Sequence[torch.Tensor], per_member: Sequence[bool]
     ) -> dict[str, Any] | None:
@@ -339,26 +280,16 @@ class WideEntry(Reductions, Routes, NamedInputs):
         """
         if self._binder.carried or not reduction.streamed:
             return None
-        program = self._bound(values, per_member)
+        program = self.bound(values, per_member)
         if (result := program.looped) is None:
             return None
         stream = AnswerStream(reduction, self.entry.outputs, len(self.members), program, result)
-        try:
-            self._gate.run(stream, values)
-        except (WidepackError, torch.OutOfMemoryError):
-            raise
-        except Exception as e:
-            raise self._explained(program, values, per_member, e) from e
+        self._run(stream, program, values, per_member)
         return stream.figures()
 
     # ---------------------------------------------------------------- programs
 
     def warmup(self, patterns: Sequence[str] = ("shared",)) -> None:
-        """Binds the programs of patterns now instead of at the first call.
-
-        Args:
-            patterns: `shared`, `each`, or both.
-        """
         for pattern in patterns:
             self.programs.of(pattern)
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 
 from widepack_artifacts.rows import Rows
 
+from ..errors import ArtifactError, LoweringError
 from ..ir.cast import raised
 from ..ir.float64 import raise_value
 from ..ir.tensor_type import tensor_type
 from ..rows.trials import RowTrials
 from ..rows.verdict import ExaminedEntry
 from ..runtime.admission import check_member_run, guarded
+from ..runtime.budget import Budget
 from ..runtime.graph_module import graph_module
 from ..system import deadline
 from .programs import EntryPrograms
@@ -26,10 +29,15 @@ def rows_of_entry(programs: EntryPrograms) -> Rows:
     """
     if programs.entry.rows is not None:
         return programs.entry.rows
-    entry = examined(programs)
-    seconds = 60 + 0.5 * sum(len(p.nodes) for p in entry.programs)
-    with guarded(_title(programs)), deadline.within(seconds):
-        return entry.rows()
+    if programs.examined_rows is None:
+        entry = examined(programs)
+        seconds = 60 + 0.5 * sum(len(p.nodes) for p in entry.programs)
+        try:
+            with guarded(_title(programs)), deadline.within(seconds):
+                programs.examined_rows = entry.rows()
+        except LoweringError as e:
+            raise ArtifactError(f"{_title(programs)}: {e}") from e
+    return programs.examined_rows
 
 
 def examined(programs: EntryPrograms) -> ExaminedEntry:
@@ -56,20 +64,22 @@ def _trials(programs: EntryPrograms, place: int, letter: str) -> RowTrials:
     device = programs.artifact.device
     exact, function = raised(program), graph_module(program, device).forward
     function64 = graph_module(exact, device).forward
-    limited = programs.artifact.limits.limit is not None
+    budget = programs.artifact.limits.budget
+    if budget is not None:  # the file chooses the inputs, so they do not raise what a run may take
+        budget = Budget(budget.bytes, budget.work, budget.limit, use="run")
 
     def run(given: Sequence[torch.Tensor]) -> Sequence[object]:
         moved = [x.to(device) for x in given]
-        if limited:
-            check_member_run(title, program, [*weights, *moved])
+        if budget is not None:
+            check_member_run(title, program, [*weights, *moved], budget)
         with torch.inference_mode():
             found: Sequence[object] = function(*weights, *moved)
         return [y.cpu() if isinstance(y, torch.Tensor) else y for y in found]
 
     def run_float64(given: Sequence[torch.Tensor]) -> Sequence[object]:
         values = [*map(raise_value, weights), *(x.to(device) for x in given)]
-        if limited:
-            check_member_run(title, exact, values)
+        if budget is not None:
+            check_member_run(title, exact, values, budget)
         with torch.inference_mode():
             found: Sequence[object] = function64(*values)
         return [y.cpu() if isinstance(y, torch.Tensor) else y for y in found]
@@ -77,4 +87,5 @@ def _trials(programs: EntryPrograms, place: int, letter: str) -> RowTrials:
     entry = programs.entry
     sources = [programs.inputs.source(k) for k in range(len(entry.inputs))]
     types = [t for t in (tensor_type(o.type) for o in entry.outputs) if t is not None]
-    return RowTrials(run, run_float64, sources, types, letter)
+    most = budget.bytes if budget is not None else math.inf
+    return RowTrials(run, run_float64, sources, types, letter, most)

@@ -1,4 +1,4 @@
-"""Loads an artifact and returns a `WideModel`: `widepack.load`.
+"""Loads an artifact on one device and returns a `WideModel`: `widepack.load` does it for each device.
 
 Only JSON and safetensors are read. No module that a file names is imported. The rules are imported only if a
 program has to be lowered.
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from widepack_artifacts.manifest import Manifest
 from widepack_artifacts.program_limit import ProgramLimit
 from widepack_artifacts.reader import Reader, opened
 from widepack_artifacts.weights import Weights
@@ -27,6 +28,7 @@ from ..runtime.admission import guarded
 from ..spec.dtypes import find_dtype
 from ..spec.names import numbers_of, path_of
 from ..system.autocast import plain_modes
+from ..system.gate import Gate
 from ..system.progress import Report
 from ..system.readahead import read_headers
 from .cast import Cast
@@ -59,62 +61,23 @@ def load(
     progress: Report | None = None,
     limit: float | None = 1.0,
     allow_ops: Sequence[Any] = (),
+    gate: Gate | None = None,
 ) -> WideModel:
-    """Loads an artifact and returns a model that runs all members in one call.
-
-    The first load on a machine, and the first after a change of the files, runs the artifact's probe: a few
-    inputs with every member's float64 answers.
+    """Loads an artifact on one device.
 
     Args:
-        path: The folder that `widepack.build` wrote.
-        device: Where to run, for example `"cpu"` or `"cuda:0"`. Default: the CPU.
-        dtype: `bf16`, `fp16`, `fp32` or the name of another floating dtype. Weights are cast on the device,
-            and programs are lowered again for it. Inputs must have it. Answers are checked against what the
-            members' own programs compute in it. The files do not change. Default: the artifact's dtype.
-        members: The members to load, by number or name, in this order. Answers have the form of the whole
-            artifact. Default: all.
-        strategies: What `build --strategy` takes. The programs are lowered again then. Default: the
-            artifact's plans.
-        simplify: False lowers the programs again as they were captured, which shows what simplification
-            gains.
-        backend: `auto` (what the plan names if it can run here, else a compiled program that is in the cache
-            and was measured to be faster, else `eager`), `eager`, `compile`, `aot` or `onnxruntime`.
-        verify: `sizes` checks the sizes of all files, `hashes` checks their hashes, `off` neither, and no
-            probe. The digest of the manifest and the hashes of the programs are always checked.
-        expect: The digest of the manifest, `sha256:...`. It pins a deployment to one artifact.
-        prologue: True computes derived weights once, now. False keeps every weight in the mapped file.
-        warmup: True binds the programs of pattern `shared` and runs the probe now. False does so at the first
-            call.
-        threads: The number of threads of torch, for the process, and of ONNX Runtime. Default: unchanged.
-        compile: `"now"` compiles what is not in the cache, at load and when another pattern is first called.
-            Default: nothing is compiled.
-        cache: The folder of compiled programs. Default: `WIDEPACK_CACHE`, else a folder in the user's cache.
-        progress: Is called with (stage, done, total) while something compiles.
-        limit: How many times the memory and work that its files justify a load may take. None allows any
-            amount, for artifacts from makers that you trust.
-        allow_ops: Ops of other libraries (`mylib::op`) that the artifact's programs may use. The op of a
-            library may do anything with values from a file, so name only ops that are safe with any input.
-
-    Returns:
-        A `WideModel`. Call it with the member's inputs; each output leaf is `[N, *shape]`.
+        path, device: The artifact's folder, and one device.
+        dtype, members, strategies, simplify, backend, verify, expect, prologue, warmup, threads, compile: As
+            `widepack.load` takes them.
+        cache, progress, limit, allow_ops: The same.
+        gate: What calls pass and a swap closes. Models that answer calls together share one.
 
     Raises:
-        ArtifactError: The folder is no artifact, a file is damaged or does not match the manifest, or a
-            program takes more than the limit.
-        ProbeError: The answers on this machine are out of bounds. It is an `ArtifactError` too.
-        UsageError: An argument is not valid.
-
-    Example:
-        >>> ens = widepack.load("ens.wide")
-        >>> y = ens(x)  # x: [B, 8], y: [N, B, 3]
+        ArtifactError, UsageError: As `widepack.load`.
     """
     _check_choices(verify, backend, compile, cache, simplify)
     _check_limit(limit)
-    if expect is not None and not (isinstance(expect, str) and _DIGEST.match(expect)):
-        raise UsageError(
-            f"expect={repr(expect)[:100]} is not a digest of an artifact; give sha256: and 64 hex "
-            "digits in lower case, as `widepack inspect` shows it"
-        )
+    check_expected(expect)
     if threads is not None:
         _set_threads(threads)
     again = partial(
@@ -145,7 +108,7 @@ def load(
         backend=BackendOptions(backend, compile == "now", None if cache is None else Path(cache), progress),
         limit=limit,
     )
-    opening = _Opening(options, verify, members, find_dtype(dtype))
+    opening = _Opening(options, verify, members, find_dtype(dtype), gate)
     with plain_modes(), guarded(str(path)):
         artifact = opened(path, opening, expect, extra)[1]
         model = WideModel(artifact, partial(again, expect=artifact.manifest.digest))
@@ -166,6 +129,7 @@ class _Opening:
     verify: str
     members: Sequence[int | str] | None
     dtype: torch.dtype | None
+    gate: Gate | None
 
     def __call__(self, reader: Reader) -> OpenArtifact:
         if self.verify == "sizes":
@@ -182,9 +146,18 @@ class _Opening:
         entries = manifest.entries.values()
         reader.preload(w.file for e in entries for w in e.wide if w.device == device.type)
         reader.preload(name for e in entries for name in e.member)
-        chosen = _chosen(reader, self.members)
+        chosen = chosen_members(reader.manifest, self.members)
         cast = None if self.dtype is None else Cast.of(manifest, self.dtype)
-        return OpenArtifact(reader, files, chosen, replace(self.options, cast=cast))
+        return OpenArtifact(reader, files, chosen, replace(self.options, cast=cast), self.gate)
+
+
+def check_expected(expect: Any) -> None:
+    """Raises: UsageError for a digest that is none."""
+    if expect is not None and not (isinstance(expect, str) and _DIGEST.match(expect)):
+        raise UsageError(
+            f"expect={repr(expect)[:100]} is not a digest of an artifact; give sha256: and 64 hex "
+            "digits in lower case, as `widepack inspect` shows it"
+        )
 
 
 def _check_choices(verify: Any, backend: Any, compile: Any, cache: Any, simplify: Any) -> None:
@@ -246,9 +219,9 @@ def on_device(device: str | torch.device | None) -> torch.device:
     return found
 
 
-def _chosen(reader: Reader, members: Sequence[int | str] | None) -> list[int]:
+def chosen_members(manifest: Manifest, members: Sequence[int | str] | None) -> list[int]:
     """Returns the numbers of the members to load. Raises: UsageError."""
-    names = [m.name for m in reader.manifest.members]
+    names = [m.name for m in manifest.members]
     if members is None:
         return list(range(len(names)))
     if isinstance(members, (list, tuple)) and not members:

@@ -17,6 +17,7 @@ from ..runtime.executable import storage
 from ..runtime.graph_module import graph_module
 from ..system.autocast import autocast_off
 from ..system.gate import Gate
+from .answer_rows import AnswerSizes
 from .binder import Binder
 from .named_inputs import NamedInputs
 from .output import named_values, new_states
@@ -53,6 +54,7 @@ class Member(nn.Module, NamedInputs):
         self.name = name
         self._entry = entry
         self._binder = Binder(entry, 1, device, stacked=False, model="member")
+        self._sizes = AnswerSizes(entry.outputs)
         self._initial = dict(initial or {})
         self._gate = gate or Gate()
         self._program, self._device = with_reshapes(program), device
@@ -79,12 +81,13 @@ class Member(nn.Module, NamedInputs):
         values, per_member = self._binder.bind(args, kwargs)
         if states:
             self._binder.carry(values, per_member, state)
-        self._binder.check(values, per_member)
+        sizes = self._binder.check(values, per_member)
         with autocast_off(), self._gate.passed():
             weights = [self._buffers[s] for s in self.slots]
             owned = {storage(w) for w in weights} - {0}
             # The caller may write into the answer, so it does not share memory with a weight.
             outs = [o.clone() if storage(o) in owned else o for o in self._run(*weights, *values)]
+        self._sizes.check(f"the member {self.name}", outs, sizes)
         result = self._entry.result
         answer = outs[result["leaf"]] if "leaf" in result else tree.build(result, outs, named_values)
         return (answer, {**state, **new_states(outs, states, (), 1, values)}) if state is not None else answer

@@ -2,42 +2,36 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from widepack_artifacts.manifest import Manifest
 from widepack_artifacts.manifest import Member as MemberCheckpoint
 
-from ..errors import UsageError
-from ..spec.entries import FORWARD
-from ..spec.names import checkpoint_of, whole_number
-from .entry import WideEntry
+from ..spec.names import whole_number
 from .member import Member
-from .open_artifact import OpenArtifact
 
 if TYPE_CHECKING:
     from .swap import SwapReport
 
 
-class MemberAccess:
-    """The members of a loaded model, one at a time. `WideModel` is one."""
-
-    def __init__(self, artifact: OpenArtifact) -> None:
-        self._artifact = artifact
-        self._entries = {name: WideEntry(artifact, name) for name in artifact.manifest.entries}
+class MemberAccess(ABC):
+    """The members of a loaded model, one at a time, wherever they are."""
 
     def __len__(self) -> int:
         return len(self.members)
 
     @property
+    @abstractmethod
     def members(self) -> tuple[str, ...]:
         """The members' names."""
-        return self._artifact.members
 
     @property
+    @abstractmethod
     def checkpoints(self) -> tuple[MemberCheckpoint, ...]:
         """The checkpoint that each loaded member is now, also after a swap.
 
@@ -49,8 +43,8 @@ class MemberAccess:
             >>> ens.checkpoints[3].source
             'fold3-new.pt'
         """
-        return self._artifact.checkpoints
 
+    @abstractmethod
     def member(self, member: int | str) -> Member:
         """Returns one member as a plain module. Its weights share memory with this model.
 
@@ -63,7 +57,6 @@ class MemberAccess:
         Raises:
             UsageError: No loaded member has this number or name, or the model was closed.
         """
-        return self._forward().member(member)
 
     def __getitem__(self, member: int | str) -> Member:
         """Returns one member, as `member`. A negative number counts from the end. Raises: UsageError."""
@@ -75,6 +68,7 @@ class MemberAccess:
     def __iter__(self) -> Iterator[Member]:
         return (self.member(i) for i in range(len(self)))
 
+    @abstractmethod
     def state_dict(self, member: int | str) -> dict[str, torch.Tensor]:
         """Returns one member's state dict, with every name of its checkpoint, bit for bit.
 
@@ -87,11 +81,8 @@ class MemberAccess:
         Raises:
             UsageError: No loaded member has this number or name, or the model was closed.
         """
-        self._artifact.check_open()
-        i = self._artifact.chosen[self._artifact.index(member)]
-        saved = [w for w in self._artifact.manifest.weights if w.role != "constant"]
-        return {name: self._artifact.part(w.name, i) for w in saved for name in (w.name, *w.aliases)}
 
+    @abstractmethod
     def swap(
         self,
         member: int | str,
@@ -129,25 +120,12 @@ class MemberAccess:
             >>> report = ens.swap("fold0", "new.pt")
             >>> print(report)
         """
-        checkpoint_of(checkpoint)
-        from .swap import swap  # opens checkpoints, which no other part of a loaded model does
 
-        return swap(
-            self._artifact,
-            [e.programs for e in self._entries.values()],
-            member,
-            Path(checkpoint),
-            key,
-            trust_pickle,
-        )
-
-    def _forward(self) -> WideEntry:
-        """Returns the entry `forward`. Raises: UsageError if the artifact has none."""
-        found = self._entries.get(FORWARD)
-        if found is None:
-            first = next(iter(self._entries))
-            raise UsageError(
-                f"this model has no entry {FORWARD}; its entries are {', '.join(self._entries)}; "
-                f"choose one, for example ens.{first}(...)"
+    def _refuse_copy_of_swapped(self, manifest: Manifest) -> None:
+        """Refuses a copy of a model in which members were swapped. Raises: TypeError."""
+        if swapped := [c.name for c in self.checkpoints if c not in manifest.members]:
+            raise TypeError(
+                f"this {type(self).__name__} cannot be copied or pickled: {', '.join(swapped)} was swapped "
+                "in this process only, and a copy loads the artifact again; put the checkpoint into the "
+                "artifact with widepack.update, and load that"
             )
-        return found

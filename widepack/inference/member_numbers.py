@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import InputError
+from ..ir.torch_internals import is_transformed
 from ..spec.names import number_of
 from .arrays import is_array
 
@@ -32,10 +33,12 @@ def member_numbers(member: Any, names: Sequence[str], rows: int) -> list[int]:
         InputError: They are no members, or not one for each row.
         UsageError: A name is unknown.
     """
-    usual = type(member) is list and len(member) == rows and set(map(type, member)) == _INTEGERS
-    if usual and min(member) >= 0 and max(member) < len(names):
-        found: list[int] = member
-        return found
+    if type(member) is list:
+        member = member.copy()  # another thread may change the caller's
+        usual = len(member) == rows and set(map(type, member)) == _INTEGERS
+        if usual and min(member) >= 0 and max(member) < len(names):
+            found: list[int] = member
+            return found
     member = _python_values(member, rows)
     if isinstance(member, (list, tuple, range)):
         if len(member) != rows:
@@ -64,14 +67,26 @@ def member_numbers(member: Any, names: Sequence[str], rows: int) -> list[int]:
 def _python_values(member: Any, rows: int) -> Any:
     """Returns a tensor or an array as a number or a list. Raises: InputError."""
     if isinstance(member, torch.Tensor):
-        if member.dim() > 1 or member.layout != torch.strided or member.is_meta or not _counts(member.dtype):
-            kind = "a sparse tensor" if member.layout != torch.strided else _short(member)
+        kind = _without_rows(member)
+        if kind or member.dim() > 1 or member.is_meta or not _counts(member.dtype):
+            kind = kind or _short(member)
             where = " on the meta device, which has no values" if member.is_meta else ""
             raise InputError(
                 f"member is {kind}{where}; route takes one whole number for each row, int64[{rows}]"
             )
         return member.tolist()
     return member.tolist() if is_array(member) and hasattr(member, "tolist") else member
+
+
+def _without_rows(member: torch.Tensor) -> str:
+    """Returns what a tensor is that has no numbers in rows; "" for any other."""
+    if member.is_nested:
+        return "a nested tensor"
+    if member.is_quantized:
+        return "a quantized tensor"
+    if is_transformed(member):
+        return "inside a transform of torch.func"
+    return "a sparse tensor" if member.layout != torch.strided else ""
 
 
 def _counts(dtype: torch.dtype) -> bool:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from widepack_artifacts.manifest import Manifest
+from widepack_artifacts.manifest import Member as MemberCheckpoint
 
-from ..errors import UsageError
-from ..planning.plan import Plan
-from ..spec.entries import FORWARD
+from ..spec.names import checkpoint_of
 from .entry import WideEntry
+from .entry_access import EntryAccess
+from .member import Member
 from .member_access import MemberAccess
-from .named_inputs import NamedInputs
 from .open_artifact import OpenArtifact
-from .reductions import Reductions
-from .routes import Routes
+
+if TYPE_CHECKING:
+    from .swap import SwapReport
 
 
-class WideModel(MemberAccess, Reductions, Routes, NamedInputs):
+class WideModel(MemberAccess, EntryAccess[WideEntry]):
     """N trained members that run in one call. `widepack.load` returns it.
 
     Calls may come from several threads at once. A call, `each`, `route`, `reduce`, `mean`, `std`, `vote`,
@@ -46,14 +49,17 @@ class WideModel(MemberAccess, Reductions, Routes, NamedInputs):
     __module__ = "widepack"  # pickles name the public place
 
     def __init__(self, artifact: OpenArtifact, again: Callable[[], WideModel]) -> None:
-        super().__init__(artifact)
+        super().__init__({name: WideEntry(artifact, name) for name in artifact.manifest.entries})
+        self._artifact = artifact
         self._again = again
-        self._default = self._entries.get(FORWARD)
 
     @property
-    def entries(self) -> tuple[str, ...]:
-        """The names of the entries."""
-        return tuple(self._entries)
+    def members(self) -> tuple[str, ...]:
+        return self._artifact.members
+
+    @property
+    def checkpoints(self) -> tuple[MemberCheckpoint, ...]:
+        return self._artifact.checkpoints
 
     @property
     def manifest(self) -> Manifest:
@@ -65,37 +71,8 @@ class WideModel(MemberAccess, Reductions, Routes, NamedInputs):
         """Where the members run."""
         return self._artifact.device
 
-    @property
-    def backend(self) -> str:
-        """What runs the programs: `eager`, `compile`, `aot` or `onnxruntime`."""
-        return self._first().backend
-
-    @property
-    def plan(self) -> Plan:
-        """The plan of pattern `shared` at the smallest batch class."""
-        return self._forward().plan
-
-    def plans(self, pattern: str = "shared") -> list[Plan]:
-        """Returns the plans of a pattern, one for each batch class.
-
-        Args:
-            pattern: `shared` or `each`.
-
-        Returns:
-            The plans, the smallest batch class first.
-        """
-        return self._forward().plans(pattern)
-
     def __repr__(self) -> str:
-        names = ", ".join(self.members[:4]) + (", ..." if len(self) > 4 else "")
-        others = ", ".join(n for n in self._entries if n != FORWARD)
-        parts = [
-            f"{len(self)} members: {names}",
-            *([self._default.description] if self._default is not None else []),
-            *([f"entries {others}"] if others else []),
-            self._first().programs.description,
-        ]
-        return f"WideModel({'; '.join(parts)})"
+        return self._describe(self.members)
 
     def __reduce__(self) -> tuple[Callable[[], WideModel], tuple[()]]:
         """Copies and pickles by the path: the copy loads the same artifact with the same arguments.
@@ -103,140 +80,33 @@ class WideModel(MemberAccess, Reductions, Routes, NamedInputs):
         Raises: TypeError after a swap, which is of this process only; UsageError after `close`.
         """
         self._artifact.check_open()
-        if swapped := [c.name for c in self.checkpoints if c not in self.manifest.members]:
-            raise TypeError(
-                f"this WideModel cannot be copied or pickled: {', '.join(swapped)} was swapped in this "
-                "process only, and a copy loads the artifact again; put the checkpoint into the artifact "
-                "with widepack.update, and load that"
-            )
+        self._refuse_copy_of_swapped(self.manifest)
         return self._again, ()
 
-    # ---------------------------------------------------------------- entries
+    # ---------------------------------------------------------------- members, documented in `MemberAccess`
 
-    def entry(self, name: str) -> WideEntry:
-        """Returns an entry.
+    def member(self, member: int | str) -> Member:
+        return self._forward().member(member)
 
-        Args:
-            name: The method's name.
+    def state_dict(self, member: int | str) -> dict[str, torch.Tensor]:
+        self._artifact.check_open()
+        i = self._artifact.chosen[self._artifact.index(member)]
+        saved = [w for w in self._artifact.manifest.weights if w.role != "constant"]
+        return {name: self._artifact.part(w.name, i) for w in saved for name in (w.name, *w.aliases)}
 
-        Returns:
-            A `WideEntry`.
+    def swap(
+        self,
+        member: int | str,
+        checkpoint: str | PathLike[str],
+        *,
+        key: str | None = None,
+        trust_pickle: bool = False,
+    ) -> SwapReport:
+        checkpoint_of(checkpoint)
+        from .swap import swap  # opens checkpoints, which no other part of a loaded model does
 
-        Raises:
-            UsageError: The artifact has no entry of this name.
-        """
-        if name not in self._entries:
-            raise UsageError(f"there is no entry {name!r}; the entries are {', '.join(self._entries)}")
-        return self._entries[name]
-
-    def __getattr__(self, name: str) -> WideEntry:
-        entries: dict[str, WideEntry] = self.__dict__.get("_entries", {})
-        if name in entries:
-            return entries[name]
-        raise AttributeError(
-            f"{type(self).__name__} has no attribute {name!r}; its entries are {', '.join(entries)}"
-        )
-
-    def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *self._entries]
-
-    def _first(self) -> WideEntry:
-        """Returns `forward`, or the first entry."""
-        return self._default or next(iter(self._entries.values()))
-
-    # ---------------------------------------------------------------- calls
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs all members. They share every input that is not marked with `widepack.each`.
-
-        Args:
-            *args: The inputs as the member's `forward` takes them. Dtype, device and sizes must match the
-                artifact.
-            **kwargs: The same by name, and `state` for a model with states: `{name: [N, ...]}`.
-
-        Returns:
-            The member's own structure. Every leaf is `[N, *shape]`, where `shape` is that of the member's
-            leaf; a list of N tensors if the members' shapes differ. For a model with states: (answer, new
-            state).
-
-        Raises:
-            InputError: The inputs do not match what the model was built for. Nothing has run then.
-            UsageError: The artifact has no entry `forward`, or the model was closed.
-
-        Example:
-            >>> y = ens(x)  # x: [B, 8], y: [N, B, 3]
-            >>> y, state = ens(x, state=ens.state())  # with states
-        """
-        return (self._forward() if self._default is None else self._default)(*args, **kwargs)
-
-    def each(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs all members, each on separate inputs: member i gets `[i]` of every input.
-
-        Args:
-            *args: For each input of the member a tensor `[N, ...]`, or a list of N tensors of one shape.
-            **kwargs: The same by name, and `state` for a model with states.
-
-        Returns:
-            As a call returns.
-
-        Raises:
-            InputError: The inputs do not match what the model was built for. Nothing has run then.
-            UsageError: The artifact has no entry `forward`, or the model was closed.
-
-        Example:
-            >>> y = ens.each(xs)  # xs: [N, B, 8], y: [N, B, 3]
-        """
-        return self._forward().each(*args, **kwargs)
-
-    def state(self, **sizes: int) -> dict[str, torch.Tensor]:
-        """Returns the states of all entries as they begin. The caller carries them from call to call.
-
-        Args:
-            **sizes: The size of each dim of the states that are inputs, for example `B=8`.
-
-        Returns:
-            `{name: [N, ...]}`: a buffer as each member's checkpoint has it, zeros for an input.
-
-        Raises:
-            UsageError: A size is missing or is of no state's dim, or the model was closed.
-
-        Example:
-            >>> state = ens.state()
-            >>> for x in steps:
-            ...     y, state = ens(x, state=state)
-        """
-        dims = {d for e in self._entries.values() for d in e.state_dims}
-        if unknown := sorted(set(sizes) - dims):
-            known = f"the dims of states are {', '.join(sorted(dims))}" if dims else "states have no dims"
-            raise UsageError(f"no state has the dim {', '.join(unknown)}; {known}")
-        return {name: value for e in self._entries.values() for name, value in e.state(**sizes).items()}
-
-    def reduce(self, *args: Any, **kwargs: Any) -> Any:  # documented in `Reductions`
-        return self._forward().reduce(*args, **kwargs)
-
-    def route(self, *args: Any, member: Any, **kwargs: Any) -> Any:  # documented in `Routes`
-        return self._forward().route(*args, member=member, **kwargs)
-
-    def only(self, inputs: Mapping[str, Any]) -> dict[str, Any]:  # documented in `NamedInputs`
-        return self._forward().only(inputs)
-
-    def probe(self) -> None:
-        """Runs the probe of every entry and both presets, even if it passed on this machine before.
-
-        Raises:
-            ProbeError: An answer is out of bounds.
-        """
-        for entry in self._entries.values():
-            entry.probe()
-
-    def warmup(self, patterns: Sequence[str] = ("shared",)) -> None:
-        """Binds the programs of patterns now, for every entry, instead of at the first call.
-
-        Args:
-            patterns: `shared`, `each`, or both.
-        """
-        for entry in self._entries.values():
-            entry.warmup(patterns)
+        programs = [e.programs for e in self._entries.values()]
+        return swap(self._artifact, programs, member, Path(checkpoint), key, trust_pickle)
 
     def close(self) -> None:
         """Releases programs and weights.

@@ -21,7 +21,7 @@ from widepack_artifacts.reader import Reader
 from widepack_artifacts.weights import Weights
 
 from ..errors import UsageError
-from ..runtime.admission import check_counts
+from ..runtime.admission import check_counts, check_member_slots
 from ..runtime.executable import Executable
 from ..spec.names import number_of
 from ..system.gate import Gate
@@ -119,7 +119,14 @@ class OpenArtifact:
         place.
     """
 
-    def __init__(self, reader: Reader, files: Weights, chosen: Sequence[int], options: LoadOptions) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        files: Weights,
+        chosen: Sequence[int],
+        options: LoadOptions,
+        gate: Gate | None = None,
+    ) -> None:
         self.reader, self.options, self.chosen = reader, options, tuple(chosen)
         self.manifest: Manifest = reader.manifest
         probe = reader.path(self.manifest.probe) if self.manifest.probe else None
@@ -130,12 +137,13 @@ class OpenArtifact:
         self.weights = LoadedWeights(reader, files, self.chosen, options.device, options.cast, self.lock)
         self.limits = LoadLimits(options.limit, reader.weights_files(), probe)
         self.closed = False
-        self.gate = Gate()
+        self.gate = gate or Gate()
         self.swapping = threading.Lock()
         self.swapped: dict[int, SwappedAnswers] = {}
         self.replaced: dict[int, Replacement] = {}
         self.changes: Counter[int] = Counter()
         self._cast_programs: dict[str, Program] = {}
+        self._checked: set[tuple[str, str]] = set()
 
     @property
     def files_key(self) -> str:
@@ -208,9 +216,15 @@ class OpenArtifact:
         Raises: ArtifactError, also for a program that is not of this entry; LoweringError for a program that
             cannot be cast.
         """
-        program = self.reader.program(file)
-        title = f"{self.reader.root}: the member program {file} of entry {entry}"
-        check_counts(title, program, self.manifest.entries[entry], {w.name for w in self.manifest.weights})
+        program, row = self.reader.program(file), self.manifest.entries[entry]
+        if (file, entry) not in self._checked:
+            title = f"{self.reader.root}: the member program {file} of entry {entry}"
+            table = {w.name: w for w in self.manifest.weights}
+            check_counts(title, program, row, table)
+            for signature, of in enumerate(row.member):
+                if of == file and signature in row.signatures:
+                    check_member_slots(title, program, row, table, row.signatures.index(signature))
+            self._checked.add((file, entry))
         if self.cast is None:
             return program
         if file not in self._cast_programs:

@@ -20,6 +20,7 @@ from ..ir.torch_internals import inference_guard
 from ..planning.plan import Plan, for_size, scaled
 from ..rows.layout import RowAxis
 from ..system.autocast import autocast_off
+from .answer_rows import check_rows
 from .bound_program import BoundProgram
 from .programs import EntryPrograms
 from .row_prices import RowPrices
@@ -37,11 +38,12 @@ _PATTERN = "each"
 class PaddedCall:
     """A call in which every member has as many rows.
 
-    program: of the pattern `each`. members: N. rows: of each member. order: for each place of `[N, rows]`
-    the row of the call that runs there. places: for each row of the call its place. axes: where the rows are
-    in each input. dims: in which dim of each leaf of the answer they are.
+    title: the entry in messages. program: of the pattern `each`. members: N. rows: of each member. order: for
+    each place of `[N, rows]` the row of the call that runs there. places: for each row of the call its place.
+    axes: where the rows are in each input. dims: in which dim of each leaf of the answer they are.
     """
 
+    title: str
     program: BoundProgram
     members: int
     rows: int
@@ -55,6 +57,7 @@ class PaddedCall:
         with autocast_off(), inference_guard(True):
             given = [self._spread(v, axis) for v, axis in zip(values, self.axes)]
             found = self.program.run(*given)
+            check_rows(self.title, found, [dim + 1 for dim in self.dims], self.rows)
             return [self._gathered(leaf, dim) for leaf, dim in zip(found, self.dims)]
 
     def _spread(self, value: Tensor, axis: RowAxis | None) -> Tensor:
@@ -110,7 +113,8 @@ class PaddedRows:
         if program.lists or any(o.kind != "stacked" for o in program.program.outputs):
             return None
         order, places = self._placed(numbers, rows)
-        return PaddedCall(program, self._members, rows, order, places, self._axes, self._dims)
+        title = f"{self._programs.artifact.reader.root.name}: entry {self._programs.name}"
+        return PaddedCall(title, program, self._members, rows, order, places, self._axes, self._dims)
 
     def _faster(self, counts: Mapping[int, int], rows: int, padding: float, sizes: Mapping[str, int]) -> bool:
         """Returns whether a padded call is faster: by measured times, else by the rule of thumb."""

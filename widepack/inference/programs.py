@@ -16,6 +16,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from widepack_artifacts.rows import Rows
+
 from ..errors import ProbeError, WidepackError
 from ..planning.plan import for_size, scaled
 from ..runtime.admission import guarded
@@ -42,6 +44,7 @@ class EntryPrograms:
         source: Finds its programs.
         binder: Binds them.
         probe_check: Checks them.
+        examined_rows: What was found about the rows of a batch, where the manifest says nothing.
     """
 
     def __init__(self, artifact: OpenArtifact, name: str, binder: Binder) -> None:
@@ -52,6 +55,7 @@ class EntryPrograms:
         self.source = ProgramSource(self.inputs, admission)
         self.probe_check = ProbeCheck(self.inputs)
         self.binder = ProgramBinder(self.inputs, admission, self.probe_check)
+        self.examined_rows: Rows | None = None
         self._bound: dict[str, list[BoundProgram]] = {}
 
     def for_sizes(self, pattern: str, sizes: Mapping[str, int]) -> BoundProgram:

@@ -69,6 +69,12 @@ class Reduction:
             None if members is None else tuple(members),
         )
 
+    def __str__(self) -> str:
+        """The reduction in words, with every weight: equal reductions have equal texts."""
+        given = self.weights.tolist() if hasattr(self.weights, "tolist") else self.weights
+        parts = f"of={self.of!r}, weights={given}, members={self.members}, dim={self.dim}"
+        return f"reduce({', '.join(self.names)}, {parts}, output={self.output!r})"
+
     @property
     def streamed(self) -> bool:
         """Whether the figures can be computed while members answer one after the other."""
@@ -78,12 +84,18 @@ class Reduction:
         """Returns a stream for the answers of the members. answer: the first. members: N. Raises: as
         `apply`.
         """
-        dim = self._dim(answer.unsqueeze(0), leaves)
+        dim = self.dim_of_classes(answer.unsqueeze(0), leaves)
+        return Stream(self.wanted, self.of, dim - 1, self.shares(answer, members), self.weights is None)
+
+    def shares(self, answer: Tensor, members: int) -> dict[int, float]:
+        """Returns the weight of each member that counts, by its number; 1 for all without weights.
+
+        answer: any of the answers. members: N. Raises: UsageError.
+        """
         numbers = range(members) if self.members is None else self.members
         weights = normalised(self.weights, len(numbers), answer)
         shares = [1.0] * len(numbers) if weights is None else weights.tolist()
-        used = {n: share for n, share in zip(numbers, shares) if share}
-        return Stream(self.wanted, self.of, dim - 1, used, weights is None)
+        return {n: share for n, share in zip(numbers, shares) if share}
 
     def ordered(self, found: Mapping[str, Any]) -> dict[str, Any]:
         """Returns figures in the order of the caller."""
@@ -97,15 +109,19 @@ class Reduction:
         """
         found: dict[str, Any] = {}
         if self.wanted:
-            values = _tensor(_leaf(answer, self.output, leaves[0].kind == "ragged"), one_shape)
-            dim = self._dim(values, leaves)
+            values = self.leaf(answer, leaves, one_shape)
+            dim = self.dim_of_classes(values, leaves)
             values, weights = self._counted(values)
             found.update(reduced(values, self.wanted, self.of, dim, weights))
         if MIXTURE in self.names:
             found[MIXTURE] = self._mixture(answer, one_shape)
         return self.ordered(found)
 
-    def _dim(self, values: Tensor, leaves: Sequence[OutputLeaf]) -> int:
+    def leaf(self, answer: Any, leaves: Sequence[OutputLeaf], one_shape: bool) -> Tensor:
+        """Returns the leaf `[N, ...]` that the figures are of. Raises: InputError, UsageError."""
+        return _tensor(_leaf(answer, self.output, leaves[0].kind == "ragged"), one_shape)
+
+    def dim_of_classes(self, values: Tensor, leaves: Sequence[OutputLeaf]) -> int:
         """Returns the dim of the classes in `[N, ...]`. Raises: as `check_answers`."""
         dims = _dims(leaves, self.output)
         rows = bool(dims) and len(dims) == values.dim() - 1 and self.dim % len(dims) == 0
@@ -123,20 +139,26 @@ class Reduction:
         return values, weights
 
     def _mixture(self, answer: Any, one_shape: bool) -> tuple[Tensor, Tensor]:
-        if isinstance(answer, Mapping):
-            answer = list(answer.values())
-        if not isinstance(answer, (tuple, list)) or len(answer) != 2:
-            raise InputError("mixture needs members that answer two tensors: means and variances")
-        means, variances = (_tensor(part, one_shape) for part in answer)
-        for values in (means, variances):
-            check_answers(values, requested(["min"], None, False), None, -1, rows=False)
-        if means.shape != variances.shape:
-            raise InputError(
-                f"the means have the shape {list(means.shape)}, the variances {list(variances.shape)}: "
-                "mixture needs a variance for each mean"
-            )
+        means, variances = means_and_variances(answer, one_shape)
         means, weights = self._counted(means)
         return mixture(means, self._counted(variances)[0], weights)
+
+
+def means_and_variances(answer: Any, one_shape: bool) -> tuple[Tensor, Tensor]:
+    """Returns the two leaves `[N, ...]` of an answer that `mixture` reads. Raises: InputError."""
+    if isinstance(answer, Mapping):
+        answer = list(answer.values())
+    if not isinstance(answer, (tuple, list)) or len(answer) != 2:
+        raise InputError("mixture needs members that answer two tensors: means and variances")
+    means, variances = (_tensor(part, one_shape) for part in answer)
+    for values in (means, variances):
+        check_answers(values, requested(["min"], None, False), None, -1, rows=False)
+    if means.shape != variances.shape:
+        raise InputError(
+            f"the means have the shape {list(means.shape)}, the variances {list(variances.shape)}: "
+            "mixture needs a variance for each mean"
+        )
+    return means, variances
 
 
 def _leaf(answer: Any, output: str | int | None, ragged: bool) -> Any:

@@ -16,23 +16,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from widepack_artifacts import tree
+from widepack_artifacts.entry import Entry
 from widepack_artifacts.program import Program
 from widepack_artifacts.rows import Rows
 
 from ..errors import ArtifactError, InputError, UsageError, WidepackError
 from ..ir.at_rest import draws
-from ..ir.torch_internals import in_forward_mode, inference_guard
+from ..ir.torch_internals import in_forward_mode, in_transform, inference_guard
 from ..rows.axes import row_axis_of
 from ..runtime.admission import check_member_run
 from ..runtime.executable import storage
 from ..system.autocast import autocast_off
+from .answer_rows import check_rows
 from .binder import Binder
+from .call_check import key_of
 from .entry_rows import rows_of_entry
 from .input_names import ROUTE
 from .member_numbers import member_numbers
@@ -54,8 +57,35 @@ _Members = Mapping[int, RoutedMember]
 """The bound members of a call, by number."""
 
 
+class RoutedCall(NamedTuple):
+    """A checked call of a router. `run` is called inside the gate."""
+
+    router: Router
+    values: Sequence[Tensor]
+    numbers: Sequence[int]
+    others: _Others
+    members: _Members
+    weights: RowWeights | None
+    padded: PaddedCall | None
+
+    def run(self) -> list[Any]:
+        """Runs the rows. Returns: the leaves of the answer, in the order of the rows."""
+        if self.padded is not None:
+            return self.padded.run(*self.values)
+        return self.router.run(self.values, self.numbers, self.others, self.members, self.weights)
+
+    def explained(self, error: Exception) -> InputError:
+        """Returns the error of a call that an op refused."""
+        return self.router.explained(error)
+
+
 class Router:
     """Routes the rows of calls of one entry.
+
+    Attributes:
+        letter: The dim of the rows.
+        axes: For each input where its rows are; None for an input that all rows share.
+        dims: The same for each output.
 
     Raises: UsageError for an entry whose rows cannot be routed; ArtifactError if the file says of its rows
     what is not so.
@@ -66,23 +96,22 @@ class Router:
         self._artifact, self._entry, self._name = programs.artifact, programs.entry, programs.name
         self._title = f"{self._artifact.reader.root.name}: entry {self._name}"
         self._refuse_kind()
-        self._letter = self._independent().dim
+        self.letter = self._independent().dim
         try:
-            self._axes = [row_axis_of(i.type, self._letter) for i in self._entry.inputs]
-            self._dims = [row_axis_of(o.type, self._letter) for o in self._entry.outputs]
+            self.axes = [row_axis_of(i.type, self.letter) for i in self._entry.inputs]
+            self.dims = [row_axis_of(o.type, self.letter) for o in self._entry.outputs]
         except ValueError as e:
-            raise ArtifactError(f"{self._title} has no rows along {self._letter!r}: {e}") from None
-        if not any(self._axes) or None in self._dims:
-            raise ArtifactError(f"{self._title} has no row for each answer along {self._letter!r}")
-        self._members = RoutedMembers(programs, self._letter, self._axes)
-        padded = PaddedRows(
-            programs, self._letter, self._axes, [self._dim(k) for k in range(len(self._dims))]
-        )
+            raise ArtifactError(f"{self._title} has no rows along {self.letter!r}: {e}") from None
+        if not any(self.axes) or None in self.dims:
+            raise ArtifactError(f"{self._title} has no row for each answer along {self.letter!r}")
+        self._members = RoutedMembers(programs, self.letter, self.axes)
+        self._places = [axis.dim for axis in self.dims if axis is not None]
+        padded = PaddedRows(programs, self.letter, self.axes, self._places)
         self._padded = padded if padded.possible else None
         self._seen: dict[Any, _Sizes] = {}
         self._admitted: set[Any] = set()
         self._limited = self._artifact.limits.limit is not None
-        self._has_conditions = bool(self._entry.guards) or self._entry.dims[self._letter].min > 1
+        self._has_conditions = bool(self._entry.guards) or self._entry.dims[self.letter].min > 1
 
     def _refuse_kind(self) -> None:
         """Refuses an entry that needs more than rows. Raises: UsageError."""
@@ -110,29 +139,28 @@ class Router:
     def call(self, args: Sequence[Any], kwargs: Mapping[str, Any], member: Any) -> Any:
         """Runs a call. member: of each row, as `route` takes it. Raises: InputError; UsageError."""
         self._artifact.check_open()
-        values: Sequence[Tensor] = args
-        if kwargs or not self._binder.plain(args):
-            values, per_member = self._binder.bind(args, kwargs, ROUTE)
-            if any(per_member):
-                raise InputError(
-                    "route takes one row for each answer; widepack.each is for ens(...) and ens.each"
-                )
+        values = inputs_of_rows(self._binder, args, kwargs)
+        call = self.prepared(values, member)
+        try:
+            outputs = self._artifact.gate.run(call, ())
+        except (WidepackError, torch.OutOfMemoryError):
+            raise
+        except Exception as e:
+            raise self.explained(e) from e
+        return built(self._entry, outputs)
+
+    def prepared(self, values: Sequence[Tensor], member: Any) -> RoutedCall:
+        """Checks a call and binds its members, before the call passes the gate.
+
+        member: of each row, as `route` takes it. Raises: InputError; UsageError.
+        """
+        self._artifact.check_open()
         rows, others = self._sizes(values)
         numbers = member_numbers(member, self._artifact.members, rows)
         members = self._members.bound(numbers)
         weights = self._members.for_rows(rows, members) if len(members) > 1 else None
         padded = self._padded_call(numbers, others, members) if weights is None else None
-        try:
-            if padded is not None:
-                outputs = self._artifact.gate.run(padded, values)
-            else:
-                outputs = self._artifact.gate.run(self, (values, numbers, others, members, weights))
-        except (WidepackError, torch.OutOfMemoryError):
-            raise
-        except Exception as e:
-            raise self._explained(e) from e
-        result = self._entry.result
-        return outputs[result["leaf"]] if "leaf" in result else tree.build(result, outputs, named_values)
+        return RoutedCall(self, values, numbers, others, members, weights, padded)
 
     def _padded_call(self, numbers: Sequence[int], others: _Others, members: _Members) -> PaddedCall | None:
         """Returns a call that runs padded; None if another form is faster. A trunk runs once in other
@@ -149,15 +177,15 @@ class Router:
 
         Returns: the number of rows, and the other dims. Raises: InputError.
         """
-        if in_forward_mode():
+        key = tuple(key_of(values, self._name))
+        if in_forward_mode() or in_transform():
             self._binder.refuse_derivatives(values)
-        key = tuple([(v.shape, v.dtype, v.device, v.layout, v.requires_grad) for v in values])
         found = self._seen.get(key)
         if found is None:
             differentiable = self._binder.refuse_derivatives(values)
             sizes = self._binder.check(values, self._binder.none)
-            others = tuple((letter, size) for letter, size in sizes.items() if letter != self._letter)
-            found = sizes[self._letter], others
+            others = tuple((letter, size) for letter, size in sizes.items() if letter != self.letter)
+            found = sizes[self.letter], others
             if not differentiable:
                 if len(self._seen) >= SEEN:
                     self._seen.clear()
@@ -187,12 +215,12 @@ class Router:
                 return self._alone(members[numbers[0]], values, (len(numbers), others))
             if weights is not None and weights.is_current(self._artifact.changes):
                 return self._by_rows(weights, values, numbers, others, members[numbers[0]])
-            allowed = partial(self._fits, others) if self._has_conditions else None
+            allowed = partial(self.fits, others) if self._has_conditions else None
             return self._outputs(values, RowGroups.of(numbers, allowed), others, members)
 
-    def _fits(self, others: _Others, rows: int) -> bool:
+    def fits(self, others: _Others, rows: int) -> bool:
         """Returns whether the member program holds for a number of rows."""
-        return self._programs.inputs.fits({**dict(others), self._letter: rows})
+        return self._programs.inputs.fits({**dict(others), self.letter: rows})
 
     def _by_rows(
         self,
@@ -211,6 +239,7 @@ class Router:
         self._admit(split.rest, sizes, member.rest, read)
         ids = torch.tensor(numbers, device="cpu")
         found = list(weights.form.function(*weights.values, ids, *read))
+        check_rows(self._title, found, self._places, len(numbers))
         for k in member.functions.views:
             place = storage(found[k])
             if place in member.storages or place in map(storage, values):
@@ -233,17 +262,11 @@ class Router:
         found: list[list[Tensor]]
         if all(m.functions is bound[0].functions for m in bound):
             found = self._grouped(values, groups, others, bound)
-            return [groups.join(list(leaves), self._dim(k)) for k, leaves in enumerate(zip(*found))]
-        inputs = zip(*(groups.split(v, a) for v, a in zip(values, self._axes)))
+            return [groups.join(list(leaves), dim) for dim, leaves in zip(self._places, zip(*found))]
+        inputs = zip(*(groups.split(v, a) for v, a in zip(values, self.axes)))
         sizes = [(len(rows), others) for rows in groups.rows]
         found = [self._alone(m, x, size) for m, x, size in zip(bound, inputs, sizes)]
-        return [self._joined(list(leaves), groups, self._dim(k)) for k, leaves in enumerate(zip(*found))]
-
-    def _dim(self, k: int) -> int:
-        """Returns in which dim of a leaf of the answer the rows are."""
-        axis = self._dims[k]
-        assert axis is not None  # others are refused
-        return axis.dim
+        return [self._joined(list(leaves), groups, dim) for dim, leaves in zip(self._places, zip(*found))]
 
     def _alone(self, member: RoutedMember, values: Sequence[Tensor], sizes: _Sizes) -> list[Tensor]:
         """Runs rows that are all for one member.
@@ -253,6 +276,7 @@ class Router:
         functions = member.functions
         self._admit(functions.program, sizes, member.whole, values)
         found: list[Tensor] = list(functions.whole(*member.whole, *values))
+        check_rows(self._title, found, self._places, sizes[0])
         for k in functions.views:
             place = storage(found[k])
             if place in member.storages or place in map(storage, values):
@@ -274,7 +298,9 @@ class Router:
         for member, rows, given in zip(bound, groups.rows, slices):
             if self._limited:
                 self._admit(functions.split.rest, (len(rows), others), member.rest, given)
-            found.append(functions.rest(*member.rest, *given))
+            leaves = functions.rest(*member.rest, *given)
+            check_rows(self._title, leaves, self._places, len(rows))
+            found.append(leaves)
         return found
 
     def _joined(self, leaves: list[Tensor], groups: RowGroups, dim: int) -> Any:
@@ -300,9 +326,25 @@ class Router:
             self._admitted.clear()
         self._admitted.add(key)
 
-    def _explained(self, error: Exception) -> InputError:
+    def explained(self, error: Exception) -> InputError:
         """Returns the error of a call that an op refused."""
         lines = str(error).strip().splitlines()
         return InputError(
             f"{self._title} cannot run on these rows: {lines[0][:300] if lines else type(error).__name__}"
         )
+
+
+def inputs_of_rows(binder: Binder, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Tensor]:
+    """Returns the tensors of a routed call. Raises: InputError."""
+    if not kwargs and binder.plain(args):
+        return args
+    values, per_member = binder.bind(args, kwargs, ROUTE)
+    if any(per_member):
+        raise InputError("route takes one row for each answer; widepack.each is for ens(...) and ens.each")
+    return values
+
+
+def built(entry: Entry, leaves: list[Any]) -> Any:
+    """Returns the member's own structure over the leaves of an answer."""
+    result = entry.result
+    return leaves[result["leaf"]] if "leaf" in result else tree.build(result, leaves, named_values)

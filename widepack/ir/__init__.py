@@ -19,6 +19,7 @@
 | `op_traits.py` | Lists what is known of ops by name, without running them: recurrent ops |
 | `ops.py` | Finds ops by name and answers questions about them from their schemas |
 | `recurrent_values.py` | Computes the shapes that torch's recurrent layers return, without a run |
+| `size_terms.py` | Estimates how many terms sizes have once torch expands their expressions |
 | `tensor_type.py` | Parses the type texts of programs: `float32[B,3]` becomes a `TensorType` |
 | `torch_internals.py` | Wraps names of torch that have no public form |
 | `torch_tuples.py` | Names and builds the named tuples of torch, which ops such as `x.max(1)` return |

@@ -28,7 +28,7 @@ from ..errors import LoweringError
 from ..kernels.checks import CHECKS
 from ..spec.dtypes import dtype_of
 from ..system import deadline
-from . import limits, ops
+from . import limits, ops, size_terms
 from .encoding import decode
 from .op_traits import is_recurrent_layer
 from .recurrent_values import recurrent_result
@@ -37,7 +37,6 @@ from .torch_internals import symbolic_expression
 from .values import known
 
 CPU = torch.device("cpu")
-_MOST_TERMS = 500
 _MOST_REMEMBERED = 10_000
 """The most calls that torch may cache for fake tensors.
 
@@ -45,10 +44,11 @@ It never removes one by itself, each takes about 5 KB, and a service may load ar
 """
 
 
-def _refuse(op: str, args: Any) -> None:
-    """Checks an op of an untrusted program.
+def _refuse(op: str, args: Any, kwargs: Any) -> None:
+    """Checks an op of an untrusted program before it runs.
 
-    Raises: LoweringError for operands that are no numbers, and when the time is over.
+    Raises: LoweringError for operands that are no numbers, for sizes of too many terms, and when the time is
+    over.
     """
     if deadline.over():
         raise LoweringError(f"reading the program for all members takes too long: stopped at {op}")
@@ -57,21 +57,11 @@ def _refuse(op: str, args: Any) -> None:
             limits.refuse_operands(op, args)
     except limits.LimitExceeded as e:
         raise LoweringError(f"{op} {e}") from None
-
-
-def _large(value: Any) -> bool:
-    """Whether a number or a size of a tensor is an expression of more than `_MOST_TERMS` terms."""
-    if isinstance(value, (list, tuple)):
-        return any(map(_large, value))
-    sizes = value.shape if isinstance(value, torch.Tensor) else [value]
-    for size in sizes:
-        waiting, terms = [size.node.expr] if isinstance(size, (torch.SymInt, torch.SymFloat)) else [], 0
-        while waiting:
-            terms += 1
-            waiting.extend(waiting.pop().args)
-            if terms > _MOST_TERMS:
-                return True
-    return False
+    if size_terms.reads_large(op, args, kwargs):
+        raise LoweringError(
+            f"{op} reads sizes that together are an expression of too many terms over the inputs' sizes: "
+            "stopped there"
+        )
 
 
 class Fakes:
@@ -122,7 +112,7 @@ class Fakes:
         """
         untrusted = deadline.limited()
         if untrusted:
-            _refuse(op, args)
+            _refuse(op, args, kwargs)
         try:
             key = (op, _key(args), _key(kwargs))
             if key in self._known:
@@ -131,10 +121,10 @@ class Fakes:
             key = None
         with self.on():
             result = _result(op, args, kwargs)
-        if untrusted and _large(result):
+        if untrusted and size_terms.has_large(result):
             raise LoweringError(
-                f"{op} returns a size that is an expression of more than {_MOST_TERMS} terms over the "
-                "inputs' sizes: stopped there"
+                f"{op} returns a size that is an expression of more than {size_terms.MOST_TERMS} terms over "
+                "the inputs' sizes: stopped there"
             )
         if key is not None and not ops.of_values(op):
             self._known[key] = result

@@ -75,13 +75,20 @@ def refuse_operands(op: str, args: Sequence[Any]) -> None:
     """
     if op == "operator.getitem":
         return
-    for value in args:
-        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            continue
-        if not isinstance(value, (int, float)) or (isinstance(value, int) and abs(value) >= 2**63):
+    found = [_example(value) for value in args]
+    for value, number in zip(args, found):
+        if number is None and value is not None:
+            continue  # a size that values determine has no example
+        if not isinstance(number, (int, float)) or (isinstance(number, int) and abs(number) >= 2**63):
             raise LimitExceeded(f"reads {str(value)[:40]!r}, which is not a number of 64 bits")
-    if op == "operator.pow" and len(args) == 2 and isinstance(args[1], int) and abs(args[1]) > 64:
-        raise LimitExceeded(f"has the exponent {args[1]:,}; at most 64 is allowed")
+    exponent = found[1] if op == "operator.pow" and len(found) == 2 else None
+    if isinstance(exponent, (int, float)) and abs(exponent) > 64:
+        raise LimitExceeded(f"has the exponent {exponent:,}; at most 64 is allowed")
+
+
+def _example(value: Any) -> Any:
+    """Returns a number; of a symbolic one its example, which torch computes with it. None if it has none."""
+    return value.node.hint if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else value
 
 
 def _dim_size(given: Mapping[str, Any], of: str = "self") -> int:

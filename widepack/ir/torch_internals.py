@@ -147,6 +147,12 @@ def is_transformed(value: torch.Tensor) -> bool:
     return known is not None and bool(known.is_functorch_wrapped_tensor(value))
 
 
+def in_transform() -> bool:
+    """Returns whether this code runs inside a transform of `torch.func`. False without the private name."""
+    known = getattr(torch._C, "_functorch", None)
+    return known is not None and known.peek_interpreter_stack() is not None
+
+
 def in_forward_mode() -> bool:
     """Returns whether this code runs in a level of `torch.autograd.forward_ad`. False without the private
     name.

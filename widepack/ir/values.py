@@ -22,6 +22,8 @@ import torch
 
 from widepack_artifacts.program import Ref
 
+from .size_terms import is_large
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
@@ -98,7 +100,8 @@ class Stacked:
         members, channels, channel = fake.stride(0), fake.shape[2], fake.stride(2)
         if all(isinstance(s, int) for s in (members, channels, channel)):
             return bool(members == channels * channel)
-        return bool(sympy.expand(expression(members) - expression(channels) * expression(channel)) == 0)
+        difference = expression(members) - expression(channels) * expression(channel)
+        return not is_large(difference) and bool(sympy.expand(difference) == 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

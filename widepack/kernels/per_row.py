@@ -39,8 +39,8 @@ def row_places(ids: Tensor, inputs: int) -> Tensor:
 def linear_of_rows(x: Tensor, table: Tensor, places: Tensor, bias: Tensor | None) -> Tensor:
     """Returns `x[b] @ weight[ids[b]] + bias` for each row.
 
-    places: from `row_places`, within the table. The kernel does not check them. Raises: OperandError for
-    another number of inputs.
+    places: from `row_places`, within the table. torch 2.13 raises RuntimeError for others; its documentation
+    does not promise that. Raises: OperandError for another number of inputs.
     """
     rows, inputs = x.shape
     require(places.shape[0] == x.numel(), f"x is {list(x.shape)}; the weights take other inputs")

@@ -67,6 +67,53 @@ class StreamedSums:
         self.weight = 0.0
         self._sums: dict[str, torch.Tensor] = {}
 
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What is summed up so far: `mean` (a sum), `first`, `shift` and `squares` (of the variance),
+        `expected_entropy`, `counts`, `least`, `greatest`. Each has the form of one member's answer.
+        """
+        return dict(self._sums)
+
+    def put(self, tensors: Mapping[str, torch.Tensor], members: int, weight: float) -> None:
+        """Replaces the sums by those of other members. weight: the sum of their weights."""
+        self._sums, self.members, self.weight = dict(tensors), members, weight
+        self.dtype = next((t.dtype for name, t in tensors.items() if name != "counts"), self.dtype)
+
+    def to(self, device: torch.device) -> StreamedSums:
+        """Returns the same sums on a device."""
+        found = StreamedSums(self.of, self.dim, self.equal, self.reads)
+        found.put({n: t.to(device) for n, t in self._sums.items()}, self.members, self.weight)
+        found.dtype = self.dtype
+        return found
+
+    def merge(self, other: StreamedSums) -> None:
+        """Adds the sums of other members. The result does not depend on the order within each of the two.
+
+        Squared distances are merged as Chan, Golub and LeVeque do (1979): those of both, and that of the two
+        means. The distance of the means is that of the first answers and of the shifts from them, so that it
+        does not cancel where the answers are large and differ little.
+        """
+        if not other.members:
+            return
+        if not self.members:
+            self.put({n: t.clone() for n, t in other.tensors.items()}, other.members, other.weight)
+            self.dtype = other.dtype
+            return
+        theirs, weight = other.tensors, self.weight + other.weight
+        for name in ("mean", "expected_entropy", "counts"):
+            if name in theirs:
+                self._sum(name, theirs[name])
+        for name, choose in (("least", torch.minimum), ("greatest", torch.maximum)):
+            if name in theirs:
+                self._keep(name, theirs[name], choose)
+        if "squares" in theirs:
+            apart = (theirs["first"] - self._sums["first"]) + (theirs["shift"] - self._sums["shift"])
+            self._sums["shift"] = self._sums["shift"] + apart * (other.weight / weight)
+            between = squared(apart) * (self.weight * other.weight / weight)
+            self._sums["squares"] = self._sums["squares"] + theirs["squares"] + between
+        self.members += other.members
+        self.weight = weight
+
     def add(self, answer: torch.Tensor, weight: float) -> None:
         """Adds the answer of one member. answer: float32 or wider."""
         block = Block(answer.unsqueeze(0), self.of, self.dim)

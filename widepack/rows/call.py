@@ -11,6 +11,7 @@ import torch
 from widepack_artifacts.program import Node, Ref
 
 from ..ir import ops
+from ..ir.size_terms import is_large
 from ..ir.torch_internals import known_expression
 from .layout import EVEN, Layout, RowAxis, RowNumbers
 
@@ -57,7 +58,7 @@ class Batch:
 
     def is_multiple(self, size: Any) -> bool:
         """Returns whether a size is a multiple of the number of rows, the same for every number of rows."""
-        if not self.depends(size):
+        if not self.depends(size) or is_large(expression(size)):
             return False
         expanded = expression(size).expand()
         factor = expanded.coeff(self.symbol)

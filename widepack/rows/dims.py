@@ -70,7 +70,10 @@ def extremum(call: Call) -> Layout:
 def along(call: Call) -> Layout:
     """An op along the dims `dim` or `dims` that keeps the others apart; all dims by default."""
     name = "dims" if "dims" in call.given else "dim"
-    return call.several(kept_along(call, call.layout("self"), call.dims(name)))
+    dims = call.dims(name)
+    if dims is None and call.given.get("s") is not None:  # a Fourier transform of the last dims
+        dims = list(range(call.rank("self")))[-len(call.given["s"]) :]
+    return call.several(kept_along(call, call.layout("self"), dims))
 
 
 def kept_along(call: Call, layout: Layout, dims: list[int] | None) -> Layout:
@@ -98,6 +101,9 @@ def two_over_dim(call: Call) -> Layout:
     rank = max(call.rank(n) for n in names[:2])
     layout = aligned(call, rank)
     dim = int(call.get("dim")) % rank
+    for name in names[:2]:
+        if dim - (rank - call.rank(name)) in call.even_dims(name):
+            call.unknown(f"reduces a dim of its {name} whose size is the number of rows")
     if layout is EVEN:
         call.unknown("reduces a value of the batch")
     if isinstance(layout, RowAxis):

@@ -31,6 +31,9 @@ from .pointwise import is_pointwise
 _LINEAR = "aten.linear.default"
 _PRODUCTS = frozenset({"aten.matmul.default", "aten.mm.default"})
 _NORM = "aten.layer_norm.default"
+_NORM_WEIGHTS = ("weight", "bias")
+_WEIGHTS = "float32"
+"""The dtype of the weights that are read for each row."""
 _LARGEST_VECTOR = 4096
 """The most numbers of a weight that is gathered for each row."""
 _START_NS, _LAYER_NS, _OP_NS = 15_000.0, 16_000.0, 2_500.0
@@ -161,6 +164,8 @@ class _PerRowGraph:
             others = [n for n in refs((node.args, node.kwargs)) if n not in self._own]
             if any(self._layouts[n] is not None and self._rank(n) != rank for n in others):
                 raise _NoForm
+            if any(not self._shape(n) for n in read) and any(map(self._promotes, others)):
+                raise _NoForm
             at = {**self._at, **{name: self._gathered(name, rank) for name in set(read)}}
             args = decode(substitute(node.args, at.__getitem__), self._device)
             kwargs = decode(substitute(node.kwargs, at.__getitem__), self._device)
@@ -195,10 +200,12 @@ class _PerRowGraph:
         x, shape = given["input"], given["normalized_shape"]
         if not isinstance(x, Ref) or x.name in self._own or self._layouts[x.name] != RowAxis(0):
             raise _NoForm
+        if any(isinstance(v, Ref) and self._promotes(v.name) for v in (x, *map(given.get, _NORM_WEIGHTS))):
+            raise _NoForm  # the norm keeps the dtype of its input
         rank = self._rank(x.name)
         plain = (self._at[x.name], list(shape), None, None, given.get("eps", 1e-5))
         y = self._graph.call_function(torch.layer_norm, plain)
-        for name, op in (("weight", torch.mul), ("bias", torch.add)):
+        for name, op in zip(_NORM_WEIGHTS, (torch.mul, torch.add)):
             value = given.get(name)
             if isinstance(value, Ref):
                 own = value.name in self._own
@@ -231,9 +238,18 @@ class _PerRowGraph:
     def _shape(self, name: str) -> tuple[int, ...]:
         """The shape of a weight."""
         type_ = tensor_type(self._types[name])
-        if type_ is None or type_.numbers is None or type_.dtype != "float32":
+        if type_ is None or type_.numbers is None or type_.dtype != _WEIGHTS:
             raise _NoForm
         return type_.numbers
+
+    def _promotes(self, name: str) -> bool:
+        """Whether a value has another floating dtype than the members' weights.
+
+        A tensor without dims does not change the dtype of others of its kind: a half times such a weight is a
+        half. The gathered weights have dims and would.
+        """
+        type_ = tensor_type(self._types[name])
+        return type_ is None or (type_.is_rounded and type_.dtype != _WEIGHTS)
 
     def _rank(self, name: str) -> int:
         """The number of dims of a value."""

@@ -44,8 +44,8 @@ def axis_of_even_value(call: Call, name: str) -> RowAxis:
 def reshape(call: Call) -> Layout:
     """Another shape over the same order of numbers."""
     layout = call.layout("self")
-    if call.node.op == "aten.view.dtype" and (layout is EVEN or _in_last(call, layout)):
-        call.unknown("changes the number of places of the rows")
+    if call.node.op == "aten.view.dtype":
+        return _as_dtype(call, layout)
     if layout is None:
         return call.unknown("spreads a value over the rows") if call.result_dims() else None
     if layout is EVEN:
@@ -58,8 +58,14 @@ def reshape(call: Call) -> Layout:
     return RowNumbers(found) if isinstance(layout, RowNumbers) else found
 
 
-def _in_last(call: Call, layout: Layout) -> bool:
-    return isinstance(layout, RowAxis) and layout.dim == call.rank("self") - 1
+def _as_dtype(call: Call, layout: Layout) -> Layout:
+    """The same memory as another dtype: only the last dim may get another size."""
+    if isinstance(layout, RowNumbers):
+        call.unknown("changes the type of the number of the row")
+    last = call.rank("self") - 1
+    if last in call.even_dims("self") or (isinstance(layout, RowAxis) and layout.dim == last):
+        call.unknown("changes the number of places of the rows")
+    return layout
 
 
 def reordered(call: Call) -> Layout:

@@ -25,7 +25,12 @@ MOST = 64
 LARGE = 8
 """The batch of which other batches are parts in a trial of a proved program, if the model takes it."""
 NUMBERS = 2**18
-"""The most numbers in the inputs of a larger trial, of a program that is not proved."""
+"""The most numbers in the inputs of a larger trial, of a program that is not proved.
+
+If the example's sizes give more, trials have smaller sizes.
+"""
+SMALL = 1024
+"""The sizes of other dims that are tried for smaller trials are below this."""
 UNREADABLE = (
     LoweringError,
     ValueError,
@@ -53,9 +58,12 @@ class ExaminedEntry:
     outputs: Sequence[str]
     trials: Callable[[int, str], RowTrials]
 
-    def batches(self, letter: str) -> list[int]:
-        """Returns the sizes of a dim that the model takes at the example's sizes of the others."""
-        return [b for b in range(1, MOST + 1) if self.fits({**self.sizes, letter: b})]
+    def batches(self, letter: str, sizes: Mapping[str, int] | None = None) -> list[int]:
+        """Returns the sizes of a dim that the model takes at these sizes of the others.
+
+        sizes: default the example's.
+        """
+        return [b for b in range(1, MOST + 1) if self.fits({**(sizes or self.sizes), letter: b})]
 
     def rows(self) -> Rows:
         """Decides along which dim the rows are independent: B, or else the first such dim of the inputs.
@@ -91,25 +99,38 @@ class ExaminedEntry:
             reason = self._walk(program, letter)
         except MixesRows as e:
             return Rows(letter, False, True, _text(words(e.node, e.why)))
+        sizes = self._trial_sizes(program, letter)
+        batches = self.batches(letter, sizes)
         rows = 3 if 3 in batches else next(b for b in batches if b >= 2)
         large = next((b for b in batches if b >= LARGE), batches[-1])
         if reason:
-            most = NUMBERS // self._numbers_of_a_row(program, letter)
+            most = NUMBERS // _numbers_of_a_row(program, letter, sizes)
             large = max([large, *(b for b in batches if b <= most)])
         try:
             trials = self.trials(number, letter)
-            why = trials.difference(self.sizes, rows, large, [b for b in batches[:2] if b < large])
+            why = trials.difference(sizes, rows, large, [b for b in batches[:2] if b < large])
         except NoTrial as e:
             why = f"no trial could run ({e})" if reason else ""
         if why:
             return Rows(letter, False, False, _text(f"{why}; {reason}" if reason else why))
         return Rows(letter, True, not reason, _text(reason))
 
-    def _numbers_of_a_row(self, program: Program, letter: str) -> int:
-        """Returns how many numbers the inputs have for each row, at the example's sizes."""
-        sizes = {**self.sizes, letter: 1}
-        shapes = [parse_slot(slot.type).shape(sizes) for slot in program.inputs]
-        return max(1, sum(int(math.prod(shape)) for shape in shapes))
+    def _trial_sizes(self, program: Program, letter: str) -> Mapping[str, int]:
+        """Returns the sizes of the dims for trials: those of the example.
+
+        If a larger call would have more than `NUMBERS` numbers, each other dim has its smallest size of at
+        least 2 that the model takes with the others.
+        """
+        if LARGE * _numbers_of_a_row(program, letter, self.sizes) <= NUMBERS:
+            return self.sizes
+        found = dict(self.sizes)
+        for dim in self.sizes:
+            if dim != letter:
+                smaller = range(2, min(found[dim], SMALL))
+                fitting = (s for s in smaller if self.fits({**found, dim: s}))
+                found[dim] = next(fitting, found[dim])
+        batches = self.batches(letter, found)
+        return found if len(batches) > 1 and batches[-1] > 2 else self.sizes
 
     def _without_rows(self, program: Program, letter: str) -> str:
         """Returns why inputs and outputs have no row for each answer; "" if they have."""
@@ -170,6 +191,12 @@ def dims_of(program: Program) -> list[str]:
     sizes = [size for t in types if t is not None for size in t.sizes]
     letters = dict.fromkeys(size.letter for size in sizes if isinstance(size, DimExpr))
     return sorted(letters, key=lambda letter: letter != "B")
+
+
+def _numbers_of_a_row(program: Program, letter: str, sizes: Mapping[str, int]) -> int:
+    """Returns how many numbers the inputs have for each row."""
+    shapes = [parse_slot(slot.type).shape({**sizes, letter: 1}) for slot in program.inputs]
+    return max(1, sum(int(math.prod(shape)) for shape in shapes))
 
 
 def words(node: Node, why: str) -> str:

@@ -17,6 +17,7 @@ from widepack_artifacts.weight_table import Weight
 
 from ..errors import ArtifactError, WidepackError
 from ..ir import limits
+from ..ir.tensor_type import tensor_type
 from .budget import Budget, OverBudget
 from .prologue import split
 
@@ -62,6 +63,29 @@ def check_slots(
             raise ArtifactError(
                 f"{title} takes the weight {row.name} as {slot.kind}, but in the manifest's table it "
                 f"is {row.kind}"
+            )
+
+
+def check_member_slots(
+    title: str, program: Program, entry: Entry, table: Mapping[str, Weight], member: int
+) -> None:
+    """Checks the types of the weights and inputs of a member program against the manifest.
+
+    member: the number of a member that the program is for. Raises: ArtifactError.
+    """
+    for slot in program.weights:
+        row = table[slot.source]
+        expected = f"{row.dtype}[{','.join(map(str, row.of(member)))}]"
+        if tensor_type(slot.type) != tensor_type(expected):
+            raise ArtifactError(
+                f"{title} takes the weight {row.name[:80]} as {slot.type[:80]!r}, but in the manifest's "
+                f"table it is {expected[:80]}"
+            )
+    for slot, leaf in zip(program.inputs, entry.inputs):
+        if tensor_type(slot.type) != tensor_type(leaf.type):
+            raise ArtifactError(
+                f"{title} takes the input {leaf.name[:80]} as {slot.type[:80]!r}, but the entry's type is "
+                f"{leaf.type[:80]}"
             )
 
 
@@ -125,17 +149,19 @@ def admit(
     raise ArtifactError(f"{title} cannot be walked")  # a walk with values never needs more
 
 
-def check_member_run(title: str, program: Program, given: Sequence[Any]) -> None:
+def check_member_run(
+    title: str, program: Program, given: Sequence[Any], budget: Budget | None = None
+) -> None:
     """Checks what a member program of an untrusted file takes at these sizes, before it runs.
 
-    title: the program in messages. given: its weights, then its inputs. A program that cannot run on them is
-    not refused here: the run itself fails. Raises: OverBudget naming the node that takes more memory or work
-    than files and inputs of this size allow.
+    title: the program in messages. given: its weights, then its inputs. budget: default what files and inputs
+    of this size allow. A program that cannot run on them is not refused here: the run itself fails. Raises:
+    OverBudget naming the node that takes more memory or work.
     """
     from .walk import NeedsValues, Walk
 
     weights, inputs = given[: len(program.weights)], given[len(program.weights) :]
-    budget = Budget.of(limits.size(weights), limits.size(inputs), use="run")
+    budget = budget or Budget.of(limits.size(weights), limits.size(inputs), use="run")
     for values in (False, True):
         try:
             Walk(replace(budget), title, torch.device("cpu"), values=values).run(program, list(given))

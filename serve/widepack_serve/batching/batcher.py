@@ -291,14 +291,18 @@ class Batcher:
     def _run(self, parts: list[Part]) -> None:
         """Runs a batch. Calls that the model refuses fail alone."""
         start = self.moved = time.monotonic()
+        work = time.thread_time()
         for part in parts:
             part.job.started = part.job.started or start
         self._running = parts
         self._run_or_halve(parts)
         self.moved = time.monotonic()
-        group = parts[0].job.call.group
-        if group is not None:
-            self._timings.add(group, sum(p.rows for p in parts), self.moved - start)
+        call = parts[0].job.call
+        if call.group is not None:
+            # on a CPU without the time for which this thread waits for the interpreter lock
+            on_cpu = call.model.artifact.model.device.type == "cpu"
+            seconds = time.thread_time() - work if on_cpu else self.moved - start
+            self._timings.add(call.group, sum(p.rows for p in parts), seconds)
         if self._observer is not None:
             try:
                 self._observer.ran(parts, self.moved - start)

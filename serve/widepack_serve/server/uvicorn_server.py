@@ -16,7 +16,7 @@ import uvicorn
 from widepack.errors import UsageError
 
 from ..lifecycle.service import Service
-from ..rest.app import asgi_app
+from ..rest.app import ServeApp
 from .listener import last_connections
 
 if TYPE_CHECKING:
@@ -53,13 +53,14 @@ class UvicornServer(uvicorn.Server):
         settings = service.settings
         super().__init__(
             uvicorn.Config(
-                asgi_app(service),
+                ServeApp(service),
                 http="httptools",
                 loop="uvloop",
                 ws="none",
                 lifespan="on",
                 log_config=None,
                 access_log=False,
+                proxy_headers=False,
                 server_header=False,
                 date_header=False,
                 backlog=_BACKLOG,

@@ -1,0 +1,169 @@
+"""Loads an artifact on one device or on several: `widepack.load`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+
+from widepack_artifacts.reader import Reader, opened
+
+from ..errors import UsageError
+from ..inference.load import check_expected, chosen_members
+from ..inference.load import load as load_here
+from ..inference.model import WideModel
+from ..ir import ops
+from ..runtime.admission import guarded
+from ..spec.names import path_of
+from ..system.gate import Gate
+from ..system.progress import Report
+from .device_model import DeviceModel
+from .parts import divided, member_bytes
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .load_arguments import LoadArguments
+
+
+@overload
+def load(
+    path: str | PathLike[str], *, device: str | torch.device | None = None, **options: Unpack[LoadArguments]
+) -> WideModel: ...
+@overload
+def load(
+    path: str | PathLike[str],
+    *,
+    device: list[str] | list[torch.device] | tuple[str | torch.device, ...],
+    **options: Unpack[LoadArguments],
+) -> DeviceModel: ...
+def load(
+    path: str | PathLike[str],
+    *,
+    device: str
+    | torch.device
+    | list[str]
+    | list[torch.device]
+    | tuple[str | torch.device, ...]
+    | None = None,
+    dtype: str | torch.dtype | None = None,
+    members: Sequence[int | str] | None = None,
+    strategies: str | Sequence[str] | None = None,
+    simplify: bool = True,
+    backend: str = "auto",
+    verify: str = "sizes",
+    expect: str | None = None,
+    prologue: bool = True,
+    warmup: bool = True,
+    threads: int | None = None,
+    compile: str | None = None,
+    cache: str | PathLike[str] | None = None,
+    progress: Report | None = None,
+    limit: float | None = 1.0,
+    allow_ops: Sequence[Any] = (),
+) -> WideModel | DeviceModel:
+    """Loads an artifact and returns a model that runs all members in one call.
+
+    The first load on a machine, and the first after a change of the files, runs the artifact's probe: a few
+    inputs with every member's float64 answers.
+
+    Args:
+        path: The folder that `widepack.build` wrote.
+        device: Where to run, for example `"cpu"` or `"cuda:0"`. A list of devices divides the members into
+            adjacent parts of about equal bytes of weights, one for each device, and returns a `DeviceModel`:
+            inputs and answers are on the first device. Default: the CPU.
+        dtype: `bf16`, `fp16`, `fp32` or the name of another floating dtype. Weights are cast on the device,
+            and programs are lowered again for it. Inputs must have it. Answers are checked against what the
+            members' own programs compute in it. The files do not change. Default: the artifact's dtype.
+        members: The members to load, by number or name, in this order. Answers have the form of the whole
+            artifact. Default: all.
+        strategies: What `build --strategy` takes. The programs are lowered again then. Default: the
+            artifact's plans.
+        simplify: False lowers the programs again as they were captured, which shows what simplification
+            gains.
+        backend: `auto` (what the plan names if it can run here, else a compiled program that is in the cache
+            and was measured to be faster, else `eager`), `eager`, `compile`, `aot` or `onnxruntime`.
+        verify: `sizes` checks the sizes of all files, `hashes` checks their hashes, `off` neither, and no
+            probe. The digest of the manifest and the hashes of the programs are always checked.
+        expect: The digest of the manifest, `sha256:...`. It pins a deployment to one artifact.
+        prologue: True computes derived weights once, now. False keeps every weight in the mapped file.
+        warmup: True binds the programs of pattern `shared` and runs the probe now. False does so at the first
+            call.
+        threads: The number of threads of torch, for the process, and of ONNX Runtime. Default: unchanged.
+        compile: `"now"` compiles what is not in the cache, at load and when another pattern is first called.
+            Default: nothing is compiled.
+        cache: The folder of compiled programs. Default: `WIDEPACK_CACHE`, else a folder in the user's cache.
+        progress: Is called with (stage, done, total) while something compiles.
+        limit: How many times the memory and work that its files justify a load may take. None allows any
+            amount, for artifacts from makers that you trust.
+        allow_ops: Ops of other libraries (`mylib::op`) that the artifact's programs may use. The op of a
+            library may do anything with values from a file, so name only ops that are safe with any input.
+
+    Returns:
+        A `WideModel`; a `DeviceModel` for a list of devices. Call it with the member's inputs; each output
+        leaf is `[N, *shape]`.
+
+    Raises:
+        ArtifactError: The folder is no artifact, a file is damaged or does not match the manifest, or a
+            program takes more than the limit.
+        ProbeError: The answers on this machine are out of bounds. It is an `ArtifactError` too.
+        UsageError: An argument is not valid, or there are more devices than members.
+
+    Example:
+        >>> ens = widepack.load("ens.wide")
+        >>> y = ens(x)  # x: [B, 8], y: [N, B, 3]
+        >>> halves = widepack.load("ens.wide", device=["cuda:0", "cuda:1"])
+    """
+    options: LoadArguments = {
+        "dtype": dtype,
+        "members": members,
+        "strategies": strategies,
+        "simplify": simplify,
+        "backend": backend,
+        "verify": verify,
+        "expect": expect,
+        "prologue": prologue,
+        "warmup": warmup,
+        "threads": threads,
+        "compile": compile,
+        "cache": cache,
+        "progress": progress,
+        "limit": limit,
+        "allow_ops": allow_ops,
+    }
+    if isinstance(device, (list, tuple)):
+        return load_parts(path, list(device), options)
+    return load_here(path, device=device, **options)
+
+
+def load_parts(
+    path: str | PathLike[str], devices: Sequence[str | torch.device], options: LoadArguments
+) -> DeviceModel:
+    """Loads the members in parts, one on each device. Raises: as `load`."""
+    if not devices:
+        raise UsageError("device=[] names no device; give at least one, or leave it out for the CPU")
+    path, expect = path_of(path), options.get("expect")
+    check_expected(expect)
+
+    def opening(reader: Reader) -> DeviceModel:
+        """Opens every part from the files of one digest."""
+        chosen = chosen_members(reader.manifest, options.get("members"))
+        sizes = member_bytes(reader.manifest)
+        parts = divided([sizes[i] for i in chosen], len(devices), "devices")
+        pinned: LoadArguments = {**options, "expect": reader.manifest.digest}
+        gate = Gate()
+        models: list[WideModel] = []
+        for device, places in zip(devices, parts):
+            part: LoadArguments = {**pinned, "members": [chosen[i] for i in places]}
+            if models and options.get("verify") == "hashes":
+                part["verify"] = "sizes"  # the first part has read every file
+            models.append(load_here(path, device=device, gate=gate, **part))
+        again: LoadArguments = {**pinned, "warmup": False, "threads": None, "progress": None}
+        return DeviceModel(models, parts, gate, partial(load_parts, Path(path).absolute(), devices, again))
+
+    with guarded(str(path)):
+        return opened(path, opening, expect, ops.allow(options.get("allow_ops", ())))[1]

@@ -1,0 +1,126 @@
+"""Defines a loaded artifact whose members are on several devices of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from os import PathLike
+from typing import TYPE_CHECKING
+
+import torch
+
+from widepack_artifacts.manifest import Manifest
+from widepack_artifacts.manifest import Member as MemberCheckpoint
+
+from ..inference.entry_access import EntryAccess
+from ..inference.member import Member
+from ..inference.member_access import MemberAccess
+from ..inference.model import WideModel
+from ..spec.names import number_of
+from ..system.gate import Gate
+from .device_entry import DeviceEntry
+
+if TYPE_CHECKING:
+    from ..inference.swap import SwapReport
+
+
+class DeviceModel(MemberAccess, EntryAccess[DeviceEntry]):
+    """N trained members on several devices that run in one call. `widepack.load(device=[...])` returns it.
+
+    It is called as a `WideModel` is. Inputs and answers are on the first device. `reduce` moves sums of each
+    part instead of the members' answers, except for quantiles, outputs whose shapes differ, and models with
+    states. An answer has all members as they were before a swap, or as they were after it.
+
+    Attributes:
+        members: The names of all members, part after part.
+        checkpoints: The checkpoint that each member is now.
+        entries: The names of the entries.
+        manifest: The manifest of the artifact. A swap does not change it.
+        device: The first device.
+        devices: The device of each part.
+        models: The part of the members on each device, as a model of its own.
+        plan: The first part's plan of pattern `shared` at the smallest batch class.
+        backend: What runs the programs.
+
+    Example:
+        >>> ens = widepack.load("ens.wide", device=["cuda:0", "cuda:1"])
+        >>> y = ens(x)  # x on cuda:0: [B, 8], y on cuda:0: [N, B, 3]
+    """
+
+    __module__ = "widepack"  # pickles name the public place
+
+    def __init__(
+        self,
+        models: Sequence[WideModel],
+        parts: Sequence[range],
+        gate: Gate,
+        again: Callable[[], DeviceModel],
+    ) -> None:
+        super().__init__({name: DeviceEntry(name, models, parts, gate) for name in models[0].entries})
+        self.models, self._again = tuple(models), again
+        self._members = tuple(m for model in models for m in model.members)
+        self._places = [(model, place) for model in models for place in range(len(model))]
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        return self._members
+
+    @property
+    def checkpoints(self) -> tuple[MemberCheckpoint, ...]:
+        return tuple(c for model in self.models for c in model.checkpoints)
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of the artifact. A swap does not change it: see `checkpoints`."""
+        return self.models[0].manifest
+
+    @property
+    def device(self) -> torch.device:
+        """The first device: inputs are there, and answers are joined there."""
+        return self.models[0].device
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """The device of each part."""
+        return tuple(model.device for model in self.models)
+
+    def __repr__(self) -> str:
+        return self._describe(self.members)
+
+    def __reduce__(self) -> tuple[Callable[[], DeviceModel], tuple[()]]:
+        """Copies and pickles by the path: the copy loads the same artifact with the same arguments.
+
+        Raises: TypeError after a swap, which is of this process only; UsageError after `close`.
+        """
+        self._refuse_copy_of_swapped(self.manifest)
+        for model in self.models:
+            model.__reduce__()  # refuses after `close`
+        return self._again, ()
+
+    # ---------------------------------------------------------------- members, documented in `MemberAccess`
+
+    def _place(self, member: int | str) -> tuple[WideModel, int]:
+        """Returns the model that has a member, and the member's place there. Raises: UsageError."""
+        return self._places[number_of(self.members, member)]
+
+    def member(self, member: int | str) -> Member:
+        return self._forward().member(member)
+
+    def state_dict(self, member: int | str) -> dict[str, torch.Tensor]:
+        model, place = self._place(member)
+        return model.state_dict(place)
+
+    def swap(
+        self,
+        member: int | str,
+        checkpoint: str | PathLike[str],
+        *,
+        key: str | None = None,
+        trust_pickle: bool = False,
+    ) -> SwapReport:
+        model, place = self._place(member)
+        return model.swap(place, checkpoint, key=key, trust_pickle=trust_pickle)
+
+    def close(self) -> None:
+        """Releases programs and weights of all parts. Calls raise `UsageError` afterwards."""
+        for model in self.models:
+            model.close()

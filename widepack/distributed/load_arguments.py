@@ -1,0 +1,31 @@
+"""Names the options of a load that several functions pass on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+from typing import Any, TypedDict
+
+import torch
+
+from ..system.progress import Report
+
+
+class LoadArguments(TypedDict, total=False):
+    """The options of `widepack.load`, except the device."""
+
+    dtype: str | torch.dtype | None
+    members: Sequence[int | str] | None
+    strategies: str | Sequence[str] | None
+    simplify: bool
+    backend: str
+    verify: str
+    expect: str | None
+    prologue: bool
+    warmup: bool
+    threads: int | None
+    compile: str | None
+    cache: str | PathLike[str] | None
+    progress: Report | None
+    limit: float | None
+    allow_ops: Sequence[Any]
