@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import wire_models
 from asgi import InProcess
+from batches import Batches
 
 import widepack_serve
 
@@ -29,3 +31,25 @@ def server(wide: dict[str, Path]) -> Iterator[InProcess]:
     started = InProcess(app).start()
     yield started
     started.close()
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> Batches:
+    """Returns the batches that run in a test."""
+    found = Batches()
+    monkeypatch.setattr("widepack_serve.batching.batcher.run_batch", found.run)
+    return found
+
+
+@pytest.fixture
+def serve(wide: dict[str, Path]) -> Iterator[Callable[..., InProcess]]:
+    """Returns a function that starts a server of an artifact with settings."""
+    started: list[InProcess] = []
+
+    def start(name: str = "plain", **settings: Any) -> InProcess:
+        started.append(InProcess(widepack_serve.app({name: wide[name]}, **settings)).start())
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
