@@ -65,7 +65,7 @@ def row(network: str, folder: Path, ids: str, form: str, options: argparse.Names
         for kind, results in found.items():
             file = folder / "requests.json"
             requests(network, ids, kind if kind in peers else form, file)
-            with running(kind, network, folder, peers) as (port, pids):
+            with running(kind, network, folder, peers, ("--workers", str(options.workers))) as (port, pids):
                 results.append(load(port, pids, file, options.seconds, options.connections))
     middle = {kind: _median(results) for kind, results in found.items()}
     ours, theirs = middle["serve"], middle["dict"]
@@ -75,6 +75,7 @@ def row(network: str, folder: Path, ids: str, form: str, options: argparse.Names
         "ids": ids,
         "form": form,
         "connections": options.connections,
+        "workers": options.workers,
         "servers": middle,
         "rounds": found,
         "requests_ratio": round(ours["requests_per_s"] / theirs["requests_per_s"], 3),
@@ -99,6 +100,7 @@ def main() -> None:
     parser.add_argument("-o", "--out", default=str(ROOT / "bench" / "results" / "serve-cpu.json"))
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=1, help="processes of widepack serve")
     parser.add_argument("--connections", type=int, default=CONNECTIONS)
     parser.add_argument("--peer", metavar="NAME=PYTHON", action="append", default=[])
     parser.add_argument("--network", choices=list(NETWORKS), action="append")

@@ -326,7 +326,7 @@ def _serve(
     if grpc_port is not None:
         # An error before the artifacts are loaded. gRPC opens the port itself, afterwards.
         listening(host, grpc_port, "--grpc-port").close()
-    with listening(host, port) as listener:
+    with listening(host, port, shared=workers > 1) as listener:
         address = address_of(listener)
         names = ", ".join(settings.artifacts)
         if workers > 1:

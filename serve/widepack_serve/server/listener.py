@@ -9,7 +9,7 @@ import socket
 import struct
 import time
 
-_SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
+_SO_ATTACH_FILTER = 26
 _REFUSE_SYN = (
     (0x30, 0, 0, 13),  # load the byte with the flags of the TCP header
     (0x45, 0, 1, 0x02),  # if it opens a connection (SYN),
@@ -29,7 +29,7 @@ async def last_connections(listener: socket.socket) -> list[socket.socket]:
     and is refused then.
 
     Args:
-        listener: The socket. Others that share it call `let_in` to go on.
+        listener: The socket.
     """
     found = []
     with listener:
@@ -44,12 +44,6 @@ async def last_connections(listener: socket.socket) -> list[socket.socket]:
             if last:
                 return found
             await asyncio.sleep(0.01)
-
-
-def let_in(listener: socket.socket) -> None:
-    """Lets in new connections again, after another process with the same socket closed it for all."""
-    with contextlib.suppress(OSError):  # there is no filter
-        listener.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
 
 
 def _let_nobody_in(listener: socket.socket) -> None:

@@ -20,7 +20,6 @@ from prometheus_client import multiprocess
 from widepack.errors import UsageError
 
 from ..settings import Settings
-from .listener import let_in
 
 if TYPE_CHECKING:
     from ..lifecycle.service import Service
@@ -37,9 +36,17 @@ READY = "ready-"
 """What the name of the file begins with that a process makes when it is ready."""
 
 
-def listening(host: str, port: int, option: str = "--port") -> socket.socket:
-    """Returns a socket that listens. option: that of the port. Raises: UsageError if the address cannot be
-    used.
+def listening(host: str, port: int, option: str = "--port", *, shared: bool = False) -> socket.socket:
+    """Returns a socket that listens.
+
+    Args:
+        host, port: The address; port 0 for a free one.
+        option: That of the port, for messages.
+        shared: Whether other sockets of this user may listen on the same port: the kernel divides connections
+            evenly among them.
+
+    Raises:
+        UsageError: The address cannot be used.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(
@@ -47,6 +54,8 @@ def listening(host: str, port: int, option: str = "--port") -> socket.socket:
         )[0]
         found = socket.socket(family, socket.SOCK_STREAM)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         found.bind(address)
         found.listen(_BACKLOG)
     except (OSError, OverflowError) as e:
@@ -87,13 +96,15 @@ def serve_here(
 
 
 class Workers:
-    """Several processes that serve on one socket. Each loads the artifacts by itself.
+    """Several processes that serve on one port, each with a socket of its own. Each loads the artifacts by
+    itself.
 
-    A process that dies is started again. If one ends before it was ready for the first time, all end.
+    A process that dies is started again, and new connections go to the others meanwhile. If one ends before
+    it was ready for the first time, all end.
 
     Args:
         settings: Of each process.
-        listener: The socket.
+        listener: The socket of the first process, which shares its port.
         count: How many processes.
         options: Of each process, as JSON: `max_connections`, `json_log`.
     """
@@ -101,8 +112,9 @@ class Workers:
     def __init__(
         self, settings: Settings, listener: socket.socket, count: int, options: dict[str, Any]
     ) -> None:
-        self._settings, self._listener, self._count = settings, listener, count
-        self._options = options
+        self._settings, self._options = settings, options
+        self._address = listener.getsockname()[:2]
+        self._listeners = [listener, *(self._another_listener() for _ in range(count - 1))]
         self._processes: list[subprocess.Popen[bytes]] = []
         self._ending = False
         self._restart_at: dict[int, float] = {}
@@ -118,7 +130,7 @@ class Workers:
         with tempfile.TemporaryDirectory(prefix="widepack-metrics-") as folder:
             for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(sig, self._forward)
-            self._processes = [self._start(folder) for _ in range(self._count)]
+            self._processes = [self._start(listener, folder) for listener in self._listeners]
             if self._all_ready(folder):
                 started()
                 while not self._ending:
@@ -126,16 +138,19 @@ class Workers:
                     self._replace_dead(folder)
             return self._wait()
 
-    def _start(self, folder: str) -> subprocess.Popen[bytes]:
+    def _another_listener(self) -> socket.socket:
+        return listening(*self._address, shared=True)
+
+    def _start(self, listener: socket.socket, folder: str) -> subprocess.Popen[bytes]:
         document = {
             "settings": self._settings.to_json(),
-            "socket": self._listener.fileno(),
+            "socket": listener.fileno(),
             "options": self._options,
             "ready": folder,
         }
         return subprocess.Popen(
             [sys.executable, "-m", "widepack_serve.server.worker", json.dumps(document)],
-            pass_fds=[self._listener.fileno()],
+            pass_fds=[listener.fileno()],
             env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": folder},
             start_new_session=True,  # Ctrl-C reaches this process alone, which sends it on
         )
@@ -161,7 +176,7 @@ class Workers:
                 was_ready = (Path(folder) / f"{READY}{process.pid}").exists()
                 wait = _RESTART_S if was_ready else _RESTART_MOST_S
                 self._restart_at[place] = now + wait
-                let_in(self._listener)  # a process that ended by itself has closed it for all
+                self._listeners[place].close()  # the others get new connections
                 multiprocess.mark_process_dead(process.pid, folder)  # type: ignore[no-untyped-call]
                 print(
                     f"process {process.pid} ended with {process.returncode}; another starts in {wait:g} s",
@@ -169,7 +184,8 @@ class Workers:
                 )
             elif now >= self._restart_at[place]:
                 del self._restart_at[place]
-                self._processes[place] = self._start(folder)
+                self._listeners[place] = self._another_listener()
+                self._processes[place] = self._start(self._listeners[place], folder)
                 if self._is_ending():  # the signal came before the process was in the list
                     self._processes[place].send_signal(signal.SIGTERM)
 
@@ -184,7 +200,8 @@ class Workers:
                 process.send_signal(sig)
 
     def _wait(self) -> int:
-        self._listener.close()  # else connections wait here that no process accepts
+        for listener in self._listeners:
+            listener.close()  # else connections wait here that no process accepts
         limit = time.monotonic() + self._settings.drain + self._settings.timeout + _MORE_S
         codes = []
         for process in self._processes:
