@@ -1,4 +1,4 @@
-"""Tests attacks 83 to 88 of ATTACKS.md: sizes that expand, and what only `route` runs or reads."""
+"""Tests attacks 83 to 87 of ATTACKS.md: sizes that expand, and what only `route` runs or reads."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ The first load on a machine runs the artifact's probe. `ens.swap` replaces a mem
 
 | file | what it does |
 |---|---|
+| `answer_rows.py` | Compares the sizes of answers with what an entry says of them |
 | `answer_stream.py` | Reduces the answers of a loop over members while the loop runs |
 | `arrays.py` | Takes NumPy arrays and scalars as inputs of a call. NumPy is not imported for it |
 | `binder.py` | Binds the arguments of a call to the tensors of an entry's programs |

@@ -75,6 +75,7 @@ class Member(nn.Module, NamedInputs):
 
         Raises:
             InputError: The inputs do not match what the model was built for.
+            ArtifactError: The answer has other sizes than the manifest says.
         """
         states = self._binder.states
         state = kwargs.pop("state", None) if states else None

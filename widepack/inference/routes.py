@@ -38,6 +38,8 @@ class Routes(ABC):
             InputError: The inputs do not match the entry, or `member` has no member for each row.
             UsageError: The entry cannot be routed: its rows are not independent, it has states, or it draws
                 random numbers. Or a name is unknown, or the model was closed.
+            ArtifactError: A program of the file does not match what the manifest says of it: types, or the
+                number of rows of an answer.
 
         Example:
             >>> y = ens.route(x, member=[3, 0, 3])  # x: [3, 8], y: [3, 10]
