@@ -93,10 +93,11 @@ def test_another_number_of_rows_is_refused(ens: WideModel, used: list[PaddedCall
     ens.route(x, shift, member=evenly(12, 3))
     call = used[-1]
     assert call is not None
+    program, dims = call.program, call.dims
 
     class Longer:
         def run(self, *values: Tensor) -> list[Tensor]:
-            return [torch.cat([y, y], 1 + dim) for y, dim in zip(call.program.run(*values), call.dims)]
+            return [torch.cat([y, y], 1 + dim) for y, dim in zip(program.run(*values), dims)]
 
     with pytest.raises(widepack.ArtifactError, match=r"output 0 of a program is \[6, 4, .* for 2 rows"):
         replace(call, program=Longer()).run(x, shift)  # type: ignore[arg-type]

@@ -84,7 +84,7 @@ def test_members_and_weights(head: WideModel) -> None:
             head.mean(x, members=members)
     for wrong in (0, "m0", torch.tensor(1)):
         with pytest.raises(UsageError, match="reduce takes a list of numbers or names"):
-            head.mean(x, members=wrong)  # type: ignore[arg-type]
+            head.mean(x, members=wrong)
     with pytest.raises(UsageError, match="m9"):
         head.mean(x, members=["m9"])
     with pytest.raises(UsageError, match="4 weights for 2 members"):

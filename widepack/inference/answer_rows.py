@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from widepack_artifacts.program import Output
+from widepack_artifacts.entry import OutputLeaf
 
 from ..errors import ArtifactError
 from ..ir.tensor_type import sizes_of
@@ -30,7 +30,7 @@ def check_rows(title: str, leaves: Sequence[Any], dims: Sequence[int], rows: int
 class AnswerSizes:
     """The sizes of an entry's outputs that are dims of its inputs."""
 
-    def __init__(self, outputs: Sequence[Output]) -> None:
+    def __init__(self, outputs: Sequence[OutputLeaf]) -> None:
         self._named = [
             (number, dim, size)
             for number, output in enumerate(outputs)

@@ -56,7 +56,8 @@ def _sizes(value: Any, listed: bool = False) -> Iterator[list[Any]]:
     numbers = []
     for part in iter_arguments(value):
         if isinstance(part, torch.Tensor):
-            yield [known_expression(s) for s in part.shape if isinstance(s, torch.SymInt)]
+            sizes: list[Any] = list(part.shape)
+            yield [known_expression(s) for s in sizes if isinstance(s, torch.SymInt)]
         elif isinstance(part, (torch.SymInt, torch.SymFloat)):
             numbers.append(known_expression(part))
     if listed:

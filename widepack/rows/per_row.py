@@ -31,7 +31,6 @@ from .pointwise import is_pointwise
 _LINEAR = "aten.linear.default"
 _PRODUCTS = frozenset({"aten.matmul.default", "aten.mm.default"})
 _NORM = "aten.layer_norm.default"
-_NORM_WEIGHTS = ("weight", "bias")
 _WEIGHTS = "float32"
 """The dtype of the weights that are read for each row."""
 _LARGEST_VECTOR = 4096
@@ -200,12 +199,14 @@ class _PerRowGraph:
         x, shape = given["input"], given["normalized_shape"]
         if not isinstance(x, Ref) or x.name in self._own or self._layouts[x.name] != RowAxis(0):
             raise _NoForm
-        if any(isinstance(v, Ref) and self._promotes(v.name) for v in (x, *map(given.get, _NORM_WEIGHTS))):
+        if any(
+            isinstance(v, Ref) and self._promotes(v.name) for v in (x, given.get("weight"), given.get("bias"))
+        ):
             raise _NoForm  # the norm keeps the dtype of its input
         rank = self._rank(x.name)
         plain = (self._at[x.name], list(shape), None, None, given.get("eps", 1e-5))
         y = self._graph.call_function(torch.layer_norm, plain)
-        for name, op in zip(_NORM_WEIGHTS, (torch.mul, torch.add)):
+        for name, op in (("weight", torch.mul), ("bias", torch.add)):
             value = given.get(name)
             if isinstance(value, Ref):
                 own = value.name in self._own
