@@ -101,11 +101,6 @@ def _parsed(path: Path, text: bytes) -> tuple[torch.dtype, tuple[int, ...]]:
     return _DTYPES[descr[1:]], shape
 
 
-def has_dtype(dtype: torch.dtype) -> bool:
-    """Returns whether a .npy file can hold a dtype."""
-    return dtype in _NAMES
-
-
 def header_of(dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
     """Returns the header of an array. Its length does not depend on the number of rows, `shape[0]`."""
     name = _NAMES[dtype]

@@ -19,7 +19,7 @@ from ..catalog.call import CallChecker
 from ..catalog.catalog import Catalog
 from ..catalog.outputs import Defaults
 from ..catalog.served import ONE, ServedArtifact, ServedModel
-from ..errors import Busy, Conflict, Forbidden, RequestError
+from ..errors import Conflict, Forbidden, RequestError
 from ..metrics import Metrics
 from ..protocol.request import InferRequest
 from ..settings import Settings, token_of
@@ -243,8 +243,3 @@ class Service:
                 await self._ticking
             self._ticking = None
         self.batcher.close()
-
-    def refuse_if_stopped(self) -> None:
-        """Raises: Busy after `stop`."""
-        if self.draining and self._ticking is None:
-            raise Busy("the server is shutting down; send the request to another one")
