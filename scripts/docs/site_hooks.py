@@ -34,6 +34,7 @@ DATA = (
     "examples/deploy/Dockerfile",
     "examples/deploy/*.service",
     "examples/deploy/*.yaml",
+    "examples/serve/*.py",
     "LICENSE",
 )
 """Files that pages link to. The site has them under data/."""
