@@ -3,7 +3,7 @@
 RequestError                400; the root
 |-- Unauthorized            401: no token
 |-- Forbidden               403: a wrong token
-|-- NotFound                404: an unknown model, version or output
+|-- NotFound                404: an unknown path, model or version
 |-- TooSlow                 408: the body did not arrive in time
 |-- Conflict                409: a checkpoint that does not fit the member
 |-- TooLarge                413: a body over the limit
@@ -43,7 +43,7 @@ class Forbidden(RequestError):
 
 
 class NotFound(RequestError):
-    """Raised for a model, a version or an output that does not exist."""
+    """Raised for a path, a model or a version that does not exist."""
 
     status = 404
 

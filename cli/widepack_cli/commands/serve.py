@@ -340,7 +340,7 @@ def _serve(
         from widepack_serve.server.check import curl
 
         service = Service(settings)
-        line = curl(address, next(iter(service.catalog)))
+        line = curl(address, next(iter(service.catalog)))  # a catalog has at least one model
         example_line = f"; try: {line}" if len(line) <= _SHOWN else ""
         rpc = None
         if grpc_port is not None:

@@ -46,6 +46,7 @@ class Batcher:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread = 0
         self._flush_planned = False
+        self._delayed: asyncio.TimerHandle | None = None
         self._rows_before = 0
         self._busy = False
         self._handed: list[Part] = []
@@ -91,6 +92,9 @@ class Batcher:
         job = Job(call, None if timeout is None else time.monotonic() + timeout, done, delayed)
         with self._lock:
             self._put(job)
+            if self._delayed is not None and self._queue.rows >= self._options.max_batch:
+                self._delayed.cancel()  # the batch is full
+                self._delayed, self._flush_planned = None, False
             if not self._busy and not self._flush_planned:
                 self._flush_planned = True
                 loop.call_soon(self._flush)
@@ -147,7 +151,8 @@ class Batcher:
         """
         late = time.monotonic() - _LONG
         with self._lock:
-            jobs = [j for j in self._queue if j.taken == 0 and not self._dropped(j) and j.queued < late]
+            self._queue.discard(lambda j: j.taken == 0 and self._dropped(j))
+            jobs = [j for j in self._queue if j.taken == 0 and j.queued < late]
         for job in jobs:
             if (delayed := job.delayed) is not None:
                 job.delayed = None
@@ -159,7 +164,7 @@ class Batcher:
         """Runs the next batch here if it is short, else gives it to the thread."""
         delay = self._options.max_delay
         with self._lock:
-            self._flush_planned = False
+            self._flush_planned, self._delayed = False, None
             if self._busy:
                 return  # the thread goes on by itself
             if self._grows() and self._loop is not None:
@@ -168,10 +173,13 @@ class Batcher:
                 return
             if delay and self._loop is not None and (wait := self._missing(delay)) > 0:
                 self._flush_planned = True
-                self._loop.call_later(wait, self._flush)
+                self._delayed = self._loop.call_later(wait, self._flush)
                 return
             parts = self._queue.take(self._dropped)
             if not parts:
+                if self._queue.rows and self._loop is not None:  # the first calls were dropped meanwhile
+                    self._flush_planned = True
+                    self._loop.call_soon(self._flush)
                 return
             self._busy = True
             if not self._short(parts):
@@ -202,7 +210,8 @@ class Batcher:
     def _short(self, parts: list[Part]) -> bool:
         """Returns whether a batch is short enough for the thread of the loop."""
         group = parts[0].job.call.group
-        if group is None or not self._options.inline:
+        model = parts[0].job.call.model
+        if group is None or not self._options.inline or model.artifact.model.device.type != "cpu":
             return False
         predicted = self._timings.predicted(group, sum(p.rows for p in parts))
         return predicted is not None and predicted <= self._options.inline
@@ -299,9 +308,9 @@ class Batcher:
         self.moved = time.monotonic()
         call = parts[0].job.call
         if call.group is not None:
-            # on a CPU without the time for which this thread waits for the interpreter lock
-            on_cpu = call.model.artifact.model.device.type == "cpu"
-            seconds = time.thread_time() - work if on_cpu else self.moved - start
+            # without the time for which this thread waits for the interpreter lock, if it does all the work
+            one = call.model.layout.on_one_thread
+            seconds = time.thread_time() - work if one else self.moved - start
             self._timings.add(call.group, sum(p.rows for p in parts), seconds)
         if self._observer is not None:
             try:

@@ -116,23 +116,54 @@ class FairQueue:
             self._remove(job)
         return None
 
+    def discard(self, dropped: Callable[[Job], bool]) -> None:
+        """Removes the calls that must not run. dropped: whether a call must not: it has ended it itself
+        then.
+        """
+        for job in [j for j in self if dropped(j)]:
+            lane = self._lanes[job.lane]
+            line = lane[job.call.group]
+            line.remove(job)
+            self.rows -= job.left
+            self.bytes -= job.bytes
+            self._forget_empty(job, lane, line)
+
     def _most(self, job: Job) -> int:
         """Returns the most rows of a batch of the entry of a call."""
-        allowed = job.call.model.layout.most_rows
-        return self._max_batch if allowed is None else max(min(self._max_batch, allowed), 1)
+        layout = job.call.model.layout
+        most = self._max_batch if layout.most_rows is None else min(self._max_batch, layout.most_rows)
+        return max(most, layout.least_rows)
 
     def _fill(self, line: deque[Job], room: int, parts: list[Part], dropped: Callable[[Job], bool]) -> int:
-        """Takes rows of calls of one lane and group into `parts`. Returns: how many."""
+        """Takes rows of calls of one lane and group into `parts`. Returns: how many.
+
+        Only a call with more rows than a batch is divided, into parts that the model takes.
+        """
         taken = 0
         while line and taken < room:
             job = line[0]
             if dropped(job):
                 self._remove(job)
                 continue
-            part = self._take_part(job, min(room - taken, job.left))
+            rows = self._share(job, room - taken)
+            if not rows:
+                if parts:
+                    break  # it is the first of another batch
+                rows = self._share(job, self._most(job)) or job.left
+            part = self._take_part(job, rows)
             taken += part.rows
             parts.append(part)
         return taken
+
+    def _share(self, job: Job, room: int) -> int:
+        """Returns how many rows of a call fit: all, some of a large call, or 0."""
+        if job.left <= room:
+            return job.left
+        layout = job.call.model.layout
+        if not layout.divisible or (job.call.rows <= self._most(job) and not job.taken):
+            return 0
+        rows = min(room, job.left - layout.least_rows)  # the rest is enough for a call of its own
+        return rows if rows >= layout.least_rows else 0
 
     def _take_part(self, job: Job, rows: int) -> Part:
         """Takes rows of a call that is the first of its group in its lane, and the call from the queue if
@@ -155,6 +186,10 @@ class FairQueue:
         line = lane[job.call.group]
         line.popleft()
         self.bytes -= job.bytes
+        self._forget_empty(job, lane, line)
+
+    def _forget_empty(self, job: Job, lane: Lane, line: deque[Job]) -> None:
+        """Removes the line and the lane of a call that was removed, if they are empty."""
         if not line:
             del lane[job.call.group]
             if not lane:

@@ -13,6 +13,7 @@ from widepack.ir.tensor_type import TensorType, tensor_type
 from widepack.rows.axes import row_axis
 from widepack.rows.layout import RowAxis
 from widepack.spec.dtypes import dtype_of
+from widepack.spec.entries import PATTERNS
 from widepack_artifacts.entry import Entry
 
 from ..protocol.datatypes import BY_DTYPE, Datatype
@@ -58,7 +59,9 @@ class EntryLayout:
         outputs: In the order of the manifest.
         batch: The dim of the rows; "" if requests cannot share a batch.
         reason: Why they cannot; "" if they can.
-        most_rows: The most rows of a call; None if any number is allowed.
+        least_rows, most_rows: The fewest and the most rows of a call; None if any larger number is allowed.
+        divisible: Whether the rows of a call may run in several calls, as far as these limits allow.
+        on_one_thread: Whether the calling thread does the work of a call, and no other thread or device.
 
     Raises:
         UsageError: The protocol has no datatype for an input or an output.
@@ -77,7 +80,10 @@ class EntryLayout:
             self.batch, self.reason = "", f"no input has a row for each answer along {self.batch}"
         if self.batch and any(o.rows is None for o in self.outputs):
             self.batch, self.reason = "", f"an output has no rows along {self.batch}"
+        self.least_rows = max(spec.dims[self.batch].min, 1) if self.batch else 1
         self.most_rows = spec.dims[self.batch].max if self.batch else None
+        self.divisible = bool(self.batch) and not spec.guards
+        self.on_one_thread = _on_one_thread(entry)
 
     def _described(self, spec: Entry) -> tuple[list[WireTensor], list[WireTensor]]:
         """Returns the inputs and the outputs. Raises: UsageError; ValueError for rows in several dims."""
@@ -134,6 +140,14 @@ def _batch(entry: WideEntry) -> tuple[str, str]:
     if not found.independent:
         return "", f"its rows are not known to be independent: {found.reason}"
     return found.dim, ""
+
+
+def _on_one_thread(entry: WideEntry) -> bool:
+    """Returns whether the thread that calls an entry does its work."""
+    programs = entry.programs
+    plans = [p for pattern in PATTERNS for p in programs.source.stored_plans(pattern)]
+    here = programs.artifact.device.type == "cpu" and "onnxruntime" not in entry.backend
+    return here and not any(p.workers for p in plans)
 
 
 def zeros(layout: EntryLayout, rows: int, members: int | None) -> list[torch.Tensor]:

@@ -120,6 +120,14 @@ def wanted_output(
         requested([figure], of, weighted=False)
     except UsageError as e:
         raise RequestError(f"output {name[:80]}: {e}") from None
+    kind = FIGURES[figure.partition("(")[0]].needs
+    by_class = of == "softmax" or (of != "sigmoid" and kind in ("votes", "probabilities"))
+    if by_class and leaf.rows is not None and dim % len(leaf.sizes) == leaf.rows.dim:
+        raise RequestError(
+            f"output {name[:80]}: dim {dim} of the members' answers is the batch: {figure} needs a "
+            "dim of classes. "
+            "For labels give of=sigmoid; for classes in another dim give dim"
+        )
     return WantedOutput(name, leaves[found["leaf"]], figure.replace(" ", ""), of, dim)
 
 

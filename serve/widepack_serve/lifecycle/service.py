@@ -68,6 +68,12 @@ class Service:
         if not artifacts:
             raise UsageError("there is nothing to serve: name an artifact")
         self.catalog = Catalog(artifacts, members=settings.members)
+        if not len(self.catalog):
+            raise UsageError(
+                "there is nothing to serve: the members answer in different shapes, so only the "
+                "models of single "
+                "members can be served, and they are switched off"
+            )
         for artifact in artifacts:
             self.metrics.describe(artifact)
         options = BatchOptions(
@@ -215,16 +221,23 @@ class Service:
         reload: asyncio.Task[None] | None = None
         while True:
             await asyncio.sleep(TICK)
-            self.batcher.look()
-            self._show_gauges()
-            if self._retired and not self.batcher.uses([a.model for a in self._retired]):
-                for artifact in self._retired:
-                    artifact.model.close()
-                self._retired.clear()
+            try:
+                self.batcher.look()
+                self._show_gauges()
+                self._close_retired()
+            except Exception:  # deadlines and reloads must go on
+                log.exception("a look at the waiting requests failed")
             if reload is not None and reload.done():
                 reload, look = None, time.monotonic() + self.settings.reload
             if self.settings.reload and reload is None and time.monotonic() >= look:
                 reload = asyncio.ensure_future(self.reload())  # deadlines are looked at meanwhile
+
+    def _close_retired(self) -> None:
+        """Closes the models that a reload replaced, once no call of theirs waits or runs."""
+        if self._retired and not self.batcher.uses([a.model for a in self._retired]):
+            retired, self._retired = self._retired, []
+            for artifact in retired:
+                artifact.model.close()
 
     def drain(self) -> None:
         """Says that it is not ready. Requests are still answered."""

@@ -184,8 +184,13 @@ class Workers:
                 )
             elif now >= self._restart_at[place]:
                 del self._restart_at[place]
-                self._listeners[place] = self._another_listener()
-                self._processes[place] = self._start(self._listeners[place], folder)
+                try:
+                    self._listeners[place] = self._another_listener()
+                    self._processes[place] = self._start(self._listeners[place], folder)
+                except (OSError, UsageError) as e:
+                    print(f"a process cannot be started: {e}; another try is in 10 s", file=sys.stderr)
+                    self._restart_at[place] = now + _RESTART_MOST_S
+                    continue
                 if self._is_ending():  # the signal came before the process was in the list
                     self._processes[place].send_signal(signal.SIGTERM)
 
