@@ -201,7 +201,7 @@ def test_each_entry_keeps_its_conditions(ens: WideModel) -> None:
     ens.decode(torch.zeros(2, 4, 4))
     with pytest.raises(InputError, match="captured under the condition T % 2 == 0"):
         ens.decode(torch.zeros(2, 5, 4))
-    with pytest.raises(InputError, match="input bias is a Tensor; the model was built with None there"):
+    with pytest.raises(InputError, match="the model was built without 'bias'"):
         ens.decode(torch.zeros(2, 4, 4), bias=torch.zeros(8))
     with pytest.raises(InputError, match="x has 7 at axis 1"):
         ens.encode(torch.zeros(2, 7))

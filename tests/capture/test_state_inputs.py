@@ -63,7 +63,7 @@ def test_a_recurrent_state(
         ens.state(T=3)
     with pytest.raises(InputError, match="state h has B = 3 at axis 0, but input x has B = 5"):
         ens(rows(0, batch=5), state=ens.state(B=3))
-    with pytest.raises(InputError, match="no input 'h'"):
+    with pytest.raises(InputError, match="h is a state, not an input"):
         ens(rows(0), h=hidden[0], state=carried)
 
 

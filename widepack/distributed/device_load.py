@@ -21,12 +21,12 @@ from ..runtime.admission import guarded
 from ..spec.names import path_of
 from ..system.gate import Gate
 from ..system.progress import Report
-from .device_model import DeviceModel
 from .parts import divided, member_bytes
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from .device_model import DeviceModel
     from .load_arguments import LoadArguments
 
 
@@ -148,6 +148,8 @@ def load_parts(
         raise UsageError("device=[] names no device; give at least one, or leave it out for the CPU")
     path, expect = path_of(path), options.get("expect")
     check_expected(expect)
+
+    from .device_model import DeviceModel  # imports the walk over rows, which other loads do not need
 
     def opening(reader: Reader) -> DeviceModel:
         """Opens every part from the files of one digest."""
