@@ -26,7 +26,7 @@ class RequestedOutput:
     """An output that a client requests.
 
     Attributes:
-        name: Its name, for example `y` or `y.mean`.
+        name: Its name, for example `logits` or `logits.mean`.
         binary: Whether the answer carries it as bytes.
         options: The parameters `of` and `dim` of a figure.
     """
