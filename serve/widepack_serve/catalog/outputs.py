@@ -1,4 +1,4 @@
-"""Reads which outputs a client requests: leaves of the answer, and figures of them such as `logits.mean`."""
+"""Reads which outputs a client requests: leaves of the answer, and figures such as `logits.mean`."""
 
 from __future__ import annotations
 
