@@ -35,8 +35,7 @@ def app(
 
     Args:
         artifacts: The path of an artifact or a loaded model; or several, by their names on the wire. The
-        name of a
-            path is that of its folder, and the name of a loaded model is `ens`.
+            name of a path is that of its folder, and the name of a loaded model is `ens`.
         outputs: The outputs of a model of all members if a client requests none, such as
             `logits.mean`.
         **settings: Fields of `widepack_serve.settings.Settings`, for example `max_batch=64`, `timeout=30`.

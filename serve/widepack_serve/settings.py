@@ -18,7 +18,7 @@ class Settings:
 
     Attributes:
         artifacts: The path of each artifact by its name on the wire.
-        outputs: The outputs of a model of all members, such as `logits.mean`; empty for the answers themselves.
+        outputs: The outputs of a model of all members, such as `logits.mean`; empty for the answers.
         of: What figures are computed of: `softmax`, `sigmoid`, `probabilities`; None for the answers.
         dim: The dim of the classes in a member's answer.
         members: Whether each member is a model, too.
