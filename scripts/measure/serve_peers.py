@@ -4,8 +4,8 @@
     python scripts/measure/serve_peers.py {fastapi,kserve} FOLDER NETWORK PORT
 
 `serve.py --peer NAME=PYTHON` starts it with the Python of an environment that has the server and torch.
-Requests are JSON with one row, and one module is called for each request. Options are
-those of each server's own documentation, on one thread an op.
+Requests are JSON with one row, and one module is called for each request. Options are those of each server's
+own documentation, on one thread an op.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from torch import nn
 
 import widepack
 import widepack_serve
-from widepack_serve.lifecycle.reload import digest_of
+from widepack_serve.lifecycle.loading import digest_of
 
 TOKEN, ADMIN = "t" * 20, "a" * 20
 X = torch.arange(12, dtype=torch.float32).reshape(2, 6) / 7

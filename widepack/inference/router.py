@@ -166,7 +166,7 @@ class Router:
         """Returns a call that runs padded; None if another form is faster. A trunk runs once in other
         forms.
         """
-        if self._padded is None or len(members) == 1:
+        if self._padded is None or len(members) < 2:
             return None
         if members[numbers[0]].functions.trunk is not None:
             return None

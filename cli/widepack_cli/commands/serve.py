@@ -232,9 +232,8 @@ def command(artifacts: tuple[str, ...], **options: Any) -> None:
     only_check = options.pop("check")
     if workers > 1 and options["admin_token_file"] is not None:
         raise Refusal(
-            f"--workers {workers} with --admin-token-file: a swap changes one process only; use one "
-            "worker, or "
-            "publish with `widepack update` and serve with --reload"
+            f"--workers {workers} with --admin-token-file: a swap changes one process only; use one worker, "
+            "or publish with `widepack update` and serve with --reload"
         )
     if grpc_port is not None:
         _require_rpc(grpc_port, workers)
@@ -279,9 +278,8 @@ def _require_temporary_folder() -> None:
         tempfile.gettempdir()
     except FileNotFoundError:
         raise Refusal(
-            "there is no temporary folder that can be written, and torch needs one: name one in "
-            "TMPDIR, or mount "
-            "one at /tmp"
+            "there is no temporary folder that can be written, and torch needs one: name one in TMPDIR, or "
+            "mount one at /tmp"
         ) from None
 
 

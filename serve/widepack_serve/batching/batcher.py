@@ -26,7 +26,7 @@ from .results import Result, set_all, set_result, translated
 from .timing import Timings
 
 log = logging.getLogger("widepack.serve")
-_LONG = 0.25
+_LONG_S = 0.25
 """Seconds after which a call waits for long."""
 
 
@@ -55,7 +55,7 @@ class Batcher:
         self._stopped = False
         self._thread: threading.Thread | None = None
         self._results: list[Result] = []
-        self.moved = time.monotonic()
+        self.progressed_at = time.monotonic()
         """When a batch last started or ended, or nothing waited, by `time.monotonic`."""
 
     # ---------------------------------------------------------------- calls
@@ -118,7 +118,7 @@ class Batcher:
         rows, options = self._queue.rows, self._options
         if not rows:  # a request larger than the limit of the queue runs if nothing else waits
             if not self._busy:
-                self.moved = time.monotonic()
+                self.progressed_at = time.monotonic()
         elif rows + job.left > options.max_queue:
             self._reject("queue_full")
             raise Busy(f"{rows} rows wait, and the limit of the queue is {options.max_queue}; try again")
@@ -145,11 +145,11 @@ class Batcher:
             return True
         return False
 
-    def look(self) -> None:
+    def check_waiting(self) -> None:
         """Ends the waiting calls whose deadline has passed, also while a batch runs, and tells those that
         wait for long. It is called on the event loop, a few times a second.
         """
-        late = time.monotonic() - _LONG
+        late = time.monotonic() - _LONG_S
         with self._lock:
             self._queue.discard(lambda j: j.taken == 0 and self._dropped(j))
             jobs = [j for j in self._queue if j.taken == 0 and j.queued < late]
@@ -299,22 +299,22 @@ class Batcher:
 
     def _run(self, parts: list[Part]) -> None:
         """Runs a batch. Calls that the model refuses fail alone."""
-        start = self.moved = time.monotonic()
+        start = self.progressed_at = time.monotonic()
         work = time.thread_time()
         for part in parts:
             part.job.started = part.job.started or start
         self._running = parts
         self._run_or_halve(parts)
-        self.moved = time.monotonic()
+        self.progressed_at = time.monotonic()
         call = parts[0].job.call
         if call.group is not None:
             # without the time for which this thread waits for the interpreter lock, if it does all the work
             one = call.model.layout.on_one_thread
-            seconds = time.thread_time() - work if one else self.moved - start
+            seconds = time.thread_time() - work if one else self.progressed_at - start
             self._timings.add(call.group, sum(p.rows for p in parts), seconds)
         if self._observer is not None:
             try:
-                self._observer.ran(parts, self.moved - start)
+                self._observer.ran(parts, self.progressed_at - start)
             except Exception:  # the thread of the batches must go on
                 log.exception("a batch was not counted")
 
@@ -342,9 +342,9 @@ class Batcher:
         return not self._busy and not self._queue.rows
 
     @property
-    def still_for(self) -> float:
+    def seconds_without_progress(self) -> float:
         """Seconds since a batch last started or ended, while something waits or runs; else 0."""
-        return 0.0 if self.idle else time.monotonic() - self.moved
+        return 0.0 if self.idle else time.monotonic() - self.progressed_at
 
     def uses(self, models: Collection[WideModel]) -> bool:
         """Returns whether a call of one of some models waits or runs."""

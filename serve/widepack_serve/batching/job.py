@@ -71,7 +71,7 @@ class Job:
         self.delayed = delayed
         self._done = done
         self._finished = False
-        self._parts: list[tuple[int, Outputs]] = []
+        self._parts: dict[int, Outputs] = {}  # by the first of their rows
 
     @property
     def left(self) -> int:
@@ -103,11 +103,11 @@ class Job:
         """
         if self._finished:
             return
-        self._parts.append((start, outputs))
-        have = sum(part[0].shape[dims[0]] for _, part in self._parts) if dims else self.call.rows
+        self._parts[start] = outputs
+        have = sum(part[0].shape[dims[0]] for part in self._parts.values())
         if have < self.call.rows:
             return
-        ordered = [part for _, part in sorted(self._parts, key=lambda p: p[0])]
+        ordered = [self._parts[first] for first in sorted(self._parts)]
         self.finish([torch.cat(list(leaves), dim) for dim, leaves in zip(dims, zip(*ordered))])
 
 

@@ -18,7 +18,7 @@ from widepack_artifacts.entry import Entry
 
 from ..protocol.datatypes import BY_DTYPE, Datatype
 
-ONLY = "y"
+ONLY = "output"
 """The name on the wire of the only output of an entry, which has no name."""
 STATE = "state."
 """What the names of states begin with on the wire."""

@@ -90,9 +90,8 @@ def wanted_output(
         )
     if not figures:
         raise RequestError(
-            f"output {name[:80]}: figures are of the answers of all members, and this model answers "
-            "with one; "
-            "request them from the model of the ensemble"
+            f"output {name[:80]}: figures are of the answers of all members, and this model answers with "
+            "one; request them from the model of the ensemble"
         )
     leaf = layout.outputs[leaves[found["leaf"]]]
     if leaf.state:
@@ -125,8 +124,7 @@ def wanted_output(
     if by_class and leaf.rows is not None and dim % len(leaf.sizes) == leaf.rows.dim:
         raise RequestError(
             f"output {name[:80]}: dim {dim} of the members' answers is the batch: {figure} needs a "
-            "dim of classes. "
-            "For labels give of=sigmoid; for classes in another dim give dim"
+            "dim of classes. For labels give of=sigmoid; for classes in another dim give dim"
         )
     return WantedOutput(name, leaves[found["leaf"]], figure.replace(" ", ""), of, dim)
 

@@ -10,6 +10,7 @@ import torch
 import widepack
 from widepack.errors import WidepackError
 from widepack.inference.model import WideModel
+from widepack_artifacts.reader import Reader
 
 from ..catalog.catalog import served_artifact
 from ..catalog.layout import EntryLayout, zeros
@@ -18,6 +19,11 @@ from ..catalog.served import ServedArtifact
 from ..settings import Settings
 
 log = logging.getLogger("widepack.serve")
+
+
+def digest_of(path: str) -> str:
+    """Returns the digest of the artifact at a path. Raises: ArtifactError for anything else."""
+    return Reader(path).manifest.digest
 
 
 def loaded(settings: Settings, path: str) -> WideModel:

@@ -23,8 +23,7 @@ from ..errors import Conflict, Forbidden, RequestError
 from ..metrics import Metrics
 from ..protocol.request import InferRequest
 from ..settings import Settings, token_of
-from .loading import loaded, ready_artifact
-from .reload import digest_of
+from .loading import digest_of, loaded, ready_artifact
 from .swaps import checkpoint_in
 
 log = logging.getLogger("widepack.serve")
@@ -71,8 +70,7 @@ class Service:
         if not len(self.catalog):
             raise UsageError(
                 "there is nothing to serve: the members answer in different shapes, so only the "
-                "models of single "
-                "members can be served, and they are switched off"
+                "models of single members can be served, and they are switched off"
             )
         for artifact in artifacts:
             self.metrics.describe(artifact)
@@ -137,7 +135,7 @@ class Service:
     @property
     def live(self) -> bool:
         """Whether the inference thread moves."""
-        return self.batcher.still_for < self.settings.hang
+        return self.batcher.seconds_without_progress < self.settings.hang
 
     @property
     def ready(self) -> bool:
@@ -217,20 +215,20 @@ class Service:
             self._ticking = asyncio.get_running_loop().create_task(self._tick())
 
     async def _tick(self) -> None:
-        look = time.monotonic() + self.settings.reload
+        next_reload = time.monotonic() + self.settings.reload
         reload: asyncio.Task[None] | None = None
         while True:
             await asyncio.sleep(TICK)
             try:
-                self.batcher.look()
+                self.batcher.check_waiting()
                 self._show_gauges()
                 self._close_retired()
             except Exception:  # deadlines and reloads must go on
-                log.exception("a look at the waiting requests failed")
+                log.exception("the check of the waiting requests failed")
             if reload is not None and reload.done():
-                reload, look = None, time.monotonic() + self.settings.reload
-            if self.settings.reload and reload is None and time.monotonic() >= look:
-                reload = asyncio.ensure_future(self.reload())  # deadlines are looked at meanwhile
+                reload, next_reload = None, time.monotonic() + self.settings.reload
+            if self.settings.reload and reload is None and time.monotonic() >= next_reload:
+                reload = asyncio.ensure_future(self.reload())  # a task: deadlines are checked meanwhile
 
     def _close_retired(self) -> None:
         """Closes the models that a reload replaced, once no call of theirs waits or runs."""

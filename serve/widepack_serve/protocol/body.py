@@ -75,7 +75,6 @@ def header_length(text: str | None, size: int) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 16) or int(text) > size:
         raise RequestError(
             f"Inference-Header-Content-Length is {text[:20]!r}; it is the number of bytes of the JSON "
-            "part, and the "
-            f"body has {size}"
+            f"part, and the body has {size}"
         )
     return int(text)

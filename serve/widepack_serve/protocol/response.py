@@ -54,8 +54,7 @@ def answer_body(
         elif not datatype.numbers:
             raise RequestError(
                 f"output {one.name} is {datatype.name}, of which JSON has no numbers; request it with "
-                "the parameter "
-                "binary_data"
+                "the parameter binary_data"
             )
         else:
             row["data"] = to_json(one.value)

@@ -41,8 +41,7 @@ def read_shape(title: str, shape: Any) -> list[int]:
     if not usual or len(shape) > MAX_RANK:
         raise RequestError(
             f"{title} has the shape {_short(shape)}; a shape is a list of at most {MAX_RANK} whole "
-            "numbers from "
-            f"0 to {_MAX_SIZE}"
+            f"numbers from 0 to {_MAX_SIZE}"
         )
     found: list[int] = shape
     if math.prod(max(d, 1) for d in found) > _MAX_NUMBERS:
@@ -153,8 +152,8 @@ def from_bytes(title: str, datatype: Datatype, shape: Sequence[int], data: memor
     needed = math.prod(shape) * datatype.itemsize
     if len(data) != needed:
         raise RequestError(
-            f"{title} has {len(data)} bytes; {datatype.name} with the shape {_short(list(shape))} has "
-            f"{needed}"
+            f"{title} has {len(data)} bytes; {datatype.name} with the shape {_short(list(shape))} "
+            f"has {needed}"
         )
     if not needed:
         return torch.empty(tuple(shape), dtype=datatype.dtype)

@@ -48,8 +48,7 @@ def named(parts: list[str]) -> tuple[str, str, str]:
     if not name or len(rest) > 1 or (rest and rest[0] not in _ACTIONS):
         raise NotFound(
             f"there is no path /{_ROOT}/{'/'.join(parts)[:120]}; known: NAME, and after it /ready, "
-            "/infer, /stats; "
-            "write / in a name as %2F"
+            "/infer, /stats; write / in a name as %2F"
         )
     return name, version, rest[0] if rest else ""
 
