@@ -27,7 +27,7 @@ from .row_prices import RowPrices
 
 MOST = 3.0
 """The most rows that run for each row of a call."""
-_MOST_BY_RULE = 2.0
+_MOST_BY_RULE = 2.5
 """The same without measured times."""
 _CLEAR = 0.9
 """By how much the prediction must be below that of groups."""

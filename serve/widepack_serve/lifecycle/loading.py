@@ -10,6 +10,7 @@ import torch
 import widepack
 from widepack.errors import WidepackError
 from widepack.inference.model import WideModel
+from widepack.spec.entries import PATTERNS
 from widepack_artifacts.reader import Reader
 
 from ..catalog.catalog import served_artifact
@@ -38,8 +39,7 @@ def loaded(settings: Settings, path: str) -> WideModel:
 
 
 def ready_artifact(name: str, model: WideModel, settings: Settings) -> ServedArtifact:
-    """Describes a loaded model for the wire, and runs calls of all batch classes, so that no request waits
-    for it.
+    """Describes a loaded model for the wire, and makes first calls, so that no request waits for programs.
 
     Raises: WidepackError.
     """
@@ -54,9 +54,11 @@ def ready_artifact(name: str, model: WideModel, settings: Settings) -> ServedArt
 
 
 def _warm(artifact: ServedArtifact, layout: EntryLayout, max_batch: int) -> None:
-    """Runs calls of zeros: with one row, and with a full batch. A model may refuse them, which is no
-    error.
+    """Binds all programs, which `each` and padded rows of several members run too, and runs calls of zeros:
+    with one row, and with a full batch. A model may refuse the calls, which is no error.
     """
+    if not layout.ragged:
+        layout.entry.warmup(PATTERNS)
     for rows in _sizes(layout, max_batch):
         given = [x.to(artifact.model.device) for x in zeros(layout, rows, None)]
         args, kwargs, state = layout.entry.tensor_calls.arguments(given)
@@ -71,9 +73,7 @@ def _warm(artifact: ServedArtifact, layout: EntryLayout, max_batch: int) -> None
 
 
 def _sizes(layout: EntryLayout, max_batch: int) -> Iterator[int]:
-    spec = layout.entry.entry
-    least = max(spec.dims[layout.batch].min, 1) if layout.batch else 1
-    yield least
+    yield layout.least_rows
     most = max_batch if layout.most_rows is None else min(max_batch, layout.most_rows)
-    if layout.batch and most > least:
+    if layout.batch and most > layout.least_rows:
         yield most

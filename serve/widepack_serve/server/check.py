@@ -15,12 +15,6 @@ from ..lifecycle.service import Service
 from ..protocol.request import InferRequest, Value
 
 
-def example_rows(model: ServedModel) -> int:
-    """Returns the fewest rows that a model takes."""
-    layout = model.layout
-    return max(layout.entry.entry.dims[layout.batch].min, 1) if layout.batch else 1
-
-
 def example_tensors(model: ServedModel) -> list[torch.Tensor]:
     """Returns inputs of zeros for a model, the smallest that it takes."""
     members = len(model.artifact.members)
