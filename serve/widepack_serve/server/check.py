@@ -18,7 +18,7 @@ from ..protocol.request import InferRequest, Value
 def example_tensors(model: ServedModel) -> list[torch.Tensor]:
     """Returns inputs of zeros for a model, the smallest that it takes."""
     members = len(model.artifact.members)
-    found = zeros(model.layout, example_rows(model), members if model.kind == EACH else None)
+    found = zeros(model.layout, model.layout.least_rows, members if model.kind == EACH else None)
     if model.kind == ALL:
         inputs = model.layout.inputs
         return [x.expand(members, *x.shape) if i.state else x for i, x in zip(inputs, found)]
