@@ -45,6 +45,17 @@ def test_a_race_ends_with_its_time() -> None:
     assert 0 < len(found.rounds) < noise.MIN_ROUNDS and seen and seen[-1][1] == 100
 
 
+def test_a_race_without_time_is_reported_too() -> None:
+    seen: list[tuple[int, int]] = []
+    found = noise.race(
+        lambda: time.sleep(1e-3),
+        {"loop": lambda: time.sleep(1e-3)},
+        limit_s=0.0,
+        report=lambda *done: seen.append(done),
+    )
+    assert len(found.rounds) == 1 and seen == [(0, 100)]
+
+
 def test_bench_ends_with_its_time(artifact: Path) -> None:
     stages: list[str] = []
     begin = time.perf_counter()

@@ -266,6 +266,8 @@ def race(
     rounds: list[tuple[float, ...]] = []
     gc.collect()
     begin, end = clock(), min(3 * budget_s, limit_s)
+    if report is not None:
+        report(0, 100)  # Also where the first round takes all the time.
     with without_gc():
         while len(rounds) < MAX_ROUNDS:
             times = [0.0] * len(samplers)
