@@ -9,6 +9,7 @@ import copy
 import gc
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -257,6 +258,21 @@ def test_the_limit_waits_for_functions_of_the_garbage_collector() -> None:
                 pass
     finally:
         gc.callbacks.remove(slow)
+
+
+def test_the_limit_holds_where_python_ignores_its_exception() -> None:
+    class Slow:
+        def __del__(self) -> None:
+            end = time.monotonic() + 0.3
+            while time.monotonic() < end:
+                pass
+
+    hook, begin = sys.unraisablehook, time.monotonic()
+    with pytest.raises(TooLong), at_most(0.05):
+        Slow()
+        while time.monotonic() < begin + 4:
+            pass
+    assert time.monotonic() < begin + 3 and sys.unraisablehook is hook
 
 
 # ---------------------------------------------------------------- work and ceilings

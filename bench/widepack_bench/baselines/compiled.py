@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -84,18 +85,34 @@ class TooLong(Exception):
 
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Stops the body after `seconds`, if the system and the thread allow it. Raises: TooLong."""
+    """Stops the body after `seconds`, if the system and the thread allow it.
+
+    Python ignores an exception in a function that it calls itself, such as the callback of a weak reference
+    or `__del__`. The limit is then tried again, without a message of Python.
+
+    Raises: TooLong.
+    """
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(_signal: int, frame: FrameType | None) -> None:
-        if _collects(frame):  # Python prints an exception of such a function, and goes on
-            signal.setitimer(signal.ITIMER_REAL, 0.01, 5.0)
+        if _collects(frame):  # Python would ignore the exception, and the function would end half-way.
+            again()
             return
         raise TooLong(f"it was not compiled within {seconds:g} s")
 
-    before = signal.signal(signal.SIGALRM, stop)
+    def again() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.01, 5.0)
+
+    def ignored(found: sys.UnraisableHookArgs) -> None:
+        if isinstance(found.exc_value, TooLong):
+            again()
+        else:
+            hook(found)
+
+    before, hook = signal.signal(signal.SIGALRM, stop), sys.unraisablehook
+    sys.unraisablehook = ignored
     signal.setitimer(
         signal.ITIMER_REAL, seconds, 5.0
     )  # Repeats, because a compiler may catch the first exception.
@@ -104,6 +121,7 @@ def at_most(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        sys.unraisablehook = hook
 
 
 def _collects(frame: FrameType | None) -> bool:
