@@ -105,6 +105,7 @@ GOLDEN = {
         Two,
         {"entries": ["forward", "encode"]},
     ),
+    "parts": Golden([Mlp] * 3, ["x=float32[B,6]"], Mlp, {"shards": 2, "race": False}),
     "state": Golden([Sum] * 2, ["x=float32[B,4]"], Sum, {"state": ["total"]}),
 }
 

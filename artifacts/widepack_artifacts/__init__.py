@@ -2,7 +2,7 @@
 
 | module | content |
 |---|---|
-| `manifest` | `manifest.json` as dataclasses. Parts: `entry`, `rows`, `dims`, `weight_table`, `file_list` |
+| `manifest` | `manifest.json`, in `entry`, `wide_program`, `dims`, `rows`, `weight_table`, `file_list` |
 | `program`, `opset` | programs in widepack's own form; the ops that they may use |
 | `guards`, `tree` | conditions over named dims; the structure of inputs and outputs |
 | `writer`, `reader` | the folder; their parts are in `folder`, `lock`, `stream`, `file_copy` |

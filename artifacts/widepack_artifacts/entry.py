@@ -21,21 +21,19 @@ from .fields import (
     manifest_error,
     read_choice,
     read_count,
-    read_free_object,
     read_list,
     read_map,
     read_name,
     read_object,
     read_optional_integer,
-    read_range,
     read_text,
 )
 from .file_list import File, read_file_name
 from .format_version import VERSION
 from .rows import Rows
 from .weight_table import ITEM_BYTES, KINDS
+from .wide_program import PATTERNS, WideProgram
 
-PATTERNS = ("shared", "each")
 _KEYS = (
     "inputs",
     "signature",
@@ -148,48 +146,6 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class WideProgram:
-    """A wide program for one kind of device, one pattern and one batch class.
-
-    `batch` is (least, most or None), counted at the example sizes of the other dims. `plan` has the form that
-    `widepack.planning.plan.Plan` writes.
-    """
-
-    device: str
-    pattern: str
-    file: str
-    batch: tuple[int, int | None] = (1, None)
-    plan: dict[str, Any] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "device": self.device,
-            "pattern": self.pattern,
-            "file": self.file,
-            "batch": list(self.batch),
-            "plan": self.plan,
-        }
-
-    @classmethod
-    def from_json(cls, data: Any, files: Mapping[str, File], where: str = "a wide program") -> WideProgram:
-        d = read_object(data, where, ("device", "pattern", "file", "batch", "plan"))
-        device = read_text(d["device"], f"{where}: device", 32)
-        if not re.fullmatch(r"[a-z]+", device):
-            raise manifest_error(f"{where}: {device[:40]!r} is not a kind of device such as cpu or cuda")
-        pattern, file = (
-            read_choice(d["pattern"], PATTERNS, f"{where}: pattern"),
-            read_file_name(d["file"], files, f"{where}: file"),
-        )
-        return cls(
-            device,
-            pattern,
-            file,
-            read_range(d["batch"], f"{where}: batch"),
-            read_free_object(d["plan"], f"{where}: plan"),
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Entry:
     """A named program over the artifact's weights.
 
@@ -271,7 +227,9 @@ class Entry:
             member=read_list(d["member"], f"{where}: member", lambda v, w: read_file_name(v, files, w)),
             signatures=read_list(d["signatures"], f"{where}: signatures", read_count),
             wide=tuple(
-                read_list(d["wide"], f"{where}: wide", lambda v, w: WideProgram.from_json(v, files, w))
+                read_list(
+                    d["wide"], f"{where}: wide", lambda v, w: WideProgram.from_json(v, files, w, version)
+                )
             ),
             pt2=read_map(d["pt2"], f"{where}: pt2", lambda v, w: read_file_name(v, files, w)),
             state=tuple(read_list(d["state"], f"{where}: state", State.from_json)) if "state" in d else (),
@@ -294,6 +252,8 @@ class Entry:
             )
         for pattern in self.pt2:
             read_choice(pattern, PATTERNS, f"{where}: pt2")
+        for wide in self.wide:
+            wide.check_part(members, f"{where}: wide")
 
     def _check_states(self, where: str) -> None:
         """Checks that each state names an input and an output of one type, and no input twice."""

@@ -113,15 +113,25 @@ class Manifest:
     def sealed(self, files: Mapping[str, File]) -> Manifest:
         """Returns this manifest with a list of files, the version that it needs, and its digest."""
         states = state_names(self.entries)
-        version = max(self.version, (1, 1)) if states else self.version
-        if any(e.rows is not None for e in self.entries.values()):
-            version = max(version, (1, 2))
         filled = replace(
-            self, version=version, state=states or self.state, files=dict(sorted(files.items())), digest=""
+            self,
+            version=self._least_version(),
+            state=states or self.state,
+            files=dict(sorted(files.items())),
+            digest="",
         )
         body = filled.to_json()
         del body["digest"]
         return replace(filled, digest=strict_json.digest(body))
+
+    def _least_version(self) -> tuple[int, int]:
+        """Returns the lowest version that has all keys of this manifest."""
+        entries = self.entries.values()
+        if any(w.members is not None for e in entries for w in e.wide):
+            return (1, 3)
+        if any(e.rows is not None for e in entries):
+            return (1, 2)
+        return (1, 1) if any(e.state for e in entries) else (1, 0)
 
     def to_json(self) -> dict[str, Any]:
         return {

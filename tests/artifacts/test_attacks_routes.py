@@ -1,4 +1,4 @@
-"""Tests attacks 83 to 87 of ATTACKS.md: sizes that expand, and what only `route` runs or reads."""
+"""Tests attacks 83 to 88 of ATTACKS.md: sizes that expand, what only `route` runs or reads, and parts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attacks import SELF, refused
 from forged import Forged, node, ref
 
 from widepack import load
-from widepack.errors import ArtifactError, UsageError
+from widepack.errors import ArtifactError, ProbeError, UsageError
 from widepack.rows import trials
 from widepack.spec.draws import draw_all
 
@@ -207,3 +207,27 @@ def test_a_reason_of_several_lines(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         load(forged.save(tmp_path)).route(torch.ones(4, 6), member=0)
     assert "\na UsageError: all is well now\n" in str(caught.value)
+
+
+def test_programs_of_parts_for_other_members(tmp_path: Path) -> None:
+    forged = Forged("parts")
+    for row in forged.entry["wide"]:
+        if row.get("members") == [0, 2]:
+            row["members"] = [0, 1]
+    path = forged.save(tmp_path / "count")
+    with pytest.raises(ArtifactError, match="is for 2 members, but 1 are loaded"):
+        load(path, members=[0])
+    forged = Forged("parts")
+    for row in forged.entry["wide"]:
+        if row.get("members") == [0, 2]:
+            row["members"] = [0, 4]
+    refused(forged.save(tmp_path / "outside"), "4 members from number 0 are not a part of the 3 members")
+    forged = Forged("parts")
+    for program in forged.programs():
+        if program["members"] == 2:  # the answers of the two members, exchanged
+            (output,) = program["outputs"]
+            program["nodes"].append(node("turned", "aten.flip.default", output[0], [0]))
+            output[0] = ref("turned")
+    path = forged.save(tmp_path / "answers")
+    with pytest.raises(ProbeError):
+        load(path, members=[0, 1])

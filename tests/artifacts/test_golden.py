@@ -47,10 +47,19 @@ def test_a_golden_artifact_lowered_again_returns_its_recorded_answers(name: str)
         assert bits(value) == bits(kept[which]), which
 
 
+def test_the_parts_of_a_golden_artifact_return_its_recorded_answers() -> None:
+    path = golden("parts")
+    kept = load_file(path.with_name(f"{path.stem}.answers.safetensors"))
+    x, y = kept["forward.shared.3.input"], kept["forward.shared.3.answer"]
+    assert {w.members for w in load(path).manifest.entries["forward"].wide} == {None, (0, 2), (2, 1)}
+    for members in ([0, 1], [2]):
+        assert bits(load(path, members=members, backend="eager")(x)) == bits(y[members])
+
+
 def test_every_form_has_a_golden_artifact() -> None:
     names = {p.stem[11:] for p in ARTIFACTS}
     assert names >= set(MADE)
     versions = {tuple(load(p, warmup=False).manifest.version) for p in ARTIFACTS}
-    assert {(1, 0), (1, 1)} <= versions
+    assert {(1, 0), (1, 1), (1, 3)} <= versions
     sizes = [sum(f.stat().st_size for f in p.rglob("*") if f.is_file()) for p in ARTIFACTS]
     assert max(sizes) < 60_000

@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 
 from widepack_artifacts import strict_json
 from widepack_artifacts.dims import Dim, Guard
-from widepack_artifacts.entry import Entry, Input, OutputLeaf, Parameter, WideProgram
+from widepack_artifacts.entry import Entry, Input, OutputLeaf, Parameter
 from widepack_artifacts.errors import ArtifactError
 from widepack_artifacts.file_list import File, file_name
 from widepack_artifacts.manifest import Manifest, Member
 from widepack_artifacts.weight_table import ITEM_BYTES, Weight
+from widepack_artifacts.wide_program import WideProgram
 
 Json = dict[str, Any]
 HASH = "0123456789abcdef" * 4
@@ -104,6 +105,11 @@ def test_weight_knows_its_tensors() -> None:
     assert stacked.of(1) == [10, 4] and ragged.of(1) == [5, 4]
 
 
+def in_parts(document: Json, members: object) -> None:
+    document["version"] = [1, 3]
+    entry_of(document)["wide"][0]["members"] = members
+
+
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
@@ -113,7 +119,7 @@ def test_weight_knows_its_tensors() -> None:
         (lambda d: d.update(version=[1]), ["version", "[1, 0]"]),
         (lambda d: d.update(version=[True, 0]), ["version"]),
         (lambda d: d.update(version=[0, 9]), ["0.9 was never published"]),
-        (lambda d: d.update(version=[1, 3]), ["1.3 is newer than 1.2", "update widepack"]),
+        (lambda d: d.update(version=[1, 4]), ["1.4 is newer than 1.3", "update widepack"]),
         (lambda d: d.update(members=[]), ["0 members"]),
         (lambda d: d.update(members={}), ["members: expected a list"]),
         (lambda d: d["members"][1].update(name="a"), ["'a' occurs twice"]),
@@ -176,6 +182,14 @@ def test_weight_knows_its_tensors() -> None:
         (lambda d: entry_of(d)["wide"][0].update(pattern="all"), ["'all' is unknown", "shared, each"]),
         (lambda d: entry_of(d)["wide"][0].update(batch=[8, 1]), ["from 8 to 1"]),
         (lambda d: entry_of(d)["wide"][0].update(file="../../etc/passwd"), ["not in the list of files"]),
+        (lambda d: entry_of(d)["wide"][0].update(members=[0, 1]), ["unknown members"]),
+        (lambda d: in_parts(d, [0, 2]), ["2 members from number 0 are not a part of the 2 members"]),
+        (lambda d: in_parts(d, [1, 2]), ["2 members from number 1 are not a part"]),
+        (lambda d: in_parts(d, [0, 0]), ["expected [first, count]"]),
+        (lambda d: in_parts(d, [2**62, 2**62]), ["are not a part"]),
+        (lambda d: in_parts(d, [-1, 1]), ["wide[0]: members[0]"]),
+        (lambda d: in_parts(d, [1]), ["expected [first, count]"]),
+        (lambda d: in_parts(d, {}), ["members: expected a list"]),
         (lambda d: entry_of(d)["pt2"].update({"none": PROGRAM}), ["'none' is unknown"]),
     ],
 )

@@ -18,9 +18,9 @@ from torch import nn
 import cases
 import widepack
 from widepack import DeviceModel, InputError, UsageError
-from widepack.distributed.parts import divided
 from widepack.inference.prepared_call import PreparedCall
 from widepack.reduction.figures import FIGURES
+from widepack.spec.member_parts import divided
 
 TWO = ["cpu", "cpu"]
 THREE = ["cpu"] * 3

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from widepack import load
 from widepack.errors import WidepackError
 from widepack_artifacts import strict_json
-from widepack_artifacts.entry import WideProgram
 from widepack_artifacts.manifest import Manifest
 from widepack_artifacts.reader import Reader
+from widepack_artifacts.wide_program import WideProgram
 from widepack_artifacts.writer import Writer
 
 SPECS: dict[str, Any] = {"inputs": ["x=float32[B,6]"], "targets": ("cpu",), "pt2": False}

@@ -20,7 +20,7 @@ from ..spec.state import parse_states
 from ..system.progress import Report
 from .call_source import CallDescription, Specs
 from .report import BuildReport
-from .request import TARGETS, BuildRequest, batches_of, names_of
+from .request import TARGETS, BuildRequest, batches_of, names_of, part_counts_of
 from .stages import run_build
 from .write import SHARD_BYTES
 
@@ -47,6 +47,7 @@ def build(
     share: str = "auto",
     pt2: bool = True,
     max_shard_size: int | str = SHARD_BYTES,
+    shards: int | Sequence[int] | None = None,
     force: bool = False,
     dry_run: bool = False,
     race: bool = True,
@@ -91,6 +92,9 @@ def build(
         pt2: Whether to write torch.export programs too.
         max_shard_size: The largest size of a weights file, in bytes or as `"5GB"`. One weight is never
             divided.
+        shards: The number of parts in which the artifact will be loaded, for example the number of devices of
+            `load(device=[...])` or of processes of `distributed.load`. The build also writes and verifies the
+            programs of each part, so a load of a part lowers nothing. Several numbers: a list. Default: none.
         force: Whether to replace an artifact at `out`.
         dry_run: Whether to stop after lowering. Nothing is verified or written.
         race: Whether to time a few plans on this machine after the build, for at most about 10 seconds, and
@@ -145,6 +149,7 @@ def build(
             share=share,
             pt2=pt2,
             shard_bytes=parse_size(max_shard_size),
+            part_counts=part_counts_of(shards),
             force=force,
             dry_run=dry_run,
             race=race,

@@ -187,11 +187,11 @@ def _compared(
         program, stored = wide.lowered.program, wide.lowered
         if entry.dropout and draws(program):
             found[program_key(wide.pattern, n)] = reference.check(
-                wide.pattern, at_rest(program, entry.entry), wide.plan, None, WAY_OUT
+                wide.pattern, at_rest(program, entry.entry), wide.plan, None, WAY_OUT, wide.members
             )
         else:
             found[program_key(wide.pattern, n)] = reference.check(
-                wide.pattern, program, wide.plan, stored, WAY_OUT
+                wide.pattern, program, wide.plan, stored, WAY_OUT, wide.members
             )
     return found
 

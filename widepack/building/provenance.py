@@ -18,6 +18,7 @@ from ..planning.request import StrategyRequest
 from ..version import __version__
 
 SHARD_SIZE = "max_shard_size"
+PART_COUNTS = "shards"
 """The field of the provenance with the requested size of a weights file."""
 
 

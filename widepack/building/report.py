@@ -137,6 +137,7 @@ def entry_report(entry: BuildEntry, wides: Sequence[LoweredProgram]) -> EntryRep
                 "because": p.regions[0].because if p.regions else "",
             }
             for w in wides
+            if not w.members
             for p in w.uses
         ],
     )

@@ -28,8 +28,9 @@ class BuildRequest:
     """The arguments of `widepack.build`, parsed and checked.
 
     names: of the members. one_checkpoint: whether all members are passes of one checkpoint. shard_bytes: the
-    largest size of a weights file. race: whether to race a few plans, if nothing excludes it. tune_batches:
-    the batches to measure at, or None. dropout: whether dropout is on.
+    largest size of a weights file. part_counts: the numbers of parts of the members whose programs are
+    written too. race: whether to race a few plans, if nothing excludes it. tune_batches: the batches to
+    measure at, or None. dropout: whether dropout is on.
 
     Raises: UsageError for arguments that exclude each other, and for input specs that cannot be read.
     """
@@ -51,6 +52,7 @@ class BuildRequest:
     share: str = "auto"
     pt2: bool = True
     shard_bytes: int = SHARD_BYTES
+    part_counts: tuple[int, ...] = ()
     force: bool = False
     dry_run: bool = False
     race: bool = True
@@ -94,6 +96,18 @@ def names_of(
     if names is not None:
         return tuple(read_names(names, count))
     return tuple(map(str, range(count))) if one_checkpoint else tuple(member_names(paths))
+
+
+def part_counts_of(shards: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Returns the numbers of parts that have programs of their own, each once.
+
+    Raises: UsageError for what is no number of at least 2.
+    """
+    counts = () if shards is None else (shards,) if isinstance(shards, int) else tuple(shards)
+    for count in counts:
+        if not isinstance(count, int) or isinstance(count, bool) or count < 2:
+            raise UsageError(f"shards={count!r} is not a number of parts; give 2 or more")
+    return tuple(dict.fromkeys(counts))
 
 
 def batches_of(tune: bool | Sequence[int]) -> tuple[int, ...] | None:

@@ -24,6 +24,7 @@ from ..ir.at_rest import draws
 from ..ir.tensor_type import parse_slot
 from ..lowering.wide_programs import LoweredProgram, make_wide_programs
 from ..spec.entries import method_of
+from ..spec.member_parts import parts_in
 from ..spec.state import StateRequest, under
 from ..system.autocast import plain_modes
 from ..system.memory import returned_at_once
@@ -38,7 +39,7 @@ from .captures import Captures, capture_members
 from .entry import BuildEntry
 from .members import EntryMembers
 from .prove import ProvedEntry, prove
-from .provenance import SHARD_SIZE, provenance_of
+from .provenance import PART_COUNTS, SHARD_SIZE, provenance_of
 from .read import ReadMembers, read_members
 from .report import BuildReport, build_report
 from .request import BuildRequest
@@ -48,12 +49,16 @@ from .write import WeightFiles, write_programs, write_tensors, write_weights
 
 @dataclass(frozen=True)
 class LoweredBuild:
-    """A build before its verification. wides: the wide programs by entry."""
+    """A build before its verification.
+
+    wides: the wide programs by entry. parts: the parts of the members that have programs of their own.
+    """
 
     table: WeightsTable
     entries: list[BuildEntry]
     wides: dict[str, list[LoweredProgram]]
     left_out: list[LeftOut]
+    parts: list[range]
 
 
 @plain_modes()
@@ -106,8 +111,9 @@ def _lowered(request: BuildRequest, writer: Writer | None, stages: Stages) -> Lo
     if writer is not None:
         writer.reserve(sum(r.weight.bytes(table.count) for r in table.rows))
     with stages.stage("lower"):
-        wides = {e.entry: make_wide_programs(e, request.strategies, request.targets) for e in entries}
-    return LoweredBuild(table, entries, wides, members.left_out)
+        parts = parts_in([r.weight for r in table.rows], table.count, request.part_counts)
+        wides = {e.entry: make_wide_programs(e, request.strategies, request.targets, parts) for e in entries}
+    return LoweredBuild(table, entries, wides, members.left_out, parts)
 
 
 def _captured(request: BuildRequest, members: ReadMembers) -> tuple[dict[str, Captures], list[str]]:
@@ -154,7 +160,7 @@ def _verified(
             prove(
                 entry,
                 lowered.wides[entry.entry],
-                partial(make_wide_programs, entry, plain, request.targets),
+                partial(make_wide_programs, entry, plain, request.targets, lowered.parts),
                 written,
                 stages,
             )
@@ -182,6 +188,7 @@ def _published(
             **provenance_of(lowered.table.factory, request.strategies, stages.seconds),
             "left_out": [b._asdict() for b in lowered.left_out],
             SHARD_SIZE: request.shard_bytes,
+            **({PART_COUNTS: list(request.part_counts)} if request.part_counts else {}),
         }
         verification = join_records(_records(proved))
         return writer.publish(

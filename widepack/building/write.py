@@ -15,12 +15,14 @@ from widepack_artifacts import manifest as form
 from widepack_artifacts import strict_json, tree
 from widepack_artifacts import weights as weight_files
 from widepack_artifacts.dims import Dim, Guard
-from widepack_artifacts.entry import Entry, Input, OutputLeaf, State, WideProgram
+from widepack_artifacts.entry import Entry, Input, OutputLeaf, State
 from widepack_artifacts.weight_table import member_tensor
+from widepack_artifacts.wide_program import WideProgram
 from widepack_artifacts.writer import Writer
 
 from ..backends.torch_export import export_program, placeholder
-from ..lowering.wide_programs import LoweredProgram, LoweringEntry, wide_only
+from ..lowering.lowering_entry import LoweringEntry
+from ..lowering.wide_programs import LoweredProgram, wide_only
 from ..spec.dtypes import dtype_of
 from ..spec.entries import PATTERNS
 from .entry import BuildEntry
@@ -180,13 +182,19 @@ def output_kinds(wides: Sequence[LoweredProgram]) -> list[str]:
 
 
 def write_wides(writer: Writer, entry: str, wides: Sequence[LoweredProgram]) -> list[WideProgram]:
-    """Writes the wide programs of an entry and returns their rows, one for each plan."""
+    """Writes the wide programs of an entry and returns their rows, one for each plan and part of the
+    members.
+    """
     rows: list[WideProgram] = []
     for wide in wides:
         data = strict_json.canonical(wide.lowered.program.to_json())
         for plan in wide.uses:
             name = writer.file(f"programs/{plan.device}.{entry}.{plan.pattern}", "json", data)
-            rows.append(WideProgram(plan.device, plan.pattern, name, plan.batch, plan.to_json()))
+            parts: list[tuple[int, int] | None] = [(m.start, len(m)) for m in wide.members]
+            rows += [
+                WideProgram(plan.device, plan.pattern, name, plan.batch, plan.to_json(), part)
+                for part in parts or [None]
+            ]
     return rows
 
 

@@ -17,7 +17,6 @@ moves sums of each part instead of answers, and `route` sends rows to the part t
 | `joined.py` | Joins what the parts of the members answered |
 | `device_load.py` | Loads an artifact on one device or on several: `widepack.load` |
 | `load_arguments.py` | Names the options of a load that several functions pass on |
-| `parts.py` | Divides the members into adjacent parts of about equal bytes of weights |
 | `rank_entry.py` | Defines an entry of a model whose members are in several processes |
 | `rank_load.py` | Loads this process's part of an artifact: `widepack.distributed.load` |
 | `rank_model.py` | Defines a loaded artifact whose members are in several processes |

@@ -18,10 +18,10 @@ from ..inference.load import load as load_here
 from ..inference.model import WideModel
 from ..ir import ops
 from ..runtime.admission import guarded
+from ..spec.member_parts import divided, member_bytes
 from ..spec.names import path_of
 from ..system.gate import Gate
 from ..system.progress import Report
-from .parts import divided, member_bytes
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -154,7 +154,7 @@ def load_parts(
     def opening(reader: Reader) -> DeviceModel:
         """Opens every part from the files of one digest."""
         chosen = chosen_members(reader.manifest, options.get("members"))
-        sizes = member_bytes(reader.manifest)
+        sizes = member_bytes(reader.manifest.weights, len(reader.manifest.members))
         parts = divided([sizes[i] for i in chosen], len(devices), "devices")
         pinned: LoadArguments = {**options, "expect": reader.manifest.digest}
         gate = Gate()

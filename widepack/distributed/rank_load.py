@@ -15,9 +15,9 @@ from ..inference.load import check_expected, chosen_members, on_device
 from ..inference.load import load as load_here
 from ..ir import ops
 from ..runtime.admission import guarded
+from ..spec.member_parts import divided, member_bytes
 from ..spec.names import path_of
 from ..system.gate import Gate
-from .parts import divided, member_bytes
 from .rank_model import RankModel
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def load(
     def opening(reader: Reader) -> tuple[Any, Sequence[int], Sequence[range]]:
         """Opens this rank's part from the files of one digest."""
         chosen = chosen_members(reader.manifest, options.get("members"))
-        sizes = member_bytes(reader.manifest)
+        sizes = member_bytes(reader.manifest.weights, len(reader.manifest.members))
         parts = divided([sizes[i] for i in chosen], ranks.size, "processes")
         mine: LoadArguments = {**options, "members": [chosen[i] for i in parts[ranks.rank]]}
         mine["expect"] = reader.manifest.digest

@@ -144,11 +144,13 @@ class _Opening:
         files = Weights(reader.weights_files())
         files.check(manifest.weights, len(manifest.members))
         entries = manifest.entries.values()
-        reader.preload(w.file for e in entries for w in e.wide if w.device == device.type)
-        reader.preload(name for e in entries for name in e.member)
         chosen = chosen_members(reader.manifest, self.members)
         cast = None if self.dtype is None else Cast.of(manifest, self.dtype)
-        return OpenArtifact(reader, files, chosen, replace(self.options, cast=cast), self.gate)
+        artifact = OpenArtifact(reader, files, chosen, replace(self.options, cast=cast), self.gate)
+        wides = [w for e in entries for w in e.wide if w.device == device.type]
+        reader.preload(w.file for w in wides if artifact.serves(w))
+        reader.preload(name for e in entries for name in e.member)
+        return artifact
 
 
 def check_expected(expect: Any) -> None:

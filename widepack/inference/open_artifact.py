@@ -19,6 +19,7 @@ from widepack_artifacts.manifest import Manifest, Member
 from widepack_artifacts.program import Program
 from widepack_artifacts.reader import Reader
 from widepack_artifacts.weights import Weights
+from widepack_artifacts.wide_program import WideProgram
 
 from ..errors import UsageError
 from ..runtime.admission import check_counts, check_member_slots
@@ -110,7 +111,7 @@ class OpenArtifact:
 
     Attributes: reader: The artifact's files. options: How it is loaded. chosen: The numbers of the loaded
         members in the artifact. members: The names of the loaded members. whole: Whether all members are
-        loaded, in the artifact's order. The artifact's programs are for these only. weights: The weights of
+        loaded, in the artifact's order. weights: The weights of
         the loaded members. probe: The tensors of the probe, mapped; None if the artifact has no probe.
         limits: What may be bound. lock: Is held while programs are bound and weights are copied. gate: Calls
         pass it, and a swap closes it. swapping: Is held by the one swap at a time. swapped: The answers of
@@ -171,10 +172,12 @@ class OpenArtifact:
 
     @property
     def uses_stored_plans(self) -> bool:
-        """Whether the artifact's own programs can run: all members, its dtype, and no requested
-        strategies.
-        """
-        return self.whole and self.cast is None and self.options.strategies is None
+        """Whether the artifact's own programs can run: its dtype, and no requested strategies."""
+        return self.cast is None and self.options.strategies is None
+
+    def serves(self, wide: WideProgram) -> bool:
+        """Returns whether a program of the artifact is for the loaded members."""
+        return self.whole if wide.part is None else self.chosen == tuple(wide.part)
 
     @property
     def checkpoints(self) -> tuple[Member, ...]:

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from widepack_artifacts.entry import WideProgram
 from widepack_artifacts.program import Kind, Program
+from widepack_artifacts.wide_program import WideProgram
 
 from ..errors import ArtifactError, LoweringError, UsageError
 from ..planning import plan_cache
@@ -56,7 +56,7 @@ class ProgramSource:
     def measured(self, pattern: str) -> list[StoredProgram]:
         """Returns the programs that `tune` measured on this machine and stored in the user's cache."""
         artifact = self.artifact
-        if not artifact.uses_stored_plans:
+        if not (artifact.whole and artifact.uses_stored_plans):
             return []
         return [
             StoredProgram(program, plan)
@@ -105,7 +105,10 @@ class ProgramSource:
     def _stored_plans(self, pattern: str) -> list[tuple[WideProgram, Plan]]:
         """Returns the rows of the manifest that `_stored` reads, with their plans."""
         artifact = self.artifact
-        every = [w for w in self.entry.wide if w.pattern == pattern and w.device == artifact.device.type]
+        device = artifact.device.type
+        every = [
+            w for w in self.entry.wide if (w.pattern, w.device) == (pattern, device) and artifact.serves(w)
+        ]
         here = name_of(str(artifact.device)) if any("machine" in w.plan for w in every) else ""
         plans = [(w, Plan.from_json(w.plan)) for w in every if w.plan.get("machine", "") in ("", here)]
         measured = nearest_threads([((w, p), p.threads) for w, p in plans if p.machine]) if here else []

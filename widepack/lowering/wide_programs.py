@@ -2,85 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from widepack_artifacts.entry import Parameter
 from widepack_artifacts.program import Kind, Program, refs
-from widepack_artifacts.tree import Tree
 
 from ..errors import CaptureError
-from ..ir.fake_values import Shapes
 from ..ir.kinds import weights_only
 from ..planning.heuristics import plans
 from ..planning.plan import NodeChoice, Plan
 from ..planning.request import StrategyRequest
 from ..registry.registry import REGISTRY
-from ..spec.draws import InputSource
 from ..spec.entries import PATTERNS
-from ..spec.state import CarriedState
+from .entry_of_part import EntryOfPart
 from .lower import Lowered, lower
-
-
-class LoweringEntry(Protocol):
-    """An entry that can be lowered and written: of a build (`building.job`), or of an existing artifact
-    (`revision`).
-
-    entry: the name.
-    count: N.
-    signatures: for each member its index into the member programs.
-    sizes: the size of each dim in the example.
-    batch: the dim that batch classes are made of, or "".
-    bounds: the least and the largest size of each dim.
-    signature, result: the parameters of the call, and the form of the result.
-    slots: the kinds of weights and inputs by value name, for a pattern.
-    simple: the member programs, simplified for a pattern.
-    """
-
-    @property
-    def entry(self) -> str: ...
-    @property
-    def count(self) -> int: ...
-    @property
-    def signatures(self) -> Sequence[int]: ...
-    @property
-    def sizes(self) -> Mapping[str, int]: ...
-    @property
-    def batch(self) -> str: ...
-    @property
-    def bounds(self) -> Mapping[str, tuple[int, int | None]]: ...
-    @property
-    def signature(self) -> Sequence[Parameter]: ...
-    @property
-    def result(self) -> Tree: ...
-    @property
-    def sources(self) -> Sequence[InputSource]: ...
-    @property
-    def states(self) -> Sequence[CarriedState]: ...
-    @property
-    def shapes(self) -> Sequence[Shapes]: ...
-    def slots(self, pattern: str) -> dict[str, Kind]: ...
-    def simple(self, pattern: str) -> list[Program]: ...
+from .lowering_entry import LoweringEntry
 
 
 @dataclass(frozen=True)
 class LoweredProgram:
     """A wide program and the plan that it was lowered by.
 
-    `uses` has the plans that this program serves: one for each device and batch class.
+    `uses` has the plans that this program serves: one for each device and batch class. `members` has the
+    parts of the members that it serves; it is empty if the program is for all members.
     """
 
     pattern: str
     plan: Plan
     lowered: Lowered
     uses: list[Plan]
+    members: list[range] = field(default_factory=list)
 
 
 def make_wide_programs(
+    job: LoweringEntry, request: StrategyRequest, targets: Sequence[str], parts: Iterable[range] = ()
+) -> list[LoweredProgram]:
+    """Makes the plans by rules of thumb of each target and pattern, and each different wide program once.
+
+    parts: the parts of the members that have programs of their own. Those of all members come first.
+    """
+    found = _programs_of(job, request, targets)
+    by_signatures: dict[tuple[int, ...], list[LoweredProgram]] = {}
+    for part in parts:
+        some = EntryOfPart(job, part)
+        key = tuple(some.signatures)
+        if key not in by_signatures:
+            by_signatures[key] = _programs_of(some, request, targets)
+        for wide in by_signatures[key]:
+            wide.members.append(part)
+    return found + [wide for wides in by_signatures.values() for wide in wides]
+
+
+def _programs_of(
     job: LoweringEntry, request: StrategyRequest, targets: Sequence[str]
 ) -> list[LoweredProgram]:
-    """Makes the plans by rules of thumb of each target and pattern, and each different wide program once."""
+    """Makes the programs for all members of an entry."""
     by_strategies: dict[str, LoweredProgram] = {}
     for pattern in PATTERNS:
         slots = job.slots(pattern)
@@ -112,7 +88,9 @@ def _refuse_ragged_states(job: LoweringEntry, wides: Sequence[LoweredProgram]) -
 
 def same_programs(some: Sequence[LoweredProgram], others: Sequence[LoweredProgram]) -> bool:
     """Returns whether two lowerings have the same wide programs."""
-    return [(w.pattern, w.lowered.program) for w in some] == [(w.pattern, w.lowered.program) for w in others]
+    return [(w.pattern, w.members, w.lowered.program) for w in some] == [
+        (w.pattern, w.members, w.lowered.program) for w in others
+    ]
 
 
 _REASONS = {
@@ -160,8 +138,10 @@ def wide_only(job: LoweringEntry, wides: Sequence[LoweredProgram], pattern: str)
     programs, slots, request = job.simple(pattern), job.slots(pattern), StrategyRequest("wide")
     (plan,) = plans(programs[0], slots, job.count, job.sizes, job.batch, "cpu", pattern, request)
     for wide in wides:
-        if wide.pattern == pattern and any(
-            p.looped() == plan.looped() and not has_requests(p) for p in wide.uses
+        if (
+            wide.pattern == pattern
+            and not wide.members
+            and any(p.looped() == plan.looped() and not has_requests(p) for p in wide.uses)
         ):
             return wide.lowered.program
     return lower(programs, job.signatures, slots, plan, job.sizes, job.shapes[0]).program

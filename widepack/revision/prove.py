@@ -54,7 +54,8 @@ class ProgramToProve:
     """A wide program to verify.
 
     plan: the plan that it was lowered by. measured: the hash of its file if only measured plans use it; such
-    a program may fail and is then left out. lowered: None for a program of the artifact.
+    a program may fail and is then left out. lowered: None for a program of the artifact. members: the parts
+    of the members that the program is for; none for all members.
     """
 
     pattern: str
@@ -62,6 +63,7 @@ class ProgramToProve:
     plan: Plan
     measured: str = ""
     lowered: Lowered | None = None
+    members: Sequence[range] = ()
 
 
 class Proof:
@@ -124,7 +126,12 @@ class Proof:
         for number, one in enumerate(programs):
             try:
                 compared[program_key(one.pattern, number)] = self._reference.check(
-                    one.pattern, one.program, one.plan, one.lowered, "Nothing was published; please report it"
+                    one.pattern,
+                    one.program,
+                    one.plan,
+                    one.lowered,
+                    "Nothing was published; please report it",
+                    one.members,
                 )
             except VerificationError as e:
                 if not one.measured:

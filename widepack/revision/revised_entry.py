@@ -11,11 +11,13 @@ from typing import Any
 import torch
 
 from widepack_artifacts import weights as weight_files
-from widepack_artifacts.entry import Entry, WideProgram
+from widepack_artifacts.entry import Entry
 from widepack_artifacts.file_list import File
 from widepack_artifacts.reader import Reader
+from widepack_artifacts.wide_program import WideProgram
 from widepack_artifacts.writer import Writer
 
+from ..building.provenance import PART_COUNTS
 from ..building.write import output_kinds, write_exported, write_wides
 from ..errors import UsageError, VerificationError
 from ..lowering.wide_programs import LoweredProgram, make_wide_programs, same_programs
@@ -23,6 +25,7 @@ from ..planning import plan_cache
 from ..planning.plan import Plan
 from ..planning.request import StrategyRequest
 from ..spec.entries import PATTERNS
+from ..spec.member_parts import parts_in
 from ..spec.state import BUFFER
 from ..verification import probe
 from ..verification.record import entry_record
@@ -90,9 +93,19 @@ class RevisedEntry:
         plain = any(w.plan.get("plain") for w in self.row.wide)
         return self._lowered(replace(strategies, plain=plain))
 
+    def _parts(self) -> list[range]:
+        """Returns the parts of the members that have programs of their own, in as many divisions as before.
+
+        Divisions into more parts than members are left out.
+        """
+        counts = self.reader.manifest.provenance.get(PART_COUNTS)
+        known = counts if isinstance(counts, list) else []
+        fitting = [c for c in known if type(c) is int and 2 <= c <= self.entry.count]
+        return parts_in(list(self.entry.table.values()), self.entry.count, fitting)
+
     def _lowered(self, strategies: StrategyRequest) -> list[LoweredProgram]:
         targets = dict.fromkeys(w.device for w in self.row.wide if not w.plan.get("machine"))
-        return make_wide_programs(self.entry, strategies, list(targets) or ["cpu"])
+        return make_wide_programs(self.entry, strategies, list(targets) or ["cpu"], self._parts())
 
     def prove(self, wides: Sequence[LoweredProgram], context: ProofContext) -> ProvedRevision:
         """Makes all comparisons of this entry. wides: its new wide programs. Raises: VerificationError."""
@@ -132,11 +145,21 @@ class RevisedEntry:
     def _programs(self, wides: Sequence[LoweredProgram]) -> list[ProgramToProve]:
         """Returns the wide programs to verify, each once: those by rules of thumb, then the measured ones."""
         files = self.reader.manifest.files
-        rules = {_key(w, files): w for w in self.row.wide if not w.plan.get("machine")} if not wides else {}
-        programs = [ProgramToProve(w.pattern, w.lowered.program, w.plan, lowered=w.lowered) for w in wides]
+        stored = [w for w in self.row.wide if not w.plan.get("machine")] if not wides else []
+        rules = {_key(w, files): w for w in stored}
+        parts: dict[str, dict[range, None]] = {key: {} for key in rules}
+        for w in stored:
+            if w.part is not None:
+                parts[_key(w, files)][w.part] = None
+        programs = [
+            ProgramToProve(w.pattern, w.lowered.program, w.plan, lowered=w.lowered, members=w.members)
+            for w in wides
+        ]
         programs += [
-            ProgramToProve(w.pattern, self.reader.program(w.file), Plan.from_json(w.plan))
-            for w in rules.values()
+            ProgramToProve(
+                w.pattern, self.reader.program(w.file), Plan.from_json(w.plan), members=list(parts[key])
+            )
+            for key, w in rules.items()
         ]
         measured = {_key(w, files): w for w in self.measured if _key(w, files) not in rules}
         return programs + [
@@ -204,5 +227,5 @@ class ProvedRevision:
 
 
 def _key(wide: WideProgram, files: Mapping[str, File]) -> str:
-    """Returns a key that is equal for equal programs of one pattern."""
-    return f"{wide.pattern} {files[wide.file].sha256}"
+    """Returns a key that is equal for equal programs of one pattern, for all members or for parts."""
+    return f"{wide.pattern} {files[wide.file].sha256}{' part' if wide.part is not None else ''}"

@@ -55,7 +55,7 @@ def check_slots(
     Raises: ArtifactError.
     """
     if program.members != members:
-        raise ArtifactError(f"{title} is for {program.members} members, but the artifact has {members}")
+        raise ArtifactError(f"{title} is for {program.members} members, but {members} are loaded")
     check_counts(title, program, entry, table)
     for slot in program.weights:
         row = table[slot.source]

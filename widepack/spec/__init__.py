@@ -12,6 +12,7 @@
 | `dtypes.py` | Finds dtypes by name, and converts weights to them |
 | `entries.py` | Finds the entries of a build: methods of the member |
 | `input_spec.py` | Parses input specs and bounds of dims, as a user writes them |
+| `member_parts.py` | Divides the members into adjacent parts of about equal bytes of weights |
 | `names.py` | Checks the names that callers give: paths of artifacts and checkpoints, numbers |
 | `state.py` | Parses state requests |
 """

@@ -7,9 +7,10 @@ from dataclasses import replace
 from os import PathLike
 
 from widepack_artifacts import strict_json
-from widepack_artifacts.entry import Entry, WideProgram
+from widepack_artifacts.entry import Entry
 from widepack_artifacts.program import Program
 from widepack_artifacts.reader import Reader
+from widepack_artifacts.wide_program import WideProgram
 from widepack_artifacts.writer import Writer
 
 from ..planning.plan import Plan
@@ -65,6 +66,7 @@ def _with_rows(
         for w in entry.wide
         if (w.pattern, w.device, w.plan.get("machine", "")) != (pattern, kind, machine)
         or w.plan.get("threads") not in threads
+        or w.part is not None
     ]
     for program, plan in rows:
         file = writer.file(

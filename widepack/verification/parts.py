@@ -9,7 +9,7 @@ checked against the probe at the first load, as on every machine.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -21,8 +21,9 @@ from widepack_artifacts.weight_table import member_tensor
 from ..ir import ops
 from ..ir.encoding import iter_arguments
 from ..ir.fake_values import Fakes, replay
+from ..lowering.entry_of_part import EntryOfPart
 from ..lowering.lower import Lowered, lower
-from ..lowering.wide_programs import LoweringEntry
+from ..lowering.lowering_entry import LoweringEntry
 from ..planning.plan import Plan
 from ..runtime.kernel_count import is_view
 from ..runtime.prologue import split
@@ -83,6 +84,21 @@ def parts(
     # A strategy that depends on the number of members may differ for fewer. Then only the program itself is
     # compared.
     return found if all(low.used == lowering.used for low in by_signatures.values()) else whole
+
+
+def parts_of(
+    entry: LoweringEntry,
+    pattern: str,
+    program: Program,
+    plan: Plan | None,
+    lowering: Lowered | None,
+    members: range,
+) -> list[MemberPart]:
+    """Returns the parts in which a wide program for some members is compared. members: their numbers."""
+    return [
+        replace(part, members=range(members.start + part.members.start, members.start + part.members.stop))
+        for part in parts(EntryOfPart(entry, members), pattern, program, plan, lowering)
+    ]
 
 
 def lowered(entry: LoweringEntry, pattern: str, plan: Plan, signatures: Sequence[int]) -> Lowered:

@@ -5,7 +5,7 @@ The record of the manifest and the tensors of the probe come from the same answe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -16,14 +16,14 @@ from widepack_artifacts.program import Program
 
 from ..errors import VerificationError
 from ..lowering.lower import Lowered
-from ..lowering.wide_programs import LoweringEntry
+from ..lowering.lowering_entry import LoweringEntry
 from ..planning.plan import Plan
 from ..spec.entries import PATTERNS
 from ..spec.state import BUFFER
 from ..system.memory import give_back
 from ..system.progress import Stages
 from . import answers, probe, subject, wide
-from .parts import MemberPart, WeightsReader, all_weights, parts
+from .parts import MemberPart, WeightsReader, all_weights, parts, parts_of
 from .record import NOT_FINITE, reference_text
 from .subject import CallCase, Subject, VerifiedCall
 from .tolerance import ErrorStats, floating
@@ -78,15 +78,24 @@ class ReferenceAnswers:
                 output.widen()
 
     def check(
-        self, pattern: str, program: Program, plan: Plan, lowered: Lowered | None, way_out: str
+        self,
+        pattern: str,
+        program: Program,
+        plan: Plan,
+        lowered: Lowered | None,
+        way_out: str,
+        members: Iterable[range] = (),
     ) -> ComparedOutputs:
         """Runs comparison (b) of a wide program.
 
         plan: what it was lowered by. lowered: the lowering, if it was made now. way_out: the end of the error
-        message. Raises: VerificationError, which names the first wrong node.
+        message. members: the parts of the members that the program is for; none for all members. Raises:
+        VerificationError, which names the first wrong node.
         """
         stats = [output.without_wide() for output in self.stats]
-        divided = parts(self.entry, pattern, program, plan, lowered)
+        divided = [
+            part for some in members for part in parts_of(self.entry, pattern, program, plan, lowered, some)
+        ] or parts(self.entry, pattern, program, plan, lowered)
         for part in divided:
             weights = all_weights(part.program, self.weights, self.entry.count, part.members)
             give_back()

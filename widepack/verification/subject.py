@@ -17,7 +17,7 @@ from widepack_artifacts.program import Program
 
 from ..ir.fake_values import CPU
 from ..ir.float64 import raise_program
-from ..lowering.wide_programs import LoweringEntry
+from ..lowering.lowering_entry import LoweringEntry
 from ..runtime.graph_module import Function, graph_module
 from ..spec.draws import NOISES, InputSource, draw, draw_all
 from ..spec.entries import FORWARD

@@ -152,6 +152,14 @@ TOML = "widepack.toml"
     show_default=True,
     help="Largest size of a weights file. One weight is always in one file.",
 )
+@click.option(
+    "--shards",
+    metavar="K",
+    type=click.IntRange(min=2),
+    multiple=True,
+    help="Also write the programs of K parts of the members, for a load on K devices or in K processes. "
+    "Repeatable.",
+)
 @click.option("--dry-run", is_flag=True, help="Do everything except writing, and show what would be written.")
 @click.option("--force", is_flag=True, help="Replace an existing artifact.")
 @json_option
@@ -179,6 +187,7 @@ def command(
     config: Path | None,
     no_pt2: bool,
     max_shard_size: str,
+    shards: tuple[int, ...],
     dry_run: bool,
     force: bool,
     as_json: bool,
@@ -224,6 +233,7 @@ def command(
             share=share,
             pt2=not no_pt2,
             max_shard_size=max_shard_size,
+            shards=shards,
             force=force,
             progress=progress,
             dry_run=dry_run,

@@ -58,7 +58,9 @@ def summary(manifest: Manifest) -> dict[str, Any]:
         "bytes": sum(f.bytes for f in manifest.files.values()),
         # The rows of one batch class are in the order of preference; the first one counts.
         "strategies": {
-            name: {f"{w.device}.{w.pattern}": strategies(w.plan) for w in reversed(entry.wide)}
+            name: {
+                f"{w.device}.{w.pattern}": strategies(w.plan) for w in reversed(entry.wide) if w.part is None
+            }
             for name, entry in manifest.entries.items()
         },
     }
@@ -171,10 +173,16 @@ def _entry(entry: Entry) -> list[str]:
         )
         used = ", ".join(f"{strategy} {count}" for strategy, count in strategies(wide.plan).items())
         runs = f", backend {wide.plan['backend']}" if wide.plan.get("backend") else ""
-        row = (wide.device, wide.pattern, wide.batch, wide.plan.get("machine"), wide.plan.get("threads"))
+        part = "" if wide.part is None else f", members {wide.part.start} to {wide.part.stop - 1}"
+        row = (
+            *(wide.device, wide.pattern, wide.batch, wide.members),
+            *(wide.plan.get("machine"), wide.plan.get("threads")),
+        )
         runs += ", used if the backend of the row above is not installed" if row in first else ""
         first.add(row)
-        text.append(f"program {wide.device}, {wide.pattern}{batch}{runs}: {used or 'no strategies recorded'}")
+        text.append(
+            f"program {wide.device}, {wide.pattern}{part}{batch}{runs}: {used or 'no strategies recorded'}"
+        )
     text += [f"pt2     {pattern}: {file}" for pattern, file in entry.pt2.items()]
     return text
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import click
 
-from widepack_artifacts.entry import WideProgram
 from widepack_artifacts.errors import plain
 from widepack_artifacts.manifest import Manifest
 from widepack_artifacts.reader import Reader, opened
+from widepack_artifacts.wide_program import WideProgram
 from widepack_bench.text import columns, plural
 
 from ..shared.failures import Refusal
@@ -277,7 +277,7 @@ def find(manifest: Manifest, entry: str, device: str, pattern: str, batch: int |
     """
     entry = entry_named(manifest.entries, entry, manifest.entry)
     kind = device.partition(":")[0]
-    programs = manifest.entries[entry].wide
+    programs = [w for w in manifest.entries[entry].wide if w.part is None]
     found = [
         w
         for w in programs

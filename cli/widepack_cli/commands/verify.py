@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from widepack_artifacts.errors import WidepackError
+from widepack_artifacts.manifest import Manifest
 from widepack_bench.text import plural, size
 
 from ..shared.options import (
@@ -150,6 +151,13 @@ def checks(
             f"{device}{f' in {dtype}' if dtype else ''}{which}, patterns shared and each, "
             "against the float64 answers recorded at build",
         )
+        parts = parts_of(manifest) if dtype is None else []
+        for part in parts:
+            some = widepack.load(artifact, device=device, members=list(part), warmup=False)
+            for name in entries:
+                some.entry(name).probe()
+        if parts:
+            yield "parts", f"{plural(len(parts), 'part')} of the members on {device}, as the probe"
     if checkpoints:
         yield "checkpoints", _same_weights(ens, checkpoints, key, trust)
     if model is not None:
@@ -165,6 +173,12 @@ def checks(
                 "answers",
                 f"{_same_answers(ens, modules, name, device)}{f', entry {name}' if which else ''}",
             )
+
+
+def parts_of(manifest: Manifest) -> list[range]:
+    """Returns the parts of the members that have programs of their own, each once."""
+    rows = (w.part for entry in manifest.entries.values() for w in entry.wide)
+    return list(dict.fromkeys(part for part in rows if part is not None))
 
 
 def _same_weights(ens: Any, checkpoints: tuple[str, ...], key: str | None, trust: bool) -> str:

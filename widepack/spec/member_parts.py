@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from math import prod
 
-from widepack_artifacts.manifest import Manifest
-from widepack_artifacts.weight_table import ITEM_BYTES
+from widepack_artifacts.weight_table import ITEM_BYTES, Weight
 
 from ..errors import UsageError
 
 
-def member_bytes(manifest: Manifest) -> list[int]:
-    """Returns the bytes of each member's own weights. Weights that all members share are not counted."""
-    found = [0] * len(manifest.members)
-    for weight in manifest.weights:
+def member_bytes(weights: Iterable[Weight], count: int) -> list[int]:
+    """Returns the bytes of each member's own weights. Weights that all members share are not counted.
+
+    count: N.
+    """
+    found = [0] * count
+    for weight in weights:
         if weight.kind == "shared":
             continue
         shapes = weight.shape if weight.kind == "ragged" else [weight.shape] * len(found)
@@ -55,3 +57,18 @@ def divided(sizes: Sequence[int], count: int, what: str) -> list[range]:
             end -= 1
         ends.append(min(max(end, ends[-1] + 1), members - (count - part)))
     return [range(a, b) for a, b in zip(ends, [*ends[1:], members])]
+
+
+def parts_in(weights: Sequence[Weight], members: int, counts: Iterable[int]) -> list[range]:
+    """Returns the parts of all divisions of the members, each part once.
+
+    Args:
+        weights: The table of weights.
+        members: N.
+        counts: The number of parts of each division.
+
+    Raises:
+        UsageError: There are more parts than members.
+    """
+    sizes = member_bytes(weights, members)
+    return list(dict.fromkeys(part for count in counts for part in divided(sizes, count, "shards")))

@@ -1,0 +1,55 @@
+"""Defines what lowering and the comparisons need to know of an entry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from widepack_artifacts.entry import Parameter
+from widepack_artifacts.program import Kind, Program
+from widepack_artifacts.tree import Tree
+
+from ..ir.fake_values import Shapes
+from ..spec.draws import InputSource
+from ..spec.state import CarriedState
+
+
+class LoweringEntry(Protocol):
+    """An entry that can be lowered and written: of a build (`building.job`), or of an existing artifact
+    (`revision`).
+
+    entry: the name.
+    count: N.
+    signatures: for each member its index into the member programs.
+    sizes: the size of each dim in the example.
+    batch: the dim that batch classes are made of, or "".
+    bounds: the least and the largest size of each dim.
+    signature, result: the parameters of the call, and the form of the result.
+    slots: the kinds of weights and inputs by value name, for a pattern.
+    simple: the member programs, simplified for a pattern.
+    """
+
+    @property
+    def entry(self) -> str: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def signatures(self) -> Sequence[int]: ...
+    @property
+    def sizes(self) -> Mapping[str, int]: ...
+    @property
+    def batch(self) -> str: ...
+    @property
+    def bounds(self) -> Mapping[str, tuple[int, int | None]]: ...
+    @property
+    def signature(self) -> Sequence[Parameter]: ...
+    @property
+    def result(self) -> Tree: ...
+    @property
+    def sources(self) -> Sequence[InputSource]: ...
+    @property
+    def states(self) -> Sequence[CarriedState]: ...
+    @property
+    def shapes(self) -> Sequence[Shapes]: ...
+    def slots(self, pattern: str) -> dict[str, Kind]: ...
+    def simple(self, pattern: str) -> list[Program]: ...
