@@ -256,6 +256,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "build-memory": build_memory,
     "subset": subset,
     "route": route_results.route,
+    "route-suite": route_results.suite,
     "served": serve_results.served,
     "serve-peers": serve_results.peers,
     "serve-limits": serve_results.limits,

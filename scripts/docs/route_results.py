@@ -35,6 +35,35 @@ def route() -> str:
     return "\n".join([*lines, "", last])
 
 
+def suite() -> str:
+    """Returns, for each network of the suites, the lowest and the mean ratio of its rows."""
+    document = read("route-suite-cpu")
+    measured = [r for r in document["rows"] if "ratio" in r]
+    lines = [
+        "| network | members | rows measured | lowest ratio | its rows, ids | geometric mean |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name in dict.fromkeys(r["name"] for r in measured):
+        rows = [r for r in measured if r["name"] == name]
+        low = min(rows, key=lambda r: r["ratio"]["value"])
+        lines.append(
+            f"| {low['network']} | {low['members']} | {len(rows)} | {low['ratio']['value']:.2f} against "
+            f"{low['fastest']}{'' if low['quiet'] else ', noisy'} | {low['batch']}, {low['ids']} "
+            f"| {_mean(rows, 'ratio'):.2f} |"
+        )
+    held = [r for r in measured if r["ratio"]["value"] >= 1 / 1.05]
+    left = len(document["rows"]) - len(measured)
+    lines += [
+        "",
+        f"{len(held)} of {len(measured)} rows take at most 1.05 times as long as the fastest baseline; "
+        f"geometric mean {_mean(measured, 'ratio'):.2f}. {left} rows with longer calls were left out.",
+    ]
+    environment = document["environment"]
+    versions = environment["versions"]
+    last = f"{environment['date']}, {environment['device']}, one thread, torch {versions['torch']}."
+    return "\n".join([*lines, "", last])
+
+
 def _mean(rows: list[dict[str, Any]], key: str) -> float:
     return math.exp(sum(math.log(r[key]["value"]) for r in rows) / len(rows))
 

@@ -15,15 +15,14 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from route_baselines import by_dict, by_sort, gathered, padded
 from route_networks import NETWORKS, members_of
-from torch import Tensor, nn
-from torch.func import functional_call, stack_module_state, vmap
 
 import widepack
 from widepack_bench.measure.processors import quiet
@@ -35,69 +34,6 @@ BATCHES = (1, 8, 32, 128)
 IDS = ("uniform", "zipf", "one")
 GATHERED = 64 * 2**20
 """The most bytes of weights that the baseline `vmap` gathers for a call."""
-
-
-def by_dict(modules: Sequence[nn.Module], x: Tensor, ids: Sequence[int]) -> Tensor:
-    rows: dict[int, list[int]] = {}
-    for row, i in enumerate(ids):
-        rows.setdefault(i, []).append(row)
-    if len(rows) == 1:
-        y: Tensor = modules[ids[0]](x)
-        return y
-    found: Tensor | None = None
-    for i, at in rows.items():
-        y = modules[i](x[at])
-        if found is None:
-            found = x.new_empty(len(ids), *y.shape[1:])
-        found[at] = y
-    assert found is not None
-    return found
-
-
-def by_sort(modules: Sequence[nn.Module], x: Tensor, ids: Sequence[int]) -> Tensor:
-    numbers = torch.tensor(ids)
-    order = numbers.argsort(stable=True)
-    ordered, counts = x[order], torch.bincount(numbers, minlength=len(modules)).tolist()
-    answers, start = [], 0
-    for i, n in enumerate(counts):
-        if n:
-            answers.append(modules[i](ordered[start : start + n]))
-            start += n
-    joined = torch.cat(answers)
-    found = torch.empty_like(joined)
-    found[order] = joined
-    return found
-
-
-def gathered(modules: Sequence[nn.Module]) -> Callable[[Tensor, Sequence[int]], Tensor]:
-    parameters, buffers = stack_module_state(list(modules))
-    base = modules[0]
-
-    def one(p: Any, b: Any, x: Tensor) -> Any:
-        return functional_call(base, (p, b), (x.unsqueeze(0),)).squeeze(0)
-
-    def run(x: Tensor, ids: Sequence[int]) -> Tensor:
-        at = torch.tensor(ids)
-        found: Tensor = vmap(one)(
-            {k: v[at] for k, v in parameters.items()}, {k: v[at] for k, v in buffers.items()}, x
-        )
-        return found
-
-    return run
-
-
-def padded(ens: widepack.WideModel, x: Tensor, ids: Sequence[int]) -> Tensor:
-    rows: dict[int, list[int]] = {}
-    for row, i in enumerate(ids):
-        rows.setdefault(i, []).append(row)
-    most = max(map(len, rows.values()))
-    inputs = x.new_zeros(len(ens.members), most, *x.shape[1:])
-    places = torch.empty(len(ids), dtype=torch.int64)
-    for i, at in rows.items():
-        places[at] = torch.arange(len(at)) + i * most
-    inputs.flatten(0, 1)[places] = x
-    y: Tensor = ens.each(inputs).flatten(0, 1)[places]
-    return y
 
 
 def measure(name: str, folder: Path, seconds: float) -> list[dict[str, Any]]:
@@ -123,12 +59,12 @@ def measure(name: str, folder: Path, seconds: float) -> list[dict[str, Any]]:
                 continue
             x = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(batch))
             calls: dict[str, Callable[[], Any]] = {
-                "dict": partial(by_dict, modules, x, ids),
-                "sorted": partial(by_sort, modules, x, ids),
-                "each": partial(padded, ens, x, ids),
+                "dict": partial(by_dict, modules, [x], ids),
+                "sorted": partial(by_sort, modules, [x], ids),
+                "each": partial(padded, ens, [x], ids),
             }
             if size * batch <= GATHERED:
-                calls["vmap"] = partial(vmapped, x, ids)
+                calls["vmap"] = partial(vmapped, [x], ids)
             right = ens.route(x, member=ids)
             for call in calls.values():
                 torch.testing.assert_close(call(), right, rtol=1e-3, atol=1e-4)

@@ -2,7 +2,7 @@
 
 Members with fewer rows get rows again, and those answers are left out. This is right for networks whose ops
 are faster for all members at once, such as small convolutions, if the groups are about equally large.
-`tune` measures where it is faster. Without its times a rule of thumb chooses it for packed convolutions of
+The race of a build and `tune` measure where it is faster. Without their times a rule of thumb chooses it for packed convolutions of
 all members, which plans prefer to a loop over the members at small batches only.
 """
 
@@ -25,8 +25,8 @@ from .bound_program import BoundProgram
 from .programs import EntryPrograms
 from .row_prices import RowPrices
 
-MOST = 3.0
-"""The most rows that run for each row of a call."""
+MOST = 16.0
+"""The most rows that run for each row of a call, since memory grows with them."""
 _MOST_BY_RULE = 2.5
 """The same without measured times."""
 _CLEAR = 0.9

@@ -1,4 +1,5 @@
-"""Predicts what rows of several members cost, from the times that `tune` measured for the pattern `each`."""
+"""Predicts what rows of several members cost, from the times that the race of a build or `tune` measured for
+the pattern `each`."""
 
 from __future__ import annotations
 

@@ -76,7 +76,8 @@ def race_plans(
     """Races the plans by rules of thumb, the loop and the wide plan, and publishes those that are faster.
 
     The plans are used on machines of this kind. Other machines use the plans by rules of thumb. So do
-    patterns for which these are the fastest, or for which the time is too short.
+    patterns for which these are the fastest, or for which the time is too short. The times of the pattern
+    `each` are always published where rows are independent, because `route` chooses by them.
 
     Args:
         path: The artifact, which no other process changes.
@@ -109,7 +110,7 @@ def race_plans(
         names = chosen_plans(raced) if raced else {}
         classes = batch_classes({b: s.scaled for b, s in searches.items()})
         rows += [_row(entry, pattern, b, classes[b], raced[b], n) for b, n in names.items()]
-        if any(n != RULES for n in names.values()):
+        if any(n != RULES for n in names.values()) or _has_prices(entry, pattern, raced):
             plans[name, pattern] = programs_by_class(entry, pattern, raced, names, classes)
     if plans:
         digest = publish_plans(path, device, plans, digest)
@@ -137,6 +138,13 @@ def _may_pack(ens: WideModel) -> bool:
     available = available_bytes()
     stored = sum(file.bytes for name, file in ens.manifest.files.items() if name.startswith("weights"))
     return available is None or COPIES * stored < available
+
+
+def _has_prices(entry: WideEntry, pattern: str, raced: Mapping[int, RacedBatch]) -> bool:
+    """Returns whether `route` chooses between padded and grouped rows by the times of this pattern."""
+    independent = entry.entry.rows is not None and entry.entry.rows.independent
+    several = len(entry.programs.artifact.chosen) > 1
+    return pattern == "each" and independent and several and any(LOOP in r.times_ms for r in raced.values())
 
 
 def _raced(searches: Mapping[int, QuickSearch], limit: TimeLimit, packs: bool) -> dict[int, RacedBatch]:
