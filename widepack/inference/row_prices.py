@@ -1,5 +1,7 @@
-"""Predicts what rows of several members cost, from the times that the race of a build or `tune` measured for
-the pattern `each`."""
+"""Predicts what rows of several members cost, from measured times of the pattern `each`.
+
+The race of a build and `tune` measure them.
+"""
 
 from __future__ import annotations
 
