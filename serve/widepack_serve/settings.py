@@ -27,7 +27,7 @@ class Settings:
         max_queue: The most rows that wait.
         max_body: The most bytes of a body, also once unpacked.
         timeout: Seconds for which a request may wait.
-        body_timeout: Seconds in which a body must arrive.
+        receive_timeout: Seconds in which the head of a request must arrive, and after it its body.
         inline: Seconds of a batch up to which it runs on the thread of the event loop.
         threads, device, backend, dtype: As `widepack.load` takes them.
         token_file: The file of the token that every request needs; None for no token.
@@ -49,7 +49,7 @@ class Settings:
     max_queue: int = 1024
     max_body: int = 64 * MEGABYTE
     timeout: float = 30.0
-    body_timeout: float = 30.0
+    receive_timeout: float = 60.0
     inline: float = 0.5e-3
     threads: int | None = None
     device: str | None = None
@@ -67,7 +67,7 @@ class Settings:
         for name in ("max_batch", "max_queue", "max_body"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}; it is at least 1")
-        for name in ("timeout", "body_timeout", "hang"):
+        for name in ("timeout", "receive_timeout", "hang"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} is {getattr(self, name)}; it is a number of seconds above 0")
         for name in ("max_delay", "inline", "reload", "drain"):

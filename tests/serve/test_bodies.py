@@ -101,7 +101,7 @@ def test_encodings(server: InProcess) -> None:
 @pytest.fixture(scope="module")
 def small(wide: dict[str, Path]) -> Iterator[InProcess]:
     """Returns a server that takes bodies of at most 2,000 bytes, within 0.2 seconds."""
-    started = InProcess(widepack_serve.app(wide["plain"], max_body=2000, body_timeout=0.2, members=False))
+    started = InProcess(widepack_serve.app(wide["plain"], max_body=2000, receive_timeout=0.2, members=False))
     yield started.start()
     started.close()
 

@@ -56,7 +56,7 @@ async def answer_inference(
 
 async def _received(settings: Settings, scope: Scope, receive: Receive) -> InferRequest:
     """Reads a request. Raises: RequestError; Disconnected."""
-    body = await read_body(scope, receive, settings.max_body, settings.body_timeout)
+    body = await read_body(scope, receive, settings.max_body, settings.receive_timeout)
     if (encoding := header(scope, b"content-encoding")) is not None:
         body = unpacked(body, encoding, settings.max_body)
     length = header_length(header(scope, b"inference-header-content-length"), len(body))

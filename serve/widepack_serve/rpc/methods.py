@@ -74,7 +74,7 @@ class Methods:
             try:
                 if name not in _OPEN:
                     self._check_call(context)
-                with TimeLimit(self._service.settings.body_timeout, "message"):
+                with TimeLimit(self._service.settings.receive_timeout, "message"):
                     data = await anext(messages, None)
                 if data is None:
                     raise RequestError("the call has no message")

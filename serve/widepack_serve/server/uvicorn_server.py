@@ -17,6 +17,7 @@ from widepack.errors import UsageError
 
 from ..lifecycle.service import Service
 from ..rest.app import ServeApp
+from .http_protocol import protocol_class
 from .listener import last_connections
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class UvicornServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 ServeApp(service),
-                http="httptools",
+                http=protocol_class(settings.receive_timeout),
                 loop="uvloop",
                 ws="none",
                 lifespan="on",
