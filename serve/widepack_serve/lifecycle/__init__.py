@@ -4,6 +4,7 @@
 |---|---|
 | `documents.py` | Describes what a server serves and has done |
 | `loading.py` | Loads artifacts, at the start and again, and runs first calls of each entry |
+| `receiving.py` | Limits the bytes of all bodies that have arrived in part |
 | `service.py` | Answers requests, for REST and gRPC: the catalog, the batcher, the metrics |
 | `swaps.py` | Replaces a member by a checkpoint of one folder |
 | `time_limit.py` | Limits the time in which what a client sends must arrive |

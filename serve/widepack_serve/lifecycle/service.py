@@ -24,6 +24,7 @@ from ..metrics import Metrics
 from ..protocol.request import InferRequest
 from ..settings import Settings, token_of
 from .loading import digest_of, loaded, ready_artifact
+from .receiving import Receiving
 from .swaps import checkpoint_in
 
 log = logging.getLogger("widepack.serve")
@@ -44,6 +45,7 @@ class Service:
         settings: As given.
         catalog: The models on the wire.
         metrics: What happened.
+        receiving: The bodies that have arrived in part.
         draining: Whether it takes no new requests.
         token: The token that every request needs; None for none.
         admin_token: The token for swaps; None: they are forbidden.
@@ -57,6 +59,7 @@ class Service:
         self.token = token_of(settings.token_file, "token-file")
         self.admin_token = token_of(settings.admin_token_file, "admin-token-file")
         self.metrics = Metrics(settings.metrics_by_member)
+        self.receiving = Receiving(settings.most_receiving, lambda: self.metrics.rejected("receiving_full"))
         given = models or {}
         artifacts = [ready_artifact(n, m, settings) for n, m in given.items()]
         artifacts += [
