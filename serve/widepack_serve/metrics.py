@@ -132,6 +132,10 @@ class Metrics:
         else:
             found.failures += 1
 
+    def unreadable(self, code: int) -> None:
+        """Counts a request that names no model, since it cannot be read. code: the HTTP status."""
+        self._requests.labels("", "", code).inc()
+
     def of_model(self, model: ServedModel) -> Statistics:
         """Returns the counts of a model on the wire."""
         found = self.statistics.get(model.name)
