@@ -14,14 +14,11 @@ from widepack.rows.axes import row_axis
 from widepack.rows.layout import RowAxis
 from widepack.spec.dtypes import dtype_of
 from widepack.spec.entries import PATTERNS
+from widepack.spec.output_names import STATE, output_name
 from widepack_artifacts.entry import Entry
 
 from ..protocol.datatypes import BY_DTYPE, Datatype
 
-ONLY = "output"
-"""The name on the wire of the only output of an entry, which has no name."""
-STATE = "state."
-"""What the names of states begin with on the wire."""
 ANY = -1
 """A size on the wire that may change."""
 
@@ -87,18 +84,13 @@ class EntryLayout:
 
     def _described(self, spec: Entry) -> tuple[list[WireTensor], list[WireTensor]]:
         """Returns the inputs and the outputs. Raises: UsageError; ValueError for rows in several dims."""
-        inside, out = {s.input: s for s in spec.state}, {s.output: s for s in spec.state}
+        inside, out = {s.input for s in spec.state}, {s.output for s in spec.state}
         inputs = [
             self._tensor(f"{STATE}{i.name}" if k in inside else i.name, i.type, state=k in inside)
             for k, i in enumerate(spec.inputs)
         ]
         outputs = [
-            self._tensor(
-                f"{STATE}{spec.inputs[out[k].input].name}" if k in out else o.name or ONLY,
-                o.type,
-                state=k in out,
-                ragged=o.kind == "ragged",
-            )
+            self._tensor(output_name(spec, k), o.type, state=k in out, ragged=o.kind == "ragged")
             for k, o in enumerate(spec.outputs)
         ]
         return inputs, outputs
