@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 import torch
+from batches import Batches
 from rpc_client import RpcClient, infer_message, tensors, with_server
 from support import Artifacts, Bound, double, run
 
@@ -159,7 +160,7 @@ def test_outputs_are_contents_if_the_client_wants_no_bytes(models: dict[str, Wid
     assert not any(o.HasField("contents") for o in mixed.outputs)
 
 
-def test_half_precision_is_carried_raw_only(artifacts: Artifacts) -> None:
+def test_half_precision_is_carried_raw_only(artifacts: Artifacts, batches: Batches) -> None:
     model = widepack.load(artifacts("mlp"), dtype="bf16")
     x = X.bfloat16()
     plain = infer_message("ens", ("input", x))
@@ -181,7 +182,8 @@ def test_half_precision_is_carried_raw_only(artifacts: Artifacts) -> None:
     (found,) = tensors(answer).values()
     alone = torch.stack([run(CASE.member(n).double(), double((x,)), {}) for n in range(8)])
     assert float((found.double() - alone).square().mean().sqrt()) < 0.05 * float(alone.square().mean().sqrt())
-    assert "output output is BF16, which has no field of contents" in refused[0]
+    assert "output output is BF16, which only binary data can carry" in refused[0]
+    assert len(batches.parts) == 1  # the others were refused before anything ran
     assert "input input: BF16 has no field of contents; send it in raw_input_contents" in refused[1]
 
 

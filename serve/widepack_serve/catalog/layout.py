@@ -54,6 +54,7 @@ class EntryLayout:
         entry: The same.
         inputs: In the order of the manifest.
         outputs: In the order of the manifest.
+        only_binary: The numbers of the outputs that only binary data can carry: FP16 and BF16.
         batch: The dim of the rows; "" if requests cannot share a batch.
         reason: Why they cannot; "" if they can.
         least_rows, most_rows: The fewest and the most rows of a call; None if any larger number is allowed.
@@ -80,6 +81,7 @@ class EntryLayout:
         self.least_rows = max(spec.dims[self.batch].min, 1) if self.batch else 1
         self.most_rows = spec.dims[self.batch].max if self.batch else None
         self.divisible = bool(self.batch) and not spec.guards
+        self.only_binary = frozenset(k for k, o in enumerate(self.outputs) if not o.datatype.numbers)
         self.on_one_thread = _on_one_thread(entry)
 
     def _described(self, spec: Entry) -> tuple[list[WireTensor], list[WireTensor]]:

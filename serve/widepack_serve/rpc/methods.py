@@ -18,7 +18,7 @@ from ..lifecycle.tokens import check_bearer
 from ..protocol.response import AnsweredOutput
 from .answer import answer_message
 from .messages import CLASSES, parsed
-from .receive import read_message
+from .receive import all_binary, read_message
 from .schema import METHODS, SERVICE
 from .status import status_of
 
@@ -132,7 +132,7 @@ class Methods:
         model = self._service.catalog.find(message.model_name, message.model_version)
         start = time.monotonic()
         try:
-            request = read_message(message, context.time_remaining())
+            request = all_binary(read_message(message, context.time_remaining()))
         except RequestError as e:
             self._service.metrics.answered(model, e.status, time.monotonic() - start)
             raise
