@@ -156,7 +156,7 @@ def _same(path: Path, expected: dict[str, Tensor]) -> None:
 
     table = pyarrow.parquet.read_table(path)
     for name, value in expected.items():
-        found = torch.tensor(table[f"y.{name}"].to_pylist())
+        found = torch.tensor(table[f"output.{name}"].to_pylist())
         torch.testing.assert_close(found, value, rtol=1e-4, atol=1e-5)
 
 

@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from torch import nn
 
 from widepack_serve.errors import RequestError
+from widepack_serve.lifecycle.receiving import Receiving
 from widepack_serve.protocol.body import header_length
 from widepack_serve.protocol.request import read_request
 from widepack_serve.protocol.response import AnsweredOutput, answer_body
@@ -37,6 +38,7 @@ class DictApp:
 
     def __init__(self, modules: dict[str, nn.Module]) -> None:
         self.modules = modules
+        self._receiving = Receiving(4 * MOST, lambda: None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -52,7 +54,7 @@ class DictApp:
             await send_document(send, {"ready": True})
             return
         name, _, _ = named(parts[2:])
-        body = await read_body(scope, receive, MOST, 30.0)
+        body = await read_body(scope, receive, MOST, 30.0, self._receiving)
         length = header_length(header(scope, b"inference-header-content-length"), len(body))
         request = read_request(body, length)
         x = request.inputs["input"]

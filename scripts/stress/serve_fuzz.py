@@ -160,7 +160,7 @@ def in_process(paths: dict[str, Path], count: int, seed: int) -> Found:
     """Sends changed requests to the app."""
     found, truth, requests = Found(), Truth(), Requests(random.Random(seed))
     logging.getLogger("widepack.serve").setLevel(logging.CRITICAL)
-    app = widepack_serve.app(paths, max_body=MAX_BODY, body_timeout=2.0, timeout=10.0, max_queue=4096)
+    app = widepack_serve.app(paths, max_body=MAX_BODY, receive_timeout=2.0, timeout=10.0, max_queue=4096)
     server = InProcess(app).start()
     began = time.perf_counter()
 

@@ -72,6 +72,9 @@ class Metrics:
         self._member_rows = Counter(
             "widepack_member_rows", "Rows that were answered by a member.", ("model", "member"), registry=r
         )
+        self._padding_rows = Counter(
+            "widepack_padding_rows", "Rows that were computed and are of no request.", ("model",), registry=r
+        )
         self._rejected = Counter(
             "widepack_rejected", "Requests that were refused or dropped.", ("reason",), registry=r
         )
@@ -132,6 +135,10 @@ class Metrics:
         else:
             found.failures += 1
 
+    def unreadable(self, code: int) -> None:
+        """Counts a request that names no model, since it cannot be read. code: the HTTP status."""
+        self._requests.labels("", "", code).inc()
+
     def of_model(self, model: ServedModel) -> Statistics:
         """Returns the counts of a model on the wire."""
         found = self.statistics.get(model.name)
@@ -139,8 +146,8 @@ class Metrics:
             found = self.statistics[model.name] = Statistics()
         return found
 
-    def ran(self, parts: list[Part], seconds: float) -> None:
-        """Counts a batch."""
+    def ran(self, parts: list[Part], seconds: float, padding: int) -> None:
+        """Counts a batch. padding: how many rows it computed that are of no request."""
         first = parts[0].job.call
         name = first.model.artifact.name
         form = "rows" if first.numbers is not None else "each" if first.model.kind == EACH else "all"
@@ -161,6 +168,8 @@ class Metrics:
             statistics.queue_seconds += job.started - job.queued
             if job.call.numbers is not None:
                 counts.update(job.call.numbers[part.start : part.stop])
+        if padding:
+            self._padding_rows.labels(name).inc(padding)
         members.observe(len(counts) or len(first.model.artifact.members))
         names = first.model.artifact.members
         if counts and (self._by_member or (self._by_member is None and len(names) <= MEMBERS_AS_LABELS)):

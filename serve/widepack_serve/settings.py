@@ -10,6 +10,8 @@ from typing import Any
 from widepack.errors import UsageError
 
 MEGABYTE = 1_000_000
+_BODIES = 4
+"""How many of the largest bodies may be received at once, unless a setting says how many bytes."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,9 @@ class Settings:
         max_delay: Seconds for which a batch that is not full waits.
         max_queue: The most rows that wait.
         max_body: The most bytes of a body, also once unpacked.
+        max_receiving: The most bytes of all bodies that have arrived in part; None for four times `max_body`.
         timeout: Seconds for which a request may wait.
-        body_timeout: Seconds in which a body must arrive.
+        receive_timeout: Seconds in which the head of a request must arrive, and after it its body.
         inline: Seconds of a batch up to which it runs on the thread of the event loop.
         threads, device, backend, dtype: As `widepack.load` takes them.
         token_file: The file of the token that every request needs; None for no token.
@@ -48,8 +51,9 @@ class Settings:
     max_delay: float = 0.0
     max_queue: int = 1024
     max_body: int = 64 * MEGABYTE
+    max_receiving: int | None = None
     timeout: float = 30.0
-    body_timeout: float = 30.0
+    receive_timeout: float = 60.0
     inline: float = 0.5e-3
     threads: int | None = None
     device: str | None = None
@@ -67,7 +71,12 @@ class Settings:
         for name in ("max_batch", "max_queue", "max_body"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}; it is at least 1")
-        for name in ("timeout", "body_timeout", "hang"):
+        if self.most_receiving < self.max_body:
+            raise UsageError(
+                f"max_receiving is {self.max_receiving}, and max_body is {self.max_body}: no body of that "
+                "size could be received; make max_receiving at least max_body"
+            )
+        for name in ("timeout", "receive_timeout", "hang"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} is {getattr(self, name)}; it is a number of seconds above 0")
         for name in ("max_delay", "inline", "reload", "drain"):
@@ -77,6 +86,11 @@ class Settings:
             raise UsageError(
                 "an admin token without swap_from has no use: name the folder of the checkpoints"
             )
+
+    @property
+    def most_receiving(self) -> int:
+        """The most bytes of all bodies that have arrived in part."""
+        return _BODIES * self.max_body if self.max_receiving is None else self.max_receiving
 
     def to_json(self) -> dict[str, Any]:
         """Returns the settings for another process."""

@@ -38,7 +38,7 @@ def test_a_run_and_its_report(artifact: Path) -> None:
     result = run(artifact, "in.csv", "-o", "out.csv", "--id", "id", "--reduce", "mean,std", "--of", "softmax")
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith(
-        "wrote out.csv: 300 rows, 3 columns: id, y.mean, y.std\n2 batches of 256 rows in"
+        "wrote out.csv: 300 rows, 3 columns: id, output.mean, output.std\n2 batches of 256 rows in"
     )
     assert "input input is read from 64 columns: f0, f1, f2, f3, f4, f5, ..., f63" in result.stderr
     assert "input input" not in result.stdout

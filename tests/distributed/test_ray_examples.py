@@ -101,3 +101,89 @@ def test_ray_serve_answers_as_the_artifact(artifact: Path, tmp_path: Path) -> No
     answer = json.loads(next(row for row in output.splitlines() if row.startswith("ANSWER"))[7:])
     found = torch.tensor(answer["outputs"][0]["data"]).reshape(4, 3, 3)
     torch.testing.assert_close(found, widepack.load(artifact)(x))
+
+
+KILLED = """
+import json, sys, threading, time, urllib.request
+import ray, torch, widepack
+from ray import serve
+import ray_serve
+
+artifact, port = sys.argv[1:]
+serve.start(http_options={"host": "127.0.0.1", "port": int(port)})
+serve.run(ray_serve.build({"artifact": artifact, "replicas": "2"}))
+xs = torch.randn(16, 3, 6)
+with torch.inference_mode():
+    ens = widepack.load(artifact)
+    wanted = [ens(x) for x in xs]
+counts = {phase: {"right": 0, "wrong": 0, "failed": 0} for phase in ("before", "during", "after")}
+phase, ended, lock, errors = "before", threading.Event(), threading.Lock(), []
+
+def ask(number, member):
+    inputs = [{"name": "input", "shape": [3, 6], "datatype": "FP32", "data": xs[number].flatten().tolist()}]
+    body = json.dumps({"id": str(number), "inputs": inputs}).encode()
+    url = f"http://127.0.0.1:{port}/v2/models/ens.{member}/infer"
+    with urllib.request.urlopen(urllib.request.Request(url, body), timeout=30) as answer:
+        found = json.load(answer)
+    y = torch.tensor(found["outputs"][0]["data"]).reshape(3, 3)
+    right = found["id"] == str(number) and torch.allclose(y, wanted[number][member], rtol=1e-4, atol=1e-5)
+    return "right" if right else "wrong"
+
+def client(start):
+    number = start
+    while not ended.is_set():
+        began = phase
+        try:
+            result = ask(number % 16, number % 4)
+        except (OSError, ValueError) as e:  # also an HTTP status of an error
+            result = "failed"
+            errors.append(repr(e))
+        with lock:  # "before" and "after" have the requests that began and ended there
+            counts[began if began == phase else "during"][result] += 1
+        number += 5
+
+def replicas():
+    named = ray.util.list_named_actors(all_namespaces=True)
+    return {a["name"] for a in named if a["name"].startswith("SERVE_REPLICA")}
+
+def running():
+    (deployment,) = serve.status().applications["default"].deployments.values()
+    return {state.name if hasattr(state, "name") else str(state): n
+            for state, n in deployment.replica_states.items() if n} == {"RUNNING": 2}
+
+def wait(until, seconds):
+    limit = time.monotonic() + seconds
+    while not until():
+        assert time.monotonic() < limit, (counts, errors[-3:])
+        time.sleep(0.05)
+
+threads = [threading.Thread(target=client, args=(i,)) for i in range(4)]
+for thread in threads:
+    thread.start()
+wait(lambda: counts["before"]["right"] >= 50, 60)
+first = replicas()
+killed = sorted(first)[0]
+phase = "during"
+ray.kill(ray.get_actor(killed, namespace="serve"))
+wait(lambda: killed not in replicas() and len(replicas()) == 2 and running(), 120)
+phase = "after"
+wait(lambda: counts["after"]["right"] >= 200 or counts["after"]["failed"], 60)
+ended.set()
+for thread in threads:
+    thread.join()
+print("COUNTS", json.dumps({**counts, "replicas": [len(first), len(first & replicas()), len(replicas())]}))
+print(errors[:5])
+serve.shutdown()
+"""
+
+
+@pytest.mark.skipif(find_spec("widepack_serve") is None, reason="needs widepack_serve")
+def test_ray_serve_goes_on_after_the_death_of_a_replica(artifact: Path, tmp_path: Path) -> None:
+    """Requests of the replica that dies may fail. No answer is wrong, and none fails after the restart."""
+    output = process(["-c", KILLED, str(artifact), str(free_port())], tmp_path)
+    counts = json.loads(next(row for row in output.splitlines() if row.startswith("COUNTS"))[7:])
+    before, during, after = (counts[phase] for phase in ("before", "during", "after"))
+    assert before["right"] >= 50 and before["failed"] == 0
+    assert during["right"] and after["right"] >= 200 and after["failed"] == 0
+    assert not before["wrong"] + during["wrong"] + after["wrong"]
+    assert counts["replicas"] == [2, 1, 2]  # one of the two is another one

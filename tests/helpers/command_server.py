@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -37,18 +37,21 @@ class ServeProcess:
         self.grpc = grpc[1] if grpc is not None else ""
 
 
-def command(*words: str | Path) -> list[str]:
-    return [sys.executable, "-m", "widepack_cli", "serve", *map(str, words)]
+MODULE = ("-m", "widepack_cli")
+
+
+def command(*words: str | Path, program: Sequence[str] = MODULE) -> list[str]:
+    return [sys.executable, *program, "serve", *map(str, words)]
 
 
 @contextmanager
-def command_server(*words: str | Path) -> Iterator[ServeProcess]:
+def command_server(*words: str | Path, program: Sequence[str] = MODULE) -> Iterator[ServeProcess]:
     """Starts `widepack serve` on a free port, waits until it is ready, and ends it.
 
-    words: more arguments.
+    words: more arguments. program: what Python runs.
     """
     process = subprocess.Popen(
-        command(*words, "--port", "0"),
+        command(*words, "--port", "0", program=program),
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},

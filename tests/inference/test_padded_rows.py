@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import widepack
 from widepack.inference.model import WideModel
 from widepack.inference.padded_rows import PaddedCall, PaddedRows
+from widepack.inference.padding import padding_rows
 from widepack.inference.row_prices import RowPrices
 from widepack.planning.plan import Plan
 
@@ -71,8 +72,10 @@ def evenly(rows: int, seed: int) -> list[int]:
 def test_each_row_is_its_members_own_answer(ens: WideModel, used: list[PaddedCall | None], rows: int) -> None:
     x, shift = drawn(rows, rows)
     numbers = evenly(rows, rows)
+    before = padding_rows()
     maps, means = ens.route(x, shift, member=numbers)
     assert used and used[-1] is not None
+    assert padding_rows() - before == MEMBERS * -(-rows // MEMBERS) - rows
     for row, number in enumerate(numbers):
         exact = _exact(ens, number, x[row : row + 1], shift)
         torch.testing.assert_close(maps[row].double(), exact[0][0], rtol=1e-5, atol=1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 import widepack
 from prediction.conftest import ROWS
 from prediction.members import Net
 from widepack.inference.model import WideModel
+from widepack_serve.catalog.layout import EntryLayout
 
 SOURCES = ["in.parquet", "in.arrow", "in.feather", "stream.arrow", "in.csv", "in.npy", "in.safetensors"]
 OUTPUTS = ["out.parquet", "out.arrow", "out.feather", "out.csv", "out.npy", "out.safetensors"]
@@ -69,16 +71,16 @@ def test_every_format_to_every_format(
     named = {"x": "f0..f5"} if source == "in.csv" else None
     report = widepack.predict(net, source, output, inputs=named, reduce="mean", batch=64)
     assert (report.rows, report.batches, report.batch) == (ROWS, 11, 64)
-    assert report.columns[-1] == "y.mean"
+    assert report.columns[-1] == "output.mean"
     close: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-6}
-    torch.testing.assert_close(written(pa, output, "y.mean").double(), truth.mean(0), **close)
+    torch.testing.assert_close(written(pa, output, "output.mean").double(), truth.mean(0), **close)
     if source != "in.npy":
         widepack.predict(net, source, output, inputs=named, member="tenant", force=True)
         own = torch.stack([truth[i * i % 4, i] for i in range(ROWS)])
-        torch.testing.assert_close(written(pa, output, "y").double(), own, **close)
+        torch.testing.assert_close(written(pa, output, "output").double(), own, **close)
     if "csv" in source and output == "out.csv":
         header, first, *_ = Path(output).read_text(encoding="utf-8").splitlines()
-        assert header == '"id","tenant","y.0","y.1","y.2"'
+        assert header == '"id","tenant","output.0","output.1","output.2"'
         assert first.startswith('"00000","m0",')
     elif (
         source != "in.npy" and not output.endswith((".npy", ".csv", ".safetensors")) and "safe" not in source
@@ -95,10 +97,43 @@ def test_all_members_answer(output: str, sources: Path, net: WideModel, pa: Any,
     widepack.predict(net, "in.parquet", output)
     truth = exact(net, x)
     if output in ("out.npy", "out.safetensors"):
-        found = written(pa, output, "y").movedim(1, 0)  # [rows, N, 3]
+        found = written(pa, output, "output").movedim(1, 0)  # [rows, N, 3]
     else:
-        found = torch.stack([written(pa, output, f"y.{m}") for m in net.members])
+        found = torch.stack([written(pa, output, f"output.{m}") for m in net.members])
     torch.testing.assert_close(found.double(), truth, rtol=1e-5, atol=1e-6)
+
+
+class Answers(nn.Module):
+    """A model with the answer that a function makes of its outputs."""
+
+    def __init__(self, form: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+        self.form = form
+
+    def forward(self, x: Tensor) -> Any:
+        return self.form(self.head(x))
+
+
+@pytest.mark.parametrize(
+    ("form", "names"),
+    [
+        (lambda y: y, ["output"]),
+        (lambda y: (y, y + 1), ["0", "1"]),
+        (lambda y: {"a": y, "b": y + 1}, ["a", "b"]),
+    ],
+)
+def test_outputs_have_the_names_of_the_server(
+    form: Callable[[Tensor], Any], names: list[str], sources: Path
+) -> None:
+    fused = widepack.fuse([Answers(form) for _ in range(2)], torch.randn(4, 6))
+    fused.eval().save("own.wide")
+    ens = widepack.load("own.wide")
+    assert [o.name for o in EntryLayout(ens.entry("forward")).outputs] == names
+    assert list(widepack.predict(ens, "in.npy", "out.safetensors").columns) == names
+    assert sorted(load_file("out.safetensors")) == names
+    found = widepack.predict(ens, "in.npy", "last.npy", reduce="mean", answer=names[-1])
+    assert found.columns == (f"{names[-1]}.mean",)
 
 
 def test_files_name_the_artifact(sources: Path, net: WideModel, pa: Any) -> None:
@@ -115,15 +150,21 @@ def test_files_name_the_artifact(sources: Path, net: WideModel, pa: Any) -> None
 def test_figures_and_their_columns(sources: Path, net: WideModel, pa: Any, x: Tensor) -> None:
     names = ["mean", "std", "vote", "entropy", "quantile(0.9)"]
     report = widepack.predict(net, "in.npy", "out.parquet", reduce=names, of="softmax")
-    assert report.columns == ("y.mean", "y.std", "y.vote", "y.entropy", "y.quantile(0.9)")
+    assert report.columns == (
+        "output.mean",
+        "output.std",
+        "output.vote",
+        "output.entropy",
+        "output.quantile(0.9)",
+    )
     p = exact(net, x).softmax(-1)
     close: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
-    torch.testing.assert_close(written(pa, "out.parquet", "y.mean").double(), p.mean(0), **close)
+    torch.testing.assert_close(written(pa, "out.parquet", "output.mean").double(), p.mean(0), **close)
     std = p.std(0, correction=0)
-    torch.testing.assert_close(written(pa, "out.parquet", "y.std").double(), std, **close)
+    torch.testing.assert_close(written(pa, "out.parquet", "output.std").double(), std, **close)
     entropy = torch.special.entr(p.mean(0)).sum(-1)
-    torch.testing.assert_close(written(pa, "out.parquet", "y.entropy").double(), entropy, **close)
-    vote = written(pa, "out.parquet", "y.vote")
+    torch.testing.assert_close(written(pa, "out.parquet", "output.entropy").double(), entropy, **close)
+    vote = written(pa, "out.parquet", "output.vote")
     assert vote.dtype == torch.int64
     assert torch.equal(vote, p.argmax(-1).mode(0).values)
 
@@ -165,8 +206,8 @@ def test_one_number_for_each_row(folder: Path, classes: WideModel, pa: Any) -> N
     x = torch.linspace(-3, 3, 50)
     pa.parquet.write_table(pa.table({"x": x.tolist(), "other": [1.0] * 50}), "in.parquet")
     report = widepack.predict(classes, "in.parquet", "out.csv")
-    assert report.columns == ("other", *(f"y.{m}" for m in classes.members))
-    found = torch.stack([written(pa, "out.csv", f"y.{m}")[:, 0] for m in classes.members])
+    assert report.columns == ("other", *(f"output.{m}" for m in classes.members))
+    found = torch.stack([written(pa, "out.csv", f"output.{m}")[:, 0] for m in classes.members])
     assert torch.equal(found, classes(x[:, None]))
     widepack.predict(classes, "in.parquet", "out.npy", ids=())
     assert torch.equal(written(pa, "out.npy", "").T, classes(x[:, None]))
@@ -206,11 +247,11 @@ def test_a_file_without_rows(
     )
     assert (report.rows, report.batches) == (0, 0)
     if output in ("out.npy", "out.safetensors"):
-        assert written(pa, output, "y.mean").shape == (0, 3)
+        assert written(pa, output, "output.mean").shape == (0, 3)
     elif output == "out.parquet":
         found = pa.parquet.read_table(output)
         assert found.num_rows == 0
-        assert found.schema.field("y.mean").type == pa.list_(pa.float32(), 3)
+        assert found.schema.field("output.mean").type == pa.list_(pa.float32(), 3)
 
 
 def test_the_same_answers_at_any_batch(sources: Path, net: WideModel, pa: Any) -> None:

@@ -159,7 +159,7 @@ def test_the_choice_of_columns(folder: Path, net: WideModel, tokens: WideModel, 
     pa.parquet.write_table(numbered, "in.parquet")
     run = (net, "in.parquet", "o.parquet")
     refused(UsageError, "not clear: .* 7 columns of numbers are left: f0, .* label", *run)
-    assert widepack.predict(*run, ids=["label"]).columns == ("label", *(f"y.m{i}" for i in range(4)))
+    assert widepack.predict(*run, ids=["label"]).columns == ("label", *(f"output.m{i}" for i in range(4)))
     os.unlink("o.parquet")
     notes: list[str] = []
     pa.parquet.write_table(table, "in.parquet")
@@ -186,19 +186,24 @@ def test_the_choice_of_columns(folder: Path, net: WideModel, tokens: WideModel, 
     zeros = {f"f{k:02d}": [0.0] for k in range(6)}
     pa.parquet.write_table(pa.table({**zeros, "__index_level_0__": [5]}), "in.parquet")
     report = widepack.predict(*run, reduce="mean")
-    assert report.inputs["x"] == tuple(zeros) and report.columns == ("__index_level_0__", "y.mean")
+    assert report.inputs["x"] == tuple(zeros) and report.columns == ("__index_level_0__", "output.mean")
     assert widepack.predict(*run, inputs={"x": "f00..f05"}, reduce="mean", force=True).rows == 1
 
 
 def test_names_that_collide(folder: Path, net: WideModel, pa: Any, table: Any) -> None:
-    pa.parquet.write_table(table.rename_columns(["y.mean", *table.column_names[1:]]), "in.parquet")
+    pa.parquet.write_table(table.rename_columns(["output.mean", *table.column_names[1:]]), "in.parquet")
     refused(
-        UsageError, "the column y.mean has the name of an answer", net, "in.parquet", "o.csv", reduce="mean"
+        UsageError,
+        "the column output.mean has the name of an answer",
+        net,
+        "in.parquet",
+        "o.csv",
+        reduce="mean",
     )
     report = widepack.predict(net, "in.parquet", "o.csv", reduce="mean", name="risk")
-    assert report.columns == ("y.mean", "tenant", "risk.mean")
-    pa.parquet.write_table(table.rename_columns(["y.mean.0", *table.column_names[1:]]), "in.parquet")
-    refused(UsageError, "two columns .* y.mean.0", net, "in.parquet", "o2.csv", reduce="mean")
+    assert report.columns == ("output.mean", "tenant", "risk.mean")
+    pa.parquet.write_table(table.rename_columns(["output.mean.0", *table.column_names[1:]]), "in.parquet")
+    refused(UsageError, "two columns .* output.mean.0", net, "in.parquet", "o2.csv", reduce="mean")
 
 
 def test_what_an_output_cannot_hold(folder: Path, net: WideModel, pa: Any, table: Any) -> None:
@@ -208,7 +213,7 @@ def test_what_an_output_cannot_hold(folder: Path, net: WideModel, pa: Any, table
     widepack.predict(*run, "o.npy", reduce="mean", note=notes.append)
     assert notes[1] == "not passed on: id, tenant, since a .npy file has one array"
     refused(UsageError, "id cannot pass through: a .safetensors", *run, "o.safetensors", ids=["id"])
-    refused(UsageError, "a .npy file has one array, and the answers are y.mean, y.std", *run, "p.npy",
+    refused(UsageError, "has one array, and the answers are output.mean, output.std", *run, "p.npy",
             reduce="mean,std")  # fmt: skip
     uneven = table.append_column("l", pa.array([[1]] * 699 + [[1, 2]]))
     pa.parquet.write_table(uneven, "in.parquet")

@@ -11,8 +11,11 @@ import torch
 from asgi import InProcess, Request, Response
 from batches import Batches, check, expected, rows, sent, text
 from infer import binary_request, infer, read
+from loaded import saved
+from torch import nn
 
 import widepack
+import widepack_serve
 from widepack_serve.batching.job import Part
 
 # ---------------------------------------------------------------- shared batches
@@ -194,3 +197,32 @@ def test_a_delay_fills_batches(serve: Callable[..., InProcess], batches: Batches
     assert time.monotonic() - start < 0.7  # the fourth request fills the batch, which does not wait any more
     infer(server, "plain.0", {"x": rows(1)})
     assert 0.8 <= time.monotonic() - start < 4
+
+
+class AtLeastFour(nn.Module):
+    """A model that takes no fewer than four rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert x.shape[0] >= 4
+        y: torch.Tensor = self.head(x).relu()
+        return y
+
+
+def test_rows_of_no_request_are_counted(tmp_path: Path) -> None:
+    server = InProcess(widepack_serve.app(saved(AtLeastFour, tmp_path, "x=float32[B,6]", members=3))).start()
+
+    def padding() -> str:
+        text = server("GET", "/metrics").body.decode()
+        return "".join(r for r in text.splitlines() if r.startswith("widepack_padding_rows_total{"))
+
+    assert infer(server, "ens", {"x": rows(8)}) and infer(server, "ens.m1", {"x": rows(5)})
+    assert padding() == ""
+    names = [f"m{i}" for i in (0, 0, 0, 1, 0, 2, 2, 1)]  # two members have two rows each, twice
+    for total in (4, 8):
+        assert infer(server, "ens", {"x": rows(8), "member": names})["output"].shape == (8, 3)
+        assert padding() == f'widepack_padding_rows_total{{model="ens"}} {total}.0'
+    server.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import zlib
 from collections.abc import Iterator
@@ -10,10 +11,11 @@ from typing import Any
 
 import orjson
 import pytest
-from asgi import InProcess, Request
+from asgi import InProcess, Request, Response, exchange
 from infer import HEADER, binary_request, document, read
 from refused import GOOD, change, refused, sent
 
+import widepack
 import widepack_serve
 
 
@@ -101,7 +103,7 @@ def test_encodings(server: InProcess) -> None:
 @pytest.fixture(scope="module")
 def small(wide: dict[str, Path]) -> Iterator[InProcess]:
     """Returns a server that takes bodies of at most 2,000 bytes, within 0.2 seconds."""
-    started = InProcess(widepack_serve.app(wide["plain"], max_body=2000, body_timeout=0.2, members=False))
+    started = InProcess(widepack_serve.app(wide["plain"], max_body=2000, receive_timeout=0.2, members=False))
     yield started.start()
     started.close()
 
@@ -124,6 +126,38 @@ def test_bodies_over_the_limit(small: InProcess) -> None:
         assert read(small.maybe(sent(make(exact), content_encoding=encoding))).outputs
         refused(small, sent(make(exact + b" "), content_encoding=encoding), 413, "once unpacked")
     assert read(small.maybe(sent(exact))).outputs
+
+
+def test_bodies_that_arrive_in_part_have_a_limit_together(wide: dict[str, Path]) -> None:
+    app = widepack_serve.app(wide["plain"], max_body=2000, max_receiving=3000, members=False)
+    server = InProcess(app).start()
+    text = orjson.dumps(document(GOOD))
+    whole = text + b" " * (1600 - len(text))
+    path = "/v2/models/plain/infer"
+    slow = Request("POST", path, [whole[:1200], whole[1200:1210], whole[1210:]], gap=0.2)
+
+    async def scene() -> list[Response | None]:
+        tasks = [asyncio.ensure_future(exchange(server.app, slow)) for _ in range(2)]
+        await asyncio.sleep(0.3)
+        at_once = await exchange(server.app, sent(whole))  # a body that arrives whole does not count
+        parts = await exchange(server.app, Request("POST", path, [whole[:700], whole[700:]]))
+        gone = await exchange(server.app, Request("POST", path, [whole[:500], b""], cut=True))
+        return [at_once, parts, gone, *[await t for t in tasks]]
+
+    at_once, parts, gone, first, second = server.run(scene())
+    assert read(at_once).outputs and gone is None
+    assert parts is not None
+    assert (parts.status, parts.headers["retry-after"]) == (503, "1")
+    assert parts.error == "bodies of 2400 bytes are being received, and the limit is 3000; try again"
+    assert read(first).outputs and read(second).outputs
+    for _ in range(3):  # nothing is counted any more
+        assert read(server.maybe(Request("POST", path, [whole[:1500], whole[1500:]]))).outputs
+    metrics = server("GET", "/metrics").body.decode()
+    assert 'widepack_rejected_total{reason="receiving_full"} 1.0' in metrics
+    assert 'code="503",entry="forward",model="plain"} 1.0' in metrics
+    server.close()
+    with pytest.raises(widepack.UsageError, match="max_receiving is 1000, and max_body is 64000000"):
+        widepack_serve.app(wide["plain"], max_receiving=1000)
 
 
 def test_a_slow_body(small: InProcess) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +17,14 @@ import pytest
 import torch
 import wire_models
 from asgi import InProcess, Request, Response, exchange
+from command_server import command_server
 from infer import binary_request, infer, json_request, read
 from torch import nn
 
 import widepack
 import widepack_serve
-from widepack_serve.lifecycle.loading import digest_of
+from widepack.inference.model import WideModel
+from widepack_serve.lifecycle.loading import digest_of, loaded
 
 TOKEN, ADMIN = "t" * 20, "a" * 20
 X = torch.arange(12, dtype=torch.float32).reshape(2, 6) / 7
@@ -230,6 +235,74 @@ def test_a_body_that_arrives_during_a_reload_is_answered(
 
     got = read(server.run(scene())).outputs["output"]
     torch.testing.assert_close(got, alone(7), rtol=1e-4, atol=1e-5)
+
+
+def test_the_end_abandons_a_reload(
+    wide: dict[str, Path], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "own.wide"
+    shutil.copytree(wide["plain"], path)
+    server = InProcess(widepack_serve.app({"plain": path}, reload=0.1)).start()
+    service, catalog = server.app.state.service, server.app.state.service.catalog
+    began, go_on = threading.Event(), threading.Event()
+
+    def slow(*args: Any) -> WideModel:
+        began.set()
+        assert go_on.wait(30)
+        return loaded(*args)
+
+    monkeypatch.setattr("widepack_serve.lifecycle.service.loaded", slow)
+    widepack.update(path, {0: folder / "m8.pt"})
+
+    async def until_it_loads() -> Response | None:
+        while not began.is_set():
+            await asyncio.sleep(0.02)
+        return await exchange(server.app, binary_request("plain.0", {"x": X}))
+
+    torch.testing.assert_close(
+        read(server.run(until_it_loads())).outputs["output"], alone(0), rtol=1e-4, atol=1e-5
+    )
+    server.close()
+    assert service.loading and not go_on.is_set()
+    go_on.set()
+    limit = time.monotonic() + 30
+    while service.loading and time.monotonic() < limit:
+        time.sleep(0.02)
+    assert not service.loading
+    assert service.catalog is catalog  # its result is dropped
+    assert b"widepack_reloads_total{" not in service.metrics_text()
+
+
+SLOW_RELOAD = """
+import sys, time
+from widepack_cli.__main__ import main
+from widepack_serve.lifecycle import service
+
+loaded, calls = service.loaded, []
+def slow(*args):
+    calls.append(args)
+    if len(calls) > 1:
+        print("loading", file=sys.stderr, flush=True)
+        while True:
+            pass
+    return loaded(*args)
+
+service.loaded = slow
+main()
+"""
+
+
+def test_a_process_ends_during_a_reload(wide: dict[str, Path], folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "own.wide"
+    shutil.copytree(wide["plain"], path)
+    with command_server(path, "--drain", "0", program=("-c", SLOW_RELOAD)) as server:
+        assert server.process.stderr is not None
+        widepack.update(path, {0: folder / "m8.pt"})
+        server.process.send_signal(signal.SIGHUP)
+        assert server.process.stderr.readline() == "loading\n"
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(15) == 0
+        assert server.process.stderr.read() == ""
 
 
 def test_a_reload_of_something_bad_changes_nothing(server: InProcess, tmp_path: Path) -> None:

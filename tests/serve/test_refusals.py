@@ -9,6 +9,7 @@ import orjson
 import pytest
 import torch
 from asgi import InProcess, Request
+from batches import Batches
 from infer import binary_request, document, json_request, read
 from refused import GOOD, Change, X, change, outputs, refused, sent, whole
 
@@ -275,15 +276,22 @@ def test_figures_that_do_not_exist(model: str, name: str, words: str, server: In
     refused(server, binary_request(model, shapes.get(model, GOOD), [name]), 400, words)
 
 
-def test_half_precision_is_no_json(server: InProcess) -> None:
+def test_half_precision_is_no_json(server: InProcess, batches: Batches) -> None:
+    """It is refused before anything runs."""
     inputs = {
         "pixels": torch.zeros(1, 4, dtype=torch.uint8),
         "half": torch.zeros(1, 4, dtype=torch.float16),
         "small": torch.zeros(1, 4, dtype=torch.int32),
     }
-    refused(server, binary_request("typed", inputs, parameters={}), 400, "output half is FP16, of which JSON")
+    refused(
+        server, binary_request("typed", inputs, parameters={}), 400, "output half is FP16, which only binary"
+    )
     in_json = [{"name": "brain", "parameters": {"binary_data": False}}]
-    refused(server, binary_request("typed", inputs, in_json), 400, "output brain is BF16, of which JSON")
+    refused(server, binary_request("typed", inputs, in_json), 400, "output brain is BF16, which only binary")
+    assert not batches.parts
+    others = [{"name": n, "parameters": {"binary_data": False}} for n in ("y", "brain.mean")]
+    assert read(server.maybe(binary_request("typed", inputs, others))).outputs["brain.mean"].shape == (1, 4)
+    assert len(batches.parts) == 1
 
 
 # ---------------------------------------------------------------- names, paths, methods

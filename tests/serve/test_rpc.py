@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
 import torch
+from batches import Batches
 from rpc_client import RpcClient, infer_message, tensors, with_server
 from support import Artifacts, Bound, double, run
 
@@ -16,6 +18,7 @@ import widepack
 from cases import load
 from widepack.inference.model import WideModel
 from widepack_serve.rpc.messages import CLASSES
+from widepack_serve.rpc.schema import SERVICE
 
 CASE = load("mlp")
 ROWS = 4
@@ -157,7 +160,7 @@ def test_outputs_are_contents_if_the_client_wants_no_bytes(models: dict[str, Wid
     assert not any(o.HasField("contents") for o in mixed.outputs)
 
 
-def test_half_precision_is_carried_raw_only(artifacts: Artifacts) -> None:
+def test_half_precision_is_carried_raw_only(artifacts: Artifacts, batches: Batches) -> None:
     model = widepack.load(artifacts("mlp"), dtype="bf16")
     x = X.bfloat16()
     plain = infer_message("ens", ("input", x))
@@ -179,7 +182,8 @@ def test_half_precision_is_carried_raw_only(artifacts: Artifacts) -> None:
     (found,) = tensors(answer).values()
     alone = torch.stack([run(CASE.member(n).double(), double((x,)), {}) for n in range(8)])
     assert float((found.double() - alone).square().mean().sqrt()) < 0.05 * float(alone.square().mean().sqrt())
-    assert "output output is BF16, which has no field of contents" in refused[0]
+    assert "output output is BF16, which only binary data can carry" in refused[0]
+    assert len(batches.parts) == 1  # the others were refused before anything ran
     assert "input input: BF16 has no field of contents; send it in raw_input_contents" in refused[1]
 
 
@@ -205,6 +209,37 @@ def test_index_and_statistics(models: dict[str, WideModel]) -> None:
     assert (found.inference_count, found.execution_count) == (ROWS, 1)
     assert (found.inference_stats.success.count, found.inference_stats.fail.count) == (1, 1)
     assert found.inference_stats.success.ns > 0 and found.last_inference > 0
+
+
+def test_messages_that_cannot_be_read_are_counted(models: dict[str, WideModel]) -> None:
+    async def nothing() -> AsyncIterator[bytes]:
+        messages: tuple[bytes, ...] = ()
+        for data in messages:
+            yield data
+
+    async def calls(client: RpcClient) -> tuple[str, Any]:
+        shape = infer_message("ens", ("input", X))
+        shape.inputs[0].shape[0] = ROWS + 1
+        infer = client.channel.stream_unary(f"/{SERVICE}/ModelInfer")
+        for call in (
+            client("ModelInfer", message=shape),
+            client.infer("ens", ("x", X)),
+            client.send("ModelInfer", b"\xff\xff"),
+            client.send("ModelMetadata", b"\xff\xff"),  # no inference
+            infer(nothing()),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as found:
+                await call
+            assert found.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        return client.service.metrics_text().decode(), await client("ModelStatistics", name="ens")
+
+    text, statistics = with_server(models, calls)
+    rows = {row for row in text.splitlines() if row.startswith("widepack_requests_total{")}
+    assert rows == {
+        'widepack_requests_total{code="400",entry="forward",model="ens"} 2.0',
+        'widepack_requests_total{code="400",entry="",model=""} 2.0',
+    }
+    assert statistics.model_stats[0].inference_stats.fail.count == 2
 
 
 def test_calls_share_batches(models: dict[str, WideModel]) -> None:

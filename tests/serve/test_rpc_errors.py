@@ -261,7 +261,7 @@ def test_a_message_must_arrive_in_time(
         return [await refused(infer(never())), await refused(infer(nothing()))]
 
     start = time.monotonic()
-    slow, empty = with_server(models, calls, body_timeout=0.3, **settings)
+    slow, empty = with_server(models, calls, receive_timeout=0.3, **settings)
     assert time.monotonic() - start < 10
     if not needs_token:
         assert slow == (

@@ -42,6 +42,7 @@ def test_the_options_exist_and_their_defaults_are_right() -> None:
         "--max-body": "64 MB",
         "--max-queue": "1024 rows",
         "--max-connections": "4096",
+        "--receive-timeout": "60 s",
         "--timeout": "30 s",
     }.items():
         assert f"`{option}`, {text}" in errors

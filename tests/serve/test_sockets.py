@@ -152,6 +152,42 @@ def test_too_many_connections_get_503(server: ServeProcess) -> None:
     assert asked(server, post())[0] == 200
 
 
+def test_slow_requests_are_ended(wide: dict[str, Path]) -> None:
+    """A head or a body that does not arrive in time: 408. A connection that sends nothing is closed."""
+    words = "did not arrive within 0.5 seconds"
+    with command_server(wide["plain"], "--receive-timeout", "500ms") as server:
+        for first in (b"", post()):
+            with connected(server) as connection:
+                if first:
+                    connection.sendall(first)
+                    assert answer(connection)[0] == 200
+                for byte in post()[:20]:  # each byte comes in time, the head as a whole does not
+                    connection.sendall(bytes([byte]))
+                    time.sleep(0.02)
+                status, headers, body = answer(connection)
+                assert (status, headers["connection"]) == (408, "close")
+                assert orjson.loads(body) == {"error": f"the head of the request {words}"}
+                assert connection.recv(1) == b""
+        with connected(server) as connection:
+            connection.sendall(post()[:-1])
+            status, headers, body = answer(connection)
+            assert (status, headers["connection"]) == (408, "close")
+            assert orjson.loads(body) == {"error": f"the body {words}"}
+        for first in (b"", post(), post() + b"\r\n"):
+            with connected(server) as connection:
+                connection.sendall(first)
+                if first:
+                    assert answer(connection)[0] == 200
+                connection.settimeout(8)
+                assert connection.recv(1) == b""
+        with connected(server) as connection:
+            for _ in range(4):  # the time of each request is its own
+                connection.sendall(post()[:50])
+                time.sleep(0.3)
+                connection.sendall(post()[50:])
+                assert answer(connection)[0] == 200
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_end_under_load_loses_no_request(workers: int, wide: dict[str, Path]) -> None:

@@ -38,6 +38,7 @@ The first load on a machine runs the artifact's probe. `ens.swap` replaces a mem
 | `open_artifact.py` | Defines an open artifact with its weights and the options of its load |
 | `output.py` | Builds the results of a wide call: the member's own structure, with a member axis |
 | `padded_rows.py` | Runs rows of several members in one call of all members, each with as many |
+| `padding.py` | Counts rows that are computed and are of no call |
 | `part_reduction.py` | Sums up the answers of some of the members, for figures of all of them |
 | `prepared_call.py` | Defines calls of an entry that are checked and have not passed the gate |
 | `probe_check.py` | Checks the programs of one entry against the artifact's probe |

@@ -22,6 +22,7 @@ from ..rows.layout import RowAxis
 from ..system.autocast import autocast_off
 from .answer_rows import check_rows
 from .bound_program import BoundProgram
+from .padding import count_padding
 from .programs import EntryPrograms
 from .row_prices import RowPrices
 
@@ -54,6 +55,7 @@ class PaddedCall:
 
     def run(self, *values: Tensor) -> list[Any]:
         """Runs the call, inside of the gate. Returns: the leaves of the answer, in the order of the rows."""
+        count_padding(len(self.order) - len(self.places))
         with autocast_off(), inference_guard(True):
             given = [self._spread(v, axis) for v, axis in zip(values, self.axes)]
             found = self.program.run(*given)

@@ -41,6 +41,7 @@ from .input_names import ROUTE
 from .member_numbers import member_numbers
 from .output import named_values
 from .padded_rows import PaddedCall, PaddedRows
+from .padding import count_padding
 from .programs import EntryPrograms
 from .routed_members import RoutedMember, RoutedMembers
 from .row_groups import RowGroups
@@ -216,7 +217,10 @@ class Router:
             if weights is not None and weights.is_current(self._artifact.changes):
                 return self._by_rows(weights, values, numbers, others, members[numbers[0]])
             allowed = partial(self.fits, others) if self._has_conditions else None
-            return self._outputs(values, RowGroups.of(numbers, allowed), others, members)
+            groups = RowGroups.of(numbers, allowed)
+            if allowed is not None:
+                count_padding(sum(map(len, groups.rows)) - groups.count)
+            return self._outputs(values, groups, others, members)
 
     def fits(self, others: _Others, rows: int) -> bool:
         """Returns whether the member program holds for a number of rows."""

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from widepack_artifacts import tree
-from widepack_artifacts.entry import Entry, OutputLeaf
+from widepack_artifacts.entry import OutputLeaf
 
 from ..errors import InputError, UsageError
 from ..inference.entry import WideEntry
 from ..inference.reduced_answer import MIXTURE
 from ..rows.axes import row_axis_of
+from ..spec.output_names import output_name
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class AnswerColumns:
                 f"name={name!r} is for one output, and the members have {len(leaves)}; "
                 "choose one with answer="
             )
-        self._names = {k: name or _column_name(entry.entry, k) for k in self._chosen}
+        self._names = {k: name or output_name(entry.entry, k) for k in self._chosen}
         self._row_dims = {k: _row_dim(leaves[k], letter) for k in self._chosen}
 
     @property
@@ -207,14 +208,6 @@ def _collect(shape: tree.Tree, value: Any, found: dict[int, Any]) -> None:
         for at, (key, part) in enumerate(rows):
             # a named tuple of torch is read by number
             _collect(part, value[at] if isinstance(value, tuple) else value[key], found)
-
-
-def _column_name(entry: Entry, k: int) -> str:
-    """Returns the name of an output: its own, `y` for the only one without a name, `y.1` in a tuple."""
-    if "leaf" in entry.result:
-        return "y"
-    name = entry.outputs[k].name
-    return f"y.{name}" if name[:1].isdigit() else name
 
 
 def _number(leaves: Sequence[OutputLeaf], answer: str | int) -> int:

@@ -104,7 +104,7 @@ class IpcSink(ArrowSink):
 
 
 class CsvSink(ArrowSink):
-    """A CSV file: one column for each number, `y.0`, `y.1`, ..."""
+    """A CSV file: one column for each number, `output.0`, `output.1`, ..."""
 
     def opened(self, schema: Any, columns: Mapping[str, Any]) -> Any:
         return arrow().csv.CSVWriter(str(self.path), schema.remove_metadata())

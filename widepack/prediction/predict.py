@@ -75,7 +75,7 @@ def predict(
         dim: The dim of the classes in a member's answer, for figures.
         answer: The output of the model that is wanted, by name or number. Default: all of them; for figures
             `logits`, else the first.
-        name: What the output is called in the file. Default: its own name, or `y` if it has none.
+        name: What the output is called in the file. Default: its own name, or `output` if it has none.
         entry: The entry. Default: `forward`, or the first entry if there is no forward.
         batch: The rows of a batch. Default: 256.
         ids: The columns that are passed on. Default: all that are no inputs.

@@ -71,7 +71,9 @@ if TYPE_CHECKING:
     help="The output of the model that is wanted, by name or number. Default: all; for figures logits, else "
     "the first.",
 )
-@click.option("--name", metavar="NAME", help="What the output is called in OUT. Default: its own name, or y.")
+@click.option(
+    "--name", metavar="NAME", help="What the output is called in OUT. Default: its own name, or output."
+)
 @entry_option
 @click.option(
     "--batch", type=click.IntRange(min=1), metavar="ROWS", help="The rows of a batch. Default: 256."

@@ -126,6 +126,21 @@ def _names(_ctx: click.Context, _param: click.Parameter, value: Any) -> tuple[st
     help="The most bytes of a request, also once unpacked.",
 )
 @click.option(
+    "--max-receiving",
+    type=size,
+    metavar="SIZE",
+    help="The most bytes of all requests that have arrived in part. Beyond, those that go on get 503. "
+    "Default: four times --max-body.",
+)
+@click.option(
+    "--receive-timeout",
+    type=seconds,
+    metavar="TIME",
+    default="60s",
+    show_default=True,
+    help="In which time the head of a request must arrive, and after it the body. Then the client gets 408.",
+)
+@click.option(
     "--max-connections",
     type=click.IntRange(min=1),
     default=4096,

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection
 import torch
 
 from widepack.inference.model import WideModel
+from widepack.inference.padding import padding_rows
 
 from ..catalog.call import Call
 from ..errors import Busy, DeadlinePassed
@@ -300,7 +301,7 @@ class Batcher:
     def _run(self, parts: list[Part]) -> None:
         """Runs a batch. Calls that the model refuses fail alone."""
         start = self.progressed_at = time.monotonic()
-        work = time.thread_time()
+        work, padding = time.thread_time(), padding_rows()
         for part in parts:
             part.job.started = part.job.started or start
         self._running = parts
@@ -314,7 +315,7 @@ class Batcher:
             self._timings.add(call.group, sum(p.rows for p in parts), seconds)
         if self._observer is not None:
             try:
-                self._observer.ran(parts, self.progressed_at - start)
+                self._observer.ran(parts, self.progressed_at - start, padding_rows() - padding)
             except Exception:  # the thread of the batches must go on
                 log.exception("a batch was not counted")
 

@@ -32,8 +32,8 @@ class BatchOptions:
 class Observer(Protocol):
     """Is told what a batcher does. Methods are called on any thread."""
 
-    def ran(self, parts: list[Part], seconds: float) -> None:
-        """A batch ran, in `seconds`."""
+    def ran(self, parts: list[Part], seconds: float, padding: int) -> None:
+        """A batch ran, in `seconds`. padding: how many rows it computed that are of no request."""
 
     def rejected(self, reason: str) -> None:
         """A call was refused or dropped: `queue_full`, `draining`, `deadline`, `disconnected`."""

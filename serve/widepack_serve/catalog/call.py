@@ -73,6 +73,8 @@ class CallChecker:
         """
         tensors, member = self._inputs(model, request)
         wanted = self._wanted(model, request, routed=member is not None)
+        if model.layout.only_binary:
+            _check_binary(model, request, wanted)
         try:
             rows, sizes = self._sizes(model, tensors)
             numbers = self._members(model, member, request, rows)
@@ -173,6 +175,22 @@ class CallChecker:
                 f"input member has the shape {shape}; it has one number or name for each row, [{rows}]"
             )
         return member_numbers(member, model.artifact.members, rows)
+
+
+def _check_binary(model: ServedModel, request: InferRequest, wanted: Wanted) -> None:
+    """Checks that JSON, or the fields of a message, can carry the outputs that are not requested as bytes.
+
+    Raises: RequestError.
+    """
+    binary = {o.name: o.binary for o in request.outputs}
+    for one in wanted:
+        if one.figure or one.leaf not in model.layout.only_binary or binary.get(one.name, request.binary):
+            continue
+        datatype = model.layout.outputs[one.leaf].datatype.name
+        raise RequestError(
+            f"output {one.name} is {datatype}, which only binary data can carry; request it with the "
+            "parameter binary_data"
+        )
 
 
 def _why_no_member(model: ServedModel, unknown: Sequence[str]) -> str:

@@ -14,14 +14,11 @@ from widepack.rows.axes import row_axis
 from widepack.rows.layout import RowAxis
 from widepack.spec.dtypes import dtype_of
 from widepack.spec.entries import PATTERNS
+from widepack.spec.output_names import STATE, output_name
 from widepack_artifacts.entry import Entry
 
 from ..protocol.datatypes import BY_DTYPE, Datatype
 
-ONLY = "output"
-"""The name on the wire of the only output of an entry, which has no name."""
-STATE = "state."
-"""What the names of states begin with on the wire."""
 ANY = -1
 """A size on the wire that may change."""
 
@@ -57,6 +54,7 @@ class EntryLayout:
         entry: The same.
         inputs: In the order of the manifest.
         outputs: In the order of the manifest.
+        only_binary: The numbers of the outputs that only binary data can carry: FP16 and BF16.
         batch: The dim of the rows; "" if requests cannot share a batch.
         reason: Why they cannot; "" if they can.
         least_rows, most_rows: The fewest and the most rows of a call; None if any larger number is allowed.
@@ -83,22 +81,18 @@ class EntryLayout:
         self.least_rows = max(spec.dims[self.batch].min, 1) if self.batch else 1
         self.most_rows = spec.dims[self.batch].max if self.batch else None
         self.divisible = bool(self.batch) and not spec.guards
+        self.only_binary = frozenset(k for k, o in enumerate(self.outputs) if not o.datatype.numbers)
         self.on_one_thread = _on_one_thread(entry)
 
     def _described(self, spec: Entry) -> tuple[list[WireTensor], list[WireTensor]]:
         """Returns the inputs and the outputs. Raises: UsageError; ValueError for rows in several dims."""
-        inside, out = {s.input: s for s in spec.state}, {s.output: s for s in spec.state}
+        inside, out = {s.input for s in spec.state}, {s.output for s in spec.state}
         inputs = [
             self._tensor(f"{STATE}{i.name}" if k in inside else i.name, i.type, state=k in inside)
             for k, i in enumerate(spec.inputs)
         ]
         outputs = [
-            self._tensor(
-                f"{STATE}{spec.inputs[out[k].input].name}" if k in out else o.name or ONLY,
-                o.type,
-                state=k in out,
-                ragged=o.kind == "ragged",
-            )
+            self._tensor(output_name(spec, k), o.type, state=k in out, ragged=o.kind == "ragged")
             for k, o in enumerate(spec.outputs)
         ]
         return inputs, outputs

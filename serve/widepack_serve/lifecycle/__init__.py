@@ -4,8 +4,10 @@
 |---|---|
 | `documents.py` | Describes what a server serves and has done |
 | `loading.py` | Loads artifacts, at the start and again, and runs first calls of each entry |
+| `receiving.py` | Limits the bytes of all bodies that have arrived in part |
 | `service.py` | Answers requests, for REST and gRPC: the catalog, the batcher, the metrics |
 | `swaps.py` | Replaces a member by a checkpoint of one folder |
+| `threads.py` | Runs functions on threads that do not delay the end of the server |
 | `time_limit.py` | Limits the time in which what a client sends must arrive |
 | `tokens.py` | Checks the token of a request |
 """

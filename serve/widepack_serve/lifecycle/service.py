@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from widepack.errors import UsageError, WidepackError
@@ -24,7 +25,9 @@ from ..metrics import Metrics
 from ..protocol.request import InferRequest
 from ..settings import Settings, token_of
 from .loading import digest_of, loaded, ready_artifact
+from .receiving import Receiving
 from .swaps import checkpoint_in
+from .threads import Threads
 
 log = logging.getLogger("widepack.serve")
 TICK = 0.1
@@ -44,6 +47,7 @@ class Service:
         settings: As given.
         catalog: The models on the wire.
         metrics: What happened.
+        receiving: The bodies that have arrived in part.
         draining: Whether it takes no new requests.
         token: The token that every request needs; None for none.
         admin_token: The token for swaps; None: they are forbidden.
@@ -57,6 +61,7 @@ class Service:
         self.token = token_of(settings.token_file, "token-file")
         self.admin_token = token_of(settings.admin_token_file, "admin-token-file")
         self.metrics = Metrics(settings.metrics_by_member)
+        self.receiving = Receiving(settings.most_receiving, lambda: self.metrics.rejected("receiving_full"))
         given = models or {}
         artifacts = [ready_artifact(n, m, settings) for n, m in given.items()]
         artifacts += [
@@ -85,6 +90,8 @@ class Service:
         self._checker = CallChecker(Defaults(settings.outputs, settings.of, settings.dim))
         self.draining = False
         self._changing = asyncio.Lock()
+        self._threads = Threads()
+        self._reloads: set[asyncio.Task[None]] = set()
         self._ticking: asyncio.Task[None] | None = None
         self._retired: list[ServedArtifact] = []
 
@@ -183,16 +190,33 @@ class Service:
         log.info("member %s of %s was replaced", report.member, model.artifact.name)
         return f"{model.name} is now {checkpoint}"
 
+    def begin_reload(self) -> asyncio.Task[None] | None:
+        """Begins a reload on the event loop. Returns: its task; None if the server drains.
+
+        The end of the server does not wait for it: until an artifact is loaded completely, nothing changes.
+        """
+        if self.draining:
+            return None
+        task = asyncio.ensure_future(self.reload())
+        self._reloads.add(task)
+        task.add_done_callback(self._reloads.discard)
+        return task
+
+    @property
+    def loading(self) -> bool:
+        """Whether a thread loads an artifact, also one whose reload was abandoned."""
+        return self._threads.running
+
     async def reload(self) -> None:
         """Loads the artifacts again whose paths have another artifact now. A bad one changes nothing."""
         async with self._changing:
             for name, path in self.settings.artifacts.items():
                 current = self.catalog.artifacts[name]
                 try:
-                    digest = await asyncio.to_thread(digest_of, path)
+                    digest = await self._threads.run(partial(digest_of, path))
                     if digest == current.model.manifest.digest:
                         continue
-                    artifact = await asyncio.to_thread(self._loaded, name, path)
+                    artifact = await self._threads.run(partial(self._loaded, name, path))
                 except Exception as e:
                     self.metrics.reloaded("failed")
                     usual = isinstance(e, (WidepackError, OSError))
@@ -228,7 +252,7 @@ class Service:
             if reload is not None and reload.done():
                 reload, next_reload = None, time.monotonic() + self.settings.reload
             if self.settings.reload and reload is None and time.monotonic() >= next_reload:
-                reload = asyncio.ensure_future(self.reload())  # a task: deadlines are checked meanwhile
+                reload = self.begin_reload()  # a task: deadlines are checked meanwhile
 
     def _close_retired(self) -> None:
         """Closes the models that a reload replaced, once no call of theirs waits or runs."""
@@ -242,8 +266,12 @@ class Service:
         self.draining = True
 
     async def stop(self) -> None:
-        """Answers what waits, and ends."""
+        """Answers what waits, and ends. A reload in progress is abandoned."""
         self.draining = True
+        reloads = list(self._reloads)
+        for task in reloads:
+            task.cancel()
+        await asyncio.gather(*reloads, return_exceptions=True)
         self.batcher.drain()
         limit = time.monotonic() + self.settings.timeout
         while not self.batcher.idle and time.monotonic() < limit:

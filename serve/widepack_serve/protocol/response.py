@@ -9,7 +9,6 @@ from typing import Any
 import orjson
 import torch
 
-from ..errors import RequestError
 from .datatypes import BY_DTYPE
 from .tensors import to_bytes, to_json
 
@@ -34,13 +33,10 @@ def answer_body(
         model: The name of the model, as the client wrote it.
         version: Its version.
         id: The text of the request; None without one.
-        outputs: The outputs.
+        outputs: The outputs. Those that are not binary have types that JSON can carry.
 
     Returns:
         The body, and the length of its JSON part; None if there is nothing else.
-
-    Raises:
-        RequestError: JSON cannot carry a tensor.
     """
     rows: list[dict[str, Any]] = []
     parts: list[bytes | bytearray] = []
@@ -51,11 +47,6 @@ def answer_body(
             data = to_bytes(one.value)
             row["parameters"] = {"binary_data_size": len(data)}
             parts.append(data)
-        elif not datatype.numbers:
-            raise RequestError(
-                f"output {one.name} is {datatype.name}, of which JSON has no numbers; request it with "
-                "the parameter binary_data"
-            )
         else:
             row["data"] = to_json(one.value)
         rows.append(row)

@@ -122,7 +122,8 @@ class Rest:
         if admin_token is None:
             raise Forbidden("swaps are not allowed: start the server with --swap-from and --admin-token-file")
         self._service.catalog.find(name)
-        body = await read_body(scope, receive, _SMALL, self._service.settings.body_timeout)
+        seconds = self._service.settings.receive_timeout
+        body = await read_body(scope, receive, _SMALL, seconds, self._service.receiving)
         await send_document(send, {"message": await self._service.swap(name, _checkpoint(body))})
 
 

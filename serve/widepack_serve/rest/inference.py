@@ -14,7 +14,6 @@ from ..lifecycle.service import Service
 from ..protocol.body import header_length, packed, unpacked
 from ..protocol.request import InferRequest, read_request
 from ..protocol.response import AnsweredOutput, answer_body
-from ..settings import Settings
 from .receive import header, read_body
 from .send import BINARY, JSON, Headers, send_body
 
@@ -40,7 +39,7 @@ async def answer_inference(
     model = service.catalog.find(name, version)  # an unknown model is refused before its body is read
     start = time.monotonic()
     try:
-        request = await _received(service.settings, scope, receive)
+        request = await _received(service, scope, receive)
     except RequestError as e:
         service.metrics.answered(model, e.status, time.monotonic() - start)
         raise
@@ -54,9 +53,10 @@ async def answer_inference(
     await _send_outputs(model, name, request, names, outputs, scope, send)
 
 
-async def _received(settings: Settings, scope: Scope, receive: Receive) -> InferRequest:
+async def _received(service: Service, scope: Scope, receive: Receive) -> InferRequest:
     """Reads a request. Raises: RequestError; Disconnected."""
-    body = await read_body(scope, receive, settings.max_body, settings.body_timeout)
+    settings = service.settings
+    body = await read_body(scope, receive, settings.max_body, settings.receive_timeout, service.receiving)
     if (encoding := header(scope, b"content-encoding")) is not None:
         body = unpacked(body, encoding, settings.max_body)
     length = header_length(header(scope, b"inference-header-content-length"), len(body))

@@ -7,6 +7,7 @@ from typing import TypeVar
 from starlette.types import Message, Receive, Scope
 
 from ..errors import RequestError, TooLarge
+from ..lifecycle.receiving import PartialBody, Receiving
 from ..lifecycle.time_limit import TimeLimit
 
 _MAX_DIGITS = 15
@@ -25,18 +26,25 @@ def header(scope: Scope, name: bytes) -> str | None:
     return None
 
 
-async def read_body(scope: Scope, receive: Receive, most: int, seconds: float) -> bytes | bytearray:
+async def read_body(
+    scope: Scope, receive: Receive, most: int, seconds: float, receiving: Receiving
+) -> bytes | bytearray:
     """Returns the body of a request.
+
+    A body that arrives whole holds no memory while others arrive, and does not count for the limit of all
+    bodies.
 
     Args:
         scope: Of the request.
         receive: Of the request.
         most: The most bytes.
         seconds: In which the body must arrive.
+        receiving: All bodies that are being received.
 
     Raises:
         TooLarge: The body has more bytes. The rest is not read.
         TooSlow: It did not arrive in time.
+        Busy: All bodies that are being received have too many bytes.
         Disconnected: The client closed the connection.
     """
     length = header(scope, b"content-length")
@@ -51,7 +59,8 @@ async def read_body(scope: Scope, receive: Receive, most: int, seconds: float) -
         body: bytes = message.get("body", b"")
         if not message.get("more_body"):
             return _within(body, most)
-        return await _rest(receive, bytearray(body), most)
+        with receiving.body() as arrived:
+            return await _rest(receive, bytearray(body), most, arrived)
 
 
 def _check_connected(message: Message) -> None:
@@ -65,11 +74,14 @@ def _within(body: Body, most: int) -> Body:
     return body
 
 
-async def _rest(receive: Receive, body: bytearray, most: int) -> bytearray:
+async def _rest(receive: Receive, body: bytearray, most: int, arrived: PartialBody) -> bytearray:
+    arrived.add(len(body))
     while True:
         _within(body, most)
         message = await receive()
         _check_connected(message)
-        body += message.get("body", b"")
+        part = message.get("body", b"")
+        arrived.add(len(part))
+        body += part
         if not message.get("more_body"):
             return _within(body, most)

@@ -18,13 +18,14 @@ from ..lifecycle.tokens import check_bearer
 from ..protocol.response import AnsweredOutput
 from .answer import answer_message
 from .messages import CLASSES, parsed
-from .receive import read_message
+from .receive import all_binary, read_message
 from .schema import METHODS, SERVICE
 from .status import status_of
 
 log = logging.getLogger("widepack.serve")
 _OPEN = ("ServerLive", "ServerReady")
 """The methods that need no token."""
+_INFER = "ModelInfer"
 _AUTHORIZATION = "authorization"
 
 
@@ -74,11 +75,7 @@ class Methods:
             try:
                 if name not in _OPEN:
                     self._check_call(context)
-                with TimeLimit(self._service.settings.body_timeout, "message"):
-                    data = await anext(messages, None)
-                if data is None:
-                    raise RequestError("the call has no message")
-                found = await answer(parsed(f"{name}Request", data), context)
+                found = await answer(await self._message(name, messages), context)
                 if isinstance(found, dict):
                     found = CLASSES[f"{name}Response"](**found)
                 return bytes(found.SerializeToString())
@@ -91,6 +88,21 @@ class Methods:
             return None
 
         return grpc.stream_unary_rpc_method_handler(handled)
+
+    async def _message(self, name: str, messages: AsyncIterator[bytes]) -> Any:
+        """Returns the message of a call of a method. Raises: RequestError if there is none, or none that can
+        be read.
+        """
+        try:
+            with TimeLimit(self._service.settings.receive_timeout, "message"):
+                data = await anext(messages, None)
+            if data is None:
+                raise RequestError("the call has no message")
+            return parsed(f"{name}Request", data)
+        except RequestError as e:
+            if name == _INFER:
+                self._service.metrics.unreadable(e.status)
+            raise
 
     def _check_call(self, context: Any) -> None:
         """Checks the token of a call. Raises: RequestError."""
@@ -118,7 +130,12 @@ class Methods:
 
     async def _model_infer(self, message: Any, context: Any) -> Any:
         model = self._service.catalog.find(message.model_name, message.model_version)
-        request = read_message(message, context.time_remaining())
+        start = time.monotonic()
+        try:
+            request = all_binary(read_message(message, context.time_remaining()))
+        except RequestError as e:
+            self._service.metrics.answered(model, e.status, time.monotonic() - start)
+            raise
         names, outputs = await self._service.infer(model, request)
         binary = {o.name: o.binary for o in request.outputs}
         return answer_message(

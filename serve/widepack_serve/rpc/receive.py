@@ -53,6 +53,13 @@ def read_message(message: Any, remaining: float | None) -> InferRequest:
     return replace(request, timeout=waits if request.timeout is None else min(waits, request.timeout))
 
 
+def all_binary(request: InferRequest) -> InferRequest:
+    """Returns a request with all outputs binary if one is: a message has all outputs as bytes, or none."""
+    if not any(o.binary for o in request.outputs) or all(o.binary for o in request.outputs):
+        return request
+    return replace(request, outputs=[replace(o, binary=True) for o in request.outputs])
+
+
 def _document(message: Any) -> dict[str, Any]:
     """Returns a message in the form of a JSON body, without the data of its inputs. Outputs are binary unless
     the client says otherwise.

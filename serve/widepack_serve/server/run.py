@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import socket
@@ -89,10 +90,19 @@ def serve_here(
     max_connections: int | None,
     rpc: RpcServer | None = None,
 ) -> None:
-    """Serves in this process until a signal ends it."""
+    """Serves in this process until a signal ends it.
+
+    A reload that is in progress then is abandoned: the process ends at once, with exit code 0. Python would
+    end its thread in the middle of torch's code, which may abort the process.
+    """
     from .uvicorn_server import UvicornServer  # imports torch, which the parent of workers does not need
 
     UvicornServer(service, started, max_connections, rpc).run(sockets=[listener])
+    if service.loading:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 class Workers:

@@ -17,6 +17,7 @@ from widepack.errors import UsageError
 
 from ..lifecycle.service import Service
 from ..rest.app import ServeApp
+from .http_protocol import protocol_class
 from .listener import last_connections
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class UvicornServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 ServeApp(service),
-                http="httptools",
+                http=protocol_class(settings.receive_timeout),
                 loop="uvloop",
                 ws="none",
                 lifespan="on",
@@ -70,7 +71,6 @@ class UvicornServer(uvicorn.Server):
         )
         self._service, self._on_start, self._rpc = service, started, rpc
         self._end_at: float | None = None
-        self._reloads: set[asyncio.Task[None]] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accepts connections, and listens for SIGHUP."""
@@ -83,7 +83,7 @@ class UvicornServer(uvicorn.Server):
             except UsageError:
                 await self.shutdown(sockets)
                 raise
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._service.begin_reload)
         if self._on_start is not None:
             self._on_start()
 
@@ -94,11 +94,6 @@ class UvicornServer(uvicorn.Server):
         if not ending.done():
             await rpc.stop(None)
         await ending
-
-    def _reload(self) -> None:
-        task = asyncio.ensure_future(self._service.reload())
-        self._reloads.add(task)
-        task.add_done_callback(self._reloads.discard)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begins to end. The process ends with exit code 0, not by the signal."""
