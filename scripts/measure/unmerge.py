@@ -19,9 +19,6 @@ import argparse
 import json
 import math
 import random
-import shlex
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -194,9 +191,6 @@ def main() -> None:
     parser.add_argument("--fleets", type=int, default=200)
     parser.add_argument("--full", type=int, default=40)
     options = parser.parse_args()
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.strip()
     with quiet(1), torch.inference_mode():
         rows = []
         for seed in range(options.fleets):
@@ -211,8 +205,6 @@ def main() -> None:
         ]
         document = {
             "what": "unmerge: ranks, bases and corrections of drawn fleets; full fine-tunes; times",
-            "command": shlex.join(["python", *sys.argv]),
-            "commit": commit,
             "environment": environment("cpu", 1),
             "summary": summary_of(rows, full),
             "speed": times,
