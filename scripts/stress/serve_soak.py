@@ -93,15 +93,16 @@ class Soak:
                 self.counts.refuse(f"a change failed: {e!r}")
 
     async def _swap(self) -> None:
-        connection = Connection(self.server.port)
         while True:
             await asyncio.sleep(SWAP_S)
+            connection = Connection(self.server.port)  # the server closes connections that are idle for long
             member, number = self._draw.randrange(MEMBERS), self._draw.randrange(VERSIONS)
             name, body = f"ens.fold{member}", {"parameters": {"checkpoint": f"m{member}v{number}.pt"}}
             start = time.perf_counter()
             got = await asked(connection, "POST", f"/v2/repository/models/{name}/load", body, TOKEN)
             if got.status != 200:
                 self.counts.refuse(f"a swap got {got.status} {got.body[:300]!r}")
+                await connection.close()
                 continue
             self.swaps += 1
             x = self.truth.inputs[0]
@@ -112,6 +113,7 @@ class Soak:
                 self.checked_swaps += 1
                 if found != [number]:
                     self.counts.refuse(f"after the swap to version {number} member {member} is {found}")
+            await connection.close()
 
     async def _publish(self) -> None:
         while True:
