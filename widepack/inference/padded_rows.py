@@ -30,7 +30,7 @@ MOST = 16.0
 """The most rows that run for each row of a call, since memory grows with them."""
 _MOST_BY_RULE = 2.5
 """The same without measured times."""
-_CLEAR = 0.9
+_CLEAR = 0.97
 """By how much the prediction must be below that of groups."""
 _PATTERN = "each"
 

@@ -75,5 +75,5 @@ async def _run_all(service: Service) -> None:
         tensors = example_tensors(model)
         inputs: dict[str, Value] = {i.name: t for i, t in zip(model.layout.inputs, tensors)}
         shapes = {name: list(t.shape) for name, t in inputs.items() if isinstance(t, torch.Tensor)}
-        await service.infer(model, InferRequest(None, inputs, shapes, [], False, None))
+        await service.infer(model, InferRequest(None, inputs, shapes, [], binary=True, timeout=None))
     await service.stop()
