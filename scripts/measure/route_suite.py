@@ -101,7 +101,11 @@ def measure(name: str, folder: str, options: argparse.Namespace) -> list[dict[st
             for other, call in more.items():
                 if _runs(call, limit):
                     calls[other] = call
-            found.append({**row, **_raced(ens, inputs, ids, calls, options.seconds)})
+            raced = _raced(ens, inputs, ids, calls, options.seconds)
+            found.append({**row, **raced})
+            if raced["ratio"]["value"] is None:
+                found[-1] = {**row, "skipped": "too few rounds fit into the time"}
+                continue
             ratio = found[-1]["ratio"]["value"]
             print(
                 name, batch, kind, f"{found[-1]['ms']:.3f} ms, {ratio:.2f}x", found[-1]["fastest"], flush=True

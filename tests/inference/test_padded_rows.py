@@ -16,7 +16,7 @@ import widepack
 from widepack.inference.model import WideModel
 from widepack.inference.padded_rows import PaddedCall, PaddedRows
 from widepack.inference.padding import padding_rows
-from widepack.inference.row_prices import RowPrices
+from widepack.inference.row_prices import GROUP_MS, RowPrices
 from widepack.planning.plan import Plan
 
 MEMBERS = 6
@@ -175,7 +175,7 @@ def test_prices_lie_between_the_measured_ones() -> None:
     assert prices.padded(1) == 10.0
     assert prices.padded(5) == 15.0
     assert prices.padded(16) == 40.0
-    assert prices.groups({0: 2, 4: 8}) == pytest.approx(3.0 + 8.0)
+    assert prices.groups({0: 2, 4: 8}) == pytest.approx(3.0 + 8.0 + 2 * GROUP_MS)
     assert not RowPrices([replace(_plan(8, wide=1.0), times_ms={"wide": 1.0})], 10).known
 
 

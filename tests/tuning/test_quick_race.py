@@ -17,8 +17,10 @@ from torch import Tensor, nn
 
 import widepack
 from widepack.errors import ArtifactError, UsageError
+from widepack.inference.row_prices import RowPrices
 from widepack.planning import heuristics
 from widepack.planning.plan import Plan
+from widepack.tuning import quick_race
 from widepack.tuning.candidate_pool import LOOP, RULES
 from widepack.tuning.quick_race import programs_by_class, race_plans, race_seconds
 from widepack.tuning.quick_search import PACKED, QuickSearch, RacedBatch, RacedPlan, chosen_plans
@@ -107,6 +109,25 @@ def test_rules_of_thumb_that_are_fastest_stay_as_they_are(
     assert {r["chosen"] for r in report.raced["rows"]} == {RULES}
     assert not any("machine" in plan for plan in rows_of(tmp_path / "e.wide"))
     assert report.digest == Reader(tmp_path / "e.wide").manifest.digest
+
+
+def test_the_times_of_each_are_published_where_the_rules_are_fastest(
+    checkpoints: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`route` chooses by them between a call of all members and one of each."""
+    monkeypatch.setattr(quick_race, "chosen_plans", lambda raced: dict.fromkeys(raced, RULES))
+    build(checkpoints, tmp_path / "e.wide", race=False)
+    report = race_plans(tmp_path / "e.wide", seconds=30)
+    assert report.kept and {r.chosen for r in report.rows} == {RULES}
+    measured = [p for p in rows_of(tmp_path / "e.wide") if "machine" in p]
+    assert {p["pattern"] for p in measured} == {"each"}
+    ens = widepack.load(tmp_path / "e.wide")
+    assert RowPrices(ens.entry("forward").programs.source.stored_plans("each"), N).known
+    numbers = [i % N for i in range(40)]
+    x = torch.randn(40, 4)
+    found = ens.route(x, member=numbers)
+    for row, number in enumerate(numbers):
+        torch.testing.assert_close(found[row], ens(x[row : row + 1])[number, 0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.usefixtures("with_race")
