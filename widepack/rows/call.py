@@ -8,12 +8,12 @@ from typing import Any, NoReturn
 
 import torch
 
-from widepack_artifacts.program import Node, Ref
+from widepack_artifacts.program import Node, Ref, refs
 
 from ..ir import ops
 from ..ir.size_terms import is_large
 from ..ir.torch_internals import known_expression
-from .layout import EVEN, Layout, RowAxis, RowNumbers
+from .layout import EVEN, UNKNOWN, Layout, RowAxis, RowNumbers
 
 _NO_END = 2**62
 """The least end of a slice that no dim reaches."""
@@ -84,8 +84,10 @@ class Call:
 
     @classmethod
     def of(cls, node: Node, layouts: Mapping[str, Layout], batch: Batch) -> Call:
-        """Binds the arguments of a node to the names of the op's schema."""
+        """Binds the arguments of a node to the names of the op's schema. Python's operators have numbers."""
         defaults = {name: default for name, _, default in ops.arguments(node.op)}
+        if not defaults:
+            defaults = {str(i): argument for i, argument in enumerate(node.args)}
         return cls(node, {**defaults, **ops.bind(node.op, node.args, node.kwargs)}, layouts, batch)
 
     @property
@@ -161,6 +163,13 @@ class Call:
     def reads_rows(self) -> bool:
         """Returns whether an argument is a tensor that depends on the rows or on their number."""
         return any(layout is not None for _, layout in self.tensors())
+
+    def reads_unknown_numbers(self) -> bool:
+        """Returns whether an argument is a number that follows a comparison of the number of rows."""
+        found = refs(list(self.given.values()))
+        return any(
+            self.layouts[n] is UNKNOWN and not isinstance(self.batch.values[n], torch.Tensor) for n in found
+        )
 
     def counts_rows(self, *names: str) -> bool:
         """Returns whether a number among the arguments depends on the size of the batch.

@@ -6,7 +6,7 @@
 | `EVEN` | has such a dim, and does not change along it: `zeros(B, T)`, a bias expanded to `[B, T]` |
 | `RowAxis(dim, before, after)` | along `dim`, the place `i` belongs to the row `i // after % B` |
 | `RowNumbers(axis)` | has the number of the row at each row: `arange(B)` |
-| `UNKNOWN` | may depend on any row: no rule shows that it does not |
+| `UNKNOWN` | may depend on any row, or a number on how many there are: no rule shows that it does not |
 | a list | has several parts, one layout for each |
 
 A dim may be a product with the batch in it. After `x.reshape(B * T, C)` with x `[B, T, C]`, dim 0 has the
@@ -79,8 +79,10 @@ def axis_of(shape: Sequence[int], places: int, rows: int) -> RowAxis | None:
         rows: The number of rows.
 
     Returns:
-        The axis, or None if the rows are spread over several dims.
+        The axis, or None if the rows are spread over several dims, or if the value is empty.
     """
+    if places == 0 or 0 in shape:
+        return None
     later = 1
     for dim in reversed(range(len(shape))):
         if places % later == 0:

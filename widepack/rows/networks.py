@@ -54,6 +54,8 @@ def norm_of_batch(call: Call) -> Layout:
     call.fixed("weight", "bias", "running_mean", "running_var")
     axis = call.axis("input")
     trains = call.get("training") if "training" in call.given else "no_training" not in call.node.op
+    if trains:
+        call.apart("input", dims=())
     if axis is not None and (trains or axis.dim == 1):
         call.mixes("normalizes over the rows") if trains else call.unknown("normalizes the dim of the rows")
     layout = call.layout("input")

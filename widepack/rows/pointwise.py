@@ -9,11 +9,12 @@ from .call import Call, Rule, named
 from .layout import EVEN, Layout, RowAxis, RowNumbers
 
 _POINTWISE = """
-    __and__ __or__ __xor__ _conj _conj_physical _neg_view _prelu_kernel addcdiv addcmul alpha_dropout celu
-    clamp clamp_max clamp_min complex conj conj_physical copy copysign dequantize divide dropout elu fill
-    gelu hardshrink hardsigmoid hardswish hardtanh imag isclose leaky_relu lerp log_sigmoid logit
-    masked_fill mish multiply nan_to_num native_dropout positive real relu6 resolve_conj resolve_neg rrelu
-    rsub selu silu softplus softshrink subtract threshold true_divide where xlogy
+    __and__ __or__ __xor__ _conj _conj_physical _neg_view _prelu_kernel addcdiv addcmul alpha_dropout arctan2
+    celu clamp clamp_max clamp_min complex conj conj_physical copy copysign dequantize divide dropout elu fill
+    floor_divide gelu hardshrink hardsigmoid hardswish hardtanh imag isclose leaky_relu lerp log_sigmoid logit
+    masked_fill mish multiply nan_to_num native_dropout polar positive real relu6 resolve_conj resolve_neg
+    rrelu rsub selu silu softplus softshrink special_erf special_expm1 special_log1p subtract threshold
+    true_divide where xlogy
 """
 _SAME_CONTENT = """
     zeros_like ones_like empty_like full_like new_zeros new_ones new_full new_empty zeros ones full empty

@@ -64,8 +64,9 @@ def matmul(call: Call) -> Layout:
 
 
 def _product(call: Call, first: str, second: str) -> Layout:
-    _no_even_inside(call, first, second)
     a, b, result = call.rank(first), call.rank(second), call.result.dim()
+    call.apart(first, dims=range(a - 1))
+    call.apart(second, dims=[d for d in range(b) if d != max(0, b - 2)])
     return agreed(
         call,
         [

@@ -140,6 +140,8 @@ def repeat(call: Call) -> Layout:
 def repeat_interleave(call: Call) -> Layout:
     """Copies of each place after itself."""
     layout = call.layout("self")
+    if isinstance(call.get("repeats"), torch.Tensor):
+        return _repeat_by_numbers(call, layout)
     if call.given.get("dim") is None:
         if layout is None and not call.result_dims():
             return None
@@ -152,11 +154,22 @@ def repeat_interleave(call: Call) -> Layout:
         found = axis_of(call.result.shape, places * times, call.rows)
         return kept(layout, lambda axis: found) if found else call.unknown("repeats the rows")
     dim, times = call.dim("dim"), call.get("repeats")
+    if times == 0:
+        call.unknown("repeats no place")
     if layout is None:
         return RowAxis(dim, call.shape("self")[dim], 1) if call.result_dims() else None
     if layout is EVEN:
         return EVEN if not call.counts_rows() else call.unknown("repeats by the number of rows")
     return kept(layout, lambda a: replace(a, after=a.after * int(times)) if a.dim == dim else a)
+
+
+def _repeat_by_numbers(call: Call, layout: Layout) -> Layout:
+    """Copies of each place after itself, as many as a tensor says."""
+    call.fixed("repeats")
+    in_rows = isinstance(layout, RowAxis) and (call.given.get("dim") is None or layout.dim == call.dim("dim"))
+    if in_rows or layout is EVEN or call.counts_rows():
+        call.unknown("repeats the rows by numbers of a tensor")
+    return layout
 
 
 def select(call: Call) -> Layout:
@@ -191,7 +204,18 @@ def part(call: Call) -> Layout:
         call.unknown("takes some places of the rows")
     if call.counts_rows():
         call.unknown("takes places that depend on the number of rows")
+    _whole_batch(call, dim)
     return call.even() if layout is EVEN else layout
+
+
+def _whole_batch(call: Call, dim: int) -> None:
+    """Checks that a dim whose parts are taken is none of the batch. Raises: NoRule.
+
+    A small batch may have fewer places than a part takes. So the sizes of its parts depend on the number of
+    rows, also where that is no expression of it.
+    """
+    if dim in call.even_dims("self"):
+        call.unknown("takes a part of a dim whose size is the number of rows")
 
 
 def parts(call: Call) -> Layout:
@@ -200,6 +224,7 @@ def parts(call: Call) -> Layout:
     if not isinstance(layout, RowAxis) or layout.dim != dim:
         if call.counts_rows():
             call.unknown("splits by the number of rows")
+        _whole_batch(call, dim)
         return call.several(layout)
     step = call.rows * layout.after
     if layout.plain or any(int(r.shape[dim]) % step for r in call.result):
@@ -210,6 +235,7 @@ def parts(call: Call) -> Layout:
 def unbind(call: Call) -> Layout:
     """A list of all places of a dim."""
     layout, dim = call.layout("self"), call.dim("dim")
+    _whole_batch(call, dim)
     without(call, layout, [dim], "splits the rows")
     return call.several(kept(layout, lambda axis: axis.shifted(-(dim < axis.dim))))
 
@@ -288,6 +314,7 @@ def unfold(call: Call) -> Layout:
     layout = call.layout("self")
     if isinstance(layout, RowAxis) and layout.dim == call.dim("dimension"):
         call.mixes("makes windows of the rows")
+    _whole_batch(call, call.dim("dimension"))
     return layout
 
 

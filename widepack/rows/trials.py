@@ -99,8 +99,8 @@ class RowTrials:
     ) -> Iterator[tuple[str, list[int], list[torch.Tensor]]]:
         """Yields what would be wrong, the rows whose answers must stay the same, and the changed inputs.
 
-        A row is from another draw, has NaN or large values in all floats, or is equal to the next row. At
-        last all rows are equal to it.
+        A row is from another draw, has NaN, large values or zeros in all floats, or is equal to the next row.
+        At last all rows are equal to it.
         """
         kept, following = [r for r in range(rows) if r != row], (row + 1) % rows
         axes = [row_axis_of(source.type, self.letter) for source in self.sources]
@@ -153,6 +153,7 @@ class RowTrials:
 _CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "NaN": lambda x: torch.full_like(x, torch.nan),
     "large values": lambda x: x * 1e4,
+    "zeros": torch.zeros_like,
 }
 """How the floats of a row are changed. Other numbers are drawn again."""
 

@@ -10,7 +10,7 @@ A rule that cannot tell raises `NoRule`: such a program is not shown to be indep
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -50,6 +50,18 @@ _NUMBERED = frozenset(
     """.split()  # noqa: SIM905  a list has one line for each
 )
 """Ops that may read the number of each row. Their rules keep it as it is, or look up the row."""
+_COMPARISONS = frozenset(f"operator.{name}" for name in ("eq", "ne", "lt", "le", "gt", "ge"))
+_READ_SIZES = frozenset(
+    """
+    empty_like expand_as full_like index new_empty new_full new_ones new_zeros ones_like operator.getitem
+    reshape_as select select_copy slice_scatter type_as view_as zeros_like
+    """.split()  # noqa: SIM905  a list has one line for each
+)
+"""Ops whose result may have no rows where an argument has some, and no dim of the batch: most read its sizes.
+
+`select` and `index` read places of a value that is the same for all rows, and `slice_scatter` may write over
+all of its first argument.
+"""
 _WHOLE = frozenset({torch.int32, torch.int64})
 """The dtypes that have the number of every row."""
 
@@ -95,7 +107,7 @@ def _layouts(program: Program, letter: str, batch: Batch) -> dict[str, Layout]:
     first: NoRule | None = None
     for node in program.nodes:
         try:
-            layouts[node.name] = _layout(node, layouts, batch)
+            layouts[node.name] = layout_of_node(node, layouts, batch)
         except NoRule as e:
             first = first or e
             result = batch.values[node.name]
@@ -109,14 +121,19 @@ def _count(result: Any) -> int:
     return len(result) if isinstance(result, (list, tuple)) else 0
 
 
-def _layout(node: Node, layouts: Mapping[str, Layout], batch: Batch) -> Layout:
-    """Returns the layout of a node's result. Raises: MixesRows; NoRule."""
+def layout_of_node(node: Node, layouts: Mapping[str, Layout], batch: Batch) -> Layout:
+    """Returns the layout of a node's result. batch: with the values of all nodes so far.
+
+    Raises: MixesRows; NoRule.
+    """
     if node.body is not None:
         raise NoRule(node, "a loop")
     call = Call.of(node, layouts, batch)
     if not isinstance(call.result, (torch.Tensor, list, tuple)):
         return _number(call)
     base = _base(node.op)
+    if call.reads_unknown_numbers():
+        call.unknown("computes with a comparison of the number of rows")
     rule = RULES.get(base)
     if rule is None and pointwise.is_pointwise(node.op):
         rule = pointwise.pointwise
@@ -133,6 +150,28 @@ def _layout(node: Node, layouts: Mapping[str, Layout], batch: Batch) -> Layout:
         call.unknown("computes with the number of rows")
     found = rule(call)
     _check(call, found)
+    if base not in _READ_SIZES:
+        _keeps_rows(call, found)
+    return found
+
+
+def _keeps_rows(call: Call, found: Layout) -> None:
+    """Checks that an op which reads rows, or a dim of the batch, has such a result. Raises: NoRule."""
+    read, made = _kinds(layout for _, layout in call.tensors()), _kinds([found])
+    if RowAxis in read and RowAxis not in made:
+        call.unknown("returns a value without rows")
+    if read and not made:
+        call.unknown("returns a value without a dim of the batch")
+
+
+def _kinds(layouts: Iterable[Layout]) -> set[type]:
+    """Returns which kinds of layouts of the batch there are: `RowAxis` also for the numbers of rows."""
+    found: set[type] = set()
+    for layout in layouts:
+        if isinstance(layout, list):
+            found |= _kinds(layout)
+        elif layout is not None:
+            found.add(RowAxis if isinstance(layout, RowNumbers) else type(layout))
     return found
 
 
@@ -143,7 +182,15 @@ def _base(op: str) -> str:
 
 
 def _number(call: Call) -> Layout:
-    """A number: a size may be read of any value, the values of a tensor of none with rows."""
+    """A number: a size may be read of any value, the values of a tensor of none with rows.
+
+    Whether the number of rows is larger than another, or equal to it, may become a number that is no
+    expression of it: `2 * (B > 3)` is 2 in the sizes that the walk reads. So what reads a comparison is not
+    known.
+    """
+    compares = call.node.op in _COMPARISONS and call.counts_rows()
+    if compares or call.reads_unknown_numbers():
+        return UNKNOWN
     if not call.node.op.startswith(("aten.sym_", "operator.", "math.", "torch.sym_")) and call.reads_rows():
         call.mixes("reads a number of all rows")
     return None
