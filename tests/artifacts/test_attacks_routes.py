@@ -1,4 +1,4 @@
-"""Tests attacks 83 to 88 of ATTACKS.md: sizes that expand, what only `route` runs or reads, and parts."""
+"""Tests attacks 83 to 89 of ATTACKS.md: sizes that expand, what only `route` runs or reads, parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from forged import Forged, node, ref
 from widepack import load
 from widepack.errors import ArtifactError, ProbeError, UsageError
 from widepack.rows import trials
+from widepack.rows.call import MixesRows
+from widepack.rows.walk import walk
 from widepack.spec.draws import draw_all
+from widepack_artifacts.program import Node, Output, Program, Ref, Slot
 
 SIZE = node("b", "aten.sym_size.int", ref("x"), 0)
 
@@ -231,3 +234,17 @@ def test_programs_of_parts_for_other_members(tmp_path: Path) -> None:
     path = forged.save(tmp_path / "answers")
     with pytest.raises(ProbeError):
         load(path, members=[0, 1])
+
+
+@pytest.mark.parametrize("compares", ["gt", "le", "ne"])
+def test_answers_that_follow_the_number_of_rows(compares: str) -> None:
+    """`2 * (B > 3)` is the number 2 in the sizes of the walk, since torch decides the comparison there."""
+    x = Slot("x", "x", "shared", "float32[B,6]")
+    nodes = (
+        Node("rows", "aten.sym_size.int", (Ref("x"), 0)),
+        Node("more", f"operator.{compares}", (Ref("rows"), 3)),
+        Node("twice", "operator.mul", (Ref("more"), 2)),
+        Node("y", "aten.mul.Scalar", (Ref("x"), Ref("twice"))),
+    )
+    with pytest.raises(MixesRows, match="comparison"):
+        walk(Program((), (x,), nodes, (Output(Ref("y"), "shared"),)), "B", [{"B": 5}])
