@@ -333,7 +333,8 @@ def _made(a: Args) -> Drawn:
         dtype = a.draw.choice([torch.int64, torch.float64, torch.int32])
         return "aten._to_copy.default", [a.any(dtypes="int bool")], {"dtype": dtype}
     if op == "half":
-        return "aten.view.dtype", [x, a.draw.choice([torch.int64, torch.float32])], {}
+        x = a.any(dtypes="int")  # bits of floats would show how they are rounded
+        return "aten.view.dtype", [x, a.draw.choice([torch.int32, torch.int16])], {}
     if op == "eye":
         return "aten.eye.default", [a.size(5, 7)], {}
     shape = [a.draw.choice([(5, 7), (1, 1), (3, 3), (6, 6), (5, 5)]) for _ in range(a.draw.choice([1, 2]))]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from widepack.rows.call import MixesRows
+from widepack.rows.layout import RowAxis
 from widepack.rows.verdict import UNREADABLE
 from widepack.rows.walk import walk
 from widepack_artifacts.program import Node, Output, Program, Ref, Slot
@@ -37,10 +38,6 @@ class Gated(nn.Module):
 HIDDEN: dict[str, Callable[[Tensor], Tensor]] = {
     # torch sorts the values of all rows together, and takes two equal ones for one in the list
     "values in a list, by a sort": lambda x: torch.isin(x, torch.arange(60.0), assume_unique=True).float(),
-    # a batch of 1 or 2 has fewer ones
-    "the first three ones": lambda x: ones(x)[:3].sum(),
-    "the last three ones": lambda x: ones(x)[-3:].sum(),
-    "three ones of a split": lambda x: torch.split(ones(x), 3)[0].sum(),
 }
 
 
@@ -48,6 +45,20 @@ HIDDEN: dict[str, Callable[[Tensor], Tensor]] = {
 def test_what_no_trial_sees_is_not_proved(name: str) -> None:
     found = Examined(Gated(HIDDEN[name]), [X]).verdict()
     assert not found.proved or not found.independent, found
+
+
+class FromThree(nn.Module):
+    """Takes 3 rows or more, so that a part of three places is the same in every batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[0] < 3:
+            raise ValueError("takes 3 rows or more")
+        return x * ones(x)[:3].sum() + ones(x)[-2:].sum()
+
+
+def test_a_part_that_every_batch_of_the_model_has_is_proved() -> None:
+    found = Examined(FromThree(), [X]).verdict()
+    assert found.independent and found.proved, found
 
 
 def forged(nodes: Sequence[tuple[str, Sequence[Any], Mapping[str, Any]]], dtype: str = "float32") -> Program:
@@ -59,6 +70,29 @@ def forged(nodes: Sequence[tuple[str, Sequence[Any], Mapping[str, Any]]], dtype:
     made = tuple(Node(f"n{i}", op, tuple(args), dict(kwargs)) for i, (op, args, kwargs) in enumerate(listed))
     slot = Slot("x", "x", "shared", f"{dtype}[B,6]")
     return Program((), (slot,), made, (Output(Ref(made[-1].name), "shared"),))
+
+
+PARTS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "the first": ("aten.slice.Tensor", (Ref("n1"), 0, 0, 3)),
+    "the last": ("aten.slice.Tensor", (Ref("n1"), 0, -3, 2**63 - 1)),
+    "each second": ("aten.slice.Tensor", (Ref("n1"), 0, 0, 4, 2)),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_of_ones_that_a_small_batch_does_not_have(name: str) -> None:
+    """A program of a file may lack the guard that the capture of such a model has."""
+    program = forged(
+        [
+            ("aten.ones.default", ([Ref("n0")],), {}),
+            (*PARTS[name], {}),
+            ("aten.sum.default", (Ref("n2"),), {}),
+            ("aten.add.Tensor", (Ref("x"), Ref("n3")), {}),
+        ]
+    )
+    with pytest.raises(MixesRows):
+        walk(program, "B", [{"B": 5}])
+    assert walk(program, "B", [{"B": 5}], least=3)[0]["n4"] == RowAxis(0)
 
 
 def test_recorded_statistics_of_ones() -> None:

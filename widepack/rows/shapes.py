@@ -13,6 +13,8 @@ from ..ir import ops
 from .call import Call, Rule, named
 from .layout import EVEN, Layout, RowAxis, RowNumbers, axis_of, places_of_a_row
 
+_LARGE_BATCH = 2**40
+
 
 def kept(layout: Layout, change: Callable[[RowAxis], RowAxis]) -> Layout:
     """Returns a layout with a changed axis. Row numbers stay row numbers."""
@@ -204,8 +206,19 @@ def part(call: Call) -> Layout:
         call.unknown("takes some places of the rows")
     if call.counts_rows():
         call.unknown("takes places that depend on the number of rows")
-    _whole_batch(call, dim)
+    if not _is_fixed(call, dim):
+        _whole_batch(call, dim)
     return call.even() if layout is EVEN else layout
+
+
+def _is_fixed(call: Call, dim: int) -> bool:
+    """Returns whether a slice of a dim has the same number of places in every batch that the program gets."""
+    if "end" not in call.given or dim not in call.even_dims("self"):
+        return False
+    places = slice(call.get("start"), call.get("end"), call.get("step"))
+    times = axis_of_even(call, "self").after
+    batches = (call.batch.least, call.rows, _LARGE_BATCH)
+    return len({len(range(*places.indices(times * b))) for b in batches}) == 1
 
 
 def _whole_batch(call: Call, dim: int) -> None:

@@ -54,13 +54,13 @@ _COMPARISONS = frozenset(f"operator.{name}" for name in ("eq", "ne", "lt", "le",
 _READ_SIZES = frozenset(
     """
     empty_like expand_as full_like index new_empty new_full new_ones new_zeros ones_like operator.getitem
-    reshape_as select select_copy slice_scatter type_as view_as zeros_like
+    reshape_as select select_copy slice slice_copy slice_scatter type_as view_as zeros_like
     """.split()  # noqa: SIM905  a list has one line for each
 )
 """Ops whose result may have no rows where an argument has some, and no dim of the batch: most read its sizes.
 
-`select` and `index` read places of a value that is the same for all rows, and `slice_scatter` may write over
-all of its first argument.
+`select`, `slice` and `index` read places of a value that is the same for all rows, and `slice_scatter` may
+write over all of its first argument.
 """
 _WHOLE = frozenset({torch.int32, torch.int64})
 """The dtypes that have the number of every row."""
