@@ -18,8 +18,9 @@ from ..planning.request import StrategyRequest
 from ..version import __version__
 
 SHARD_SIZE = "max_shard_size"
-PART_COUNTS = "shards"
 """The field of the provenance with the requested size of a weights file."""
+PART_COUNTS = "shards"
+"""The field with the numbers of parts of the members that have programs of their own."""
 
 
 def provenance_of(

@@ -8,9 +8,11 @@
 |---|---|
 | `activation_fusion.py` | Fuses an activation into the layer before it |
 | `differentiable.py` | Makes wide programs that have gradients |
+| `entry_of_part.py` | Shows an entry as lowering sees it if only a part of the members is loaded |
 | `interpreter.py` | Writes the nodes of a wide program: it runs each node of the member program |
 | `loops.py` | Lowers a loop region to one node |
 | `lower.py` | Makes the wide program from a member program, the kinds of its values, and a plan |
+| `lowering_entry.py` | Defines what lowering and the comparisons need to know of an entry |
 | `packed_loops.py` | Runs convolutions inside loop regions over packed weights |
 | `relower.py` | Lowers programs at load, if the artifact has none for the device, pattern |
 | `sequential_ops.py` | Lists the ops that run once for each member on purpose |

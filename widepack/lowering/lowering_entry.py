@@ -15,8 +15,8 @@ from ..spec.state import CarriedState
 
 
 class LoweringEntry(Protocol):
-    """An entry that can be lowered and written: of a build (`building.job`), or of an existing artifact
-    (`revision`).
+    """An entry that can be lowered and written: of a build (`building.entry`), of an existing artifact
+    (`revision.artifact_entry`), or of a part of the members (`entry_of_part`).
 
     entry: the name.
     count: N.
