@@ -153,11 +153,16 @@ def checks(
         )
         parts = parts_of(manifest) if dtype is None else []
         for part in parts:
-            some = widepack.load(artifact, device=device, members=list(part), warmup=False)
+            some = widepack.load(
+                artifact, device=device, members=list(part), expect=ens.manifest.digest, warmup=False
+            )
             for name in entries:
                 some.entry(name).probe()
         if parts:
-            yield "parts", f"{plural(len(parts), 'part')} of the members on {device}, as the probe"
+            yield (
+                "parts",
+                f"{plural(len(parts), 'part')} of the members on {device}, against the same answers",
+            )
     if checkpoints:
         yield "checkpoints", _same_weights(ens, checkpoints, key, trust)
     if model is not None:
