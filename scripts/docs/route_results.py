@@ -29,10 +29,7 @@ def route() -> str:
         f"Geometric mean of the rows with 8 members or more: {_mean(many, 'ratio'):.2f} over the fastest "
         f"baseline, {_mean(many, 'over_dict'):.2f} over the better one of `dict` and `sorted`.",
     ]
-    environment = document["environment"]
-    versions = environment["versions"]
-    last = f"{environment['date']}, {environment['device']}, one thread, torch {versions['torch']}."
-    return "\n".join([*lines, "", last])
+    return "\n".join([*lines, "", _machine(document)])
 
 
 def suite() -> str:
@@ -58,10 +55,13 @@ def suite() -> str:
         f"{len(held)} of {len(measured)} rows take at most 1.05 times as long as the fastest baseline; "
         f"geometric mean {_mean(measured, 'ratio'):.2f}. {left} rows with longer calls were left out.",
     ]
+    return "\n".join([*lines, "", _machine(document)])
+
+
+def _machine(document: dict[str, Any]) -> str:
     environment = document["environment"]
-    versions = environment["versions"]
-    last = f"{environment['date']}, {environment['device']}, one thread, torch {versions['torch']}."
-    return "\n".join([*lines, "", last])
+    torch = environment["versions"]["torch"]
+    return f"{environment['date']}, {environment['device']}, one thread, torch {torch}."
 
 
 def _mean(rows: list[dict[str, Any]], key: str) -> float:

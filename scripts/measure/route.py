@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from route_baselines import by_dict, by_sort, gathered, padded
 from route_networks import NETWORKS, members_of
+from route_race import raced
 
 import widepack
 from widepack_bench.measure.processors import quiet
-from widepack_bench.measure.race import OURS, race
 from widepack_bench.report.environment import environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,28 +65,9 @@ def measure(name: str, folder: Path, seconds: float) -> list[dict[str, Any]]:
             }
             if size * batch <= GATHERED:
                 calls["vmap"] = partial(vmapped, [x], ids)
-            right = ens.route(x, member=ids)
-            for call in calls.values():
-                torch.testing.assert_close(call(), right, rtol=1e-3, atol=1e-4)
-            run = race(partial(ens.route, x, member=ids), calls, budget_s=seconds)
-            better = run.ratio("dict"), run.ratio("sorted")
-            found.append(
-                {
-                    "network": name,
-                    "members": count,
-                    "batch": batch,
-                    "ids": kind,
-                    "active": len(set(ids)),
-                    "ms": run.median_ms(OURS),
-                    "baselines_ms": {k: run.median_ms(k) for k in calls},
-                    "fastest": run.fastest,
-                    "ratio": run.ratio(run.fastest).to_json(),
-                    "over_dict": min(better, key=lambda r: r.value).to_json(),
-                    "noise": run.noise.to_json(),
-                    "quiet": run.quiet,
-                }
-            )
-            row = found[-1]
+            row: dict[str, Any] = {"network": name, "members": count, "batch": batch, "ids": kind}
+            row |= raced(ens, [x], ids, calls, seconds)
+            found.append(row)
             print(
                 name, batch, kind, f"{row['ms'] * 1e3:.0f} us, {row['ratio']['value']:.2f}x", row["fastest"]
             )

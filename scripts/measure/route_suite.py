@@ -23,13 +23,12 @@ from typing import Any
 import torch
 from route_baselines import by_dict, by_sort, gathered, padded
 from route_networks import members_of
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from route_race import raced
+from torch import nn
 
 import widepack
 from widepack_bench.measure.inputs import make
 from widepack_bench.measure.processors import quiet
-from widepack_bench.measure.race import OURS, race
 from widepack_bench.models.factory import factory_of
 from widepack_bench.models.weights import write_checkpoints
 from widepack_bench.report.environment import environment
@@ -52,7 +51,7 @@ def networks() -> dict[str, tuple[str, Callable[[], nn.Module], int, Sequence[st
         form = row.form("cpu")
         if row.name not in ("mlp-b1", "gru-8"):  # another row has the same network
             make_one = partial(factory_of(row.model), **form.options)
-            found[row.name] = (f"{row.title} (suite)", make_one, row.members, form.inputs, row.shared)
+            found[row.name] = (f"{row.title}, size for a CPU", make_one, row.members, form.inputs, row.shared)
     for network in NETWORKS:
         make_one = partial(factory_of(network.model), **network.options)
         title = f"{network.title}, {network.size}"
@@ -80,6 +79,7 @@ def measure(name: str, folder: str, options: argparse.Namespace) -> list[dict[st
     ens = widepack.load(f"{folder}/e.wide")
     size = sum(p.numel() * p.element_size() for p in modules[0].parameters())
     vmapped = gathered(modules) if size * 8 <= GATHERED else None
+    commit = environment("cpu", 1)["commit"]
     found: list[dict[str, Any]] = []
     for batch in BATCHES:
         for kind in IDS if batch > 1 else IDS[:1]:
@@ -87,6 +87,7 @@ def measure(name: str, folder: str, options: argparse.Namespace) -> list[dict[st
             torch.manual_seed(batch)
             inputs, _, _ = make(ens.manifest.entries["forward"], batch, members=0, device="cpu")
             row = {"name": name, "network": title, "members": count, "batch": batch, "ids": kind}
+            row["commit"] = commit
             calls: dict[str, Callable[[], Any]] = {
                 "dict": partial(by_dict, modules, inputs, ids),
                 "sorted": partial(by_sort, modules, inputs, ids),
@@ -101,12 +102,12 @@ def measure(name: str, folder: str, options: argparse.Namespace) -> list[dict[st
             for other, call in more.items():
                 if _runs(call, limit):
                     calls[other] = call
-            raced = _raced(ens, inputs, ids, calls, options.seconds)
-            found.append({**row, **raced})
-            if raced["ratio"]["value"] is None:
-                found[-1] = {**row, "skipped": "too few rounds fit into the time"}
+            figures = raced(ens, inputs, ids, calls, options.seconds, 4 * options.seconds)
+            ratio = figures["ratio"]["value"]
+            if ratio is None:
+                found.append({**row, "skipped": "too few rounds fit into the time"})
                 continue
-            ratio = found[-1]["ratio"]["value"]
+            found.append({**row, **figures})
             print(
                 name, batch, kind, f"{found[-1]['ms']:.3f} ms, {ratio:.2f}x", found[-1]["fastest"], flush=True
             )
@@ -119,32 +120,6 @@ def _runs(call: Callable[[], Any], limit: float) -> bool:
         return seconds_of(call) < 5 * limit
     except RuntimeError:  # vmap does not take every op
         return False
-
-
-def _raced(
-    ens: widepack.WideModel,
-    inputs: Sequence[Tensor],
-    ids: Sequence[int],
-    calls: dict[str, Callable[[], Any]],
-    seconds: float,
-) -> dict[str, Any]:
-    """Compares the answers, then times."""
-    right = tree_leaves(ens.route(*inputs, member=ids))
-    for call in calls.values():
-        for a, b in zip(tree_leaves(call()), right, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-3)
-    run = race(partial(ens.route, *inputs, member=ids), calls, budget_s=seconds, limit_s=4 * seconds)
-    better = run.ratio("dict"), run.ratio("sorted")
-    return {
-        "active": len(set(ids)),
-        "ms": run.median_ms(OURS),
-        "baselines_ms": {k: run.median_ms(k) for k in calls},
-        "fastest": run.fastest,
-        "ratio": run.ratio(run.fastest).to_json(),
-        "over_dict": min(better, key=lambda r: r.value).to_json(),
-        "noise": run.noise.to_json(),
-        "quiet": run.quiet,
-    }
 
 
 def main() -> None:
