@@ -5,6 +5,7 @@
 | `Manifest` | versions, members, weights, entries, probe, records, list of files | this |
 | `Member` | a checkpoint: its name, its source and its hash | this |
 | `Weight` | a row of the weights table: kind, dtype, shape in one member, role | `weight_table` |
+| `FactoredWeight` | a weight that is stored as a base and low-rank factors | `factored` |
 | `Entry` | a named program: inputs, calling convention, outputs, dims, guards, programs | `entry` |
 | `File` | the size and hash of a file | `file_list` |
 
@@ -22,6 +23,7 @@ from typing import Any
 from . import guards as guard_forms
 from . import strict_json
 from .entry import Entry
+from .factored import Factored
 from .fields import (
     IDENTIFIER,
     check_unique,
@@ -37,7 +39,7 @@ from .fields import (
 )
 from .file_list import File, check_file_name, read_file_name
 from .format_version import FORMAT, check_version
-from .weight_table import Weight, check_ragged_names
+from .weight_table import FACTOR, Weight, check_ragged_names
 
 MAX_BYTES = 256 * 2**20
 MAX_MEMBERS = 2**16
@@ -91,12 +93,14 @@ class Manifest:
     `files` lists every other file of the folder. `digest` is `sha256:<hex>` of the canonical JSON without the
     key `digest`; it is empty until `sealed`. `verification` and `provenance` are records for people and
     tools; no reader depends on them, except that the probe takes its bounds from `verification`. `state` has
-    the names of all entries' states; format 1.0 has none.
+    the names of all entries' states; format 1.0 has none. `weights` are the stored weights, and `factored`
+    the weights of members that are computed from them.
     """
 
     version: tuple[int, int] = (1, 0)
     members: tuple[Member, ...]
     weights: tuple[Weight, ...]
+    factored: Factored = Factored()
     entries: dict[str, Entry]
     probe: str = ""
     verification: dict[str, Any] = field(default_factory=dict)
@@ -109,6 +113,13 @@ class Manifest:
     def entry(self) -> str:
         """The default entry: `forward`, or the first entry if no entry has that name."""
         return "forward" if "forward" in self.entries else next(iter(self.entries))
+
+    @property
+    def member_weights(self) -> tuple[Weight, ...]:
+        """The weights that the members' state dicts and programs have. A factored weight counts as Stacked."""
+        stored = tuple(w for w in self.weights if w.role != FACTOR)
+        table = {w.name: w for w in self.weights}
+        return stored + tuple(w.weight(table) for w in self.factored.weights)
 
     def sealed(self, files: Mapping[str, File]) -> Manifest:
         """Returns this manifest with a list of files, the version that it needs, and its digest."""
@@ -127,6 +138,8 @@ class Manifest:
     def _least_version(self) -> tuple[int, int]:
         """Returns the lowest version that has all keys of this manifest."""
         entries = self.entries.values()
+        if self.factored.weights:
+            return (1, 4)
         if any(w.members is not None for e in entries for w in e.wide):
             return (1, 3)
         if any(e.rows is not None for e in entries):
@@ -139,6 +152,7 @@ class Manifest:
             "version": list(self.version),
             "members": [m.to_json() for m in self.members],
             "weights": [w.to_json() for w in self.weights],
+            **({"factored": self.factored.to_json()} if self.factored.weights else {}),
             "entries": {n: e.to_json() for n, e in self.entries.items()},
             "probe": self.probe,
             "verification": self.verification,
@@ -159,7 +173,8 @@ class Manifest:
         Raises: ArtifactError if the data is not exactly a manifest of this version.
         """
         check_version(data)
-        d = read_object(data, "the top level", _KEYS)
+        factored = tuple(data["version"]) >= (1, 4) and "factored" in data
+        d = read_object(data, "the top level", (*_KEYS, "factored") if factored else _KEYS)
         _check_digest(d)
         version: tuple[int, int] = (d["version"][0], d["version"][1])
         files = read_map(d["files"], "files", File.from_json)
@@ -167,6 +182,11 @@ class Manifest:
             check_file_name(name, file)
         members = _read_members(d["members"])
         weights = _read_weights(d["weights"], len(members))
+        if not factored and any(w.role == FACTOR for w in weights):
+            raise manifest_error(f"weights: a weight has the role {FACTOR}, and no key factored says of which")
+        products = (
+            Factored.from_json(d["factored"], weights, len(members), files) if factored else Factored()
+        )
         entries = _read_entries(d["entries"], len(members), files, version)
         _check_initial_weights(entries, weights)
         if version >= (1, 1):
@@ -175,6 +195,7 @@ class Manifest:
             version=version,
             members=members,
             weights=weights,
+            factored=products,
             entries=entries,
             probe=d["probe"] if d["probe"] == "" else read_file_name(d["probe"], files, "probe"),
             verification=read_free_object(d["verification"], "verification"),

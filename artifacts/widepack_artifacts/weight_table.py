@@ -11,7 +11,8 @@ from typing import Any
 from .fields import manifest_error, read_choice, read_list, read_name, read_object, read_shape
 
 KINDS = ("shared", "stacked", "ragged")
-ROLES = ("parameter", "buffer", "constant")
+FACTOR = "factor"
+ROLES = ("parameter", "buffer", "constant", FACTOR)
 ITEM_BYTES = {
     "bool": 1, "uint8": 1, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
     "int16": 2, "uint16": 2, "float16": 2, "bfloat16": 2,

@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -27,7 +28,9 @@ from torch import Tensor
 
 from . import header as headers
 from . import strict_json
+from .correction import StackedFactors, rounded, whole
 from .errors import ArtifactError
+from .factored import Factored, FactoredWeight
 from .file_identity import FileIdentity
 from .weight_table import ITEM_BYTES, Weight, member_tensor
 
@@ -170,6 +173,11 @@ class Weights:
 
     The mapping is private: a write into a tensor changes this process's memory and never the file.
 
+    Args:
+        files: The files.
+        factored: The weights that are stored as factors.
+        corrections: The file of their corrections, or None. It is read only for single members' weights.
+
     Attributes:
         identities: The files that are mapped, as they were when they were opened.
 
@@ -177,7 +185,16 @@ class Weights:
         ArtifactError if a file is not a safetensors file, or a name is in two files.
     """
 
-    def __init__(self, files: Sequence[str | os.PathLike[str]]) -> None:
+    def __init__(
+        self,
+        files: Sequence[str | os.PathLike[str]],
+        factored: Factored | None = None,
+        corrections: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self._factored = {w.name: w for w in factored.weights} if factored is not None else {}
+        self._corrections = None if corrections is None else Weights([corrections])
+        self._replaced: dict[tuple[str, int], tuple[int, bytes]] = {}
+        self._computed: WeakValueDictionary[tuple[str, int], Tensor] = WeakValueDictionary()
         self._open: dict[str, Any] = {}
         self._pairs: set[str] = set()
         self.identities: list[FileIdentity] = []
@@ -235,10 +252,62 @@ class Weights:
         return self.get(name)[i]
 
     def of_member(self, name: str, kind: str, member: int) -> Tensor:
-        """One member's value of a weight, uncopied. kind: the weight's kind in the manifest."""
+        """Returns one member's value of a weight: uncopied, or computed from its factors.
+
+        kind: the weight's kind in the manifest. Raises: ArtifactError.
+        """
+        if name in self._factored:
+            return self._product(self._factored[name], member)
         if kind == "shared":
             return self.get(name)
         return self.get(member_tensor(name, member)) if kind == "ragged" else self.slice(name, member)
+
+    def _product(self, weight: FactoredWeight, member: int) -> Tensor:
+        """Returns one member's value of a factored weight, bit for bit."""
+        key = weight.name, member
+        if (known := self._computed.get(key)) is not None:
+            return known
+        rank, correction = self.factors_of(*key)
+        part = slice(member, member + 1)
+        factors = StackedFactors(
+            self.get(weight.base), self.get(weight.left)[part], self.get(weight.right)[part], [rank]
+        )
+        found = whole(factors, 0, correction) if correction else rounded(factors, 0)
+        self._computed[key] = found
+        return found
+
+    def _correction(self, name: str) -> bytes:
+        assert self._corrections is not None
+        dtype, shape = self._corrections.info(name)
+        if dtype != "uint8" or len(shape) != 1:
+            raise ArtifactError(f"the correction {name[:80]!r} is {dtype}{shape}; expected bytes")
+        return b"".join(bytes(view) for view in views(self._corrections.get(name)))
+
+    def computed(self, name: str, member: int) -> Tensor | None:
+        """Returns one member's value of a factored weight if somebody still uses it; else None."""
+        return self._computed.get((name, member))
+
+    def replace_factors(self, name: str, member: int, rank: int, correction: bytes) -> None:
+        """Notes that one member's factors in the mapped files were replaced in this process.
+
+        The caller writes the new value into the tensor that `computed` returns.
+
+        Args:
+            name: The factored weight.
+            member: The member's number.
+            rank: The rank of its new factors.
+            correction: The correction of its new weight; empty if the factors give it.
+        """
+        self._replaced[name, member] = rank, correction
+
+    def factors_of(self, name: str, member: int) -> tuple[int, bytes]:
+        """Returns the rank and the correction of one member's factored weight, as they are now."""
+        weight = self._factored[name]
+        if (name, member) in self._replaced:
+            return self._replaced[name, member]
+        stored = member_tensor(name, member)
+        known = self._corrections is not None and stored in self._corrections
+        return weight.ranks[member], self._correction(stored) if known else b""
 
     def check(self, table: Iterable[Weight], members: int) -> None:
         """Refuses files whose tensors differ from the manifest's table. It reads headers only.

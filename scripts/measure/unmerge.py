@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from widepack.fleet.correction import encode_correction, whole
+from widepack_artifacts.correction import encode_correction, whole
 from widepack.fleet.factors import KeptStacked
 from widepack.fleet.low_rank import FLOOR
 from widepack.fleet.rounding import noise_of

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fleet.drawn_fleets import drawn_fleet
 from widepack.errors import ArtifactError
-from widepack.fleet.correction import MAGIC, VERSION, encode_correction, rounded, whole
+from widepack_artifacts.correction import MAGIC, VERSION, encode_correction, rounded, whole
 from widepack.fleet.factors import Factors, Residual
 from widepack.fleet.unmerge import unmerge
 

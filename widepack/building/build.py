@@ -54,6 +54,8 @@ def build(
     tune: bool | Sequence[int] = False,
     n: int | None = None,
     dropout: str = "off",
+    base: str | Path | None = None,
+    unmerge: bool = False,
     progress: Report | None = None,
 ) -> BuildReport:
     """Fuses N checkpoints of one architecture into an artifact and verifies it.
@@ -64,7 +66,7 @@ def build(
 
     Args:
         checkpoints: The members: files of `torch.save`, safetensors or `torch.export`, indexes of shards, or
-            folders with one of these.
+            folders with one of these. With `base` also folders of LoRA adapters as PEFT writes them.
         out: The folder to write, for example `"ens.wide"`.
         model: The factory of one member: `"pkg.mod:factory"`, `"file.py:factory"`, a callable, or `"hf"`
             (transformers, by the config.json beside each checkpoint). A factory with a parameter
@@ -105,6 +107,12 @@ def build(
         n: The number of members that are stochastic passes of one checkpoint; needs `dropout="on"`.
         dropout: `"on"` keeps dropout on in eval mode: each member and call draws its own. Programs are then
             verified without their draws, run on the backend `eager`, and are not tuned.
+        base: The checkpoint of the model that adapters were trained on. The artifact stores its weights once,
+            and for each member the low-rank factors of the adapter.
+        unmerge: Whether to look for a common base and low-rank differences in the members' weights, for
+            checkpoints that adapters were merged into. With `base`, the differences from it; without, the base
+            is one of the members, or is computed from three members or more. Weights without such
+            differences are stored for each member.
         progress: A function that is called with `(stage, done, total)`.
 
     Returns:
@@ -156,6 +164,8 @@ def build(
             tune_batches=batches_of(tune),
             dropout=dropout_on,
             one_checkpoint=n is not None,
+            base=None if base is None else listed([base])[0],
+            unmerge=unmerge,
             progress=progress,
         )
     )

@@ -45,6 +45,7 @@ class BuildEntry(MemberPrograms):
             captures.first.states,
             captures.first.sizes,
             captures.signatures,
+            {f.weight.name: f.names for f in table.factored},
         )
         self.sources = [
             InputSource(

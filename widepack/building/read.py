@@ -9,22 +9,25 @@ from typing import NamedTuple
 
 from ..capture.pt2.factory import ExportedProgramFactory, other_programs, unreadable
 from ..checkpoints.alignment import Alignment, align, repeated
-from ..checkpoints.differences import mismatch
-from ..checkpoints.discovery import Checkpoint, LeftOut, bad_ones, open_good
+from ..checkpoints.differences import mismatch, under_model_names
+from ..checkpoints.discovery import Checkpoint, LeftOut, bad_ones, open_checkpoint, open_good
 from ..checkpoints.factory import Factory
 from ..errors import MemberMismatch, UsageError
+from ..fleet.adapter_members import AdapterMember, read_adapters
+from ..fleet.fleet import AdapterFleet, Fleet, MergedFleet
 from .factories import choose_factory
-from .request import BuildRequest
+from .request import BuildRequest, adapters_in
 
 
 class ReadMembers(NamedTuple):
     """The members of a build. left_out: the checkpoints that were skipped, in order; empty without
-    `skip_bad`.
+    `skip_bad`. fleet: gives the factors of weights; None if weights are stored as they are.
     """
 
     factory: Factory
     aligned: Alignment
     left_out: list[LeftOut]
+    fleet: Fleet | None = None
 
 
 def read_members(request: BuildRequest) -> ReadMembers:
@@ -35,6 +38,8 @@ def read_members(request: BuildRequest) -> ReadMembers:
 
     Raises: UsageError; CheckpointError and MemberMismatch, each with all problems.
     """
+    if adapters_in(request.paths):
+        return _read_adapters(request)
     opened, left_out = open_good(request.paths, request.key, request.trust_pickle)
     members = OpenedMembers(request.paths, opened, left_out)
     members.leave_out([unreadable(c) if request.model is None else "" for c in members.opened])
@@ -63,7 +68,39 @@ def _aligned(request: BuildRequest, members: OpenedMembers, factory: Factory) ->
     aligned = align(members.opened, names, request.share, state, ragged=factory.takes_state_dict)
     if request.one_checkpoint:
         aligned = repeated(aligned, request.names)
-    return ReadMembers(factory, aligned, members.left_out)
+    fleet = None
+    if request.unmerge:
+        base = None if request.base is None else under_model_names(_open_base(request), state)
+        fleet = MergedFleet(base)
+    return ReadMembers(factory, aligned, members.left_out, fleet)
+
+
+def _open_base(request: BuildRequest) -> Checkpoint:
+    """Opens the base of a fleet. Raises: CheckpointError."""
+    assert request.base is not None  # the request was checked
+    base = open_checkpoint(request.base, request.key, request.trust_pickle)
+    return base if request.dtype is None else base.as_dtype(request.dtype)
+
+
+def _read_adapters(request: BuildRequest) -> ReadMembers:
+    """Reads adapters over a base, and aligns the weights of the members that they make.
+
+    Raises: UsageError; CheckpointError and MemberMismatch.
+    """
+    base = _open_base(request)
+    factory = choose_factory(request.model, request.model_args, [base], request.dtype)
+    state = factory.of(base, base.state_dict()).state_dict()
+    base = under_model_names(base, state)
+    adapters, left_out = read_adapters(request.paths)
+    if left_out and not request.skip_bad:
+        raise bad_ones(left_out, len(request.paths))
+    fleet = [AdapterMember(base, adapter) for adapter in adapters]
+    members = OpenedMembers(request.paths, [m.checkpoint for m in fleet], left_out)
+    if not fleet:
+        raise bad_ones(left_out, len(request.paths))
+    names = [request.names[i] for i in members.numbers]
+    aligned = align(members.opened, names, request.share, state)
+    return ReadMembers(factory, aligned, members.left_out, AdapterFleet(base, fleet))
 
 
 def _settings_advice(factory: Factory, opened: Sequence[Checkpoint]) -> str:

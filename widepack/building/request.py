@@ -12,6 +12,7 @@ from torch import nn
 
 from ..checkpoints.discovery import member_names
 from ..errors import UsageError
+from ..fleet.adapter_files import is_adapter
 from ..planning.request import StrategyRequest
 from ..spec.names import read_names
 from ..spec.state import StateRequest
@@ -30,7 +31,8 @@ class BuildRequest:
     names: of the members. one_checkpoint: whether all members are passes of one checkpoint. shard_bytes: the
     largest size of a weights file. part_counts: the numbers of parts of the members whose programs are
     written too. race: whether to race a few plans, if nothing excludes it. tune_batches: the batches to
-    measure at, or None. dropout: whether dropout is on.
+    measure at, or None. dropout: whether dropout is on. base: the checkpoint of the base of a fleet, or None.
+    unmerge: whether to look for a base and low-rank differences in merged checkpoints.
 
     Raises: UsageError for arguments that exclude each other, and for input specs that cannot be read.
     """
@@ -59,6 +61,8 @@ class BuildRequest:
     tune_batches: tuple[int, ...] | None = None
     dropout: bool = False
     one_checkpoint: bool = False
+    base: str | None = None
+    unmerge: bool = False
     progress: Report | None = None
 
     def __post_init__(self) -> None:
@@ -70,9 +74,38 @@ class BuildRequest:
                 "tune and strategy are both given, but tune chooses the strategies by measurement; "
                 "give one of the two"
             )
+        self._check_fleet()
         # A mistake in a spec is reported before any checkpoint is read.
         for name in self.entries if self.calls.inputs else ():
             specs_of(self.calls.inputs or (), name, self.entries)
+
+    def _check_fleet(self) -> None:
+        """Refuses a base without fine-tunes, and fine-tunes without their base. Raises: UsageError."""
+        adapters = adapters_in(self.paths)
+        if adapters and len(adapters) < len(self.paths):
+            other = next(path for path in self.paths if path not in adapters)
+            raise UsageError(
+                f"{adapters[0]} is an adapter, and {other} is none; give adapters with their base, or whole"
+                " checkpoints"
+            )
+        if adapters and self.base is None:
+            raise UsageError(
+                f"{adapters[0]} is a LoRA adapter, which is a difference from a base model: give the base's"
+                " folder or file with --base"
+            )
+        if adapters and self.unmerge:
+            raise UsageError(
+                "unmerge is for checkpoints that adapters were merged into; these are adapters: leave it out"
+            )
+        if self.base is not None and not adapters and not self.unmerge:
+            raise UsageError(
+                f"a base is given ({self.base}), but no adapter; add --unmerge for checkpoints that adapters were"
+                " merged into, or leave the base out"
+            )
+        if (adapters or self.unmerge) and self.one_checkpoint:
+            raise UsageError("n is for stochastic passes of one checkpoint, which have no differences from it")
+        if (adapters or self.unmerge) and self.share == "none":
+            raise UsageError("share='none' stores every member's weights, but a fleet shares its base")
 
     @property
     def races(self) -> bool:
@@ -83,6 +116,11 @@ class BuildRequest:
     def states_of(self, entry: str) -> list[StateRequest]:
         """Returns the states that were requested for one entry."""
         return [s for s in self.states if s.entry in ("", entry)]
+
+
+def adapters_in(paths: Sequence[str]) -> list[str]:
+    """Returns the paths that are folders of LoRA adapters."""
+    return [path for path in paths if is_adapter(path)]
 
 
 def names_of(

@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from widepack_artifacts import manifest as form
+from widepack_artifacts.factored import Factored
 from widepack_artifacts.writer import Writer
 
 from ..capture.module_tensors import tensors_of
@@ -44,7 +45,7 @@ from .read import ReadMembers, read_members
 from .report import BuildReport, build_report
 from .request import BuildRequest
 from .weights_table import WeightsTable
-from .write import WeightFiles, write_programs, write_tensors, write_weights
+from .write import WeightFiles, write_factored, write_programs, write_tensors, write_weights
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,8 @@ def run_build(request: BuildRequest) -> BuildReport:
         )
         if writer is None:
             return replace(report, seconds=stages.seconds)
-        proved = _verified(request, lowered, writer, stages)
-        manifest = _published(request, lowered, proved, writer, stages)
+        proved, factored = _verified(request, lowered, writer, stages)
+        manifest = _published(request, lowered, proved, factored, writer, stages)
         report = _final_report(request, lowered, proved, manifest)
     # The artifact is published and complete, so a failure of the tuning does not damage it.
     if request.tune_batches is not None:
@@ -106,7 +107,12 @@ def _lowered(request: BuildRequest, writer: Writer | None, stages: Stages) -> Lo
         members = read_members(request)
     with stages.stage("capture"):
         captured, parameters = _captured(request, members)
-    table = WeightsTable(members.factory, members.aligned, list(captured.values()), parameters)
+    given = members.factory, members.aligned, list(captured.values()), parameters
+    if members.fleet is None:
+        table = WeightsTable(*given)
+    else:
+        with stages.stage("factor"):
+            table = WeightsTable(*given, members.fleet, stages.step)
     entries = [BuildEntry(name, table, c, request.dropout) for name, c in captured.items()]
     if writer is not None:
         writer.reserve(sum(r.weight.bytes(table.count) for r in table.rows))
@@ -148,12 +154,17 @@ def _captured(request: BuildRequest, members: ReadMembers) -> tuple[dict[str, Ca
 
 def _verified(
     request: BuildRequest, lowered: LoweredBuild, writer: Writer, stages: Stages
-) -> list[ProvedEntry]:
-    """Writes the weights, and verifies every entry with them. Raises: VerificationError."""
+) -> tuple[list[ProvedEntry], Factored]:
+    """Writes the weights, and verifies every entry with them.
+
+    Returns: the entries, and what the manifest says of weights that are stored as factors. Raises:
+    VerificationError.
+    """
     with stages.stage("write weights"):
         files = write_weights(writer, lowered.table, request.shard_bytes, stages.step)
+        factored = write_factored(writer, lowered.table.factored, lowered.table.count)
     read_headers([writer.place(name) for name in files])
-    written = WeightFiles.open(writer, files)
+    written = WeightFiles.open(writer, files, factored)
     plain = replace(request.strategies, plain=True)
     with stages.stage("verify"):
         return [
@@ -165,13 +176,14 @@ def _verified(
                 stages,
             )
             for entry in lowered.entries
-        ]
+        ], factored
 
 
 def _published(
     request: BuildRequest,
     lowered: LoweredBuild,
     proved: Sequence[ProvedEntry],
+    factored: Factored,
     writer: Writer,
     stages: Stages,
 ) -> form.Manifest:
@@ -194,6 +206,7 @@ def _published(
         return writer.publish(
             replace(
                 manifest,
+                factored=factored,
                 entries=entries,
                 probe=probe_name,
                 verification=verification,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,38 +16,66 @@ from ..checkpoints.alignment import Alignment
 from ..checkpoints.differences import bit_equal
 from ..checkpoints.factory import Factory
 from ..errors import CaptureError
+from ..fleet.factors import Factors, KeptStacked
+from ..fleet.fleet import Fleet
 from ..spec.dtypes import dtype_name
 from ..verification.program_difference import is_literal
 from .captures import Captures
+from .factored_rows import FactoredRow
 from .members import filled_member
-
-
-@dataclass(frozen=True)
-class WeightRow:
-    """A row of the weights table. value(i): returns member i's tensor."""
-
-    weight: Weight
-    value: Callable[[int], torch.Tensor]
+from .weight_row import WeightRow
 
 
 class WeightsTable:
     """The weights that the entries of a build read.
 
-    parameters: the names of the module's parameters; all other weights of the checkpoints are buffers.
-    rows: a row for each weight. by_name: the rows by every name, aliases too.
+    parameters: the names of the module's parameters; all other weights of the checkpoints are buffers. fleet:
+    gives the factors of weights; None if all are stored as they are. progress: is called with the number of
+    weights that were factored, and of all. rows: a row for each stored weight. factored: the weights that are
+    stored as factors. kept: why other weights of a fleet stay Stacked, by name. by_name: the weights as the
+    members have them, by every name, aliases too.
     """
 
     def __init__(
-        self, factory: Factory, aligned: Alignment, captures: Sequence[Captures], parameters: Sequence[str]
+        self,
+        factory: Factory,
+        aligned: Alignment,
+        captures: Sequence[Captures],
+        parameters: Sequence[str],
+        fleet: Fleet | None = None,
+        progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         self.factory, self.aligned, self.captures = factory, aligned, captures
         self.count = len(aligned.names)
-        self.rows = self._table(parameters)
-        self.by_name = {name: r for r in self.rows for name in (r.weight.name, *r.weight.aliases)}
+        members = self._table(parameters)
+        self.by_name = {name: r for r in members for name in (r.weight.name, *r.weight.aliases)}
+        self.kept: dict[str, KeptStacked] = {}
+        self.factored = self._factored(members, fleet, progress) if fleet is not None else []
+        split = {f.member.weight.name for f in self.factored}
+        stored = [row for f in self.factored for row in f.stored()]
+        self.rows = [r for r in members if r.weight.name not in split] + stored
+        self._kinds: dict[str, Kind] = {n: r.weight.kind for n, r in self.by_name.items()}  # type: ignore[misc]
+        self._kinds.update({r.weight.name: r.weight.kind for r in stored})  # type: ignore[misc]
 
     def kind(self, name: str) -> Kind:
-        """Returns the kind of a weight."""
-        return self.by_name[name].weight.kind  # type: ignore[return-value]
+        """Returns the kind of a weight, or of the base or a factor of one."""
+        return self._kinds[name]
+
+    def _factored(
+        self, members: Sequence[WeightRow], fleet: Fleet, progress: Callable[[int, int], None]
+    ) -> list[FactoredRow]:
+        """Returns the weights that are stored as factors, one after the other, and notes why others are not."""
+        found = []
+        stacked = [r for r in members if r.weight.kind == "stacked" and r.weight.role == "parameter"]
+        for done, row in enumerate(stacked):
+            progress(done, len(stacked))
+            factors = fleet.factors(row.weight.name, row.value, self.count)
+            if isinstance(factors, Factors):
+                found.append(FactoredRow(row, factors, fleet.exact))
+            else:
+                self.kept[row.weight.name] = factors
+        progress(len(stacked), len(stacked))
+        return found
 
     def _table(self, parameters: Sequence[str]) -> list[WeightRow]:
         rows: list[WeightRow] = []

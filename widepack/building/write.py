@@ -16,6 +16,7 @@ from widepack_artifacts import strict_json, tree
 from widepack_artifacts import weights as weight_files
 from widepack_artifacts.dims import Dim, Guard
 from widepack_artifacts.entry import Entry, Input, OutputLeaf, State
+from widepack_artifacts.factored import Factored
 from widepack_artifacts.weight_table import member_tensor
 from widepack_artifacts.wide_program import WideProgram
 from widepack_artifacts.writer import Writer
@@ -26,7 +27,9 @@ from ..lowering.wide_programs import LoweredProgram, wide_only
 from ..spec.dtypes import dtype_of
 from ..spec.entries import PATTERNS
 from .entry import BuildEntry
-from .weights_table import WeightRow, WeightsTable
+from .factored_rows import FactoredRow
+from .weight_row import WeightRow
+from .weights_table import WeightsTable
 
 HASHING = 4
 """The number of checkpoints that are hashed at the same time."""
@@ -51,10 +54,11 @@ class WeightFiles:
     weights: weight_files.Weights
 
     @classmethod
-    def open(cls, writer: Writer, names: Sequence[str]) -> WeightFiles:
-        """Opens the weights files of these names."""
+    def open(cls, writer: Writer, names: Sequence[str], factored: Factored | None = None) -> WeightFiles:
+        """Opens the weights files of these names. factored: the weights that are stored as factors."""
         paths = [writer.place(name) for name in names]
-        return cls(paths, weight_files.Weights(paths))
+        corrections = writer.place(factored.corrections) if factored and factored.corrections else None
+        return cls(paths, weight_files.Weights(paths, factored, corrections))
 
 
 FileTensor = tuple[str, Sequence[int], torch.dtype, Callable[[], Iterator[torch.Tensor]]]
@@ -119,6 +123,16 @@ def _file_tensors(row: WeightRow, count: int, counter: _Progress) -> list[FileTe
         ]
     members = range(count if weight.kind == "stacked" else 1)
     return [(weight.name, weight.tensors(count)[weight.name], dtype, source(members))]
+
+
+def write_factored(writer: Writer, rows: Sequence[FactoredRow], count: int) -> Factored:
+    """Writes the corrections of factored weights, and returns what the manifest says of these weights.
+
+    count: the number of members.
+    """
+    corrections = {name: value for row in rows for name, value in row.corrections(count).items()}
+    file = write_tensors(writer, "corrections", corrections) if corrections else ""
+    return Factored(tuple(row.weight for row in rows), file)
 
 
 def write_tensors(writer: Writer, stem: str, tensors: Mapping[str, torch.Tensor]) -> str:

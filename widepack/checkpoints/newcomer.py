@@ -43,16 +43,20 @@ class Newcomer:
 
 
 def newcomer(
-    manifest: Manifest, path: str | Path, key: str | None = None, trust_pickle: bool = False
+    manifest: Manifest,
+    path: str | Path,
+    key: str | None = None,
+    trust_pickle: bool = False,
+    opened: Checkpoint | None = None,
 ) -> Newcomer:
     """Opens a checkpoint and checks its names, shapes and dtypes against the artifact's.
 
-    key, trust_pickle: as `widepack.build` takes them. Floating weights are converted if the artifact's were
+    key, trust_pickle: as `widepack.build` takes them. opened: the checkpoint, if it is open already. Floating weights are converted if the artifact's were
     (`--dtype`).
     Raises: CheckpointError; MemberMismatch with all differences, or if the members have different constants,
     which no checkpoint stores.
     """
-    constants = [w.name for w in manifest.weights if w.role == CONSTANT and w.kind != SHARED]
+    constants = [w.name for w in manifest.member_weights if w.role == CONSTANT and w.kind != SHARED]
     if constants:
         raise MemberMismatch(
             f"checkpoint {path}: the members have different constants ({', '.join(constants[:5])}), which a"
@@ -60,7 +64,7 @@ def newcomer(
             " does not store: only the model's code makes them; build the artifact again with all its"
             " checkpoints"
         )
-    opened = open_checkpoint(path, key, trust_pickle)
+    opened = opened or open_checkpoint(path, key, trust_pickle)
     if (dtype := find_dtype(str(manifest.provenance.get("dtype") or "") or None)) is not None:
         opened = opened.as_dtype(dtype)
     ragged = any(w.kind == RAGGED for w in manifest.weights)
@@ -96,7 +100,7 @@ def _one_of_each_shape(manifest: Manifest) -> list[int]:
 def _expected(manifest: Manifest, member: int) -> dict[str, Tensor]:
     """Returns the state dict of a member on the meta device: names, shapes, dtypes and tied weights."""
     found: dict[str, Tensor] = {}
-    for w in manifest.weights:
+    for w in manifest.member_weights:
         if w.role != CONSTANT:
             one = torch.empty(_shape(w, member), dtype=dtype_of(w.dtype), device="meta")
             found.update(dict.fromkeys((w.name, *w.aliases), one))

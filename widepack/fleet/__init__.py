@@ -4,15 +4,15 @@
 |---|---|---|
 | one weight of N members, with or without its base | `Factors`, or `KeptStacked` | `unmerge.py` |
 | the folder of a LoRA adapter, as PEFT writes it | `Adapter` | `adapter_files.py`, `adapter.py` |
-| a weight and its factors | the correction that gives the weight back bit for bit | `correction.py` |
 
 | file | what it does |
 |---|---|
 | `adapter.py` | Defines `Adapter`, a LoRA fine-tune as its files have it, and merges it into a base |
 | `adapter_config.py` | Reads the settings of a LoRA adapter: `adapter_config.json` as PEFT writes it |
 | `adapter_files.py` | Reads the folder of a LoRA adapter as PEFT writes it, without PEFT |
+| `adapter_members.py` | Makes members of LoRA adapters and the checkpoint of their base |
 | `base_search.py` | Finds the base of members from the members alone |
-| `correction.py` | Encodes what the factors lack of a member's weight, and restores the weight bit for bit |
+| `fleet.py` | Defines `Fleet`: the factors of each weight of a build's members |
 | `factors.py` | Defines `Factors`, `KeptStacked` and `Residual`, the results of `unmerge` |
 | `low_rank.py` | Finds the rank and the factors of a matrix above a noise floor |
 | `rounding.py` | Computes ulps, and the noise that rounding adds to a matrix |

@@ -72,7 +72,7 @@ def merged(base: Tensor, delta: LoraDelta, dtype: torch.dtype | None = None) -> 
     """
     weight = base if dtype is None else base.to(dtype)
     rows, columns = delta.left.shape[0], delta.right.shape[1]
-    transposed = _is_transposed(weight, delta)
+    transposed = is_transposed(weight, delta)
     difference = _wide(delta.left) @ _wide(delta.right)
     if transposed:
         difference = difference.t()
@@ -89,7 +89,11 @@ def merged(base: Tensor, delta: LoraDelta, dtype: torch.dtype | None = None) -> 
     return scaled.to(weight.dtype)
 
 
-def _is_transposed(weight: Tensor, delta: LoraDelta) -> bool:
+def is_transposed(weight: Tensor, delta: LoraDelta) -> bool:
+    """Returns whether a weight is the transpose of the matrix that a delta is of.
+
+    Raises: CheckpointError if the delta is of another shape.
+    """
     rows, columns = delta.left.shape[0], delta.right.shape[1]
     straight = weight.ndim >= 2 and (weight.shape[0], weight.shape[1:].numel()) == (rows, columns)
     turned = weight.ndim == 2 and tuple(weight.shape) == (columns, rows)

@@ -141,7 +141,10 @@ class _Opening:
         if self.options.limit is not None:
             reader.limit = ProgramLimit(self.options.limit)
         manifest, device = reader.manifest, self.options.device
-        files = Weights(reader.weights_files())
+        corrections = manifest.factored.corrections
+        files = Weights(
+            reader.weights_files(), manifest.factored, reader.path(corrections) if corrections else None
+        )
         files.check(manifest.weights, len(manifest.members))
         entries = manifest.entries.values()
         chosen = chosen_members(reader.manifest, self.members)

@@ -49,7 +49,8 @@ class LoadedWeights:
     ) -> None:
         self.reader, self.files, self.chosen, self.device, self.cast = reader, files, chosen, device, cast
         self.manifest: Manifest = reader.manifest
-        self._rows = {w.name: w for w in self.manifest.weights}
+        self._rows = {w.name: w for w in (*self.manifest.member_weights, *self.manifest.weights)}
+        self._factored = {w.name for w in self.manifest.factored.weights}
         self._lock = lock
         self._pinned = Pinned(device)
         first, last = chosen[0], chosen[-1]
@@ -60,7 +61,7 @@ class LoadedWeights:
         self._member_copies: dict[tuple[str, int], TensorWeakRef] = {}
 
     def row(self, name: str) -> Weight:
-        """Returns a weight's row in the manifest's table. Raises: ArtifactError."""
+        """Returns the row of a stored weight, or of a weight of the members. Raises: ArtifactError."""
         if name not in self._rows:
             raise ArtifactError(
                 f"a program reads the weight {name[:80]!r}, which the manifest's table does not have"
@@ -115,11 +116,13 @@ class LoadedWeights:
     # ---------------------------------------------------------------- one member
 
     def part(self, name: str, number: int) -> Tensor:
-        """Returns a weight of one member as the file has it, mapped. number: of the member in the
-        artifact.
+        """Returns a weight of one member as the file has it, mapped, or computed from its factors.
+
+        number: of the member in the artifact.
         """
         row = self.row(name)
-        self._request(row, [number])
+        if name not in self._factored:
+            self._request(row, [number])
         return self.files.of_member(name, row.kind, number)
 
     def of_member(self, name: str, place: int) -> Tensor:

@@ -91,7 +91,7 @@ class WideModel(MemberAccess, EntryAccess[WideEntry]):
     def state_dict(self, member: int | str) -> dict[str, torch.Tensor]:
         self._artifact.check_open()
         i = self._artifact.chosen[self._artifact.index(member)]
-        saved = [w for w in self._artifact.manifest.weights if w.role != "constant"]
+        saved = [w for w in self._artifact.manifest.member_weights if w.role != "constant"]
         return {name: self._artifact.part(w.name, i) for w in saved for name in (w.name, *w.aliases)}
 
     def swap(

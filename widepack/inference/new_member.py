@@ -31,7 +31,7 @@ def changed_weights(
     Raises: MemberMismatch for other shapes, and for weights that all members share and that a program reads.
     """
     number, name = artifact.chosen[place], artifact.members[place]
-    rows = [w for w in artifact.manifest.weights if w.role != "constant"]
+    rows = [w for w in artifact.manifest.member_weights if w.role != "constant"]
     if other := [w for w in rows if w.of(new.like) != w.of(number)]:
         shapes = ", ".join(f"{w.name} is {w.of(new.like)}, the member's {w.of(number)}" for w in other[:5])
         raise MemberMismatch(

@@ -8,8 +8,9 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -31,6 +32,9 @@ from ..verification.record import OutputBounds
 from .cast import Cast
 from .load_limits import LoadLimits
 from .loaded_weights import LoadedWeights
+
+if TYPE_CHECKING:
+    from ..simplify.factored_weights import FactorNames
 
 
 @dataclass(frozen=True)
@@ -198,6 +202,14 @@ class OpenArtifact:
         files = {f for e in entries for f in (*e.member, *(w.file for w in e.wide))}
         return any(s.source == name for f in files for s in self.reader.program(f).weights)
 
+    @cached_property
+    def factors(self) -> dict[str, FactorNames]:
+        """The weights that are stored as factors, by name, in the requested dtype."""
+        from ..simplify.stored_factors import stored_factors  # only lowering needs it
+
+        table = {w.name: w for w in self.manifest.weights}
+        return stored_factors(self.manifest.factored, table, self.cast.table if self.cast else None)
+
     def check_open(self) -> None:
         """Raises: UsageError after `close`."""
         if self.closed:
@@ -221,7 +233,7 @@ class OpenArtifact:
         program, row = self.reader.program(file), self.manifest.entries[entry]
         if (file, entry) not in self._checked:
             title = f"{self.reader.root}: the member program {file} of entry {entry}"
-            table = {w.name: w for w in self.manifest.weights}
+            table = {w.name: w for w in self.manifest.member_weights}
             check_counts(title, program, row, table)
             for signature, of in enumerate(row.member):
                 if of == file and signature in row.signatures:

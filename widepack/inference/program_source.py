@@ -152,6 +152,7 @@ class ProgramSource:
                     artifact.options.strategies or "auto",
                     artifact.options.simplify,
                     self.plain,
+                    artifact.factors,
                 )
         found: list[tuple[Program, Plan]] = lowering.made[key]
         return found

@@ -65,7 +65,7 @@ class RoutedMembers:
     def __init__(self, programs: EntryPrograms, letter: str, axes: Sequence[RowAxis | None]) -> None:
         self._programs, self._artifact, self._entry = programs, programs.artifact, programs.entry
         self._letter, self._axes = letter, axes
-        weights = self._artifact.manifest.weights
+        weights = self._artifact.manifest.member_weights
         self._own = {w.name for w in weights if w.kind != "shared"}
         self._of_signature: dict[int, RoutedProgram] = {}
         self._bound: dict[int, RoutedMember] = {}

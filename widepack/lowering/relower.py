@@ -10,6 +10,7 @@ from widepack_artifacts.program import Kind, Program
 from ..planning.heuristics import plans
 from ..planning.plan import Plan
 from ..planning.request import StrategyRequest
+from ..simplify.factored_weights import FactorNames
 from ..simplify.member_programs import simplified
 from .lower import lower
 
@@ -26,6 +27,7 @@ def relower(
     strategies: str | Sequence[str],
     simplify: bool = True,
     plain: bool = False,
+    factors: Mapping[str, FactorNames] | None = None,
 ) -> list[tuple[Program, Plan]]:
     """Returns the wide programs and plans, one pair for each batch class.
 
@@ -41,12 +43,13 @@ def relower(
         strategies: The strategies that the user requests.
         simplify: False takes the programs as they were captured.
         plain: No packed convolutions, as in the artifact's plans.
+        factors: The weights that are stored as factors, by name.
 
     Raises:
         LoweringError: A node cannot run for all members.
         UsageError: A strategy is unknown.
     """
-    simple = simplified(programs, signatures, weights, stacked, sizes, simplify)
+    simple = simplified(programs, signatures, weights, stacked, sizes, simplify, factors)
     request = replace(StrategyRequest.parse(strategies), plain=plain)
     members = len(simple.signatures)
     chosen = plans(simple.programs[0], simple.slots, members, sizes, batch, device, pattern, request)

@@ -21,6 +21,7 @@ from widepack_artifacts.tree import Tree
 from widepack_artifacts.weight_table import Weight
 
 from ..ir.tensor_type import parse_slot
+from ..simplify.factored_weights import FactorNames
 from ..simplify.member_programs import MemberPrograms
 from ..spec.draws import InputSource
 from ..spec.entries import PATTERNS
@@ -36,7 +37,8 @@ class ArtifactEntry(MemberPrograms):
 
     entry: its name. row: its row in the manifest. like: for each member the number of an artifact's member
     with its shapes. table: the weights of the revised artifact, by name. files, programs: the member programs
-    that are used. probed: the tensors of the artifact's probe; None without a probe.
+    that are used. probed: the tensors of the artifact's probe; None without a probe. factors: the weights that are
+    stored as factors, by name.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class ArtifactEntry(MemberPrograms):
         like: Sequence[int],
         table: Mapping[str, Weight],
         probed: weight_files.Weights | None,
+        factors: Mapping[str, FactorNames] | None = None,
     ) -> None:
         of = [row.signatures[i] for i in like]
         used = sorted(set(of))
@@ -56,11 +59,13 @@ class ArtifactEntry(MemberPrograms):
         self.sizes = {d: v.example for d, v in row.dims.items()}
         super().__init__(
             [programs[s] for s in used],
-            lambda weight: cast(Kind, table[weight].kind),
+            lambda weight: cast(Kind, table[weight].kind if weight in table else "stacked"),
             _states(row),
             self.sizes,
             [used.index(s) for s in of],
+            factors,
         )
+        self._factors = dict(factors or {})
         self.bounds = {d: (v.min, v.max) for d, v in row.dims.items()}
         self.batch = batch_letter(parse_slot(x.type).dims for x in row.inputs)
         self.signature, self.result = row.signature, row.result
@@ -88,11 +93,12 @@ class ArtifactEntry(MemberPrograms):
         """The numbers of the inputs that are buffers of the member."""
         return frozenset(s.input for s in self.states if s.how == BUFFER)
 
-    def reads(self) -> set[str]:
-        """Returns the names of the weights that the programs read and the states begin with."""
-        return {s.source for p in self.programs for s in p.weights} | {
-            s.initial for s in self.row.state if s.initial
-        }
+    def reads_stored(self) -> set[str]:
+        """Returns the names of the stored weights that the programs read and the states begin with."""
+        read = {s.source for p in self.programs for s in p.weights}
+        read |= {s.initial for s in self.row.state if s.initial}
+        split = {name: self._factors[name] for name in read if name in self._factors}
+        return (read - set(split)) | {part for f in split.values() for part in (f.base, f.left, f.right)}
 
     def subject(self, members: Sequence[str], files: weight_files.Weights) -> Subject:
         """Returns the subject of the comparisons, without modules. members: their names. files: their

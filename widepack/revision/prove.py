@@ -29,7 +29,7 @@ from ..verification.record import program_key
 from ..verification.reference import ComparedOutputs, ReferenceAnswers
 from ..verification.tolerance import ErrorStats
 from .artifact_entry import ArtifactEntry
-from .weights import MemberSlot
+from .slots import MemberSlot
 
 Modules = Mapping[int, Callable[[], nn.Module]]
 """What makes the own modules of new members, by the number of the member."""
@@ -80,7 +80,7 @@ class Proof:
         subject = replace(
             entry.subject([s.name for s in slots], written.weights),
             readahead=asking(
-                [entry.table[name] for name in sorted(entry.reads())], written.paths, entry.count
+                [entry.table[name] for name in sorted(entry.reads_stored())], written.paths, entry.count
             ),
         )
         self._probe_calls = entry.probe_calls([s.place for s in slots], subject)

@@ -14,7 +14,7 @@ from widepack_artifacts.manifest import Manifest
 
 from ..checkpoints.newcomer import Newcomer
 from ..system.progress import Report
-from .weights import MemberSlot
+from .slots import MemberSlot
 
 PathText = str | PathLike[str]
 Model = str | Callable[..., nn.Module] | None

@@ -16,7 +16,7 @@ from ..system.progress import Report
 from .report import ReviseReport
 from .request import Model, PathText, ReviseRequest
 from .transaction import revise
-from .weights import MemberSlot
+from .slots import MemberSlot
 
 
 def update(

@@ -12,6 +12,7 @@ import torch
 
 from widepack_artifacts import weights as weight_files
 from widepack_artifacts.entry import Entry
+from widepack_artifacts.factored import Factored
 from widepack_artifacts.file_list import File
 from widepack_artifacts.reader import Reader
 from widepack_artifacts.wide_program import WideProgram
@@ -24,6 +25,7 @@ from ..lowering.wide_programs import LoweredProgram, make_wide_programs, same_pr
 from ..planning import plan_cache
 from ..planning.plan import Plan
 from ..planning.request import StrategyRequest
+from ..simplify.stored_factors import stored_factors
 from ..spec.entries import PATTERNS
 from ..spec.member_parts import parts_in
 from ..spec.state import BUFFER
@@ -31,7 +33,8 @@ from ..verification import probe
 from ..verification.record import entry_record
 from .artifact_entry import ArtifactEntry
 from .prove import ProgramToProve, Proof, ProofContext
-from .weights import MemberSlot, RevisedTable
+from .slots import MemberSlot
+from .weights import RevisedTable
 
 
 class RevisedEntry:
@@ -53,7 +56,8 @@ class RevisedEntry:
         self.name, self.row, self.reader = name, row, reader
         by_name = {w.name: w for w in table.weights}
         programs = [reader.program(f) for f in row.member]
-        self.entry = ArtifactEntry(name, row, programs, [s.like for s in slots], by_name, probed)
+        factors = stored_factors(Factored(tuple(f.weight for f in table.factored)), by_name)
+        self.entry = ArtifactEntry(name, row, programs, [s.like for s in slots], by_name, probed, factors)
         self.change = self._change()
         measured = [w for w in row.wide if w.plan.get("machine")]
         self.measured = [] if self.change else measured
@@ -65,7 +69,7 @@ class RevisedEntry:
         if entry.count != len(manifest.members):
             return f"measured with {len(manifest.members)} members, and there are {entry.count}"
         before = {w.name: w for w in manifest.weights}
-        if any(before[n] != entry.table[n] for n in entry.reads()):
+        if any(before[n] != entry.table[n] for n in entry.reads_stored()):
             return "measured with weights of other kinds or shapes"
         if [self.row.member[s] for s in self.row.signatures] != [entry.files[s] for s in entry.signatures]:
             return "measured with other shapes of the members"

@@ -35,8 +35,9 @@ from ..building.provenance import SHARD_SIZE, command_line, timestamp
 from ..building.write import WeightFiles, write_tensors
 from ..capture.pt2.factory import ExportedProgramFactory
 from ..checkpoints.factory import Factory
-from ..checkpoints.newcomer import Newcomer, newcomer
+from ..checkpoints.newcomer import Newcomer
 from ..errors import ArtifactError, UsageError
+from ..fleet.new_members import open_newcomer
 from ..ir.at_rest import draws
 from ..lowering.wide_programs import LoweredProgram
 from ..planning.request import StrategyRequest
@@ -52,10 +53,12 @@ from ..verification.record import join_records
 from ..verification.reference import not_finite
 from ..version import __version__
 from .prove import Modules, ProofContext
+from .factors import write_revised
 from .report import ReviseReport
 from .request import ReviseRequest
 from .revised_entry import ProvedRevision, RevisedEntry
-from .weights import MemberSlot, RevisedTable, new_table, rewrite
+from .slots import MemberSlot
+from .weights import RevisedTable, new_table, rewrite
 
 _TRIES = 5
 
@@ -107,15 +110,16 @@ def _revise_once(request: ReviseRequest) -> ReviseReport:
             wides = {e.name: e.lower(strategies) for e in checked.entries}
         with stages.stage("write weights"):
             files, way = rewrite(writer, reader, checked.table, checked.slots, shard_bytes, stages.step)
+            factored = write_revised(writer, checked.table.factored)
         context = ProofContext(
-            WeightFiles.open(writer, files), checked.slots, checked.modules, strategies, stages
+            WeightFiles.open(writer, files, factored), checked.slots, checked.modules, strategies, stages
         )
         with stages.stage("verify"), guarded(title):
             proved = _proved(checked, wides, context)
         new = _exported(reader, checked, proved, writer, stages)
         with stages.stage("publish"):
             history = _history(request, reader.manifest, checked, proved)
-            manifest = writer.publish(_with_history(new, history, shard_bytes))
+            manifest = writer.publish(_with_history(replace(new, factored=factored), history, shard_bytes))
     left_out = [line for p in proved for line in p.left_out]
     for one in proved:
         left_out += one.carry_plans(reader.manifest.digest, manifest.digest)
@@ -133,17 +137,27 @@ def _checked(request: ReviseRequest, reader: Reader, stages: Stages) -> CheckedR
                 " on), so its programs cannot be revised for other members: build the artifact again"
             )
     with stages.stage("read"):
-        slots = request.slots_of(old, lambda p: newcomer(old, p, request.key, request.trust_pickle))
+        files = _weights_of(reader)
+        slots = request.slots_of(
+            old, lambda p: open_newcomer(old, files, p, request.key, request.trust_pickle)
+        )
         modules = _modules(request, slots, list(old.entries))
     with stages.stage("check"):
         # A damaged file must not get a new hash.
-        reader.check_hashes([*(p.name for p in reader.weights_files()), *([old.probe] if old.probe else [])])
-        files = weight_files.Weights(reader.weights_files())
+        others = [name for name in (old.probe, old.factored.corrections) if name]
+        reader.check_hashes([*(p.name for p in reader.weights_files()), *others])
         files.check(old.weights, len(old.members))
         table = new_table(old, files, slots)
     probed = weight_files.Weights([reader.path(old.probe)]) if old.probe else None
     entries = [RevisedEntry(name, row, reader, table, slots, probed) for name, row in old.entries.items()]
     return CheckedRevision(slots, modules, table, entries)
+
+
+def _weights_of(reader: Reader) -> weight_files.Weights:
+    """Opens the weights of an artifact."""
+    factored = reader.manifest.factored
+    corrections = reader.path(factored.corrections) if factored.corrections else None
+    return weight_files.Weights(reader.weights_files(), factored, corrections)
 
 
 def _proved(

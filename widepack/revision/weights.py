@@ -16,7 +16,7 @@ service. A Ragged weight becomes Stacked if all its shapes are equal.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,38 +24,19 @@ import torch
 from widepack_artifacts import weights as weight_files
 from widepack_artifacts.manifest import Manifest
 from widepack_artifacts.reader import Reader
-from widepack_artifacts.weight_table import Weight, member_tensor
+from widepack_artifacts.weight_table import FACTOR, Weight, member_tensor
 from widepack_artifacts.writer import Change, Writer
 
 from ..building.provenance import SHARD_SIZE
-from ..building.weights_table import WeightRow
+from ..building.weight_row import WeightRow
 from ..building.write import SHARD_BYTES, write_weights
 from ..checkpoints.differences import bit_equal
 from ..checkpoints.newcomer import RAGGED, SHARED, Newcomer
 from ..system.readahead import Extent, extents
+from .factors import RevisedFactors, revised_factors
+from .slots import MemberSlot
 
 STACKED = "stacked"
-
-
-@dataclass(frozen=True)
-class MemberSlot:
-    """A member of the revised artifact.
-
-    old: its number in the old artifact; None for a new member. new: the checkpoint of a new member. place:
-    the number of the old member whose inputs in the probe it takes.
-    """
-
-    name: str
-    old: int | None
-    new: Newcomer | None = None
-    place: int = 0
-
-    @property
-    def like(self) -> int:
-        """The number of an old member with its shapes."""
-        if self.new is not None:
-            return self.new.like
-        return self.place if self.old is None else self.old
 
 
 @dataclass(frozen=True)
@@ -76,12 +57,13 @@ class KindChange:
 @dataclass(frozen=True)
 class RevisedTable:
     """The weights table of the revised artifact, as `write_weights` takes it. changed: the weights whose kind
-    changed.
+    changed. factored: the weights that are stored as factors; their bases and factors are rows too.
     """
 
     rows: list[WeightRow]
     count: int
     changed: list[KindChange]
+    factored: list[RevisedFactors] = field(default_factory=list)
 
     @property
     def weights(self) -> tuple[Weight, ...]:
@@ -91,14 +73,18 @@ class RevisedTable:
 
 def new_table(manifest: Manifest, files: weight_files.Weights, slots: Sequence[MemberSlot]) -> RevisedTable:
     """Returns the weights table of the revised members. files: the weights of the old artifact."""
-    rows = [_row(w, files, slots) for w in manifest.weights]
+    factored = revised_factors(manifest, files, slots)
+    of_factors = {row.weight.name: row for f in factored for row in f.rows}
+    rows = [
+        of_factors[w.name] if w.role == FACTOR else _row(w, files, slots) for w in manifest.weights
+    ]
     was = len(manifest.members)
     changed = [
         KindChange(old.name, old.kind, r.weight.kind, old.bytes(was), r.weight.bytes(len(slots)))
         for old, r in zip(manifest.weights, rows)
         if old.kind != r.weight.kind
     ]
-    return RevisedTable(rows, len(slots), changed)
+    return RevisedTable(rows, len(slots), changed, factored)
 
 
 def _row(w: Weight, files: weight_files.Weights, slots: Sequence[MemberSlot]) -> WeightRow:

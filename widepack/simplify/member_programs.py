@@ -12,6 +12,7 @@ from widepack_artifacts.program import Kind, Program
 
 from ..ir.fake_values import Shapes
 from ..spec.state import CarriedState
+from .factored_weights import FactorNames, with_factors
 from .pipeline import fold, simplify_all, straighten_all
 
 
@@ -23,6 +24,7 @@ class MemberPrograms:
     states: the values that the caller carries from call to call.
     sizes: the size of each dim in the example.
     signatures: for each member the index of its program.
+    factors: the weights that are stored as factors, by name. Wide programs read the factors.
     """
 
     def __init__(
@@ -32,10 +34,12 @@ class MemberPrograms:
         states: Sequence[CarriedState],
         sizes: Mapping[str, int],
         signatures: Sequence[int],
+        factors: Mapping[str, FactorNames] | None = None,
     ) -> None:
         self.programs, self.kind, self.states = list(programs), kind, tuple(states)
         self.signatures = tuple(signatures)
         self.shapes = [Shapes(sizes) for _ in programs]
+        self._stored = [with_factors(p, factors) for p in self.programs] if factors else self.programs
         self._simple: dict[str, list[Program]] = {}
         self._straight: list[Program] = []
 
@@ -49,11 +53,11 @@ class MemberPrograms:
         return {s.source: self.weight(s.source, member, files) for s in program.weights}
 
     def slots(self, pattern: str) -> dict[str, Kind]:
-        """Returns the kind of every weight and input of the member program, by value name.
+        """Returns the kind of every stored weight and every input of the member program, by value name.
 
         A state has one value for each member in every pattern.
         """
-        program = self.programs[0]
+        program = self._stored[0]
         carried = {s.input for s in self.states}
         return {
             **{s.name: self.kind(s.source) for s in program.weights},
@@ -72,7 +76,7 @@ class MemberPrograms:
     def folded(self, slots: Mapping[str, Kind]) -> list[Program]:
         """Returns the member programs, simplified for these kinds of weights and inputs."""
         if not self._straight:
-            self._straight = straighten_all(self.programs, self.shapes)
+            self._straight = straighten_all(self._stored, self.shapes)
         return [fold(p, slots) for p in self._straight]
 
 
@@ -96,12 +100,15 @@ def simplified(
     stacked_inputs: Sequence[bool],
     sizes: Mapping[str, int],
     simplify: bool = True,
+    factors: Mapping[str, FactorNames] | None = None,
 ) -> SimplifiedPrograms:
     """Returns the programs of the loaded members, simplified, or as they were captured.
 
-    weights: the kinds of weights, by name. stacked_inputs: whether each input has one value for each member.
+    weights: the kinds of stored weights, by name. stacked_inputs: whether each input has one value for each
+    member. factors: the weights that are stored as factors, by name.
     """
     used = sorted(set(signatures))
+    programs = [with_factors(p, factors) for p in programs] if factors else programs
     first = programs[used[0]]
     slots: dict[str, Kind] = {s.name: weights[s.source] for s in first.weights}
     slots.update({s.name: "stacked" if o else "shared" for s, o in zip(first.inputs, stacked_inputs)})

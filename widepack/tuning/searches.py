@@ -111,7 +111,10 @@ def _simplified(entry: WideEntry, pattern: str) -> SimplifiedPrograms:
     weights: dict[str, Kind] = {w.name: w.kind for w in manifest.weights}  # type: ignore[misc]
     stacked = programs.inputs.per_member(pattern)
     members = [reader.program(f) for f in entry.entry.member]
-    return simplified(members, entry.entry.signatures, weights, stacked, programs.inputs.example)
+    factors = programs.artifact.factors
+    return simplified(
+        members, entry.entry.signatures, weights, stacked, programs.inputs.example, factors=factors
+    )
 
 
 def _binder(entry: WideEntry, pattern: str) -> Callable[[Program, Plan], Any]:

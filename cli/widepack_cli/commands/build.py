@@ -21,6 +21,8 @@ EPILOG = example(
     "widepack build runs/*/best.pt -o ens.wide --model pkg.net:Net --model-arg "
     'width=64 --input "ids=int64[B,T]:0..30521" --input T=2..512',
     'widepack build runs/checkpoint-* -o ens.wide --model hf --input "input_ids=int64[B,T]:0..30521"',
+    "widepack build --base bert/ --adapter 'lora/*' -o fleet.wide --model hf --input "
+    '"input_ids=int64[B,T]:0..30521"',
     "widepack build m.pt -n 32 --dropout on -o passes.wide --model net.py:make --input 'x=float32[B,64]'",
     "widepack build ckpts/*.pt --dry-run                # with model and input in ./widepack.toml",
 )
@@ -30,7 +32,7 @@ TOML = "widepack.toml"
 
 
 @click.command(epilog=EPILOG)
-@click.argument("checkpoints", metavar="CKPT...", nargs=-1, required=True)
+@click.argument("checkpoints", metavar="[CKPT...]", nargs=-1)
 @click.option(
     "-o",
     "--out",
@@ -53,6 +55,25 @@ TOML = "widepack.toml"
     is_flag=True,
     help="Load the checkpoints with pickle, which can run any code that they contain. Only for files that "
     "you trust.",
+)
+@click.option(
+    "--base",
+    metavar="CKPT",
+    help="The checkpoint of the model that the members were fine-tuned from, for --adapter and --unmerge.",
+)
+@click.option(
+    "--adapter",
+    "adapters",
+    metavar="DIR",
+    multiple=True,
+    help="The folder of a LoRA adapter, as PEFT writes it: a member. The base is stored once. Needs --base. "
+    "Repeatable.",
+)
+@click.option(
+    "--unmerge",
+    is_flag=True,
+    help="Find a common base and low-rank differences in checkpoints that adapters were merged into, and store "
+    "these. With --dry-run: show what is found.",
 )
 @click.option(
     "--skip-bad",
@@ -171,6 +192,9 @@ def command(
     key: str | None,
     dtype: str | None,
     trust_pickle: bool,
+    base: str | None,
+    adapters: tuple[str, ...],
+    unmerge: bool,
     skip_bad: bool,
     inputs: tuple[str, ...],
     sample: Path | None,
@@ -204,7 +228,9 @@ def command(
         raise click.UsageError(
             "Missing option '-o': give the folder to write, such as -o ens.wide, or give --dry-run"
         )
-    paths = in_order(expand(checkpoints), sort)
+    if not checkpoints and not adapters:
+        raise click.UsageError("Missing argument 'CKPT...': give the members' checkpoints, or --adapter")
+    paths = in_order([*expand(checkpoints), *expand(adapters)], sort)
     settings = settings_of(config, paths)
     if model:  # arguments in the file belong to the model that is named there
         settings = {k: settings.get(k) for k in ("input", "key", "entry", "state")}
@@ -241,6 +267,8 @@ def command(
             tune=tune,
             n=passes,
             dropout=dropout,
+            base=base,
+            unmerge=unmerge,
         )
     if as_json:
         emit(report.to_json())

@@ -207,7 +207,7 @@ def _same_weights(ens: Any, checkpoints: tuple[str, ...], key: str | None, trust
             f"checkpoints: {len(opened)} were given, the artifact has {len(ens)} members: "
             f"{', '.join(ens.members[:20])}"
         )
-    tied = [{w.name, *w.aliases} for w in ens.manifest.weights if w.aliases]
+    tied = [{w.name, *w.aliases} for w in ens.manifest.member_weights if w.aliases]
     wrong: list[str] = []
     converted: set[str] = set()
     count = 0

@@ -20,12 +20,14 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ..errors import ArtifactError
-from .factors import Factors
+from .errors import ArtifactError
 
 MAGIC = b"wpcr"
 VERSION = 1
@@ -41,6 +43,33 @@ _PLACES = (81, 27, 9, 3, 1)
 _LARGE = 255
 _BLOCK = 1 << 18  # elements that are computed at once, so that they stay in the processor's cache
 _AGAIN = "the artifact is damaged, or its factors are of another build; build or copy it again"
+
+
+class Factors(Protocol):
+    """The factors of one weight of N members.
+
+    base: of the weight's shape. left: [N, O, r]. right: [N, r, I]. ranks: of each member; the columns of its
+    left factor after them are not read.
+    """
+
+    @property
+    def base(self) -> Tensor: ...
+    @property
+    def left(self) -> Tensor: ...
+    @property
+    def right(self) -> Tensor: ...
+    @property
+    def ranks(self) -> Sequence[int]: ...
+
+
+@dataclass(frozen=True)
+class StackedFactors:
+    """The factors of some members as the files of an artifact have them. The fields are those of `Factors`."""
+
+    base: Tensor
+    left: Tensor
+    right: Tensor
+    ranks: Sequence[int]
 
 
 def rounded(factors: Factors, i: int) -> Tensor:

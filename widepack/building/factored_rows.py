@@ -1,0 +1,74 @@
+"""Makes the rows of weights that are stored as factors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from widepack_artifacts.correction import encode_correction
+from widepack_artifacts.factored import FactoredWeight
+from widepack_artifacts.weight_table import FACTOR, Weight, member_tensor
+
+from ..fleet.factors import Factors
+from ..simplify.factored_weights import FactorNames
+from ..spec.dtypes import dtype_name
+from .weight_row import WeightRow
+
+
+@dataclass(frozen=True)
+class FactoredRow:
+    """A weight that is stored as factors.
+
+    member: the weight as the members have it. factors: of all members. exact: whether they give the members'
+    weights bit for bit.
+    """
+
+    member: WeightRow
+    factors: Factors
+    exact: bool
+
+    @cached_property
+    def weight(self) -> FactoredWeight:
+        """The row of the manifest."""
+        of = self.member.weight
+        names = [f"{of.name}@{part}" for part in ("base", "left", "right")]
+        return FactoredWeight(of.name, of.role, *names, list(self.factors.ranks), list(of.aliases))
+
+    @property
+    def names(self) -> FactorNames:
+        """The tensors as programs read them."""
+        w, f = self.weight, self.factors
+        return FactorNames(w.base, w.left, w.right, f.rank, dtype_name(f.left.dtype))
+
+    def stored(self) -> list[WeightRow]:
+        """Returns the rows of the base and the factors."""
+        w, f, of = self.weight, self.factors, self.member.weight
+        base = f.base.reshape(list(of.shape))
+        parts = ((w.left, f.left), (w.right, f.right))
+        return [
+            WeightRow(Weight(w.base, "shared", of.dtype, list(of.shape), FACTOR), lambda i: base),
+            *(
+                WeightRow(
+                    Weight(name, "stacked", dtype_name(t.dtype), list(t.shape[1:]), FACTOR), t.__getitem__
+                )
+                for name, t in parts
+            ),
+        ]
+
+    def corrections(self, count: int) -> Mapping[str, Tensor]:
+        """Returns the corrections of all members, by the names of their tensors; empty if there are none.
+
+        count: the number of members.
+        """
+        if self.exact:
+            return {}
+        return {
+            member_tensor(self.weight.name, i): torch.frombuffer(
+                bytearray(encode_correction(self.member.value(i), self.factors, i)), dtype=torch.uint8
+            )
+            for i in range(count)
+        }

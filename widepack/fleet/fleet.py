@@ -1,0 +1,77 @@
+"""Defines the fleets of a build: what gives the factors of each weight of all members."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from ..checkpoints.checkpoint import Checkpoint
+from .adapter_members import AdapterMember, fleet_factors
+from .factors import Factors, KeptStacked
+from .unmerge import unmerge
+
+
+class Fleet(Protocol):
+    """Fine-tunes of one base.
+
+    exact: whether the factors give the members' weights bit for bit, without corrections.
+    """
+
+    @property
+    def exact(self) -> bool: ...
+
+    def factors(self, name: str, member: Callable[[int], Tensor], count: int) -> Factors | KeptStacked:
+        """Returns the factors of a weight, or why it stays Stacked.
+
+        member: returns the weight of a member. count: the number of members.
+        """
+
+
+class AdapterFleet:
+    """LoRA adapters over one base."""
+
+    exact = True
+
+    def __init__(self, base: Checkpoint, members: Sequence[AdapterMember]) -> None:
+        self._base, self._members = base, members
+
+    def factors(self, name: str, member: Callable[[int], Tensor], count: int) -> Factors | KeptStacked:
+        """Returns the factors of the adapters, or why the weight stays Stacked."""
+        if name not in self._base.tensors():
+            return KeptStacked("the base does not have it")
+        found = fleet_factors(name, self._base.get(name), self._members)
+        if found is None:
+            return KeptStacked("an adapter replaces it, or scales its rows (DoRA)")
+        return _if_smaller(found, count)
+
+
+class MergedFleet:
+    """Checkpoints that adapters were merged into.
+
+    base: the checkpoint of their base under the model's names; None if it is one of them or unknown.
+    """
+
+    exact = False
+
+    def __init__(self, base: Checkpoint | None) -> None:
+        self._base = base
+
+    def factors(self, name: str, member: Callable[[int], Tensor], count: int) -> Factors | KeptStacked:
+        """Returns the factors that `unmerge` finds, or why the weight stays Stacked."""
+        known = self._base is not None and name in self._base.tensors()
+        base = self._base.get(name) if known and self._base is not None else None
+        found = unmerge([member(i) for i in range(count)], base)
+        return _if_smaller(found, count) if isinstance(found, Factors) else found
+
+
+def _if_smaller(found: Factors, count: int) -> Factors | KeptStacked:
+    stacked = count * found.base.numel() * found.base.element_size()
+    if not found.rank:
+        return KeptStacked("no member differs from the base by a low-rank difference", 0)
+    if found.bytes >= stacked:
+        return KeptStacked(
+            f"factors of rank {found.rank} take {found.bytes:,} bytes, and the weights {stacked:,}", found.rank
+        )
+    return found
