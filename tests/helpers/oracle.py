@@ -17,7 +17,7 @@ import torch
 from widepack import primitives as primitives  # fills the registry
 from widepack.ir import ops
 from widepack.ir.kinds import SIZES
-from widepack.ir.values import Shared, Stacked, Value
+from widepack.ir.values import LowRank, Shared, Stacked, Value
 from widepack.lowering.interpreter import applicable
 from widepack.registry.registry import REGISTRY, Strategy, always
 from widepack.registry.samples import SAMPLES, Draw, Sample
@@ -85,6 +85,19 @@ def packed(x: torch.Tensor) -> torch.Tensor:
     return x.transpose(0, 1).contiguous().transpose(0, 1)
 
 
+def factors_of(x: torch.Tensor) -> LowRank | None:
+    """Returns exact factors of each member's tensor `x[i]`: a base of zeros, ones on the diagonal of left,
+    and `x[i]` as right; None for a value that no op takes as a factored weight.
+    """
+    if x.ndim < 3 or not x.is_floating_point() or not x.shape[1]:
+        return None
+    rows = x.shape[1]
+    left = torch.eye(rows, dtype=x.dtype, device=x.device).expand(x.shape[0], rows, rows)
+    parts = torch.zeros_like(x[0].detach()), left, x.reshape(x.shape[0], rows, -1)
+    base, thin, right = (Value(None, p) for p in parts)
+    return LowRank(Shared(base), Stacked(thin), Stacked(right))
+
+
 def wide(
     many: list[Sample], kinds: tuple[bool, ...], memory: str, nan: int | None = None
 ) -> tuple[Any, Any, list[Sample]]:
@@ -103,7 +116,8 @@ def wide(
         if nan is not None and (parts[0].is_floating_point() or parts[0].is_complex()):
             parts = tuple(torch.full_like(p, float("nan")) if i == nan else p for i, p in enumerate(parts))
         x = torch.stack(parts)
-        columns.append(Stacked(Value(None, packed(x) if memory == "packed" and x.ndim >= 3 else x)))
+        x_wide = packed(x) if memory == "packed" and x.ndim >= 3 else x
+        columns.append(Stacked(Value(None, x_wide), factors_of(x)))
         by_argument.append(list(parts))
     args, kwargs = put(many[0], iter(columns))
     return args, kwargs, [put(many[0], iter([a[i] for a in by_argument])) for i in range(len(many))]

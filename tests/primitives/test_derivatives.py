@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from option_spaces import OPTIONS, Pick, arguments
-from oracle import WALKED, member, outputs, packed, put, tensors
+from oracle import WALKED, factors_of, member, outputs, packed, put, tensors
 from torch import Tensor, nn
 
 import widepack
@@ -57,7 +57,7 @@ def arranged(
     for s, parts in zip(stacked, zip(*(tensors(m) for m in many))):
         x = leaf(torch.stack(parts) if s else parts[0])
         leaves.append(x)
-        columns.append(Stacked(Value(None, memory(x))) if s else Shared(Value(None, x)))
+        columns.append(Stacked(Value(None, memory(x)), factors_of(x)) if s else Shared(Value(None, x)))
         by_argument.append(list(x.unbind(0)) if s else [x] * len(many))
     args, kwargs = put(many[0], iter(columns))
     return leaves, (args, kwargs), [put(many[0], iter([o[i] for o in by_argument])) for i in range(len(many))]

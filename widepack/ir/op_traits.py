@@ -21,6 +21,7 @@ CostClass = Literal[
     "convolution",
     "attention",
     "grouped linear",
+    "factored",
     "bilinear",
     "recurrent",
     "recurrent steps",
@@ -206,6 +207,8 @@ CLASS_NAMES: Mapping[CostClass, frozenset[str]] = {
     ),
     # Products of all members in one call.
     "grouped linear": frozenset({"widepack.linear", "widepack.streamed_linear"}),
+    # Products with a base and thin factors.
+    "factored": frozenset({"widepack.delta_linear", "widepack.factored_weight"}),
     # Products of three operands.
     "bilinear": _aten(
         """

@@ -19,7 +19,8 @@ import torch
 from widepack_artifacts.opset import EXTRA, allowed
 
 from ..errors import ArtifactError, UsageError
-from ..kernels import packed as packed  # packed, recurrent and streamed define widepack's ops
+from ..kernels import factored as factored  # factored, packed, recurrent and streamed define ops
+from ..kernels import packed as packed
 from ..kernels import recurrent as recurrent
 from ..kernels import streamed as streamed
 from ..kernels.checks import CHECKS, OF_VALUES

@@ -81,10 +81,23 @@ class Shared:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LowRank:
+    """The parts of a Stacked weight: member i's weight is `base + left[i] @ right[i]`, in the base's shape.
+
+    base: Shared `[O, ...]`; left: Stacked `[N, O, r]`; right: Stacked `[N, r, I]`.
+    """
+
+    base: Shared
+    left: Stacked
+    right: Stacked
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Stacked:
-    """One value for each member, in one tensor `[N, ...]`."""
+    """One value for each member, in one tensor `[N, ...]`. factors: the parts of a weight, if it has parts."""
 
     value: Value
+    factors: LowRank | None = None
 
     @property
     def rank(self) -> int:

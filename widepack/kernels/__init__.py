@@ -8,7 +8,10 @@
 |---|---|
 | `checks/` | Checks the operands of ops whose kernels read or write outside of them |
 | `decompose.py` | Replaces widepack's own ops in a program by ATen ops, for readers |
+| `factored.py` | Defines the ops over weights that are a base of all members plus a product of thin |
+| `factored_in_aten.py` | Writes the ops over factored weights (`factored.py`) in ATen ops |
 | `library.py` | Registers widepack's own ops with torch, and keeps their functions |
+| `node_list.py` | Collects the ATen nodes that replace one node of widepack's own ops |
 | `onednn.py` | Calls oneDNN, the library that runs torch's packed layers on a CPU |
 | `packed.py` | Defines widepack's own ops for layers over weights in oneDNN's order |
 | `per_row.py` | Computes linear layers of rows that have weights of different members |

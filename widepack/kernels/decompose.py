@@ -8,7 +8,9 @@ from typing import Any
 
 from widepack_artifacts.program import Node, Program, Ref, refs, substitute
 
-from . import streamed
+from . import factored, streamed
+from .factored_in_aten import factored_in_aten
+from .node_list import NodeList
 
 _RECURRENT = (
     "widepack.rnn_steps.default",
@@ -45,6 +47,8 @@ def decompose(program: Program) -> Program:
             nodes += _packed_layer_in_aten(node)
         elif node.op == streamed.OP:
             nodes += _streamed_linear_in_aten(node, program.members)
+        elif node.op in (factored.LINEAR, factored.WEIGHT):
+            nodes += factored_in_aten(node, program.members)
         elif node.op == "widepack.pack_lstm.default":
             packs[node.name] = node
         elif node.op in _RECURRENT:
@@ -60,28 +64,9 @@ def decompose(program: Program) -> Program:
     return replace(program, nodes=tuple(nodes), outputs=outputs)
 
 
-class _NodeList:
-    """Collects the nodes that replace one node, named after it."""
-
-    def __init__(self, node: Node, separator: str = "_") -> None:
-        self.node, self.separator = node, separator
-        self.nodes: list[Node] = []
-
-    def add(self, op: str, *args: Any, suffix: str = "") -> Ref:
-        """Appends a node and returns its value."""
-        name = f"{self.node.name}{self.separator}{suffix or len(self.nodes)}"
-        self.nodes.append(Node(name, op, args, {}, "", self.node.source, self.node.member))
-        return Ref(name)
-
-    def named_as_the_node(self) -> list[Node]:
-        """Returns the nodes, the last of them under the name of the node that they replace."""
-        *before, last = self.nodes
-        return [*before, replace(last, name=self.node.name, out=self.node.out)]
-
-
 def _packed_layer_in_aten(node: Node) -> list[Node]:
     """Returns a linear layer or convolution over packed weights as ATen nodes over plain weights."""
-    new = _NodeList(node)
+    new = NodeList(node)
     is_convolution = node.op == "widepack.convolution.default"
     count = 7 if is_convolution else 3
     args, activation = node.args[:count], node.args[count] if len(node.args) > count else ""
@@ -102,7 +87,7 @@ def _packed_layer_in_aten(node: Node) -> list[Node]:
 
 def _streamed_linear_in_aten(node: Node, members: int) -> list[Node]:
     """Returns a `streamed_linear` node as a batched product."""
-    new = _NodeList(node)
+    new = NodeList(node)
     x, weight, bias = node.args
     rows = new.add("aten.expand.default", x, [members, -1, -1], suffix="rows")
     if bias is None:
@@ -160,7 +145,7 @@ def _recurrent_in_aten(
     Returns the nodes, the value y, and the last c of an LSTM.
     """
     r = _recurrent_arguments(node, packs)
-    new = _NodeList(node, "__")
+    new = NodeList(node, "__")
     add = new.add
 
     def unbound(value: Any) -> list[Ref]:

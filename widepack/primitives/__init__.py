@@ -38,6 +38,7 @@ other libraries.
 | `softmax.py` | Ops along one dim that keep the other dims: softmax, cumulative ops, differences |
 | `sorting.py` | Ops that order the numbers along a dim: sort, topk, median, mode and quantiles |
 | `vector_norms.py` | Norms, distances, and cross and dot products of vectors along dims |
+| `weight_factors.py` | Layers over weights that are a base of all members plus a product of thin factors |
 """
 
 from importlib import import_module as _import_module
@@ -81,6 +82,7 @@ from . import slicing as slicing
 from . import softmax as softmax
 from . import sorting as sorting
 from . import vector_norms as vector_norms
+from . import weight_factors as weight_factors  # last: `split` is the last strategy of each op
 
 
 def __getattr__(name: str) -> Any:

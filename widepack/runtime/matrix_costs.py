@@ -134,6 +134,23 @@ def grouped_linear(name: str, args: Mapping[str, Any], result: Any) -> Cost:
     return Cost(work, float(size([x, out]) * 2 + size(args.get("weight"))))
 
 
+def factored(name: str, args: Mapping[str, Any], result: Any) -> Cost:
+    """`widepack::delta_linear` and `widepack::factored_weight`: the product with the base, if there is one,
+    and the products with both factors.
+    """
+    left, right, out = args.get("left"), args.get("right"), first_tensor(result)
+    if not isinstance(left, torch.Tensor) or not isinstance(right, torch.Tensor) or out is None:
+        return NOTHING
+    x, rank = args.get("x"), int(left.shape[-1])
+    pairs, thin = out.numel() * rank, 0
+    if isinstance(x, torch.Tensor) and x.dim() == 3:
+        inputs = int(x.shape[-1])
+        thin = int(left.shape[0]) * int(x.shape[1]) * rank
+        pairs += out.numel() * inputs + thin * inputs
+    work = pairs * rate(left) + count(dict(args)) + out.numel() + thin
+    return Cost(work, float(8 * (count(dict(args)) + 2 * out.numel() + thin)))
+
+
 def attention(name: str, args: Mapping[str, Any], result: Any) -> Cost:
     """Attention: a score for each query and key, and the sum of the values by score."""
     q, k, v = (args.get(key) for key in ("query", "key", "value"))

@@ -40,6 +40,7 @@ _RULES: Mapping[CostClass, Rule] = {
     "convolution": matrix_costs.convolution,
     "attention": matrix_costs.attention,
     "grouped linear": matrix_costs.grouped_linear,
+    "factored": matrix_costs.factored,
     "bilinear": matrix_costs.bilinear,
     "recurrent": sequence_costs.recurrent_layer,
     "recurrent steps": sequence_costs.recurrent_steps_of_members,

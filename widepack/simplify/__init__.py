@@ -8,6 +8,7 @@
 |---|---|
 | `canonical.py` | Rewrites ops that have several names to the one name that has strategies |
 | `common_subexpressions.py` | Replaces equal nodes by the first of them, so |
+| `factored_weights.py` | Writes weights of a member program as a base plus a product of thin factors. |
 | `horizontal_fusion.py` | Joins narrow linear layers over one value into one layer |
 | `layer_norm_folding.py` | Folds Stacked scales and shifts of layer norms into the linear layers |
 | `linear_rows.py` | Moves linear layers before the reordering of their rows, so that they read rows |

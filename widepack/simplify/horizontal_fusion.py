@@ -11,7 +11,8 @@ Requires: a functional member program and the kinds of its slots. Ensures: no ki
 weights are
 joined only with Shared ones and Stacked weights with Stacked ones, biases likewise.
 
-Leaves alone: layers with more than `NARROW` outputs, layers over weights alone, and Ragged layers.
+Leaves alone: layers with more than `NARROW` outputs, layers over weights alone, layers
+with factored weights, whose products would be lost, and Ragged layers.
 
 Speed against the separate layers, on a CPU with one thread, N = 4 to 50: five heads of 10 outputs 1.6x, four
 of 16 1.1-1.25x; Q, K and V of 64 outputs 0.98-1.05x, of 256 0.94-1.16x, of 768 0.77-0.99x; gate and up of 512
@@ -31,6 +32,7 @@ from ..ir import ops
 from ..ir.edit import with_nodes
 from ..ir.kinds import kinds, weights_only
 from ..ir.tensor_type import parse_slot, tensor_type
+from ..kernels.factored import WEIGHT
 
 NARROW = 32
 
@@ -53,9 +55,10 @@ def join_siblings(program: Program, slots: Mapping[str, Kind]) -> Program:
     """Returns the program with narrow linear layers over one value joined into one."""
     kind_of, early = kinds(program, slots), weights_only(program)
     types = {s.name: s.type for s in program.weights} | {n.name: n.out for n in program.nodes}
+    factored = {n.name for n in program.nodes if n.op == WEIGHT}
     groups: dict[tuple[str, ...], list[_Layer]] = {}
     for node in program.nodes:
-        layer = _layer(node, kind_of, early, types)
+        layer = _layer(node, kind_of, early - factored, types)
         if layer is not None:
             groups.setdefault(layer.group, []).append(layer)
     joined = {g[0].node.name: g for g in groups.values() if len(g) > 1}

@@ -6,6 +6,7 @@ marks its result with what it was packed for, and an op that reads it requires t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -154,6 +155,31 @@ def streamed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     require(x.shape[0] in (1, members), f"x is for {x.shape[0]} members; {members} are needed")
     of_shape("x", x, [x.shape[0], x.shape[1], inputs], weight)
     of_shape("bias", bias, [members, outputs], weight)
+
+
+def factored_weight(base: Tensor, left: Tensor, right: Tensor) -> None:
+    """Checks `widepack.factored_weight`."""
+    require(dense("base", base).dim() > 0, "base has no dims")
+    require(base.is_floating_point() and left.is_floating_point(), "base and left are not both floats")
+    outputs, rank = dense("left", left, 2).shape
+    require(base.shape[0] == outputs, f"base is {list(base.shape)}; left has {outputs} rows")
+    of_shape("right", right, [rank, math.prod(base.shape[1:])], left)
+    require(base.device == left.device, f"base is on {base.device}; left is on {left.device}")
+
+
+def delta_linear(x: Tensor, base: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> None:
+    """Checks `widepack.delta_linear`."""
+    outputs, inputs = dense("base", base, 2).shape
+    members, _, rank = dense("left", left, 3).shape
+    dense("x", x, 3)
+    require(x.shape[0] in (1, members), f"x is for {x.shape[0]} members; {members} are needed")
+    of_shape("x", x, [x.shape[0], x.shape[1], inputs], base)
+    of_shape("left", left, [members, outputs, rank], base)
+    of_shape("right", right, [members, rank, inputs], base)
+    if bias is not None:
+        rows = dense("bias", bias, 2).shape[0]
+        require(rows in (1, members), f"bias is for {rows} members; {members} are needed")
+        of_shape("bias", bias, [rows, outputs], base)
 
 
 def steps(

@@ -1,0 +1,197 @@
+"""Layers over weights that are a base of all members plus a product of thin factors.
+
+    W[i] = base + left[i] @ right[i]    base: [O, ...]    left: [N, O, r]    right: [N, r, I]    W: [N, O, ...]
+
+| op | strategy | how |
+|---|---|---|
+| `factored_weight` | `merged` | the weights `[N, O, ...]` of all members, computed at load |
+| linear, addmm, mm, matmul | `split` | one product with the base, two thin products for each member |
+| embedding | `split` | rows of the base, plus rows of left times right |
+| conv1d, conv2d, conv3d | `split` | one convolution with the base, one with N*r outputs, one of size 1 |
+
+`merged` also records the parts in `Stacked.factors`, and a layer that reads the weight may then split it. A
+program in which no layer reads the merged weights does not compute them. `split` is the last strategy of each
+op, so only a plan chooses it. It reads the base once for all members. It pays off where reading the weights
+takes the time: for few rows (planning/split_plans.py).
+
+A member's product is rounded in other places than with its merged weight, within the same bound: rounding a
+weight changes a product as much as rounding its input.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..ir.values import LowRank, Shared, Stacked, Value, WideValue
+from ..registry.registry import strategy
+from ..registry.samples import Draw, Sample, call, samples
+from ..registry.writer import Writer, put_shared, rank
+from .conv import _CONV, _batched, _groups
+from .embedding import flat_index, one_table
+from .linear import _added, _rows, _whole
+
+_CONTIGUOUS = torch.contiguous_format
+
+
+def _thin(w: Writer, base: WideValue, left: WideValue, right: WideValue) -> bool:
+    return isinstance(base, Shared) and isinstance(left, Stacked) and isinstance(right, Stacked)
+
+
+@strategy("widepack.factored_weight.default", "merged", family="linear", when=_thin)
+def merged(w: Writer, base: Shared, left: Stacked, right: Stacked) -> WideValue:
+    """the weights of all members; a layer may read their parts instead"""
+    dtype = torch.promote_types(torch.promote_types(base.value.dtype, left.value.dtype), torch.float32)
+    product = w.call("bmm", _cast(w, left.value, dtype), _cast(w, right.value, dtype))  # [N, O, I]
+    product = w.call("reshape", product, [w.members, *w.sizes(base)])
+    weight = w.call("add.Tensor", product, _cast(w, base.value, dtype))
+    return Stacked(_cast(w, weight, base.value.dtype), LowRank(base, left, right))
+
+
+def _cast(w: Writer, value: Value, dtype: torch.dtype) -> Value:
+    return value if value.dtype == dtype else w.call("_to_copy", value, dtype=dtype)
+
+
+def _factors(x: WideValue, weight: WideValue, dims: int) -> LowRank | None:
+    """Returns the factors of a weight of this rank; None if it has none, or x has another dtype."""
+    if not isinstance(weight, Stacked) or weight.factors is None or weight.rank != dims:
+        return None
+    if not isinstance(x, (Shared, Stacked)) or x.value.dtype != weight.value.dtype:
+        return None
+    return weight.factors if weight.value.dtype.is_floating_point else None
+
+
+def _linear_fits(w: Writer, x: WideValue, weight: WideValue, bias: WideValue | None = None) -> bool:
+    return _factors(x, weight, 2) is not None
+
+
+@strategy("linear", "split", family="linear", when=_linear_fits, derivative=False)
+def linear(w: Writer, x: WideValue, weight: Stacked, bias: WideValue | None = None) -> WideValue:
+    """for a base with thin factors: one product with the base, two thin ones for each member"""
+    factors = weight.factors
+    assert factors is not None
+    return _product(w, x, factors.base.value, factors.left.value, factors.right.value, weight, bias)
+
+
+def _product(
+    w: Writer,
+    x: WideValue,
+    base: Value,
+    left: Value,
+    right: Value,
+    weight: WideValue,
+    bias: WideValue | None,
+) -> WideValue:
+    """Returns `x @ (base + left @ right)^T + bias`. base: [O, I]; left: [N, O, r]; right: [N, r, I]."""
+    if not _whole(bias, weight):
+        return _added(w, _product(w, x, base, left, right, weight, None).value, bias, rank(x))  # type: ignore[union-attr]
+    value = x.value if isinstance(x, Stacked) else w.call("unsqueeze", put_shared(x), 0)
+    rows, back = _rows(w, value, rank(x))
+    b = None
+    if isinstance(bias, Stacked):
+        b = bias.value
+    elif bias is not None:
+        b = w.call("unsqueeze", bias.value, 0)  # type: ignore[union-attr]
+    left, right = (_cast(w, f, rows.dtype) for f in (left, right))
+    return Stacked(back(w.call("widepack.delta_linear.default", rows, base, left, right, b)))
+
+
+def _matmul_fits(w: Writer, a: WideValue, b: WideValue) -> bool:
+    return _factors(a, b, 2) is not None and rank(a) > 0
+
+
+@strategy("matmul mm", "split", family="linear", when=_matmul_fits, derivative=False)
+def matmul(w: Writer, a: WideValue, b: Stacked) -> WideValue:
+    """for a base with thin factors: one product with the base, two thin ones for each member"""
+    return _turned(w, a, b, None)
+
+
+def _turned(w: Writer, a: WideValue, b: Stacked, bias: WideValue | None) -> WideValue:
+    """Returns `a @ b + bias`, where b is [I, O], and so has left [N, I, r] and right [N, r, O]."""
+    factors = b.factors
+    assert factors is not None
+    left = w.call("transpose.int", factors.right.value, 1, 2)  # [N, O, r]
+    right = w.call("transpose.int", factors.left.value, 1, 2)
+    right = w.call("clone", right, memory_format=_CONTIGUOUS)  # [N, r, I], for products with Shared rows
+    turned = Stacked(w.call("transpose.int", b.value, 1, 2))
+    return _product(w, a, w.call("t", factors.base.value), left, right, turned, bias)
+
+
+def _addmm_fits(
+    w: Writer, bias: WideValue, a: WideValue, b: WideValue, *, beta: float = 1, alpha: float = 1
+) -> bool:
+    same = isinstance(bias, (Shared, Stacked)) and bias.value.dtype == b.value.dtype  # type: ignore[union-attr]
+    return same and beta == 1 and alpha == 1 and _factors(a, b, 2) is not None
+
+
+@strategy("addmm", "split", family="linear", when=_addmm_fits, derivative=False)
+def addmm(
+    w: Writer, bias: WideValue, a: WideValue, b: Stacked, *, beta: float = 1, alpha: float = 1
+) -> WideValue:
+    """for a base with thin factors: one product with the base, two thin ones for each member"""
+    return _turned(w, a, b, bias)
+
+
+def _table_fits(w: Writer, weight: WideValue, ids: WideValue, *_: Any, **__: Any) -> bool:
+    return isinstance(weight, Stacked) and weight.factors is not None and weight.rank == 2
+
+
+# A padding row gets no gradient here from the left factor only: members that train use flat_index.
+@strategy("embedding", "split", family="embedding", when=_table_fits, derivative=False)
+def embedding(w: Writer, weight: Stacked, ids: WideValue, *_: Any, **__: Any) -> WideValue:
+    """for a base with thin factors: rows of the base, plus rows of left times right"""
+    factors = weight.factors
+    assert factors is not None
+    dtype = weight.value.dtype
+    left, right = (_cast(w, f.value, dtype) for f in (factors.left, factors.right))
+    rows = one_table(w, factors.base, ids).value  # type: ignore[arg-type, union-attr]
+    thin, back = _rows(w, flat_index(w, Stacked(left), ids).value, rank(ids) + 1)  # type: ignore[union-attr]
+    delta = back(w.call("bmm", thin, right))
+    return Stacked(w.call("add.Tensor", delta, rows))
+
+
+def _conv_fits(
+    w: Writer, x: WideValue, weight: WideValue, bias: WideValue | None = None, *args: Any, **kwargs: Any
+) -> bool:
+    groups = _groups(w, args, kwargs, 3)[1]
+    return isinstance(groups, int) and groups == 1 and _factors(x, weight, rank(weight)) is not None
+
+
+@strategy(_CONV, "split", family="conv", when=_conv_fits)
+def conv(
+    w: Writer, x: WideValue, weight: Stacked, bias: WideValue | None = None, *args: Any, **kwargs: Any
+) -> WideValue:
+    """for a base with thin factors: one convolution with the base, one with N*r outputs, one of size 1"""
+    factors = weight.factors
+    assert factors is not None
+    rest = _groups(w, args, kwargs, 3)[0]
+    x, back = _batched(w, x, weight)
+    left, right = (_cast(w, f.value, weight.value.dtype) for f in (factors.left, factors.right))
+    filters = w.sizes(factors.base)[1:]  # [C, *k]
+    right = w.call("reshape", right, [-1, *filters])  # [N*r, C, *k]
+    left = w.call("flatten.using_ints", left, 0, 1)  # [N*O, r]
+    for _ in filters[1:]:
+        left = w.call("unsqueeze", left, -1)
+    b = None if bias is None else w.call("flatten.using_ints", w.stack(bias), 0, 1)
+    if isinstance(x, Stacked):
+        base = w.unfold(w.call(w.op, w.fold(x), factors.base.value, None, *rest), x).value
+        thin = w.call(w.op, w.pack(x), right, None, *[*rest[:3], w.members])  # [B, N*r, *s]
+    else:
+        base = w.call(w.op, x.value, factors.base.value, None, *rest)  # type: ignore[union-attr]
+        thin = w.call(w.op, x.value, right, None, *rest)  # type: ignore[union-attr]
+    plain, ones = f"conv{len(filters) - 1}d", [1] * (len(filters) - 1)
+    delta = w.unpack(w.call(plain, thin, left, b, ones, [0] * len(ones), ones, w.members)).value
+    return back(Stacked(w.call("add.Tensor", delta, base)))  # type: ignore[no-any-return]
+
+
+@samples("widepack.factored_weight.default")
+def _weights(draw: Draw) -> list[Sample]:
+    half = torch.bfloat16
+    return [
+        call(draw.normal(6, 4), draw.normal(6, 2), draw.normal(2, 4)),
+        call(draw.normal(6, 4, 3, 2), draw.normal(6, 1), draw.normal(1, 24)),
+        call(draw.normal(6, 4, dtype=half), draw.normal(6, 2), draw.normal(2, 4)),
+        call(draw.normal(6, 4, dtype=half), draw.normal(6, 2, dtype=half), draw.normal(2, 4, dtype=half)),
+        call(draw.normal(6, 4, dtype=torch.float64), draw.normal(6, 2), draw.normal(2, 4)),
+    ]

@@ -1,0 +1,85 @@
+"""Writes weights of a member program as a base plus a product of thin factors.
+
+    W  becomes  widepack.factored_weight(base, left, right) = base + left @ right
+
+1. Each weight whose source has factors becomes three slots: the base, `left` and `right`.
+2. One node with the name of the old slot computes the weight. It depends on weights alone, so all other nodes
+   stay as they are.
+
+Requires: a functional member program whose weights with factors have at least two dims, the rows first.
+Ensures: equal results except for rounding, if the factors are those of the weights. The result is internal:
+no file stores a member program with this op.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from widepack_artifacts.program import Node, Program, Ref, Slot
+
+from ..ir.tensor_type import TensorType, parse_slot
+from ..kernels.factored import WEIGHT
+
+
+class FactorNames(NamedTuple):
+    """Where the parts of a weight are stored.
+
+    base, left, right: their sources, as in `Slot.source`. rank: the inner size of the product. dtype: the
+    dtype of left and right.
+    """
+
+    base: str
+    left: str
+    right: str
+    rank: int
+    dtype: str
+
+
+def with_factors(program: Program, factors: Mapping[str, FactorNames]) -> Program:
+    """Returns the program with factored weights in place of the weights that have factors.
+
+    Args:
+        program: A member program.
+        factors: From the source of a weight to the sources of its parts. A weight whose source is not in it
+            stays as it is.
+
+    Returns:
+        A member program with three slots for each such weight. The node that computes the weight has the name
+        of the old slot. These nodes come first.
+
+    Raises:
+        ValueError: A weight with factors has less than two dims, or a size that is no number.
+    """
+    taken = {v.name for v in (*program.weights, *program.inputs, *program.nodes)}
+
+    def name(wish: str) -> str:
+        while wish in taken:
+            wish += "_"
+        taken.add(wish)
+        return wish
+
+    weights: list[Slot] = []
+    made: list[Node] = []
+    for slot in program.weights:
+        parts = factors.get(slot.source)
+        if parts is None:
+            weights.append(slot)
+            continue
+        sizes = parse_slot(slot.type).numbers
+        if sizes is None or len(sizes) < 2:
+            raise ValueError(f"weight {slot.source} is {slot.type}; only matrices and filters have factors")
+        shapes = {
+            "base": slot.type,
+            "left": str(TensorType(parts.dtype, (sizes[0], parts.rank))),
+            "right": str(TensorType(parts.dtype, (parts.rank, math.prod(sizes[1:])))),
+        }
+        new = [
+            Slot(name(f"{slot.name}_{part}"), source, slot.kind, shapes[part])
+            for part, source in (("base", parts.base), ("left", parts.left), ("right", parts.right))
+        ]
+        weights += new
+        made.append(Node(slot.name, WEIGHT, tuple(Ref(s.name) for s in new), {}, slot.type))
+    return replace(program, weights=tuple(weights), nodes=(*made, *program.nodes))
